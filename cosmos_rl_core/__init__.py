@@ -1,0 +1,1 @@
+"""How things are computed: models, samplers, losses, rewards, storage. Knows nothing of stages, runs or Prefect."""

@@ -1,0 +1,1 @@
+"""Losses and advantages: one file an algorithm. No file here imports torch at run time."""

@@ -1,0 +1,42 @@
+"""The base of every configuration section: closed, frozen, without NaN, and with an exact identity."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A closed group of settings.
+
+    A field declared with ``json_schema_extra={"identity": False}`` says *where or how*, not *what*: it is left out of
+    :meth:`identity`. One declared with ``json_schema_extra={"neutral": value}`` was added later; it is left out when equal to
+    ``value``, so that artifacts made before the field existed keep their fingerprints.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the result, as plain JSON data."""
+        return _identity(self)
+
+
+def _identity(value: Any) -> Any:
+    if isinstance(value, Section):
+        return {
+            name: _identity(getattr(value, name))
+            for name, field in type(value).model_fields.items()
+            if _counts(field.json_schema_extra, getattr(value, name))
+        }
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, (list, tuple)):
+        return [_identity(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _identity(item) for key, item in value.items()}
+    return value
+
+
+def _counts(extra: Any, value: Any) -> bool:
+    if not isinstance(extra, dict):
+        return True
+    return extra.get("identity", True) and not ("neutral" in extra and _identity(value) == extra["neutral"])

@@ -1,0 +1,61 @@
+"""The errors of this project. Each one has a ``kind``, which alone decides whether a retry can help."""
+
+RETRYABLE_KINDS = frozenset({"unavailable", "out_of_memory", "killed", "hung", "crash"})
+"""Kinds of failure that another attempt may survive; ``config`` and ``data`` repeat themselves."""
+
+EXIT_CODES = {"config": 64, "data": 65, "unavailable": 75}
+"""The runner's exit code by kind (sysexits.h); every other failure exits with 70."""
+
+
+class CosmosRLError(Exception):
+    """Base of every error raised on purpose. The message says what was found, what was expected and what to do."""
+
+    kind = "crash"
+
+    @property
+    def retryable(self) -> bool:
+        """Whether trying again can help."""
+        return self.kind in RETRYABLE_KINDS
+
+    @property
+    def exit_code(self) -> int:
+        """The process exit code for this error."""
+        return EXIT_CODES.get(self.kind, 70)
+
+
+class ConfigError(CosmosRLError, ValueError):
+    """Somebody wrote it: a recipe, a command line, a combination that cannot work. Never retried."""
+
+    kind = "config"
+
+
+class ArtifactError(CosmosRLError):
+    """The store holds it: a wrong digest, a truncated shard, a manifest that lies. Never retried, never rebuilt silently."""
+
+    kind = "data"
+
+
+class RewardError(CosmosRLError):
+    """Too many samples could not be scored; the message names them. A score is never made up in their place."""
+
+    kind = "unavailable"
+
+
+class UnavailableError(CosmosRLError):
+    """Something outside did not answer: a store, a service. Worth another try."""
+
+    kind = "unavailable"
+
+
+class StageError(CosmosRLError):
+    """A stage process failed; carries the process's own kind and words.
+
+    Takes one message only, so that it pickles; ``kind`` is set by :meth:`of`.
+    """
+
+    @classmethod
+    def of(cls, kind: str, message: str) -> "StageError":
+        """Build the error with the failed process's kind."""
+        error = cls(message)
+        error.kind = kind
+        return error

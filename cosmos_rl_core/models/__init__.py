@@ -1,0 +1,1 @@
+"""Pipelines as flow-matching velocity models: one file a pipeline family."""

@@ -1,0 +1,23 @@
+"""Plugins are files: ``cosmos_rl_core/<kind>/<name>.py`` is known as ``<name>``. Nothing else has to be edited to add one."""
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+from cosmos_rl_core.errors import ConfigError
+
+KINDS = ("models", "algorithms", "rewards", "datasets")
+
+
+def known(kind: str) -> list[str]:
+    """Names of the plugins of one kind (one of :data:`KINDS`), sorted. Imports none of them."""
+    package = importlib.import_module(f"cosmos_rl_core.{kind}")
+    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+
+
+def load(kind: str, name: str) -> ModuleType:
+    """Import one plugin module. Raises :class:`ConfigError`, listing the known names, if there is none of that name."""
+    names = known(kind)
+    if name not in names:
+        raise ConfigError(f"unknown {kind.removesuffix('s')} {name!r}; known: {', '.join(names)}")
+    return importlib.import_module(f"cosmos_rl_core.{kind}.{name}")

@@ -1,0 +1,1 @@
+"""Scores of generated media: one file a reward."""

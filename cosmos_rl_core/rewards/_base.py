@@ -1,0 +1,36 @@
+"""What a reward plugin offers. A plugin file has a class ``Options`` (a Section), and a class ``Reward``."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a reward sees of one generated sample."""
+
+    sample_id: str
+    prompt_id: str
+    prompt: str
+    pixels: np.ndarray
+    """uint8 RGB ``[frames, height, width, 3]``; one frame for an image."""
+    fps: float | None = None
+
+
+class Reward(Protocol):
+    """Scores samples. Light: runs without torch; a scorer that needs a GPU belongs behind a service."""
+
+    version: str
+    """Names what computes the score (package and model versions); part of the scores' identity."""
+
+    def check_prompt(self, text: str) -> str | None:
+        """Why this prompt cannot be scored, or None. Called at plan time for every prompt."""
+        ...
+
+    def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
+        """One entry a sample, in order: its scores by name (the reward's own name is the one trained on), or what failed.
+
+        Raise only if nothing can be scored at all (a service is away).
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Noise schedules, solver steps and the one rollout loop."""

@@ -1,0 +1,1 @@
+"""When stages run: Prefect flows. Nothing here imports torch."""
