@@ -1,0 +1,83 @@
+"""How the weights move. Field names are cosmos-rl's; the algorithm's own settings live in its plugin file."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.config.base import Section
+
+
+def plugin_options(kind: str, key: str) -> BeforeValidator:
+    """Validate a table by the ``Options`` of the plugin that its ``key`` names."""
+
+    def validate(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if key not in value:
+            raise ValueError(f"needs `{key}`; known: {', '.join(plugins.known(kind))}")
+        return plugins.load(kind, str(value[key])).Options.model_validate(value, strict=True)
+
+    return BeforeValidator(validate)
+
+
+class AlgorithmOptions(Section):
+    """What every algorithm's ``Options`` has; ``type`` is the plugin's file name."""
+
+    type: str
+    """The algorithm: the name of a file in ``cosmos_rl_core/algorithms``."""
+
+
+class DatasetOptions(Section):
+    """What every dataset's ``Options`` has; ``name`` is the plugin's file name."""
+
+    name: str
+    """The dataset: the name of a file in ``cosmos_rl_core/datasets``."""
+
+
+AnyAlgorithm = Annotated[SerializeAsAny[AlgorithmOptions], plugin_options("algorithms", "type")]
+AnyDataset = Annotated[SerializeAsAny[DatasetOptions], plugin_options("datasets", "name")]
+
+
+class OptimizerConfig(Section):
+    """AdamW and its schedule, in optimizer steps."""
+
+    optm_lr: float = Field(1e-4, gt=0)
+    """Peak learning rate."""
+    optm_betas: tuple[float, float] = (0.9, 0.999)
+    """Adam's averaging of gradient and square."""
+    epsilon: float = Field(1e-8, gt=0)
+    """Adam's denominator floor."""
+    optm_weight_decay: float = Field(0.01, ge=0)
+    """Decoupled weight decay."""
+    optm_grad_norm_clip: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
+    optm_warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps of linear warm-up."""
+    optm_warmup_start_factor: float = Field(0.0, ge=0, le=1)
+    """Multiplier of the learning rate at the first step of the warm-up."""
+    optm_decay_type: Literal["none", "linear", "cosine", "sqrt"] = "none"
+    """Shape of the decay at the end of ``max_num_steps``."""
+    optm_decay_ratio: float | None = Field(None, gt=0, le=1)
+    """Share of ``max_num_steps`` that decays; absent means everything after the warm-up."""
+    optm_min_lr_factor: float = Field(0.0, ge=0, le=1)
+    """Floor of the multiplier."""
+    max_num_steps: int | None = Field(None, ge=1)
+    """Optimizer steps that the decay is stretched over; needed when there is one. The number of iterations is not tied to it."""
+
+    @model_validator(mode="after")
+    def _decay_has_an_end(self) -> "OptimizerConfig":
+        if self.optm_decay_type != "none" and self.max_num_steps is None:
+            raise ValueError(f"optm_decay_type = {self.optm_decay_type!r} needs max_num_steps")
+        return self
+
+
+class EmaConfig(Section):
+    """Exponential moving average of the trained weights; exports and evaluations use it when enabled."""
+
+    ema_enable: bool = False
+    """Keep an average."""
+    ema_decay: float = Field(0.9, ge=0, lt=1)
+    """Cap of the decay; the decay at step k is min((1 + k) / (10 + k), ema_decay)."""
+    ema_update_step_interval: int = Field(1, ge=1)
+    """Optimizer steps between updates of the average."""
