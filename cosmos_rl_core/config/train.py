@@ -1,5 +1,6 @@
 """How the weights move. Field names are cosmos-rl's; the algorithm's own settings live in its plugin file."""
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
@@ -16,7 +17,7 @@ def plugin_options(kind: str, key: str) -> BeforeValidator:
             return value
         if key not in value:
             raise ValueError(f"needs `{key}`; known: {', '.join(plugins.known(kind))}")
-        return plugins.load(kind, str(value[key])).Options.model_validate(value, strict=True)
+        return plugins.load(kind, str(value[key])).Options.model_validate_json(json.dumps(value), strict=True)
 
     return BeforeValidator(validate)
 
@@ -35,8 +36,16 @@ class DatasetOptions(Section):
     """The dataset: the name of a file in ``cosmos_rl_core/datasets``."""
 
 
+class RewardOptions(Section):
+    """What every reward's ``Options`` has; ``name`` is the plugin's file name."""
+
+    name: str
+    """The reward: the name of a file in ``cosmos_rl_core/rewards``."""
+
+
 AnyAlgorithm = Annotated[SerializeAsAny[AlgorithmOptions], plugin_options("algorithms", "type")]
 AnyDataset = Annotated[SerializeAsAny[DatasetOptions], plugin_options("datasets", "name")]
+AnyReward = Annotated[SerializeAsAny[RewardOptions], plugin_options("rewards", "name")]
 
 
 class OptimizerConfig(Section):

@@ -1,0 +1,148 @@
+"""DiffusionNFT: pull the velocity towards well rewarded samples and away from badly rewarded ones. arXiv:2509.16117."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field
+
+from cosmos_rl_core.algorithms._base import Batch, Loss
+from cosmos_rl_core.config.train import AlgorithmOptions, AnyDataset
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pandas as pd
+    from torch import Tensor
+
+_STD_FLOOR = 1e-4
+"""Added to the standard deviation of rewards."""
+_WEIGHT_FLOOR = 1e-5
+"""Smallest mean absolute error that a sample's squared error is divided by."""
+_DECAYS = {0: (0, 0.0, 0.0), 1: (0, 0.001, 0.5), 2: (75, 0.0075, 0.999)}
+"""Of the old copy, by ``weight_copy_decay_type``: iterations without memory, rise per iteration after them, ceiling."""
+
+
+class Options(AlgorithmOptions):
+    """DiffusionNFT. Names are cosmos-rl's."""
+
+    type: Literal["nft"]
+    dataset: AnyDataset
+    """The prompt set that rollouts are generated from."""
+    mini_batch: int = Field(1, ge=1)
+    """Samples per forward pass. Speed and memory only: the gradient is the same up to rounding."""
+    batch_size_per_optimize: int | None = Field(None, ge=1)
+    """Samples per optimizer step, over all ranks; absent means one step on the whole rollout."""
+    mu_iterations: int = Field(1, ge=1)
+    """Passes over each rollout. More learns more from a rollout and drifts further from the policy that made it."""
+    kl_beta: float = Field(1e-4, ge=0)
+    """Weight of the squared distance to the base model; 0 saves the reference's forward pass."""
+    advantage_low: float = Field(-5.0, le=0)
+    """Advantages are cut off below this."""
+    advantage_high: float = Field(5.0, gt=0)
+    """Advantages are cut off above this, and the probability of being good runs over twice this. Scales the policy loss."""
+    nft_beta: float = Field(1.0, gt=0)
+    """How far the implied positive and negative policies stand from the old one. Lower moves the optimum further away."""
+    weight_copy_decay_type: Literal[0, 1, 2] = 1
+    """Memory of the old copy: 0 none, 1 rising by .001 an iteration to .5, 2 none up to 75, then by .0075 to .999."""
+    timesteps_fraction: float = Field(0.99, gt=0, le=1)
+    """Share of the rollout's noise levels that each sample is trained on, rounded down: .99 of 10 is 9 random ones."""
+    global_std: bool = True
+    """Divide advantages by the deviation of all rewards of the iteration instead of the prompt's own."""
+    min_group_size: int = Field(2, ge=2)
+    """Prompts with fewer scored samples than this are left out of the update."""
+
+
+class Algorithm:
+    """Rollouts by a slow ``old`` copy, which is also the centre that the loss reflects the trained velocity about."""
+
+    behaviour = "old"
+    needs_rollouts = True
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
+        """Rewards minus their prompt's mean, over a population standard deviation + 1e-4; NaN where a sample is excluded.
+
+        Failed samples count in no mean and no deviation. Prompts with fewer than ``min_group_size`` scored samples are
+        dropped, though their scores still count in the global deviation. Equal rewards give exactly 0 and stay in use.
+        Raises :class:`ArtifactError` if a sample marked valid has a reward that is not finite.
+        """
+        scored = samples["reward"].astype("float64").where(samples["valid"])
+        broken = samples["valid"] & ~np.isfinite(scored)
+        if broken.any():
+            raise ArtifactError(f"valid samples without a finite reward: {', '.join(samples.loc[broken, 'sample_id'])}")
+        groups = scored.groupby(samples["prompt_id"])
+        # the mean of equal numbers can miss them by a rounding error, the mean of zeros cannot
+        shifted = scored - groups.transform("min")
+        centred = shifted - shifted.groupby(samples["prompt_id"]).transform("mean")
+        deviation = scored.std(ddof=0) if self.options.global_std else groups.transform("std", ddof=0)
+        used = samples["valid"] & (groups.transform("count") >= self.options.min_group_size)
+        return samples.assign(advantage=(centred / (deviation + _STD_FLOOR)).where(used), used=used)
+
+    def num_times(self, num_steps: int) -> int:
+        """``num_steps * timesteps_fraction``, rounded down. Raises :class:`ConfigError` if that is none."""
+        count = int(num_steps * self.options.timesteps_fraction)
+        if count == 0:
+            raise ConfigError(
+                f"timesteps_fraction = {self.options.timesteps_fraction} of num_steps = {num_steps} is less than one noise "
+                f"level; raise it to at least {1 / num_steps:.3g}"
+            )
+        return count
+
+    def loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
+        """Policy loss plus ``kl_beta`` times the squared distance to the reference, per sample ``[B]``.
+
+        At equal old and current the policy loss says nothing about rewards, only its gradient does: watch ``old_deviation``
+        and ``kl``, not the loss. ``kl`` is there only if ``kl_beta`` > 0.
+        Raises ``ValueError`` unless there is one advantage a sample.
+        """
+        optimality = self._optimality(batch)
+        old = velocity("old").detach()
+        reference = velocity("reference").detach() if self.options.kl_beta > 0 else None
+        current = velocity("current")
+
+        beta = self.options.nft_beta
+        towards, away = _error(current, old, batch, beta), _error(current, old, batch, -beta)
+        policy = self.options.advantage_high / beta * (optimality * towards + (1 - optimality) * away)
+        metrics = {"policy_loss": policy, "old_deviation": _mean(current - old, 2), "optimality": optimality}
+        total = policy
+        if reference is not None:
+            metrics["kl"] = _mean(current - reference, 2)
+            total = policy + self.options.kl_beta * metrics["kl"]
+        return Loss(total, {name: value.detach() for name, value in metrics.items()})
+
+    def old_decay(self, iteration: int) -> float:
+        """Decay of the old copy after 0-based ``iteration``: 0 makes it a plain copy of the current policy."""
+        flat, rise, ceiling = _DECAYS[self.options.weight_copy_decay_type]
+        return 0.0 if iteration < flat else min(rise * (iteration - flat), ceiling)
+
+    def _optimality(self, batch: Batch) -> Tensor:
+        """Probability that a sample is good, ``[B]`` in [0, 1]: 1/2 at advantage 0, 1 at ``advantage_high``."""
+        advantages, size = batch.advantages, batch.x_0.shape[0]
+        if advantages is None or tuple(advantages.shape) != (size,):
+            found = "none" if advantages is None else list(advantages.shape)
+            raise ValueError(f"needs one advantage a sample, shape [{size}]; found {found}")
+        low, high = self.options.advantage_low, self.options.advantage_high
+        return (advantages.clamp(low, high) / (2 * high) + 0.5).clamp(0, 1)
+
+
+def _error(current: Tensor, old: Tensor, batch: Batch, beta: float) -> Tensor:
+    """Squared error of x_0, over its own mean absolute error, of the velocity ``beta current + (1 - beta) old``: ``[B]``.
+
+    The divisor is a weight, without gradient. The error of x_0 is ``t (noise - x_0 - velocity)``, taken in that form because
+    ``x_t - t velocity - x_0`` loses its digits at small t.
+    """
+    # old + beta (current - old) is exactly old at current = old, so that both signs cancel to a gradient of exactly 0
+    mixed = old + beta * (current - old)
+    error = batch.t.view(batch.per_sample) * (batch.noise - batch.x_0 - mixed)
+    weight = _mean(error.detach().double(), 1).clamp(min=_WEIGHT_FLOOR)
+    return _mean(error, 2) / weight.to(error.dtype)
+
+
+def _mean(values: Tensor, power: int) -> Tensor:
+    """Mean over the dimensions of ``|values| ** power``: ``[B, ...] -> [B]``."""
+    return values.abs().pow(power).flatten(1).mean(1)

@@ -1,0 +1,57 @@
+"""Supervised fine-tuning: flow matching on the media of a dataset, without rewards. arXiv:2403.03206, equation 2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from cosmos_rl_core.algorithms._base import Batch, Loss
+from cosmos_rl_core.config.train import AlgorithmOptions, AnyDataset
+from cosmos_rl_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pandas as pd
+    from torch import Tensor
+
+
+class Options(AlgorithmOptions):
+    """Supervised fine-tuning."""
+
+    type: Literal["sft"]
+    dataset: AnyDataset
+    """The media set, with its prompts."""
+    mini_batch: int = Field(2, ge=1)
+    """Samples per forward pass. Speed and memory only: the gradient is the same up to rounding."""
+    batch_size_per_optimize: int = Field(8, ge=1)
+    """Samples per optimizer step, over all ranks."""
+    steps_per_iteration: int = Field(100, ge=1)
+    """Optimizer steps of one iteration, which is what is kept, retried and counted."""
+
+
+class Algorithm:
+    """Regression of the velocity on ``noise - x_0``, every noise level weighted alike."""
+
+    behaviour = "current"
+    needs_rollouts = False
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
+        """There are no rewards: always raises :class:`ConfigError`."""
+        raise ConfigError("sft trains on a dataset's media and has no advantages; leave the rewards out of its recipe")
+
+    def num_times(self, num_steps: int) -> int:
+        """One noise level a sample and optimizer step, whatever the grid."""
+        return 1
+
+    def loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
+        """Mean over dimensions of ``(noise - x_0 - velocity) ** 2``, per sample ``[B]``."""
+        per_sample = (batch.noise - batch.x_0 - velocity("current")).square().flatten(1).mean(1)
+        return Loss(per_sample, {"velocity_error": per_sample.detach()})
+
+    def old_decay(self, iteration: int) -> None:
+        """There is no old copy."""

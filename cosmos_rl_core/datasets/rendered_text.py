@@ -1,0 +1,164 @@
+"""Short words drawn on small coloured signs: images and prompts made on the spot, for training and testing without downloads.
+
+Item ``i`` is a function of the options and ``i`` alone, and words are held out of the training split entirely.
+The default font is the one inside Pillow, so that pixels do not depend on the fonts of a machine.
+"""
+
+import itertools
+from functools import cache
+from typing import Literal, Self
+
+import numpy as np
+from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
+from pydantic import Field, model_validator
+
+from cosmos_rl_core import seeds
+from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.datasets.ocr import prompt_id
+from cosmos_rl_core.errors import ConfigError
+
+BACKGROUNDS = (
+    (250, 240, 230),
+    (225, 240, 250),
+    (232, 246, 224),
+    (252, 230, 236),
+    (250, 246, 208),
+    (236, 232, 250),
+)
+INKS = ((20, 20, 20), (150, 20, 25), (15, 45, 130), (10, 90, 45), (95, 25, 115))
+MAX_WORDS = 1_000_000
+
+Rgb = tuple[int, int, int]
+
+
+class Options(Section):
+    """What is drawn, and which words are held out."""
+
+    alphabet: str = Field("ACEHKLPTXY347", min_length=1)
+    """Characters that words are made of. The default ones are hard to confuse, in either case."""
+    length: int = Field(2, ge=1, le=8)
+    """Characters in a word; every word of this length is in one of the two splits."""
+    split: Literal["train", "test"] = "train"
+    """Which words to use. The test words never appear in the train split."""
+    num_test_words: int = Field(40, ge=1)
+    """Words held out for the test split."""
+    num_items: int = Field(8192, ge=1)
+    """Number of images. Raising it leaves the earlier images as they are."""
+    size: tuple[int, int] = (32, 64)
+    """Height and width of an image in pixels."""
+    fonts: tuple[str, ...] = ()
+    """Font files to choose from; empty for Pillow's own font, which is the same on every machine."""
+    font_sizes: tuple[int, int] = (23, 26)
+    """Smallest and largest font size in pixels, both included."""
+    stroke_width: int = Field(1, ge=0, le=8)
+    """Pixels by which letters are thickened; Pillow's own font has a thin regular weight only."""
+    jitter: tuple[int, int] = (2, 1)
+    """Largest shift of a word away from the middle, across and down, in pixels."""
+    dirty: float = Field(0.3, ge=0, le=1)
+    """Share of images that are spoiled by strike lines, blur or fading."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        strange = sorted({c for c in self.alphabet if not c.isprintable() or c.isspace() or c == '"'})
+        if strange or len(set(self.alphabet)) != len(self.alphabet):
+            raise ValueError(f"alphabet {self.alphabet!r} must hold different visible characters, no double quote")
+        num_words = len(self.alphabet) ** self.length
+        if num_words > MAX_WORDS:
+            raise ValueError(f"{len(self.alphabet)} characters of length {self.length} make {num_words} words; at most {MAX_WORDS}")
+        if num_words <= self.num_test_words:
+            raise ValueError(f"num_test_words {self.num_test_words} leaves nothing of {num_words} words to train on")
+        if not 1 <= self.font_sizes[0] <= self.font_sizes[1] or min(self.size) < 1 or min(self.jitter) < 0:
+            raise ValueError("font_sizes must be positive and rising, size positive, jitter not negative")
+        return self
+
+
+def prompts(options: Options) -> tuple[Prompt, ...]:
+    """One prompt for each word of the split, in alphabet order. The word stands between double quotes."""
+    return tuple(Prompt(id=prompt_id(text), text=text) for text in map(prompt_text, words(options)))
+
+
+def prompt_text(word: str) -> str:
+    """The caption of an image that shows ``word``."""
+    return f'a sign that says "{word}"'
+
+
+def words(options: Options) -> list[str]:
+    """The words of the split, in alphabet order. The choice depends on the alphabet and the two counts, never on a run."""
+    every = ["".join(letters) for letters in itertools.product(options.alphabet, repeat=options.length)]
+    order = seeds.permutation(len(every), "rendered_text", "split", options.alphabet, options.length)
+    test = set(order[: options.num_test_words])
+    return [word for index, word in enumerate(every) if (index in test) == (options.split == "test")]
+
+
+class Media:
+    """Images of the split's words with random access; word, colours, place and spoilage are drawn afresh for each item."""
+
+    def __init__(self, options: Options):
+        self._options = options
+        self._words = words(options)
+        self.prompts = prompts(options)
+
+    def __len__(self) -> int:
+        return self._options.num_items
+
+    def item(self, index: int) -> tuple[np.ndarray, Prompt]:
+        """Item ``index``: uint8 RGB pixels ``[1, height, width, 3]`` and its prompt. Raises ``IndexError`` outside the set."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"item {index} of a set of {len(self)}")
+        rng = seeds.generator("rendered_text", self._options.split, index)
+        which = int(rng.integers(len(self._words)))
+        return draw(self._words[which], self._options, rng)[None], self.prompts[which]
+
+
+def draw(word: str, options: Options, rng: np.random.Generator) -> np.ndarray:
+    """Draw one sign with the look that ``rng`` gives: uint8 RGB ``[height, width, 3]``."""
+    height, width = options.size
+    background = BACKGROUNDS[rng.integers(len(BACKGROUNDS))]
+    ink = INKS[rng.integers(len(INKS))]
+    path = options.fonts[rng.integers(len(options.fonts))] if options.fonts else ""
+    font = _font(path, int(rng.integers(options.font_sizes[0], options.font_sizes[1] + 1)))
+    across, down = (int(rng.integers(-most, most + 1)) for most in options.jitter)
+    image = Image.new("RGB", (width, height), background)
+    _write(image, word, font, ink, (width / 2 + across, height / 2 + down), options.stroke_width)
+    if rng.random() < options.dirty:
+        image = _spoil(image, background, ink, rng)
+    return np.asarray(image, dtype=np.uint8)
+
+
+def _write(image: Image.Image, word: str, font: ImageFont.FreeTypeFont, ink: Rgb, middle: tuple[float, float], stroke: int) -> None:
+    """Write a word around ``middle``, letter by letter: thickened letters, as "TT", would touch at the font's own distances."""
+    steps = [font.getlength(letter) + 2 * stroke for letter in word]
+    left = middle[0] - sum(steps) / 2
+    for letter, step in zip(word, steps, strict=True):
+        ImageDraw.Draw(image).text((left + step / 2, middle[1]), letter, font=font, fill=ink, anchor="mm", stroke_width=stroke)
+        left += step
+
+
+def _spoil(image: Image.Image, background: Rgb, ink: Rgb, rng: np.random.Generator) -> Image.Image:
+    kind = rng.integers(4)
+    if kind < 2:
+        for _ in range(int(kind) + 1):
+            _strike(image, ink, rng)
+        return image
+    if kind == 2:
+        return image.filter(ImageFilter.GaussianBlur(float(rng.uniform(0.6, 1.1))))
+    return Image.blend(image, Image.new("RGB", image.size, background), float(rng.uniform(0.4, 0.65)))
+
+
+def _strike(image: Image.Image, ink: Rgb, rng: np.random.Generator) -> None:
+    left, right = (float(y) for y in rng.uniform(0.25, 0.75, size=2) * image.height)
+    line = Image.new("RGB", image.size, (255, 255, 255))
+    ImageDraw.Draw(line).line([(0, left), (image.width, right)], fill=ink, width=1)
+    image.paste(ImageChops.darker(image, line))
+
+
+@cache
+def _font(path: str, size: int) -> ImageFont.FreeTypeFont:
+    """One font at one size. Basic layout always: the other engine is present on some machines only and moves letters."""
+    if not path:
+        return ImageFont.load_default(size).font_variant(layout_engine=ImageFont.Layout.BASIC)
+    try:
+        return ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)
+    except OSError as error:
+        raise ConfigError(f"cannot read font file {path}: {error}") from error

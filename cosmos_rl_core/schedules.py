@@ -1,0 +1,42 @@
+"""Values of a schedule at a step: plain numbers, torch-free, so that a plan can resolve them before anything runs."""
+
+import math
+
+from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig
+
+
+def lr_factor(config: OptimizerConfig, step: int) -> float:
+    """Multiplier of the peak learning rate at 0-based optimizer ``step``: linear warm-up, stable, then decay.
+
+    With w warm-up steps the multiplier at k < w is ``f0 + (1 - f0) k / (w - 1)``: the first step with f0 = 0 moves nothing.
+    The decay covers the last ``optm_decay_ratio`` of ``max_num_steps`` (at most all after the warm-up) and ends at the floor.
+    """
+    warmup = config.optm_warmup_steps
+    if step < warmup:
+        start = config.optm_warmup_start_factor
+        return 1.0 if warmup == 1 else start + (1 - start) * step / (warmup - 1)
+    if config.optm_decay_type == "none" or config.max_num_steps is None:
+        return 1.0
+    total = config.max_num_steps
+    longest = total - warmup
+    decay = longest if config.optm_decay_ratio is None else min(round(total * config.optm_decay_ratio), longest)
+    stable = total + 1 - warmup - decay
+    if step < warmup + stable:
+        return 1.0
+    progress = min((step + 1 - warmup - stable) / decay, 1.0)
+    floor = config.optm_min_lr_factor
+    return floor + (1 - floor) * _DECAYS[config.optm_decay_type](progress)
+
+
+_DECAYS = {
+    "linear": lambda p: 1 - p,
+    "sqrt": lambda p: 1 - math.sqrt(p),
+    "cosine": lambda p: (1 + math.cos(math.pi * p)) / 2,
+}
+
+
+def ema_decay(config: EmaConfig, step: int) -> float | None:
+    """Decay of the average after 0-based optimizer ``step``: ``min((1 + k) / (10 + k), cap)``; None where it is not updated."""
+    if not config.ema_enable or (step + 1) % config.ema_update_step_interval:
+        return None
+    return min((1 + step) / (10 + step), config.ema_decay)

@@ -1,0 +1,252 @@
+"""Slots, generations and commits: how an artifact comes to stand, and how its bytes are read back.
+
+A slot holds ``manifest.1.json``, ``manifest.2.json``, ...; ``invalidated.<n>.json`` ends generation n. The standing generation is the
+first that is not invalidated, found by probing, never by listing. Files lie under ``attempts/<attempt id>/``, so that attempts never
+meet; only layouts, shard markers and manifests are contended for, each by one put-if-absent.
+"""
+
+import json
+import secrets
+from collections.abc import Callable
+from typing import Any, Literal
+
+from cosmos_rl_core import store
+from cosmos_rl_core.canonical import canonical_json, digest, sha256
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError
+from stages.contracts import FORMAT, FileEntry, Input, Manifest, Request, content_of
+
+Log = Callable[[str], None]
+
+
+def standing(slot: str) -> tuple[int, Manifest | None]:
+    """The slot's generation (1, 2, ...) that is not invalidated, and its manifest if it has been committed."""
+    generation = 1
+    while store.size(store.join(slot, f"invalidated.{generation}.json")) is not None:
+        generation += 1
+    return generation, read_manifest(slot, generation)
+
+
+def read_manifest(slot: str, generation: int) -> Manifest | None:
+    """One generation's manifest. Raises :class:`ArtifactError` if there is something else in its place."""
+    url = store.join(slot, f"manifest.{generation}.json")
+    data = store.read_if_exists(url)
+    if data is None:
+        return None
+    try:
+        return Manifest.model_validate_json(data)
+    except ValueError as error:
+        raise ArtifactError(f"{url} is not a manifest of format {FORMAT}: {error}") from error
+
+
+def why_stale(slot: str, manifest: Manifest, request: Request) -> str | None:
+    """Why the artifact must be made again: other settings, other inputs, a missing file. None if it stands.
+
+    Raises :class:`ArtifactError` if a file is there with another size: wrong bytes are never rebuilt in silence.
+    """
+    if (reason := manifest.why_not(request)) is not None:
+        return reason
+    for name, entry in manifest.files.items():
+        url = store.join(slot, entry.path)
+        found = store.size(url)
+        if found is None:
+            return f"{name} is missing ({url})"
+        if found != entry.size:
+            raise ArtifactError(f"{url} has {found} bytes, its manifest says {entry.size}; restore it, or invalidate the artifact")
+    return None
+
+
+def invalidate(slot: str, reason: str) -> int:
+    """End the slot's standing generation, naming its manifest if there is one. Deletes nothing. Returns the next generation."""
+    generation, _ = standing(slot)
+    manifest = store.read_if_exists(store.join(slot, f"manifest.{generation}.json"))
+    body = {"format": FORMAT, "manifest": sha256(manifest) if manifest else None, "reason": reason}
+    # Losing this race is winning it: somebody else ended the same generation.
+    store.put_if_absent(store.join(slot, f"invalidated.{generation}.json"), canonical_json(body))
+    return generation + 1
+
+
+def input_of(slot: str, part: str | None = None) -> Input:
+    """The slot's standing artifact as an input. ``part`` of a policy falls back to ``current``: at version 0 all copies are equal."""
+    generation, manifest = standing(slot)
+    data = store.read_if_exists(store.join(slot, f"manifest.{generation}.json"))
+    if manifest is None or data is None:
+        raise ArtifactError(f"{slot} has no artifact yet")
+    if part is not None and not manifest.has_part(part):
+        part = "current"
+    return Input(
+        url=slot,
+        generation=generation,
+        manifest=sha256(data),
+        fingerprint=manifest.fingerprint,
+        content=manifest.part_content(part),
+        part=part,
+    )
+
+
+class Artifact:
+    """A committed artifact, read with every byte checked against its manifest, and the manifest against the Request."""
+
+    def __init__(self, source: Input) -> None:
+        self.url = source.url
+        url = store.join(source.url, f"manifest.{source.generation}.json")
+        data = store.read_if_exists(url)
+        if data is None or sha256(data) != source.manifest:
+            raise ArtifactError(f"{url} is {'missing' if data is None else 'not the manifest that was asked for'}")
+        self.manifest = Manifest.model_validate_json(data)
+        self.part = source.part
+        if self.manifest.part_content(self.part) != source.content:
+            raise ArtifactError(f"{url} lists other contents than the Request names")
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Names of the files that start with ``prefix``, sorted."""
+        return sorted(name for name in self.manifest.files if name.startswith(prefix))
+
+    def read(self, name: str) -> bytes:
+        """One file's bytes. Raises :class:`ArtifactError` if they are missing or not those of the manifest."""
+        if name not in self.manifest.files:
+            raise ArtifactError(f"{self.url} has no file {name!r}; it has {', '.join(self.names())}")
+        return read_entry(self.url, self.manifest.files[name])
+
+    def json(self, name: str) -> Any:
+        """One JSON file."""
+        return json.loads(self.read(name))
+
+    def path_of(self, name: str) -> str:
+        """URL of one file."""
+        return store.join(self.url, self.manifest.files[name].path)
+
+
+def read_entry(slot: str, entry: FileEntry) -> bytes:
+    """The bytes of one listed file; raises :class:`ArtifactError` unless they are exactly those listed."""
+    url = store.join(slot, entry.path)
+    data = store.read_if_exists(url)
+    if data is None:
+        raise ArtifactError(f"{url} is missing; its manifest lists it")
+    if sha256(data) != entry.sha256:
+        raise ArtifactError(f"{url} is not what was committed: sha256 {sha256(data)}, its manifest says {entry.sha256}")
+    return data
+
+
+class Attempt:
+    """One try at making a Request's artifact. Every rank has one, with the same id; rank 0 alone commits.
+
+    Build it with :meth:`begin`. A committed artifact that stands is in ``already``; nothing is to be done then.
+    """
+
+    def __init__(self, request: Request, numerics: dict[str, Any], generation: int, attempt: str) -> None:
+        self.request = request
+        self.numerics = numerics
+        self.generation = generation
+        self.id = attempt
+        self.files: dict[str, FileEntry] = {}
+        self.adopted = 0
+        self._shards = ""
+
+    @staticmethod
+    def begin(request: Request, log: Log) -> tuple[int, str, Manifest | None]:
+        """Rank 0: the generation to make and a fresh attempt id, or the manifest that already stands.
+
+        Ends the standing generation if it is stale, and says why.
+        """
+        generation, manifest = standing(request.slot)
+        if manifest is not None:
+            reason = why_stale(request.slot, manifest, request)
+            if reason is None:
+                return generation, manifest.attempt, manifest
+            log(f"generation {generation} is made again: {reason}")
+            generation = invalidate(request.slot, reason)
+        return generation, secrets.token_hex(8), None
+
+    def url(self, *names: str) -> str:
+        """A URL inside the slot."""
+        return store.join(self.request.slot, *names)
+
+    def layout(self, layout: dict[str, Any], log: Log) -> dict[str, Any]:
+        """Commit how the work is cut, or take the cut that an earlier attempt committed. Rank 0 only; broadcast the result.
+
+        A layout of other settings or inputs ends its generation: nothing made under it can be part of this artifact.
+        """
+        asked = {"recipe": self.request.recipe, "inputs": self.request.input_contents}
+        while True:
+            url = self.url(f"layout.{self.generation}.json")
+            body = {"format": FORMAT, **asked, "layout": layout, "numerics": self.numerics}
+            store.put_if_absent(url, canonical_json(body))
+            found = json.loads(store.read(url))
+            if {key: found[key] for key in asked} == asked:
+                break
+            log(f"an unfinished attempt at generation {self.generation} had other settings or inputs; nothing of it is kept")
+            self.generation = invalidate(self.request.slot, "unfinished, with other settings or inputs")
+        if found["numerics"] != self.numerics:
+            log(f"unfinished shards are not adopted: made under other numerics ({', '.join(differences(found['numerics'], self.numerics))})")
+        return found["layout"]
+
+    def use_layout(self, layout: dict[str, Any], generation: int) -> None:
+        """All ranks: work by this layout. Shards are shared between attempts of one layout and equal numerics."""
+        self.generation = generation
+        key = digest({"recipe": self.request.recipe, "inputs": self.request.input_contents, "layout": layout, "numerics": self.numerics})
+        self._shards = f"shards/{key[:32]}"
+
+    def put(self, name: str, data: bytes, kind: Literal["result", "record"] = "result") -> None:
+        """Write one file of the artifact under this attempt's prefix."""
+        self.files[name] = self._write(name, data, kind)
+
+    def shard(self, index: int, make: Callable[[], dict[str, bytes]]) -> None:
+        """Files of shard ``index``: those of a finished earlier attempt if there are, else made now and marked as finished."""
+        marker = self.url(self._shards, f"{index:05d}.json")
+        found = store.read_if_exists(marker)
+        if found is None:
+            entries = {name: self._write(name, data, "result") for name, data in make().items()}
+            body = {"attempt": self.id, "files": {name: entry.model_dump() for name, entry in entries.items()}}
+            if store.put_if_absent(marker, canonical_json(body)):
+                self.files |= entries
+                return
+            found = store.read(marker)
+        self.adopted += 1
+        self.files |= self._adopt(marker, found)
+
+    def _adopt(self, marker: str, data: bytes) -> dict[str, FileEntry]:
+        try:
+            entries = {name: FileEntry.model_validate(entry) for name, entry in json.loads(data)["files"].items()}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ArtifactError(f"{marker} is not a shard marker: {error}") from error
+        for entry in entries.values():
+            read_entry(self.request.slot, entry)
+        return entries
+
+    def _write(self, name: str, data: bytes, kind: Literal["result", "record"]) -> FileEntry:
+        path = f"attempts/{self.id}/{name}"
+        store.write(self.url(path), data)
+        return FileEntry(path=path, size=len(data), sha256=sha256(data), kind=kind)
+
+    def commit(self, files: dict[str, FileEntry], summary: dict[str, Any], log: Log) -> Manifest:
+        """Rank 0: make the artifact stand, with every rank's files. Of two attempts the first wins; the other takes its manifest."""
+        request = self.request
+        manifest = Manifest(
+            stage=request.stage,
+            version=request.config.version,
+            generation=self.generation,
+            attempt=self.id,
+            recipe=request.recipe,
+            fingerprint=request.fingerprint,
+            content=content_of(files),
+            iteration=request.iteration,
+            seed=request.seed,
+            config=request.config.identity(),
+            inputs=request.inputs,
+            files=dict(sorted(files.items())),
+            numerics=self.numerics,
+            summary=summary,
+        )
+        body = manifest.model_dump_json(indent=1).encode()
+        if store.put_if_absent(self.url(f"manifest.{self.generation}.json"), body):
+            return manifest
+        winner = read_manifest(request.slot, self.generation)
+        if winner is None or winner.why_not(request) is not None:
+            raise CosmosRLError(f"another attempt with other settings committed to {request.slot} meanwhile; run it again")
+        log(f"another attempt ({winner.attempt}) committed first; this one is dropped")
+        return winner
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Names and values that differ, for people: ``threads 1 -> 2``."""
+    return [f"{name} {old.get(name)} -> {new.get(name)}" for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]

@@ -1,0 +1,359 @@
+"""The data flow on one page: what each stage is asked (its Request), what it leaves (an artifact), and when that stands.
+
+A Request names a stage, its closed settings and its inputs. Its **recipe** is the digest of everything but the inputs; its
+**fingerprint** adds the inputs' fingerprints, so it is known before anything runs. An artifact's **content** is the digest of
+its result bytes. An artifact stands while its recipe is the one asked for and every input's content is what stands now: a stage
+run again with equal bytes leaves everything below it standing, whatever its own recipe was.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.config.train import AnyAlgorithm, AnyReward
+from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+
+FORMAT = 1
+NOT_IDENTITY: dict[str, Any] = {"identity": False}
+
+
+class StageConfig(Section):
+    """The closed settings of a stage. A subclass is a stage: ``stages/<name>.py`` runs it."""
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    """Raised by whoever changes the bytes that equal settings and inputs lead to."""
+    distributed: ClassVar[bool] = False
+    """Whether it runs under ``torch.distributed.run`` (True) or as one plain process (False)."""
+    torch: ClassVar[bool] = True
+    """Whether it may import torch; a light stage starts in a second."""
+    inputs: ClassVar[dict[str, Literal["one", "many", "optional"]]] = {}
+    """Roles of the inputs."""
+
+
+class ModelRef(Section):
+    """The base pipeline: where it is now, and what it is."""
+
+    path: str = Field(json_schema_extra=NOT_IDENTITY)
+    """Directory of the pipeline, or ``package:<name>``."""
+    adapter: str
+    """The model plugin that reads it."""
+    digest: str
+    """Digest of the pipeline's files, pinned by the plan."""
+
+
+class MediaShape(Section):
+    """Size of the generated media."""
+
+    size: tuple[int, int]
+    """Height and width in pixels."""
+    frames: int
+    """Frames; 1 for images."""
+
+
+class Embed(StageConfig):
+    """Text embeddings of prompts, once: one safetensors a prompt, in tar shards."""
+
+    name = "embed"
+    version = 1
+    distributed = True
+    model: ModelRef
+    prompts: tuple[Prompt, ...]
+    """The prompts; the empty (negative) prompt must be among them if anything is guided."""
+    max_prompt_length: int
+    prompts_per_shard: int = 256
+
+
+class Policy(StageConfig):
+    """Policy version 0: the base's own weights, or freshly initialised adapters or weights. Has the part ``current`` alone."""
+
+    name = "policy"
+    version = 1
+    model: ModelRef
+    from_scratch: bool
+    lora: LoraConfig | None
+
+
+class Rollout(StageConfig):
+    """Samples of the behaviour policy: media, latents and the seeds they came from, in tar shards."""
+
+    name = "rollout"
+    version = 1
+    distributed = True
+    inputs = {"policy": "one", "embeddings": "one"}
+    model: ModelRef
+    lora: LoraConfig | None
+    prompts: tuple[Prompt, ...]
+    n_generation: int
+    media: MediaShape
+    num_steps: int
+    guidance_scale: float
+    solver: str
+    batch_size: int
+    """Samples in one forward pass; part of the identity because it changes the last bits."""
+    samples_per_shard: int
+    """Samples in one shard: the unit that a retry keeps."""
+
+
+class Reward(StageConfig):
+    """Scores of every sample of a rollout or an evaluation."""
+
+    name = "reward"
+    version = 1
+    torch = False
+    inputs = {"samples": "one"}
+    reward: AnyReward
+    max_attempts: int
+    """Tries of a sample that fails before it is excluded."""
+    max_failed_fraction: float
+    """Share of excluded samples above which the stage fails."""
+
+
+class Update(StageConfig):
+    """Policy k to policy k + 1 from rollouts and their scores. Schedules are resolved to this range of optimizer steps."""
+
+    name = "update"
+    version = 1
+    distributed = True
+    inputs = {"policy": "one", "rollouts": "many", "behaviours": "many", "scores": "many", "embeddings": "one"}
+    model: ModelRef
+    lora: LoraConfig | None
+    gradient_checkpointing: bool
+    algorithm: AnyAlgorithm
+    reward_weights: dict[str, float]
+    """Weight of each reward in the sum that trains; monitored rewards are not here."""
+    num_steps: int
+    """Solver steps of the rollouts: the grid that noise levels are drawn from."""
+    optimizer: dict[str, Any]
+    """Adam's constants and the clip norm."""
+    lrs: tuple[float, ...]
+    """Learning rate of each optimizer step of this update."""
+    ema_decays: tuple[float | None, ...]
+    """Decay of the average after each optimizer step; None where it stays."""
+
+
+class Finetune(StageConfig):
+    """Policy k to policy k + 1 by a range of supervised steps on a media set."""
+
+    name = "finetune"
+    version = 1
+    distributed = True
+    inputs = {"policy": "one", "embeddings": "one"}
+    model: ModelRef
+    lora: LoraConfig | None
+    gradient_checkpointing: bool
+    algorithm: AnyAlgorithm
+    media: MediaShape
+    weighting_scheme: str
+    logit_mean: float
+    logit_std: float
+    batch_size: int
+    """Samples of one optimizer step, over all ranks."""
+    first_step: int
+    """Optimizer steps done before this range."""
+    optimizer: dict[str, Any]
+    lrs: tuple[float, ...]
+    ema_decays: tuple[float | None, ...]
+
+
+class Export(StageConfig):
+    """The policy as users load it: a diffusers LoRA, or a whole pipeline."""
+
+    name = "export"
+    version = 1
+    inputs = {"policy": "one"}
+    model: ModelRef
+    lora: LoraConfig | None
+
+
+class Evaluate(StageConfig):
+    """Samples of the stock pipeline on fixed prompts and seeds, with an export loaded into it, or the base alone."""
+
+    name = "evaluate"
+    version = 1
+    distributed = True
+    inputs = {"export": "optional"}
+    model: ModelRef
+    prompts: tuple[Prompt, ...]
+    n_generation: int
+    media: MediaShape
+    num_steps: int
+    guidance_scale: float
+    max_prompt_length: int
+    batch_size: int
+    samples_per_shard: int
+
+
+class Report(StageConfig):
+    """One HTML file: the reward curve, best and worst samples of each iteration, base beside final."""
+
+    name = "report"
+    version = 1
+    torch = False
+    inputs = {"rollouts": "many", "scores": "many", "updates": "many", "evaluations": "many", "evaluation_scores": "many"}
+    title: str
+    reward: str
+    groups_shown: int = 2
+
+
+STAGES: dict[str, type[StageConfig]] = {
+    stage.name: stage for stage in (Embed, Policy, Rollout, Reward, Update, Finetune, Export, Evaluate, Report)
+}
+
+
+class Input(Section):
+    """One artifact that a stage reads: where it is, exactly which bytes, and which part of it."""
+
+    url: str = Field(json_schema_extra=NOT_IDENTITY)
+    """Its slot."""
+    generation: int = Field(json_schema_extra=NOT_IDENTITY)
+    manifest: str = Field(json_schema_extra=NOT_IDENTITY)
+    """Digest of its manifest."""
+    content: str = Field(json_schema_extra=NOT_IDENTITY)
+    """Digest of the result bytes of the part."""
+    fingerprint: str
+    part: str | None = None
+    """The files read are ``<part>/...``; None reads, and depends on, all of them."""
+
+
+def _known_stage(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("stage") in STAGES and isinstance(value.get("config"), dict):
+        stage = STAGES[value["stage"]]
+        return {**value, "config": stage.model_validate(value["config"])}
+    return value
+
+
+class Request(Section):
+    """Everything a stage process is told. ``python -m stages.runner request.json`` runs one by hand."""
+
+    format: Literal[1] = FORMAT
+    stage: str
+    slot: str = Field(json_schema_extra=NOT_IDENTITY)
+    """URL under which the artifact's generations go."""
+    iteration: int | None = None
+    seed: int
+    """The run's seed; every draw derives from it."""
+    config: SerializeAsAny[StageConfig]
+    inputs: dict[str, tuple[Input, ...]] = {}
+    gpus: tuple[int, ...] = Field((), json_schema_extra=NOT_IDENTITY)
+    """The GPU set; sets of Requests that run side by side never overlap. Empty: whatever the machine has."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _config_of_stage(cls, value: Any) -> Any:
+        return _known_stage(value)
+
+    @model_validator(mode="after")
+    def _inputs_have_roles(self) -> "Request":
+        if self.stage not in STAGES:
+            raise ValueError(f"unknown stage {self.stage!r}; known: {', '.join(sorted(STAGES))}")
+        roles = STAGES[self.stage].inputs
+        if unknown := set(self.inputs) - set(roles):
+            raise ValueError(f"{self.stage} has no input {sorted(unknown)}; known: {sorted(roles)}")
+        for role, count in roles.items():
+            if count == "one" and len(self.inputs.get(role, ())) != 1:
+                raise ValueError(f"{self.stage} needs exactly one input {role!r}, got {len(self.inputs.get(role, ()))}")
+        return self
+
+    @property
+    def recipe(self) -> str:
+        """Digest of what is asked, without the inputs."""
+        return digest(
+            {
+                "stage": self.stage,
+                "version": STAGES[self.stage].version,
+                "iteration": self.iteration,
+                "seed": self.seed,
+                "config": self.config.identity(),
+            }
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what is asked and of how its inputs came to be; known before anything runs."""
+        roles = {role: [i.identity() for i in inputs] for role, inputs in self.inputs.items() if inputs}
+        return digest({"recipe": self.recipe, "inputs": roles})
+
+    @property
+    def input_contents(self) -> dict[str, list[list[str | None]]]:
+        """Role to [content, part] of each input: what decides, with the recipe, whether an artifact stands."""
+        return {role: [[i.content, i.part] for i in inputs] for role, inputs in self.inputs.items() if inputs}
+
+    def one(self, role: str) -> Input:
+        """The only input of a role."""
+        (single,) = self.inputs[role]
+        return single
+
+
+class FileEntry(Section):
+    """One file of an artifact."""
+
+    path: str
+    """Relative to the slot."""
+    size: int
+    sha256: str
+    kind: Literal["result", "record"] = "result"
+    """Results are the content; records (times, hosts, logs) are not."""
+
+
+class Manifest(Section):
+    """Written last, put-if-absent: its existence means that the artifact is whole."""
+
+    format: Literal[1] = FORMAT
+    stage: str
+    version: int
+    generation: int
+    attempt: str
+    """Random id of the attempt that committed."""
+    recipe: str
+    fingerprint: str
+    content: str
+    iteration: int | None
+    seed: int
+    config: dict[str, Any]
+    inputs: dict[str, tuple[Input, ...]]
+    files: dict[str, FileEntry]
+    """By name; the name does not hold the attempt, so equal bytes have equal content."""
+    numerics: dict[str, Any]
+    summary: dict[str, float | int | str | None] = {}
+    """A few numbers for people and progress lines; a record."""
+
+    @property
+    def input_contents(self) -> dict[str, list[list[str | None]]]:
+        """As :attr:`Request.input_contents`, at the time the artifact was made."""
+        return {role: [[i.content, i.part] for i in inputs] for role, inputs in self.inputs.items() if inputs}
+
+    def part_content(self, part: str | None) -> str:
+        """Digest of the result files of one part; of all of them for None."""
+        return content_of(self.files, part)
+
+    def has_part(self, part: str) -> bool:
+        """Whether there are result files under ``<part>/``."""
+        return any(name.startswith(f"{part}/") for name in self.files)
+
+    def why_not(self, request: Request) -> str | None:
+        """Why this artifact does not stand for ``request``; None if it does (its files are not looked at)."""
+        if self.recipe != request.recipe:
+            return f"{request.stage} is asked with other settings{_changed(self, request)}"
+        if self.input_contents != request.input_contents:
+            old, new = self.input_contents, request.input_contents
+            roles = sorted(role for role in old.keys() | new.keys() if old.get(role) != new.get(role))
+            return f"{', '.join(roles)} changed since {request.stage} was made"
+        return None
+
+
+def content_of(files: dict[str, FileEntry], part: str | None = None) -> str:
+    """Digest over names and digests of the result files (of one part)."""
+    prefix = "" if part is None else f"{part}/"
+    return digest({n: f.sha256 for n, f in files.items() if f.kind == "result" and n.startswith(prefix)})
+
+
+def _changed(manifest: Manifest, request: Request) -> str:
+    new = request.config.identity()
+    names = sorted(name for name in new.keys() | manifest.config.keys() if new.get(name) != manifest.config.get(name))
+    return f" ({', '.join(names)})" if names else " (stage version, iteration or seed)"

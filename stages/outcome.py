@@ -1,0 +1,123 @@
+"""What a stage process leaves for its supervisor: ``status.json`` while it runs, ``error.<rank>.json`` when it fails.
+
+Files, because nothing else survives every way a process can end: torchrun turns each worker's failure into exit code 1.
+"""
+
+import json
+import os
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.errors import EXIT_CODES, RETRYABLE_KINDS, CosmosRLError
+
+STATUS_INTERVAL_S = 0.2
+
+
+class Status(Section):
+    """Where a stage is. ``sequence`` grows with every sign of life; a supervisor needs no clock but its own."""
+
+    sequence: int
+    phase: str
+    step: int
+    total: int
+    notes: tuple[str, ...] = ()
+    """What people should be told: what was adopted, what was made again and why."""
+
+
+class Failure(Section):
+    """Why one rank ended."""
+
+    kind: str
+    message: str
+    retryable: bool
+    collective: bool = False
+    """The error only says that another rank is gone."""
+    traceback: str = Field("", repr=False)
+
+    @property
+    def exit_code(self) -> int:
+        """The runner's exit code."""
+        return EXIT_CODES.get(self.kind, 70)
+
+
+class Outcome:
+    """Writes one process's files into a local directory."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        self.directory = directory
+        self.rank = rank
+        self._notes: list[str] = []
+        self._sequence = 0
+        self._phase = ""
+        self._written_s = 0.0
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def note(self, message: str) -> None:
+        """Something to tell people; also a sign of life."""
+        print(message, flush=True)
+        self._notes.append(message)
+        self._write("", 0, 0)
+
+    def progress(self, phase: str, step: int, total: int) -> None:
+        """``step`` of ``total`` done in this phase. Cheap: written at most every 0.2 s, and at each phase's start and end."""
+        now_s = time.monotonic()
+        if phase == self._phase and step not in (0, total) and now_s - self._written_s < STATUS_INTERVAL_S:
+            return
+        self._phase, self._written_s = phase, now_s
+        self._write(phase, step, total)
+
+    def _write(self, phase: str, step: int, total: int) -> None:
+        if self.rank != 0:
+            return
+        self._sequence += 1
+        status = Status(sequence=self._sequence, phase=phase or self._phase, step=step, total=total, notes=tuple(self._notes))
+        _replace(self.directory / "status.json", status.model_dump_json())
+
+    def failed(self, failure: Failure) -> None:
+        """Leave this rank's last words."""
+        _replace(self.directory / f"error.{self.rank}.json", failure.model_dump_json())
+
+
+def failure_of(error: BaseException, *, collective: bool = False) -> Failure:
+    """Classify an exception: our own errors know their kind; memory, bad settings and absent services are recognised."""
+    if isinstance(error, CosmosRLError):
+        kind = error.kind
+    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        kind = "out_of_memory"
+    elif isinstance(error, ValidationError):
+        kind = "config"
+    elif isinstance(error, (ConnectionError, TimeoutError)):
+        kind = "unavailable"
+    else:
+        kind = "crash"
+    text = str(error) if isinstance(error, CosmosRLError) else f"{type(error).__name__}: {error}"
+    trace = "".join(traceback.format_exception(error))
+    return Failure(kind=kind, message=text, retryable=kind in RETRYABLE_KINDS, collective=collective, traceback=trace)
+
+
+def read_status(directory: Path) -> Status | None:
+    """The newest status, or None before the first."""
+    data = _read(directory / "status.json")
+    return None if data is None else Status.model_validate(data)
+
+
+def read_failures(directory: Path) -> list[Failure]:
+    """Every rank's last words, the informative ones first."""
+    paths = sorted(directory.glob("error.*.json"))
+    failures = [Failure.model_validate(data) for path in paths if (data := _read(path)) is not None]
+    return sorted(failures, key=lambda failure: failure.collective)
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

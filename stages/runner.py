@@ -1,0 +1,210 @@
+"""Run one stage from its request: ``python -m stages.runner request.json``, also under ``torch.distributed.run``.
+
+Validates, runs, and commits on rank 0, or leaves ``error.<rank>.json`` beside the request. Exit codes: 0 done (or already standing),
+64 config, 65 data, 75 unavailable, 70 anything else.
+"""
+
+import argparse
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from cosmos_rl_core import store
+from cosmos_rl_core.canonical import canonical_json
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.numerics import numerics
+from stages.artifacts import Attempt, differences
+from stages.contracts import FileEntry, Manifest, Request
+from stages.outcome import Outcome, failure_of
+
+
+class Ranks(Protocol):
+    """The processes that make one artifact; a light stage is one process and has no tensors to exchange."""
+
+    rank: int
+    world_size: int
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value everywhere."""
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value everywhere."""
+        ...
+
+    def close(self) -> None:
+        """Leave."""
+        ...
+
+
+class Alone:
+    """One process, without torch."""
+
+    rank = 0
+    world_size = 1
+
+    def broadcast(self, value: Any) -> Any:
+        """The value."""
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value, as a list of one."""
+        return [value]
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+@dataclass
+class Context:
+    """What a stage has besides its Request."""
+
+    attempt: Attempt
+    ranks: Any
+    """:class:`Ranks`; for stages with torch a :class:`cosmos_rl_core.distributed.Group`."""
+    outcome: Outcome
+
+    def progress(self, phase: str, step: int, total: int) -> None:
+        """Say how far the work is; also the sign of life that stall detection looks for."""
+        self.outcome.progress(phase, step, total)
+
+    def layout(self, layout: dict[str, Any]) -> dict[str, Any]:
+        """Cut the work: the committed cut, the same on every rank and at every retry."""
+        cut = [self.attempt.layout(layout, self.outcome.note), self.attempt.generation] if self.ranks.rank == 0 else None
+        layout, generation = self.ranks.broadcast(cut)
+        self.attempt.use_layout(layout, generation)
+        return layout
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run, as opposed to what: nothing here is part of a Request."""
+
+    outcome: Path
+    threads: int
+    deterministic: bool
+    numerics_record: str | None
+    allow_numerics_change: bool
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the stage; the exit code says how it ended."""
+    die_with_parent()
+    args = _parser().parse_args(argv)
+    path = Path(args.request)
+    settings = Settings(
+        outcome=Path(args.outcome) if args.outcome else path.parent,
+        threads=args.threads,
+        deterministic=not args.nondeterministic,
+        numerics_record=args.numerics_record,
+        allow_numerics_change=args.allow_numerics_change,
+    )
+    outcome = Outcome(settings.outcome, int(os.environ.get("RANK", "0")))
+    try:
+        execute(Request.model_validate_json(path.read_bytes()), settings, outcome)
+    except Exception as error:
+        failure = failure_of(error, collective=_is_collective(error))
+        outcome.failed(failure)
+        print(failure.traceback if failure.kind == "crash" else f"{failure.kind}: {failure.message}", file=sys.stderr, flush=True)
+        return failure.exit_code
+    return 0
+
+
+def execute(request: Request, settings: Settings, outcome: Outcome) -> Manifest:
+    """Make the Request's artifact stand, or find that it does; returns its manifest on every rank."""
+    outcome.progress("starting", 0, 1)
+    if settings.threads < 1:
+        raise ConfigError(f"threads must be at least 1, got {settings.threads}")
+    ranks, found = _start(request, settings)
+    try:
+        begun = Attempt.begin(request, outcome.note) if ranks.rank == 0 else None
+        begun = ranks.broadcast(None if begun is None else [begun[0], begun[1], begun[2] and begun[2].model_dump(mode="json")])
+        generation, attempt_id, already = begun
+        if already is not None:
+            return Manifest.model_validate(already)
+        if ranks.rank == 0:
+            _check_numerics(request.stage, found, settings, outcome)
+        attempt = Attempt(request, found, generation, attempt_id)
+        attempt.use_layout({}, generation)
+        stage = importlib.import_module(f"stages.{request.stage}")
+        summary = stage.run(request, Context(attempt, ranks, outcome)) or {}
+        if attempt.adopted:
+            outcome.note(f"{attempt.adopted} finished shards of an earlier attempt were adopted")
+        files = _gather_files(ranks, attempt)
+        manifest = attempt.commit(files, summary, outcome.note).model_dump(mode="json") if ranks.rank == 0 else None
+        return Manifest.model_validate(ranks.broadcast(manifest))
+    finally:
+        ranks.close()
+
+
+def _gather_files(ranks: Ranks, attempt: Attempt) -> dict[str, FileEntry]:
+    files: dict[str, FileEntry] = {}
+    for rank_files in ranks.gather({name: entry.model_dump() for name, entry in attempt.files.items()}):
+        for name, entry in rank_files.items():
+            if name in files and files[name].sha256 != entry["sha256"]:
+                raise RuntimeError(f"two ranks wrote different bytes for {name}")
+            files[name] = FileEntry.model_validate(entry)
+    return files
+
+
+def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
+    if not request.config.torch:
+        found = numerics(world_size=1, threads=settings.threads, deterministic=settings.deterministic)
+        return Alone(), found
+    # Only here, so that a light stage never loads it.
+    torch_runtime = importlib.import_module("stages.torch_runtime")
+    ranks = torch_runtime.start(threads=settings.threads, deterministic=settings.deterministic)
+    found = numerics(
+        world_size=ranks.world_size, threads=settings.threads, deterministic=settings.deterministic, torch=torch_runtime.torch
+    )
+    return ranks, found
+
+
+def _check_numerics(stage: str, found: dict[str, Any], settings: Settings, outcome: Outcome) -> None:
+    """The first artifact of a stage in a run records its numerics; later ones must equal them or be allowed not to."""
+    if settings.numerics_record is None:
+        return
+    store.put_if_absent(settings.numerics_record, canonical_json(found))
+    first = json.loads(store.read(settings.numerics_record))
+    if first == found:
+        return
+    changes = ", ".join(differences(first, found))
+    if not settings.allow_numerics_change:
+        raise ConfigError(
+            f"this run began {stage} under other numerics ({changes}); its results would not be those of an uninterrupted run. "
+            "Continue under the old ones, or accept the change with --allow-numerics-change"
+        )
+    outcome.note(f"numerics changed, as allowed: {changes}")
+
+
+def _is_collective(error: BaseException) -> bool:
+    distributed = sys.modules.get("cosmos_rl_core.distributed")
+    return distributed is not None and distributed.is_collective(error)
+
+
+def die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies: a torchrun or a flow that is shot leaves no orphan."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m stages.runner", description="Run one stage from its request.json.")
+    parser.add_argument("request", help="path of the request (JSON)")
+    parser.add_argument("--outcome", help="directory for status.json and error.<rank>.json (default: the request's)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each process; changes the last bits of results")
+    parser.add_argument("--nondeterministic", action="store_true", help="allow kernels whose bits differ from run to run")
+    parser.add_argument("--numerics-record", help="URL where the run's numerics of this stage are pinned")
+    parser.add_argument("--allow-numerics-change", action="store_true", help="go on although the numerics differ from the pinned ones")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

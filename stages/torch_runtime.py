@@ -1,0 +1,17 @@
+"""Torch, started the same way for every stage, cold or warm: threads, deterministic kernels, the process group."""
+
+import os
+
+import torch
+
+from cosmos_rl_core.distributed import Group
+
+
+def start(*, threads: int, deterministic: bool) -> Group:
+    """Set this process up and join its group."""
+    torch.set_num_threads(threads)
+    if deterministic:
+        # cuBLAS reads this when its first handle is made.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    return Group()
