@@ -5,12 +5,11 @@ Validates, runs, and commits on rank 0, or leaves ``error.<rank>.json`` beside t
 """
 
 import argparse
-import ctypes
 import importlib
 import json
 import os
-import signal
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.numerics import numerics
+from cosmos_rl_core.processes import die_with_parent
 from stages.artifacts import Attempt, differences
 from stages.contracts import FileEntry, Manifest, Request
 from stages.outcome import Outcome, failure_of
@@ -118,6 +118,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def execute(request: Request, settings: Settings, outcome: Outcome) -> Manifest:
     """Make the Request's artifact stand, or find that it does; returns its manifest on every rank."""
+    started_s = time.monotonic()
     outcome.progress("starting", 0, 1)
     if settings.threads < 1:
         raise ConfigError(f"threads must be at least 1, got {settings.threads}")
@@ -137,8 +138,13 @@ def execute(request: Request, settings: Settings, outcome: Outcome) -> Manifest:
         if attempt.adopted:
             outcome.note(f"{attempt.adopted} finished shards of an earlier attempt were adopted")
         files = _gather_files(ranks, attempt)
-        manifest = attempt.commit(files, summary, outcome.note).model_dump(mode="json") if ranks.rank == 0 else None
-        return Manifest.model_validate(ranks.broadcast(manifest))
+        if ranks.rank != 0:
+            return Manifest.model_validate(ranks.broadcast(None))
+        summary["seconds"] = round(time.monotonic() - started_s, 3)
+        manifest = attempt.commit(files, summary, outcome.note)
+        if settings.numerics_record is not None:
+            store.put_if_absent(settings.numerics_record, canonical_json(found))
+        return Manifest.model_validate(ranks.broadcast(manifest.model_dump(mode="json")))
     finally:
         ranks.close()
 
@@ -167,12 +173,9 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
 
 
 def _check_numerics(stage: str, found: dict[str, Any], settings: Settings, outcome: Outcome) -> None:
-    """The first artifact of a stage in a run records its numerics; later ones must equal them or be allowed not to."""
-    if settings.numerics_record is None:
-        return
-    store.put_if_absent(settings.numerics_record, canonical_json(found))
-    first = json.loads(store.read(settings.numerics_record))
-    if first == found:
+    """The first artifact of a stage in a run pins its numerics; later ones must equal them or be allowed not to."""
+    pinned = store.read_if_exists(settings.numerics_record) if settings.numerics_record else None
+    if pinned is None or (first := json.loads(pinned)) == found:
         return
     changes = ", ".join(differences(first, found))
     if not settings.allow_numerics_change:
@@ -186,13 +189,6 @@ def _check_numerics(stage: str, found: dict[str, Any], settings: Settings, outco
 def _is_collective(error: BaseException) -> bool:
     distributed = sys.modules.get("cosmos_rl_core.distributed")
     return distributed is not None and distributed.is_collective(error)
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies: a torchrun or a flow that is shot leaves no orphan."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,7 +1,7 @@
 """How the weights move. Field names are cosmos-rl's; the algorithm's own settings live in its plugin file."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
@@ -22,13 +22,6 @@ def plugin_options(kind: str, key: str) -> BeforeValidator:
     return BeforeValidator(validate)
 
 
-class AlgorithmOptions(Section):
-    """What every algorithm's ``Options`` has; ``type`` is the plugin's file name."""
-
-    type: str
-    """The algorithm: the name of a file in ``cosmos_rl_core/algorithms``."""
-
-
 class DatasetOptions(Section):
     """What every dataset's ``Options`` has; ``name`` is the plugin's file name."""
 
@@ -43,9 +36,26 @@ class RewardOptions(Section):
     """The reward: the name of a file in ``cosmos_rl_core/rewards``."""
 
 
-AnyAlgorithm = Annotated[SerializeAsAny[AlgorithmOptions], plugin_options("algorithms", "type")]
 AnyDataset = Annotated[SerializeAsAny[DatasetOptions], plugin_options("datasets", "name")]
 AnyReward = Annotated[SerializeAsAny[RewardOptions], plugin_options("rewards", "name")]
+
+
+class AlgorithmOptions(Section):
+    """What every algorithm's ``Options`` has; ``type`` is the plugin's file name."""
+
+    rewarded: ClassVar[bool]
+    """Whether it trains on rewarded rollouts (True) or on the media of a dataset (False)."""
+    type: str
+    """The algorithm: the name of a file in ``cosmos_rl_core/algorithms``."""
+    dataset: AnyDataset
+    """Prompts, or media with prompts."""
+    mini_batch: int = Field(1, ge=1)
+    """Samples per forward pass. Speed and memory only: the gradient is the same up to rounding."""
+    batch_size_per_optimize: int | None = Field(None, ge=1)
+    """Samples per optimizer step, over all ranks; absent means one step on everything."""
+
+
+AnyAlgorithm = Annotated[SerializeAsAny[AlgorithmOptions], plugin_options("algorithms", "type")]
 
 
 class OptimizerConfig(Section):

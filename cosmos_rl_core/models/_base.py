@@ -25,7 +25,7 @@ class Model(Protocol):
     """The pipeline's own diffusers scheduler: the source of the noise schedule."""
 
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
-        """Text embeddings of each prompt, unbatched, exactly as the stock pipeline computes them one by one."""
+        """Text embeddings of each prompt, unbatched, on the CPU, exactly as the stock pipeline computes them one by one."""
         ...
 
     def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
@@ -61,3 +61,19 @@ class ModelPlugin(Protocol):
 def stack(conditionings: list[Conditioning], device: torch.device) -> Conditioning:
     """Batch unbatched conditionings of equal shapes: ``[...]`` each to ``[B, ...]`` on ``device``."""
     return {name: torch.stack([c[name] for c in conditionings]).to(device) for name in conditionings[0]}
+
+
+def guided_velocity(
+    model: Model, x_t: Tensor, t: Tensor, conditioning: Conditioning, negative: Conditioning | None, guidance_scale: float
+) -> Tensor:
+    """Classifier-free guidance, ``v_u + s (v_c - v_u)``; ``s = 1`` is one forward, without ``negative``. All batched alike.
+
+    Source: arXiv:2207.12598, in the parametrisation of diffusers, where s = 1 is no guidance.
+    """
+    conditional = model.velocity(x_t, t, conditioning)
+    if guidance_scale == 1:
+        return conditional
+    if negative is None:
+        raise ValueError(f"guidance_scale = {guidance_scale} needs negative conditioning")
+    unconditional = model.velocity(x_t, t, negative)
+    return unconditional + guidance_scale * (conditional - unconditional)

@@ -1,0 +1,1 @@
+"""Closed configuration: what a recipe may say, and what each setting does."""

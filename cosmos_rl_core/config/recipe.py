@@ -1,0 +1,194 @@
+"""A recipe: one TOML file that says what a run is. Read closed, strict, and with all its mistakes reported at once."""
+
+import difflib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.config.policy import PolicyConfig
+from cosmos_rl_core.config.train import AnyAlgorithm, AnyDataset, AnyReward, EmaConfig, OptimizerConfig
+from cosmos_rl_core.errors import ConfigError
+
+
+class TrainConfig(OptimizerConfig, EmaConfig):
+    """How the weights move."""
+
+    seed: int = Field(0, ge=0)
+    """Every random draw of the run derives from it."""
+    num_iterations: int = Field(ge=1, json_schema_extra={"identity": False})
+    """How far to go; a run can be continued by raising it."""
+    train_batch_per_replica: int = Field(8, ge=1)
+    """Samples of one iteration: prompts times ``rollout.n_generation``."""
+    train_policy: AnyAlgorithm
+    """The algorithm and its settings."""
+
+
+class RolloutConfig(Section):
+    """How many samples, and how they are cut."""
+
+    n_generation: int = Field(16, ge=2)
+    """Samples per prompt: the group that advantages are relative to."""
+    n_generation_mini_batch: int = Field(8, ge=1)
+    """Samples in one forward pass. Memory and speed; also the last bits."""
+    samples_per_shard: int = Field(32, ge=1)
+    """Samples in one file: the unit that a retry keeps."""
+
+
+class RewardConfig(Section):
+    """One reward and its part in training."""
+
+    fn: AnyReward
+    """The reward plugin and its settings."""
+    weight: float = 1.0
+    """Factor in the sum that trains."""
+    role: Literal["train", "monitor"] = "train"
+    """``monitor`` is scored and reported but never in the loss."""
+    max_attempts: int = Field(3, ge=1)
+    """Tries of a sample that cannot be scored before it is excluded."""
+    max_failed_fraction: float = Field(0.05, ge=0, lt=1)
+    """Share of excluded samples above which the stage fails."""
+
+
+class ValidationConfig(Section):
+    """Held-out evaluation by the stock pipeline, from the exported weights."""
+
+    dataset: AnyDataset
+    """Prompts that training never sees."""
+    n_generation: int = Field(8, ge=1)
+    """Images per prompt, from fixed seeds."""
+    seed: int = Field(0, ge=0)
+    """The evaluation's own seed, the same for every run, so that runs can be compared."""
+    freq: int = Field(0, ge=0)
+    """Iterations between evaluations; 0 evaluates the base and the final policy only."""
+    batch_size: int = Field(16, ge=1)
+    """Samples in one call of the pipeline."""
+
+
+class Recipe(Section):
+    """What a run is."""
+
+    policy: PolicyConfig
+    train: TrainConfig
+    rollout: RolloutConfig = RolloutConfig()
+    rewards: tuple[RewardConfig, ...] = ()
+    validation: ValidationConfig | None = None
+    launch: LaunchConfig = Field(LaunchConfig(), json_schema_extra={"identity": False})
+
+    @model_validator(mode="after")
+    def _check(self) -> "Recipe":
+        mistakes = list(_mistakes(self))
+        if mistakes:
+            raise ValueError("; ".join(mistakes))
+        return self
+
+    @property
+    def prompts_per_iteration(self) -> int:
+        """Prompts of one rollout."""
+        return self.train.train_batch_per_replica // self.rollout.n_generation
+
+
+def _mistakes(recipe: Recipe) -> Any:
+    """Combinations that cannot work, each a sentence."""
+    batch, group = recipe.train.train_batch_per_replica, recipe.rollout.n_generation
+    rewarded = recipe.train.train_policy.rewarded
+    if rewarded and batch % group:
+        yield f"train.train_batch_per_replica = {batch} is not a multiple of rollout.n_generation = {group}"
+    if rewarded and not any(reward.role == "train" for reward in recipe.rewards):
+        yield f"{recipe.train.train_policy.type} needs at least one [[rewards]] with role = 'train'"
+    if not rewarded and any(reward.role == "train" for reward in recipe.rewards):
+        yield f"{recipe.train.train_policy.type} trains on data: give its rewards role = 'monitor'"
+    names = [reward.fn.name for reward in recipe.rewards]
+    if len(set(names)) != len(names):
+        yield f"two rewards of one name: {', '.join(names)}"
+    per_step = recipe.train.train_policy.batch_size_per_optimize
+    if rewarded and per_step and batch % per_step:
+        yield f"train.train_batch_per_replica = {batch} is not a multiple of train.train_policy.batch_size_per_optimize = {per_step}"
+    if recipe.policy.from_scratch and recipe.policy.lora is not None:
+        yield "policy.from_scratch draws all weights anew; leave [policy.lora] out"
+
+
+def read_recipe(path: str, overrides: list[str] | None = None) -> Recipe:
+    """Read a TOML recipe and apply overrides ``a.b.c=value`` (values as in TOML; bare words are strings).
+
+    Raises :class:`ConfigError` with every mistake of the file and the overrides in one message.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"no recipe at {path}; expected a TOML file such as configs/tiny/nft.toml")
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    for override in overrides or []:
+        _apply(values, override)
+    return check(values, path)
+
+
+def check(values: dict[str, Any], source: str) -> Recipe:
+    """Build the recipe from plain values, strictly typed; all mistakes in one :class:`ConfigError`."""
+    try:
+        # Through JSON: its strict mode accepts arrays for tuples and whole numbers for floats, and nothing else that differs.
+        return Recipe.model_validate_json(json.dumps(values, default=str), strict=True)
+    except ValidationError as error:
+        raise ConfigError("\n".join([f"{source}:", *describe(error, Recipe)])) from error
+
+
+def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """One line a mistake: where, what was found, what was expected, the nearest known name."""
+    return [f"  {_line(item, model)}" for item in error.errors()]
+
+
+def _line(item: Any, model: type[BaseModel]) -> str:
+    where = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        known = _known_fields(item["loc"], model)
+        close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}" if known else ""
+        return f"{where}: unknown key; {hint}".rstrip("; ")
+    message = item["msg"].removeprefix("Value error, ")
+    found = "" if item["type"] in {"missing", "value_error"} else f" (found {item['input']!r})"
+    return f"{where}: {message}{found}".removeprefix(": ")
+
+
+def _known_fields(location: tuple[Any, ...], model: type[BaseModel]) -> list[str]:
+    """Field names at the table that holds ``location``; follows sections, and looks in every plugin where one is chosen."""
+    models: list[type[BaseModel]] = [model]
+    for part in location[:-1]:
+        if isinstance(part, str):
+            models = [m for parent in models if part in parent.model_fields for m in _sections(parent.model_fields[part].annotation)]
+    return sorted({name for m in models for name in m.model_fields})
+
+
+def _sections(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation, *_subclasses(annotation)]
+    return [section for argument in get_args(annotation) for section in _sections(argument)]
+
+
+def _subclasses(section: type[BaseModel]) -> list[type[BaseModel]]:
+    return [m for child in section.__subclasses__() for m in (child, *_subclasses(child))]
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not separator or not all(keys):
+        raise ConfigError(f"cannot read override {override!r}; expected section.key=value")
+    table = values
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"override {override!r}: {key} is not a table")
+    table[keys[-1]] = _toml_value(text.strip())
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

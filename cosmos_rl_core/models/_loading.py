@@ -1,0 +1,77 @@
+"""What every model plugin needs to load a pipeline directory: only the components asked for, float32, frozen."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor, nn
+
+from cosmos_rl_core import pipelines, plugins
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.models._base import COMPONENTS, ModelPlugin
+
+Pipeline = TypeVar("Pipeline", bound=DiffusionPipeline)
+
+
+def adapter_of(path: str) -> ModelPlugin:
+    """The model plugin of the pipeline directory ``path``. Raises :class:`ConfigError`, listing the known pipeline classes."""
+    name = pipelines.adapter_name(pipelines.pipeline_class(path))
+    plugin: ModelPlugin = plugins.load("models", name)  # pyright: ignore[reportAssignmentType]
+    return plugin
+
+
+def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], device: torch.device) -> Pipeline:
+    """The stock pipeline with the asked ``components`` (and the scheduler) loaded and every other one None.
+
+    Reads safetensors alone, never a pickle.
+    """
+    unknown = set(components) - set(COMPONENTS)
+    if unknown:
+        raise ValueError(f"unknown components {sorted(unknown)}; known: {', '.join(COMPONENTS)}")
+    index = pipelines.read_json(path, pipelines.INDEX)
+    skipped = {name: None for name, value in index.items() if isinstance(value, list) and not _asked(name, components)}
+    pipeline = cls.from_pretrained(
+        path, torch_dtype=torch.float32, use_safetensors=True, local_files_only=True, **skipped
+    )
+    for part in pipeline.components.values():
+        if isinstance(part, nn.Module):
+            part.requires_grad_(False).eval().to(device)
+    return pipeline
+
+
+def require(component: nn.Module | None, name: str) -> nn.Module:
+    """The component itself, or an error that says which one was not loaded."""
+    if component is None:
+        raise RuntimeError(f"this needs the component {name!r}, which was not loaded")
+    return component
+
+
+def check_multiple(size: tuple[int, int], multiple: int) -> None:
+    """Raise :class:`ConfigError` unless height and width are positive multiples of ``multiple`` pixels."""
+    if any(side < 1 or side % multiple for side in size):
+        raise ConfigError(f"height and width must be multiples of {multiple} pixels for this model, got {list(size)}")
+
+
+def pixels_to_unit(pixels: Tensor) -> Tensor:
+    """Uint8 pixels to float32 in [-1, 1], as the stock image processor scales them."""
+    return 2.0 * (pixels.float() / 255.0) - 1.0
+
+
+def unit_to_pixels(images: Tensor) -> Tensor:
+    """Values in [-1, 1] to uint8, clamped and rounded half to even, as the stock image processor does for PIL output."""
+    return ((images.float() * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def initialise(transformer: nn.Module, seed: int) -> None:
+    """Replace the weights, in place, with fresh ones drawn from the class's own initialisation: a function of config and seed."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(seed)
+        fresh = type(transformer).from_config(transformer.config)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    transformer.load_state_dict(fresh.state_dict())
+
+
+def _asked(name: str, components: Sequence[str]) -> bool:
+    if name.startswith(("text_encoder", "tokenizer")):
+        return "text" in components
+    return name == "scheduler" or name in components

@@ -1,0 +1,89 @@
+"""Stable Diffusion 3 and 3.5: text to image, three text encoders, 4-D latents."""
+
+import torch
+from diffusers import StableDiffusion3Pipeline
+from torch import Tensor, nn
+
+from cosmos_rl_core import pipelines
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.models._base import Conditioning
+
+PIPELINE_CLASSES = ("StableDiffusion3Pipeline",)
+
+_MAX_PROMPT_LENGTH = 512
+
+
+class StableDiffusion3:
+    """See :class:`cosmos_rl_core.models._base.Model`. Conditioning: ``prompt_embeds`` and ``pooled_prompt_embeds``."""
+
+    def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
+        self._pipeline = _loading.load_pipeline(StableDiffusion3Pipeline, path, components, device)
+        self._transformer_config = pipelines.read_json(path, "transformer", "config.json")
+        self._vae_config = pipelines.read_json(path, "vae", "config.json")
+        self._device = device
+        self.scheduler = self._pipeline.scheduler
+        if "text" in components and self._pipeline.text_encoder_3 is None:
+            raise ConfigError(f"{path!r} has no text_encoder_3 (T5); pipelines without it are not supported")
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The denoiser."""
+        return _loading.require(self._pipeline.transformer, "transformer")
+
+    @torch.no_grad()
+    def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
+        """One by one; on the CPU. CLIP keeps its own 77 tokens, ``max_prompt_length`` is T5's."""
+        _loading.require(self._pipeline.text_encoder, "text")
+        if max_prompt_length > _MAX_PROMPT_LENGTH:
+            raise ConfigError(f"max_prompt_length is at most {_MAX_PROMPT_LENGTH} for this model, got {max_prompt_length}")
+        return [self._encode_prompt(prompt, max_prompt_length) for prompt in prompts]
+
+    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
+        embeds, _, pooled, _ = self._pipeline.encode_prompt(
+            prompt, prompt, prompt, device=self._device, do_classifier_free_guidance=False, max_sequence_length=max_prompt_length
+        )
+        return {"prompt_embeds": embeds[0].cpu(), "pooled_prompt_embeds": pooled[0].cpu()}
+
+    def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
+        """``[C, H, W]``."""
+        if frames != 1:
+            raise ConfigError(f"this model makes images: frames must be 1, got {frames}")
+        scale, patch = 2 ** (len(self._vae_config["block_out_channels"]) - 1), self._transformer_config["patch_size"]
+        _loading.check_multiple(size, scale * patch)
+        limit = self._transformer_config["pos_embed_max_size"] * patch * scale
+        if max(size) > limit:
+            raise ConfigError(f"height and width are at most {limit} pixels for this model, got {list(size)}")
+        return (self._transformer_config["in_channels"], size[0] // scale, size[1] // scale)
+
+    @torch.no_grad()
+    def encode_media(self, pixels: Tensor) -> Tensor:
+        """One frame a sample: ``[B, 1, height, width, 3]`` to ``[B, C, H, W]``."""
+        vae = self._vae()
+        images = _loading.pixels_to_unit(pixels[:, 0].to(self._device)).permute(0, 3, 1, 2)
+        return (vae.encode(images).latent_dist.mode() - vae.config.shift_factor) * vae.config.scaling_factor
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """``[B, C, H, W]`` to ``[B, 1, height, width, 3]``."""
+        vae = self._vae()
+        latents = latents.to(self._device, torch.float32) / vae.config.scaling_factor + vae.config.shift_factor
+        return _loading.unit_to_pixels(vae.decode(latents, return_dict=False)[0]).permute(0, 2, 3, 1)[:, None].contiguous()
+
+    def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
+        """The transformer is fed ``1000 t`` as float32, never a rounded number."""
+        return self.transformer(
+            hidden_states=x_t,
+            timestep=(t * self.scheduler.config.num_train_timesteps).to(torch.float32),
+            encoder_hidden_states=conditioning["prompt_embeds"],
+            pooled_projections=conditioning["pooled_prompt_embeds"],
+            return_dict=False,
+        )[0].float()
+
+    def _vae(self):  # noqa: ANN202
+        return _loading.require(self._pipeline.vae, "vae")
+
+
+def load(path: str, components: tuple[str, ...], device: torch.device) -> StableDiffusion3:
+    """Load the named components of the pipeline directory ``path``, float32, frozen, in eval mode."""
+    return StableDiffusion3(path, components, device)

@@ -1,0 +1,26 @@
+"""``python -m cosmos_rl_core.tiny DIR``: write the tiny SD3 pipeline, its autoencoder trained and its transformer random."""
+
+import argparse
+import logging
+from pathlib import Path
+
+from cosmos_rl_core.datasets import rendered_text
+from cosmos_rl_core.tiny.sd3 import build_sd3
+from cosmos_rl_core.tiny.vae import train_vae
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Build, train the autoencoder, save as safetensors."""
+    parser = argparse.ArgumentParser(prog="python -m cosmos_rl_core.tiny", description=__doc__)
+    parser.add_argument("dir", type=Path, help="directory to write the pipeline to")
+    parser.add_argument("--seed", type=int, default=0, help="every random weight and training batch follows from it")
+    parser.add_argument("--vae-steps", type=int, default=400, help="training steps of the autoencoder")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    pipe = build_sd3(options.seed)
+    train_vae(pipe.vae, rendered_text.Media(rendered_text.Options()), seed=options.seed, num_steps=options.vae_steps)
+    pipe.save_pretrained(options.dir, safe_serialization=True)
+
+
+if __name__ == "__main__":
+    main()

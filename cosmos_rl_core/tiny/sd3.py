@@ -1,0 +1,83 @@
+"""A Stable Diffusion 3 pipeline of 2.3 million weights for images of 32 x 64 pixels.
+
+Every part is of the stock class, so that whatever handles the real model handles this one. The text encoders are random and frozen;
+the transformer and the autoencoder are meant to be trained.
+"""
+
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
+from transformers import T5Config, T5EncoderModel
+
+from cosmos_rl_core.tiny._parts import MAX_TOKENS, clip_text_encoder, clip_tokenizer, seeded, t5_tokenizer
+
+LATENT_CHANNELS = 4
+JOINT_WIDTH = 128
+CLIP_WIDTH = 64
+
+
+def build_sd3(seed: int) -> StableDiffusion3Pipeline:
+    """The whole pipeline with random weights, float32 on the CPU; a function of ``seed`` alone.
+
+    Generate with ``height=32, width=64, guidance_scale=1.0, max_sequence_length=12``: the stock length of 256 pads every prompt with
+    noise from the random T5.
+    """
+    tokenizers = [clip_tokenizer(), clip_tokenizer()]
+    encoders = [clip_text_encoder(tokenizer, seed, "clip", i, width=CLIP_WIDTH) for i, tokenizer in enumerate(tokenizers)]
+    tokenizer_3 = t5_tokenizer()
+    return StableDiffusion3Pipeline(
+        transformer=build_transformer(seed),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
+        vae=build_vae(seed),
+        text_encoder=encoders[0],
+        tokenizer=tokenizers[0],
+        text_encoder_2=encoders[1],
+        tokenizer_2=tokenizers[1],
+        text_encoder_3=_t5_encoder(len(tokenizer_3), seed),
+        tokenizer_3=tokenizer_3,
+    )
+
+
+def build_transformer(seed: int) -> SD3Transformer2DModel:
+    """The velocity model: 4 joint blocks of width 128 over 32 image tokens and 24 text tokens."""
+    with seeded(seed, "transformer"):
+        return SD3Transformer2DModel(
+            sample_size=32,
+            patch_size=4,
+            in_channels=LATENT_CHANNELS,
+            out_channels=LATENT_CHANNELS,
+            num_layers=4,
+            attention_head_dim=32,
+            num_attention_heads=4,
+            joint_attention_dim=JOINT_WIDTH,
+            caption_projection_dim=128,
+            pooled_projection_dim=2 * CLIP_WIDTH,
+            pos_embed_max_size=8,
+            qk_norm="rms_norm",
+        )
+
+
+def build_vae(seed: int) -> AutoencoderKL:
+    """The autoencoder: pixels ``[B, 3, H, W]`` in [-1, 1] to latents ``[B, 4, H/2, W/2]``."""
+    with seeded(seed, "vae"):
+        return AutoencoderKL(
+            block_out_channels=(16, 32),
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            layers_per_block=1,
+            norm_num_groups=8,
+            latent_channels=LATENT_CHANNELS,
+            sample_size=64,
+            mid_block_add_attention=False,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+            scaling_factor=1.0,
+            shift_factor=0.0,
+        )
+
+
+def _t5_encoder(vocab_size: int, seed: int) -> T5EncoderModel:
+    config = T5Config(
+        vocab_size=vocab_size, d_model=JOINT_WIDTH, d_kv=32, d_ff=128, num_layers=1, num_heads=4, n_positions=MAX_TOKENS
+    )
+    with seeded(seed, "t5"):
+        encoder = T5EncoderModel(config)
+    return encoder.eval().requires_grad_(False)

@@ -1,0 +1,189 @@
+"""The optimizer step: AdamW over named parameters, its state as named tensors, gradients that do not depend on the batching.
+
+Every sum over parameters is taken in the order of their names, and every draw is a function of what it is for: neither
+micro-batches nor ranks nor retries can be told from the result, rounding aside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_rl_core import seeds
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError
+from cosmos_rl_core.schedules import lr_factor
+
+if TYPE_CHECKING:
+    from cosmos_rl_core.config.policy import DiffusersConfig
+    from cosmos_rl_core.config.train import OptimizerConfig
+    from cosmos_rl_core.distributed import Group
+
+Parameters = Mapping[str, nn.Parameter]
+"""The trainable parameters by name."""
+
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW remembers of each parameter."""
+
+
+def make_optimizer(parameters: Parameters, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW over all parameters alike, at the peak learning rate; :func:`optimizer_step` sets the rate of each step."""
+    return torch.optim.AdamW(
+        [parameters[name] for name in sorted(parameters)],
+        lr=config.optm_lr,
+        betas=config.optm_betas,
+        eps=config.epsilon,
+        weight_decay=config.optm_weight_decay,
+    )
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameters) -> dict[str, Tensor]:
+    """Copies on the CPU as ``exp_avg.<name>``, ``exp_avg_sq.<name>`` and ``step.<name>``; empty before the first step."""
+    return {
+        f"{moment}.{name}": optimizer.state[parameters[name]][moment].detach().to("cpu", copy=True).contiguous()
+        for name in sorted(parameters)
+        if parameters[name] in optimizer.state
+        for moment in _MOMENTS
+    }
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameters, state: Mapping[str, Tensor]) -> None:
+    """Take over, bit for bit, what :func:`optimizer_state` gave; an empty state is that of a fresh optimizer.
+
+    Raises :class:`ArtifactError` if names or shapes are not those of the parameters.
+    """
+    expected = {f"{moment}.{name}" for name in parameters for moment in _MOMENTS} if state else set()
+    if expected != set(state):
+        raise ArtifactError(
+            f"optimizer state does not fit: {len(expected - set(state))} entries missing, {len(set(state) - expected)} unknown, "
+            f"e.g. {min(expected ^ set(state))!r}; it belongs to other trainable parameters"
+        )
+    optimizer.state.clear()
+    for name in sorted(parameters) if state else ():
+        optimizer.state[parameters[name]] = {
+            "step": state[f"step.{name}"].to("cpu", copy=True),
+            **{m: _like(parameters[name], f"{m}.{name}", state[f"{m}.{name}"]) for m in _MOMENTS if m != "step"},
+        }
+
+
+def _like(parameter: nn.Parameter, name: str, stored: Tensor) -> Tensor:
+    if stored.shape != parameter.shape or stored.dtype != parameter.dtype:
+        found, wanted = f"{list(stored.shape)} {stored.dtype}", f"{list(parameter.shape)} {parameter.dtype}"
+        raise ArtifactError(f"optimizer state {name!r} is {found}, its parameter is {wanted}")
+    return stored.to(parameter.device, copy=True)
+
+
+def loss_share(per_sample: Tensor, num_samples: int, num_times: int, weights: Tensor | None = None) -> Tensor:
+    """What a micro-batch adds to the loss of its optimizer step: call ``backward`` on this scalar.
+
+    ``per_sample`` is ``[B]`` at one noise level each; ``num_samples`` counts the optimizer step's samples on all ranks and
+    ``num_times`` the noise levels of each, so that the gradients, summed over micro-batches and ranks, are those of the mean.
+    ``weights`` ``[B]`` are 0 for padding, which ``num_samples`` does not count.
+    Raises ``ValueError`` unless there is one loss, and one weight, a sample.
+    """
+    if per_sample.ndim != 1 or (weights is not None and weights.shape != per_sample.shape):
+        found = list(per_sample.shape), None if weights is None else list(weights.shape)
+        raise ValueError(f"needs one loss and one weight a sample; found shapes {found[0]} and {found[1]}")
+    weighted = per_sample if weights is None else per_sample * weights
+    return weighted.sum() / (num_samples * num_times)
+
+
+def optimizer_step(
+    optimizer: torch.optim.Optimizer, parameters: Parameters, config: OptimizerConfig, *, step: int, group: Group | None
+) -> dict[str, float]:
+    """Sum the gradients over ranks, clip, move the weights and clear the gradients. ``step`` counts from 0 over all iterations.
+
+    Returns the gradient norm before clipping and the learning rate. Raises what :func:`clip_gradients` raises, on all ranks.
+    """
+    sum_gradients(parameters, group)
+    norm = clip_gradients(parameters, config.optm_grad_norm_clip)
+    rate = config.optm_lr * lr_factor(config, step)
+    for settings in optimizer.param_groups:
+        settings["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return {"grad_norm": norm, "lr": rate}
+
+
+def sum_gradients(parameters: Parameters, group: Group | None) -> None:
+    """Sum every gradient over the group's ranks, in float32, in one buffer; a parameter that got none has a gradient of 0."""
+    gradients = [_gradient(parameters[name]) for name in sorted(parameters)]
+    if group is None or group.world_size == 1:
+        return
+    flat = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
+    group.all_reduce_sum_(flat)
+    for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(total.view(gradient.shape))
+
+
+def clip_gradients(parameters: Parameters, max_norm: float) -> float:
+    """Scale all gradients down together to the global 2-norm ``max_norm`` if they exceed it; the norm before that.
+
+    Raises :class:`CosmosRLError` if the norm is not finite: a step that is left out in silence is a step nobody knows of.
+    """
+    names = sorted(parameters)
+    gradients = [_gradient(parameters[name]) for name in names]
+    norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]).tolist()
+    norm = math.hypot(*norms)
+    if not math.isfinite(norm):
+        broken = [name for name, value in zip(names, norms, strict=True) if not math.isfinite(value)]
+        raise CosmosRLError(
+            f"the gradient norm is {norm}: {len(broken)} of {len(names)} trainable parameters have gradients that are not "
+            f"finite, the first is {broken[0]!r}; look at the losses and lower the learning rate"
+        )
+    if norm > max_norm:
+        for gradient in gradients:
+            gradient.mul_(max_norm / norm)
+    return norm
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter, device=parameter.device)
+    return parameter.grad
+
+
+@dataclass(frozen=True)
+class DrawKey:
+    """All that the random draws for one sample in one pass depend on; not its batch, its rank or the draws before."""
+
+    run_seed: int
+    iteration: int
+    epoch: int
+    sample_id: str
+
+
+def random_times(sigmas: tuple[float, ...], num_times: int, key: DrawKey) -> list[float]:
+    """``num_times`` distinct noise levels out of a schedule's ``sigmas``, never the final 0, in random order.
+
+    Raises ``ValueError`` if the grid has fewer.
+    """
+    num_steps = len(sigmas) - 1
+    if not 1 <= num_times <= num_steps:
+        raise ValueError(f"cannot draw {num_times} different noise levels from a grid of {num_steps}")
+    return [sigmas[index] for index in seeds.permutation(num_steps, "training times", *astuple(key))[:num_times]]
+
+
+def training_noise(shape: tuple[int, ...], key: DrawKey, time_index: int) -> Tensor:
+    """Standard normal noise of one sample at its ``time_index``-th noise level: float32, on the CPU."""
+    return torch.from_numpy(seeds.normal(shape, "training noise", *astuple(key), time_index))
+
+
+def sft_time(sigmas: tuple[float, ...], config: DiffusersConfig, key: DrawKey) -> float:
+    """The noise level of one sample in one optimizer step, out of a fine schedule's ``sigmas`` (1000 steps), never the final 0.
+
+    ``weighting_scheme`` is the density of the place in the grid, counted from the clean end; the grid itself brings the
+    pipeline's shift. SD3's shift of 3 puts the median place, 1/2, at a level of .75.
+    Source: SD3, arXiv:2403.03206, section 3.1, on the scheduler's own grid.
+    """
+    generator = seeds.generator("sft time", *astuple(key))
+    if config.weighting_scheme == "logit_normal":
+        place = (1 + math.tanh((config.logit_mean + config.logit_std * generator.standard_normal()) / 2)) / 2
+    else:
+        place = generator.random()
+    num_steps = len(sigmas) - 1
+    return sigmas[num_steps - 1 - min(int(place * num_steps), num_steps - 1)]

@@ -1,0 +1,142 @@
+"""Start stage processes, cold or warm, and end whole process trees."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from stages.contracts import STAGES, Request
+
+GRACE_S = 10.0
+"""Wait for killed processes to be gone."""
+
+
+class StageProcess(Protocol):
+    """A started stage."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Exit code (negative: the signal), or None while it runs."""
+        ...
+
+
+def start_cold(request: Request, argv: Sequence[str], log: Path, launch: LaunchConfig) -> StageProcess:
+    """A new interpreter, under ``torch.distributed.run`` if the stage is distributed."""
+    stage = STAGES[request.stage]
+    command = [sys.executable, "-m", "cosmos_rl_core.processes", sys.executable, "-m"]
+    if stage.distributed:
+        # Not --standalone: it resolves the host's name and listens on every interface. No restarts: a retry is a new attempt.
+        ranks = str(launch.processes_of(request.stage))
+        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+        command += ["torch.distributed.run", *rendezvous, "--nproc-per-node", ranks, "--max-restarts", "0", "-m"]
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [*command, "stages.runner", *argv], stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=_environment(request, launch)
+        )
+
+
+def _environment(request: Request, launch: LaunchConfig) -> dict[str, str]:
+    environment = os.environ | {"OMP_NUM_THREADS": str(launch.threads), "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    if request.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, request.gpus))
+    return environment
+
+
+class WarmServer:
+    """The fork server, started when first needed and again if it dies."""
+
+    def __init__(self, launch: LaunchConfig) -> None:
+        self._launch = launch
+        self._server: subprocess.Popen[str] | None = None
+        self._ended: dict[int, int] = {}
+
+    def start(self, request: Request, argv: Sequence[str], log: Path) -> "WarmProcess":
+        """Fork a runner."""
+        if self._server is None or self._server.poll() is not None:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "stages.warm"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=_environment(request, self._launch),
+            )
+            self._read()
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps({"argv": list(argv), "log": str(log)}) + "\n")
+        self._server.stdin.flush()
+        while "returncode" in (reply := self._read()):
+            self._ended[reply["pid"]] = reply["returncode"]
+        return WarmProcess(reply["pid"], self)
+
+    def returncode(self, pid: int) -> int | None:
+        """How a fork ended; a fork of a dead server was killed with it."""
+        if pid in self._ended:
+            return self._ended[pid]
+        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            return None
+        while pid not in self._ended:
+            try:
+                reply = self._read()
+            except BrokenPipeError:
+                return -signal.SIGKILL
+            self._ended[reply["pid"]] = reply["returncode"]
+        return self._ended[pid]
+
+    def _read(self) -> dict[str, Any]:
+        assert self._server is not None
+        assert self._server.stdout is not None
+        line = self._server.stdout.readline()
+        if not line:
+            raise BrokenPipeError("the fork server ended")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the server."""
+        if self._server is not None:
+            kill_tree(self._server.pid)
+            self._server.wait()
+            self._server = None
+
+
+class WarmProcess:
+    """A forked runner."""
+
+    def __init__(self, pid: int, server: WarmServer) -> None:
+        self.pid = pid
+        self._server = server
+
+    def poll(self) -> int | None:
+        """Exit code, or None while it runs."""
+        return self._server.returncode(self.pid)
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and everything it started; torchrun's workers live in sessions of their own, so groups do not reach them."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill(processes: Sequence[psutil.Process]) -> None:
+    """Kill these and wait until they are gone, so that their memory is free for the next attempt."""
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(processes, timeout=GRACE_S)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and everything it started."""
+    kill(tree(pid))

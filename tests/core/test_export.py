@@ -1,0 +1,133 @@
+"""Exports are read by the stock pipelines alone, and make the same media."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from safetensors import torch as safetensors_torch
+
+from cosmos_rl_core import export, pipelines
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.policy_weights import prepare
+from tests import tiny_pipelines
+
+CPU = torch.device("cpu")
+LORA = LoraConfig(r=4, lora_alpha=12.0)
+
+
+@pytest.fixture(scope="session", params=["sd3", "wan"])
+def folder(request, tmp_path_factory):
+    save = {"sd3": tiny_pipelines.save_sd3, "wan": tiny_pipelines.save_wan}[request.param]
+    return str(save(tmp_path_factory.mktemp("export") / request.param))
+
+
+@pytest.fixture(scope="session")
+def trained(folder):
+    """A transformer for each way of training, with weights that moved: (transformer, tensors) by name of the way."""
+    result = {}
+    for way, lora in (("lora", LORA), ("full", None)):
+        transformer = _loading.adapter_of(folder).load(folder, ("transformer",), CPU).transformer
+        weights = prepare(transformer, lora)
+        generator = torch.Generator("cpu").manual_seed(4)
+        moved = {n: p.data + 0.2 * torch.randn(p.shape, generator=generator, device=CPU) for n, p in weights.parameters.items()}
+        weights.load("current", moved)
+        result[way] = (transformer, weights.get("current"))
+    return result
+
+
+def stock(folder, transformer=None):
+    given = {} if transformer is None else {"transformer": transformer}
+    pipeline = DiffusionPipeline.from_pretrained(folder, local_files_only=True, **given)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def media(pipeline):
+    frames = {"num_frames": 5} if type(pipeline).__name__ == "WanPipeline" else {}
+    generator = torch.Generator("cpu").manual_seed(0)
+    return pipeline(
+        "a cat", num_inference_steps=2, guidance_scale=1.0, height=32, width=32, max_sequence_length=16, generator=generator,
+        output_type="latent", return_dict=False, **frames,
+    )[0]  # fmt: skip
+
+
+def write(files, folder):
+    for name, content in files:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.read_bytes() if isinstance(content, Path) else content)
+
+
+def header(content):
+    (size,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + size])
+
+
+def test_the_lora_file_reloads_in_the_stock_pipeline_with_its_alpha(folder, trained, tmp_path):
+    transformer, tensors = trained["lora"]
+    write(export.lora_files(tensors, LORA).items(), tmp_path)
+    pipeline = stock(folder)
+    base = media(pipeline)
+    pipeline.load_lora_weights(tmp_path / "lora", weight_name="model.safetensors", adapter_name="default")
+    adapter = pipeline.transformer.peft_config["default"]
+    assert (adapter.r, adapter.lora_alpha) == (4, 12.0)
+    loaded = media(pipeline)
+    assert (loaded - media(stock(folder, transformer))).abs().max() < 1e-5
+    assert (loaded - base).abs().max() > 1e-2
+
+
+def test_the_lora_file_is_deterministic_and_in_diffusers_layout(trained):
+    _, tensors = trained["lora"]
+    files = export.lora_files(tensors, LORA)
+    assert files == export.lora_files(dict(reversed(tensors.items())), LORA)
+    content = header(files["lora/model.safetensors"])
+    assert list(content.pop("__metadata__")) == ["lora_adapter_metadata"]
+    assert set(content) == {f"transformer.{name}" for name in tensors}
+    assert json.loads(files["lora/adapter_config.json"])["lora_alpha"] == 12.0
+
+
+def test_the_full_export_is_a_pipeline_directory(folder, trained, tmp_path):
+    transformer, tensors = trained["full"]
+    write(export.full_pipeline(folder, tensors), tmp_path)
+    assert pipelines.pipeline_files(tmp_path) == pipelines.pipeline_files(folder)
+    pipeline = stock(tmp_path)
+    loaded = pipeline.transformer.state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in transformer.state_dict().items())
+    exported = media(pipeline)
+    assert (exported - media(stock(folder, transformer))).abs().max() < 1e-5
+    assert (exported - media(stock(folder))).abs().max() > 1e-2
+
+
+def test_a_cut_transformer_stays_cut_and_stale_spellings_are_left_out(folder, trained, tmp_path):
+    base = tmp_path / "base"
+    write(((name, Path(folder, name)) for name in pipelines.pipeline_files(folder)), base)
+    weights = base / "transformer/diffusion_pytorch_model.safetensors"
+    tensors = safetensors_torch.load_file(weights)
+    weights.rename(base / "transformer/diffusion_pytorch_model.fp16.safetensors")
+    (base / "transformer/diffusion_pytorch_model.bin").write_bytes(b"stale")
+    names = sorted(tensors)
+    halves = {f"diffusion_pytorch_model-0000{i + 1}-of-00002.safetensors": names[i::2] for i in range(2)}
+    for file, members in halves.items():
+        safetensors_torch.save_file({n: tensors[n] for n in members}, base / "transformer" / file, {"format": "pt"})
+    index = {"metadata": {"total_size": 0}, "weight_map": {n: file for file, members in halves.items() for n in members}}
+    (base / "transformer/diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    transformer, moved = trained["full"]
+    write(export.full_pipeline(str(base), moved), tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out/transformer").iterdir()) == sorted(
+        ["config.json", "diffusion_pytorch_model.safetensors.index.json", *halves]
+    )
+    loaded = stock(tmp_path / "out").transformer.state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in transformer.state_dict().items())
+
+
+def test_weights_of_another_model_are_refused(folder, trained):
+    _, tensors = trained["lora"]
+    with pytest.raises(ArtifactError, match="have no place in the transformer"):
+        list(export.full_pipeline(folder, tensors))
+    with pytest.raises(ArtifactError, match=r"proj_out\.bias is \[1\]"):
+        list(export.full_pipeline(folder, {"proj_out.bias": torch.zeros(1, device=CPU)}))

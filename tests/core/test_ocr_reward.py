@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+
+from cosmos_rl_core.datasets import rendered_text as rendered
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.rewards import ocr
+from cosmos_rl_core.rewards._base import Sample
+
+
+@pytest.fixture(scope="module")
+def reward():
+    return ocr.Reward(ocr.Options(line_width=96))
+
+
+def drawn(word, size=(32, 64)):
+    """One clean sign that shows ``word``: uint8 ``[1, height, width, 3]``."""
+    return rendered.draw(word, rendered.Options(dirty=0, size=size), np.random.default_rng(0))[None]
+
+
+def sample(wanted, pixels):
+    return Sample(sample_id="s", prompt_id="p", prompt=rendered.prompt_text(wanted), pixels=pixels)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "distance"),
+    [("", "", 0), ("abc", "abc", 0), ("", "abc", 3), ("abc", "", 3), ("kitten", "sitting", 3), ("ab", "ba", 2), ("k7k7", "k7", 2)],
+)
+def test_edit_distance_counts_single_changes(a, b, distance):
+    assert ocr.edit_distance(a, b) == distance
+
+
+def test_similarity_is_one_minus_changes_per_wanted_character():
+    assert ocr.similarity("k 7", "K7") == 1.0
+    assert ocr.similarity("K4", "K7") == 0.5
+    assert ocr.similarity("", "K7") == 0.0
+    assert ocr.similarity("K7K7K7", "K7") == 0.0
+    assert ocr.similarity("HELO", "Hello") == pytest.approx(0.8)
+
+
+def test_clean_signs_are_read(reward):
+    media = rendered.Media(rendered.Options(dirty=0))
+    samples = [Sample(str(i), prompt.id, prompt.text, pixels) for i, (pixels, prompt) in enumerate(map(media.item, range(32)))]
+    assert np.mean([entry["ocr"] for entry in reward.score(samples)]) > 0.95
+
+
+def test_a_wrong_sign_scores_as_the_formula_says(reward):
+    samples = [sample("K7", drawn("K7")), sample("K7", drawn("K4")), sample("K7", drawn("AE")), sample("K7", np.full((1, 32, 64, 3), 240, np.uint8))]
+    assert reward.score(samples) == [{"ocr": 1.0}, {"ocr": 0.5}, {"ocr": 0.0}, {"ocr": 0.0}]
+
+
+def test_the_default_line_width_reads_the_same(reward):
+    samples = [sample(word, drawn(word)) for word in ("K7", "HC", "TT")]
+    assert ocr.Reward(ocr.Options()).score(samples) == reward.score(samples) == [{"ocr": 1.0}] * 3
+
+
+def test_a_video_scores_the_mean_over_its_frames(reward):
+    video = np.concatenate([drawn("K7"), drawn("K4"), drawn("K7"), drawn("K4")])
+    assert reward.score([sample("K7", video)]) == [{"ocr": 0.75}]
+
+
+def test_one_broken_sample_costs_no_other_its_score(reward):
+    broken = drawn("HC").astype(np.float32)
+    entries = reward.score([sample("K7", drawn("K7")), sample("HC", broken), sample("HC", drawn("HC"))])
+    assert entries[0] == entries[2] == {"ocr": 1.0}
+    assert isinstance(entries[1], ValueError)
+    assert "float32" in str(entries[1])
+
+
+def test_a_prompt_without_a_word_fails_alone(reward):
+    nameless = Sample("s", "p", "no quotes", drawn("K7"))
+    entries = reward.score([nameless, sample("K7", drawn("K7"))])
+    assert isinstance(entries[0], ConfigError)
+    assert entries[1] == {"ocr": 1.0}
+
+
+def test_scores_do_not_depend_on_the_other_samples(reward):
+    samples = [sample("K7", drawn("K7")), sample("HC", drawn("HC", size=(32, 256))), sample("AE", drawn("AE", size=(64, 64)))]
+    assert reward.score(samples) == [reward.score([one])[0] for one in samples]
+
+
+def test_no_samples_give_no_scores(reward):
+    assert reward.score([]) == []
+
+
+def test_prompts_without_a_word_are_explained(reward):
+    assert reward.check_prompt('a sign that says "K7"') is None
+    assert "between double quotes" in reward.check_prompt("a sign")
+    assert "between double quotes" in reward.check_prompt('a sign that says "K7')
+    assert "nothing between" in reward.check_prompt('a sign that says " "')
+
+
+def test_the_version_names_packages_and_model(reward):
+    assert reward.version.startswith("rapidocr 3.")
+    assert "_rec_" in reward.version
+    assert "sha256:" in reward.version

@@ -1,0 +1,254 @@
+"""Parts of a policy: swapping them is loading them, and nothing else changes."""
+
+import hashlib
+
+import pytest
+import torch
+
+from cosmos_rl_core import policy_weights
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.policy_weights import initial_lora, prepare
+from tests import tiny_pipelines
+
+CPU = torch.device("cpu")
+LORA = LoraConfig(r=4, lora_alpha=8.0)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return str(tiny_pipelines.save_sd3(tmp_path_factory.mktemp("weights") / "sd3"))
+
+
+@pytest.fixture(scope="session")
+def conditioning(folder):
+    return stack(_loading.adapter_of(folder).load(folder, ("text",), CPU).encode_prompts(["a cat"], 16), CPU)
+
+
+@pytest.fixture
+def model(folder):
+    return _loading.adapter_of(folder).load(folder, ("transformer",), CPU)
+
+
+@pytest.fixture(params=["lora", "full"])
+def lora(request):
+    return LORA if request.param == "lora" else None
+
+
+def output(model, conditioning):
+    x_t = torch.linspace(-2, 2, 256, device=CPU).reshape(1, 4, 8, 8)
+    return model.velocity(x_t, torch.tensor([0.6]), conditioning)
+
+
+def shapes(weights):
+    return {name: tuple(parameter.shape) for name, parameter in weights.parameters.items()}
+
+
+def noisy(weights, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return {n: p.data + 0.1 * torch.randn(p.shape, generator=generator, device=CPU) for n, p in weights.parameters.items()}
+
+
+def flags(model):
+    return {name: parameter.requires_grad for name, parameter in model.transformer.named_parameters()}
+
+
+def test_reference_is_the_base_model_exactly(model, conditioning, lora):
+    with torch.no_grad():
+        base = output(model, conditioning)
+    weights = prepare(model.transformer, lora)
+    weights.load("current", noisy(weights, 1))
+    with weights.use("reference"):
+        assert torch.equal(output(model, conditioning), base)
+    assert not torch.equal(output(model, conditioning), base)
+
+
+def test_a_fresh_policy_is_the_base_model_exactly(model, conditioning):
+    with torch.no_grad():
+        base = output(model, conditioning)
+    weights = prepare(model.transformer, LORA)
+    weights.load("current", initial_lora(shapes(weights), LORA, 3))
+    assert torch.equal(output(model, conditioning), base)
+
+
+def test_using_a_part_gives_what_loading_it_gives(model, conditioning, lora):
+    weights = prepare(model.transformer, lora)
+    old, current = noisy(weights, 1), noisy(weights, 2)
+    weights.load("current", old)
+    expected = output(model, conditioning)
+    weights.load("current", current)
+    weights.create("old", old)
+    now = output(model, conditioning)
+    with weights.use("old"):
+        assert torch.equal(output(model, conditioning), expected)
+        assert not torch.is_grad_enabled()
+    assert torch.equal(output(model, conditioning), now)
+    assert weights.parts == ("current", "reference", "old")
+
+
+def test_only_current_has_gradients_and_flags_never_change(model, conditioning, lora):
+    weights = prepare(model.transformer, lora)
+    weights.load("current", noisy(weights, 1))
+    before, data = flags(model), {n: p.data_ptr() for n, p in weights.parameters.items()}
+    with weights.use("reference"):
+        assert not output(model, conditioning).requires_grad
+        assert flags(model) == before
+    with weights.use("current"):
+        output(model, conditioning).square().mean().backward()
+    assert flags(model) == before
+    assert {n for n, p in model.transformer.named_parameters() if p.grad is not None} <= {n for n, f in before.items() if f}
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in weights.parameters.values())
+    assert {n: p.data_ptr() for n, p in weights.parameters.items()} == data
+
+
+def test_gradients_survive_a_swap_between_forward_and_backward(model, conditioning, lora):
+    weights = prepare(model.transformer, lora)
+    weights.load("current", noisy(weights, 1))
+    output(model, conditioning).square().mean().backward()
+    expected = {n: p.grad.clone() for n, p in weights.parameters.items() if p.grad is not None}
+    model.transformer.zero_grad()
+    loss = output(model, conditioning).square().mean()
+    with weights.use("reference"):
+        output(model, conditioning)
+    loss.backward()
+    assert all(torch.equal(weights.parameters[name].grad, gradient) for name, gradient in expected.items())
+
+
+def test_lora_trains_the_adapter_alone_and_full_everything(model, folder):
+    full = prepare(model.transformer, None, reference=False)
+    assert set(full.parameters) == {name for name, _ in model.transformer.named_parameters()}
+    other = _loading.adapter_of(folder).load(folder, ("transformer",), CPU)
+    weights = prepare(other.transformer, LORA)
+    assert set(weights.parameters) == {name.replace(".default", "") for name, flag in flags(other).items() if flag}
+    assert all(".lora_A." in name or ".lora_B." in name for name in weights.parameters)
+    assert "transformer_blocks.0.attn.to_q.lora_A.weight" in weights.parameters
+
+
+def test_an_exception_restores_current(model, conditioning, lora):
+    weights = prepare(model.transformer, lora)
+    weights.load("current", noisy(weights, 1))
+    now = output(model, conditioning)
+    with pytest.raises(KeyError), weights.use("reference"):
+        raise KeyError
+    assert torch.equal(output(model, conditioning), now)
+    assert torch.is_grad_enabled()
+    with weights.use("reference"):
+        pass
+
+
+def test_parts_do_not_nest_and_do_not_change_while_in_use(model):
+    weights = prepare(model.transformer, LORA)
+    weights.create("old")
+    with weights.use("old"):
+        with pytest.raises(RuntimeError, match="'old' is in use"), weights.use("reference"):
+            pass
+        for change in (lambda: weights.lerp_("old", 0.5), lambda: weights.get("current"), lambda: weights.create("ema")):
+            with pytest.raises(RuntimeError, match="'old' is in use"):
+                change()
+    with pytest.raises(ValueError, match="no part 'ema'; it has: current, reference, old"), weights.use("ema"):
+        pass
+
+
+def test_lerp_is_the_convex_combination(model):
+    weights = prepare(model.transformer, LORA)
+    old, current = noisy(weights, 1), noisy(weights, 2)
+    weights.load("current", current)
+    weights.load("old", old)
+    weights.lerp_("old", 1.0)
+    assert all(torch.equal(tensor, old[name]) for name, tensor in weights.get("old").items())
+    weights.lerp_("old", 0.25)
+    assert all(torch.equal(tensor, 0.25 * old[name] + 0.75 * current[name]) for name, tensor in weights.get("old").items())
+    weights.lerp_("old", 0.0)
+    assert all(torch.equal(tensor, current[name]) for name, tensor in weights.get("old").items())
+    assert all(torch.equal(tensor, current[name]) for name, tensor in weights.get("current").items())
+    with pytest.raises(ValueError, match="not an average"):
+        weights.lerp_("reference", 0.5)
+
+
+def test_what_is_taken_out_shares_no_memory(model):
+    weights = prepare(model.transformer, LORA)
+    weights.load("current", noisy(weights, 1))
+    weights.create("ema")
+    taken, average = weights.get("current"), weights.get("ema")
+    with torch.no_grad():
+        for parameter in weights.parameters.values():
+            parameter.add_(1.0)
+    assert all(torch.equal(taken[name], average[name]) for name in taken)
+    assert all(torch.equal(tensor, average[name]) for name, tensor in weights.get("ema").items())
+    assert not torch.equal(weights.get("current")["transformer_blocks.0.attn.to_q.lora_A.weight"], next(iter(taken.values())))
+    assert list(taken) == sorted(taken)
+
+
+def test_foreign_tensors_are_refused_with_their_names(model):
+    weights = prepare(model.transformer, LORA)
+    tensors = weights.get("current")
+    name = "transformer_blocks.0.attn.to_q.lora_A.weight"
+    with pytest.raises(ArtifactError, match=f"1 missing, e.g. {name}; 1 unexpected, e.g. other"):
+        weights.load("current", {**{n: t for n, t in tensors.items() if n != name}, "other": tensors[name]})
+    with pytest.raises(ArtifactError, match="1 different"):
+        weights.load("old", {**tensors, name: tensors[name].half()})
+
+
+def test_initial_lora_is_a_function_of_seed_and_name():
+    a, b = "blocks.0.to_q.lora_A.weight", "blocks.0.to_q.lora_B.weight"
+    config = LoraConfig(r=8, lora_alpha=8.0)
+    before = torch.get_rng_state()
+    first = initial_lora({a: (8, 4096), b: (64, 8)}, config, 5)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first[a], initial_lora({a: (8, 4096)}, config, 5)[a])
+    assert not torch.equal(first[a], initial_lora({a: (8, 4096)}, config, 6)[a])
+    assert not torch.equal(first[a], initial_lora({"blocks.1.to_q.lora_A.weight": (8, 4096)}, config, 5).popitem()[1])
+    assert first[b].count_nonzero() == 0
+    assert first[a].std().item() == pytest.approx(1 / 8, rel=0.02)
+    uniform = initial_lora({a: (8, 4096)}, config.model_copy(update={"init_lora_weights": "kaiming"}), 5)[a]
+    assert 0.99 / 64 < uniform.abs().max().item() <= 1 / 64
+    assert uniform.std().item() == pytest.approx(1 / 64 / 3**0.5, rel=0.02)
+
+
+def test_adding_an_adapter_leaves_the_global_generator_alone(model):
+    before = torch.get_rng_state()
+    prepare(model.transformer, LORA)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_alpha_over_r_scales_the_adapter(folder, conditioning):
+    deltas = []
+    for alpha in (4.0, 8.0):
+        model = _loading.adapter_of(folder).load(folder, ("transformer",), CPU)
+        weights = prepare(model.transformer, LoraConfig(r=4, lora_alpha=alpha, target_modules=("proj_out",)))
+        with torch.no_grad():
+            base = output(model, conditioning)
+            weights.load("current", noisy(weights, 1))
+            deltas.append(output(model, conditioning) - base)
+    assert torch.allclose(deltas[1], 2 * deltas[0], atol=1e-5)
+    assert deltas[0].abs().max() > 1e-3
+
+
+def test_unknown_target_modules_list_the_known(model):
+    with pytest.raises(ConfigError, match=r"no linear module is named to_z, q_proj .*known: .*to_out\.0.*to_q"):
+        prepare(model.transformer, LoraConfig(target_modules=("to_q", "to_z", "q_proj")))
+    with pytest.raises(ConfigError, match=r"not linear: pos_embed\.proj"):
+        prepare(model.transformer, LoraConfig(target_modules=("proj",)))
+
+
+def test_files_are_cut_by_name_and_size_alone():
+    tensors = {name: torch.zeros(size, device=CPU) for name, size in (("d", 1), ("a", 2), ("c", 9), ("b", 2), ("e", 1))}
+    expected = [["a", "b"], ["c"], ["d", "e"]]
+    assert [list(file) for file in policy_weights.cut(tensors, max_bytes=16)] == expected
+    assert [list(file) for file in policy_weights.cut(dict(sorted(tensors.items())), max_bytes=16)] == expected
+    assert [list(file) for file in policy_weights.cut(tensors)] == [["a", "b", "c", "d", "e"]]
+    assert policy_weights.cut({}) == []
+
+
+def test_equal_tensors_are_equal_bytes_and_come_back():
+    tensors = {"b": torch.arange(6.0, device=CPU).reshape(2, 3).T, "a": torch.tensor([1.5], dtype=torch.bfloat16)}
+    content = policy_weights.to_bytes(tensors)
+    assert content == policy_weights.to_bytes({"a": tensors["a"], "b": tensors["b"].contiguous()})
+    assert b"__metadata__" not in content
+    back = policy_weights.from_bytes(content)
+    assert all(torch.equal(back[name], tensors[name]) and back[name].dtype == tensors[name].dtype for name in tensors)
+    assert hashlib.sha256(policy_weights.to_bytes(back)).digest() == hashlib.sha256(content).digest()
+    with pytest.raises(ArtifactError, match="not a safetensors file"):
+        policy_weights.from_bytes(content[:40])

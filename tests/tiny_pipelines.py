@@ -1,0 +1,147 @@
+"""Stock pipelines of toy size with random weights and hand-made tokenizers, for tests."""
+
+import string
+from pathlib import Path
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLWan,
+    FlowMatchEulerDiscreteScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+    WanPipeline,
+    WanTransformer3DModel,
+)
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
+    UMT5Config,
+    UMT5EncoderModel,
+)
+
+_LETTERS = string.ascii_lowercase + string.digits + ".,"
+
+
+def save_sd3(folder: Path, seed: int = 0) -> Path:
+    """Write a StableDiffusion3Pipeline: latents of 4 channels, 8 pixels wide patches of 2 x 4."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _sd3().save_pretrained(folder)
+    return folder
+
+
+def save_wan(folder: Path, seed: int = 0) -> Path:
+    """Write a WanPipeline: 4 latent channels, 8 x 8 x 4 compression."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _wan().save_pretrained(folder)
+    return folder
+
+
+def _sd3() -> StableDiffusion3Pipeline:
+    return StableDiffusion3Pipeline(
+        transformer=SD3Transformer2DModel(
+            sample_size=8,
+            patch_size=2,
+            in_channels=4,
+            out_channels=4,
+            num_layers=2,
+            attention_head_dim=8,
+            num_attention_heads=2,
+            joint_attention_dim=32,
+            caption_projection_dim=16,
+            pooled_projection_dim=32,
+            pos_embed_max_size=8,
+        ),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=AutoencoderKL(
+            block_out_channels=(8, 8, 8),
+            down_block_types=("DownEncoderBlock2D",) * 3,
+            up_block_types=("UpDecoderBlock2D",) * 3,
+            layers_per_block=1,
+            latent_channels=4,
+            norm_num_groups=2,
+            sample_size=32,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+            scaling_factor=1.5305,
+            shift_factor=0.0609,
+        ),
+        text_encoder=_clip(),
+        tokenizer=_clip_tokenizer(),
+        text_encoder_2=_clip(),
+        tokenizer_2=_clip_tokenizer(),
+        text_encoder_3=T5EncoderModel(T5Config(**_t5_sizes())),
+        tokenizer_3=_t5_tokenizer(),
+    )
+
+
+def _wan() -> WanPipeline:
+    return WanPipeline(
+        tokenizer=_t5_tokenizer(),
+        text_encoder=UMT5EncoderModel(UMT5Config(**_t5_sizes())),
+        transformer=WanTransformer3DModel(
+            patch_size=(1, 2, 2),
+            num_attention_heads=2,
+            attention_head_dim=12,
+            in_channels=4,
+            out_channels=4,
+            text_dim=32,
+            freq_dim=16,
+            ffn_dim=32,
+            num_layers=2,
+            rope_max_seq_len=32,
+        ),
+        vae=AutoencoderKLWan(
+            base_dim=4,
+            z_dim=4,
+            dim_mult=[1, 1, 1, 1],
+            num_res_blocks=1,
+            latents_mean=[0.1, -0.2, 0.3, 0.0],
+            latents_std=[1.5, 0.7, 2.0, 1.0],
+        ),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+    )
+
+
+def _clip() -> CLIPTextModelWithProjection:
+    vocabulary = _clip_vocabulary()
+    return CLIPTextModelWithProjection(
+        CLIPTextConfig(
+            vocab_size=len(vocabulary),
+            hidden_size=16,
+            intermediate_size=16,
+            projection_dim=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            bos_token_id=vocabulary["<|startoftext|>"],
+            eos_token_id=vocabulary["<|endoftext|>"],
+            pad_token_id=vocabulary["<|endoftext|>"],
+        )
+    )
+
+
+def _clip_vocabulary() -> dict[str, int]:
+    tokens = [*_LETTERS, *(f"{letter}</w>" for letter in _LETTERS), "<|startoftext|>", "<|endoftext|>"]
+    return {token: i for i, token in enumerate(tokens)}
+
+
+def _clip_tokenizer() -> CLIPTokenizer:
+    return CLIPTokenizer(vocab=_clip_vocabulary(), merges=[], model_max_length=77)
+
+
+def _t5_sizes() -> dict[str, int]:
+    return {
+        "vocab_size": len(_LETTERS) + 4, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2,
+        "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
+    }  # fmt: skip
+
+
+def _t5_tokenizer() -> T5Tokenizer:
+    pieces = ["<pad>", "</s>", "<unk>", "\N{LOWER ONE EIGHTH BLOCK}", *_LETTERS]
+    return T5Tokenizer(vocab=[(piece, -1.0) for piece in pieces], extra_ids=0)
