@@ -20,8 +20,8 @@ def lora_files(tensors: Mapping[str, Tensor], config: LoraConfig) -> dict[str, b
     """Adapter tensors (a policy part) as files by relative path, for the stock
     ``load_lora_weights(folder, weight_name="model.safetensors", adapter_name="default")``.
 
-    Rank and alpha travel in the file's one metadata entry: without it diffusers takes alpha for the rank and the adapter acts
-    with the wrong strength. ``adapter_config.json`` says the same for other readers.
+    Rank and alpha travel in the file's one metadata entry: without it diffusers takes the rank for alpha, and the
+    adapter has the wrong strength. ``adapter_config.json`` says the same for other readers.
     """
     settings = {"r": config.r, "lora_alpha": config.lora_alpha, "target_modules": list(config.target_modules)}
     metadata = json.dumps({f"{_COMPONENT}.{name}": value for name, value in settings.items()}, sort_keys=True)
@@ -36,18 +36,19 @@ def lora_files(tensors: Mapping[str, Tensor], config: LoraConfig) -> dict[str, b
 def full_pipeline(base: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, bytes | Path]]:
     """The pipeline directory ``base`` with transformer weights replaced by ``tensors`` (a full fine-tuning part).
 
-    Yields relative paths with their bytes, or with the file of ``base`` to copy. The transformer keeps base's cut into files,
-    its number types and every tensor that is not trained, such as buffers; other spellings of its weights (pickles, half-precision
-    variants) are left out, for they would still be the base model's. One file is in memory at a time.
+    Yields relative paths with their bytes, or with the file of ``base`` to copy. The transformer keeps base's cut into
+    files, its number types and every tensor that is not trained, such as buffers. Other spellings of its weights
+    (pickles, half-precision variants) would still be the base model's and are left out. One file is in memory at once.
     """
     weights = _weight_files(base)
     stored = {name: file for file in weights for name in _names(Path(base, _COMPONENT, file))}
     unknown = sorted(tensors.keys() - stored.keys())
     if unknown:
         raise ArtifactError(f"{len(unknown)} tensors have no place in the transformer of {base!r}, e.g. {unknown[0]}")
+    copied = {"config.json"} if weights == [_WEIGHTS] else {"config.json", f"{_WEIGHTS}.index.json"}
     for name in pipelines.pipeline_files(base):
         folder, _, file = name.partition("/")
-        if folder != _COMPONENT or file == "config.json" or (file == f"{_WEIGHTS}.index.json" and weights != [_WEIGHTS]):
+        if folder != _COMPONENT or file in copied:
             yield name, Path(base, name)
         elif file in weights:
             yield name, _replaced(Path(base, name), tensors)

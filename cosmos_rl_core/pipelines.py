@@ -1,4 +1,4 @@
-"""Pipeline directories (diffusers' ``model_index.json`` layout) without importing torch: their class, adapter and digest."""
+"""Diffusers pipeline directories without importing torch: their class, their adapter and their digest."""
 
 import ast
 import hashlib
@@ -21,7 +21,7 @@ def pipeline_class(path: str | Path) -> str:
 
 
 def adapter_name(class_name: str) -> str:
-    """The model plugin that has ``class_name`` among its ``PIPELINE_CLASSES``; found by reading its source, not importing it."""
+    """The model plugin that has ``class_name`` among its ``PIPELINE_CLASSES``. Reads the sources, imports none."""
     adapters = _adapters()
     if class_name not in adapters:
         known = ", ".join(f"{name} ({adapters[name]})" for name in sorted(adapters))
@@ -73,7 +73,8 @@ def read_json(path: str | Path, *names: str) -> dict:
 def _shipped_path(name: str) -> str:
     shipped = {f"tiny-{index.parent.name}": index.parent for index in _SHIPPED.glob(f"*/{INDEX}")}
     if name not in shipped:
-        raise ConfigError(f"no pipeline {name!r} ships with this project; known: {', '.join(sorted(shipped)) or 'none'}")
+        known = ", ".join(sorted(shipped)) or "none"
+        raise ConfigError(f"no pipeline {name!r} ships with this project; known: {known}")
     return str(shipped[name].resolve())
 
 
@@ -86,14 +87,12 @@ def _adapters() -> dict[str, str]:
     """Plugin names by the pipeline classes that they declare."""
     folder = Path(models.__path__[0])
     return {
-        class_name: name
-        for name in plugins.known("models")
-        for class_name in _declared_classes(folder / f"{name}.py")
+        class_name: name for name in plugins.known("models") for class_name in _declared_classes(folder / f"{name}.py")
     }
 
 
 def _declared_classes(source: Path) -> tuple[str, ...]:
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "PIPELINE_CLASSES" for t in node.targets):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PIPELINE_CLASSES":
             return ast.literal_eval(node.value)
     raise TypeError(f"{source.name} needs PIPELINE_CLASSES, a tuple of string literals")

@@ -1,8 +1,8 @@
 """The trainable weights of a transformer and the named copies of them that a policy is made of.
 
 LoRA and full fine-tuning are one thing here: a set of trainable parameters. A **part** (``current``, ``old``, ``ema``,
-``reference``) is one tensor for each of them. ``current`` is what the optimizer moves; any other part is swapped in for a
-forward pass and out again. Names are those of the module tree without peft's adapter name.
+``reference``) is one tensor for each of them. ``current`` is what the optimizer moves; any other part is swapped in for
+a forward pass and out again. Names are those of the module tree without peft's adapter name.
 """
 
 import math
@@ -48,7 +48,7 @@ class PolicyWeights:
 
     @contextmanager
     def use(self, part: str) -> Iterator[None]:
-        """Run the transformer with the weights of ``part``; without gradients unless it is ``current``. Does not nest."""
+        """Run the transformer with the weights of ``part``, without gradients unless it is ``current``. Cannot nest."""
         self._check_not_in_use()
         tensors = self._tensors(part)
         live = {name: parameter.data for name, parameter in self._parameters.items()}
@@ -83,7 +83,7 @@ class PolicyWeights:
         }
 
     def load(self, part: str, tensors: Mapping[str, Tensor]) -> None:
-        """Copy ``tensors`` into a part, made if there is none. Raises :class:`ArtifactError` on wrong names, shapes or types."""
+        """Copy ``tensors`` into a part, made if there is none; :class:`ArtifactError` on other names, shapes, types."""
         self._check_not_in_use()
         if part != CURRENT and part not in self._parts:
             self.create(part, tensors)
@@ -125,17 +125,21 @@ def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor])
     if found == wanted:
         return tensors
     missing, surplus = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
-    unequal = [f"{n} is {found[n]}, expected {wanted[n]}" for n in sorted(wanted.keys() & found.keys()) if found[n] != wanted[n]]
+    unequal = [
+        f"{n} is {found[n]}, expected {wanted[n]}"
+        for n in sorted(wanted.keys() & found.keys())
+        if found[n] != wanted[n]
+    ]
     faults = {"missing": missing, "unexpected": surplus, "different": unequal}
     words = [f"{len(names)} {fault}, e.g. {names[0]}" for fault, names in faults.items() if names]
     raise ArtifactError(f"these tensors are not weights of this model: {'; '.join(words)}")
 
 
 def prepare(transformer: nn.Module, lora: LoraConfig | None, *, reference: bool = True) -> PolicyWeights:
-    """Make ``transformer`` trainable as configured, equal to the base model, with the part ``reference`` unless not wanted.
+    """Make ``transformer`` trainable as configured and still equal to the base model, with a reference if wanted.
 
-    LoRA: base frozen, all adapter tensors zero (load :func:`initial_lora` or a policy next), a reference of zeros: its delta is
-    exactly 0. Full fine-tuning: every parameter trains, and the reference is a copy of the weights as they are now.
+    LoRA: base frozen, all adapter tensors zero (load :func:`initial_lora` or a policy next), a reference of zeros: its
+    delta is exactly 0. Full fine-tuning: every parameter trains, and the reference is a copy of the weights as now.
     """
     if lora is None:
         transformer.requires_grad_(True)
@@ -148,7 +152,7 @@ def prepare(transformer: nn.Module, lora: LoraConfig | None, *, reference: bool 
 
 
 def add_lora(transformer: nn.Module, config: LoraConfig) -> None:
-    """Add the adapter, all zeros, and freeze everything else. Raises :class:`ConfigError` on an unknown target module."""
+    """Add the adapter, all zeros, and freeze everything else; :class:`ConfigError` on an unknown target module."""
     _check_targets(transformer, config.target_modules)
     transformer.requires_grad_(False)
     # peft draws the weights that are zeroed below: the fork leaves the global generator as it was.
@@ -169,7 +173,7 @@ def initial_lora(shapes: Mapping[str, tuple[int, ...]], config: LoraConfig, seed
 
 
 def cut(tensors: Mapping[str, Tensor], max_bytes: int = MAX_FILE_BYTES) -> list[dict[str, Tensor]]:
-    """Split into files in the order of the names, each filled up to ``max_bytes``: a function of names and sizes alone."""
+    """Split into files in the order of names, each filled up to ``max_bytes``: a function of names and sizes alone."""
     files: list[dict[str, Tensor]] = []
     room = 0
     for name in sorted(tensors):

@@ -1,4 +1,4 @@
-"""The optimizer step: AdamW over named parameters, its state as named tensors, gradients that do not depend on the batching.
+"""The optimizer step: AdamW over named parameters, its state as named tensors, gradients independent of the batching.
 
 Every sum over parameters is taken in the order of their names, and every draw is a function of what it is for: neither
 micro-batches nor ranks nor retries can be told from the result, rounding aside.
@@ -42,7 +42,7 @@ def make_optimizer(parameters: Parameters, config: OptimizerConfig) -> torch.opt
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameters) -> dict[str, Tensor]:
-    """Copies on the CPU as ``exp_avg.<name>``, ``exp_avg_sq.<name>`` and ``step.<name>``; empty before the first step."""
+    """Copies on the CPU: ``exp_avg.<name>``, ``exp_avg_sq.<name>``, ``step.<name>``; empty before the first step."""
     return {
         f"{moment}.{name}": optimizer.state[parameters[name]][moment].detach().to("cpu", copy=True).contiguous()
         for name in sorted(parameters)
@@ -57,10 +57,11 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameter
     Raises :class:`ArtifactError` if names or shapes are not those of the parameters.
     """
     expected = {f"{moment}.{name}" for name in parameters for moment in _MOMENTS} if state else set()
-    if expected != set(state):
+    missing, unknown = expected - set(state), set(state) - expected
+    if missing or unknown:
         raise ArtifactError(
-            f"optimizer state does not fit: {len(expected - set(state))} entries missing, {len(set(state) - expected)} unknown, "
-            f"e.g. {min(expected ^ set(state))!r}; it belongs to other trainable parameters"
+            f"optimizer state belongs to other trainable parameters: {len(missing)} entries missing, "
+            f"{len(unknown)} unknown, e.g. {min(missing | unknown)!r}"
         )
     optimizer.state.clear()
     for name in sorted(parameters) if state else ():
@@ -80,8 +81,8 @@ def _like(parameter: nn.Parameter, name: str, stored: Tensor) -> Tensor:
 def loss_share(per_sample: Tensor, num_samples: int, num_times: int, weights: Tensor | None = None) -> Tensor:
     """What a micro-batch adds to the loss of its optimizer step: call ``backward`` on this scalar.
 
-    ``per_sample`` is ``[B]`` at one noise level each; ``num_samples`` counts the optimizer step's samples on all ranks and
-    ``num_times`` the noise levels of each, so that the gradients, summed over micro-batches and ranks, are those of the mean.
+    ``per_sample`` is ``[B]`` at one noise level each; ``num_samples`` counts the optimizer step's samples on all ranks
+    and ``num_times`` the noise levels of each: gradients summed over micro-batches and ranks are those of the mean.
     ``weights`` ``[B]`` are 0 for padding, which ``num_samples`` does not count.
     Raises ``ValueError`` unless there is one loss, and one weight, a sample.
     """
@@ -95,9 +96,9 @@ def loss_share(per_sample: Tensor, num_samples: int, num_times: int, weights: Te
 def optimizer_step(
     optimizer: torch.optim.Optimizer, parameters: Parameters, config: OptimizerConfig, *, step: int, group: Group | None
 ) -> dict[str, float]:
-    """Sum the gradients over ranks, clip, move the weights and clear the gradients. ``step`` counts from 0 over all iterations.
+    """Sum the gradients over ranks, clip, move the weights, clear the gradients. ``step`` counts from 0 over the run.
 
-    Returns the gradient norm before clipping and the learning rate. Raises what :func:`clip_gradients` raises, on all ranks.
+    Returns the gradient norm before clipping, and the learning rate. Raises as :func:`clip_gradients` on all ranks.
     """
     sum_gradients(parameters, group)
     norm = clip_gradients(parameters, config.optm_grad_norm_clip)
@@ -110,7 +111,7 @@ def optimizer_step(
 
 
 def sum_gradients(parameters: Parameters, group: Group | None) -> None:
-    """Sum every gradient over the group's ranks, in float32, in one buffer; a parameter that got none has a gradient of 0."""
+    """Sum every gradient over the ranks, in float32, in one buffer; a parameter that got none has a gradient of 0."""
     gradients = [_gradient(parameters[name]) for name in sorted(parameters)]
     if group is None or group.world_size == 1:
         return
@@ -123,7 +124,7 @@ def sum_gradients(parameters: Parameters, group: Group | None) -> None:
 def clip_gradients(parameters: Parameters, max_norm: float) -> float:
     """Scale all gradients down together to the global 2-norm ``max_norm`` if they exceed it; the norm before that.
 
-    Raises :class:`CosmosRLError` if the norm is not finite: a step that is left out in silence is a step nobody knows of.
+    Raises :class:`CosmosRLError` if the norm is not finite: nobody would know of a step left out in silence.
     """
     names = sorted(parameters)
     gradients = [_gradient(parameters[name]) for name in names]
@@ -132,8 +133,8 @@ def clip_gradients(parameters: Parameters, max_norm: float) -> float:
     if not math.isfinite(norm):
         broken = [name for name, value in zip(names, norms, strict=True) if not math.isfinite(value)]
         raise CosmosRLError(
-            f"the gradient norm is {norm}: {len(broken)} of {len(names)} trainable parameters have gradients that are not "
-            f"finite, the first is {broken[0]!r}; look at the losses and lower the learning rate"
+            f"the gradient norm is {norm}: {len(broken)} of {len(names)} trainable parameters have gradients that are "
+            f"not finite, the first is {broken[0]!r}; look at the losses and lower the learning rate"
         )
     if norm > max_norm:
         for gradient in gradients:
@@ -174,7 +175,7 @@ def training_noise(shape: tuple[int, ...], key: DrawKey, time_index: int) -> Ten
 
 
 def sft_time(sigmas: tuple[float, ...], config: DiffusersConfig, key: DrawKey) -> float:
-    """The noise level of one sample in one optimizer step, out of a fine schedule's ``sigmas`` (1000 steps), never the final 0.
+    """The noise level of one sample in one pass, out of a fine schedule's ``sigmas`` (1000 steps), never the final 0.
 
     ``weighting_scheme`` is the density of the place in the grid, counted from the clean end; the grid itself brings the
     pipeline's shift. SD3's shift of 3 puts the median place, 1/2, at a level of .75.

@@ -190,19 +190,33 @@ class Attempt:
         """Write one file of the artifact under this attempt's prefix."""
         self.files[name] = self._write(name, data, kind)
 
-    def shard(self, index: int, make: Callable[[], dict[str, bytes]]) -> None:
-        """Files of shard ``index``: those of a finished earlier attempt if there are, else made now and marked as finished."""
+    def put_json(self, name: str, value: Any) -> None:
+        """Write one JSON file, in canonical form."""
+        self.put(name, canonical_json(value))
+
+    def shard(
+        self, index: int, make: Callable[[], dict[str, bytes]], keep: Callable[[dict[str, bytes]], bool] = lambda files: True
+    ) -> None:
+        """Files of shard ``index``: those of a finished earlier attempt if there are, else made now and marked as finished.
+
+        A shard that ``keep`` refuses is part of this attempt but not offered to another.
+        """
         marker = self.url(self._shards, f"{index:05d}.json")
         found = store.read_if_exists(marker)
         if found is None:
-            entries = {name: self._write(name, data, "result") for name, data in make().items()}
+            made = make()
+            entries = {name: self._write(name, data, "result") for name, data in made.items()}
             body = {"attempt": self.id, "files": {name: entry.model_dump() for name, entry in entries.items()}}
-            if store.put_if_absent(marker, canonical_json(body)):
+            if not keep(made) or store.put_if_absent(marker, canonical_json(body)):
                 self.files |= entries
                 return
             found = store.read(marker)
         self.adopted += 1
         self.files |= self._adopt(marker, found)
+
+    def read(self, name: str) -> bytes:
+        """Bytes of a file that this attempt made or adopted."""
+        return read_entry(self.request.slot, self.files[name])
 
     def _adopt(self, marker: str, data: bytes) -> dict[str, FileEntry]:
         try:

@@ -2,6 +2,7 @@
 
 import string
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import (
@@ -135,7 +136,7 @@ def _clip_tokenizer() -> CLIPTokenizer:
     return CLIPTokenizer(vocab=_clip_vocabulary(), merges=[], model_max_length=77)
 
 
-def _t5_sizes() -> dict[str, int]:
+def _t5_sizes() -> dict[str, Any]:
     return {
         "vocab_size": len(_LETTERS) + 4, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2,
         "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from cosmos_rl_core.algorithms._base import Batch, Loss
-from cosmos_rl_core.config.train import AlgorithmOptions, AnyDataset
+from cosmos_rl_core.config.train import AlgorithmOptions
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
@@ -28,13 +28,8 @@ _DECAYS = {0: (0, 0.0, 0.0), 1: (0, 0.001, 0.5), 2: (75, 0.0075, 0.999)}
 class Options(AlgorithmOptions):
     """DiffusionNFT. Names are cosmos-rl's."""
 
-    type: Literal["nft"]
-    dataset: AnyDataset
-    """The prompt set that rollouts are generated from."""
-    mini_batch: int = Field(1, ge=1)
-    """Samples per forward pass. Speed and memory only: the gradient is the same up to rounding."""
-    batch_size_per_optimize: int | None = Field(None, ge=1)
-    """Samples per optimizer step, over all ranks; absent means one step on the whole rollout."""
+    rewarded: ClassVar[bool] = True
+    type: Literal["nft"]  # pyright: ignore[reportIncompatibleVariableOverride]
     mu_iterations: int = Field(1, ge=1)
     """Passes over each rollout. More learns more from a rollout and drifts further from the policy that made it."""
     kl_beta: float = Field(1e-4, ge=0)
@@ -42,9 +37,9 @@ class Options(AlgorithmOptions):
     advantage_low: float = Field(-5.0, le=0)
     """Advantages are cut off below this."""
     advantage_high: float = Field(5.0, gt=0)
-    """Advantages are cut off above this, and the probability of being good runs over twice this. Scales the policy loss."""
+    """Advantages are cut off above this, where a sample counts as good for certain. Scales the policy loss."""
     nft_beta: float = Field(1.0, gt=0)
-    """How far the implied positive and negative policies stand from the old one. Lower moves the optimum further away."""
+    """Distance of the implied good and bad policies from the old one. Lower puts the optimum further away."""
     weight_copy_decay_type: Literal[0, 1, 2] = 1
     """Memory of the old copy: 0 none, 1 rising by .001 an iteration to .5, 2 none up to 75, then by .0075 to .999."""
     timesteps_fraction: float = Field(0.99, gt=0, le=1)
@@ -65,39 +60,43 @@ class Algorithm:
         self.options = options
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
-        """Rewards minus their prompt's mean, over a population standard deviation + 1e-4; NaN where a sample is excluded.
+        """Rewards minus their prompt's mean, over a population standard deviation + 1e-4; NaN for excluded samples.
 
         Failed samples count in no mean and no deviation. Prompts with fewer than ``min_group_size`` scored samples are
         dropped, though their scores still count in the global deviation. Equal rewards give exactly 0 and stay in use.
         Raises :class:`ArtifactError` if a sample marked valid has a reward that is not finite.
         """
-        scored = samples["reward"].astype("float64").where(samples["valid"])
-        broken = samples["valid"] & ~np.isfinite(scored)
+        valid = samples["valid"].to_numpy(bool)
+        rewards = np.where(valid, samples["reward"].to_numpy(np.float64, na_value=np.nan), np.nan)
+        broken = valid & ~np.isfinite(rewards)
         if broken.any():
-            raise ArtifactError(f"valid samples without a finite reward: {', '.join(samples.loc[broken, 'sample_id'])}")
-        groups = scored.groupby(samples["prompt_id"])
-        # the mean of equal numbers can miss them by a rounding error, the mean of zeros cannot
-        shifted = scored - groups.transform("min")
-        centred = shifted - shifted.groupby(samples["prompt_id"]).transform("mean")
-        deviation = scored.std(ddof=0) if self.options.global_std else groups.transform("std", ddof=0)
-        used = samples["valid"] & (groups.transform("count") >= self.options.min_group_size)
-        return samples.assign(advantage=(centred / (deviation + _STD_FLOOR)).where(used), used=used)
+            raise ArtifactError(f"valid samples without a finite reward: {', '.join(samples['sample_id'][broken])}")
+        advantages, used = np.full(len(samples), np.nan), np.zeros(len(samples), dtype=bool)
+        overall = _deviation(rewards[valid])
+        for members in samples.groupby("prompt_id", sort=False).indices.values():
+            scored = members[valid[members]]
+            if len(scored) < self.options.min_group_size:
+                continue
+            deviation = overall if self.options.global_std else _deviation(rewards[scored])
+            advantages[scored] = _centred(rewards[scored]) / (deviation + _STD_FLOOR)
+            used[scored] = True
+        return samples.assign(advantage=advantages, used=used)
 
     def num_times(self, num_steps: int) -> int:
         """``num_steps * timesteps_fraction``, rounded down. Raises :class:`ConfigError` if that is none."""
         count = int(num_steps * self.options.timesteps_fraction)
         if count == 0:
             raise ConfigError(
-                f"timesteps_fraction = {self.options.timesteps_fraction} of num_steps = {num_steps} is less than one noise "
-                f"level; raise it to at least {1 / num_steps:.3g}"
+                f"timesteps_fraction = {self.options.timesteps_fraction} of num_steps = {num_steps} is less than one "
+                f"noise level; raise it to at least 1 / {num_steps}"
             )
         return count
 
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
         """Policy loss plus ``kl_beta`` times the squared distance to the reference, per sample ``[B]``.
 
-        At equal old and current the policy loss says nothing about rewards, only its gradient does: watch ``old_deviation``
-        and ``kl``, not the loss. ``kl`` is there only if ``kl_beta`` > 0.
+        At equal old and current the policy loss says nothing about rewards, only its gradient does: watch
+        ``old_deviation`` and ``kl``, not the loss. ``kl`` is there only if ``kl_beta`` > 0.
         Raises ``ValueError`` unless there is one advantage a sample.
         """
         optimality = self._optimality(batch)
@@ -130,11 +129,22 @@ class Algorithm:
         return (advantages.clamp(low, high) / (2 * high) + 0.5).clamp(0, 1)
 
 
-def _error(current: Tensor, old: Tensor, batch: Batch, beta: float) -> Tensor:
-    """Squared error of x_0, over its own mean absolute error, of the velocity ``beta current + (1 - beta) old``: ``[B]``.
+def _centred(rewards: np.ndarray) -> np.ndarray:
+    """Rewards minus their mean, exactly 0 where all are equal: the mean of equal numbers can miss them by rounding."""
+    shifted = rewards - rewards.min()
+    return shifted - shifted.mean()
 
-    The divisor is a weight, without gradient. The error of x_0 is ``t (noise - x_0 - velocity)``, taken in that form because
-    ``x_t - t velocity - x_0`` loses its digits at small t.
+
+def _deviation(rewards: np.ndarray) -> float:
+    """Population standard deviation; NaN of nothing."""
+    return float(rewards.std()) if len(rewards) else np.nan
+
+
+def _error(current: Tensor, old: Tensor, batch: Batch, beta: float) -> Tensor:
+    """Squared error of x_0, over its mean absolute error, of the velocity ``beta current + (1 - beta) old``: ``[B]``.
+
+    The divisor is a weight, without gradient. The error of x_0 is ``t (noise - x_0 - velocity)``, taken in that form
+    because ``x_t - t velocity - x_0`` loses its digits at small t.
     """
     # old + beta (current - old) is exactly old at current = old, so that both signs cancel to a gradient of exactly 0
     mixed = old + beta * (current - old)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from cosmos_rl_core.algorithms._base import Batch, Loss
-from cosmos_rl_core.config.train import AlgorithmOptions, AnyDataset
+from cosmos_rl_core.config.train import AlgorithmOptions
 from cosmos_rl_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,15 +20,10 @@ if TYPE_CHECKING:
 class Options(AlgorithmOptions):
     """Supervised fine-tuning."""
 
-    type: Literal["sft"]
-    dataset: AnyDataset
-    """The media set, with its prompts."""
-    mini_batch: int = Field(2, ge=1)
-    """Samples per forward pass. Speed and memory only: the gradient is the same up to rounding."""
-    batch_size_per_optimize: int = Field(8, ge=1)
-    """Samples per optimizer step, over all ranks."""
+    rewarded: ClassVar[bool] = False
+    type: Literal["sft"]  # pyright: ignore[reportIncompatibleVariableOverride]
     steps_per_iteration: int = Field(100, ge=1)
-    """Optimizer steps of one iteration, which is what is kept, retried and counted."""
+    """Optimizer steps of one iteration, each on ``batch_size_per_optimize`` samples of the dataset."""
 
 
 class Algorithm:

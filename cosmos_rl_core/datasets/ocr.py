@@ -16,7 +16,7 @@ class Options(Section):
     """Which file to read."""
 
     local_dir: str = ""
-    """Directory that holds ``train.txt`` and ``test.txt``; empty for the two-character words that ship with the package."""
+    """Directory that holds ``train.txt`` and ``test.txt``; empty for the two-character words of this package."""
     split: Literal["train", "test"] = "train"
     """Which of the two files to read."""
 

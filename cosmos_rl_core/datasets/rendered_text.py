@@ -1,4 +1,4 @@
-"""Short words drawn on small coloured signs: images and prompts made on the spot, for training and testing without downloads.
+"""Short words drawn on small coloured signs: images and prompts made on the spot, without downloads.
 
 Item ``i`` is a function of the options and ``i`` alone, and words are held out of the training split entirely.
 The default font is the one inside Pillow, so that pixels do not depend on the fonts of a machine.
@@ -65,7 +65,7 @@ class Options(Section):
             raise ValueError(f"alphabet {self.alphabet!r} must hold different visible characters, no double quote")
         num_words = len(self.alphabet) ** self.length
         if num_words > MAX_WORDS:
-            raise ValueError(f"{len(self.alphabet)} characters of length {self.length} make {num_words} words; at most {MAX_WORDS}")
+            raise ValueError(f"alphabet and length make {num_words} words; at most {MAX_WORDS} are supported")
         if num_words <= self.num_test_words:
             raise ValueError(f"num_test_words {self.num_test_words} leaves nothing of {num_words} words to train on")
         if not 1 <= self.font_sizes[0] <= self.font_sizes[1] or min(self.size) < 1 or min(self.jitter) < 0:
@@ -84,7 +84,7 @@ def prompt_text(word: str) -> str:
 
 
 def words(options: Options) -> list[str]:
-    """The words of the split, in alphabet order. The choice depends on the alphabet and the two counts, never on a run."""
+    """The words of the split, in alphabet order; a function of the alphabet and the two counts, never of a run."""
     every = ["".join(letters) for letters in itertools.product(options.alphabet, repeat=options.length)]
     order = seeds.permutation(len(every), "rendered_text", "split", options.alphabet, options.length)
     test = set(order[: options.num_test_words])
@@ -92,7 +92,7 @@ def words(options: Options) -> list[str]:
 
 
 class Media:
-    """Images of the split's words with random access; word, colours, place and spoilage are drawn afresh for each item."""
+    """Images of the split's words with random access; word, colours, place and spoilage differ from item to item."""
 
     def __init__(self, options: Options):
         self._options = options
@@ -103,7 +103,7 @@ class Media:
         return self._options.num_items
 
     def item(self, index: int) -> tuple[np.ndarray, Prompt]:
-        """Item ``index``: uint8 RGB pixels ``[1, height, width, 3]`` and its prompt. Raises ``IndexError`` outside the set."""
+        """Item ``index``: uint8 RGB pixels ``[1, height, width, 3]``, and its prompt. ``IndexError`` beyond the set."""
         if not 0 <= index < len(self):
             raise IndexError(f"item {index} of a set of {len(self)}")
         rng = seeds.generator("rendered_text", self._options.split, index)
@@ -126,12 +126,15 @@ def draw(word: str, options: Options, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(image, dtype=np.uint8)
 
 
-def _write(image: Image.Image, word: str, font: ImageFont.FreeTypeFont, ink: Rgb, middle: tuple[float, float], stroke: int) -> None:
-    """Write a word around ``middle``, letter by letter: thickened letters, as "TT", would touch at the font's own distances."""
+def _write(
+    image: Image.Image, word: str, font: ImageFont.FreeTypeFont, ink: Rgb, middle: tuple[float, float], stroke: int
+) -> None:
+    """Write a word around ``middle``, letter by letter: at the font's own distances thick letters ("TT") touch."""
+    pen = ImageDraw.Draw(image)
     steps = [font.getlength(letter) + 2 * stroke for letter in word]
     left = middle[0] - sum(steps) / 2
     for letter, step in zip(word, steps, strict=True):
-        ImageDraw.Draw(image).text((left + step / 2, middle[1]), letter, font=font, fill=ink, anchor="mm", stroke_width=stroke)
+        pen.text((left + step / 2, middle[1]), letter, font=font, fill=ink, anchor="mm", stroke_width=stroke)
         left += step
 
 
@@ -155,7 +158,7 @@ def _strike(image: Image.Image, ink: Rgb, rng: np.random.Generator) -> None:
 
 @cache
 def _font(path: str, size: int) -> ImageFont.FreeTypeFont:
-    """One font at one size. Basic layout always: the other engine is present on some machines only and moves letters."""
+    """One font at one size. Basic layout always: the other engine, which moves letters, is not on every machine."""
     if not path:
         return ImageFont.load_default(size).font_variant(layout_engine=ImageFont.Layout.BASIC)
     try:

@@ -25,7 +25,7 @@ class Model(Protocol):
     """The pipeline's own diffusers scheduler: the source of the noise schedule."""
 
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
-        """Text embeddings of each prompt, unbatched, on the CPU, exactly as the stock pipeline computes them one by one."""
+        """Text embeddings of each prompt, unbatched, on the CPU, as the stock pipeline computes them one by one."""
         ...
 
     def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
@@ -64,9 +64,14 @@ def stack(conditionings: list[Conditioning], device: torch.device) -> Conditioni
 
 
 def guided_velocity(
-    model: Model, x_t: Tensor, t: Tensor, conditioning: Conditioning, negative: Conditioning | None, guidance_scale: float
+    model: Model,
+    x_t: Tensor,
+    t: Tensor,
+    conditioning: Conditioning,
+    negative: Conditioning | None,
+    guidance_scale: float,
 ) -> Tensor:
-    """Classifier-free guidance, ``v_u + s (v_c - v_u)``; ``s = 1`` is one forward, without ``negative``. All batched alike.
+    """Classifier-free guidance, ``v_u + s (v_c - v_u)``; ``s = 1`` is one forward and needs no ``negative``.
 
     Source: arXiv:2207.12598, in the parametrisation of diffusers, where s = 1 is no guidance.
     """

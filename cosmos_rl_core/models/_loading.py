@@ -1,7 +1,7 @@
 """What every model plugin needs to load a pipeline directory: only the components asked for, float32, frozen."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from diffusers import DiffusionPipeline
@@ -15,7 +15,10 @@ Pipeline = TypeVar("Pipeline", bound=DiffusionPipeline)
 
 
 def adapter_of(path: str) -> ModelPlugin:
-    """The model plugin of the pipeline directory ``path``. Raises :class:`ConfigError`, listing the known pipeline classes."""
+    """The model plugin of the pipeline directory ``path``.
+
+    Raises :class:`ConfigError`, listing the known pipeline classes, if there is none.
+    """
     name = pipelines.adapter_name(pipelines.pipeline_class(path))
     plugin: ModelPlugin = plugins.load("models", name)  # pyright: ignore[reportAssignmentType]
     return plugin
@@ -31,16 +34,14 @@ def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], dev
         raise ValueError(f"unknown components {sorted(unknown)}; known: {', '.join(COMPONENTS)}")
     index = pipelines.read_json(path, pipelines.INDEX)
     skipped = {name: None for name, value in index.items() if isinstance(value, list) and not _asked(name, components)}
-    pipeline = cls.from_pretrained(
-        path, torch_dtype=torch.float32, use_safetensors=True, local_files_only=True, **skipped
-    )
+    pipeline = cls.from_pretrained(path, dtype=torch.float32, use_safetensors=True, local_files_only=True, **skipped)
     for part in pipeline.components.values():
         if isinstance(part, nn.Module):
             part.requires_grad_(False).eval().to(device)
     return pipeline
 
 
-def require(component: nn.Module | None, name: str) -> nn.Module:
+def require(component: Any, name: str) -> Any:
     """The component itself, or an error that says which one was not loaded."""
     if component is None:
         raise RuntimeError(f"this needs the component {name!r}, which was not loaded")
@@ -59,12 +60,15 @@ def pixels_to_unit(pixels: Tensor) -> Tensor:
 
 
 def unit_to_pixels(images: Tensor) -> Tensor:
-    """Values in [-1, 1] to uint8, clamped and rounded half to even, as the stock image processor does for PIL output."""
+    """Values in [-1, 1] to uint8, clamped and rounded half to even, as the stock image processor does for PIL."""
     return ((images.float() * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 def initialise(transformer: nn.Module, seed: int) -> None:
-    """Replace the weights, in place, with fresh ones drawn from the class's own initialisation: a function of config and seed."""
+    """Replace the weights, in place, with the class's own random initialisation: a function of config and seed.
+
+    Call it before an adapter is added.
+    """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(seed)
         fresh = type(transformer).from_config(transformer.config)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]

@@ -1,5 +1,7 @@
 """Stable Diffusion 3 and 3.5: text to image, three text encoders, 4-D latents."""
 
+from typing import Any
+
 import torch
 from diffusers import StableDiffusion3Pipeline
 from torch import Tensor, nn
@@ -36,13 +38,19 @@ class StableDiffusion3:
         """One by one; on the CPU. CLIP keeps its own 77 tokens, ``max_prompt_length`` is T5's."""
         _loading.require(self._pipeline.text_encoder, "text")
         if max_prompt_length > _MAX_PROMPT_LENGTH:
-            raise ConfigError(f"max_prompt_length is at most {_MAX_PROMPT_LENGTH} for this model, got {max_prompt_length}")
+            raise ConfigError(f"max_prompt_length is at most {_MAX_PROMPT_LENGTH} here, got {max_prompt_length}")
         return [self._encode_prompt(prompt, max_prompt_length) for prompt in prompts]
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
-        embeds, _, pooled, _ = self._pipeline.encode_prompt(
-            prompt, prompt, prompt, device=self._device, do_classifier_free_guidance=False, max_sequence_length=max_prompt_length
+        encoded: Any = self._pipeline.encode_prompt(
+            prompt,
+            prompt,
+            prompt,
+            device=self._device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=max_prompt_length,
         )
+        embeds, _, pooled, _ = encoded
         return {"prompt_embeds": embeds[0].cpu(), "pooled_prompt_embeds": pooled[0].cpu()}
 
     def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
@@ -68,7 +76,8 @@ class StableDiffusion3:
         """``[B, C, H, W]`` to ``[B, 1, height, width, 3]``."""
         vae = self._vae()
         latents = latents.to(self._device, torch.float32) / vae.config.scaling_factor + vae.config.shift_factor
-        return _loading.unit_to_pixels(vae.decode(latents, return_dict=False)[0]).permute(0, 2, 3, 1)[:, None].contiguous()
+        pixels = _loading.unit_to_pixels(vae.decode(latents, return_dict=False)[0])
+        return pixels.permute(0, 2, 3, 1)[:, None].contiguous()
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
         """The transformer is fed ``1000 t`` as float32, never a rounded number."""
@@ -80,7 +89,7 @@ class StableDiffusion3:
             return_dict=False,
         )[0].float()
 
-    def _vae(self):  # noqa: ANN202
+    def _vae(self) -> Any:
         return _loading.require(self._pipeline.vae, "vae")
 
 

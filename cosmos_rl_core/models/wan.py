@@ -1,6 +1,7 @@
 """Wan 2.1: text to video, one text encoder, 5-D latents of a causal video VAE."""
 
 import math
+from typing import Any
 
 import torch
 from diffusers import WanPipeline
@@ -18,7 +19,7 @@ _STOCK_MULTIPLE = 16
 
 
 class Wan:
-    """See :class:`cosmos_rl_core.models._base.Model`. Conditioning: ``prompt_embeds``, zero after the prompt's last token."""
+    """See :class:`cosmos_rl_core.models._base.Model`. Conditioning: ``prompt_embeds``, zero after the last token."""
 
     def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
         self._transformer_config = pipelines.read_json(path, "transformer", "config.json")
@@ -68,7 +69,8 @@ class Wan:
         """``[B, C, T, H, W]`` to ``[B, frames, height, width, 3]``."""
         mean, inverse_std = self._statistics()
         latents = latents.to(self._device, torch.float32) / inverse_std + mean
-        return _loading.unit_to_pixels(self._vae().decode(latents, return_dict=False)[0]).permute(0, 2, 3, 4, 1).contiguous()
+        pixels = _loading.unit_to_pixels(self._vae().decode(latents, return_dict=False)[0])
+        return pixels.permute(0, 2, 3, 4, 1).contiguous()
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
         """The transformer is fed ``1000 t`` as float32, never a rounded number."""
@@ -79,7 +81,7 @@ class Wan:
             return_dict=False,
         )[0].float()
 
-    def _vae(self):  # noqa: ANN202
+    def _vae(self) -> Any:
         return _loading.require(self._pipeline.vae, "vae")
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
@@ -94,7 +96,7 @@ class Wan:
 def load(path: str, components: tuple[str, ...], device: torch.device) -> Wan:
     """Load the named components of the pipeline directory ``path``, float32, frozen, in eval mode.
 
-    Raises :class:`ConfigError` on Wan 2.2's two-stage and per-token-timestep pipelines and on image-to-video transformers.
+    Raises :class:`ConfigError` on Wan 2.2's pipelines (two stages, timesteps by token) and on image-to-video ones.
     """
     return Wan(path, components, device)
 
@@ -102,7 +104,9 @@ def load(path: str, components: tuple[str, ...], device: torch.device) -> Wan:
 def _check_is_one_stage_text_to_video(path: str, transformer: dict, vae: dict) -> None:
     index = pipelines.read_json(path, pipelines.INDEX)
     if index.get("boundary_ratio") is not None or index.get("expand_timesteps"):
-        raise ConfigError(f"{path!r} is a Wan 2.2 pipeline (boundary_ratio or expand_timesteps is set); only Wan 2.1 is supported")
+        raise ConfigError(
+            f"{path!r} is a Wan 2.2 pipeline (boundary_ratio or expand_timesteps); only Wan 2.1 is supported"
+        )
     if transformer["in_channels"] != vae["z_dim"]:
         raise ConfigError(
             f"{path!r}: the transformer takes {transformer['in_channels']} channels and the VAE makes {vae['z_dim']}: "

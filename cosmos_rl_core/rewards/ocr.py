@@ -1,7 +1,7 @@
 """Whether an image shows the word that its prompt asks for: text recognition against the text between double quotes.
 
-Recognition only, no text detection: the whole image is read as one line, scaled to a height of 48 pixels. This suits images that are
-mostly the word, not a small word somewhere in a large scene.
+Recognition only, no text detection: the whole image is read as one line, scaled to a height of 48 pixels. This suits
+images that are mostly the word, not a small word somewhere in a large scene.
 """
 
 import hashlib
@@ -28,14 +28,14 @@ class Options(Section):
     """How the text is read."""
 
     line_width: int = Field(320, ge=LINE_HEIGHT, le=2048)
-    """Pixels to which a line of height 48 is padded; longer lines are not cut. 96 fits images twice as wide as high, and is three
-    times faster."""
+    """Pixels to which a line of height 48 is padded; longer lines are not cut. 96 fits images twice as wide as high,
+    and is three times faster."""
     num_threads: int = Field(1, ge=1)
     """Threads of the recognition model. One thread adds numbers in the same order on every machine."""
 
 
 class Reward:
-    """Score ``ocr``: 1 for the right text, less for each wrong character, never below 0; the mean over the frames of a video."""
+    """Score ``ocr``: 1 for the right text, less for each wrong character, never below 0; the mean over video frames."""
 
     def __init__(self, options: Options):
         self._options = options
@@ -57,7 +57,7 @@ class Reward:
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
         """One ``{"ocr": score}`` a sample, in order, or what kept that one sample from being scored."""
-        # Padding follows the longest line of a batch, so only equal shapes are read together: no score depends on its neighbours.
+        # Padding follows the longest line of a batch: equal shapes are read together, so no score depends on others.
         shapes = [np.shape(sample.pixels) for sample in samples]
         entries: dict[int, dict[str, float] | Exception] = {}
         for shape in dict.fromkeys(shapes):
@@ -135,7 +135,7 @@ def _plain(text: str) -> str:
 
 
 def _frames(pixels: np.ndarray) -> list[np.ndarray]:
-    """The frames in the colour order of the recognition model: RGB ``[frames, height, width, 3]`` to a list of BGR arrays."""
+    """RGB ``[frames, height, width, 3]`` to a list of BGR frames, the colour order of the recognition model."""
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.size == 0:
         raise ValueError(f"expected uint8 pixels [frames, height, width, 3], got {pixels.dtype} {list(pixels.shape)}")
     return [np.ascontiguousarray(frame[..., ::-1]) for frame in pixels]

@@ -1,7 +1,7 @@
-"""Deterministic solver steps of the flow ODE, in one convention: ``velocity = noise - x_0``, so ``x_0 = x - sigma velocity``.
+"""Deterministic solver steps of the flow ODE. ``velocity = noise - x_0``, hence ``x_0 = x - sigma velocity``.
 
-A solver is a pure function: what a multistep method remembers goes in and comes out, nothing is kept. A stochastic kernel
-has the same shape: a closure over its noise level and over a function from ``step.index`` to a draw.
+A solver is a pure function: what a multistep method remembers goes in and comes out, nothing is kept. A stochastic
+kernel has the same shape: a closure over its noise level and over a function from ``step.index`` to a draw.
 """
 
 import math
@@ -21,7 +21,7 @@ class Solver(Protocol):
 
 
 def euler(x: Tensor, velocity: Tensor, step: Step, history: None = None) -> tuple[Tensor, None]:
-    """First-order step ``x + (sigma_next - sigma) velocity``, the shape of ``x``; equal to DDIM and to DPM-Solver++ 1."""
+    """First-order step ``x + (sigma_next - sigma) velocity``, the shape of ``x``; equals DDIM and DPM-Solver++ 1."""
     return x + (step.sigma_next - step.sigma) * velocity, None
 
 
@@ -30,8 +30,8 @@ def dpm2(
 ) -> tuple[Tensor, tuple[Tensor, float]]:
     """DPM-Solver++ 2M step, midpoint form, the shape of ``x``; remembers the last estimate of x_0 and its sigma.
 
-    The first step and the step to 0 are first order, as is the one after sigma = 1, where the log-SNR is minus infinity. The
-    step before the last keeps its order, also on the coarse grids where that over-disperses the samples.
+    The first step and the step to 0 are first order, as is the one after sigma = 1, where the log-SNR is minus
+    infinity. The step before the last keeps its order, also on coarse grids, where that over-disperses the samples.
     Source: DPM-Solver++, arXiv:2211.01095, algorithm 2.
     """
     x_0 = x - step.sigma * velocity

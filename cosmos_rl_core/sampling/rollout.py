@@ -13,8 +13,8 @@ from cosmos_rl_core.sampling.schedule import Schedule
 def sample(velocity: Callable[[Tensor, Tensor], Tensor], noise: Tensor, schedule: Schedule, solver: Solver) -> Tensor:
     """Integrate ``noise`` ``[B, ...]`` down the schedule to x_0: float32, same shape and device, no gradient.
 
-    ``velocity(x, t)`` gets the state and the noise level of each sample, ``[B]`` float32. The state stays float32 between
-    steps whatever type the velocity computes in.
+    ``velocity(x, t)`` gets the state and the noise level of each sample, ``[B]`` float32. The state stays float32
+    between steps whatever type the velocity computes in.
     """
     x, history = noise.float(), None
     for step in schedule.steps:

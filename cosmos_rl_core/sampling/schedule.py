@@ -33,7 +33,7 @@ class Schedule:
     def __post_init__(self) -> None:
         falls = all(here > there for here, there in pairwise(self.sigmas))
         if len(self.sigmas) < 2 or not falls or self.sigmas[0] > 1 or self.sigmas[-1] != 0:
-            raise ConfigError(f"expected noise levels that fall from at most 1 to exactly 0, found {_brief(self.sigmas)}")
+            raise ConfigError(f"expected noise levels falling from at most 1 to exactly 0, found {_brief(self.sigmas)}")
 
     @property
     def num_steps(self) -> int:
@@ -47,16 +47,17 @@ class Schedule:
 
 
 def schedule_of(scheduler: Any, num_steps: int) -> Schedule:
-    """The grid of ``num_steps`` steps of a diffusers flow scheduler, in float64. The scheduler itself is left as it was.
+    """The grid of ``num_steps`` steps of a diffusers flow scheduler, in float64. The scheduler is left as it was.
 
-    Raises :class:`ConfigError` for a scheduler that does not sample a flow, shifts its levels by the size of the image, or
-    lays out a grid that is not one level per step ending at 0 (Heun's repeated levels, an inverted grid, an EDM grid).
+    Raises :class:`ConfigError` for a scheduler that does not sample a flow, shifts its levels by the size of the
+    image, or lays out a grid that is not one level per step ending at 0 (Heun's repeated levels, an inverted grid).
     """
     if num_steps < 1:
         raise ConfigError(f"a rollout needs at least 1 step, found {num_steps}")
     name, config = type(scheduler).__name__, scheduler.config
     if not name.startswith("FlowMatch") and not config.get("use_flow_sigmas"):
-        raise ConfigError(f"{name} is not a flow scheduler; expected FlowMatchEulerDiscreteScheduler or use_flow_sigmas = true")
+        expected = "FlowMatchEulerDiscreteScheduler, or one with use_flow_sigmas = true"
+        raise ConfigError(f"{name} is not a flow scheduler; expected {expected}")
     if config.get("use_dynamic_shifting"):
         raise ConfigError(f"{name} has use_dynamic_shifting = true; only a static shift is supported")
     own = type(scheduler).from_config(config)

@@ -1,1 +1,1 @@
-"""Real pipelines of a few million random weights at most, built without downloads: for tests, and as the start of the demo's model."""
+"""Stock pipelines of a few million weights at most, built without downloads: for tests and for the demo's model."""

@@ -1,4 +1,4 @@
-"""``python -m cosmos_rl_core.tiny DIR``: write the tiny SD3 pipeline, its autoencoder trained and its transformer random."""
+"""``python -m cosmos_rl_core.tiny DIR``: write the tiny SD3 pipeline: autoencoder trained, transformer random."""
 
 import argparse
 import logging

@@ -1,7 +1,7 @@
 """A Stable Diffusion 3 pipeline of 2.3 million weights for images of 32 x 64 pixels.
 
-Every part is of the stock class, so that whatever handles the real model handles this one. The text encoders are random and frozen;
-the transformer and the autoencoder are meant to be trained.
+Every part is of the stock class, so that whatever handles the real model handles this one. The text encoders are random
+and frozen; the transformer and the autoencoder are meant to be trained.
 """
 
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
@@ -17,11 +17,11 @@ CLIP_WIDTH = 64
 def build_sd3(seed: int) -> StableDiffusion3Pipeline:
     """The whole pipeline with random weights, float32 on the CPU; a function of ``seed`` alone.
 
-    Generate with ``height=32, width=64, guidance_scale=1.0, max_sequence_length=12``: the stock length of 256 pads every prompt with
-    noise from the random T5.
+    Generate with ``height=32, width=64, guidance_scale=1.0, max_sequence_length=12``: the stock length of 256 pads
+    every prompt with noise from the random T5.
     """
     tokenizers = [clip_tokenizer(), clip_tokenizer()]
-    encoders = [clip_text_encoder(tokenizer, seed, "clip", i, width=CLIP_WIDTH) for i, tokenizer in enumerate(tokenizers)]
+    encoders = [clip_text_encoder(tokenizers[i], seed, "clip", i, width=CLIP_WIDTH) for i in range(2)]
     tokenizer_3 = t5_tokenizer()
     return StableDiffusion3Pipeline(
         transformer=build_transformer(seed),

@@ -1,12 +1,12 @@
-"""Training the tiny autoencoder on rendered words: two minutes on one core, once, before the transformer sees any latents."""
+"""Training the tiny autoencoder on rendered words: two minutes on one core, before the transformer sees any latents."""
 
 import logging
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from torch import Tensor
+from torch.nn import functional
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.datasets._base import Media
@@ -14,8 +14,10 @@ from cosmos_rl_core.datasets._base import Media
 logger = logging.getLogger(__name__)
 
 
-def train_vae(vae: AutoencoderKL, media: Media, *, seed: int, num_steps: int = 400, batch_size: int = 24, peak_lr: float = 4e-3) -> None:
-    """Fit the autoencoder to the first frames of ``media`` in place, and store its latents' scale and shift in its config.
+def train_vae(
+    vae: AutoencoderKL, media: Media, *, seed: int, num_steps: int = 400, batch_size: int = 24, peak_lr: float = 4e-3
+) -> None:
+    """Fit the autoencoder to the first frames of ``media`` in place, and store the scale and shift of its latents.
 
     AdamW with one cosine cycle of the learning rate that peaks at ``peak_lr``.
     """
@@ -37,20 +39,25 @@ def train_vae(vae: AutoencoderKL, media: Media, *, seed: int, num_steps: int = 4
 
 
 def reconstruction_loss(vae: AutoencoderKL, images: Tensor, noise_source: torch.Generator) -> Tensor:
-    """Scalar loss of images ``[B, 3, H, W]`` in [-1, 1]: squared, absolute and coarse colour error, and a light KL term.
+    """Scalar loss of images ``[B, 3, H, W]`` in [-1, 1]: squared, absolute and coarse error, and a light KL term.
 
-    The coarse term compares averages of 8 x 8 pixels: without it small errors of flat colour cost little, and colours wash out.
+    The coarse term compares averages of 8 x 8 pixels: a small error of a flat colour is cheap otherwise, and shows.
     """
     posterior = vae.encode(images).latent_dist
     restored = vae.decode(posterior.sample(generator=noise_source)).sample
-    coarse_error = F.mse_loss(F.avg_pool2d(restored, 8), F.avg_pool2d(images, 8))
+    coarse_error = functional.mse_loss(functional.avg_pool2d(restored, 8), functional.avg_pool2d(images, 8))
     kl = posterior.kl().mean() / posterior.mean[0].numel()
-    return F.mse_loss(restored, images) + 0.5 * F.l1_loss(restored, images) + 4 * coarse_error + 1e-3 * kl
+    return (
+        functional.mse_loss(restored, images)
+        + 0.5 * functional.l1_loss(restored, images)
+        + 4 * coarse_error
+        + 1e-3 * kl
+    )
 
 
 @torch.no_grad()
 def store_latent_scale(vae: AutoencoderKL, images: Tensor) -> None:
-    """Set ``shift_factor`` and ``scaling_factor`` so that ``(latents - shift) * scale`` of these images has mean 0 and std 1."""
+    """Set the config so that ``(latents - shift_factor) * scaling_factor`` of these images has mean 0 and std 1."""
     latents = vae.encode(images).latent_dist.mean
     vae.register_to_config(shift_factor=latents.mean().item(), scaling_factor=1 / latents.std().item())
 

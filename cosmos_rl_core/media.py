@@ -1,0 +1,44 @@
+"""Pixels to files and back, lossless: PNG for an image, FFV1 in Matroska for a video."""
+
+import io
+
+import av
+import numpy as np
+from PIL import Image
+
+IMAGE, VIDEO = "png", "mkv"
+FPS = 16
+"""Frames per second written into videos."""
+
+
+def encode(pixels: np.ndarray) -> tuple[str, bytes]:
+    """Extension and file of uint8 RGB ``[frames, height, width, 3]``; one frame is an image. Equal pixels, equal bytes."""
+    if len(pixels) == 1:
+        buffer = io.BytesIO()
+        Image.fromarray(pixels[0]).save(buffer, format="PNG")
+        return IMAGE, buffer.getvalue()
+    return VIDEO, _encode_video(pixels)
+
+
+def decode(extension: str, data: bytes) -> np.ndarray:
+    """Uint8 RGB ``[frames, height, width, 3]`` of what :func:`encode` wrote."""
+    if extension == IMAGE:
+        return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))[None]
+    with av.open(io.BytesIO(data)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def _encode_video(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    # bitexact: no random segment id and no library version in the file.
+    with av.open(buffer, "w", format="matroska", options={"fflags": "+bitexact"}) as container:
+        stream = container.add_stream("ffv1", rate=FPS, options={"flags": "+bitexact"})
+        _, stream.height, stream.width, _ = pixels.shape
+        stream.pix_fmt = "bgr0"
+        for frame in pixels:
+            packet_source = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+            for packet in stream.encode(packet_source):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    return buffer.getvalue()

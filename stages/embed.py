@@ -1,0 +1,54 @@
+"""Text embeddings, once: the only stage that loads text encoders."""
+
+from safetensors.torch import load as load_tensors
+
+from cosmos_rl_core import shards
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.policy_weights import to_bytes
+from stages import contracts
+from stages.artifacts import Artifact
+from stages.contracts import Input, Request
+from stages.loading import load_model
+from stages.runner import Context
+from stages.samples import cut
+
+NEGATIVE = "negative"
+"""The id under which the empty prompt is stored, for guidance."""
+
+
+def run(request: Request, context: Context) -> dict[str, int]:
+    """Write ``embeddings/<n>.tar`` of ``<prompt id>.safetensors`` and ``index.json`` (prompt id to shard)."""
+    config = request.config
+    assert isinstance(config, contracts.Embed)
+    texts = {prompt.id: prompt.text for prompt in config.prompts} | {NEGATIVE: ""}
+    layout = context.layout({"shards": cut(list(texts), config.prompts_per_shard)})["shards"]
+    model = load_model(config.model, ("text",), context.ranks.device)
+
+    def encode(ids: list[str]) -> bytes:
+        conditionings = model.encode_prompts([texts[i] for i in ids], config.max_prompt_length)
+        return shards.pack({f"{i}.safetensors": to_bytes(c) for i, c in zip(ids, conditionings, strict=True)})
+
+    for index in range(context.ranks.rank, len(layout), context.ranks.world_size):
+        context.progress("embedding", index, len(layout))
+        context.attempt.shard(index, lambda index=index: {_name(index): encode(layout[index])})
+    if context.ranks.rank == 0:
+        shard_of = {prompt_id: index for index, ids in enumerate(layout) for prompt_id in ids}
+        context.attempt.put_json("index.json", shard_of)
+    return {"prompts": len(texts)}
+
+
+def _name(index: int) -> str:
+    return f"embeddings/{index:05d}.tar"
+
+
+def read(source: Input, prompt_ids: list[str]) -> dict[str, Conditioning]:
+    """Conditioning of each prompt id, unbatched, on the CPU. Reads the shards that hold them and no others."""
+    artifact = Artifact(source)
+    shard_of: dict[str, int] = artifact.json("index.json")
+    if missing := sorted(set(prompt_ids) - set(shard_of)):
+        raise ArtifactError(f"{source.url} has no embedding of {', '.join(missing[:5])}; embed the prompts of this plan")
+    files: dict[str, bytes] = {}
+    for shard in sorted({shard_of[prompt_id] for prompt_id in prompt_ids}):
+        files |= shards.unpack(artifact.read(_name(shard)))
+    return {prompt_id: load_tensors(files[f"{prompt_id}.safetensors"]) for prompt_id in prompt_ids}

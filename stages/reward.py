@@ -1,0 +1,115 @@
+"""Scores of generated samples. A sample that cannot be scored is excluded and counted; it never gets a number."""
+
+import json
+import math
+import time
+from typing import Any
+
+import pandas as pd
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.errors import RewardError
+from cosmos_rl_core.rewards._base import Reward, Sample
+from stages import contracts
+from stages.artifacts import Artifact
+from stages.contracts import Request
+from stages.runner import Context
+from stages.samples import read_shard, shard_names, to_parquet
+
+SCORES, CALLS = "scores.parquet", "calls.parquet"
+
+
+def run(request: Request, context: Context) -> dict[str, Any]:
+    """Write ``scores.parquet``: ``sample_id, prompt_id, score, valid, error, details``; and, as a record, ``calls.parquet``.
+
+    Raises :class:`RewardError`, naming the samples, if more than the allowed share failed.
+    """
+    config = request.config
+    assert isinstance(config, contracts.Reward)
+    samples = Artifact(request.one("samples"))
+    reward: Reward = plugins.load("rewards", config.reward.name).Reward(config.reward)
+    names = shard_names(samples)
+    context.layout({"shards": names, "scorer": reward.version})
+    rows: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    for index, name in enumerate(names):
+        context.progress("scoring", index, len(names))
+
+        def make(index: int = index, name: str = name) -> dict[str, bytes]:
+            scored = _score(reward, [_sample(s) for s in read_shard(samples, name)], config, calls)
+            return {f"scores/{index:05d}.json": json.dumps(scored, sort_keys=True).encode()}
+
+        context.attempt.shard(index, make, keep=_all_scored)
+        rows += json.loads(context.attempt.read(f"scores/{index:05d}.json"))
+    table = pd.DataFrame(rows)
+    _refuse_too_many(table, config)
+    context.attempt.put(SCORES, to_parquet(table))
+    context.attempt.put(CALLS, to_parquet(pd.DataFrame(calls, columns=["shard_samples", "attempt", "failed", "seconds"])), "record")
+    return _summary(table, config.reward.name)
+
+
+def _sample(stored: Any) -> Sample:
+    about = stored.about
+    return Sample(about["sample_id"], about["prompt_id"], about["prompt"], stored.pixels)
+
+
+def _score(reward: Reward, samples: list[Sample], config: contracts.Reward, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Scores of one shard; samples that fail are tried again alone, up to ``max_attempts`` times in all."""
+    results: dict[str, dict[str, float] | Exception] = {}
+    waiting = samples
+    for attempt in range(config.max_attempts):
+        started_s = time.monotonic()
+        outcomes = dict(zip([s.sample_id for s in waiting], reward.score(waiting), strict=True))
+        results |= {sample_id: _finite(outcome, config.reward.name) for sample_id, outcome in outcomes.items()}
+        failed = [s for s in waiting if isinstance(results[s.sample_id], Exception)]
+        seconds = time.monotonic() - started_s
+        calls.append({"shard_samples": len(waiting), "attempt": attempt, "failed": len(failed), "seconds": seconds})
+        waiting = failed
+        if not waiting:
+            break
+    return [_row(sample, results[sample.sample_id], config.reward.name) for sample in samples]
+
+
+def _finite(outcome: dict[str, float] | Exception, name: str) -> dict[str, float] | Exception:
+    if isinstance(outcome, Exception):
+        return outcome
+    if name not in outcome:
+        return KeyError(f"no score named {name!r} among {sorted(outcome)}")
+    if not math.isfinite(outcome[name]):
+        return ValueError(f"the score is {outcome[name]}")
+    return outcome
+
+
+def _row(sample: Sample, outcome: dict[str, float] | Exception, name: str) -> dict[str, Any]:
+    failed = isinstance(outcome, Exception)
+    return {
+        "sample_id": sample.sample_id,
+        "prompt_id": sample.prompt_id,
+        "score": None if failed else float(outcome[name]),
+        "valid": not failed,
+        "error": f"{type(outcome).__name__}: {outcome}" if failed else "",
+        "details": "{}" if failed else json.dumps(outcome, sort_keys=True),
+    }
+
+
+def _all_scored(files: dict[str, bytes]) -> bool:
+    """Only whole shards are kept for a retry: what failed now may not fail then."""
+    return all(row["valid"] for data in files.values() for row in json.loads(data))
+
+
+def _refuse_too_many(table: pd.DataFrame, config: contracts.Reward) -> None:
+    failed = table[~table["valid"]]
+    if len(failed) <= config.max_failed_fraction * len(table):
+        return
+    shown = "; ".join(f"{row.sample_id} ({row.error})" for row in failed.head(10).itertuples())
+    raise RewardError(
+        f"{config.reward.name} could not score {len(failed)} of {len(table)} samples, more than max_failed_fraction = "
+        f"{config.max_failed_fraction}: {shown}{' ...' if len(failed) > 10 else ''}"
+    )
+
+
+def _summary(table: pd.DataFrame, name: str) -> dict[str, Any]:
+    scores = table.loc[table["valid"], "score"].astype("float64")
+    error = float(scores.std(ddof=1) / math.sqrt(len(scores))) if len(scores) > 1 else None
+    failed = int((~table["valid"]).sum())
+    return {name: float(scores.mean()), "standard_error": error, "scored": len(scores)} | ({"failed": failed} if failed else {})

@@ -1,0 +1,132 @@
+"""Generated samples on disk, written by `rollout` and `evaluate`, read by everything after them.
+
+A sample in a shard is what anyone can open: ``<id>.json`` (prompt, seed, policy), ``<id>.png`` or ``<id>.mkv`` (exactly what the
+reward saw) and, from a rollout, ``<id>.safetensors`` (the final latents). ``index.parquet`` has a row for each.
+"""
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from cosmos_rl_core import media, seeds, shards
+from cosmos_rl_core.datasets._base import Prompt
+from stages.artifacts import Artifact
+
+INDEX = "index.parquet"
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """One sample to be generated."""
+
+    sample_id: str
+    prompt: Prompt
+    member: int
+    seed: int
+
+
+def plan_samples(prompts: tuple[Prompt, ...], n_generation: int, run_seed: int, iteration: int) -> list[SamplePlan]:
+    """Every member of every prompt's group, in order, with the seed that all its draws derive from."""
+    return [
+        SamplePlan(f"{prompt.id}-{member:03d}", prompt, member, seeds.sample_seed(run_seed, iteration, prompt.id, member))
+        for prompt in prompts
+        for member in range(n_generation)
+    ]
+
+
+def cut(ids: list[str], size: int) -> list[list[str]]:
+    """Consecutive runs of at most ``size``."""
+    return [ids[start : start + size] for start in range(0, len(ids), size)]
+
+
+def sample_files(sample: SamplePlan, pixels: np.ndarray, latents: bytes | None, facts: dict[str, Any]) -> dict[str, bytes]:
+    """The shard members of one sample. ``pixels`` uint8 ``[frames, height, width, 3]``; ``facts`` go into its JSON."""
+    extension, picture = media.encode(pixels)
+    about = {
+        "sample_id": sample.sample_id,
+        "prompt_id": sample.prompt.id,
+        "prompt": sample.prompt.text,
+        "member": sample.member,
+        "seed": sample.seed,
+        **facts,
+    }
+    files = {
+        f"{sample.sample_id}.json": json.dumps(about, sort_keys=True).encode(),
+        f"{sample.sample_id}.{extension}": picture,
+    }
+    return files if latents is None else files | {f"{sample.sample_id}.safetensors": latents}
+
+
+def shard_name(index: int) -> str:
+    """Name of a shard's file."""
+    return f"samples/{index:05d}.tar"
+
+
+def index_of(samples: list[SamplePlan], layout: list[list[str]]) -> bytes:
+    """The parquet index: one row a sample, in order, with the shard it is in."""
+    shard_of = {sample_id: number for number, ids in enumerate(layout) for sample_id in ids}
+    rows = [
+        {
+            "sample_id": s.sample_id,
+            "prompt_id": s.prompt.id,
+            "prompt": s.prompt.text,
+            "member": s.member,
+            "seed": s.seed,
+            "shard": shard_of[s.sample_id],
+        }
+        for s in samples
+    ]
+    return to_parquet(pd.DataFrame(rows))
+
+
+def to_parquet(frame: pd.DataFrame) -> bytes:
+    """A table as a file; equal tables, equal bytes."""
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False, engine="pyarrow")
+    return buffer.getvalue()
+
+
+def read_table(artifact: Artifact, name: str) -> pd.DataFrame:
+    """A parquet file of an artifact."""
+    return pd.read_parquet(io.BytesIO(artifact.read(name)), engine="pyarrow")
+
+
+@dataclass(frozen=True)
+class StoredSample:
+    """One sample read back."""
+
+    about: dict[str, Any]
+    extension: str
+    media: bytes
+    latents: bytes | None
+
+    @property
+    def sample_id(self) -> str:
+        """The sample's id."""
+        return self.about["sample_id"]
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """Uint8 RGB ``[frames, height, width, 3]``."""
+        return media.decode(self.extension, self.media)
+
+
+def shard_names(artifact: Artifact) -> list[str]:
+    """Names of the shards, in order."""
+    return artifact.names("samples/")
+
+
+def read_shard(artifact: Artifact, name: str) -> Iterator[StoredSample]:
+    """The samples of one shard, sorted by id."""
+    files = shards.unpack(artifact.read(name))
+    for about_name in sorted(name for name in files if name.endswith(".json")):
+        stem = about_name.removesuffix(".json")
+        extension = media.IMAGE if f"{stem}.{media.IMAGE}" in files else media.VIDEO
+        yield StoredSample(
+            json.loads(files[about_name]), extension, files[f"{stem}.{extension}"], files.get(f"{stem}.safetensors")
+        )
