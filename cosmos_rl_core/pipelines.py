@@ -12,7 +12,7 @@ from cosmos_rl_core.errors import ConfigError
 
 INDEX = "model_index.json"
 PACKAGE_PREFIX = "package:"
-_SHIPPED = Path(__file__).parent / "tiny"
+_SHIPPED = Path(__file__).parent / "tiny" / "pipelines"
 
 
 def pipeline_class(path: str | Path) -> str:

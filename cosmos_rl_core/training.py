@@ -16,11 +16,9 @@ from torch import Tensor, nn
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
-from cosmos_rl_core.schedules import lr_factor
 
 if TYPE_CHECKING:
     from cosmos_rl_core.config.policy import DiffusersConfig
-    from cosmos_rl_core.config.train import OptimizerConfig
     from cosmos_rl_core.distributed import Group
 
 Parameters = Mapping[str, nn.Parameter]
@@ -30,15 +28,12 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW remembers of each parameter."""
 
 
-def make_optimizer(parameters: Parameters, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over all parameters alike, at the peak learning rate; :func:`optimizer_step` sets the rate of each step."""
-    return torch.optim.AdamW(
-        [parameters[name] for name in sorted(parameters)],
-        lr=config.optm_lr,
-        betas=config.optm_betas,
-        eps=config.epsilon,
-        weight_decay=config.optm_weight_decay,
-    )
+def make_optimizer(
+    parameters: Parameters, *, betas: tuple[float, float], epsilon: float, weight_decay: float
+) -> torch.optim.AdamW:
+    """AdamW over all parameters alike; :func:`optimizer_step` sets the learning rate of each step."""
+    named = [parameters[name] for name in sorted(parameters)]
+    return torch.optim.AdamW(named, lr=0.0, betas=betas, eps=epsilon, weight_decay=weight_decay)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameters) -> dict[str, Tensor]:
@@ -94,20 +89,19 @@ def loss_share(per_sample: Tensor, num_samples: int, num_times: int, weights: Te
 
 
 def optimizer_step(
-    optimizer: torch.optim.Optimizer, parameters: Parameters, config: OptimizerConfig, *, step: int, group: Group | None
+    optimizer: torch.optim.Optimizer, parameters: Parameters, *, lr: float, max_norm: float, group: Group | None
 ) -> dict[str, float]:
-    """Sum the gradients over ranks, clip, move the weights, clear the gradients. ``step`` counts from 0 over the run.
+    """Sum the gradients over ranks, clip, move the weights, clear the gradients.
 
     Returns the gradient norm before clipping, and the learning rate. Raises as :func:`clip_gradients` on all ranks.
     """
     sum_gradients(parameters, group)
-    norm = clip_gradients(parameters, config.optm_grad_norm_clip)
-    rate = config.optm_lr * lr_factor(config, step)
+    norm = clip_gradients(parameters, max_norm)
     for settings in optimizer.param_groups:
-        settings["lr"] = rate
+        settings["lr"] = lr
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return {"grad_norm": norm, "lr": rate}
+    return {"grad_norm": norm, "lr": lr}
 
 
 def sum_gradients(parameters: Parameters, group: Group | None) -> None:

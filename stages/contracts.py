@@ -56,6 +56,21 @@ class MediaShape(Section):
     """Frames; 1 for images."""
 
 
+class OptimizerSteps(Section):
+    """A range of AdamW steps, every schedule resolved to its values."""
+
+    lrs: tuple[float, ...]
+    """Learning rate of each step."""
+    ema_decays: tuple[float | None, ...]
+    """Decay of the average after each step; None where it stays."""
+    betas: tuple[float, float]
+    epsilon: float
+    weight_decay: float
+    grad_norm_clip: float
+    first_step: int
+    """Optimizer steps done before this range."""
+
+
 class Embed(StageConfig):
     """Text embeddings of prompts, once: one safetensors a prompt, in tar shards."""
 
@@ -129,12 +144,11 @@ class Update(StageConfig):
     """Weight of each reward in the sum that trains; monitored rewards are not here."""
     num_steps: int
     """Solver steps of the rollouts: the grid that noise levels are drawn from."""
-    optimizer: dict[str, Any]
-    """Adam's constants and the clip norm."""
-    lrs: tuple[float, ...]
-    """Learning rate of each optimizer step of this update."""
-    ema_decays: tuple[float | None, ...]
-    """Decay of the average after each optimizer step; None where it stays."""
+    steps: OptimizerSteps
+    keeps_ema: bool
+    """Whether the policy has the part ``ema``."""
+    old_decay: float | None
+    """Of the slow copy, after this iteration; None where the algorithm has none."""
 
 
 class Finetune(StageConfig):
@@ -154,11 +168,9 @@ class Finetune(StageConfig):
     logit_std: float
     batch_size: int
     """Samples of one optimizer step, over all ranks."""
-    first_step: int
-    """Optimizer steps done before this range."""
-    optimizer: dict[str, Any]
-    lrs: tuple[float, ...]
-    ema_decays: tuple[float | None, ...]
+    steps: OptimizerSteps
+    keeps_ema: bool
+    """Whether the policy has the part ``ema``."""
 
 
 class Export(StageConfig):
@@ -172,12 +184,12 @@ class Export(StageConfig):
 
 
 class Evaluate(StageConfig):
-    """Samples of the stock pipeline on fixed prompts and seeds, with an export loaded into it, or the base alone."""
+    """Samples of the stock pipeline on fixed prompts and seeds, with an export loaded into it."""
 
     name = "evaluate"
     version = 1
     distributed = True
-    inputs = {"export": "optional"}
+    inputs = {"export": "one"}
     model: ModelRef
     prompts: tuple[Prompt, ...]
     n_generation: int

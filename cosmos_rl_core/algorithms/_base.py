@@ -54,8 +54,8 @@ class Algorithm(Protocol):
 
     behaviour: str
     """The policy part that generates rollouts: ``current`` or ``old``."""
-    needs_rollouts: bool
-    """Whether it trains on rewarded rollouts (True) or on a dataset's media (False)."""
+    roles: tuple[str, ...]
+    """The policy parts that its loss asks for."""
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
         """Advantages of scored samples: in, columns ``sample_id, prompt_id, reward, valid``; out, the same rows with

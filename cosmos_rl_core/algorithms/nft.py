@@ -30,8 +30,6 @@ class Options(AlgorithmOptions):
 
     rewarded: ClassVar[bool] = True
     type: Literal["nft"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    mu_iterations: int = Field(1, ge=1)
-    """Passes over each rollout. More learns more from a rollout and drifts further from the policy that made it."""
     kl_beta: float = Field(1e-4, ge=0)
     """Weight of the squared distance to the base model; 0 saves the reference's forward pass."""
     advantage_low: float = Field(-5.0, le=0)
@@ -54,10 +52,14 @@ class Algorithm:
     """Rollouts by a slow ``old`` copy, which is also the centre that the loss reflects the trained velocity about."""
 
     behaviour = "old"
-    needs_rollouts = True
 
     def __init__(self, options: Options) -> None:
         self.options = options
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The reference is read only where the loss weighs it."""
+        return ("current", "old", "reference") if self.options.kl_beta > 0 else ("current", "old")
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
         """Rewards minus their prompt's mean, over a population standard deviation + 1e-4; NaN for excluded samples.

@@ -30,7 +30,7 @@ class Algorithm:
     """Regression of the velocity on ``noise - x_0``, every noise level weighted alike."""
 
     behaviour = "current"
-    needs_rollouts = False
+    roles = ("current",)
 
     def __init__(self, options: Options) -> None:
         self.options = options

@@ -43,8 +43,10 @@ AnyReward = Annotated[SerializeAsAny[RewardOptions], plugin_options("rewards", "
 class AlgorithmOptions(Section):
     """What every algorithm's ``Options`` has; ``type`` is the plugin's file name."""
 
-    rewarded: ClassVar[bool]
+    rewarded: ClassVar[bool] = True
     """Whether it trains on rewarded rollouts (True) or on the media of a dataset (False)."""
+    steps_per_iteration: int = Field(1, ge=1)
+    """Optimizer steps of one iteration, where they do not follow from the rollout."""
     type: str
     """The algorithm: the name of a file in ``cosmos_rl_core/algorithms``."""
     dataset: AnyDataset
@@ -53,6 +55,8 @@ class AlgorithmOptions(Section):
     """Samples per forward pass. Speed and memory only: the gradient is the same up to rounding."""
     batch_size_per_optimize: int | None = Field(None, ge=1)
     """Samples per optimizer step, over all ranks; absent means one step on everything."""
+    mu_iterations: int = Field(1, ge=1)
+    """Passes over each rollout. More learns more from a rollout and drifts further from the policy that made it."""
 
 
 AnyAlgorithm = Annotated[SerializeAsAny[AlgorithmOptions], plugin_options("algorithms", "type")]

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Literal
 
-from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 
@@ -12,8 +12,10 @@ SHIPPED_DIR = Path(__file__).parent / "data" / "ocr_words"
 """The prompt set that comes with the package: the words of ``rendered_text`` with its default options."""
 
 
-class Options(Section):
+class Options(DatasetOptions):
     """Which file to read."""
+
+    name: Literal["ocr"] = "ocr"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     local_dir: str = ""
     """Directory that holds ``train.txt`` and ``test.txt``; empty for the two-character words of this package."""

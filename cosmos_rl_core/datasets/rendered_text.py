@@ -13,7 +13,7 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 from pydantic import Field, model_validator
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.datasets.ocr import prompt_id
 from cosmos_rl_core.errors import ConfigError
@@ -32,8 +32,10 @@ MAX_WORDS = 1_000_000
 Rgb = tuple[int, int, int]
 
 
-class Options(Section):
+class Options(DatasetOptions):
     """What is drawn, and which words are held out."""
+
+    name: Literal["rendered_text"] = "rendered_text"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     alphabet: str = Field("ACEHKLPTXY347", min_length=1)
     """Characters that words are made of. The default ones are hard to confuse, in either case."""

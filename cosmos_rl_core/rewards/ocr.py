@@ -9,13 +9,13 @@ import importlib
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import rapidocr
 from pydantic import Field
 
-from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 
@@ -24,8 +24,10 @@ LINE_HEIGHT = 48
 BATCH_SIZE = 16
 
 
-class Options(Section):
+class Options(RewardOptions):
     """How the text is read."""
+
+    name: Literal["ocr"] = "ocr"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     line_width: int = Field(320, ge=LINE_HEIGHT, le=2048)
     """Pixels to which a line of height 48 is padded; longer lines are not cut. 96 fits images twice as wide as high,

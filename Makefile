@@ -1,0 +1,43 @@
+# Two commands on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# uv does not read pip's setting for a local folder of wheels.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+
+.PHONY: demo test test-all lint format install tiny-base clean
+
+demo: $(VENV)/installed
+	$(BIN)/cosmos-flows run configs/tiny/nft.toml
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Makes the pipeline that ships in cosmos_rl_core/tiny/pipelines/sd3 from nothing: a VAE, then a transformer.
+tiny-base: $(VENV)/installed
+	$(BIN)/python -m cosmos_rl_core.tiny outputs/tiny-skeleton
+	$(BIN)/cosmos-flows run configs/tiny/sft.toml --run-id tiny-base --set policy.model_name_or_path=outputs/tiny-skeleton
+
+install: $(VENV)/installed
+
+# One resolution for everything: see the bounds in pyproject.toml.
+$(VENV)/installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --quiet -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) outputs

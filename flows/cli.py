@@ -1,0 +1,117 @@
+"""``cosmos-flows``: plan, run, look at and re-run post-training. Exit codes: 0 done, 64 config, 65 data, 75 unavailable, 70 other."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from cosmos_rl_core.errors import CosmosRLError
+from flows import rerun as rerun_command
+from flows import status as status_command
+from flows.describe import describe_plan
+from flows.session import DEFAULT_STORE, Settings, plan_of
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+Returned = TypeVar("Returned")
+
+RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe, e.g. configs/tiny/nft.toml")]
+StoreOption = Annotated[str, typer.Option(help="Directory or URL (s3://bucket/prefix) of all runs")]
+RunIdOption = Annotated[str | None, typer.Option(help="Name of the run; default: from the recipe and its contents")]
+IterationsOption = Annotated[int | None, typer.Option(min=1, help="How far to go, instead of the recipe's number")]
+OverridesOption = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: section.key=value; repeatable")]
+RunArgument = Annotated[str, typer.Argument(help="The run's id")]
+
+
+@app.command()
+def run(
+    recipe: RecipeArgument,
+    store: StoreOption = DEFAULT_STORE,
+    run_id: RunIdOption = None,
+    iterations: IterationsOption = None,
+    overrides: OverridesOption = None,
+    allow_numerics_change: Annotated[bool, typer.Option(help="Go on under other versions, threads or devices")] = False,
+) -> None:
+    """Run a recipe to the end; the same command goes on where it stopped.
+
+    Example: cosmos-flows run configs/tiny/nft.toml --set train.seed=1
+    """
+    settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), allow_numerics_change)
+    plan = _or_exit(lambda: plan_of(settings))
+    _prefect_defaults()
+    # Prefect reads its settings when it is imported.
+    module = importlib.import_module(f"flows.{plan.recipe.train.train_policy.type}")
+    flow = getattr(module, plan.recipe.train.train_policy.type)
+    _or_exit(lambda: flow(recipe, store, plan.run_id, iterations, overrides, allow_numerics_change))
+
+
+@app.command()
+def plan(
+    recipe: RecipeArgument,
+    store: StoreOption = DEFAULT_STORE,
+    run_id: RunIdOption = None,
+    iterations: IterationsOption = None,
+    overrides: OverridesOption = None,
+) -> None:
+    """Resolve a recipe, report every mistake at once, and say what a run would do. Starts and writes nothing.
+
+    Example: cosmos-flows plan configs/tiny/nft.toml --set rollout.n_generation=8
+    """
+    settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()))
+    Console(highlight=False).print(describe_plan(_or_exit(lambda: plan_of(settings)), store), markup=False)
+
+
+@app.command()
+def status(run_id: RunArgument, store: StoreOption = DEFAULT_STORE) -> None:
+    """Show a run's iterations and stages: what stands, how often it was made, how long it took, the reward.
+
+    Example: cosmos-flows status nft-1a2b3c4d
+    """
+    Console().print(_or_exit(lambda: status_command.table(store, run_id)))
+
+
+@app.command()
+def rerun(
+    run_id: RunArgument,
+    iteration: Annotated[int, typer.Option(min=0, help="Iteration of the stage (0-based)")],
+    stage: Annotated[str, typer.Option(help="rollout, reward-<name>, update or finetune")],
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Invalidate one stage of one iteration, so that the next run makes it again. Deletes nothing.
+
+    Example: cosmos-flows rerun nft-1a2b3c4d --iteration 7 --stage reward-ocr
+    """
+    for line in _or_exit(lambda: rerun_command.rerun(store, run_id, iteration, stage)):
+        typer.echo(line)
+
+
+def _or_exit(action: Callable[[], Returned]) -> Returned:
+    try:
+        return action()
+    except CosmosRLError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.exit_code) from error
+
+
+def _prefect_defaults() -> None:
+    """Settings of a laptop; whatever the environment says already stays."""
+    defaults = {
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def main() -> None:
+    """The entry point."""
+    sys.exit(app())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Everything a run needs to know before anything runs: resolved, checked at once, and written once as ``plan.json``."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from cosmos_rl_core import pipelines, plugins, store
+from cosmos_rl_core.canonical import canonical_json, digest
+from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.recipe import Recipe, RewardConfig
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from stages.contracts import FORMAT, ModelRef
+
+
+class Plan(Section):
+    """A run, pinned: its recipe, the digest of its base model, its prompts."""
+
+    format: Literal[1] = FORMAT
+    run_id: str
+    recipe: Recipe
+    model: ModelRef
+    prompts: tuple[Prompt, ...]
+    """Training prompts; for supervised training, those of the media."""
+    validation_prompts: tuple[Prompt, ...] = ()
+    races_decided: bool
+    """Whether the store refuses a second writer; where it does not, only one process may write a run."""
+
+
+def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
+    """Resolve and check everything that plan time can know. Raises one :class:`ConfigError` that lists every mistake."""
+    mistakes: list[str] = []
+    model = _collect(mistakes, lambda: _model(recipe))
+    prompts = _collect(mistakes, lambda: _prompts(recipe.train.train_policy.dataset)) or ()
+    held_out = _collect(mistakes, lambda: _prompts(recipe.validation.dataset) if recipe.validation else ()) or ()
+    for reward in recipe.rewards:
+        _collect(mistakes, lambda reward=reward: _check_reward(reward, (*prompts, *held_out)))
+    wanted = recipe.prompts_per_iteration if recipe.train.train_policy.rewarded else 0
+    if prompts and wanted > len(prompts):
+        mistakes.append(f"one iteration needs {wanted} prompts, the dataset has {len(prompts)}")
+    overlap = {p.id for p in prompts} & {p.id for p in held_out}
+    if overlap:
+        mistakes.append(f"{len(overlap)} validation prompts are also trained on, e.g. {min(overlap)}")
+    _collect(mistakes, lambda: plugins.load("algorithms", recipe.train.train_policy.type).Algorithm(
+        recipe.train.train_policy
+    ).num_times(recipe.policy.diffusers.sample.num_steps))
+    if mistakes or model is None:
+        raise ConfigError("\n".join([f"{source}:", *(f"  {mistake}" for mistake in mistakes)]))
+    plan = Plan(run_id="?", recipe=recipe, model=model, prompts=prompts, validation_prompts=held_out, races_decided=True)
+    name = run_id or f"{Path(source).stem}-{digest(plan.identity())[:8]}"
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise ConfigError(f"run id {name!r} must be letters, digits, '-', '_' and '.'")
+    return plan.model_copy(update={"run_id": name})
+
+
+def run_url(store_url: str, run_id: str) -> str:
+    """Where a run's artifacts go."""
+    return store.join(store.absolute(store_url), "runs", run_id)
+
+
+def freeze(plan: Plan, store_url: str) -> Plan:
+    """Write ``plan.json``, or read the one that stands. Refuses a recipe that resolves otherwise, naming what differs.
+
+    The number of iterations and how processes are launched are not frozen: the returned plan has those of the recipe at hand.
+    """
+    root = run_url(store_url, plan.run_id)
+    url = store.join(root, "plan.json")
+    if store.read_if_exists(url) is None:
+        plan = plan.model_copy(update={"races_decided": store.decides_races(root)})
+        store.put_if_absent(url, canonical_json(plan.model_dump(mode="json")))
+    frozen = read_plan(store_url, plan.run_id)
+    changes = differences(frozen.identity(), plan.identity())
+    changes = [change for change in changes if not change.startswith(("races_decided", "run_id"))]
+    if changes:
+        shown = "\n".join(f"  {change}" for change in changes)
+        raise ConfigError(f"run {plan.run_id} was planned otherwise:\n{shown}\nuse the recipe it was planned with, or another --run-id")
+    return frozen.model_copy(update={"recipe": plan.recipe, "model": plan.model})
+
+
+def read_plan(store_url: str, run_id: str) -> Plan:
+    """The plan of a run that exists. Raises :class:`ConfigError` if there is none."""
+    url = store.join(run_url(store_url, run_id), "plan.json")
+    data = store.read_if_exists(url)
+    if data is None:
+        raise ConfigError(f"there is no run {run_id!r} in {store_url}; start it with `cosmos-flows run RECIPE --run-id {run_id}`")
+    try:
+        return Plan.model_validate_json(data)
+    except ValueError as error:
+        raise ArtifactError(f"{url} is not a plan of format {FORMAT}: {error}") from error
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """Leaves that differ, as ``a.b: old -> new``."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        return [d for key in keys for d in differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))]
+    if old == new:
+        return []
+    return [f"{where}: {_brief(old)} -> {_brief(new)}"]
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _collect(mistakes: list[str], resolve: Any) -> Any:
+    try:
+        return resolve()
+    except ConfigError as error:
+        mistakes.append(str(error))
+        return None
+
+
+def _model(recipe: Recipe) -> ModelRef:
+    name = recipe.policy.model_name_or_path
+    path = pipelines.resolve_path(name)
+    adapter = pipelines.adapter_name(pipelines.pipeline_class(path))
+    # A shipped pipeline keeps its name, so that a run can go on where the package is installed elsewhere.
+    kept = name if name.startswith(pipelines.PACKAGE_PREFIX) else path
+    return ModelRef(path=kept, adapter=adapter, digest=pipelines.pipeline_digest(path))
+
+
+def _prompts(dataset: DatasetOptions) -> tuple[Prompt, ...]:
+    return plugins.load("datasets", dataset.name).prompts(dataset)
+
+
+def _check_reward(reward: RewardConfig, prompts: tuple[Prompt, ...]) -> None:
+    plugin = plugins.load("rewards", reward.fn.name).Reward(reward.fn)
+    reasons = [f"prompt {p.id}: {reason}" for p in prompts if (reason := plugin.check_prompt(p.text)) is not None]
+    if reasons:
+        more = f" (and {len(reasons) - 5} more)" if len(reasons) > 5 else ""
+        raise ConfigError(f"{reward.fn.name} cannot score {len(reasons)} prompts: {'; '.join(reasons[:5])}{more}")

@@ -1,0 +1,59 @@
+"""The loop. Everything a run does, in order; each line asks for an artifact and takes it as it stands if it is there."""
+
+from dataclasses import dataclass
+
+from flows.launch import Launcher
+from flows.requests import Run
+from stages.contracts import Manifest
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run has to say."""
+
+    before: Manifest | None
+    """Scores of the base policy on the held-out prompts."""
+    after: Manifest | None
+    """Scores of the final policy on the same prompts and seeds."""
+    report: Manifest
+
+
+def post_train(run: Run, launcher: Launcher) -> Result:
+    """Take the base policy through every iteration of the plan."""
+    launch = launcher.launch
+    launch("policy", run.policy())
+    launch("embed", run.embed())
+    evaluated = {0: evaluate(run, launcher, 0)}
+    for k in range(run.recipe.train.num_iterations):
+        if run.trains_on_rewards:
+            launch(f"iteration-{k:04d}/rollout", run.rollout(k))
+            rewards = run.rewards(run.iteration(k, "rollout"), k)
+            launch(f"iteration-{k:04d}/{_names(rewards)}", *rewards)
+            launch(f"iteration-{k:04d}/update", run.update(k))
+        else:
+            launch(f"iteration-{k:04d}/finetune", run.finetune(k))
+        if _is_due(run, k + 1):
+            evaluated[k + 1] = evaluate(run, launcher, k + 1)
+    scored = [k for k, scores in evaluated.items() if scores is not None]
+    (report,) = launch("report", run.report(run.recipe.train.num_iterations, scored))
+    return Result(evaluated[0], evaluated[max(evaluated)], report)
+
+
+def evaluate(run: Run, launcher: Launcher, k: int) -> Manifest | None:
+    """Export policy version k, sample the held-out prompts from the export, and score them; None without a validation set."""
+    launcher.launch(f"policy-{k:04d}/export", run.export(k))
+    if run.recipe.validation is None or not run.recipe.rewards:
+        return None
+    samples = run.evaluate(k)
+    launcher.launch(f"policy-{k:04d}/evaluate", samples)
+    rewards = run.rewards(samples.slot, k)
+    return launcher.launch(f"policy-{k:04d}/{_names(rewards)}", *rewards)[0]
+
+
+def _is_due(run: Run, k: int) -> bool:
+    freq = run.recipe.validation.freq if run.recipe.validation else 0
+    return k == run.recipe.train.num_iterations or bool(freq and k % freq == 0)
+
+
+def _names(rewards: list[object]) -> str:
+    return "+".join(str(getattr(request, "slot", "")).rpartition("/")[2] for request in rewards)

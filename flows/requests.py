@@ -1,0 +1,212 @@
+"""Turns a plan, and what stands of a run, into the Request of each stage."""
+
+from dataclasses import dataclass
+
+from cosmos_rl_core import plugins, seeds, store
+from cosmos_rl_core.config.recipe import Recipe, RewardConfig
+from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.schedules import ema_decay, lr_factor
+from flows.plan import Plan, run_url
+from stages import contracts
+from stages.artifacts import input_of
+from stages.contracts import Input, MediaShape, OptimizerSteps, Request, StageConfig
+
+
+@dataclass(frozen=True)
+class Run:
+    """A plan and the store it runs in. Slots are strings: where a stage's artifacts go."""
+
+    plan: Plan
+    store_url: str
+
+    @property
+    def url(self) -> str:
+        """The run's root."""
+        return run_url(self.store_url, self.plan.run_id)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The run's recipe."""
+        return self.plan.recipe
+
+    @property
+    def trains_on_rewards(self) -> bool:
+        """Whether iterations are rollout, reward, update (True) or finetune (False)."""
+        return self.recipe.train.train_policy.rewarded
+
+    def slot(self, *names: str) -> str:
+        """URL of a slot of this run."""
+        return store.join(self.url, *names)
+
+    def iteration(self, k: int, stage: str) -> str:
+        """URL of a stage's slot in iteration k."""
+        return self.slot("iterations", f"{k:04d}", stage)
+
+    @property
+    def policy_slot(self) -> str:
+        """Where policy version 0 is."""
+        return self.slot("policy")
+
+    def policy_after(self, k: int) -> str:
+        """Where policy version k is: 0 is the policy stage's, later ones the updates'."""
+        return self.policy_slot if k == 0 else self.iteration(k - 1, "update" if self.trains_on_rewards else "finetune")
+
+    def policy(self) -> Request:
+        """Policy version 0."""
+        config = contracts.Policy(model=self.plan.model, from_scratch=self.recipe.policy.from_scratch, lora=self.recipe.policy.lora)
+        return self._request(self.policy_slot, config)
+
+    def embed(self) -> Request:
+        """Text embeddings of the training prompts; shared by every run that asks for the same."""
+        config = contracts.Embed(
+            model=self.plan.model, prompts=self.plan.prompts, max_prompt_length=self.recipe.policy.diffusers.max_prompt_length
+        )
+        # No draw depends on the seed, so it is not part of what these are.
+        request = Request(stage="embed", slot="?", seed=0, config=config)
+        slot = store.join(store.absolute(self.store_url), "dataset", request.fingerprint)
+        return request.model_copy(update={"slot": slot})
+
+    def rollout(self, k: int) -> Request:
+        """Samples of iteration k from the behaviour part of policy k."""
+        sample, rollout = self.recipe.policy.diffusers.sample, self.recipe.rollout
+        config = contracts.Rollout(
+            model=self.plan.model,
+            lora=self.recipe.policy.lora,
+            prompts=self.prompts_of(k),
+            n_generation=rollout.n_generation,
+            media=self._media,
+            num_steps=sample.num_steps,
+            guidance_scale=sample.guidance_scale,
+            solver=sample.solver,
+            batch_size=rollout.n_generation_mini_batch,
+            samples_per_shard=rollout.samples_per_shard,
+        )
+        inputs = {"policy": (self._behaviour(k),), "embeddings": (input_of(self.embed().slot),)}
+        return self._request(self.iteration(k, "rollout"), config, k, inputs)
+
+    def prompts_of(self, k: int) -> tuple[Prompt, ...]:
+        """Prompts of iteration k: passes over the set, each in an order of its own, whole iterations only."""
+        prompts, wanted = self.plan.prompts, self.recipe.prompts_per_iteration
+        epoch, place = divmod(k, len(prompts) // wanted)
+        order = seeds.permutation(len(prompts), self.recipe.train.seed, "prompt order", epoch)
+        return tuple(prompts[i] for i in order[place * wanted : (place + 1) * wanted])
+
+    def rewards(self, samples: str, k: int | None) -> list[Request]:
+        """One scoring of the samples in a slot for each reward, side by side."""
+        return [self._reward(reward, samples, k) for reward in self.recipe.rewards]
+
+    def _reward(self, reward: RewardConfig, samples: str, k: int | None) -> Request:
+        config = contracts.Reward(reward=reward.fn, max_attempts=reward.max_attempts, max_failed_fraction=reward.max_failed_fraction)
+        folder, _, name = samples.rpartition("/")
+        prefix = "reward" if name == "rollout" else name
+        return self._request(store.join(folder, f"{prefix}-{reward.fn.name}"), config, k, {"samples": (input_of(samples),)})
+
+    def update(self, k: int) -> Request:
+        """Policy k to policy k + 1."""
+        recipe = self.recipe
+        options = recipe.train.train_policy
+        algorithm = plugins.load("algorithms", options.type).Algorithm(options)
+        num_steps = options.mu_iterations * (recipe.train.train_batch_per_replica // (options.batch_size_per_optimize or recipe.train.train_batch_per_replica))
+        trained = [reward for reward in recipe.rewards if reward.role == "train"]
+        config = contracts.Update(
+            model=self.plan.model,
+            lora=recipe.policy.lora,
+            gradient_checkpointing=recipe.policy.model_gradient_checkpointing,
+            algorithm=options,
+            reward_weights={reward.fn.name: reward.weight for reward in trained},
+            num_steps=recipe.policy.diffusers.sample.num_steps,
+            steps=self._steps(k * num_steps, num_steps),
+            keeps_ema=recipe.train.ema_enable,
+            old_decay=algorithm.old_decay(k),
+        )
+        inputs = {
+            "policy": (input_of(self.policy_after(k)),),
+            "rollouts": (input_of(self.iteration(k, "rollout")),),
+            "behaviours": (self._behaviour(k),),
+            "scores": tuple(input_of(self.iteration(k, f"reward-{reward.fn.name}")) for reward in trained),
+            "embeddings": (input_of(self.embed().slot),),
+        }
+        return self._request(self.iteration(k, "update"), config, k, inputs)
+
+    def finetune(self, k: int) -> Request:
+        """A range of supervised steps: policy k to policy k + 1."""
+        recipe, diffusers = self.recipe, self.recipe.policy.diffusers
+        options = recipe.train.train_policy
+        config = contracts.Finetune(
+            model=self.plan.model,
+            lora=recipe.policy.lora,
+            gradient_checkpointing=recipe.policy.model_gradient_checkpointing,
+            algorithm=options,
+            media=self._media,
+            weighting_scheme=diffusers.weighting_scheme,
+            logit_mean=diffusers.logit_mean,
+            logit_std=diffusers.logit_std,
+            batch_size=recipe.train.train_batch_per_replica,
+            steps=self._steps(k * options.steps_per_iteration, options.steps_per_iteration),
+            keeps_ema=recipe.train.ema_enable,
+        )
+        inputs = {"policy": (input_of(self.policy_after(k)),), "embeddings": (input_of(self.embed().slot),)}
+        return self._request(self.iteration(k, "finetune"), config, k, inputs)
+
+    def export(self, k: int) -> Request:
+        """Policy version k as users load it, from the average where there is one."""
+        part = "ema" if self.recipe.train.ema_enable else "current"
+        config = contracts.Export(model=self.plan.model, lora=self.recipe.policy.lora)
+        return self._request(self.slot("exports", f"{k:04d}", "export"), config, k, {"policy": (input_of(self.policy_after(k), part),)})
+
+    def evaluate(self, k: int) -> Request:
+        """Held-out samples of policy version k. The iteration and the run's seed are no part of it: every run sees the same noise."""
+        validation, diffusers = self.recipe.validation, self.recipe.policy.diffusers
+        assert validation is not None
+        config = contracts.Evaluate(
+            model=self.plan.model,
+            prompts=self.plan.validation_prompts,
+            n_generation=validation.n_generation,
+            media=self._media,
+            num_steps=diffusers.sample.eval_num_steps,
+            guidance_scale=diffusers.sample.guidance_scale,
+            max_prompt_length=diffusers.max_prompt_length,
+            batch_size=validation.batch_size,
+            samples_per_shard=self.recipe.rollout.samples_per_shard,
+        )
+        inputs = {"export": (input_of(self.export(k).slot),)}
+        slot = self.slot("exports", f"{k:04d}", "evaluate")
+        return Request(stage="evaluate", slot=slot, seed=validation.seed, config=config, inputs=inputs)
+
+    def report(self, iterations: int, evaluated: list[int]) -> Request:
+        """The page about all of it."""
+        ks = range(iterations)
+        reward = self.recipe.rewards[0].fn.name if self.recipe.rewards else ""
+        config = contracts.Report(title=self.plan.run_id, reward=reward)
+        inputs: dict[str, tuple[Input, ...]] = {"updates": tuple(input_of(self.policy_after(k + 1)) for k in ks)}
+        if self.trains_on_rewards:
+            inputs["rollouts"] = tuple(input_of(self.iteration(k, "rollout")) for k in ks)
+            inputs["scores"] = tuple(input_of(self.iteration(k, f"reward-{reward}")) for k in ks)
+        inputs["evaluations"] = tuple(input_of(self.evaluate(k).slot) for k in evaluated)
+        if reward:
+            inputs["evaluation_scores"] = tuple(input_of(self.slot("exports", f"{k:04d}", f"evaluate-{reward}")) for k in evaluated)
+        return self._request(self.slot("report"), config, None, inputs)
+
+    @property
+    def _media(self) -> MediaShape:
+        diffusers = self.recipe.policy.diffusers
+        return MediaShape(size=diffusers.inference_size, frames=diffusers.train_frames)
+
+    def _behaviour(self, k: int) -> Input:
+        options = self.recipe.train.train_policy
+        return input_of(self.policy_after(k), plugins.load("algorithms", options.type).Algorithm(options).behaviour)
+
+    def _steps(self, first_step: int, count: int) -> OptimizerSteps:
+        train, steps = self.recipe.train, range(first_step, first_step + count)
+        return OptimizerSteps(
+            lrs=tuple(train.optm_lr * lr_factor(train, step) for step in steps),
+            ema_decays=tuple(ema_decay(train, step) for step in steps),
+            betas=train.optm_betas,
+            epsilon=train.epsilon,
+            weight_decay=train.optm_weight_decay,
+            grad_norm_clip=train.optm_grad_norm_clip,
+            first_step=first_step,
+        )
+
+    def _request(self, slot: str, config: StageConfig, k: int | None = None, inputs: dict[str, tuple[Input, ...]] | None = None) -> Request:
+        return Request(stage=config.name, slot=slot, iteration=k, seed=self.recipe.train.seed, config=config, inputs=inputs or {})

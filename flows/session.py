@@ -1,0 +1,76 @@
+"""What every flow does around the loop: plan, freeze, run, say how it went."""
+
+from dataclasses import dataclass
+
+from prefect.runtime import flow_run
+
+from cosmos_rl_core.config.recipe import Recipe, read_recipe
+from cosmos_rl_core.errors import ConfigError
+from flows.display import Display
+from flows.launch import Launcher
+from flows.plan import Plan, freeze, make_plan
+from flows.post_train import Result, post_train
+from flows.requests import Run
+from stages.contracts import Manifest
+
+DEFAULT_STORE = "outputs"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The parameters of a training flow."""
+
+    recipe: str
+    store: str = DEFAULT_STORE
+    run_id: str | None = None
+    iterations: int | None = None
+    overrides: tuple[str, ...] = ()
+    allow_numerics_change: bool = False
+
+
+def plan_of(settings: Settings) -> Plan:
+    """The plan that these settings ask for; nothing is written. Raises :class:`ConfigError` with every mistake."""
+    overrides = [*settings.overrides, *([f"train.num_iterations={settings.iterations}"] if settings.iterations else [])]
+    recipe: Recipe = read_recipe(settings.recipe, overrides)
+    return make_plan(recipe, settings.run_id, settings.recipe)
+
+
+def run_name() -> str:
+    """The flow run's name in the UI: its run id, or its recipe's name."""
+    parameters = flow_run.get_parameters()
+    return str(parameters.get("run_id") or parameters["recipe"])
+
+
+def train(settings: Settings, algorithm: str) -> None:
+    """Run a recipe of one algorithm to the end, taking up whatever stands of it."""
+    plan = plan_of(settings)
+    if plan.recipe.train.train_policy.type != algorithm:
+        raise ConfigError(f"{settings.recipe} trains with {plan.recipe.train.train_policy.type!r}, this flow with {algorithm!r}")
+    plan = freeze(plan, settings.store)
+    run = Run(plan, settings.store)
+    with Display() as display:
+        display.note(f"run {plan.run_id}: {run.url}")
+        launcher = Launcher(run.url, plan.recipe.launch, display, settings.allow_numerics_change)
+        try:
+            result = post_train(run, launcher)
+        finally:
+            launcher.close()
+        for line in closing_lines(run, settings, result):
+            display.note(line)
+
+
+def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
+    """What a run says last: where things are, how to go on, and the held-out reward."""
+    iterations = run.recipe.train.num_iterations
+    lines = [
+        f"report: {run.slot('report')}/{result.report.files['index.html'].path}",
+        f"go on: cosmos-flows run {settings.recipe} --store {settings.store} --run-id {run.plan.run_id} --iterations {2 * iterations}",
+    ]
+    if result.before is None or result.after is None:
+        return lines
+    name = run.recipe.rewards[0].fn.name
+    return [*lines, f"held-out reward: {_score(result.before, name)} -> {_score(result.after, name)}"]
+
+
+def _score(scores: Manifest, name: str) -> str:
+    return f"{scores.summary[name]:.3f} ± {scores.summary['standard_error']:.3f}"

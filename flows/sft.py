@@ -1,0 +1,27 @@
+"""Supervised fine-tuning as a Prefect flow."""
+
+from prefect import flow
+
+from flows.session import DEFAULT_STORE, Settings, run_name, train
+
+
+@flow(name="sft", flow_run_name=run_name)
+def sft(
+    recipe: str,
+    store: str = DEFAULT_STORE,
+    run_id: str | None = None,
+    iterations: int | None = None,
+    overrides: list[str] | None = None,
+    allow_numerics_change: bool = False,
+) -> None:
+    """Ranges of supervised steps on a media set.
+
+    Args:
+        recipe: Path of the TOML recipe.
+        store: Directory or URL (s3://bucket/prefix) of all runs.
+        run_id: Name of the run; the same name goes on with the same run. Default: from the recipe and its contents.
+        iterations: How far to go, instead of the recipe's number.
+        overrides: Settings of the recipe to change, as section.key=value.
+        allow_numerics_change: Go on under other versions, threads or devices than the run began with.
+    """
+    train(Settings(recipe, store, run_id, iterations, tuple(overrides or ()), allow_numerics_change), algorithm="sft")

@@ -1,0 +1,86 @@
+"""Policy k to policy k + 1 by supervised steps on a media set, encoded as it is drawn."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_rl_core import plugins, seeds
+from cosmos_rl_core.algorithms._base import Algorithm, Batch
+from cosmos_rl_core.config.policy import DiffusersConfig
+from cosmos_rl_core.datasets._base import Media
+from cosmos_rl_core.models._base import Conditioning, Model, stack
+from cosmos_rl_core.sampling.schedule import schedule_of
+from cosmos_rl_core.training import DrawKey, sft_time, training_noise
+from stages import contracts, embed
+from stages.contracts import Request
+from stages.loading import load_model
+from stages.runner import Context
+from stages.samples import cut
+from stages.trainer import MicroBatch, Trainer, check_clocks, my_share
+
+FINE_GRID = 1000
+"""Noise levels of the grid that training times are drawn from."""
+
+
+def run(request: Request, context: Context) -> dict[str, Any]:
+    """Write the next policy's parts and ``metrics.parquet``, a row an optimizer step."""
+    config, group = request.config, context.ranks
+    assert isinstance(config, contracts.Finetune)
+    policy, iteration = request.one("policy"), request.iteration or 0
+    check_clocks(policy, iteration, config.steps.first_step)
+    algorithm: Algorithm = plugins.load("algorithms", config.algorithm.type).Algorithm(config.algorithm)
+    media: Media = plugins.load("datasets", config.algorithm.dataset.name).Media(config.algorithm.dataset)
+    layout = context.layout({"mini_batch": config.algorithm.mini_batch})
+    model = load_model(config.model, ("transformer", "vae"), group.device)
+    if config.gradient_checkpointing:
+        model.transformer.enable_gradient_checkpointing()
+    copies = ["ema"] if config.keeps_ema else []
+    trainer = Trainer.load(model, algorithm, config.lora, policy, config.steps, group, copies)
+    conditioning = embed.read(request.one("embeddings"), [prompt.id for prompt in media.prompts])
+    draws = _Draws(request, config, model, media, conditioning)
+    for index in range(len(config.steps.lrs)):
+        context.progress("training", index, len(config.steps.lrs))
+        step = config.steps.first_step + index
+        items = _items(len(media), config.batch_size, request.seed, step)
+        micro_batches = [partial(draws, chunk) for chunk in cut(items, layout["mini_batch"])]
+        trainer.step(index, my_share(micro_batches, group), config.batch_size, 1)
+    trainer.write(context.attempt, copies, iteration)
+    return trainer.summary()
+
+
+def _items(size: int, batch_size: int, seed: int, step: int) -> list[tuple[int, int]]:
+    """(item, pass) of each sample of one optimizer step: passes over the data in an order of their own, by random access."""
+    positions = range(step * batch_size, (step + 1) * batch_size)
+    orders = {epoch: seeds.permutation(size, seed, "data order", epoch) for epoch in {p // size for p in positions}}
+    return [(orders[p // size][p % size], p // size) for p in positions]
+
+
+class _Draws:
+    """Micro-batches of media items, encoded by the VAE, at random noise levels."""
+
+    def __init__(
+        self, request: Request, config: contracts.Finetune, model: Model, media: Media, conditioning: dict[str, Conditioning]
+    ) -> None:
+        self.seed = request.seed
+        self.density = DiffusersConfig(
+            weighting_scheme=config.weighting_scheme, logit_mean=config.logit_mean, logit_std=config.logit_std
+        )
+        self.model, self.media, self.conditioning = model, media, conditioning
+        self.sigmas = schedule_of(model.scheduler, FINE_GRID).sigmas
+        self.device = next(model.transformer.parameters()).device
+
+    def __call__(self, items: list[tuple[int, int]], weight: float) -> MicroBatch:
+        drawn = [self.media.item(index) for index, _ in items]
+        # Keyed by item and pass, so a range of steps may begin anywhere; the iteration is no part of it.
+        keys = [DrawKey(self.seed, 0, epoch, str(index)) for index, epoch in items]
+        x_0 = self._encode(torch.stack([torch.from_numpy(pixels) for pixels, _ in drawn]))
+        noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, 0) for key in keys])
+        times = [sft_time(self.sigmas, self.density, key) for key in keys]
+        batch = Batch(x_0, noise.to(self.device), torch.tensor(times, dtype=torch.float32, device=self.device), None)
+        return MicroBatch(batch, stack([self.conditioning[prompt.id] for _, prompt in drawn], self.device), weight)
+
+    @torch.no_grad()
+    def _encode(self, pixels: Tensor) -> Tensor:
+        return self.model.encode_media(pixels.to(self.device))
