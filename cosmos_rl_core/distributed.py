@@ -65,4 +65,6 @@ def is_collective(error: BaseException) -> bool:
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(word in text for word in ("gloo", "nccl", "connection reset by peer", "connection closed by peer"))
+    return isinstance(error, RuntimeError) and any(
+        word in text for word in ("gloo", "nccl", "connection reset by peer", "connection closed by peer")
+    )

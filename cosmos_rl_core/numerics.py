@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 LIGHT_PACKAGES = ("numpy", "pandas", "pyarrow", "pillow", "onnxruntime", "rapidocr", "av")
-TORCH_PACKAGES = ("numpy", "torch", "diffusers", "transformers", "tokenizers", "peft", "pandas", "pyarrow", "pillow", "av")
+TORCH_PACKAGES = (
+    "numpy",
+    "torch",
+    "diffusers",
+    "transformers",
+    "tokenizers",
+    "peft",
+    "pandas",
+    "pyarrow",
+    "pillow",
+    "av",
+)
 
 
 def numerics(*, world_size: int, threads: int, deterministic: bool, torch: Any = None) -> dict[str, Any]:

@@ -103,7 +103,9 @@ def _resolve(url: str) -> tuple[AbstractFileSystem, str]:
 
 def _failed_write(url: str, num_bytes: int, error: OSError) -> UnavailableError:
     if error.errno in _FULL:
-        return UnavailableError(f"no space left to write {num_bytes} bytes to {url}: {error.strerror}; free some and run again")
+        return UnavailableError(
+            f"no space left to write {num_bytes} bytes to {url}: {error.strerror}; free some and run again"
+        )
     return UnavailableError(f"cannot write {url}: {error}")
 
 

@@ -13,7 +13,7 @@ from cosmos_rl_core.errors import CosmosRLError
 from flows import rerun as rerun_command
 from flows import status as status_command
 from flows.describe import describe_plan
-from flows.session import DEFAULT_STORE, Settings, plan_of
+from flows.plan import DEFAULT_STORE, Settings, plan_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Returned = TypeVar("Returned")
@@ -22,7 +22,9 @@ RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe, e.g. configs
 StoreOption = Annotated[str, typer.Option(help="Directory or URL (s3://bucket/prefix) of all runs")]
 RunIdOption = Annotated[str | None, typer.Option(help="Name of the run; default: from the recipe and its contents")]
 IterationsOption = Annotated[int | None, typer.Option(min=1, help="How far to go, instead of the recipe's number")]
-OverridesOption = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: section.key=value; repeatable")]
+OverridesOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a setting: section.key=value; repeatable")
+]
 RunArgument = Annotated[str, typer.Argument(help="The run's id")]
 
 

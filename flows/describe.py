@@ -18,7 +18,10 @@ def describe_plan(plan: Plan, store_url: str) -> str:
     if train.train_policy.rewarded:
         rewards = ", ".join(f"{r.fn.name} ({r.role}, weight {r.weight:g})" for r in recipe.rewards)
         batch = f"{recipe.prompts_per_iteration} prompts x {recipe.rollout.n_generation} samples"
-        lines += [f"iteration  {batch}, {sample.num_steps} {sample.solver} steps, guidance {sample.guidance_scale:g}", f"rewards    {rewards}"]
+        lines += [
+            f"iteration  {batch}, {sample.num_steps} {sample.solver} steps, guidance {sample.guidance_scale:g}",
+            f"rewards    {rewards}",
+        ]
     launch = recipe.launch
     lines.append(f"launch     {launch.mode}, {launch.processes} processes, {launch.threads} threads each")
     return "\n".join(lines)

@@ -17,7 +17,12 @@ class Display:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), console=self.console, transient=True
+            TextColumn("{task.description}"),
+            BarColumn(30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
         )
         self._bars: dict[str, TaskID] = {}
 
@@ -26,7 +31,9 @@ class Display:
             self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._progress.stop()
 
     def progress(self, name: str, statuses: Sequence[Status]) -> None:
@@ -46,7 +53,9 @@ class Display:
             self._progress.remove_task(bar)
         numbers = {key: value for manifest in manifests for key, value in manifest.summary.items() if key != "seconds"}
         seconds = sum(float(manifest.summary.get("seconds") or 0) for manifest in manifests)
-        shown = "  ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in numbers.items())
+        shown = "  ".join(
+            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in numbers.items()
+        )
         self.console.print(f"{name:<28} {'stands' if skipped else f'{seconds:5.1f} s'}  {shown}", markup=False)
 
     def note(self, message: str) -> None:

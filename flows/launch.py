@@ -25,7 +25,7 @@ from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
 from flows.display import Display
 from flows.processes import StageProcess, WarmServer, kill, start_cold, tree
 from stages.artifacts import standing, why_stale
-from stages.contracts import STAGES, Manifest, Request
+from stages.contracts import Manifest, Request
 from stages.outcome import read_failures, read_status
 
 POLL_INTERVAL_S = 0.05
@@ -58,7 +58,8 @@ class Launcher:
             cache_policy=NO_CACHE,
             persist_result=False,
         )
-        return wave()
+        outcome = wave()
+        return outcome.data if isinstance(outcome, State) else outcome
 
     def close(self) -> None:
         """End the fork server, if there is one."""
@@ -102,10 +103,12 @@ class Launcher:
         argv += [] if self.config.deterministic else ["--nondeterministic"]
         argv += ["--allow-numerics-change"] if self.allow_numerics_change else []
         log = directory / "log.txt"
-        warm = self.config.mode == "warm" and STAGES[request.stage].torch
+        warm = self.config.mode == "warm"
         if warm and self._warm is None:
             self._warm = WarmServer(self.config)
-        process = self._warm.start(request, argv, log) if warm and self._warm else start_cold(request, argv, log, self.config)
+        process = (
+            self._warm.start(request, argv, log) if warm and self._warm else start_cold(request, argv, log, self.config)
+        )
         return _Running(request, process, directory, log, self.display.note)
 
 
@@ -173,7 +176,9 @@ class _Running:
         where = "/".join(name[-2:])
         failures = read_failures(self.directory)
         if self.hung:
-            return StageError.of("hung", f"{where} gave no sign of life and was ended; its log is under {self.request.slot}/logs")
+            return StageError.of(
+                "hung", f"{where} gave no sign of life and was ended; its log is under {self.request.slot}/logs"
+            )
         if failures and not failures[0].collective:
             return StageError.of(failures[0].kind, f"{where} failed ({failures[0].kind}): {failures[0].message}")
         kind = "killed" if self._killed() else "crash"

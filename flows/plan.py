@@ -1,16 +1,31 @@
 """Everything a run needs to know before anything runs: resolved, checked at once, and written once as ``plan.json``."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from cosmos_rl_core import pipelines, plugins, store
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.config.recipe import Recipe, RewardConfig
+from cosmos_rl_core.config.recipe import Recipe, RewardConfig, read_recipe
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from stages.contracts import FORMAT, ModelRef
+
+DEFAULT_STORE = "outputs"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The parameters of a training flow."""
+
+    recipe: str
+    store: str = DEFAULT_STORE
+    run_id: str | None = None
+    iterations: int | None = None
+    overrides: tuple[str, ...] = ()
+    allow_numerics_change: bool = False
 
 
 class Plan(Section):
@@ -27,6 +42,13 @@ class Plan(Section):
     """Whether the store refuses a second writer; where it does not, only one process may write a run."""
 
 
+def plan_of(settings: Settings) -> Plan:
+    """The plan that these settings ask for; nothing is written. Raises :class:`ConfigError` with every mistake."""
+    overrides = [*settings.overrides, *([f"train.num_iterations={settings.iterations}"] if settings.iterations else [])]
+    recipe = read_recipe(settings.recipe, overrides)
+    return make_plan(recipe, settings.run_id, settings.recipe)
+
+
 def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
     """Resolve and check everything that plan time can know. Raises one :class:`ConfigError` that lists every mistake."""
     mistakes: list[str] = []
@@ -41,12 +63,19 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
     overlap = {p.id for p in prompts} & {p.id for p in held_out}
     if overlap:
         mistakes.append(f"{len(overlap)} validation prompts are also trained on, e.g. {min(overlap)}")
-    _collect(mistakes, lambda: plugins.load("algorithms", recipe.train.train_policy.type).Algorithm(
-        recipe.train.train_policy
-    ).num_times(recipe.policy.diffusers.sample.num_steps))
+    _collect(
+        mistakes,
+        lambda: (
+            plugins.load("algorithms", recipe.train.train_policy.type)
+            .Algorithm(recipe.train.train_policy)
+            .num_times(recipe.policy.diffusers.sample.num_steps)
+        ),
+    )
     if mistakes or model is None:
         raise ConfigError("\n".join([f"{source}:", *(f"  {mistake}" for mistake in mistakes)]))
-    plan = Plan(run_id="?", recipe=recipe, model=model, prompts=prompts, validation_prompts=held_out, races_decided=True)
+    plan = Plan(
+        run_id="?", recipe=recipe, model=model, prompts=prompts, validation_prompts=held_out, races_decided=True
+    )
     name = run_id or f"{Path(source).stem}-{digest(plan.identity())[:8]}"
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise ConfigError(f"run id {name!r} must be letters, digits, '-', '_' and '.'")
@@ -73,7 +102,9 @@ def freeze(plan: Plan, store_url: str) -> Plan:
     changes = [change for change in changes if not change.startswith(("races_decided", "run_id"))]
     if changes:
         shown = "\n".join(f"  {change}" for change in changes)
-        raise ConfigError(f"run {plan.run_id} was planned otherwise:\n{shown}\nuse the recipe it was planned with, or another --run-id")
+        raise ConfigError(
+            f"run {plan.run_id} was planned otherwise:\n{shown}\nuse the recipe it was planned with, or another --run-id"
+        )
     return frozen.model_copy(update={"recipe": plan.recipe, "model": plan.model})
 
 
@@ -82,7 +113,9 @@ def read_plan(store_url: str, run_id: str) -> Plan:
     url = store.join(run_url(store_url, run_id), "plan.json")
     data = store.read_if_exists(url)
     if data is None:
-        raise ConfigError(f"there is no run {run_id!r} in {store_url}; start it with `cosmos-flows run RECIPE --run-id {run_id}`")
+        raise ConfigError(
+            f"there is no run {run_id!r} in {store_url}; start it with `cosmos-flows run RECIPE --run-id {run_id}`"
+        )
     try:
         return Plan.model_validate_json(data)
     except ValueError as error:

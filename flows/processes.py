@@ -39,12 +39,20 @@ def start_cold(request: Request, argv: Sequence[str], log: Path, launch: LaunchC
         command += ["torch.distributed.run", *rendezvous, "--nproc-per-node", ranks, "--max-restarts", "0", "-m"]
     with log.open("ab") as file:
         return subprocess.Popen(
-            [*command, "stages.runner", *argv], stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=_environment(request, launch)
+            [*command, "stages.runner", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=_environment(request, launch),
         )
 
 
 def _environment(request: Request, launch: LaunchConfig) -> dict[str, str]:
-    environment = os.environ | {"OMP_NUM_THREADS": str(launch.threads), "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(launch.threads),
+        "PYTHONUNBUFFERED": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     if request.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, request.gpus))
     return environment

@@ -53,13 +53,17 @@ class Run:
 
     def policy(self) -> Request:
         """Policy version 0."""
-        config = contracts.Policy(model=self.plan.model, from_scratch=self.recipe.policy.from_scratch, lora=self.recipe.policy.lora)
+        config = contracts.Policy(
+            model=self.plan.model, from_scratch=self.recipe.policy.from_scratch, lora=self.recipe.policy.lora
+        )
         return self._request(self.policy_slot, config)
 
     def embed(self) -> Request:
         """Text embeddings of the training prompts; shared by every run that asks for the same."""
         config = contracts.Embed(
-            model=self.plan.model, prompts=self.plan.prompts, max_prompt_length=self.recipe.policy.diffusers.max_prompt_length
+            model=self.plan.model,
+            prompts=self.plan.prompts,
+            max_prompt_length=self.recipe.policy.diffusers.max_prompt_length,
         )
         # No draw depends on the seed, so it is not part of what these are.
         request = Request(stage="embed", slot="?", seed=0, config=config)
@@ -96,17 +100,24 @@ class Run:
         return [self._reward(reward, samples, k) for reward in self.recipe.rewards]
 
     def _reward(self, reward: RewardConfig, samples: str, k: int | None) -> Request:
-        config = contracts.Reward(reward=reward.fn, max_attempts=reward.max_attempts, max_failed_fraction=reward.max_failed_fraction)
+        config = contracts.Reward(
+            reward=reward.fn, max_attempts=reward.max_attempts, max_failed_fraction=reward.max_failed_fraction
+        )
         folder, _, name = samples.rpartition("/")
         prefix = "reward" if name == "rollout" else name
-        return self._request(store.join(folder, f"{prefix}-{reward.fn.name}"), config, k, {"samples": (input_of(samples),)})
+        return self._request(
+            store.join(folder, f"{prefix}-{reward.fn.name}"), config, k, {"samples": (input_of(samples),)}
+        )
 
     def update(self, k: int) -> Request:
         """Policy k to policy k + 1."""
         recipe = self.recipe
         options = recipe.train.train_policy
         algorithm = plugins.load("algorithms", options.type).Algorithm(options)
-        num_steps = options.mu_iterations * (recipe.train.train_batch_per_replica // (options.batch_size_per_optimize or recipe.train.train_batch_per_replica))
+        num_steps = options.mu_iterations * (
+            recipe.train.train_batch_per_replica
+            // (options.batch_size_per_optimize or recipe.train.train_batch_per_replica)
+        )
         trained = [reward for reward in recipe.rewards if reward.role == "train"]
         config = contracts.Update(
             model=self.plan.model,
@@ -152,7 +163,9 @@ class Run:
         """Policy version k as users load it, from the average where there is one."""
         part = "ema" if self.recipe.train.ema_enable else "current"
         config = contracts.Export(model=self.plan.model, lora=self.recipe.policy.lora)
-        return self._request(self.slot("exports", f"{k:04d}", "export"), config, k, {"policy": (input_of(self.policy_after(k), part),)})
+        return self._request(
+            self.slot("exports", f"{k:04d}", "export"), config, k, {"policy": (input_of(self.policy_after(k), part),)}
+        )
 
     def evaluate(self, k: int) -> Request:
         """Held-out samples of policy version k. The iteration and the run's seed are no part of it: every run sees the same noise."""
@@ -184,7 +197,9 @@ class Run:
             inputs["scores"] = tuple(input_of(self.iteration(k, f"reward-{reward}")) for k in ks)
         inputs["evaluations"] = tuple(input_of(self.evaluate(k).slot) for k in evaluated)
         if reward:
-            inputs["evaluation_scores"] = tuple(input_of(self.slot("exports", f"{k:04d}", f"evaluate-{reward}")) for k in evaluated)
+            inputs["evaluation_scores"] = tuple(
+                input_of(self.slot("exports", f"{k:04d}", f"evaluate-{reward}")) for k in evaluated
+            )
         return self._request(self.slot("report"), config, None, inputs)
 
     @property
@@ -208,5 +223,9 @@ class Run:
             first_step=first_step,
         )
 
-    def _request(self, slot: str, config: StageConfig, k: int | None = None, inputs: dict[str, tuple[Input, ...]] | None = None) -> Request:
-        return Request(stage=config.name, slot=slot, iteration=k, seed=self.recipe.train.seed, config=config, inputs=inputs or {})
+    def _request(
+        self, slot: str, config: StageConfig, k: int | None = None, inputs: dict[str, tuple[Input, ...]] | None = None
+    ) -> Request:
+        return Request(
+            stage=config.name, slot=slot, iteration=k, seed=self.recipe.train.seed, config=config, inputs=inputs or {}
+        )

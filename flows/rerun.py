@@ -32,11 +32,15 @@ def _below(run: Run, iteration: int, place: int) -> list[tuple[str, float]]:
     k = iteration
     while True:
         first = place if k == iteration else -1
-        names = [s for i, s in enumerate(stages) if i > first and not (k == iteration and _side_by_side(stages[first], s))]
+        names = [
+            s for i, s in enumerate(stages) if i > first and not (k == iteration and _side_by_side(stages[first], s))
+        ]
         manifests = [(name, standing(run.iteration(k, name))[1]) for name in names]
         if k > iteration and not any(manifest for _, manifest in manifests):
             return found
-        found += [(f"iteration-{k:04d}/{n}", float(m.summary.get("seconds") or 0)) for n, m in manifests if m is not None]
+        found += [
+            (f"iteration-{k:04d}/{n}", float(m.summary.get("seconds") or 0)) for n, m in manifests if m is not None
+        ]
         k += 1
 
 

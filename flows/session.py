@@ -1,38 +1,14 @@
 """What every flow does around the loop: plan, freeze, run, say how it went."""
 
-from dataclasses import dataclass
-
 from prefect.runtime import flow_run
 
-from cosmos_rl_core.config.recipe import Recipe, read_recipe
 from cosmos_rl_core.errors import ConfigError
 from flows.display import Display
 from flows.launch import Launcher
-from flows.plan import Plan, freeze, make_plan
+from flows.plan import Settings, freeze, plan_of
 from flows.post_train import Result, post_train
 from flows.requests import Run
 from stages.contracts import Manifest
-
-DEFAULT_STORE = "outputs"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The parameters of a training flow."""
-
-    recipe: str
-    store: str = DEFAULT_STORE
-    run_id: str | None = None
-    iterations: int | None = None
-    overrides: tuple[str, ...] = ()
-    allow_numerics_change: bool = False
-
-
-def plan_of(settings: Settings) -> Plan:
-    """The plan that these settings ask for; nothing is written. Raises :class:`ConfigError` with every mistake."""
-    overrides = [*settings.overrides, *([f"train.num_iterations={settings.iterations}"] if settings.iterations else [])]
-    recipe: Recipe = read_recipe(settings.recipe, overrides)
-    return make_plan(recipe, settings.run_id, settings.recipe)
 
 
 def run_name() -> str:
@@ -45,7 +21,9 @@ def train(settings: Settings, algorithm: str) -> None:
     """Run a recipe of one algorithm to the end, taking up whatever stands of it."""
     plan = plan_of(settings)
     if plan.recipe.train.train_policy.type != algorithm:
-        raise ConfigError(f"{settings.recipe} trains with {plan.recipe.train.train_policy.type!r}, this flow with {algorithm!r}")
+        raise ConfigError(
+            f"{settings.recipe} trains with {plan.recipe.train.train_policy.type!r}, this flow with {algorithm!r}"
+        )
     plan = freeze(plan, settings.store)
     run = Run(plan, settings.store)
     with Display() as display:

@@ -2,7 +2,8 @@
 
 from prefect import flow
 
-from flows.session import DEFAULT_STORE, Settings, run_name, train
+from flows.plan import DEFAULT_STORE, Settings
+from flows.session import run_name, train
 
 
 @flow(name="sft", flow_run_name=run_name)

@@ -51,7 +51,9 @@ def why_stale(slot: str, manifest: Manifest, request: Request) -> str | None:
         if found is None:
             return f"{name} is missing ({url})"
         if found != entry.size:
-            raise ArtifactError(f"{url} has {found} bytes, its manifest says {entry.size}; restore it, or invalidate the artifact")
+            raise ArtifactError(
+                f"{url} has {found} bytes, its manifest says {entry.size}; restore it, or invalidate the artifact"
+            )
     return None
 
 
@@ -174,16 +176,27 @@ class Attempt:
             found = json.loads(store.read(url))
             if {key: found[key] for key in asked} == asked:
                 break
-            log(f"an unfinished attempt at generation {self.generation} had other settings or inputs; nothing of it is kept")
+            log(
+                f"an unfinished attempt at generation {self.generation} had other settings or inputs; nothing of it is kept"
+            )
             self.generation = invalidate(self.request.slot, "unfinished, with other settings or inputs")
         if found["numerics"] != self.numerics:
-            log(f"unfinished shards are not adopted: made under other numerics ({', '.join(differences(found['numerics'], self.numerics))})")
+            log(
+                f"unfinished shards are not adopted: made under other numerics ({', '.join(differences(found['numerics'], self.numerics))})"
+            )
         return found["layout"]
 
     def use_layout(self, layout: dict[str, Any], generation: int) -> None:
         """All ranks: work by this layout. Shards are shared between attempts of one layout and equal numerics."""
         self.generation = generation
-        key = digest({"recipe": self.request.recipe, "inputs": self.request.input_contents, "layout": layout, "numerics": self.numerics})
+        key = digest(
+            {
+                "recipe": self.request.recipe,
+                "inputs": self.request.input_contents,
+                "layout": layout,
+                "numerics": self.numerics,
+            }
+        )
         self._shards = f"shards/{key[:32]}"
 
     def put(self, name: str, data: bytes, kind: Literal["result", "record"] = "result") -> None:
@@ -195,7 +208,10 @@ class Attempt:
         self.put(name, canonical_json(value))
 
     def shard(
-        self, index: int, make: Callable[[], dict[str, bytes]], keep: Callable[[dict[str, bytes]], bool] = lambda files: True
+        self,
+        index: int,
+        make: Callable[[], dict[str, bytes]],
+        keep: Callable[[dict[str, bytes]], bool] = lambda files: True,
     ) -> None:
         """Files of shard ``index``: those of a finished earlier attempt if there are, else made now and marked as finished.
 
@@ -256,11 +272,17 @@ class Attempt:
             return manifest
         winner = read_manifest(request.slot, self.generation)
         if winner is None or winner.why_not(request) is not None:
-            raise CosmosRLError(f"another attempt with other settings committed to {request.slot} meanwhile; run it again")
+            raise CosmosRLError(
+                f"another attempt with other settings committed to {request.slot} meanwhile; run it again"
+            )
         log(f"another attempt ({winner.attempt}) committed first; this one is dropped")
         return winner
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Names and values that differ, for people: ``threads 1 -> 2``."""
-    return [f"{name} {old.get(name)} -> {new.get(name)}" for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+    return [
+        f"{name} {old.get(name)} -> {new.get(name)}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]

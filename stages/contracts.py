@@ -6,17 +6,15 @@ its result bytes. An artifact stands while its recipe is the one asked for and e
 run again with equal bytes leaves everything below it standing, whatever its own recipe was.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
-from cosmos_rl_core import plugins
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.train import AnyAlgorithm, AnyReward
 from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.errors import ArtifactError, ConfigError
 
 FORMAT = 1
 NOT_IDENTITY: dict[str, Any] = {"identity": False}
@@ -207,7 +205,13 @@ class Report(StageConfig):
     name = "report"
     version = 1
     torch = False
-    inputs = {"rollouts": "many", "scores": "many", "updates": "many", "evaluations": "many", "evaluation_scores": "many"}
+    inputs = {
+        "rollouts": "many",
+        "scores": "many",
+        "updates": "many",
+        "evaluations": "many",
+        "evaluation_scores": "many",
+    }
     title: str
     reward: str
     groups_shown: int = 2
@@ -252,7 +256,7 @@ class Request(Section):
     """The run's seed; every draw derives from it."""
     config: SerializeAsAny[StageConfig]
     inputs: dict[str, tuple[Input, ...]] = {}
-    gpus: tuple[int, ...] = Field((), json_schema_extra=NOT_IDENTITY)
+    gpus: tuple[int, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """The GPU set; sets of Requests that run side by side never overlap. Empty: whatever the machine has."""
 
     @model_validator(mode="before")

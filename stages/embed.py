@@ -47,7 +47,9 @@ def read(source: Input, prompt_ids: list[str]) -> dict[str, Conditioning]:
     artifact = Artifact(source)
     shard_of: dict[str, int] = artifact.json("index.json")
     if missing := sorted(set(prompt_ids) - set(shard_of)):
-        raise ArtifactError(f"{source.url} has no embedding of {', '.join(missing[:5])}; embed the prompts of this plan")
+        raise ArtifactError(
+            f"{source.url} has no embedding of {', '.join(missing[:5])}; embed the prompts of this plan"
+        )
     files: dict[str, bytes] = {}
     for shard in sorted({shard_of[prompt_id] for prompt_id in prompt_ids}):
         files |= shards.unpack(artifact.read(_name(shard)))

@@ -30,7 +30,9 @@ def run(request: Request, context: Context) -> dict[str, int]:
         def make(index: int = index, plans: list[SamplePlan] = plans, done: int = done) -> dict[str, bytes]:
             files: dict[str, bytes] = {}
             for tile in range(0, len(plans), layout["tile"]):
-                context.progress("evaluating", done * config.samples_per_shard + tile, len(mine) * config.samples_per_shard)
+                context.progress(
+                    "evaluating", done * config.samples_per_shard + tile, len(mine) * config.samples_per_shard
+                )
                 batch = plans[tile : tile + layout["tile"]]
                 for plan, pixels in zip(batch, _generate(pipeline, batch, config), strict=True):
                     files |= sample_files(plan, pixels, None, {"export": request.one("export").content})
@@ -48,9 +50,13 @@ def _load(request: Request, config: contracts.Evaluate, device: torch.device) ->
         names = export.unpack(request.one("export"), Path(folder))
         full = any(name.startswith("pipeline/") for name in names)
         path = str(Path(folder, "pipeline")) if full else pipelines.resolve_path(config.model.path)
-        pipeline: Any = DiffusionPipeline.from_pretrained(path, torch_dtype=torch.float32, use_safetensors=True, local_files_only=True)
+        pipeline: Any = DiffusionPipeline.from_pretrained(
+            path, torch_dtype=torch.float32, use_safetensors=True, local_files_only=True
+        )
         if not full:
-            pipeline.load_lora_weights(str(Path(folder, "lora")), weight_name="model.safetensors", adapter_name="default")
+            pipeline.load_lora_weights(
+                str(Path(folder, "lora")), weight_name="model.safetensors", adapter_name="default"
+            )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(device)
 

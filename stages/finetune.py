@@ -61,7 +61,12 @@ class _Draws:
     """Micro-batches of media items, encoded by the VAE, at random noise levels."""
 
     def __init__(
-        self, request: Request, config: contracts.Finetune, model: Model, media: Media, conditioning: dict[str, Conditioning]
+        self,
+        request: Request,
+        config: contracts.Finetune,
+        model: Model,
+        media: Media,
+        conditioning: dict[str, Conditioning],
     ) -> None:
         self.seed = request.seed
         self.density = DiffusersConfig(

@@ -37,7 +37,7 @@ class Failure(Section):
     retryable: bool
     collective: bool = False
     """The error only says that another rank is gone."""
-    traceback: str = Field("", repr=False)
+    traceback: str = Field(default="", repr=False)
 
     @property
     def exit_code(self) -> int:
@@ -75,7 +75,9 @@ class Outcome:
         if self.rank != 0:
             return
         self._sequence += 1
-        status = Status(sequence=self._sequence, phase=phase or self._phase, step=step, total=total, notes=tuple(self._notes))
+        status = Status(
+            sequence=self._sequence, phase=phase or self._phase, step=step, total=total, notes=tuple(self._notes)
+        )
         _replace(self.directory / "status.json", status.model_dump_json())
 
     def failed(self, failure: Failure) -> None:

@@ -34,7 +34,9 @@ def run(request: Request, context: Context) -> dict[str, int]:
 def _check_base(ref: ModelRef) -> None:
     found = pipelines.pipeline_digest(pipelines.resolve_path(ref.path))
     if found != ref.digest:
-        raise ArtifactError(f"the pipeline at {ref.path} is not the one that was planned: digest {found}, planned {ref.digest}")
+        raise ArtifactError(
+            f"the pipeline at {ref.path} is not the one that was planned: digest {found}, planned {ref.digest}"
+        )
 
 
 def write_part(attempt: Attempt, part: str, tensors: dict[str, Tensor]) -> None:

@@ -44,7 +44,9 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     table = pd.DataFrame(rows)
     _refuse_too_many(table, config)
     context.attempt.put(SCORES, to_parquet(table))
-    context.attempt.put(CALLS, to_parquet(pd.DataFrame(calls, columns=["shard_samples", "attempt", "failed", "seconds"])), "record")
+    context.attempt.put(
+        CALLS, to_parquet(pd.DataFrame(calls, columns=["shard_samples", "attempt", "failed", "seconds"])), "record"
+    )
     return _summary(table, config.reward.name)
 
 
@@ -53,7 +55,9 @@ def _sample(stored: Any) -> Sample:
     return Sample(about["sample_id"], about["prompt_id"], about["prompt"], stored.pixels)
 
 
-def _score(reward: Reward, samples: list[Sample], config: contracts.Reward, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _score(
+    reward: Reward, samples: list[Sample], config: contracts.Reward, calls: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Scores of one shard; samples that fail are tried again alone, up to ``max_attempts`` times in all."""
     results: dict[str, dict[str, float] | Exception] = {}
     waiting = samples
@@ -112,4 +116,6 @@ def _summary(table: pd.DataFrame, name: str) -> dict[str, Any]:
     scores = table.loc[table["valid"], "score"].astype("float64")
     error = float(scores.std(ddof=1) / math.sqrt(len(scores))) if len(scores) > 1 else None
     failed = int((~table["valid"]).sum())
-    return {name: float(scores.mean()), "standard_error": error, "scored": len(scores)} | ({"failed": failed} if failed else {})
+    return {name: float(scores.mean()), "standard_error": error, "scored": len(scores)} | (
+        {"failed": failed} if failed else {}
+    )

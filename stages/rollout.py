@@ -36,7 +36,9 @@ def run(request: Request, context: Context) -> dict[str, int]:
         def make(index: int = index, plans: list[SamplePlan] = plans, done: int = done) -> dict[str, bytes]:
             files: dict[str, bytes] = {}
             for start in range(0, len(plans), layout["tile"]):
-                context.progress("sampling", done * config.samples_per_shard + start, len(mine) * config.samples_per_shard)
+                context.progress(
+                    "sampling", done * config.samples_per_shard + start, len(mine) * config.samples_per_shard
+                )
                 files |= generate(plans[start : start + layout["tile"]])
             return {shard_name(index): shards.pack(files)}
 
@@ -50,7 +52,12 @@ class _Generator:
     """Turns planned samples into files, one forward batch at a time."""
 
     def __init__(
-        self, config: contracts.Rollout, model: Model, conditioning: dict[str, Conditioning], schedule: Schedule, policy_digest: str
+        self,
+        config: contracts.Rollout,
+        model: Model,
+        conditioning: dict[str, Conditioning],
+        schedule: Schedule,
+        policy_digest: str,
     ) -> None:
         self.config = config
         self.model = model
@@ -70,7 +77,9 @@ class _Generator:
         return files
 
     def _latents(self, plans: list[SamplePlan]) -> Tensor:
-        noise = torch.stack([torch.from_numpy(seeds.normal(self.shape, plan.seed, "initial noise", 0)) for plan in plans])
+        noise = torch.stack(
+            [torch.from_numpy(seeds.normal(self.shape, plan.seed, "initial noise", 0)) for plan in plans]
+        )
         conditioning = stack([self.conditioning[plan.prompt.id] for plan in plans], self.device)
         scale = self.config.guidance_scale
         negative = stack([self.conditioning[embed.NEGATIVE]] * len(plans), self.device) if scale != 1 else None

@@ -76,7 +76,9 @@ class Context:
 
     def layout(self, layout: dict[str, Any]) -> dict[str, Any]:
         """Cut the work: the committed cut, the same on every rank and at every retry."""
-        cut = [self.attempt.layout(layout, self.outcome.note), self.attempt.generation] if self.ranks.rank == 0 else None
+        cut = (
+            [self.attempt.layout(layout, self.outcome.note), self.attempt.generation] if self.ranks.rank == 0 else None
+        )
         layout, generation = self.ranks.broadcast(cut)
         self.attempt.use_layout(layout, generation)
         return layout
@@ -111,7 +113,11 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         failure = failure_of(error, collective=_is_collective(error))
         outcome.failed(failure)
-        print(failure.traceback if failure.kind == "crash" else f"{failure.kind}: {failure.message}", file=sys.stderr, flush=True)
+        print(
+            failure.traceback if failure.kind == "crash" else f"{failure.kind}: {failure.message}",
+            file=sys.stderr,
+            flush=True,
+        )
         return failure.exit_code
     return 0
 
@@ -125,7 +131,9 @@ def execute(request: Request, settings: Settings, outcome: Outcome) -> Manifest:
     ranks, found = _start(request, settings)
     try:
         begun = Attempt.begin(request, outcome.note) if ranks.rank == 0 else None
-        begun = ranks.broadcast(None if begun is None else [begun[0], begun[1], begun[2] and begun[2].model_dump(mode="json")])
+        begun = ranks.broadcast(
+            None if begun is None else [begun[0], begun[1], begun[2] and begun[2].model_dump(mode="json")]
+        )
         generation, attempt_id, already = begun
         if already is not None:
             return Manifest.model_validate(already)
@@ -167,7 +175,10 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
     torch_runtime = importlib.import_module("stages.torch_runtime")
     ranks = torch_runtime.start(threads=settings.threads, deterministic=settings.deterministic)
     found = numerics(
-        world_size=ranks.world_size, threads=settings.threads, deterministic=settings.deterministic, torch=torch_runtime.torch
+        world_size=ranks.world_size,
+        threads=settings.threads,
+        deterministic=settings.deterministic,
+        torch=torch_runtime.torch,
     )
     return ranks, found
 
@@ -195,10 +206,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m stages.runner", description="Run one stage from its request.json.")
     parser.add_argument("request", help="path of the request (JSON)")
     parser.add_argument("--outcome", help="directory for status.json and error.<rank>.json (default: the request's)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each process; changes the last bits of results")
-    parser.add_argument("--nondeterministic", action="store_true", help="allow kernels whose bits differ from run to run")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="CPU threads of each process; changes the last bits of results"
+    )
+    parser.add_argument(
+        "--nondeterministic", action="store_true", help="allow kernels whose bits differ from run to run"
+    )
     parser.add_argument("--numerics-record", help="URL where the run's numerics of this stage are pinned")
-    parser.add_argument("--allow-numerics-change", action="store_true", help="go on although the numerics differ from the pinned ones")
+    parser.add_argument(
+        "--allow-numerics-change", action="store_true", help="go on although the numerics differ from the pinned ones"
+    )
     return parser
 
 

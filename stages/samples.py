@@ -33,7 +33,9 @@ class SamplePlan:
 def plan_samples(prompts: tuple[Prompt, ...], n_generation: int, run_seed: int, iteration: int) -> list[SamplePlan]:
     """Every member of every prompt's group, in order, with the seed that all its draws derive from."""
     return [
-        SamplePlan(f"{prompt.id}-{member:03d}", prompt, member, seeds.sample_seed(run_seed, iteration, prompt.id, member))
+        SamplePlan(
+            f"{prompt.id}-{member:03d}", prompt, member, seeds.sample_seed(run_seed, iteration, prompt.id, member)
+        )
         for prompt in prompts
         for member in range(n_generation)
     ]
@@ -44,7 +46,9 @@ def cut(ids: list[str], size: int) -> list[list[str]]:
     return [ids[start : start + size] for start in range(0, len(ids), size)]
 
 
-def sample_files(sample: SamplePlan, pixels: np.ndarray, latents: bytes | None, facts: dict[str, Any]) -> dict[str, bytes]:
+def sample_files(
+    sample: SamplePlan, pixels: np.ndarray, latents: bytes | None, facts: dict[str, Any]
+) -> dict[str, bytes]:
     """The shard members of one sample. ``pixels`` uint8 ``[frames, height, width, 3]``; ``facts`` go into its JSON."""
     extension, picture = media.encode(pixels)
     about = {

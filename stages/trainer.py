@@ -53,7 +53,14 @@ class Trainer:
 
     @classmethod
     def load(
-        cls, model: Model, algorithm: Algorithm, lora: LoraConfig | None, policy: Input, steps: OptimizerSteps, group: Group, copies: list[str]
+        cls,
+        model: Model,
+        algorithm: Algorithm,
+        lora: LoraConfig | None,
+        policy: Input,
+        steps: OptimizerSteps,
+        group: Group,
+        copies: list[str],
     ) -> "Trainer":
         """Take up the policy where the last stage left it; a copy that it does not have yet starts as ``current``."""
         reference = "reference" in algorithm.roles
@@ -73,10 +80,16 @@ class Trainer:
             (share * micro.weight).backward()
             values = {"loss": loss.per_sample.detach(), **loss.metrics}
             for name, value in values.items():
-                totals[name] = totals.get(name, 0.0) + float(value.double().sum()) * micro.weight / (num_samples * num_times)
+                totals[name] = totals.get(name, 0.0) + float(value.double().sum()) * micro.weight / (
+                    num_samples * num_times
+                )
         means = self._over_ranks(totals)
         norms = optimizer_step(
-            self.optimizer, self.weights.parameters, lr=self.steps.lrs[index], max_norm=self.steps.grad_norm_clip, group=self.group
+            self.optimizer,
+            self.weights.parameters,
+            lr=self.steps.lrs[index],
+            max_norm=self.steps.grad_norm_clip,
+            group=self.group,
         )
         if (decay := self.steps.ema_decays[index]) is not None:
             self.weights.lerp_("ema", decay)
@@ -110,9 +123,13 @@ class Trainer:
 
     def _agree(self) -> None:
         tensors = self.weights.get(CURRENT).values()
-        digest = hashlib.sha256(b"".join(t.view(torch.uint8).numpy().tobytes() if t.ndim else bytes() for t in tensors)).hexdigest()
+        digest = hashlib.sha256(
+            b"".join(t.view(torch.uint8).numpy().tobytes() if t.ndim else b"" for t in tensors)
+        ).hexdigest()
         if len(set(self.group.gather(digest))) != 1:
-            raise CosmosRLError("the ranks ended with different weights; a collective or a kernel is not what it should be")
+            raise CosmosRLError(
+                "the ranks ended with different weights; a collective or a kernel is not what it should be"
+            )
 
     def summary(self) -> dict[str, Any]:
         """The last step's numbers."""

@@ -1,6 +1,5 @@
 """Policy k to policy k + 1 from rewarded rollouts. Knows of no algorithm: those are in ``cosmos_rl_core/algorithms``."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -84,7 +83,9 @@ def _order(table: pd.DataFrame, config: contracts.Update, seed: int, iteration: 
     passes, total = config.algorithm.mu_iterations, len(config.steps.lrs)
     per_pass = total // passes
     if len(used) < per_pass:
-        raise ArtifactError(f"{len(used)} samples can be trained on, fewer than the {per_pass} optimizer steps planned on them")
+        raise ArtifactError(
+            f"{len(used)} samples can be trained on, fewer than the {per_pass} optimizer steps planned on them"
+        )
     steps: list[list[list[str]]] = []
     for epoch in range(passes):
         order = [used[i] for i in seeds.permutation(len(used), seed, "update order", iteration, epoch)]
@@ -103,20 +104,26 @@ def _check_behaviour(request: Request, part: str) -> None:
     manifest = Artifact(request.one("policy")).manifest
     own = manifest.part_content(part if manifest.has_part(part) else "current")
     if {source.content for source in request.inputs["behaviours"]} != {own}:
-        raise ConfigError(f"the rollouts were not made by this policy's own {part!r} weights; only such rollouts are trained on")
+        raise ConfigError(
+            f"the rollouts were not made by this policy's own {part!r} weights; only such rollouts are trained on"
+        )
 
 
 class _Draws:
     """Micro-batches of stored samples at random noise levels; every draw depends on the sample and the pass alone."""
 
-    def __init__(self, request: Request, table: pd.DataFrame, sigmas: tuple[float, ...], num_times: int, group: Group) -> None:
+    def __init__(
+        self, request: Request, table: pd.DataFrame, sigmas: tuple[float, ...], num_times: int, group: Group
+    ) -> None:
         self.key = (request.seed, request.iteration or 0)
         self.sigmas, self.num_times, self.device = sigmas, num_times, group.device
         used = table[table["used"]]
         self.advantages = dict(zip(used["sample_id"], used["advantage"], strict=True))
         self.prompts = dict(zip(used["sample_id"], used["prompt_id"], strict=True))
         self.latents = _read_latents(request, set(self.advantages))
-        self.conditioning: dict[str, Conditioning] = embed.read(request.one("embeddings"), sorted(set(self.prompts.values())))
+        self.conditioning: dict[str, Conditioning] = embed.read(
+            request.one("embeddings"), sorted(set(self.prompts.values()))
+        )
 
     def __call__(self, ids: list[str], epoch: int, time_index: int, weight: float) -> MicroBatch:
         keys = [DrawKey(*self.key, epoch, sample_id) for sample_id in ids]
@@ -141,5 +148,3 @@ def _read_latents(request: Request, ids: set[str]) -> dict[str, Tensor]:
                 if stored.sample_id in ids and stored.latents is not None:
                     latents[stored.sample_id] = load_tensors(stored.latents)["latents"]
     return latents
-
-

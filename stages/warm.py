@@ -12,16 +12,36 @@ import traceback
 from typing import Any, TextIO
 
 import diffusers
+import onnxruntime
 import pandas
 import peft
 import pyarrow.parquet
+import rapidocr
 import torch
 import transformers
 
 from cosmos_rl_core.processes import die_with_parent
-from stages import embed, evaluate, export, finetune, policy, reward, rollout, runner, update
+from stages import embed, evaluate, export, finetune, policy, report, reward, rollout, runner, update
 
-PRELOADED = (diffusers, pandas, peft, pyarrow.parquet, torch, transformers, embed, evaluate, export, finetune, policy, reward, rollout, update)
+PRELOADED = (
+    diffusers,
+    onnxruntime,
+    pandas,
+    peft,
+    pyarrow.parquet,
+    rapidocr,
+    torch,
+    transformers,
+    embed,
+    evaluate,
+    export,
+    finetune,
+    policy,
+    report,
+    reward,
+    rollout,
+    update,
+)
 """What every fork already has."""
 
 REAP_INTERVAL_S = 0.02

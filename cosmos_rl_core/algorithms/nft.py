@@ -30,21 +30,21 @@ class Options(AlgorithmOptions):
 
     rewarded: ClassVar[bool] = True
     type: Literal["nft"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    kl_beta: float = Field(1e-4, ge=0)
+    kl_beta: float = Field(default=1e-4, ge=0)
     """Weight of the squared distance to the base model; 0 saves the reference's forward pass."""
-    advantage_low: float = Field(-5.0, le=0)
+    advantage_low: float = Field(default=-5.0, le=0)
     """Advantages are cut off below this."""
-    advantage_high: float = Field(5.0, gt=0)
+    advantage_high: float = Field(default=5.0, gt=0)
     """Advantages are cut off above this, where a sample counts as good for certain. Scales the policy loss."""
-    nft_beta: float = Field(1.0, gt=0)
+    nft_beta: float = Field(default=1.0, gt=0)
     """Distance of the implied good and bad policies from the old one. Lower puts the optimum further away."""
     weight_copy_decay_type: Literal[0, 1, 2] = 1
     """Memory of the old copy: 0 none, 1 rising by .001 an iteration to .5, 2 none up to 75, then by .0075 to .999."""
-    timesteps_fraction: float = Field(0.99, gt=0, le=1)
+    timesteps_fraction: float = Field(default=0.99, gt=0, le=1)
     """Share of the rollout's noise levels that each sample is trained on, rounded down: .99 of 10 is 9 random ones."""
     global_std: bool = True
     """Divide advantages by the deviation of all rewards of the iteration instead of the prompt's own."""
-    min_group_size: int = Field(2, ge=2)
+    min_group_size: int = Field(default=2, ge=2)
     """Prompts with fewer scored samples than this are left out of the update."""
 
 

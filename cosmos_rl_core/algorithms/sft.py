@@ -22,7 +22,7 @@ class Options(AlgorithmOptions):
 
     rewarded: ClassVar[bool] = False
     type: Literal["sft"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    steps_per_iteration: int = Field(100, ge=1)
+    steps_per_iteration: int = Field(default=100, ge=1)
     """Optimizer steps of one iteration, each on ``batch_size_per_optimize`` samples of the dataset."""
 
 

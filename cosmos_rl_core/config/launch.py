@@ -13,19 +13,19 @@ class LaunchConfig(Section):
     mode: Literal["cold", "warm"] = "cold"
     """``cold`` starts every stage anew, under torchrun if it is distributed. ``warm`` forks them from one process that has
     imported everything: 0.1 s instead of 5 s a stage, for one process on a CPU."""
-    processes: int = Field(1, ge=1)
+    processes: int = Field(default=1, ge=1)
     """Ranks of a distributed stage."""
     stage_processes: dict[str, int] = {}
     """Ranks of single stages where they differ, e.g. ``{rollout = 8}``."""
-    threads: int = Field(1, ge=1)
+    threads: int = Field(default=1, ge=1)
     """CPU threads of each process."""
     deterministic: bool = True
     """Only kernels whose bits repeat. Turning it off is faster on GPUs and gives up the promise of equal bits."""
-    max_attempts: int = Field(4, ge=1)
+    max_attempts: int = Field(default=4, ge=1)
     """Tries of a stage that fails for a reason that may pass: killed, hung, out of memory, a service away."""
-    retry_delay_s: float = Field(2.0, ge=0)
+    retry_delay_s: float = Field(default=2.0, ge=0)
     """Wait before the second try; doubles each time, with jitter."""
-    stall_timeout_s: float = Field(1800.0, gt=0)
+    stall_timeout_s: float = Field(default=1800.0, gt=0)
     """A stage without a sign of life for this long is ended and counts as hung."""
 
     @model_validator(mode="after")

@@ -18,11 +18,11 @@ from cosmos_rl_core.errors import ConfigError
 class TrainConfig(OptimizerConfig, EmaConfig):
     """How the weights move."""
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Every random draw of the run derives from it."""
     num_iterations: int = Field(ge=1, json_schema_extra={"identity": False})
     """How far to go; a run can be continued by raising it."""
-    train_batch_per_replica: int = Field(8, ge=1)
+    train_batch_per_replica: int = Field(default=8, ge=1)
     """Samples of one iteration: prompts times ``rollout.n_generation``."""
     train_policy: AnyAlgorithm
     """The algorithm and its settings."""
@@ -31,11 +31,11 @@ class TrainConfig(OptimizerConfig, EmaConfig):
 class RolloutConfig(Section):
     """How many samples, and how they are cut."""
 
-    n_generation: int = Field(16, ge=2)
+    n_generation: int = Field(default=16, ge=2)
     """Samples per prompt: the group that advantages are relative to."""
-    n_generation_mini_batch: int = Field(8, ge=1)
+    n_generation_mini_batch: int = Field(default=8, ge=1)
     """Samples in one forward pass. Memory and speed; also the last bits."""
-    samples_per_shard: int = Field(32, ge=1)
+    samples_per_shard: int = Field(default=32, ge=1)
     """Samples in one file: the unit that a retry keeps."""
 
 
@@ -48,9 +48,9 @@ class RewardConfig(Section):
     """Factor in the sum that trains."""
     role: Literal["train", "monitor"] = "train"
     """``monitor`` is scored and reported but never in the loss."""
-    max_attempts: int = Field(3, ge=1)
+    max_attempts: int = Field(default=3, ge=1)
     """Tries of a sample that cannot be scored before it is excluded."""
-    max_failed_fraction: float = Field(0.05, ge=0, lt=1)
+    max_failed_fraction: float = Field(default=0.05, ge=0, lt=1)
     """Share of excluded samples above which the stage fails."""
 
 
@@ -59,13 +59,13 @@ class ValidationConfig(Section):
 
     dataset: AnyDataset
     """Prompts that training never sees."""
-    n_generation: int = Field(8, ge=1)
+    n_generation: int = Field(default=8, ge=1)
     """Images per prompt, from fixed seeds."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """The evaluation's own seed, the same for every run, so that runs can be compared."""
-    freq: int = Field(0, ge=0)
+    freq: int = Field(default=0, ge=0)
     """Iterations between evaluations; 0 evaluates the base and the final policy only."""
-    batch_size: int = Field(16, ge=1)
+    batch_size: int = Field(default=16, ge=1)
     """Samples in one call of the pipeline."""
 
 
@@ -77,7 +77,7 @@ class Recipe(Section):
     rollout: RolloutConfig = RolloutConfig()
     rewards: tuple[RewardConfig, ...] = ()
     validation: ValidationConfig | None = None
-    launch: LaunchConfig = Field(LaunchConfig(), json_schema_extra={"identity": False})
+    launch: LaunchConfig = Field(default=LaunchConfig(), json_schema_extra={"identity": False})
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
@@ -160,7 +160,12 @@ def _known_fields(location: tuple[Any, ...], model: type[BaseModel]) -> list[str
     models: list[type[BaseModel]] = [model]
     for part in location[:-1]:
         if isinstance(part, str):
-            models = [m for parent in models if part in parent.model_fields for m in _sections(parent.model_fields[part].annotation)]
+            models = [
+                m
+                for parent in models
+                if part in parent.model_fields
+                for m in _sections(parent.model_fields[part].annotation)
+            ]
     return sorted({name for m in models for name in m.model_fields})
 
 

@@ -45,17 +45,17 @@ class AlgorithmOptions(Section):
 
     rewarded: ClassVar[bool] = True
     """Whether it trains on rewarded rollouts (True) or on the media of a dataset (False)."""
-    steps_per_iteration: int = Field(1, ge=1)
+    steps_per_iteration: int = Field(default=1, ge=1)
     """Optimizer steps of one iteration, where they do not follow from the rollout."""
     type: str
     """The algorithm: the name of a file in ``cosmos_rl_core/algorithms``."""
     dataset: AnyDataset
     """Prompts, or media with prompts."""
-    mini_batch: int = Field(1, ge=1)
+    mini_batch: int = Field(default=1, ge=1)
     """Samples per forward pass. Speed and memory only: the gradient is the same up to rounding."""
-    batch_size_per_optimize: int | None = Field(None, ge=1)
+    batch_size_per_optimize: int | None = Field(default=None, ge=1)
     """Samples per optimizer step, over all ranks; absent means one step on everything."""
-    mu_iterations: int = Field(1, ge=1)
+    mu_iterations: int = Field(default=1, ge=1)
     """Passes over each rollout. More learns more from a rollout and drifts further from the policy that made it."""
 
 
@@ -65,33 +65,43 @@ AnyAlgorithm = Annotated[SerializeAsAny[AlgorithmOptions], plugin_options("algor
 class OptimizerConfig(Section):
     """AdamW and its schedule, in optimizer steps."""
 
-    optm_lr: float = Field(1e-4, gt=0)
+    optm_lr: float = Field(default=1e-4, gt=0)
     """Peak learning rate."""
     optm_betas: tuple[float, float] = (0.9, 0.999)
     """Adam's averaging of gradient and square."""
-    epsilon: float = Field(1e-8, gt=0)
+    epsilon: float = Field(default=1e-8, gt=0)
     """Adam's denominator floor."""
-    optm_weight_decay: float = Field(0.01, ge=0)
+    optm_weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay."""
-    optm_grad_norm_clip: float = Field(1.0, gt=0)
+    optm_grad_norm_clip: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global norm."""
-    optm_warmup_steps: int = Field(0, ge=0)
+    optm_warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps of linear warm-up."""
-    optm_warmup_start_factor: float = Field(0.0, ge=0, le=1)
+    optm_warmup_start_factor: float = Field(default=0.0, ge=0, le=1)
     """Multiplier of the learning rate at the first step of the warm-up."""
     optm_decay_type: Literal["none", "linear", "cosine", "sqrt"] = "none"
     """Shape of the decay at the end of ``max_num_steps``."""
-    optm_decay_ratio: float | None = Field(None, gt=0, le=1)
+    optm_decay_ratio: float | None = Field(default=None, gt=0, le=1)
     """Share of ``max_num_steps`` that decays; absent means everything after the warm-up."""
-    optm_min_lr_factor: float = Field(0.0, ge=0, le=1)
+    optm_min_lr_factor: float = Field(default=0.0, ge=0, le=1)
     """Floor of the multiplier."""
-    max_num_steps: int | None = Field(None, ge=1)
+    max_num_steps: int | None = Field(default=None, ge=1)
     """Optimizer steps that the decay is stretched over; needed when there is one. The number of iterations is not tied to it."""
 
     @model_validator(mode="after")
-    def _decay_has_an_end(self) -> "OptimizerConfig":
-        if self.optm_decay_type != "none" and self.max_num_steps is None:
+    def _decay_has_room(self) -> "OptimizerConfig":
+        if self.optm_decay_type == "none":
+            return self
+        if self.max_num_steps is None:
             raise ValueError(f"optm_decay_type = {self.optm_decay_type!r} needs max_num_steps")
+        if self.optm_warmup_steps >= self.max_num_steps:
+            raise ValueError(
+                f"optm_warmup_steps = {self.optm_warmup_steps} leaves nothing of max_num_steps = {self.max_num_steps} to decay"
+            )
+        if self.optm_decay_ratio is not None and round(self.max_num_steps * self.optm_decay_ratio) == 0:
+            raise ValueError(
+                f"optm_decay_ratio = {self.optm_decay_ratio} of max_num_steps = {self.max_num_steps} is no step"
+            )
         return self
 
 
@@ -100,7 +110,7 @@ class EmaConfig(Section):
 
     ema_enable: bool = False
     """Keep an average."""
-    ema_decay: float = Field(0.9, ge=0, lt=1)
+    ema_decay: float = Field(default=0.9, ge=0, lt=1)
     """Cap of the decay; the decay at step k is min((1 + k) / (10 + k), ema_decay)."""
-    ema_update_step_interval: int = Field(1, ge=1)
+    ema_update_step_interval: int = Field(default=1, ge=1)
     """Optimizer steps between updates of the average."""

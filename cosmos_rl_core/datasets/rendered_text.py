@@ -37,15 +37,15 @@ class Options(DatasetOptions):
 
     name: Literal["rendered_text"] = "rendered_text"  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    alphabet: str = Field("ACEHKLPTXY347", min_length=1)
+    alphabet: str = Field(default="ACEHKLPTXY347", min_length=1)
     """Characters that words are made of. The default ones are hard to confuse, in either case."""
-    length: int = Field(2, ge=1, le=8)
+    length: int = Field(default=2, ge=1, le=8)
     """Characters in a word; every word of this length is in one of the two splits."""
     split: Literal["train", "test"] = "train"
     """Which words to use. The test words never appear in the train split."""
-    num_test_words: int = Field(40, ge=1)
+    num_test_words: int = Field(default=40, ge=1)
     """Words held out for the test split."""
-    num_items: int = Field(8192, ge=1)
+    num_items: int = Field(default=8192, ge=1)
     """Number of images. Raising it leaves the earlier images as they are."""
     size: tuple[int, int] = (32, 64)
     """Height and width of an image in pixels."""
@@ -53,11 +53,11 @@ class Options(DatasetOptions):
     """Font files to choose from; empty for Pillow's own font, which is the same on every machine."""
     font_sizes: tuple[int, int] = (23, 26)
     """Smallest and largest font size in pixels, both included."""
-    stroke_width: int = Field(1, ge=0, le=8)
+    stroke_width: int = Field(default=1, ge=0, le=8)
     """Pixels by which letters are thickened; Pillow's own font has a thin regular weight only."""
     jitter: tuple[int, int] = (2, 1)
     """Largest shift of a word away from the middle, across and down, in pixels."""
-    dirty: float = Field(0.3, ge=0, le=1)
+    dirty: float = Field(default=0.3, ge=0, le=1)
     """Share of images that are spoiled by strike lines, blur or fading."""
 
     @model_validator(mode="after")

@@ -29,10 +29,10 @@ class Options(RewardOptions):
 
     name: Literal["ocr"] = "ocr"  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    line_width: int = Field(320, ge=LINE_HEIGHT, le=2048)
+    line_width: int = Field(default=320, ge=LINE_HEIGHT, le=2048)
     """Pixels to which a line of height 48 is padded; longer lines are not cut. 96 fits images twice as wide as high,
     and is three times faster."""
-    num_threads: int = Field(1, ge=1)
+    num_threads: int = Field(default=1, ge=1)
     """Threads of the recognition model. One thread adds numbers in the same order on every machine."""
 
 
