@@ -104,7 +104,8 @@ def _prefect_defaults() -> None:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
-        "PREFECT_LOGGING_LEVEL": "WARNING",
+        # The console shows our own lines; Prefect's go to its UI.
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
