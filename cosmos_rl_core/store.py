@@ -7,6 +7,8 @@ artifact cuts it into objects. :func:`put_if_absent` is the only operation that 
 import errno
 import os
 import secrets
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -35,7 +37,7 @@ def read(url: str) -> bytes:
         return fs.cat_file(path)
     except FileNotFoundError:
         raise
-    except OSError as error:
+    except _failures() as error:
         raise UnavailableError(f"cannot read {url}: {error}") from error
 
 
@@ -54,7 +56,7 @@ def size(url: str) -> int | None:
         return int(fs.info(path)["size"])
     except FileNotFoundError:
         return None
-    except OSError as error:
+    except _failures() as error:
         raise UnavailableError(f"cannot look up {url}: {error}") from error
 
 
@@ -66,7 +68,7 @@ def write(url: str, data: bytes) -> None:
             _write_local(Path(path), data)
         else:
             fs.pipe_file(path, data)
-    except OSError as error:
+    except _failures() as error:
         raise _failed_write(url, len(data), error) from error
 
 
@@ -82,7 +84,7 @@ def put_if_absent(url: str, data: bytes) -> bool:
             _link_local(Path(path), data)
         else:
             fs.pipe_file(path, data, mode="create")
-    except OSError as error:
+    except _failures() as error:
         found = read_if_exists(url)
         if found is None:
             raise _failed_write(url, len(data), error) from error
@@ -101,8 +103,14 @@ def _resolve(url: str) -> tuple[AbstractFileSystem, str]:
     return fs, str(path)
 
 
-def _failed_write(url: str, num_bytes: int, error: OSError) -> UnavailableError:
-    if error.errno in _FULL:
+def _failures() -> tuple[type[Exception], ...]:
+    """What a store raises when it fails. Botocore's own errors are no ``OSError``; it is loaded only where S3 is used."""
+    botocore = sys.modules.get("botocore.exceptions")
+    return (OSError,) if botocore is None else (OSError, botocore.BotoCoreError)
+
+
+def _failed_write(url: str, num_bytes: int, error: Exception) -> UnavailableError:
+    if isinstance(error, OSError) and error.errno in _FULL:
         return UnavailableError(
             f"no space left to write {num_bytes} bytes to {url}: {error.strerror}; free some and run again"
         )
@@ -110,19 +118,24 @@ def _failed_write(url: str, num_bytes: int, error: OSError) -> UnavailableError:
 
 
 def _write_local(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    _publish_local(path, data, os.replace)
 
 
 def _link_local(path: Path, data: bytes) -> None:
     # A hard link fails if the name exists, on every local and most network file systems; a rename would replace it.
+    _publish_local(path, data, os.link)
+
+
+def _publish_local(path: Path, data: bytes, publish: Callable[[Path, Path], None]) -> None:
+    """Write beside ``path``, then give it its name: whatever stops the writing, no part of an object has the name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        _write_local(temporary, data)
-        os.link(temporary, path)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        publish(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     directory = os.open(path.parent, os.O_RDONLY)

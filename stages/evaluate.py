@@ -51,7 +51,7 @@ def _load(request: Request, config: contracts.Evaluate, device: torch.device) ->
         full = any(name.startswith("pipeline/") for name in names)
         path = str(Path(folder, "pipeline")) if full else pipelines.resolve_path(config.model.path)
         pipeline: Any = DiffusionPipeline.from_pretrained(
-            path, torch_dtype=torch.float32, use_safetensors=True, local_files_only=True
+            path, dtype=torch.float32, use_safetensors=True, local_files_only=True
         )
         if not full:
             pipeline.load_lora_weights(

@@ -80,7 +80,7 @@ class _Draws:
         drawn = [self.media.item(index) for index, _ in items]
         # Keyed by item and pass, so a range of steps may begin anywhere; the iteration is no part of it.
         keys = [DrawKey(self.seed, 0, epoch, str(index)) for index, epoch in items]
-        x_0 = self._encode(torch.stack([torch.from_numpy(pixels) for pixels, _ in drawn]))
+        x_0 = self._encode(torch.stack([torch.tensor(pixels, device="cpu") for pixels, _ in drawn]))
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, 0) for key in keys])
         times = [sft_time(self.sigmas, self.density, key) for key in keys]
         batch = Batch(x_0, noise.to(self.device), torch.tensor(times, dtype=torch.float32, device=self.device), None)

@@ -4,6 +4,8 @@ import argparse
 import logging
 from pathlib import Path
 
+import torch
+
 from cosmos_rl_core.datasets import rendered_text
 from cosmos_rl_core.tiny.sd3 import build_sd3
 from cosmos_rl_core.tiny.vae import train_vae

@@ -1,0 +1,27 @@
+import io
+
+import numpy as np
+from PIL import Image
+
+from cosmos_rl_core.rewards.jpeg import Options, Reward
+from cosmos_rl_core.rewards._base import Sample
+
+
+def sample(pixels: np.ndarray) -> Sample:
+    return Sample("a-000", "a", "a prompt", pixels)
+
+
+def test_the_score_is_minus_the_kilobytes_of_the_jpeg():
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 16, 24, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels[0]).save(buffer, format="JPEG", quality=80)
+    assert Reward(Options(quality=80)).score([sample(pixels)]) == [{"jpeg": -len(buffer.getvalue()) / 1000}]
+
+
+def test_a_video_scores_the_mean_of_its_frames_and_flat_beats_noisy():
+    flat = np.full((1, 32, 32, 3), 128, np.uint8)
+    noisy = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), dtype=np.uint8)
+    both = np.concatenate([flat, noisy])
+    a, b, mean = (scores["jpeg"] for scores in Reward(Options()).score([sample(flat), sample(noisy), sample(both)]))
+    assert a > b
+    assert mean == (a + b) / 2

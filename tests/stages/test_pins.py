@@ -1,0 +1,83 @@
+"""The bits of each stage, pinned per (stage, version, numerics): a change of results without a new version fails here.
+
+Contents are comparable only under equal numerics. On a machine whose numerics are not in ``pins.json`` the pins cannot be
+checked; ``COSMOS_PIN=1 pytest tests/stages/test_pins.py`` adds that machine's.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosmos_rl_core.canonical import digest
+from flows.requests import Run
+from stages.contracts import STAGES, Manifest, Request
+from tests.stages.conftest import make, make_run
+
+PINS = Path(__file__).with_name("pins.json")
+
+
+def recipe(train_policy: dict[str, Any], **policy: Any) -> dict[str, Any]:
+    diffusers = {"inference_size": [32, 64], "max_prompt_length": 12, "sample": {"num_steps": 2, "eval_num_steps": 2}}
+    ocr = {"fn": {"name": "ocr", "line_width": 96}}
+    return {
+        "policy": {"model_name_or_path": "package:tiny-sd3", "diffusers": diffusers} | policy,
+        "train": {
+            "num_iterations": 1,
+            "train_batch_per_replica": 8,
+            "optm_lr": 1e-3,
+            "ema_enable": True,
+            "train_policy": {"mini_batch": 4} | train_policy,
+        },
+        "rollout": {"n_generation": 4, "n_generation_mini_batch": 4, "samples_per_shard": 4},
+        "rewards": [ocr | ({"role": "monitor"} if train_policy["type"] == "sft" else {})],
+        "validation": {"n_generation": 1, "dataset": {"name": "ocr", "split": "test"}, "batch_size": 8},
+    }
+
+
+def all_stages(tmp_path: Path) -> dict[str, Manifest]:
+    """Every stage once, by its name."""
+    made: dict[str, Manifest] = {}
+
+    def step(request: Request) -> None:
+        made[request.stage] = make(request, tmp_path)
+
+    nft = {"type": "nft", "batch_size_per_optimize": 4, "timesteps_fraction": 0.5, "dataset": {"name": "ocr"}}
+    run = make_run(tmp_path, recipe(nft, lora={"r": 2, "target_modules": ["to_q", "to_v"]}), "nft")
+    step(run.policy())
+    step(run.embed())
+    step(run.rollout(0))
+    step(run.rewards(run.iteration(0, "rollout"), 0)[0])
+    step(run.update(0))
+    step(run.export(1))
+    step(run.evaluate(1))
+    make(run.rewards(run.evaluate(1).slot, 1)[0], tmp_path)
+    step(run.report(1, [1]))
+    sft = {"type": "sft", "steps_per_iteration": 2, "dataset": {"name": "rendered_text", "num_items": 64}}
+    supervised: Run = make_run(tmp_path, recipe(sft, from_scratch=True), "sft")
+    make(supervised.policy(), tmp_path)
+    make(supervised.embed(), tmp_path)
+    step(supervised.finetune(0))
+    return made
+
+
+def test_every_stage_makes_the_bytes_that_are_pinned_for_its_version(tmp_path: Path):
+    made = all_stages(tmp_path)
+    assert made.keys() == STAGES.keys()
+    found = {f"{name} {m.version} {digest(m.numerics)[:16]}": m.content for name, m in sorted(made.items())}
+    pins: dict[str, str] = json.loads(PINS.read_text(encoding="utf-8"))
+    if os.environ.get("COSMOS_PIN"):
+        PINS.write_text(json.dumps(pins | found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        return
+    known = {key: content for key, content in found.items() if key in pins}
+    changed = [key for key, content in known.items() if pins[key] != content]
+    assert not changed, f"other bytes than pinned: {changed}; raise the version of these stages, then pin again"
+    if not known:
+        pytest.skip("no pins for this machine's numerics (versions, CPU); add them with COSMOS_PIN=1")
+
+
+def test_the_same_requests_make_the_same_bytes_again(tmp_path: Path):
+    first, second = (all_stages(tmp_path / name) for name in ("first", "second"))
+    assert {name: m.content for name, m in first.items()} == {name: m.content for name, m in second.items()}

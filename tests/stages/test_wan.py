@@ -1,0 +1,106 @@
+"""Video latents, ``[C, T, H, W]``, through embed, rollout and one NFT update: LoRA and full, on one rank and on two."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flows.requests import Run
+from stages.artifacts import Artifact, input_of
+from stages.policy import read_part
+from stages.samples import read_shard, read_table, shard_names
+from tests.stages.conftest import make, make_on_ranks, make_run
+
+LORA = {"r": 2, "lora_alpha": 4.0, "target_modules": ["to_q", "to_v"]}
+
+
+def recipe(wan_path: str, prompt_dir: str, lora: dict[str, Any] | None) -> dict[str, Any]:
+    policy: dict[str, Any] = {
+        "model_name_or_path": wan_path,
+        "diffusers": {
+            "inference_size": [16, 16],
+            "train_frames": 5,
+            "max_prompt_length": 12,
+            "sample": {"num_steps": 3, "guidance_scale": 2.0, "solver": "dpm2"},
+        },
+    }
+    return {
+        "policy": policy | ({"lora": lora} if lora else {}),
+        "train": {
+            "num_iterations": 2,
+            "train_batch_per_replica": 6,
+            "optm_lr": 1e-3,
+            "ema_enable": True,
+            "train_policy": {
+                "type": "nft",
+                "mini_batch": 2,
+                "batch_size_per_optimize": 3,
+                "timesteps_fraction": 0.67,
+                "kl_beta": 0.01,
+                "dataset": {"name": "ocr", "local_dir": prompt_dir},
+            },
+        },
+        "rollout": {"n_generation": 3, "n_generation_mini_batch": 2, "samples_per_shard": 3},
+        "rewards": [{"fn": {"name": "jpeg"}}],
+    }
+
+
+def one_iteration(run: Run, tmp_path: Path, ranks: int) -> None:
+    for request in (run.policy(), run.embed()):
+        make(request, tmp_path)
+    step = (lambda r: make(r, tmp_path)) if ranks == 1 else (lambda r: make_on_ranks(r, tmp_path, ranks))
+    # Two starts of torchrun are enough to see a rollout on ranks; the update is where LoRA and full differ.
+    (step if run.recipe.policy.lora else lambda r: make(r, tmp_path))(run.rollout(0))
+    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+        make(reward, tmp_path)
+    step(run.update(0))
+
+
+@pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
+def test_a_video_model_takes_one_nft_update_on_one_rank_and_on_two(
+    lora: dict[str, Any] | None, wan_path: str, prompt_dir: str, tmp_path: Path
+):
+    alone, both = (make_run(tmp_path / name, recipe(wan_path, prompt_dir, lora), name) for name in ("alone", "both"))
+    one_iteration(alone, tmp_path, ranks=1)
+    one_iteration(both, tmp_path, ranks=2)
+
+    # Samples are split by sample: every byte is the same on any number of ranks.
+    assert input_of(alone.iteration(0, "rollout")).content == input_of(both.iteration(0, "rollout")).content
+
+    policies = [input_of(run.policy_after(1)) for run in (alone, both)]
+    before = read_part(input_of(alone.policy_slot), "current")
+    for part in ("current", "old", "ema"):
+        a, b = (read_part(policy, part) for policy in policies)
+        assert a.keys() == b.keys() == before.keys()
+        # Sums over ranks are taken in another order; Adam turns rounding of tiny gradients into up to a whole step.
+        assert max(float((a[name] - b[name]).abs().max()) for name in a) < 2e-4
+        assert max(float((a[name] - before[name]).abs().max()) for name in a) > 1e-4
+
+
+def test_a_rollout_stores_what_the_reward_saw_and_the_latents_it_came_from(
+    wan_path: str, prompt_dir: str, tmp_path: Path
+):
+    run = make_run(tmp_path, recipe(wan_path, prompt_dir, LORA))
+    one_iteration(run, tmp_path, ranks=1)
+    artifact = Artifact(input_of(run.iteration(0, "rollout")))
+    stored = [sample for name in shard_names(artifact) for sample in read_shard(artifact, name)]
+    assert [s.pixels.shape for s in stored] == [(5, 16, 16, 3)] * 6
+    assert {s.extension for s in stored} == {"mkv"}
+    assert len({s.about["seed"] for s in stored}) == 6
+    assert {s.about["policy"] for s in stored} == {input_of(run.policy_slot, "old").content}
+
+    update = Artifact(input_of(run.policy_after(1)))
+    advantages = read_table(update, "advantages.parquet")
+    # NFT: rewards minus their group's mean over the deviation of all, plus 1e-4.
+    rewards = advantages["reward"].to_numpy().reshape(2, 3)
+    expected = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std() + 1e-4)
+    np.testing.assert_allclose(advantages["advantage"].to_numpy().reshape(2, 3), expected, rtol=1e-12)
+    metrics = read_table(update, "metrics.parquet")
+    assert metrics["step"].tolist() == [0, 1]
+    # Old and reference equal current before the first step moves it.
+    assert metrics["old_deviation"][0] == 0
+    assert metrics["kl"][0] == 0
+    assert metrics["old_deviation"][1] > 0
+    assert torch.is_tensor(read_part(input_of(run.policy_after(1)), "optimizer")[f"step.{sorted(read_part(input_of(run.policy_slot), 'current'))[0]}"])
