@@ -30,7 +30,7 @@ class ConfigError(CosmosRLError, ValueError):
 
 
 class ArtifactError(CosmosRLError):
-    """The store holds it: a wrong digest, a truncated shard, a manifest that lies. Never retried, never rebuilt silently."""
+    """The store holds it: a wrong digest, a cut shard, a manifest that lies. Never retried, never rebuilt silently."""
 
     kind = "data"
 

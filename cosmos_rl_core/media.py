@@ -12,7 +12,10 @@ FPS = 16
 
 
 def encode(pixels: np.ndarray) -> tuple[str, bytes]:
-    """Extension and file of uint8 RGB ``[frames, height, width, 3]``; one frame is an image. Equal pixels, equal bytes."""
+    """Extension and file of uint8 RGB ``[frames, height, width, 3]``; one frame is an image.
+
+    Equal pixels give equal bytes.
+    """
     if len(pixels) == 1:
         buffer = io.BytesIO()
         Image.fromarray(pixels[0]).save(buffer, format="PNG")

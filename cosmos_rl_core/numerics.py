@@ -22,9 +22,10 @@ TORCH_PACKAGES = (
 
 
 def numerics(*, world_size: int, threads: int, deterministic: bool, torch: Any = None) -> dict[str, Any]:
-    """Names and values. Equal values promise equal bits (with ``deterministic``); artifacts are made, not chosen, by them.
+    """Names and values. Equal values promise equal bits (with ``deterministic``).
 
-    ``torch`` is the imported module for stages that use it, None for light ones.
+    They say how an artifact was made and have no part in which one is asked for. ``torch`` is the imported module for
+    stages that use it, None for light ones.
     """
     found: dict[str, Any] = {
         "python": platform.python_version(),

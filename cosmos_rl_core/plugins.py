@@ -1,4 +1,4 @@
-"""Plugins are files: ``cosmos_rl_core/<kind>/<name>.py`` is known as ``<name>``. Nothing else has to be edited to add one."""
+"""Plugins are files: ``cosmos_rl_core/<kind>/<name>.py`` is known as ``<name>``. To add one, nothing else is edited."""
 
 import importlib
 import pkgutil

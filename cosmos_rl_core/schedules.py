@@ -8,8 +8,9 @@ from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig
 def lr_factor(config: OptimizerConfig, step: int) -> float:
     """Multiplier of the peak learning rate at 0-based optimizer ``step``: linear warm-up, stable, then decay.
 
-    With w warm-up steps the multiplier at k < w is ``f0 + (1 - f0) k / (w - 1)``: the first step with f0 = 0 moves nothing.
-    The decay covers the last ``optm_decay_ratio`` of ``max_num_steps`` (at most all after the warm-up) and ends at the floor.
+    With w warm-up steps the multiplier at k < w is ``f0 + (1 - f0) k / (w - 1)``: the first step with f0 = 0 moves
+    nothing. The decay covers the last ``optm_decay_ratio`` of ``max_num_steps`` (at most all after the warm-up) and ends
+    at the floor.
     """
     warmup = config.optm_warmup_steps
     if step < warmup:
@@ -36,7 +37,7 @@ _DECAYS = {
 
 
 def ema_decay(config: EmaConfig, step: int) -> float | None:
-    """Decay of the average after 0-based optimizer ``step``: ``min((1 + k) / (10 + k), cap)``; None where it is not updated."""
+    """Decay of the average after 0-based optimizer ``step`` k: ``min((1 + k) / (10 + k), cap)``; None: no update."""
     if not config.ema_enable or (step + 1) % config.ema_update_step_interval:
         return None
     return min((1 + step) / (10 + step), config.ema_decay)

@@ -1,7 +1,7 @@
 """Random access randomness: every draw is a function of a key, so no generator has to live, travel or be saved.
 
-A key is a tuple of plain values, e.g. ``(run_seed, iteration, prompt_id, member)``. Draws come from numpy's Philox on the CPU,
-so they are the same on every device, rank, batch and shard.
+A key is a tuple of plain values, e.g. ``(run_seed, iteration, prompt_id, member)``. Draws come from numpy's Philox on
+the CPU, so they are the same on every device, rank, batch and shard.
 """
 
 import hashlib

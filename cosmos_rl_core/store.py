@@ -1,7 +1,7 @@
 """Bytes on any fsspec URL: whole objects only, and one way to decide a race.
 
-An object is written whole or not at all, from bytes in memory; nothing is appended, renamed or listed. Whoever needs a larger
-artifact cuts it into objects. :func:`put_if_absent` is the only operation that other writers can contend for.
+An object is written whole or not at all, from bytes in memory; nothing is appended, renamed or listed. Whoever needs a
+larger artifact cuts it into objects. :func:`put_if_absent` is the only operation that other writers can contend for.
 """
 
 import errno
@@ -31,7 +31,10 @@ def absolute(url: str) -> str:
 
 
 def read(url: str) -> bytes:
-    """The whole object. Raises ``FileNotFoundError`` if there is none, :class:`UnavailableError` if the store does not answer."""
+    """The whole object.
+
+    Raises ``FileNotFoundError`` if there is none, :class:`UnavailableError` if the store does not answer.
+    """
     fs, path = _resolve(url)
     try:
         return fs.cat_file(path)
@@ -61,7 +64,10 @@ def size(url: str) -> int | None:
 
 
 def write(url: str, data: bytes) -> None:
-    """Write an object whole, durably; replaces one of that name. Raises :class:`UnavailableError` on a full or absent store."""
+    """Write an object whole, durably; replaces one of that name.
+
+    Raises :class:`UnavailableError` on a full or absent store.
+    """
     fs, path = _resolve(url)
     try:
         if isinstance(fs, LocalFileSystem):
@@ -75,8 +81,9 @@ def write(url: str, data: bytes) -> None:
 def put_if_absent(url: str, data: bytes) -> bool:
     """Write an object only if none of that name exists. True if the object is now ours: exactly these bytes.
 
-    Whatever the store answers (exists, precondition failed, a timeout after which the write may or may not have happened), the
-    object is read back and compared, so callers that contend must write different bytes, e.g. with an attempt id in them.
+    Whatever the store answers (exists, precondition failed, a timeout after which the write may or may not have
+    happened), the object is read back and compared, so callers that contend must write different bytes, e.g. with an
+    attempt id in them.
     """
     fs, path = _resolve(url)
     try:

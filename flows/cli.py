@@ -1,4 +1,7 @@
-"""``cosmos-flows``: plan, run, look at and re-run post-training. Exit codes: 0 done, 64 config, 65 data, 75 unavailable, 70 other."""
+"""``cosmos-flows``: plan, run, look at and re-run post-training.
+
+Exit codes: 0 done, 64 config, 65 data, 75 unavailable, 70 other.
+"""
 
 import importlib
 import os
@@ -10,6 +13,7 @@ import typer
 from rich.console import Console
 
 from cosmos_rl_core.errors import CosmosRLError
+from flows import export as export_command
 from flows import rerun as rerun_command
 from flows import status as status_command
 from flows.describe import describe_plan
@@ -25,6 +29,7 @@ IterationsOption = Annotated[int | None, typer.Option(min=1, help="How far to go
 OverridesOption = Annotated[
     list[str] | None, typer.Option("--set", help="Change a setting: section.key=value; repeatable")
 ]
+ClusterOption = Annotated[str | None, typer.Option(help="How processes are launched: a file of deployments/clusters")]
 RunArgument = Annotated[str, typer.Argument(help="The run's id")]
 
 
@@ -35,19 +40,20 @@ def run(
     run_id: RunIdOption = None,
     iterations: IterationsOption = None,
     overrides: OverridesOption = None,
+    cluster: ClusterOption = None,
     allow_numerics_change: Annotated[bool, typer.Option(help="Go on under other versions, threads or devices")] = False,
 ) -> None:
     """Run a recipe to the end; the same command goes on where it stopped.
 
     Example: cosmos-flows run configs/tiny/nft.toml --set train.seed=1
     """
-    settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), allow_numerics_change)
+    settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster, allow_numerics_change)
     plan = _or_exit(lambda: plan_of(settings))
     _prefect_defaults()
     # Prefect reads its settings when it is imported.
     module = importlib.import_module(f"flows.{plan.recipe.train.train_policy.type}")
     flow = getattr(module, plan.recipe.train.train_policy.type)
-    _or_exit(lambda: flow(recipe, store, plan.run_id, iterations, overrides, allow_numerics_change))
+    _or_exit(lambda: flow(recipe, store, plan.run_id, iterations, overrides, cluster, allow_numerics_change))
 
 
 @app.command()
@@ -57,12 +63,13 @@ def plan(
     run_id: RunIdOption = None,
     iterations: IterationsOption = None,
     overrides: OverridesOption = None,
+    cluster: ClusterOption = None,
 ) -> None:
     """Resolve a recipe, report every mistake at once, and say what a run would do. Starts and writes nothing.
 
     Example: cosmos-flows plan configs/tiny/nft.toml --set rollout.n_generation=8
     """
-    settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()))
+    settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster)
     Console(highlight=False).print(describe_plan(_or_exit(lambda: plan_of(settings)), store), markup=False)
 
 
@@ -87,6 +94,20 @@ def rerun(
     Example: cosmos-flows rerun nft-1a2b3c4d --iteration 7 --stage reward-ocr
     """
     for line in _or_exit(lambda: rerun_command.rerun(store, run_id, iteration, stage)):
+        typer.echo(line)
+
+
+@app.command()
+def export(
+    run_id: RunArgument,
+    directory: Annotated[str, typer.Argument(help="Where to put the files")],
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Copy a run's newest exported weights to a directory, as diffusers loads them.
+
+    Example: cosmos-flows export nft-1a2b3c4d lora-out
+    """
+    for line in _or_exit(lambda: export_command.export(store, run_id, directory)):
         typer.echo(line)
 
 

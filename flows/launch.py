@@ -1,7 +1,7 @@
 """Run a wave of Requests: reuse what stands, start the rest, watch it, and raise the stage's own words.
 
-A wave is one synchronous Prefect task, called directly, so that a cancellation reaches it. Resuming is this: asking the store what
-stands. Prefect's task cache is off.
+A wave is one synchronous Prefect task, called directly, so that a cancellation reaches it. Resuming is this: asking the
+store what stands. Prefect's task cache is off.
 """
 
 import re
@@ -45,7 +45,10 @@ class Launcher:
     _warm: WarmServer | None = None
 
     def launch(self, name: str, *requests: Request) -> list[Manifest]:
-        """Run a wave side by side and return its manifests, in order. Raises :class:`StageError` when retries are used up."""
+        """Run a wave side by side and return its manifests, in order.
+
+        Raises :class:`StageError` when retries are used up.
+        """
         _refuse_overlap(requests)
         wave: Task[[], Any] = task(
             lambda: self._wave(name, requests),

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from cosmos_rl_core import pipelines, plugins, store
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.config.recipe import Recipe, RewardConfig, read_recipe
-from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
+from cosmos_rl_core.config.train import AnyDataset, DatasetOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from stages.contracts import FORMAT, ModelRef
@@ -25,6 +27,7 @@ class Settings:
     run_id: str | None = None
     iterations: int | None = None
     overrides: tuple[str, ...] = ()
+    cluster: str | None = None
     allow_numerics_change: bool = False
 
 
@@ -45,12 +48,46 @@ class Plan(Section):
 def plan_of(settings: Settings) -> Plan:
     """The plan that these settings ask for; nothing is written. Raises :class:`ConfigError` with every mistake."""
     overrides = [*settings.overrides, *([f"train.num_iterations={settings.iterations}"] if settings.iterations else [])]
-    recipe = read_recipe(settings.recipe, overrides)
+    values = read_values(settings.recipe, overrides, settings.cluster)
+    try:
+        recipe = check(values, settings.recipe)
+    except ConfigError as error:
+        raise ConfigError("\n".join([str(error), *(f"  {mistake}" for mistake in _beyond(values))])) from error
     return make_plan(recipe, settings.run_id, settings.recipe)
 
 
+def _beyond(values: dict[str, Any]) -> list[str]:
+    """What a recipe that is not valid still shows to be wrong outside of it: its base model, its prompts, its rewards."""
+    mistakes: list[str] = []
+    if isinstance(name := _look(values, "policy", "model_name_or_path"), str):
+        _collect(mistakes, lambda: pipelines.resolve_path(name))
+    prompts: list[Prompt] = []
+    for place in (("train", "train_policy", "dataset"), ("validation", "dataset")):
+        if (dataset := _valid(AnyDataset, _look(values, *place))) is not None:
+            prompts += _collect(mistakes, lambda dataset=dataset: _prompts(dataset)) or ()
+    rewards = values.get("rewards")
+    for value in rewards if isinstance(rewards, list) else []:
+        if (reward := _valid(RewardConfig, value)) is not None:
+            _collect(mistakes, lambda reward=reward: _check_reward(reward, tuple(prompts)))
+    return mistakes
+
+
+def _look(values: Any, *keys: str) -> Any:
+    for key in keys:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
+
+
+def _valid(kind: Any, value: Any) -> Any:
+    """The validated value, or None where validation has already complained."""
+    try:
+        return TypeAdapter(kind).validate_python(value) if isinstance(value, dict) else None
+    except ValidationError:
+        return None
+
+
 def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
-    """Resolve and check everything that plan time can know. Raises one :class:`ConfigError` that lists every mistake."""
+    """Resolve and check everything that plan time can know. Raises one :class:`ConfigError` with every mistake."""
     mistakes: list[str] = []
     model = _collect(mistakes, lambda: _model(recipe))
     prompts = _collect(mistakes, lambda: _prompts(recipe.train.train_policy.dataset)) or ()
@@ -90,7 +127,8 @@ def run_url(store_url: str, run_id: str) -> str:
 def freeze(plan: Plan, store_url: str) -> Plan:
     """Write ``plan.json``, or read the one that stands. Refuses a recipe that resolves otherwise, naming what differs.
 
-    The number of iterations and how processes are launched are not frozen: the returned plan has those of the recipe at hand.
+    The number of iterations and how processes are launched are not frozen: the returned plan has those of the recipe at
+    hand.
     """
     root = run_url(store_url, plan.run_id)
     url = store.join(root, "plan.json")
@@ -103,7 +141,8 @@ def freeze(plan: Plan, store_url: str) -> Plan:
     if changes:
         shown = "\n".join(f"  {change}" for change in changes)
         raise ConfigError(
-            f"run {plan.run_id} was planned otherwise:\n{shown}\nuse the recipe it was planned with, or another --run-id"
+            f"run {plan.run_id} was planned otherwise:\n{shown}\n"
+            "use the recipe it was planned with, or another --run-id"
         )
     return frozen.model_copy(update={"recipe": plan.recipe, "model": plan.model})
 

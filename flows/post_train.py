@@ -1,4 +1,4 @@
-"""The loop. Everything a run does, in order; each line asks for an artifact and takes it as it stands if it is there."""
+"""The loop. Everything a run does, in order; each line asks for an artifact and takes the one that stands, if any."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,10 @@ def post_train(run: Run, launcher: Launcher) -> Result:
 
 
 def evaluate(run: Run, launcher: Launcher, k: int) -> Manifest | None:
-    """Export policy version k, sample the held-out prompts from the export, and score them; None without a validation set."""
+    """Export policy version k, sample the held-out prompts from the export, and score them.
+
+    None without a validation set.
+    """
     launcher.launch(f"policy-{k:04d}/export", run.export(k))
     if run.recipe.validation is None or not run.recipe.rewards:
         return None

@@ -33,7 +33,8 @@ def start_cold(request: Request, argv: Sequence[str], log: Path, launch: LaunchC
     stage = STAGES[request.stage]
     command = [sys.executable, "-m", "cosmos_rl_core.processes", sys.executable, "-m"]
     if stage.distributed:
-        # Not --standalone: it resolves the host's name and listens on every interface. No restarts: a retry is a new attempt.
+        # Not --standalone: it resolves the host's name and listens on every interface.
+        # No restarts: a retry is a new attempt.
         ranks = str(launch.processes_of(request.stage))
         rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
         command += ["torch.distributed.run", *rendezvous, "--nproc-per-node", ranks, "--max-restarts", "0", "-m"]
@@ -127,7 +128,10 @@ class WarmProcess:
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """A process and everything it started; torchrun's workers live in sessions of their own, so groups do not reach them."""
+    """A process and everything it started.
+
+    Torchrun's workers live in sessions of their own, so process groups do not reach them.
+    """
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]

@@ -159,16 +159,23 @@ class Run:
         inputs = {"policy": (input_of(self.policy_after(k)),), "embeddings": (input_of(self.embed().slot),)}
         return self._request(self.iteration(k, "finetune"), config, k, inputs)
 
+    def export_slot(self, k: int) -> str:
+        """Where the export of policy version k goes."""
+        return self.slot("exports", f"{k:04d}", "export")
+
     def export(self, k: int) -> Request:
         """Policy version k as users load it, from the average where there is one."""
         part = "ema" if self.recipe.train.ema_enable else "current"
         config = contracts.Export(model=self.plan.model, lora=self.recipe.policy.lora)
         return self._request(
-            self.slot("exports", f"{k:04d}", "export"), config, k, {"policy": (input_of(self.policy_after(k), part),)}
+            self.export_slot(k), config, k, {"policy": (input_of(self.policy_after(k), part),)}
         )
 
     def evaluate(self, k: int) -> Request:
-        """Held-out samples of policy version k. The iteration and the run's seed are no part of it: every run sees the same noise."""
+        """Held-out samples of policy version k.
+
+        The iteration and the run's seed are no part of it: every run sees the same noise.
+        """
         validation, diffusers = self.recipe.validation, self.recipe.policy.diffusers
         assert validation is not None
         config = contracts.Evaluate(
@@ -182,7 +189,7 @@ class Run:
             batch_size=validation.batch_size,
             samples_per_shard=self.recipe.rollout.samples_per_shard,
         )
-        inputs = {"export": (input_of(self.export(k).slot),)}
+        inputs = {"export": (input_of(self.export_slot(k)),)}
         slot = self.slot("exports", f"{k:04d}", "evaluate")
         return Request(stage="evaluate", slot=slot, seed=validation.seed, config=config, inputs=inputs)
 

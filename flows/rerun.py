@@ -8,7 +8,10 @@ from stages.artifacts import invalidate, standing
 
 
 def rerun(store_url: str, run_id: str, iteration: int, stage: str) -> list[str]:
-    """Invalidate the stage's standing artifact; returns what to tell people. Raises :class:`ConfigError` if there is none."""
+    """Invalidate the stage's standing artifact; returns what to tell people.
+
+    Raises :class:`ConfigError` if there is none.
+    """
     run = Run(read_plan(store_url, run_id), store_url)
     stages = stages_of(run)
     if stage not in stages:

@@ -40,9 +40,10 @@ def train(settings: Settings, algorithm: str) -> None:
 def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
     """What a run says last: where things are, how to go on, and the held-out reward."""
     iterations = run.recipe.train.num_iterations
+    options = f"--store {settings.store} --run-id {run.plan.run_id} --iterations {2 * iterations}"
     lines = [
         f"report: {run.slot('report')}/{result.report.files['index.html'].path}",
-        f"go on: cosmos-flows run {settings.recipe} --store {settings.store} --run-id {run.plan.run_id} --iterations {2 * iterations}",
+        f"go on: cosmos-flows run {settings.recipe} {options}",
     ]
     if result.before is None or result.after is None:
         return lines

@@ -13,6 +13,7 @@ def sft(
     run_id: str | None = None,
     iterations: int | None = None,
     overrides: list[str] | None = None,
+    cluster: str | None = None,
     allow_numerics_change: bool = False,
 ) -> None:
     """Ranges of supervised steps on a media set.
@@ -23,6 +24,8 @@ def sft(
         run_id: Name of the run; the same name goes on with the same run. Default: from the recipe and its contents.
         iterations: How far to go, instead of the recipe's number.
         overrides: Settings of the recipe to change, as section.key=value.
+        cluster: Path of a TOML file that says how processes are launched, e.g. deployments/clusters/local.toml.
         allow_numerics_change: Go on under other versions, threads or devices than the run began with.
     """
-    train(Settings(recipe, store, run_id, iterations, tuple(overrides or ()), allow_numerics_change), algorithm="sft")
+    settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster, allow_numerics_change)
+    train(settings, algorithm="sft")

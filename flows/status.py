@@ -1,5 +1,7 @@
 """One table of a run: iterations down, stages across."""
 
+import itertools
+
 from rich.table import Table
 
 from flows.plan import read_plan
@@ -22,11 +24,12 @@ def table(store_url: str, run_id: str) -> Table:
     stages = stages_of(run)
     for column in ("iteration", *stages):
         shown.add_column(column)
-    for k in range(run.recipe.train.num_iterations):
+    for k in itertools.count():
         cells = [_cell(*standing(run.iteration(k, stage)), stage) for stage in stages]
-        shown.add_row(f"{k:04d}", *cells)
-        if all(cell == "-" for cell in cells):
+        # The run may have gone further than its plan said when it began.
+        if k >= run.recipe.train.num_iterations and all(cell == "-" for cell in cells):
             break
+        shown.add_row(f"{k:04d}", *cells)
     return shown
 
 

@@ -1,8 +1,9 @@
 """Slots, generations and commits: how an artifact comes to stand, and how its bytes are read back.
 
-A slot holds ``manifest.1.json``, ``manifest.2.json``, ...; ``invalidated.<n>.json`` ends generation n. The standing generation is the
-first that is not invalidated, found by probing, never by listing. Files lie under ``attempts/<attempt id>/``, so that attempts never
-meet; only layouts, shard markers and manifests are contended for, each by one put-if-absent.
+A slot holds ``manifest.1.json``, ``manifest.2.json``, ...; ``invalidated.<n>.json`` ends generation n. The standing
+generation is the first that is not invalidated, found by probing, never by listing. Files lie under
+``attempts/<attempt id>/``, so that attempts never meet; only layouts, shard markers and manifests are contended for,
+each by one put-if-absent.
 """
 
 import json
@@ -58,7 +59,10 @@ def why_stale(slot: str, manifest: Manifest, request: Request) -> str | None:
 
 
 def invalidate(slot: str, reason: str) -> int:
-    """End the slot's standing generation, naming its manifest if there is one. Deletes nothing. Returns the next generation."""
+    """End the slot's standing generation, naming its manifest if there is one, and return the next generation.
+
+    Deletes nothing.
+    """
     generation, _ = standing(slot)
     manifest = store.read_if_exists(store.join(slot, f"manifest.{generation}.json"))
     body = {"format": FORMAT, "manifest": sha256(manifest) if manifest else None, "reason": reason}
@@ -68,7 +72,10 @@ def invalidate(slot: str, reason: str) -> int:
 
 
 def input_of(slot: str, part: str | None = None) -> Input:
-    """The slot's standing artifact as an input. ``part`` of a policy falls back to ``current``: at version 0 all copies are equal."""
+    """The slot's standing artifact as an input.
+
+    ``part`` of a policy falls back to ``current``: at version 0 all copies are equal.
+    """
     generation, manifest = standing(slot)
     data = store.read_if_exists(store.join(slot, f"manifest.{generation}.json"))
     if manifest is None or data is None:
@@ -164,9 +171,9 @@ class Attempt:
         return store.join(self.request.slot, *names)
 
     def layout(self, layout: dict[str, Any], log: Log) -> dict[str, Any]:
-        """Commit how the work is cut, or take the cut that an earlier attempt committed. Rank 0 only; broadcast the result.
+        """Commit how the work is cut, or take the cut that an earlier attempt committed.
 
-        A layout of other settings or inputs ends its generation: nothing made under it can be part of this artifact.
+        Rank 0 only; broadcast the result. A layout of other settings or inputs ends its generation: nothing made under it can be part of this artifact.
         """
         asked = {"recipe": self.request.recipe, "inputs": self.request.input_contents}
         while True:
@@ -177,13 +184,13 @@ class Attempt:
             if {key: found[key] for key in asked} == asked:
                 break
             log(
-                f"an unfinished attempt at generation {self.generation} had other settings or inputs; nothing of it is kept"
+                f"an unfinished attempt at generation {self.generation} had other settings or inputs; "
+                "nothing of it is kept"
             )
             self.generation = invalidate(self.request.slot, "unfinished, with other settings or inputs")
         if found["numerics"] != self.numerics:
-            log(
-                f"unfinished shards are not adopted: made under other numerics ({', '.join(differences(found['numerics'], self.numerics))})"
-            )
+            changes = ", ".join(differences(found["numerics"], self.numerics))
+            log(f"unfinished shards are not adopted: made under other numerics ({changes})")
         return found["layout"]
 
     def use_layout(self, layout: dict[str, Any], generation: int) -> None:
@@ -213,7 +220,7 @@ class Attempt:
         make: Callable[[], dict[str, bytes]],
         keep: Callable[[dict[str, bytes]], bool] = lambda files: True,
     ) -> None:
-        """Files of shard ``index``: those of a finished earlier attempt if there are, else made now and marked as finished.
+        """Files of shard ``index``: those of an earlier attempt that finished it, else made now and marked as finished.
 
         A shard that ``keep`` refuses is part of this attempt but not offered to another.
         """
@@ -249,7 +256,10 @@ class Attempt:
         return FileEntry(path=path, size=len(data), sha256=sha256(data), kind=kind)
 
     def commit(self, files: dict[str, FileEntry], summary: dict[str, Any], log: Log) -> Manifest:
-        """Rank 0: make the artifact stand, with every rank's files. Of two attempts the first wins; the other takes its manifest."""
+        """Rank 0: make the artifact stand, with every rank's files.
+
+        Of two attempts the first wins; the other takes its manifest.
+        """
         request = self.request
         manifest = Manifest(
             stage=request.stage,

@@ -1,9 +1,9 @@
-"""The data flow on one page: what each stage is asked (its Request), what it leaves (an artifact), and when that stands.
+"""The data flow on one page: what a stage is asked (its Request), what it leaves (an artifact), and when that stands.
 
-A Request names a stage, its closed settings and its inputs. Its **recipe** is the digest of everything but the inputs; its
-**fingerprint** adds the inputs' fingerprints, so it is known before anything runs. An artifact's **content** is the digest of
-its result bytes. An artifact stands while its recipe is the one asked for and every input's content is what stands now: a stage
-run again with equal bytes leaves everything below it standing, whatever its own recipe was.
+A Request names a stage, its closed settings and its inputs. Its **recipe** is the digest of everything but the inputs;
+its **fingerprint** adds the inputs' fingerprints, so it is known before anything runs. An artifact's **content** is the
+digest of its result bytes. An artifact stands while its recipe is the one asked for and every input's content is what
+stands now: a stage run again with equal bytes leaves everything below it standing, whatever its own recipe was.
 """
 
 from typing import Any, ClassVar, Literal
@@ -83,7 +83,7 @@ class Embed(StageConfig):
 
 
 class Policy(StageConfig):
-    """Policy version 0: the base's own weights, or freshly initialised adapters or weights. Has the part ``current`` alone."""
+    """Policy version 0: the base's own weights, or freshly initialised adapters or weights. Its one part is ``current``."""
 
     name = "policy"
     version = 1
@@ -128,7 +128,7 @@ class Reward(StageConfig):
 
 
 class Update(StageConfig):
-    """Policy k to policy k + 1 from rollouts and their scores. Schedules are resolved to this range of optimizer steps."""
+    """Policy k to policy k + 1 from rollouts and their scores, every schedule resolved to this range of steps."""
 
     name = "update"
     version = 1

@@ -1,4 +1,4 @@
-"""What a user would see: samples of the stock diffusers pipeline with the exported weights, on fixed prompts and seeds."""
+"""What a user would see: samples of the stock diffusers pipeline with the exported weights, prompts and seeds fixed."""
 
 import tempfile
 from pathlib import Path

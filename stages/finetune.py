@@ -51,7 +51,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
 
 def _items(size: int, batch_size: int, seed: int, step: int) -> list[tuple[int, int]]:
-    """(item, pass) of each sample of one optimizer step: passes over the data in an order of their own, by random access."""
+    """(item, pass) of each sample of one optimizer step: every pass over the data has its own order, read at random."""
     positions = range(step * batch_size, (step + 1) * batch_size)
     orders = {epoch: seeds.permutation(size, seed, "data order", epoch) for epoch in {p // size for p in positions}}
     return [(orders[p // size][p % size], p // size) for p in positions]

@@ -64,7 +64,10 @@ class Outcome:
         self._write("", 0, 0)
 
     def progress(self, phase: str, step: int, total: int) -> None:
-        """``step`` of ``total`` done in this phase. Cheap: written at most every 0.2 s, and at each phase's start and end."""
+        """``step`` of ``total`` done in this phase.
+
+        Cheap: written at most every 0.2 s, and at each phase's start and end.
+        """
         now_s = time.monotonic()
         if phase == self._phase and step not in (0, total) and now_s - self._written_s < STATUS_INTERVAL_S:
             return
@@ -86,7 +89,7 @@ class Outcome:
 
 
 def failure_of(error: BaseException, *, collective: bool = False) -> Failure:
-    """Classify an exception: our own errors know their kind; memory, bad settings and absent services are recognised."""
+    """Classify an exception: our own errors know their kind; memory, bad settings, absent services are recognised."""
     if isinstance(error, CosmosRLError):
         kind = error.kind
     elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

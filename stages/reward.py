@@ -20,7 +20,7 @@ SCORES, CALLS = "scores.parquet", "calls.parquet"
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
-    """Write ``scores.parquet``: ``sample_id, prompt_id, score, valid, error, details``; and, as a record, ``calls.parquet``.
+    """Write ``scores.parquet`` (``sample_id, prompt_id, score, valid, error, details``) and the record ``calls.parquet``.
 
     Raises :class:`RewardError`, naming the samples, if more than the allowed share failed.
     """

@@ -1,7 +1,7 @@
 """Run one stage from its request: ``python -m stages.runner request.json``, also under ``torch.distributed.run``.
 
-Validates, runs, and commits on rank 0, or leaves ``error.<rank>.json`` beside the request. Exit codes: 0 done (or already standing),
-64 config, 65 data, 75 unavailable, 70 anything else.
+Validates, runs, and commits on rank 0, or leaves ``error.<rank>.json`` beside the request.
+Exit codes: 0 done (or already standing), 64 config, 65 data, 75 unavailable, 70 anything else.
 """
 
 import argparse
@@ -191,7 +191,8 @@ def _check_numerics(stage: str, found: dict[str, Any], settings: Settings, outco
     changes = ", ".join(differences(first, found))
     if not settings.allow_numerics_change:
         raise ConfigError(
-            f"this run began {stage} under other numerics ({changes}); its results would not be those of an uninterrupted run. "
+            f"this run began {stage} under other numerics ({changes}); "
+            "its results would not be those of an uninterrupted run. "
             "Continue under the old ones, or accept the change with --allow-numerics-change"
         )
     outcome.note(f"numerics changed, as allowed: {changes}")

@@ -1,7 +1,7 @@
 """Generated samples on disk, written by `rollout` and `evaluate`, read by everything after them.
 
-A sample in a shard is what anyone can open: ``<id>.json`` (prompt, seed, policy), ``<id>.png`` or ``<id>.mkv`` (exactly what the
-reward saw) and, from a rollout, ``<id>.safetensors`` (the final latents). ``index.parquet`` has a row for each.
+A sample in a shard is what anyone can open: ``<id>.json`` (prompt, seed, policy), ``<id>.png`` or ``<id>.mkv`` (exactly
+what the reward saw) and, from a rollout, ``<id>.safetensors`` (the final latents). ``index.parquet`` has a row for each.
 """
 
 import io

@@ -36,7 +36,7 @@ class MicroBatch:
 
 @dataclass
 class Trainer:
-    """A policy with its copies, optimizer and clocks. The group has every rank do the same steps on its share of the work."""
+    """A policy with its copies, optimizer and clocks. Every rank does the same steps, on its share of the work."""
 
     model: Model
     algorithm: Algorithm

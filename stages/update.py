@@ -1,6 +1,7 @@
-"""Policy k to policy k + 1 from rewarded rollouts. Knows of no algorithm: those are in ``cosmos_rl_core/algorithms``."""
+"""Policy k to policy k + 1 from rewarded rollouts. Knows no algorithm: those are in ``cosmos_rl_core/algorithms``."""
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -28,7 +29,7 @@ ADVANTAGES = "advantages.parquet"
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
-    """Write the next policy's parts, ``advantages.parquet`` (what trained) and ``metrics.parquet`` (a row an optimizer step)."""
+    """Write the next policy's parts, ``advantages.parquet`` (what trained) and ``metrics.parquet`` (a row a step)."""
     config, group = request.config, context.ranks
     assert isinstance(config, contracts.Update)
     policy, iteration = request.one("policy"), request.iteration or 0
@@ -61,7 +62,10 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
 
 def _advantages(request: Request, config: contracts.Update, algorithm: Algorithm) -> pd.DataFrame:
-    """Every sample of the rollouts with its reward, advantage and whether it is used; a sample failed by one reward is not."""
+    """Every sample of the rollouts with its reward, its advantage and whether it is used.
+
+    A sample that one reward failed to score is not.
+    """
     samples = pd.concat([read_table(Artifact(i), INDEX) for i in request.inputs["rollouts"]], ignore_index=True)
     samples["reward"], samples["valid"] = 0.0, True
     for source in request.inputs["scores"]:
@@ -78,7 +82,10 @@ def _advantages(request: Request, config: contracts.Update, algorithm: Algorithm
 
 
 def _order(table: pd.DataFrame, config: contracts.Update, seed: int, iteration: int) -> list[list[list[str]]]:
-    """Optimizer steps of micro-batches of sample ids. The number of steps is planned: with samples excluded, steps are smaller."""
+    """Optimizer steps of micro-batches of sample ids.
+
+    The number of steps is planned: with samples excluded, steps are smaller.
+    """
     used = table.loc[table["used"], "sample_id"].tolist()
     passes, total = config.algorithm.mu_iterations, len(config.steps.lrs)
     per_pass = total // passes
@@ -90,7 +97,7 @@ def _order(table: pd.DataFrame, config: contracts.Update, seed: int, iteration: 
     for epoch in range(passes):
         order = [used[i] for i in seeds.permutation(len(used), seed, "update order", iteration, epoch)]
         bounds = [len(order) * k // per_pass for k in range(per_pass + 1)]
-        steps += [cut(order[a:b], config.algorithm.mini_batch) for a, b in zip(bounds, bounds[1:], strict=False)]
+        steps += [cut(order[a:b], config.algorithm.mini_batch) for a, b in pairwise(bounds)]
     return steps
 
 
@@ -100,7 +107,10 @@ def _copies(config: contracts.Update) -> list[str]:
 
 
 def _check_behaviour(request: Request, part: str) -> None:
-    """The weights that made the rollouts must be this policy's own ``part``; a staler behaviour would need a copy of its own."""
+    """The weights that made the rollouts must be this policy's own ``part``.
+
+    A staler behaviour would need a copy of its own.
+    """
     manifest = Artifact(request.one("policy")).manifest
     own = manifest.part_content(part if manifest.has_part(part) else "current")
     if {source.content for source in request.inputs["behaviours"]} != {own}:

@@ -1,6 +1,7 @@
-"""A fork server for single-process CPU stages: ``python -m stages.warm`` imports everything once, then forks a runner per request.
+"""A fork server for single-process CPU stages: ``python -m stages.warm``.
 
-Speaks JSON lines. In: ``{"argv": [...], "log": path}``. Out: ``{"pid": n}`` at once, ``{"pid": n, "returncode": c}`` at the end.
+Imports everything once, then forks a runner for each request. Speaks JSON lines. In: ``{"argv": [...], "log": path}``.
+Out: ``{"pid": n}`` at once, ``{"pid": n, "returncode": c}`` at the end.
 The server itself computes nothing: it has no thread pool and no CUDA context that a fork could break.
 """
 

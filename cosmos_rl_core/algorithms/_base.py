@@ -1,6 +1,7 @@
 """What an algorithm plugin offers. It works on tensors by their methods and never imports torch when it runs.
 
-That keeps ``Options`` readable by flows. A plugin file has a class ``Options`` (an :class:`AlgorithmOptions`) and a class ``Algorithm``.
+That keeps ``Options`` readable by flows. A plugin file has a class ``Options`` (an :class:`AlgorithmOptions`) and a
+class ``Algorithm``.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Algorithm(Protocol):
         ...
 
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
-        """``velocity(part)`` is the prediction at ``batch.x_t, batch.t`` of a policy part: ``current`` with gradient, every
-        other (``old``, ``reference``) without. Call ``current`` last."""
+        """``velocity(part)`` is the prediction at ``batch.x_t, batch.t`` of a policy part: ``current`` with gradient,
+        every other (``old``, ``reference``) without. Call ``current`` last."""
         ...
 
     def old_decay(self, iteration: int) -> float | None:

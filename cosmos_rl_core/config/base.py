@@ -9,8 +9,8 @@ class Section(BaseModel):
     """A closed group of settings.
 
     A field declared with ``json_schema_extra={"identity": False}`` says *where or how*, not *what*: it is left out of
-    :meth:`identity`. One declared with ``json_schema_extra={"neutral": value}`` was added later; it is left out when equal to
-    ``value``, so that artifacts made before the field existed keep their fingerprints.
+    :meth:`identity`. One declared with ``json_schema_extra={"neutral": value}`` was added later; it is left out when
+    equal to ``value``, so that artifacts made before the field existed keep their fingerprints.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)

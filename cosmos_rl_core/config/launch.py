@@ -1,4 +1,7 @@
-"""How stage processes are started and watched. Nothing here changes what a run is; only `threads` and `processes` change last bits."""
+"""How stage processes are started and watched.
+
+Nothing here changes what a run is; only `threads` and `processes` change last bits.
+"""
 
 from typing import Literal
 
@@ -11,8 +14,8 @@ class LaunchConfig(Section):
     """Where the processes of a run live; a recipe may hold one, a file in ``deployments/clusters`` replaces it."""
 
     mode: Literal["cold", "warm"] = "cold"
-    """``cold`` starts every stage anew, under torchrun if it is distributed. ``warm`` forks them from one process that has
-    imported everything: 0.1 s instead of 5 s a stage, for one process on a CPU."""
+    """``cold`` starts every stage anew, under torchrun if it is distributed. ``warm`` forks them from one process that
+    has imported everything: 0.1 s instead of 5 s a stage, for one process on a CPU."""
     processes: int = Field(default=1, ge=1)
     """Ranks of a distributed stage."""
     stage_processes: dict[str, int] = {}

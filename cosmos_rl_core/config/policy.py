@@ -17,7 +17,8 @@ class LoraConfig(Section):
     target_modules: tuple[str, ...] = Field(default=("to_q", "to_k", "to_v", "to_out.0"), min_length=1)
     """Suffixes of the module names that get an adapter."""
     init_lora_weights: Literal["gaussian", "kaiming"] = "gaussian"
-    """How A starts: normal with std ``1 / r``, or Kaiming-uniform. B starts at zero: version 0 is the base model, exactly."""
+    """How A starts: normal with std ``1 / r``, or Kaiming-uniform. B starts at zero: version 0 is exactly the base
+    model."""
 
 
 class SampleConfig(Section):

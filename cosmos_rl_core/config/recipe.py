@@ -107,32 +107,44 @@ def _mistakes(recipe: Recipe) -> Any:
         yield f"two rewards of one name: {', '.join(names)}"
     per_step = recipe.train.train_policy.batch_size_per_optimize
     if rewarded and per_step and batch % per_step:
-        yield f"train.train_batch_per_replica = {batch} is not a multiple of train.train_policy.batch_size_per_optimize = {per_step}"
+        divisor = f"train.train_policy.batch_size_per_optimize = {per_step}"
+        yield f"train.train_batch_per_replica = {batch} is not a multiple of {divisor}"
     if recipe.policy.from_scratch and recipe.policy.lora is not None:
         yield "policy.from_scratch draws all weights anew; leave [policy.lora] out"
 
 
-def read_recipe(path: str, overrides: list[str] | None = None) -> Recipe:
-    """Read a TOML recipe and apply overrides ``a.b.c=value`` (values as in TOML; bare words are strings).
+def read_values(path: str, overrides: list[str] | None = None, cluster: str | None = None) -> dict[str, Any]:
+    """The plain values of a TOML recipe, after overrides ``a.b.c=value`` (values as in TOML; bare words are strings).
 
-    Raises :class:`ConfigError` with every mistake of the file and the overrides in one message.
+    ``cluster`` is a TOML file whose ``[launch]`` takes the place of the recipe's.
+    Raises :class:`ConfigError` if a file is not there or is not TOML.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise ConfigError(f"no recipe at {path}; expected a TOML file such as configs/tiny/nft.toml")
-    try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+    values = _read_toml(path, "configs/tiny/nft.toml")
+    if cluster is not None:
+        profile = _read_toml(cluster, "deployments/clusters/local.toml")
+        if profile.keys() != {"launch"}:
+            raise ConfigError(f"{cluster} must have the table [launch] and nothing else, found {sorted(profile)}")
+        values |= profile
     for override in overrides or []:
         _apply(values, override)
-    return check(values, path)
+    return values
+
+
+def _read_toml(path: str, example: str) -> dict[str, Any]:
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"no file at {path}; expected a TOML file such as {example}")
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
 def check(values: dict[str, Any], source: str) -> Recipe:
     """Build the recipe from plain values, strictly typed; all mistakes in one :class:`ConfigError`."""
     try:
-        # Through JSON: its strict mode accepts arrays for tuples and whole numbers for floats, and nothing else that differs.
+        # Through JSON: its strict mode accepts arrays for tuples and whole numbers for floats, and nothing else that
+        # differs.
         return Recipe.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
         raise ConfigError("\n".join([f"{source}:", *describe(error, Recipe)])) from error
@@ -156,7 +168,7 @@ def _line(item: Any, model: type[BaseModel]) -> str:
 
 
 def _known_fields(location: tuple[Any, ...], model: type[BaseModel]) -> list[str]:
-    """Field names at the table that holds ``location``; follows sections, and looks in every plugin where one is chosen."""
+    """Field names of the table that holds ``location``; follows sections, and every plugin where one is chosen."""
     models: list[type[BaseModel]] = [model]
     for part in location[:-1]:
         if isinstance(part, str):

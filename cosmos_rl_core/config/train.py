@@ -86,7 +86,8 @@ class OptimizerConfig(Section):
     optm_min_lr_factor: float = Field(default=0.0, ge=0, le=1)
     """Floor of the multiplier."""
     max_num_steps: int | None = Field(default=None, ge=1)
-    """Optimizer steps that the decay is stretched over; needed when there is one. The number of iterations is not tied to it."""
+    """Optimizer steps that the decay is stretched over; needed when there is one. The number of iterations is not tied
+    to it."""
 
     @model_validator(mode="after")
     def _decay_has_room(self) -> "OptimizerConfig":
@@ -96,7 +97,8 @@ class OptimizerConfig(Section):
             raise ValueError(f"optm_decay_type = {self.optm_decay_type!r} needs max_num_steps")
         if self.optm_warmup_steps >= self.max_num_steps:
             raise ValueError(
-                f"optm_warmup_steps = {self.optm_warmup_steps} leaves nothing of max_num_steps = {self.max_num_steps} to decay"
+                f"optm_warmup_steps = {self.optm_warmup_steps} leaves nothing of "
+                f"max_num_steps = {self.max_num_steps} to decay"
             )
         if self.optm_decay_ratio is not None and round(self.max_num_steps * self.optm_decay_ratio) == 0:
             raise ValueError(

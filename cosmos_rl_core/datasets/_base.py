@@ -1,5 +1,9 @@
-"""What a dataset plugin offers. A plugin file has a class ``Options`` (a Section) and one or both of ``prompts`` and ``Media``."""
+"""What a dataset plugin offers.
 
+A plugin file has a class ``Options`` (a :class:`DatasetOptions`) and one or both of ``prompts`` and ``Media``.
+"""
+
+import hashlib
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +18,11 @@ class Prompt(Section):
     """Stable, unique within its prompt set, safe as a file name."""
     text: str
     """What the text encoder reads."""
+
+
+def prompt_id(text: str) -> str:
+    """An id made from the prompt's text alone, so that it survives reordering and is shared by data sets."""
+    return f"p-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 class Media(Protocol):

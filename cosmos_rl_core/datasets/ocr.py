@@ -1,11 +1,10 @@
 """Text prompts for rendering words: a text file, one prompt a line, with the word to render between double quotes."""
 
-import hashlib
 from pathlib import Path
 from typing import Literal
 
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.errors import ConfigError
 
 SHIPPED_DIR = Path(__file__).parent / "data" / "ocr_words"
@@ -21,11 +20,6 @@ class Options(DatasetOptions):
     """Directory that holds ``train.txt`` and ``test.txt``; empty for the two-character words of this package."""
     split: Literal["train", "test"] = "train"
     """Which of the two files to read."""
-
-
-def prompt_id(text: str) -> str:
-    """An id made from the prompt's text alone, so that it survives reordering and is shared by data sets."""
-    return f"p-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:

@@ -14,8 +14,7 @@ from pydantic import Field, model_validator
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.datasets.ocr import prompt_id
+from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.errors import ConfigError
 
 BACKGROUNDS = (

@@ -1,7 +1,9 @@
 """What a model plugin offers: a pipeline family as a velocity field on latents.
 
-One convention everywhere: ``t`` in [0, 1], ``x_t = (1 - t) x_0 + t noise``, ``velocity = noise - x_0``; t and sigma are the same
-number and never in a half type. Scaling of timesteps, packing, masks and latent normalisation live in the plugin and nowhere else.
+One convention everywhere: ``t`` in [0, 1], ``x_t = (1 - t) x_0 + t noise``, ``velocity = noise - x_0``; t and sigma are
+the same number and never in a half type. Scaling of timesteps, packing, masks and latent normalisation live in the
+plugin and nowhere else.
+
 A plugin file has ``PIPELINE_CLASSES`` (values of ``_class_name`` in ``model_index.json``) and a function ``load``.
 """
 
@@ -31,12 +33,13 @@ class Model(Protocol):
     def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
         """Shape of one sample's latents, without batch: ``[C, H, W]`` or ``[C, T, H, W]``.
 
-        ``size`` is height and width in pixels. Raises :class:`ConfigError` on a size or a number of frames it cannot do.
+        ``size`` is height and width in pixels.
+        Raises :class:`ConfigError` on a size or a number of frames that it cannot do.
         """
         ...
 
     def encode_media(self, pixels: Tensor) -> Tensor:
-        """Uint8 RGB ``[B, frames, height, width, 3]`` to normalised float32 latents ``[B, *latent_shape]`` (posterior mode)."""
+        """Uint8 RGB ``[B, frames, height, width, 3]`` to normalised float32 latents ``[B, *latent_shape]``: the mode."""
         ...
 
     def decode(self, latents: Tensor) -> Tensor:
@@ -44,7 +47,10 @@ class Model(Protocol):
         ...
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Velocity, float32 ``[B, *latent_shape]``, at ``x_t`` and ``t`` (float ``[B]`` in [0, 1]) for batched conditioning."""
+        """Velocity at ``x_t`` and ``t`` (float ``[B]`` in [0, 1]) for batched conditioning.
+
+        Float32 ``[B, *latent_shape]``.
+        """
         ...
 
 
@@ -54,7 +60,7 @@ class ModelPlugin(Protocol):
     PIPELINE_CLASSES: tuple[str, ...]
 
     def load(self, path: str, components: tuple[str, ...], device: torch.device) -> Model:
-        """Load the named components (of :data:`COMPONENTS`) of the pipeline directory ``path``, float32, frozen, in eval mode."""
+        """Load the named ones of :data:`COMPONENTS` from the directory ``path``: float32, frozen, in eval mode."""
         ...
 
 

@@ -29,8 +29,9 @@ class Reward(Protocol):
         ...
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """One entry a sample, in order: its scores by name (the reward's own name is the one trained on), or what failed.
+        """One entry a sample, in order: its scores by name, or what failed.
 
-        Raise only if nothing can be scored at all (a service is away).
+        The score of the reward's own name is the one trained on. Raise only if nothing can be scored at all (a service
+        is away).
         """
         ...

@@ -1,4 +1,7 @@
-"""Compressibility: how few bytes the picture needs as a JPEG. The plainest reward there is; arXiv:2305.13301, section 5.1."""
+"""Compressibility: how few bytes the picture needs as a JPEG. The plainest reward there is.
+
+Source: DDPO, arXiv:2305.13301, section 5.1.
+"""
 
 import io
 from importlib.metadata import version
