@@ -27,7 +27,7 @@ def decode(extension: str, data: bytes) -> np.ndarray:
     """Uint8 RGB ``[frames, height, width, 3]`` of what :func:`encode` wrote."""
     if extension == IMAGE:
         return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))[None]
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 

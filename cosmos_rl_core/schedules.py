@@ -9,8 +9,8 @@ def lr_factor(config: OptimizerConfig, step: int) -> float:
     """Multiplier of the peak learning rate at 0-based optimizer ``step``: linear warm-up, stable, then decay.
 
     With w warm-up steps the multiplier at k < w is ``f0 + (1 - f0) k / (w - 1)``: the first step with f0 = 0 moves
-    nothing. The decay covers the last ``optm_decay_ratio`` of ``max_num_steps`` (at most all after the warm-up) and ends
-    at the floor.
+    nothing. The decay covers the last ``optm_decay_ratio`` of ``max_num_steps`` (at most all after the warm-up) and
+    ends at the floor.
     """
     warmup = config.optm_warmup_steps
     if step < warmup:

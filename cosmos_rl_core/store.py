@@ -10,6 +10,7 @@ import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import fsspec
 from fsspec import AbstractFileSystem
@@ -37,7 +38,7 @@ def read(url: str) -> bytes:
     """
     fs, path = _resolve(url)
     try:
-        return fs.cat_file(path)
+        return cast("bytes", fs.cat_file(path))
     except FileNotFoundError:
         raise
     except _failures() as error:
@@ -111,7 +112,7 @@ def _resolve(url: str) -> tuple[AbstractFileSystem, str]:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What a store raises when it fails. Botocore's own errors are no ``OSError``; it is loaded only where S3 is used."""
+    """What a store raises when it fails: botocore, loaded only where S3 is used, has errors that are no ``OSError``."""
     botocore = sys.modules.get("botocore.exceptions")
     return (OSError,) if botocore is None else (OSError, botocore.BotoCoreError)
 

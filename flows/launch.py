@@ -6,12 +6,13 @@ store what stands. Prefect's task cache is off.
 
 import re
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -50,8 +51,7 @@ class Launcher:
         Raises :class:`StageError` when retries are used up.
         """
         _refuse_overlap(requests)
-        wave: Task[[], Any] = task(
-            lambda: self._wave(name, requests),
+        as_task = task(
             name=name.rpartition("/")[2],
             task_run_name=name,
             retries=self.config.max_attempts - 1,
@@ -61,8 +61,8 @@ class Launcher:
             cache_policy=NO_CACHE,
             persist_result=False,
         )
-        outcome = wave()
-        return outcome.data if isinstance(outcome, State) else outcome
+        outcome = as_task(lambda: self._wave(name, requests))()
+        return cast("list[Manifest]", outcome.data if isinstance(outcome, State) else outcome)
 
     def close(self) -> None:
         """End the fork server, if there is one."""
@@ -94,7 +94,10 @@ class Launcher:
             for one in running:
                 one.end()
         failures = [error for one in running if (error := one.failure()) is not None]
+        for one in running:
+            shutil.rmtree(one.directory, ignore_errors=True)
         if failures:
+            self.display.note(str(failures[0]))
             raise failures[0]
 
     def _start(self, request: Request) -> "_Running":
@@ -141,6 +144,9 @@ class _Running:
     def look(self, stall_timeout_s: float) -> None:
         """Notice the end, progress, or the lack of it."""
         now_s = time.monotonic()
+        # Before the status is read, so that the last words of a process that has ended are not missed.
+        if self.returncode is None:
+            self.returncode = self.process.poll()
         if now_s - self._looked_s > TREE_INTERVAL_S:
             self._looked_s = now_s
             self._tree = tree(self.process.pid) or self._tree
@@ -151,8 +157,6 @@ class _Running:
                 self.note(f"{self.request.stage}: {message}")
             self._notes_seen = len(status.notes)
             self.status = status
-        if self.returncode is None:
-            self.returncode = self.process.poll()
         if self.returncode is None and now_s - self._alive_s > stall_timeout_s:
             self.hung = True
             self.end()

@@ -57,7 +57,7 @@ def plan_of(settings: Settings) -> Plan:
 
 
 def _beyond(values: dict[str, Any]) -> list[str]:
-    """What a recipe that is not valid still shows to be wrong outside of it: its base model, its prompts, its rewards."""
+    """What a recipe that is not valid still shows to be wrong outside it: its base model, prompts and rewards."""
     mistakes: list[str] = []
     if isinstance(name := _look(values, "policy", "model_name_or_path"), str):
         _collect(mistakes, lambda: pipelines.resolve_path(name))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from flows.launch import Launcher
 from flows.requests import Run
-from stages.contracts import Manifest
+from stages.contracts import Manifest, Request
 
 
 @dataclass(frozen=True)
@@ -58,5 +58,5 @@ def _is_due(run: Run, k: int) -> bool:
     return k == run.recipe.train.num_iterations or bool(freq and k % freq == 0)
 
 
-def _names(rewards: list[object]) -> str:
-    return "+".join(str(getattr(request, "slot", "")).rpartition("/")[2] for request in rewards)
+def _names(rewards: list[Request]) -> str:
+    return "+".join(request.slot.rpartition("/")[2] for request in rewards)

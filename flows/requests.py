@@ -167,9 +167,7 @@ class Run:
         """Policy version k as users load it, from the average where there is one."""
         part = "ema" if self.recipe.train.ema_enable else "current"
         config = contracts.Export(model=self.plan.model, lora=self.recipe.policy.lora)
-        return self._request(
-            self.export_slot(k), config, k, {"policy": (input_of(self.policy_after(k), part),)}
-        )
+        return self._request(self.export_slot(k), config, k, {"policy": (input_of(self.policy_after(k), part),)})
 
     def evaluate(self, k: int) -> Request:
         """Held-out samples of policy version k.

@@ -173,7 +173,8 @@ class Attempt:
     def layout(self, layout: dict[str, Any], log: Log) -> dict[str, Any]:
         """Commit how the work is cut, or take the cut that an earlier attempt committed.
 
-        Rank 0 only; broadcast the result. A layout of other settings or inputs ends its generation: nothing made under it can be part of this artifact.
+        Rank 0 only; broadcast the result. A layout of other settings or inputs ends its generation: nothing made under
+        it can be part of this artifact.
         """
         asked = {"recipe": self.request.recipe, "inputs": self.request.input_contents}
         while True:

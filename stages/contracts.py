@@ -6,7 +6,7 @@ digest of its result bytes. An artifact stands while its recipe is the one asked
 stands now: a stage run again with equal bytes leaves everything below it standing, whatever its own recipe was.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -83,7 +83,7 @@ class Embed(StageConfig):
 
 
 class Policy(StageConfig):
-    """Policy version 0: the base's own weights, or freshly initialised adapters or weights. Its one part is ``current``."""
+    """Policy version 0: the base's own weights, or freshly initialised adapters or weights; one part, ``current``."""
 
     name = "policy"
     version = 1
@@ -161,7 +161,7 @@ class Finetune(StageConfig):
     gradient_checkpointing: bool
     algorithm: AnyAlgorithm
     media: MediaShape
-    weighting_scheme: str
+    weighting_scheme: Literal["logit_normal", "uniform"]
     logit_mean: float
     logit_std: float
     batch_size: int
@@ -238,10 +238,12 @@ class Input(Section):
 
 
 def _known_stage(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("stage") in STAGES and isinstance(value.get("config"), dict):
-        stage = STAGES[value["stage"]]
-        return {**value, "config": stage.model_validate(value["config"])}
-    return value
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    if fields.get("stage") in STAGES and isinstance(fields.get("config"), dict):
+        return {**fields, "config": STAGES[fields["stage"]].model_validate(fields["config"])}
+    return fields
 
 
 class Request(Section):

@@ -35,7 +35,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     layout = context.layout({"mini_batch": config.algorithm.mini_batch})
     model = load_model(config.model, ("transformer", "vae"), group.device)
     if config.gradient_checkpointing:
-        model.transformer.enable_gradient_checkpointing()
+        model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
     copies = ["ema"] if config.keeps_ema else []
     trainer = Trainer.load(model, algorithm, config.lora, policy, config.steps, group, copies)
     conditioning = embed.read(request.one("embeddings"), [prompt.id for prompt in media.prompts])

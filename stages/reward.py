@@ -20,7 +20,7 @@ SCORES, CALLS = "scores.parquet", "calls.parquet"
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
-    """Write ``scores.parquet`` (``sample_id, prompt_id, score, valid, error, details``) and the record ``calls.parquet``.
+    """Write ``scores.parquet``: ``sample_id, prompt_id, score, valid, error, details``; ``calls.parquet`` is a record.
 
     Raises :class:`RewardError`, naming the samples, if more than the allowed share failed.
     """
@@ -105,7 +105,7 @@ def _refuse_too_many(table: pd.DataFrame, config: contracts.Reward) -> None:
     failed = table[~table["valid"]]
     if len(failed) <= config.max_failed_fraction * len(table):
         return
-    shown = "; ".join(f"{row.sample_id} ({row.error})" for row in failed.head(10).itertuples())
+    shown = "; ".join(f"{row['sample_id']} ({row['error']})" for row in failed.head(10).to_dict("records"))
     raise RewardError(
         f"{config.reward.name} could not score {len(failed)} of {len(table)} samples, more than max_failed_fraction = "
         f"{config.max_failed_fraction}: {shown}{' ...' if len(failed) > 10 else ''}"
@@ -115,7 +115,7 @@ def _refuse_too_many(table: pd.DataFrame, config: contracts.Reward) -> None:
 def _summary(table: pd.DataFrame, name: str) -> dict[str, Any]:
     scores = table.loc[table["valid"], "score"].astype("float64")
     error = float(scores.std(ddof=1) / math.sqrt(len(scores))) if len(scores) > 1 else None
-    failed = int((~table["valid"]).sum())
+    failed = len(table) - len(scores)
     return {name: float(scores.mean()), "standard_error": error, "scored": len(scores)} | (
         {"failed": failed} if failed else {}
     )

@@ -1,14 +1,15 @@
 """Generated samples on disk, written by `rollout` and `evaluate`, read by everything after them.
 
 A sample in a shard is what anyone can open: ``<id>.json`` (prompt, seed, policy), ``<id>.png`` or ``<id>.mkv`` (exactly
-what the reward saw) and, from a rollout, ``<id>.safetensors`` (the final latents). ``index.parquet`` has a row for each.
+what the reward saw) and, from a rollout, ``<id>.safetensors`` (the final latents). ``index.parquet`` has a row for
+each.
 """
 
 import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,8 @@ from cosmos_rl_core.datasets._base import Prompt
 from stages.artifacts import Artifact
 
 INDEX = "index.parquet"
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,9 @@ def plan_samples(prompts: tuple[Prompt, ...], n_generation: int, run_seed: int, 
     ]
 
 
-def cut(ids: list[str], size: int) -> list[list[str]]:
+def cut(items: list[Item], size: int) -> list[list[Item]]:
     """Consecutive runs of at most ``size``."""
-    return [ids[start : start + size] for start in range(0, len(ids), size)]
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def sample_files(

@@ -2,7 +2,7 @@
 
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -39,7 +39,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     layout = context.layout({"steps": _order(table, config, request.seed, iteration)})
     model = load_model(config.model, ("transformer",), group.device)
     if config.gradient_checkpointing:
-        model.transformer.enable_gradient_checkpointing()
+        model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
     copies = _copies(config)
     trainer = Trainer.load(model, algorithm, config.lora, policy, config.steps, group, copies)
     _check_behaviour(request, algorithm.behaviour)
@@ -57,7 +57,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     trainer.write(context.attempt, copies, iteration)
     if group.rank == 0:
         context.attempt.put(ADVANTAGES, to_parquet(table))
-    excluded = int((~table["used"]).sum())
+    excluded = len(table[~table["used"]])
     return trainer.summary() | ({"excluded": excluded} if excluded else {})
 
 
@@ -75,8 +75,8 @@ def _advantages(request: Request, config: contracts.Update, algorithm: Algorithm
         samples["reward"] += weight * scores["score"].astype("float64").to_numpy()
         samples["valid"] &= scores["valid"].fillna(value=False).astype(bool).to_numpy()
     samples["reward"] = samples["reward"].where(samples["valid"])
-    table = algorithm.advantages(samples[["sample_id", "prompt_id", "reward", "valid"]])
-    if not table["used"].any():
+    table = algorithm.advantages(cast("pd.DataFrame", samples[["sample_id", "prompt_id", "reward", "valid"]]))
+    if not any(table["used"]):
         raise ArtifactError("no sample can be trained on: every group has fewer scored samples than min_group_size")
     return table
 

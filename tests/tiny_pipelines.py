@@ -61,9 +61,9 @@ def _sd3() -> StableDiffusion3Pipeline:
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=AutoencoderKL(
-            block_out_channels=(8, 8, 8),
-            down_block_types=("DownEncoderBlock2D",) * 3,
-            up_block_types=("UpDecoderBlock2D",) * 3,
+            block_out_channels=(8, 8, 8),  # pyright: ignore[reportArgumentType]
+            down_block_types=("DownEncoderBlock2D",) * 3,  # pyright: ignore[reportArgumentType]
+            up_block_types=("UpDecoderBlock2D",) * 3,  # pyright: ignore[reportArgumentType]
             layers_per_block=1,
             latent_channels=4,
             norm_num_groups=2,
@@ -84,7 +84,7 @@ def _sd3() -> StableDiffusion3Pipeline:
 
 def _wan() -> WanPipeline:
     return WanPipeline(
-        tokenizer=_t5_tokenizer(),
+        tokenizer=_t5_tokenizer(),  # pyright: ignore[reportArgumentType]
         text_encoder=UMT5EncoderModel(UMT5Config(**_t5_sizes())),
         transformer=WanTransformer3DModel(
             patch_size=(1, 2, 2),

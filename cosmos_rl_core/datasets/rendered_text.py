@@ -161,7 +161,9 @@ def _strike(image: Image.Image, ink: Rgb, rng: np.random.Generator) -> None:
 def _font(path: str, size: int) -> ImageFont.FreeTypeFont:
     """One font at one size. Basic layout always: the other engine, which moves letters, is not on every machine."""
     if not path:
-        return ImageFont.load_default(size).font_variant(layout_engine=ImageFont.Layout.BASIC)
+        font = ImageFont.load_default(size)
+        assert isinstance(font, ImageFont.FreeTypeFont), "Pillow was built without FreeType"
+        return font.font_variant(layout_engine=ImageFont.Layout.BASIC)
     try:
         return ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)
     except OSError as error:

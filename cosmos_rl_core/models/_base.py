@@ -39,7 +39,10 @@ class Model(Protocol):
         ...
 
     def encode_media(self, pixels: Tensor) -> Tensor:
-        """Uint8 RGB ``[B, frames, height, width, 3]`` to normalised float32 latents ``[B, *latent_shape]``: the mode."""
+        """Uint8 RGB ``[B, frames, height, width, 3]`` to normalised float32 latents ``[B, *latent_shape]``.
+
+        They are the mode of the posterior, not a draw from it.
+        """
         ...
 
     def decode(self, latents: Tensor) -> Tensor:
@@ -47,10 +50,7 @@ class Model(Protocol):
         ...
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Velocity at ``x_t`` and ``t`` (float ``[B]`` in [0, 1]) for batched conditioning.
-
-        Float32 ``[B, *latent_shape]``.
-        """
+        """Velocity at ``x_t`` and ``t`` (float ``[B]`` in [0, 1]) for batched conditioning: float32, like ``x_t``."""
         ...
 
 

@@ -29,7 +29,7 @@ def clip_tokenizer() -> CLIPTokenizer:
     merges = [merge for word in PROMPT_WORDS for merge in _merges(word)]
     tokens += dict.fromkeys("".join(merge) for merge in merges)
     vocab = {token: index for index, token in enumerate([*dict.fromkeys(tokens), "<|startoftext|>", "<|endoftext|>"])}
-    return CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=MAX_TOKENS)
+    return CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=MAX_TOKENS)  # pyright: ignore[reportArgumentType]
 
 
 def t5_tokenizer() -> T5Tokenizer:
@@ -51,9 +51,9 @@ def clip_text_encoder(tokenizer: CLIPTokenizer, *key: seeds.Key, width: int = 64
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=tokenizer.model_max_length,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,  # pyright: ignore[reportArgumentType]
+        eos_token_id=tokenizer.eos_token_id,  # pyright: ignore[reportArgumentType]
+        pad_token_id=tokenizer.pad_token_id,  # pyright: ignore[reportArgumentType]
     )
     with seeded(*key):
         encoder = CLIPTextModelWithProjection(config)

@@ -59,9 +59,9 @@ def build_vae(seed: int) -> AutoencoderKL:
     """The autoencoder: pixels ``[B, 3, H, W]`` in [-1, 1] to latents ``[B, 4, H/2, W/2]``."""
     with seeded(seed, "vae"):
         return AutoencoderKL(
-            block_out_channels=(16, 32),
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
+            block_out_channels=(16, 32),  # pyright: ignore[reportArgumentType]
+            down_block_types=("DownEncoderBlock2D",) * 2,  # pyright: ignore[reportArgumentType]
+            up_block_types=("UpDecoderBlock2D",) * 2,  # pyright: ignore[reportArgumentType]
             layers_per_block=1,
             norm_num_groups=8,
             latent_channels=LATENT_CHANNELS,
@@ -76,7 +76,13 @@ def build_vae(seed: int) -> AutoencoderKL:
 
 def _t5_encoder(vocab_size: int, seed: int) -> T5EncoderModel:
     config = T5Config(
-        vocab_size=vocab_size, d_model=JOINT_WIDTH, d_kv=32, d_ff=128, num_layers=1, num_heads=4, n_positions=MAX_TOKENS
+        vocab_size=vocab_size,
+        d_model=JOINT_WIDTH,
+        d_kv=32,
+        d_ff=128,
+        num_layers=1,
+        num_heads=4,
+        n_positions=MAX_TOKENS,  # pyright: ignore[reportCallIssue]
     )
     with seeded(seed, "t5"):
         encoder = T5EncoderModel(config)

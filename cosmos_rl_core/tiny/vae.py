@@ -43,8 +43,8 @@ def reconstruction_loss(vae: AutoencoderKL, images: Tensor, noise_source: torch.
 
     The coarse term compares averages of 8 x 8 pixels: a small error of a flat colour is cheap otherwise, and shows.
     """
-    posterior = vae.encode(images).latent_dist
-    restored = vae.decode(posterior.sample(generator=noise_source)).sample
+    posterior = vae.encode(images).latent_dist  # pyright: ignore[reportAttributeAccessIssue]
+    restored = vae.decode(posterior.sample(generator=noise_source)).sample  # pyright: ignore[reportAttributeAccessIssue]
     coarse_error = functional.mse_loss(functional.avg_pool2d(restored, 8), functional.avg_pool2d(images, 8))
     kl = posterior.kl().mean() / posterior.mean[0].numel()
     return (
@@ -58,7 +58,7 @@ def reconstruction_loss(vae: AutoencoderKL, images: Tensor, noise_source: torch.
 @torch.no_grad()
 def store_latent_scale(vae: AutoencoderKL, images: Tensor) -> None:
     """Set the config so that ``(latents - shift_factor) * scaling_factor`` of these images has mean 0 and std 1."""
-    latents = vae.encode(images).latent_dist.mean
+    latents = vae.encode(images).latent_dist.mean  # pyright: ignore[reportAttributeAccessIssue]
     vae.register_to_config(shift_factor=latents.mean().item(), scaling_factor=1 / latents.std().item())
 
 

@@ -18,9 +18,9 @@ def build_wan(seed: int) -> WanPipeline:
     return WanPipeline(
         transformer=_transformer(seed),
         vae=_vae(seed),
-        scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+        scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),  # pyright: ignore[reportArgumentType]
         text_encoder=_text_encoder(len(tokenizer), seed),
-        tokenizer=tokenizer,
+        tokenizer=tokenizer,  # pyright: ignore[reportArgumentType]
     )
 
 

@@ -3,8 +3,8 @@ import io
 import numpy as np
 from PIL import Image
 
-from cosmos_rl_core.rewards.jpeg import Options, Reward
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards.jpeg import Options, Reward
 
 
 def sample(pixels: np.ndarray) -> Sample:
@@ -22,6 +22,7 @@ def test_a_video_scores_the_mean_of_its_frames_and_flat_beats_noisy():
     flat = np.full((1, 32, 32, 3), 128, np.uint8)
     noisy = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), dtype=np.uint8)
     both = np.concatenate([flat, noisy])
-    a, b, mean = (scores["jpeg"] for scores in Reward(Options()).score([sample(flat), sample(noisy), sample(both)]))
+    results = Reward(Options()).score([sample(flat), sample(noisy), sample(both)])
+    a, b, mean = (result["jpeg"] for result in results if isinstance(result, dict))
     assert a > b
     assert mean == (a + b) / 2

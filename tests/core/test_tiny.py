@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -80,7 +82,9 @@ def test_latents_are_stored_with_mean_0_and_std_1():
     images = first_frames(media, np.arange(16))
     store_latent_scale(vae, images)
     with torch.no_grad():
-        latents = (vae.encode(images).latent_dist.mean - vae.config.shift_factor) * vae.config.scaling_factor
+        encoded: Any = vae.encode(images)
+        config: Any = vae.config
+        latents = (encoded.latent_dist.mean - config.shift_factor) * config.scaling_factor
     assert abs(latents.mean()) < 1e-5
     assert abs(latents.std() - 1) < 1e-5
 

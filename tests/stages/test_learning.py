@@ -1,4 +1,7 @@
-"""DiffusionNFT learns from rewards, and from nothing else: the shipped recipe, cut short, and the same with shuffled scores."""
+"""DiffusionNFT learns from rewards, and from nothing else.
+
+The shipped recipe, cut short, and the same with shuffled scores.
+"""
 
 from pathlib import Path
 

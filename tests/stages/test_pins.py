@@ -1,7 +1,7 @@
 """The bits of each stage, pinned per (stage, version, numerics): a change of results without a new version fails here.
 
-Contents are comparable only under equal numerics. On a machine whose numerics are not in ``pins.json`` the pins cannot be
-checked; ``COSMOS_PIN=1 pytest tests/stages/test_pins.py`` adds that machine's.
+Contents are comparable only under equal numerics. On a machine whose numerics are not in ``pins.json`` the pins cannot
+be checked; ``COSMOS_PIN=1 pytest tests/stages/test_pins.py`` adds that machine's.
 """
 
 import json

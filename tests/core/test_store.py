@@ -1,0 +1,176 @@
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cosmos_rl_core import store
+from cosmos_rl_core.errors import UnavailableError
+
+
+def run_python(code, *arguments, env=None, **options):
+    """Run ``code`` with ``store`` imported in a process of its own."""
+    preamble = "import sys\nfrom cosmos_rl_core import store\nfrom cosmos_rl_core.errors import UnavailableError\n"
+    return subprocess.run(
+        [sys.executable, "-c", preamble + code, *arguments],
+        env=os.environ | (env or {}),
+        capture_output=True,
+        text=True,
+        check=True,
+        **options,
+    ).stdout
+
+
+def names_under(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
+
+
+def test_the_first_of_two_different_writes_wins(store_url):
+    url = store.join(store_url, "a", "b")
+    assert store.put_if_absent(url, b"first")
+    assert not store.put_if_absent(url, b"second")
+    assert store.read(url) == b"first"
+
+
+def test_equal_bytes_read_back_count_as_ours(store_url):
+    url = store.join(store_url, "x")
+    assert store.put_if_absent(url, b"same")
+    assert store.put_if_absent(url, b"same")
+
+
+def test_one_of_many_threads_wins_and_the_losers_see_its_bytes(store_url):
+    url = store.join(store_url, "race")
+    start = threading.Barrier(8)
+
+    def contend(number):
+        start.wait()
+        return store.put_if_absent(url, b"writer %d" % number), store.read(url)
+
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(contend, range(8)))
+    winners = [number for number, (won, _) in enumerate(outcomes) if won]
+    assert len(winners) == 1
+    assert {seen for _, seen in outcomes} == {b"writer %d" % winners[0]}
+
+
+def test_one_of_two_processes_wins_each_of_many_races(store_url):
+    code = (
+        "for i in range(20):\n"
+        "    won = store.put_if_absent(f'{sys.argv[1]}/{i}', sys.argv[2].encode())\n"
+        "    print(int(won), store.read(f'{sys.argv[1]}/{i}').decode())\n"
+    )
+    with ThreadPoolExecutor(2) as pool:
+        lines_a, lines_b = (
+            output.splitlines() for output in pool.map(lambda who: run_python(code, store_url, who), ["a", "b"])
+        )
+    for line_a, line_b in zip(lines_a, lines_b, strict=True):
+        assert (line_a, line_b) in {("1 a", "0 a"), ("0 b", "1 b")}
+
+
+def test_both_stores_decide_races(store_url):
+    assert store.decides_races(store_url)
+
+
+def test_what_is_not_there_is_absent_and_no_error(store_url):
+    url = store.join(store_url, "nothing", "here")
+    assert store.read_if_exists(url) is None
+    assert store.size(url) is None
+    with pytest.raises(FileNotFoundError):
+        store.read(url)
+
+
+def test_a_written_object_has_its_bytes_and_size(store_url):
+    url = store.join(store_url, "deep", "er", "object")
+    store.write(url, b"\0" * 1000)
+    store.write(url, b"shorter")
+    assert store.read(url) == b"shorter"
+    assert store.size(url) == 7
+    store.write(url, b"")
+    assert store.size(url) == 0
+
+
+def test_an_object_is_seen_as_soon_as_another_process_has_written_it(store_url):
+    url = store.join(store_url, "later")
+    assert store.read_if_exists(url) is None
+    run_python("store.write(sys.argv[1], b'from elsewhere')", url)
+    assert store.read(url) == b"from elsewhere"
+    assert store.size(url) == 14
+
+
+@pytest.mark.parametrize("operation", ["write", "put_if_absent"])
+def test_a_full_store_names_the_space_and_leaves_no_object(tmp_path, operation):
+    code = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n"
+        f"    store.{operation}(sys.argv[1], b'x' * 5000)\n"
+        "except UnavailableError as error:\n"
+        "    print(error)\n"
+    )
+    message = run_python(code, str(tmp_path / "object"))
+    assert "no space left to write 5000 bytes" in message
+    assert str(tmp_path / "object") in message
+    assert names_under(tmp_path) == []
+
+
+def test_a_full_store_keeps_the_object_that_was_to_be_replaced(tmp_path):
+    store.write(str(tmp_path / "object"), b"old")
+    code = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n"
+        "    store.write(sys.argv[1], b'x' * 5000)\n"
+        "except UnavailableError:\n"
+        "    print('refused')\n"
+    )
+    assert run_python(code, str(tmp_path / "object")) == "refused\n"
+    assert names_under(tmp_path) == ["object"]
+    assert store.read(str(tmp_path / "object")) == b"old"
+
+
+def test_a_put_leaves_nothing_but_the_object(tmp_path):
+    store.put_if_absent(str(tmp_path / "a"), b"1")
+    store.put_if_absent(str(tmp_path / "a"), b"2")
+    store.write(str(tmp_path / "b"), b"3")
+    assert names_under(tmp_path) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "operation", ["put_if_absent(url, b'1')", "write(url, b'1')", "read(url)", "size(url)", "read_if_exists(url)"]
+)
+def test_a_store_that_does_not_answer_is_unavailable(operation):
+    code = (
+        "url = 's3://bucket/object'\n"
+        "try:\n"
+        f"    store.{operation}\n"
+        "except UnavailableError as error:\n"
+        "    print(error.retryable, error)\n"
+    )
+    # One try: botocore's own back-off would take seconds and s3fs tries again anyway.
+    nowhere = {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "1",
+    }
+    message = run_python(code, env=nowhere)
+    assert message.startswith("True cannot ")
+    assert "s3://bucket/object" in message
+    assert "127.0.0.1:9" in message
+
+
+def test_a_directory_that_cannot_be_written_is_unavailable(tmp_path):
+    (tmp_path / "file").write_bytes(b"not a directory")
+    with pytest.raises(UnavailableError, match="cannot write"):
+        store.write(str(tmp_path / "file" / "object"), b"1")
+
+
+def test_a_local_path_means_the_same_in_every_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert store.absolute("outputs") == str(tmp_path / "outputs")
+    assert store.absolute("s3://bucket/prefix") == "s3://bucket/prefix"
+    assert store.join("s3://bucket/prefix/", "a", "b") == "s3://bucket/prefix/a/b"
