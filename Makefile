@@ -11,10 +11,10 @@ demo: $(VENV)/installed
 	$(BIN)/cosmos-flows run configs/tiny/nft.toml
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -29,6 +29,7 @@ format: $(VENV)/installed
 tiny-base: $(VENV)/installed
 	$(BIN)/python -m cosmos_rl_core.tiny outputs/tiny-skeleton
 	$(BIN)/cosmos-flows run configs/tiny/sft.toml --run-id tiny-base --set policy.model_name_or_path=outputs/tiny-skeleton
+	$(BIN)/cosmos-flows export tiny-base outputs/tiny-base
 
 install: $(VENV)/installed
 
