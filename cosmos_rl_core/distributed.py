@@ -1,6 +1,6 @@
 """The process group, small: what stages need of ``torch.distributed``, and one process without it.
 
-The only module besides the flows that reads the environment: torchrun's rank, size and rendezvous.
+It reads the environment, which few modules do: torchrun's rank and size.
 """
 
 import datetime

@@ -6,15 +6,23 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+PARENT = "COSMOS_RL_PARENT_PID"
+"""Environment variable: the process that this one must not outlive. Absent where a person starts a stage by hand."""
 
 
 def die_with_parent() -> None:
     """Ask Linux to kill this process when its parent dies: a torchrun or a flow that is shot leaves no orphan.
 
-    Survives ``exec``, not ``fork``: each process asks for itself. Elsewhere than on Linux this does nothing.
+    Survives ``exec``, not ``fork``: each process asks for itself, and becomes the parent that its children name in turn.
+    Elsewhere than on Linux nothing is asked for.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # A parent that died before the request is noticed here.
+    if PARENT in os.environ:
+        if int(os.environ[PARENT]) not in (os.getpid(), os.getppid()):
+            os._exit(128 + signal.SIGKILL)
+        os.environ[PARENT] = str(os.getpid())
 
 
 if __name__ == "__main__":

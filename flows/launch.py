@@ -33,6 +33,8 @@ POLL_INTERVAL_S = 0.05
 TREE_INTERVAL_S = 1.0
 LOG_TAIL = 30
 """Lines of a failed stage's log that are shown."""
+KEPT = ".kept"
+"""Suffix of a log that lies beside the artifact already."""
 
 
 @dataclass
@@ -62,7 +64,7 @@ class Launcher:
             persist_result=False,
         )
         outcome = as_task(lambda: self._wave(name, requests))()
-        return cast("list[Manifest]", outcome.data if isinstance(outcome, State) else outcome)
+        return cast("list[Manifest]", outcome.result() if isinstance(outcome, State) else outcome)
 
     def close(self) -> None:
         """End the fork server, if there is one."""
@@ -121,7 +123,7 @@ class Launcher:
 def standing_manifest(request: Request) -> Manifest | None:
     """The committed artifact that stands for this Request, or None."""
     _, manifest = standing(request.slot)
-    if manifest is None or why_stale(request.slot, manifest, request) is not None:
+    if manifest is None or why_stale(manifest, request) is not None:
         return None
     return manifest
 
@@ -168,11 +170,11 @@ class _Running:
             self.returncode = self.process.poll()
             self.returncode = -9 if self.returncode is None else self.returncode
         kill(self._tree)
-        if self.log.exists():
+        if self.log.suffix != KEPT and self.log.exists():
             name = f"logs/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}.log"
             data = self.log.read_bytes()
-            self.log.rename(self.log.with_suffix(".kept"))
-            self.log = self.log.with_suffix(".kept")
+            self.log.rename(self.log.with_suffix(KEPT))
+            self.log = self.log.with_suffix(KEPT)
             store.write(store.join(self.request.slot, name), data)
 
     def failure(self) -> StageError | None:

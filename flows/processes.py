@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import psutil
 
 from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.processes import PARENT
 from stages.contracts import STAGES, Request
 
 GRACE_S = 10.0
@@ -53,6 +54,7 @@ def _environment(request: Request, launch: LaunchConfig) -> dict[str, str]:
         "OMP_NUM_THREADS": str(launch.threads),
         "PYTHONUNBUFFERED": "1",
         "GLOO_SOCKET_IFNAME": "lo",
+        PARENT: str(os.getpid()),
     }
     if request.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, request.gpus))
@@ -89,7 +91,7 @@ class WarmServer:
         """How a fork ended; a fork of a dead server was killed with it."""
         if pid in self._ended:
             return self._ended[pid]
-        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if _is_alive(pid):
             return None
         while pid not in self._ended:
             try:
@@ -125,6 +127,13 @@ class WarmProcess:
     def poll(self) -> int | None:
         """Exit code, or None while it runs."""
         return self._server.returncode(self.pid)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def tree(pid: int) -> list[psutil.Process]:

@@ -24,7 +24,7 @@ def rerun(store_url: str, run_id: str, iteration: int, stage: str) -> list[str]:
     seconds = sum(seconds for _, seconds in below)
     lines = [f"stale if {stage} comes out differently: {len(below)} artifacts, {seconds:.0f} s to make again"]
     lines += [f"  {name}" for name, _ in below[:20]] + (["  ..."] if len(below) > 20 else [])
-    invalidate(slot, "asked for by `cosmos-flows rerun`")
+    invalidate(slot, generation, "asked for by `cosmos-flows rerun`")
     return [*lines, f"invalidated generation {generation} of {slot}; run the recipe again to make it"]
 
 

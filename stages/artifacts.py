@@ -14,7 +14,7 @@ from typing import Any, Literal
 from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json, digest, sha256
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
-from stages.contracts import FORMAT, FileEntry, Input, Manifest, Request, content_of
+from stages.contracts import FORMAT, FileEntry, Input, Manifest, Reference, Request, content_of
 
 Log = Callable[[str], None]
 
@@ -28,18 +28,49 @@ def standing(slot: str) -> tuple[int, Manifest | None]:
 
 
 def read_manifest(slot: str, generation: int) -> Manifest | None:
-    """One generation's manifest. Raises :class:`ArtifactError` if there is something else in its place."""
+    """One generation's manifest, also where the slot only refers to it.
+
+    Raises :class:`ArtifactError` if there is something else in its place.
+    """
     url = store.join(slot, f"manifest.{generation}.json")
     data = store.read_if_exists(url)
     if data is None:
         return None
     try:
-        return Manifest.model_validate_json(data)
-    except ValueError as error:
+        reference = json.loads(data).get("reference")
+        if reference is None:
+            return Manifest.read(data, slot)
+        there = Reference.model_validate(reference)
+        return Manifest.read(_manifest_bytes(there), there.url, referred=True)
+    except (ValueError, AttributeError) as error:
         raise ArtifactError(f"{url} is not a manifest of format {FORMAT}: {error}") from error
 
 
-def why_stale(slot: str, manifest: Manifest, request: Request) -> str | None:
+def refer(slot: str, source: Input) -> Manifest:
+    """Let the slot's standing generation be an artifact that lies elsewhere.
+
+    Raises :class:`ArtifactError` if it has one of its own.
+    """
+    generation, _ = standing(slot)
+    reference = Reference(
+        url=source.url, generation=source.generation, manifest=source.manifest, fingerprint=source.fingerprint
+    )
+    body = canonical_json({"format": FORMAT, "reference": reference.model_dump()})
+    if not store.put_if_absent(store.join(slot, f"manifest.{generation}.json"), body):
+        raise ArtifactError(f"{slot} has an artifact of its own; invalidate it before it can refer to another")
+    return Manifest.read(_manifest_bytes(reference), source.url, referred=True)
+
+
+def _manifest_bytes(source: Input | Reference) -> bytes:
+    """The bytes of exactly the manifest that is named."""
+    url = store.join(source.url, f"manifest.{source.generation}.json")
+    data = store.read_if_exists(url)
+    if data is None or sha256(data) != source.manifest:
+        raise ArtifactError(f"{url} is {'missing' if data is None else 'not the manifest that was asked for'}")
+    return data
+
+
+def why_stale(manifest: Manifest, request: Request) -> str | None:
     """Why the artifact must be made again: other settings, other inputs, a missing file. None if it stands.
 
     Raises :class:`ArtifactError` if a file is there with another size: wrong bytes are never rebuilt in silence.
@@ -47,7 +78,7 @@ def why_stale(slot: str, manifest: Manifest, request: Request) -> str | None:
     if (reason := manifest.why_not(request)) is not None:
         return reason
     for name, entry in manifest.files.items():
-        url = store.join(slot, entry.path)
+        url = store.join(manifest.slot, entry.path)
         found = store.size(url)
         if found is None:
             return f"{name} is missing ({url})"
@@ -58,12 +89,11 @@ def why_stale(slot: str, manifest: Manifest, request: Request) -> str | None:
     return None
 
 
-def invalidate(slot: str, reason: str) -> int:
-    """End the slot's standing generation, naming its manifest if there is one, and return the next generation.
+def invalidate(slot: str, generation: int, reason: str) -> int:
+    """End a generation, naming its manifest if there is one; returns the next. Deletes nothing.
 
-    Deletes nothing.
+    The generation is the one that was judged: another process may have ended it and made the next meanwhile.
     """
-    generation, _ = standing(slot)
     manifest = store.read_if_exists(store.join(slot, f"manifest.{generation}.json"))
     body = {"format": FORMAT, "manifest": sha256(manifest) if manifest else None, "reason": reason}
     # Losing this race is winning it: somebody else ended the same generation.
@@ -75,17 +105,17 @@ def input_of(slot: str, part: str | None = None) -> Input:
     """The slot's standing artifact as an input.
 
     ``part`` of a policy falls back to ``current``: at version 0 all copies are equal.
+    Raises :class:`ArtifactError` if there is none.
     """
-    generation, manifest = standing(slot)
-    data = store.read_if_exists(store.join(slot, f"manifest.{generation}.json"))
-    if manifest is None or data is None:
+    _, manifest = standing(slot)
+    if manifest is None:
         raise ArtifactError(f"{slot} has no artifact yet")
     if part is not None and not manifest.has_part(part):
         part = "current"
     return Input(
-        url=slot,
-        generation=generation,
-        manifest=sha256(data),
+        url=manifest.slot,
+        generation=manifest.generation,
+        manifest=manifest.digest,
         fingerprint=manifest.fingerprint,
         content=manifest.part_content(part),
         part=part,
@@ -97,14 +127,10 @@ class Artifact:
 
     def __init__(self, source: Input) -> None:
         self.url = source.url
-        url = store.join(source.url, f"manifest.{source.generation}.json")
-        data = store.read_if_exists(url)
-        if data is None or sha256(data) != source.manifest:
-            raise ArtifactError(f"{url} is {'missing' if data is None else 'not the manifest that was asked for'}")
-        self.manifest = Manifest.model_validate_json(data)
         self.part = source.part
+        self.manifest = Manifest.read(_manifest_bytes(source), source.url)
         if self.manifest.part_content(self.part) != source.content:
-            raise ArtifactError(f"{url} lists other contents than the Request names")
+            raise ArtifactError(f"{source.url} has other contents than the Request names")
 
     def names(self, prefix: str = "") -> list[str]:
         """Names of the files that start with ``prefix``, sorted."""
@@ -159,11 +185,11 @@ class Attempt:
         """
         generation, manifest = standing(request.slot)
         if manifest is not None:
-            reason = why_stale(request.slot, manifest, request)
+            reason = why_stale(manifest, request)
             if reason is None:
                 return generation, manifest.attempt, manifest
             log(f"generation {generation} is made again: {reason}")
-            generation = invalidate(request.slot, reason)
+            generation = invalidate(request.slot, generation, reason)
         return generation, secrets.token_hex(8), None
 
     def url(self, *names: str) -> str:
@@ -188,7 +214,9 @@ class Attempt:
                 f"an unfinished attempt at generation {self.generation} had other settings or inputs; "
                 "nothing of it is kept"
             )
-            self.generation = invalidate(self.request.slot, "unfinished, with other settings or inputs")
+            self.generation = invalidate(
+                self.request.slot, self.generation, "unfinished, with other settings or inputs"
+            )
         if found["numerics"] != self.numerics:
             changes = ", ".join(differences(found["numerics"], self.numerics))
             log(f"unfinished shards are not adopted: made under other numerics ({changes})")

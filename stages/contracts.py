@@ -8,9 +8,9 @@ stands now: a stage run again with equal bytes leaves everything below it standi
 
 from typing import Any, ClassVar, Literal, cast
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, PrivateAttr, SerializeAsAny, model_validator
 
-from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.canonical import digest, sha256
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.train import AnyAlgorithm, AnyReward
@@ -319,6 +319,17 @@ class FileEntry(Section):
     """Results are the content; records (times, hosts, logs) are not."""
 
 
+class Reference(Section):
+    """Stands in a slot for an artifact made elsewhere, by another run's recipe: nothing before it is made again."""
+
+    url: str
+    """The other slot."""
+    generation: int
+    manifest: str
+    """Digest of its manifest."""
+    fingerprint: str
+
+
 class Manifest(Section):
     """Written last, put-if-absent: its existence means that the artifact is whole."""
 
@@ -340,6 +351,31 @@ class Manifest(Section):
     numerics: dict[str, Any]
     summary: dict[str, float | int | str | None] = {}
     """A few numbers for people and progress lines; a record."""
+    _slot: str = PrivateAttr(default="")
+    _digest: str = PrivateAttr(default="")
+    _referred: bool = PrivateAttr(default=False)
+
+    @property
+    def slot(self) -> str:
+        """The slot it was read from, which its files lie in."""
+        return self._slot
+
+    @property
+    def digest(self) -> str:
+        """Digest of its bytes in the store."""
+        return self._digest
+
+    @property
+    def referred(self) -> bool:
+        """Whether it was reached by a :class:`Reference`; it then stands whatever the Request."""
+        return self._referred
+
+    @classmethod
+    def read(cls, data: bytes, slot: str, *, referred: bool = False) -> "Manifest":
+        """A manifest from its bytes in ``slot``. Raises ``ValueError`` if they are not one."""
+        manifest = cls.model_validate_json(data)
+        manifest._slot, manifest._digest, manifest._referred = slot, sha256(data), referred
+        return manifest
 
     @property
     def input_contents(self) -> dict[str, list[list[str | None]]]:
@@ -356,6 +392,8 @@ class Manifest(Section):
 
     def why_not(self, request: Request) -> str | None:
         """Why this artifact does not stand for ``request``; None if it does (its files are not looked at)."""
+        if self.referred:
+            return None
         if self.recipe != request.recipe:
             return f"{request.stage} is asked with other settings{_changed(self, request)}"
         if self.input_contents != request.input_contents:

@@ -1,0 +1,152 @@
+"""What every plugin file promises, tested the moment the file exists: its settings, its members, its behaviour."""
+
+import ast
+import inspect
+import re
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from cosmos_rl_core import pipelines, plugins
+from cosmos_rl_core.algorithms import _base as algorithms_base
+from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.train import AlgorithmOptions, DatasetOptions, RewardOptions
+from cosmos_rl_core.datasets import _base as datasets_base
+from cosmos_rl_core.models import _base as models_base
+from cosmos_rl_core.rewards import _base as rewards_base
+
+
+def check_offers(plugin: type, protocol: type) -> None:
+    """A class has the members of a protocol, with arguments of the same names."""
+    where = f"{inspect.getfile(plugin)}:{inspect.getsourcelines(plugin)[1]}"
+    nodes = list(ast.walk(ast.parse(inspect.getsource(plugin))))
+    assigned: list[ast.expr] = [target for n in nodes if isinstance(n, ast.Assign) for target in n.targets]
+    assigned += [n.target for n in nodes if isinstance(n, ast.AnnAssign)]
+    offered = {ast.unparse(target).removeprefix("self.") for target in assigned} | set(vars(plugin))
+    wanted = {name for name in (*vars(protocol), *protocol.__annotations__) if not name.startswith("_")}
+    assert wanted <= offered, f"{where}: {plugin.__name__} needs {', '.join(sorted(wanted - offered))}"
+    for name in wanted:
+        if inspect.isfunction(method := vars(protocol).get(name)):
+            found, expected = (list(inspect.signature(m).parameters) for m in (getattr(plugin, name), method))
+            assert found == expected, f"{where}: {name} takes {found}, expected {expected}"
+
+
+def options_of(kind: str, name: str, base: type[Section], key: str, **given: Any) -> Any:
+    """Check the plugin's ``Options``; their values by default, or None where something has to be chosen."""
+    module = plugins.load(kind, name)
+    file = f"cosmos_rl_core/{kind}/{name}.py:1"
+    assert issubclass(module.Options, base), f"{file}: Options must be a {base.__name__}"
+    fields = module.Options.model_fields
+    assert fields[key].annotation == Literal[name], f"{file}: Options.{key} must be Literal[{name!r}]"
+    undescribed = [field for field in fields if field != key and not fields[field].description]
+    assert not undescribed, f"{file}: settings without a docstring: {', '.join(undescribed)}"
+    needed = {field for field, info in fields.items() if info.is_required()} - given.keys() - {key}
+    return None if needed else module.Options.model_validate({key: name, **given})
+
+
+@pytest.mark.parametrize("name", plugins.known("models"))
+def test_a_model_plugin_conforms(name: str):
+    module = plugins.load("models", name)
+    file = f"cosmos_rl_core/models/{name}.py:1"
+    assert module.PIPELINE_CLASSES, f"{file}: PIPELINE_CLASSES is empty"
+    for class_name in module.PIPELINE_CLASSES:
+        # Read from the source, as flows do; two plugins cannot claim one class.
+        assert pipelines.adapter_name(class_name) == name, f"{file}: {class_name} belongs to another plugin too"
+    expected = list(inspect.signature(models_base.ModelPlugin.load).parameters)[1:]
+    found = inspect.signature(module.load)
+    assert list(found.parameters) == expected, f"{file}: load takes {list(found.parameters)}, expected {expected}"
+    check_offers(found.return_annotation, models_base.Model)
+
+
+@pytest.mark.parametrize("name", plugins.known("algorithms"))
+def test_an_algorithm_plugin_conforms(name: str):
+    options = options_of("algorithms", name, AlgorithmOptions, "type", dataset={"name": "rendered_text"})
+    plugin = plugins.load("algorithms", name).Algorithm
+    check_offers(plugin, algorithms_base.Algorithm)
+    if options is None:
+        pytest.skip("its settings have no defaults")
+    algorithm = plugin(options)
+    assert algorithm.behaviour in {"current", "old"}
+    assert set(algorithm.roles) <= {"current", "old", "reference"}
+    assert (algorithm.old_decay(0) is not None) == ("old" in {algorithm.behaviour, *algorithm.roles})
+    assert 1 <= algorithm.num_times(10) <= 10
+
+    asked: list[str] = []
+    prediction = torch.full((3, 2, 4, 4), 0.5, device="cpu", requires_grad=True)
+
+    def velocity(part: str) -> torch.Tensor:
+        asked.append(part)
+        return prediction if part == "current" else torch.zeros_like(prediction)
+
+    x_0, noise = torch.ones(2, 3, 2, 4, 4, device="cpu") * torch.tensor([1.0, -1.0], device="cpu").view(2, 1, 1, 1, 1)
+    advantages = torch.tensor([-1.0, 0.0, 1.0], device="cpu") if options.rewarded else None
+    loss = algorithm.loss(velocity, algorithms_base.Batch(x_0, noise, torch.full((3,), 0.5, device="cpu"), advantages))
+    assert asked[-1] == "current"
+    assert set(asked) <= set(algorithm.roles)
+    assert loss.per_sample.shape == (3,)
+    assert loss.per_sample.requires_grad
+    assert all(value.shape == (3,) and not value.requires_grad for value in loss.metrics.values())
+
+    if options.rewarded:
+        scored = {
+            "sample_id": list("abcd"),
+            "prompt_id": ["p"] * 4,
+            "reward": [1.0, 2.0, 4.0, np.nan],
+            "valid": [1, 1, 1, 0],
+        }
+        table = algorithm.advantages(pd.DataFrame(scored).astype({"valid": bool}))
+        assert table["sample_id"].tolist() == list("abcd")
+        assert table["used"].tolist() == [True, True, True, False]
+        assert table["advantage"].isna().tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize("name", plugins.known("rewards"))
+def test_a_reward_plugin_conforms(name: str):
+    options = options_of("rewards", name, RewardOptions, "name")
+    plugin = plugins.load("rewards", name).Reward
+    check_offers(plugin, rewards_base.Reward)
+    if options is None:
+        pytest.skip("its settings have no defaults")
+    reward, prompt = plugin(options), 'a sign that says "K7"'
+    assert isinstance(reward.version, str)
+    assert reward.check_prompt(prompt) is None
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 1, 32, 64, 3), dtype=np.uint8)
+    samples = [rewards_base.Sample(f"p-{i}", "p", prompt, picture) for i, picture in enumerate(pixels)]
+    scores = reward.score(samples)
+    assert all(np.isfinite(entry[name]) for entry in scores)
+    # A score depends on its own sample alone.
+    assert plugin(options).score(samples[::-1]) == scores[::-1]
+    assert [entry for sample in samples for entry in reward.score([sample])] == scores
+    assert reward.score([]) == []
+
+
+@pytest.mark.parametrize("name", plugins.known("datasets"))
+def test_a_dataset_plugin_conforms(name: str):
+    options = options_of("datasets", name, DatasetOptions, "name")
+    module = plugins.load("datasets", name)
+    assert hasattr(module, "prompts") or hasattr(module, "Media"), f"{module.__file__}:1: needs prompts or Media"
+    if hasattr(module, "Media"):
+        check_offers(module.Media, datasets_base.Media)
+    if options is None:
+        pytest.skip("its settings have no defaults")
+    if hasattr(module, "prompts"):
+        prompts = module.prompts(options)
+        assert prompts == module.prompts(options)
+        assert len({prompt.id for prompt in prompts}) == len(prompts) > 0
+        assert all(re.fullmatch(r"[\w.-]+", prompt.id) for prompt in prompts)
+    if hasattr(module, "Media"):
+        forwards, backwards = module.Media(options), module.Media(options)
+        indices = sorted({0, 1, len(forwards) // 2, len(forwards) - 1})
+        first = {i: forwards.item(i) for i in indices}
+        for i in reversed(indices):
+            pixels, prompt = backwards.item(i)
+            assert pixels.dtype == np.uint8
+            assert pixels.ndim == 4
+            np.testing.assert_array_equal(pixels, first[i][0])
+            assert prompt == first[i][1]
+            assert prompt in forwards.prompts
+        with pytest.raises(IndexError):
+            forwards.item(len(forwards))

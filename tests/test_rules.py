@@ -1,0 +1,276 @@
+"""The rules of the house, read off the sources. A violation is reported as ``file:line: what is wrong``."""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from cosmos_rl_core import plugins
+from flows.plan import Settings, plan_of
+from stages.contracts import STAGES
+
+ROOT = Path(__file__).parents[1]
+LAYERS = ("cosmos_rl_core", "stages", "flows")
+"""From the bottom up: each may import itself and what is below it."""
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
+
+PICKLERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+PICKLING_CALLS = {"torch.load", "torch.save", "pd.read_pickle", "pandas.read_pickle"}
+PICKLING_NAMES = {"weights_only", "allow_pickle", "to_pickle"}
+
+TENSOR_FACTORIES = {
+    f"torch.{name}"
+    for name in (
+        "zeros", "ones", "empty", "full", "tensor", "as_tensor", "arange", "linspace", "logspace", "eye",
+        "rand", "randn", "randint", "randperm", "normal", "Generator",
+    )
+}  # fmt: skip
+
+READS_ENVIRONMENT = (
+    "flows/",
+    "cosmos_rl_core/distributed.py",
+    "stages/torch_runtime.py",
+    "stages/runner.py",
+)
+TORCH_FREE = (
+    "stages.contracts",
+    "stages.artifacts",
+    "stages.runner",
+    "stages.samples",
+    "cosmos_rl_core.pipelines",
+)
+TORCH_FREE_KINDS = ("datasets", "rewards", "algorithms")
+
+IMPORTER = """
+import importlib, sys, traceback
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            for frame in traceback.extract_stack()[:-1]:
+                if frame.filename.startswith(sys.argv[1]) and "site-packages" not in frame.filename:
+                    print(f"{frame.filename}:{frame.lineno}: {frame.line}")
+        return None
+
+sys.meta_path.insert(0, Watch())
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+    if "torch" in sys.modules:
+        sys.exit(f"{name} imports torch")
+"""
+
+
+def sources(*packages: str) -> list[Path]:
+    return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def place(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def modules(package: str) -> list[str]:
+    """Dotted names of the modules that can be imported without running a program."""
+    names = [path.relative_to(ROOT).with_suffix("").parts for path in sources(package)]
+    return [".".join(parts).removesuffix(".__init__") for parts in names if parts[-1] != "__main__"]
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything a file imports, also through ``import_module`` with a literal beginning."""
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = path.relative_to(ROOT).with_suffix("").parts[: -node.level] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            name = node.args[0].values[0] if isinstance(node.args[0], ast.JoinedStr) else node.args[0]
+            if isinstance(name, ast.Constant):
+                yield node.lineno, str(name.value)
+
+
+def violations(paths: list[Path], check: Callable[[ast.AST], str | None]) -> list[str]:
+    """``file:line: what`` for each node that ``check`` says something about."""
+    return [
+        f"{place(path, getattr(node, 'lineno', 1))}: {what}"
+        for path in paths
+        for node in ast.walk(parse(path))
+        if (what := check(node)) is not None
+    ]
+
+
+def refuse(found: list[str]) -> None:
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_imports_point_down():
+    refuse(
+        [
+            f"{place(path, line)}: {layer} imports {name}; imports point down: flows -> stages -> cosmos_rl_core"
+            for index, layer in enumerate(LAYERS)
+            for path in sources(layer)
+            for line, name in imports(path)
+            if name.split(".")[0] in (*LAYERS[index + 1 :], "tests")
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(modules("flows"), id="flows"),
+        pytest.param(
+            [*TORCH_FREE, *(f"stages.{name}" for name, s in STAGES.items() if not s.torch)], id="light stages"
+        ),
+        pytest.param(
+            [f"cosmos_rl_core.{kind}.{n}" for kind in TORCH_FREE_KINDS for n in plugins.known(kind)], id="plugins"
+        ),
+    ],
+)
+def test_light_modules_do_not_import_torch(names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    command = [sys.executable, "-c", IMPORTER, str(ROOT) + "/", *names]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ended.returncode == 0, f"{ended.stderr}\n{ended.stdout}"
+
+
+def test_plugins_of_one_kind_never_import_each_other():
+    refuse(
+        [
+            f"{place(path, line)}: imports the plugin {other!r}; what plugins share belongs in {kind}/_base.py"
+            for kind in plugins.KINDS
+            for path in sources(f"cosmos_rl_core/{kind}")
+            for line, name in imports(path)
+            for other in plugins.known(kind)
+            if other != path.stem and f"{name}.".startswith(f"cosmos_rl_core.{kind}.{other}.")
+        ]
+    )
+
+
+def test_files_and_functions_are_short():
+    long_files = [
+        f"{place(path, lines)}: {lines} lines, at most {MAX_FILE_LINES}"
+        for path in sources(*LAYERS, "tests")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > MAX_FILE_LINES
+    ]
+
+    def too_long(node: ast.AST) -> str | None:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            return None
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        return f"{node.name} has {lines} lines, at most {MAX_FUNCTION_LINES}" if lines > MAX_FUNCTION_LINES else None
+
+    refuse(long_files + violations(sources(*LAYERS), too_long))
+
+
+def test_nothing_is_pickled():
+    def pickles(node: ast.AST) -> str | None:
+        if isinstance(node, ast.keyword) and node.arg in PICKLING_NAMES:
+            return f"the argument {node.arg} belongs to a pickle"
+        if isinstance(node, ast.Attribute) and (node.attr in PICKLING_NAMES or ast.unparse(node) in PICKLING_CALLS):
+            return f"{ast.unparse(node)} is a pickle; use safetensors, JSON or parquet"
+        return None
+
+    imported = [
+        f"{place(path, line)}: imports {name}"
+        for path in sources(*LAYERS, "tests")
+        for line, name in imports(path)
+        if PICKLERS & set(name.split(".")) or name in PICKLING_CALLS
+    ]
+    refuse(imported + violations(sources(*LAYERS, "tests"), pickles))
+
+
+def test_every_new_tensor_names_its_device():
+    def deviceless(node: ast.AST) -> str | None:
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) not in TENSOR_FACTORIES:
+            return None
+        if any(keyword.arg == "device" for keyword in node.keywords):
+            return None
+        return f"{ast.unparse(node.func)} needs device="
+
+    imported = [
+        f"{place(path, line)}: imports {name} by itself, which hides it from this rule"
+        for path in sources(*LAYERS)
+        for line, name in imports(path)
+        if name in TENSOR_FACTORIES
+    ]
+    refuse(imported + violations(sources(*LAYERS), deviceless))
+
+
+def test_no_error_is_swallowed():
+    broad = {"Exception", "BaseException"}
+
+    def swallows(node: ast.AST) -> str | None:
+        if isinstance(node, ast.ExceptHandler):
+            if node.type is None:
+                return "a bare except"
+            silent = all(isinstance(line, ast.Pass | ast.Continue) for line in node.body)
+            names = {ast.unparse(name) for name in getattr(node.type, "elts", [node.type])}
+            return "an exception of any kind is dropped" if silent and names & broad else None
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+            return "suppresses any exception" if broad & {ast.unparse(argument) for argument in node.args} else None
+        return None
+
+    refuse(violations(sources(*LAYERS, "tests"), swallows))
+
+
+def test_every_exemption_names_its_rule():
+    nameless = re.compile(r"noqa(?!: [A-Z]+\d)|(pyright|type): ?ignore(?!\[\w)|pyright: (basic|off)|ruff: noqa")
+    refuse(
+        [
+            f"{place(path, token.start[0])}: {token.string}"
+            for path in sources(*LAYERS, "tests")
+            for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+            if token.type == tokenize.COMMENT and nameless.search(token.string)
+        ]
+    )
+
+
+def test_the_environment_is_read_at_the_doors_only():
+    found = [
+        f"{place(path, line)}: imports {name}"
+        for path in sources(*LAYERS)
+        for line, name in imports(path)
+        if name in {"os.environ", "os.getenv"}
+    ]
+
+    def reads(node: ast.AST) -> str | None:
+        named = isinstance(node, ast.Attribute) and ast.unparse(node) in {"os.environ", "os.getenv", "os.environb"}
+        return f"{ast.unparse(node)} is for {', '.join(READS_ENVIRONMENT)} alone; pass the value in" if named else None
+
+    found += violations(sources(*LAYERS), reads)
+    refuse([line for line in found if not line.startswith(READS_ENVIRONMENT)])
+
+
+def test_there_is_no_global_statement():
+    refuse(violations(sources(*LAYERS, "tests"), lambda n: "a global" if isinstance(n, ast.Global) else None))
+
+
+def test_every_stage_has_its_file_and_every_file_with_a_run_is_a_stage():
+    found = []
+    for path in sources("stages"):
+        runs = [n for n in parse(path).body if isinstance(n, ast.FunctionDef) and n.name == "run"]
+        if runs and path.stem not in STAGES:
+            found.append(f"{place(path, runs[0].lineno)}: has run(), but STAGES has no {path.stem!r}")
+        if path.stem in STAGES and [[a.arg for a in n.args.args] for n in runs] != [["request", "context"]]:
+            found.append(f"{place(path, 1)}: the stage {path.stem!r} needs a function run(request, context)")
+    missing = [f"stages/{name}.py:1: missing" for name in STAGES if not (ROOT / "stages" / f"{name}.py").is_file()]
+    refuse(found + missing)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.toml")), ids=lambda path: path.name)
+def test_every_recipe_resolves(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    assert plan_of(Settings(recipe=str(path.relative_to(ROOT)))).prompts
