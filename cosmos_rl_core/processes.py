@@ -13,7 +13,7 @@ PARENT = "COSMOS_RL_PARENT_PID"
 def die_with_parent() -> None:
     """Ask Linux to kill this process when its parent dies: a torchrun or a flow that is shot leaves no orphan.
 
-    Survives ``exec``, not ``fork``: each process asks for itself, and becomes the parent that its children name in turn.
+    Survives ``exec``, not ``fork``: each process asks for itself, and is the parent that its own children name.
     Elsewhere than on Linux nothing is asked for.
     """
     if sys.platform == "linux":

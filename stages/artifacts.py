@@ -146,10 +146,6 @@ class Artifact:
         """One JSON file."""
         return json.loads(self.read(name))
 
-    def path_of(self, name: str) -> str:
-        """URL of one file."""
-        return store.join(self.url, self.manifest.files[name].path)
-
 
 def read_entry(slot: str, entry: FileEntry) -> bytes:
     """The bytes of one listed file; raises :class:`ArtifactError` unless they are exactly those listed."""

@@ -241,8 +241,11 @@ def _known_stage(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     fields = cast("dict[str, Any]", value)
-    if fields.get("stage") in STAGES and isinstance(fields.get("config"), dict):
-        return {**fields, "config": STAGES[fields["stage"]].model_validate(fields["config"])}
+    stage = fields.get("stage")
+    if isinstance(stage, str) and stage not in STAGES:
+        raise ValueError(f"unknown stage {stage!r}; known: {', '.join(sorted(STAGES))}")
+    if isinstance(stage, str) and isinstance(fields.get("config"), dict):
+        return {**fields, "config": STAGES[stage].model_validate(fields["config"])}
     return fields
 
 
@@ -268,8 +271,6 @@ class Request(Section):
 
     @model_validator(mode="after")
     def _inputs_have_roles(self) -> "Request":
-        if self.stage not in STAGES:
-            raise ValueError(f"unknown stage {self.stage!r}; known: {', '.join(sorted(STAGES))}")
         roles = STAGES[self.stage].inputs
         if unknown := set(self.inputs) - set(roles):
             raise ValueError(f"{self.stage} has no input {sorted(unknown)}; known: {sorted(roles)}")

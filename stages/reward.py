@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 
@@ -102,7 +102,7 @@ def _all_scored(files: dict[str, bytes]) -> bool:
 
 
 def _refuse_too_many(table: pd.DataFrame, config: contracts.Reward) -> None:
-    failed = table[~table["valid"]]
+    failed = cast("pd.DataFrame", table[~table["valid"]])
     if len(failed) <= config.max_failed_fraction * len(table):
         return
     shown = "; ".join(f"{row['sample_id']} ({row['error']})" for row in failed.head(10).to_dict("records"))

@@ -1,0 +1,100 @@
+"""One Prefect server for all flows of a session, one uninterrupted run to compare with, and copies of it to work on."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.flow_process import AFTER_LAST_UPDATE, COLD, Flows, eventually
+
+SERVER_STARTUP_S = 120.0
+TWO_RANKS = (*COLD, "--set", "launch.processes=2")
+
+
+@pytest.fixture(scope="session")
+def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Variables that lead a flow to a server on a free port of this machine."""
+    folder = tmp_path_factory.mktemp("prefect")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        "PREFECT_HOME": str(folder),
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_UI_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    with (folder / "server.txt").open("wb") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+            stdout=log,
+            stderr=log,
+            env=Flows(folder, environment).environment,
+        )
+    try:
+        assert eventually(lambda: _answers(f"{environment['PREFECT_API_URL']}/health"), SERVER_STARTUP_S)
+        yield environment
+    finally:
+        server.terminate()
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return response.status == 200
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+@pytest.fixture(scope="session")
+def reference(prefect_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Flows:
+    """The run that nobody interrupted, warm."""
+    flows = Flows(tmp_path_factory.mktemp("reference"), prefect_environment)
+    flows.run()
+    assert flows.nothing_is_left()
+    return flows
+
+
+@pytest.fixture(scope="session")
+def copy_of(
+    prefect_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Flows], Flows]]:
+    """Makes another store with the same run in it."""
+    copies: list[Flows] = []
+
+    def copy(flows: Flows) -> Flows:
+        copies.append(Flows(tmp_path_factory.mktemp("copy"), prefect_environment))
+        shutil.copytree(flows.store, copies[-1].store)
+        return copies[-1]
+
+    yield copy
+    for flows in copies:
+        flows.kill_all()
+
+
+@pytest.fixture
+def flows(reference: Flows, copy_of: Callable[[Flows], Flows]) -> Flows:
+    """A store of the test's own, with the finished run in it; what should be made again is to be forgotten first."""
+    return copy_of(reference)
+
+
+@pytest.fixture(scope="session")
+def reference_on_two_ranks(reference: Flows, copy_of: Callable[[Flows], Flows]) -> Flows:
+    """The same run, its last update made by two ranks under a cold torchrun that nobody interrupted."""
+    flows = copy_of(reference)
+    flows.forget("iterations/0002/update", "numerics/update.json", *AFTER_LAST_UPDATE)
+    flows.run(*TWO_RANKS)
+    assert flows.nothing_is_left()
+    return flows

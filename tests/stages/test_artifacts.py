@@ -1,0 +1,503 @@
+import json
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cosmos_rl_core import store
+from cosmos_rl_core.canonical import canonical_json, sha256
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError
+from stages import contracts
+from stages.artifacts import Artifact, Attempt, input_of, invalidate, read_manifest, refer, standing, why_stale
+from stages.contracts import ModelRef, Request
+
+NUMERICS = {"python": "3.11", "threads": 1}
+MODEL = ModelRef(path="/base", adapter="sd3", digest="d")
+
+
+@pytest.fixture
+def slot(store_url):
+    return store.join(store_url, "slot")
+
+
+def report(slot, title="t", seed=0, **inputs):
+    """A Request without required inputs."""
+    config = contracts.Report(title=title, reward="ocr")
+    return Request(stage="report", slot=slot, seed=seed, config=config, inputs=inputs)
+
+
+def policy(slot, path="/base", from_scratch=False):
+    config = contracts.Policy(
+        model=MODEL.model_copy(update={"path": path}), from_scratch=from_scratch, lora=None
+    )
+    return Request(stage="policy", slot=slot, seed=0, config=config)
+
+
+def export(slot, source):
+    config = contracts.Export(model=MODEL, lora=None)
+    return Request(stage="export", slot=slot, seed=0, config=config, inputs={"policy": (source,)})
+
+
+def begin(request, notes=None, numerics=NUMERICS, layout=None):
+    """An attempt at an artifact that does not stand."""
+    notes = [] if notes is None else notes
+    generation, attempt_id, already = Attempt.begin(request, notes.append)
+    assert already is None
+    attempt = Attempt(request, numerics, generation, attempt_id)
+    cut = {} if layout is None else attempt.layout(layout, notes.append)
+    attempt.use_layout(cut, attempt.generation)
+    return attempt
+
+
+def commit(attempt, notes=None):
+    return attempt.commit(attempt.files, {}, [].append if notes is None else notes.append)
+
+
+def make(request, files=None, notes=None):
+    """Make a Request's artifact from given result bytes."""
+    attempt = begin(request, notes)
+    for name, data in ({"a": b"1"} if files is None else files).items():
+        attempt.put(name, data)
+    return commit(attempt, notes)
+
+
+def already(request):
+    """The manifest that an attempt finds standing, or None."""
+    generation, manifest = standing(request.slot)
+    if manifest is None or why_stale(manifest, request) is not None:
+        return None
+    assert Attempt.begin(request, lambda note: pytest.fail(note)) == (generation, manifest.attempt, manifest)
+    return manifest
+
+
+def shards_of(attempt, contents):
+    """Make or adopt one shard per item; returns the indices that were made."""
+    made = []
+    for index, data in enumerate(contents):
+
+        def work(index=index, data=data):
+            made.append(index)
+            return {f"samples/{index}": data}
+
+        attempt.shard(index, work)
+    return made
+
+
+def path_of(slot, name):
+    """URL of a file of the standing artifact."""
+    _, manifest = standing(slot)
+    assert manifest is not None
+    return store.join(slot, manifest.files[name].path)
+
+
+def remove(url):
+    fs, path = store._resolve(url)
+    fs.rm_file(path)
+
+
+def test_an_empty_slot_is_at_its_first_generation(slot):
+    assert standing(slot) == (1, None)
+    with pytest.raises(ArtifactError, match="has no artifact yet"):
+        input_of(slot)
+
+
+def test_a_committed_artifact_stands_and_its_bytes_read_back(slot):
+    request = report(slot)
+    manifest = make(request, {"a": b"1", "dir/b": b"22"})
+    generation, found = standing(slot)
+    assert (generation, found) == (1, manifest)
+    artifact = Artifact(input_of(slot))
+    assert artifact.names() == ["a", "dir/b"]
+    assert artifact.names("dir/") == ["dir/b"]
+    assert (artifact.read("a"), artifact.read("dir/b")) == (b"1", b"22")
+    assert manifest.files["dir/b"].sha256 == sha256(b"22")
+    assert manifest.fingerprint == request.fingerprint
+    assert already(request) == manifest
+
+
+def test_an_unknown_file_is_answered_with_the_known_ones(slot):
+    make(report(slot), {"a": b"1", "b": b"2"})
+    with pytest.raises(ArtifactError, match="no file 'c'; it has a, b"):
+        Artifact(input_of(slot)).read("c")
+
+
+def test_each_invalidation_begins_a_generation_and_deletes_nothing(slot):
+    request = report(slot)
+    for generation in (1, 2, 3):
+        made = make(request, {"a": b"%d" % generation})
+        assert made.generation == generation
+        assert standing(slot) == (generation, made)
+        data = store.read(store.join(slot, f"manifest.{generation}.json"))
+        assert invalidate(slot, generation, "because") == generation + 1
+        ended = json.loads(store.read(store.join(slot, f"invalidated.{generation}.json")))
+        assert ended == {"format": 1, "manifest": sha256(data), "reason": "because"}
+    assert standing(slot) == (4, None)
+    assert [read_manifest(slot, n).content for n in (1, 2, 3)] == [make_content(b"1"), make_content(b"2"), make_content(b"3")]
+
+
+def make_content(data):
+    return sha256(canonical_json({"a": sha256(data)}))
+
+
+def test_a_crash_between_invalidation_and_the_next_manifest_leaves_nothing_standing(slot):
+    request = report(slot)
+    make(request, {"a": b"old"})
+    invalidate(slot, 1, "crash after this")
+    assert standing(slot) == (2, None)
+    with pytest.raises(ArtifactError, match="has no artifact yet"):
+        input_of(slot)
+    assert make(request, {"a": b"new"}).generation == 2
+    assert Artifact(input_of(slot)).read("a") == b"new"
+
+
+def test_files_without_a_manifest_are_no_artifact(slot):
+    crashed = begin(report(slot))
+    crashed.put("a", b"half")
+    assert standing(slot) == (1, None)
+    finished = make(report(slot), {"b": b"whole"})
+    assert list(finished.files) == ["b"]
+    assert finished.attempt != crashed.id
+
+
+def test_of_two_attempts_the_first_wins_and_the_other_takes_its_manifest(slot):
+    first, second = begin(report(slot)), begin(report(slot))
+    first.put("a", b"first")
+    second.put("a", b"second")
+    notes = []
+    winner = commit(first)
+    assert commit(second, notes) == winner
+    assert notes == [f"another attempt ({first.id}) committed first; this one is dropped"]
+    assert Artifact(input_of(slot)).read("a") == b"first"
+
+
+def test_of_many_attempts_at_once_one_commits_and_all_return_it(slot):
+    attempts = [begin(report(slot)) for _ in range(6)]
+    for attempt in attempts:
+        attempt.put("a", attempt.id.encode())
+    start = threading.Barrier(len(attempts))
+
+    def race(attempt):
+        start.wait()
+        return commit(attempt).attempt
+
+    with ThreadPoolExecutor(len(attempts)) as pool:
+        (winner,) = set(pool.map(race, attempts))
+    assert Artifact(input_of(slot)).read("a") == winner.encode()
+
+
+def test_a_commit_is_repeated_without_harm(slot):
+    attempt = begin(report(slot))
+    attempt.put("a", b"1")
+    assert commit(attempt) == commit(attempt)
+
+
+def test_an_attempt_with_other_settings_does_not_take_the_winners_manifest(slot):
+    first, second = begin(report(slot, "one")), begin(report(slot, "two"))
+    commit(first)
+    with pytest.raises(CosmosRLError, match="another attempt with other settings") as caught:
+        commit(second)
+    assert caught.value.retryable
+    assert already(report(slot, "one")) is not None
+    notes = []
+    assert make(report(slot, "two"), notes=notes).generation == 2
+    assert notes == ["generation 1 is made again: report is asked with other settings (title)"]
+
+
+def test_only_the_generation_that_was_judged_is_ended(slot):
+    request = report(slot, "new")
+    make(report(slot, "old"))
+    meanwhile = []
+
+    def another_is_faster(note):
+        if not meanwhile:
+            meanwhile.append(note)
+            make(request, {"a": b"from the other"})
+
+    generation, _, _ = Attempt.begin(request, another_is_faster)
+    assert generation == 2
+    assert standing(slot)[0] == 2
+    slow = Attempt(request, NUMERICS, generation, secrets.token_hex(8))
+    slow.put("a", b"late")
+    assert commit(slow).attempt != slow.id
+    assert Artifact(input_of(slot)).read("a") == b"from the other"
+
+
+def test_what_is_asked_for_otherwise_is_stale_and_says_why(slot, store_url):
+    manifest = make(report(slot))
+    assert why_stale(manifest, report(slot)) is None
+    assert why_stale(manifest, report(slot, title="u")) == "report is asked with other settings (title)"
+    other_seed = why_stale(manifest, report(slot, seed=1))
+    assert other_seed == "report is asked with other settings (stage version, iteration or seed)"
+    source = store.join(store_url, "source")
+    make(report(source))
+    changed = why_stale(manifest, report(slot, rollouts=(input_of(source),)))
+    assert changed == "rollouts changed since report was made"
+
+
+def test_a_lost_file_is_made_again_as_a_new_generation(slot):
+    request = report(slot)
+    manifest = make(request, {"a": b"1", "b": b"2"})
+    lost = path_of(slot, "b")
+    remove(lost)
+    assert why_stale(standing(slot)[1], request) == f"b is missing ({lost})"
+    notes = []
+    again = make(request, {"a": b"1", "b": b"2"}, notes)
+    assert notes == [f"generation 1 is made again: b is missing ({lost})"]
+    assert (again.generation, again.content) == (2, manifest.content)
+    assert Artifact(input_of(slot)).read("b") == b"2"
+
+
+def test_a_file_of_another_size_is_an_error_and_never_rebuilt(slot):
+    request = report(slot)
+    make(request, {"a": b"123"})
+    store.write(path_of(slot, "a"), b"12")
+    with pytest.raises(ArtifactError, match="has 2 bytes, its manifest says 3; restore it, or invalidate"):
+        Attempt.begin(request, lambda note: pytest.fail(note))
+    assert standing(slot)[0] == 1
+
+
+def test_a_flipped_byte_is_found_when_the_file_is_read(slot):
+    request = report(slot)
+    make(request, {"a": b"123", "b": b"4"})
+    store.write(path_of(slot, "a"), b"1#3")
+    artifact = Artifact(input_of(slot))
+    assert artifact.read("b") == b"4"
+    with pytest.raises(ArtifactError, match="is not what was committed: sha256"):
+        artifact.read("a")
+
+
+def test_a_manifest_that_was_tampered_with_is_refused(slot):
+    make(report(slot), {"a": b"1"})
+    source = input_of(slot)
+    url = store.join(slot, "manifest.1.json")
+    store.write(url, store.read(url).replace(sha256(b"1").encode(), sha256(b"2").encode()))
+    with pytest.raises(ArtifactError, match=r"manifest\.1\.json is not the manifest that was asked for"):
+        Artifact(source)
+    remove(url)
+    with pytest.raises(ArtifactError, match=r"manifest\.1\.json is missing"):
+        Artifact(source)
+
+
+def test_a_request_that_names_other_contents_is_refused(slot):
+    make(report(slot))
+    source = input_of(slot).model_copy(update={"content": sha256(b"else")})
+    with pytest.raises(ArtifactError, match="has other contents than the Request names"):
+        Artifact(source)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"format": 2}', b'{"reference": 1}'])
+def test_something_else_in_a_manifests_place_is_an_error(tmp_path, data):
+    store.write(store.join(str(tmp_path), "manifest.1.json"), data)
+    with pytest.raises(ArtifactError, match="is not a manifest of format 1"):
+        standing(str(tmp_path))
+
+
+def test_finished_shards_of_a_crashed_attempt_are_adopted(slot):
+    crashed = begin(report(slot), layout={"shards": 3})
+    assert shards_of(crashed, [b"0", b"1"]) == [0, 1]
+    retry = begin(report(slot), layout={"shards": 3})
+    assert shards_of(retry, [b"0", b"1", b"2"]) == [2]
+    assert retry.adopted == 2
+    manifest = commit(retry)
+    assert [entry.path for entry in manifest.files.values()] == [
+        f"attempts/{crashed.id}/samples/0",
+        f"attempts/{crashed.id}/samples/1",
+        f"attempts/{retry.id}/samples/2",
+    ]
+    assert [Artifact(input_of(slot)).read(name) for name in manifest.files] == [b"0", b"1", b"2"]
+
+
+def test_adopted_shards_give_the_content_of_an_undisturbed_run(slot, store_url):
+    shards_of(begin(report(slot), layout={}), [b"0"])
+    retry = begin(report(slot), layout={})
+    shards_of(retry, [b"0", b"1"])
+    undisturbed = begin(report(store.join(store_url, "undisturbed")), layout={})
+    shards_of(undisturbed, [b"0", b"1"])
+    assert commit(retry).content == commit(undisturbed).content
+
+
+def test_shards_of_other_threads_are_not_adopted_and_that_is_said(slot):
+    shards_of(begin(report(slot), layout={}), [b"0", b"1"])
+    notes = []
+    retry = begin(report(slot), notes, numerics=NUMERICS | {"threads": 2}, layout={})
+    assert notes == ["unfinished shards are not adopted: made under other numerics (threads 1 -> 2)"]
+    assert shards_of(retry, [b"0", b"1"]) == [0, 1]
+    assert retry.adopted == 0
+    assert retry.generation == 1
+
+
+def test_a_retry_takes_the_cut_that_was_committed(slot):
+    first = begin(report(slot))
+    assert first.layout({"shards": [["x", "y"]]}, pytest.fail) == {"shards": [["x", "y"]]}
+    retry = begin(report(slot))
+    assert retry.layout({"shards": [["x"], ["y"]]}, pytest.fail) == {"shards": [["x", "y"]]}
+
+
+def test_a_layout_of_an_edited_recipe_ends_the_generation(slot):
+    shards_of(begin(report(slot, "before"), layout={}), [b"0"])
+    notes = []
+    edited = begin(report(slot, "after"), notes, layout={})
+    assert notes == ["an unfinished attempt at generation 1 had other settings or inputs; nothing of it is kept"]
+    assert edited.generation == 2
+    assert shards_of(edited, [b"0"]) == [0]
+    assert commit(edited).generation == 2
+    assert standing(slot)[0] == 2
+
+
+def test_a_layout_of_other_inputs_ends_the_generation(slot, store_url):
+    source = store.join(store_url, "source")
+    make(report(source), {"a": b"1"})
+    begin(report(slot, rollouts=(input_of(source),)), layout={})
+    invalidate(source, 1, "other bytes")
+    make(report(source), {"a": b"2"})
+    assert begin(report(slot, rollouts=(input_of(source),)), layout={}).generation == 2
+
+
+@pytest.mark.parametrize("damage", [b"01234", b"012345678#"])
+def test_a_damaged_shard_behind_a_marker_is_an_error_and_not_adopted(slot, damage):
+    crashed = begin(report(slot), layout={})
+    shards_of(crashed, [b"0123456789"])
+    store.write(crashed.url(crashed.files["samples/0"].path), damage)
+    retry = begin(report(slot), layout={})
+    with pytest.raises(ArtifactError, match="is not what was committed"):
+        shards_of(retry, [b"0123456789"])
+    assert retry.files == {}
+
+
+def test_a_shard_lost_behind_its_marker_is_made_again(slot):
+    crashed = begin(report(slot), layout={})
+    shards_of(crashed, [b"0", b"1"])
+    remove(crashed.url(crashed.files["samples/0"].path))
+    for _ in range(2):
+        retry = begin(report(slot), layout={})
+        assert shards_of(retry, [b"0", b"1"]) == [0]
+        assert retry.adopted == 1
+    commit(retry)
+    assert Artifact(input_of(slot)).read("samples/0") == b"0"
+
+
+def test_something_else_in_a_markers_place_is_an_error(slot):
+    attempt = begin(report(slot), layout={})
+    store.write(attempt.url(attempt._shards, "00000.json"), b'{"attempt": "x"}')
+    with pytest.raises(ArtifactError, match="is not a shard marker"):
+        shards_of(attempt, [b"0"])
+
+
+def test_the_slower_of_two_attempts_at_a_shard_takes_the_others(slot):
+    first, second = begin(report(slot), layout={}), begin(report(slot), layout={})
+
+    def slow():
+        first.shard(0, lambda: {"samples/0": b"fast"})
+        return {"samples/0": b"slow"}
+
+    second.shard(0, slow)
+    assert second.read("samples/0") == b"fast"
+    assert second.adopted == 1
+
+
+def test_a_shard_that_is_not_kept_is_made_again_by_the_next_attempt(slot):
+    attempt = begin(report(slot), layout={})
+    attempt.shard(0, lambda: {"samples/0": b"partial"}, keep=lambda files: False)
+    assert attempt.read("samples/0") == b"partial"
+    assert shards_of(begin(report(slot), layout={}), [b"whole"]) == [0]
+
+
+def test_an_input_made_again_with_equal_bytes_leaves_its_consumer_standing(slot, store_url):
+    source = store.join(store_url, "source")
+    make(report(source, "one"), {"a": b"1"})
+    before = report(slot, rollouts=(input_of(source),))
+    manifest = make(before)
+    assert make(report(source, "two"), {"a": b"1"}).generation == 2
+    after = report(slot, rollouts=(input_of(source),))
+    assert after.fingerprint != before.fingerprint
+    assert after.inputs["rollouts"][0].generation == 2
+    assert already(after) == manifest
+    make(report(source, "three"), {"a": b"2"})
+    assert already(report(slot, rollouts=(input_of(source),))) is None
+
+
+def test_inputs_are_told_apart_by_role_and_order(slot, store_url):
+    one, two = (store.join(store_url, name) for name in ("one", "two"))
+    make(report(one), {"a": b"1"})
+    make(report(two), {"a": b"2"})
+    sources = input_of(one), input_of(two)
+    manifest = make(report(slot, rollouts=sources))
+    assert why_stale(manifest, report(slot, rollouts=sources)) is None
+    assert why_stale(manifest, report(slot, rollouts=sources[::-1])) == "rollouts changed since report was made"
+    swapped = why_stale(manifest, report(slot, updates=sources))
+    assert swapped == "rollouts, updates changed since report was made"
+
+
+def test_content_ignores_records_and_attempts(slot, store_url):
+    manifests = []
+    for number in range(2):
+        attempt = begin(report(store.join(store_url, str(number))))
+        attempt.put("a", b"1")
+        attempt.put("log", b"took %d s" % number, "record")
+        manifests.append(attempt.commit(attempt.files, {"seconds": number}, pytest.fail))
+    assert manifests[0].attempt != manifests[1].attempt
+    assert manifests[0].files["log"] != manifests[1].files["log"]
+    assert manifests[0].content == manifests[1].content == make_content(b"1")
+    assert make(report(slot), {"b": b"1"}).content != manifests[0].content
+
+
+def test_a_consumer_of_one_part_does_not_depend_on_the_others(slot, store_url):
+    source = store.join(store_url, "policy")
+    make(policy(source), {"current/w": b"c", "old/w": b"o", "optimizer/m": b"1"})
+    manifest = make(export(slot, input_of(source, "old")))
+    make(policy(source, from_scratch=True), {"current/w": b"c2", "old/w": b"o", "optimizer/m": b"2"})
+    assert already(export(slot, input_of(source, "old"))) == manifest
+    # Of all parts together it is another artifact.
+    assert why_stale(manifest, export(slot, input_of(source))) == "policy changed since export was made"
+    invalidate(source, 2, "old moves")
+    make(policy(source), {"current/w": b"c2", "old/w": b"o2", "optimizer/m": b"2"})
+    assert already(export(slot, input_of(source, "old"))) is None
+
+
+def test_a_part_that_version_0_does_not_have_is_its_current_one(slot):
+    manifest = make(policy(slot), {"current/w": b"c"})
+    assert input_of(slot, "old").part == "current"
+    assert input_of(slot, "old").content == input_of(slot, "current").content == manifest.part_content("current")
+
+
+def test_a_part_is_a_folder_not_a_prefix(slot):
+    manifest = make(policy(slot), {"current/w": b"c", "older/w": b"o"})
+    assert not manifest.has_part("old")
+    assert input_of(slot, "old").part == "current"
+
+
+def test_where_the_base_lies_does_not_make_an_artifact_stale(slot):
+    manifest = make(policy(slot, path="/here"))
+    assert already(policy(slot, path="/there")) == manifest
+
+
+def test_a_slot_can_refer_to_an_artifact_made_elsewhere(slot, store_url):
+    source = store.join(store_url, "other run")
+    made = make(report(source, "other"), {"a": b"1"})
+    refer(slot, input_of(source))
+    assert standing(slot) == (1, made)
+    assert already(report(slot, "mine")) == made
+    assert input_of(slot) == input_of(source)
+    assert Artifact(input_of(slot)).read("a") == b"1"
+
+
+def test_a_slot_with_an_artifact_of_its_own_refers_to_no_other(slot, store_url):
+    source = store.join(store_url, "other run")
+    make(report(source, "other"))
+    make(report(slot))
+    with pytest.raises(ArtifactError, match="has an artifact of its own"):
+        refer(slot, input_of(source))
+
+
+def test_a_reference_holds_the_very_manifest_it_named(slot, store_url):
+    source = store.join(store_url, "other run")
+    make(report(source, "other"), {"a": b"1"})
+    refer(slot, input_of(source))
+    # The other run goes on; what was referred to stays.
+    make(report(source, "later"), {"a": b"2"})
+    assert Artifact(input_of(slot)).read("a") == b"1"
+    url = store.join(source, "manifest.1.json")
+    store.write(url, store.read(url) + b" ")
+    with pytest.raises(ArtifactError, match="not the manifest that was asked for"):
+        standing(slot)
