@@ -7,7 +7,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from stages.contracts import Manifest
+from stages.manifest import Manifest
 from stages.outcome import Status
 
 

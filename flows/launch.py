@@ -26,7 +26,8 @@ from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
 from flows.display import Display
 from flows.processes import StageProcess, WarmServer, kill, start_cold, tree
 from stages.artifacts import standing, why_stale
-from stages.contracts import Manifest, Request
+from stages.contracts import Request
+from stages.manifest import Manifest
 from stages.outcome import read_failures, read_status
 
 POLL_INTERVAL_S = 0.05

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from flows.launch import Launcher
 from flows.requests import Run
-from stages.contracts import Manifest, Request
+from stages.contracts import Request
+from stages.manifest import Manifest
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from flows.launch import Launcher
 from flows.plan import Settings, freeze, plan_of
 from flows.post_train import Result, post_train
 from flows.requests import Run
-from stages.contracts import Manifest
+from stages.manifest import Manifest
 
 
 def run_name() -> str:

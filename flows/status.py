@@ -7,7 +7,7 @@ from rich.table import Table
 from flows.plan import read_plan
 from flows.requests import Run
 from stages.artifacts import standing
-from stages.contracts import Manifest
+from stages.manifest import Manifest
 
 
 def stages_of(run: Run) -> list[str]:

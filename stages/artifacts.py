@@ -14,7 +14,8 @@ from typing import Any, Literal
 from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json, digest, sha256
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
-from stages.contracts import FORMAT, FileEntry, Input, Manifest, Reference, Request, content_of
+from stages.contracts import FORMAT, Input, Request
+from stages.manifest import FileEntry, Manifest, Reference, content_of
 
 Log = Callable[[str], None]
 
@@ -154,7 +155,10 @@ def read_entry(slot: str, entry: FileEntry) -> bytes:
     if data is None:
         raise ArtifactError(f"{url} is missing; its manifest lists it")
     if sha256(data) != entry.sha256:
-        raise ArtifactError(f"{url} is not what was committed: sha256 {sha256(data)}, its manifest says {entry.sha256}")
+        raise ArtifactError(
+            f"{url} is not what was committed: sha256 {sha256(data)}, expected {entry.sha256}; "
+            "restore it, or remove it to have it made again"
+        )
     return data
 
 
@@ -247,33 +251,37 @@ class Attempt:
     ) -> None:
         """Files of shard ``index``: those of an earlier attempt that finished it, else made now and marked as finished.
 
-        A shard that ``keep`` refuses is part of this attempt but not offered to another.
+        A shard that ``keep`` refuses is part of this attempt but not offered to another. One whose files were lost is
+        made again.
         """
         marker = self.url(self._shards, f"{index:05d}.json")
-        found = store.read_if_exists(marker)
-        if found is None:
+        if not self._adopt(marker):
             made = make()
             entries = {name: self._write(name, data, "result") for name, data in made.items()}
             body = {"attempt": self.id, "files": {name: entry.model_dump() for name, entry in entries.items()}}
-            if not keep(made) or store.put_if_absent(marker, canonical_json(body)):
+            if not keep(made) or store.put_if_absent(marker, canonical_json(body)) or not self._adopt(marker):
                 self.files |= entries
-                return
-            found = store.read(marker)
-        self.adopted += 1
-        self.files |= self._adopt(marker, found)
 
     def read(self, name: str) -> bytes:
         """Bytes of a file that this attempt made or adopted."""
         return read_entry(self.request.slot, self.files[name])
 
-    def _adopt(self, marker: str, data: bytes) -> dict[str, FileEntry]:
+    def _adopt(self, marker: str) -> bool:
+        """Take the shard of a marker, every byte checked. False if there is no marker, or a file of it is missing."""
+        data = store.read_if_exists(marker)
+        if data is None:
+            return False
         try:
             entries = {name: FileEntry.model_validate(entry) for name, entry in json.loads(data)["files"].items()}
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"{marker} is not a shard marker: {error}") from error
+        if any(store.size(self.url(entry.path)) is None for entry in entries.values()):
+            return False
         for entry in entries.values():
             read_entry(self.request.slot, entry)
-        return entries
+        self.adopted += 1
+        self.files |= entries
+        return True
 
     def _write(self, name: str, data: bytes, kind: Literal["result", "record"]) -> FileEntry:
         path = f"attempts/{self.id}/{name}"
@@ -304,7 +312,7 @@ class Attempt:
         )
         body = manifest.model_dump_json(indent=1).encode()
         if store.put_if_absent(self.url(f"manifest.{self.generation}.json"), body):
-            return manifest
+            return Manifest.read(body, request.slot)
         winner = read_manifest(request.slot, self.generation)
         if winner is None or winner.why_not(request) is not None:
             raise CosmosRLError(

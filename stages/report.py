@@ -9,7 +9,7 @@ import pandas as pd
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Input, Request
-from stages.report_html import Picture, comparison, curve, group, page, provenance, table
+from stages.report_page import Picture, comparison, curve, group, page, provenance, table
 from stages.reward import SCORES
 from stages.runner import Context
 from stages.samples import INDEX, StoredSample, read_shard, read_table, shard_name

@@ -20,7 +20,8 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.processes import die_with_parent
 from stages.artifacts import Attempt, differences
-from stages.contracts import FileEntry, Manifest, Request
+from stages.contracts import Request
+from stages.manifest import FileEntry, Manifest
 from stages.outcome import Outcome, failure_of
 
 

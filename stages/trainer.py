@@ -76,8 +76,8 @@ class Trainer:
         totals: dict[str, float] = {}
         for micro in micro_batches:
             loss = self._loss(micro)
-            share = loss_share(loss.per_sample, num_samples, num_times)
-            (share * micro.weight).backward()
+            weights = torch.full_like(loss.per_sample.detach(), micro.weight, device=self.group.device)
+            loss_share(loss.per_sample, num_samples, num_times, weights).backward()
             values = {"loss": loss.per_sample.detach(), **loss.metrics}
             for name, value in values.items():
                 totals[name] = totals.get(name, 0.0) + float(value.double().sum()) * micro.weight / (

@@ -36,6 +36,7 @@ TENSOR_FACTORIES = {
 READS_ENVIRONMENT = (
     "flows/",
     "cosmos_rl_core/distributed.py",
+    "cosmos_rl_core/processes.py",
     "stages/torch_runtime.py",
     "stages/runner.py",
 )

@@ -15,7 +15,6 @@ class Sample:
     prompt: str
     pixels: np.ndarray
     """uint8 RGB ``[frames, height, width, 3]``; one frame for an image."""
-    fps: float | None = None
 
 
 class Reward(Protocol):

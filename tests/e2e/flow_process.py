@@ -16,7 +16,7 @@ from cosmos_rl_core import store
 from flows.plan import read_plan
 from flows.requests import Run
 from stages.artifacts import Artifact, input_of, standing
-from stages.contracts import Manifest
+from stages.manifest import Manifest
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "tests/e2e/tiny.toml"

@@ -12,7 +12,8 @@ from cosmos_rl_core.config.recipe import check
 from flows.plan import freeze, make_plan
 from flows.requests import Run
 from stages.artifacts import Artifact, input_of
-from stages.contracts import Manifest, Request
+from stages.contracts import Request
+from stages.manifest import Manifest
 from stages.outcome import Outcome
 from stages.runner import Settings, execute
 from tests import tiny_pipelines

@@ -28,9 +28,7 @@ def report(slot, title="t", seed=0, **inputs):
 
 
 def policy(slot, path="/base", from_scratch=False):
-    config = contracts.Policy(
-        model=MODEL.model_copy(update={"path": path}), from_scratch=from_scratch, lora=None
-    )
+    config = contracts.Policy(model=MODEL.model_copy(update={"path": path}), from_scratch=from_scratch, lora=None)
     return Request(stage="policy", slot=slot, seed=0, config=config)
 
 
@@ -133,7 +131,11 @@ def test_each_invalidation_begins_a_generation_and_deletes_nothing(slot):
         ended = json.loads(store.read(store.join(slot, f"invalidated.{generation}.json")))
         assert ended == {"format": 1, "manifest": sha256(data), "reason": "because"}
     assert standing(slot) == (4, None)
-    assert [read_manifest(slot, n).content for n in (1, 2, 3)] == [make_content(b"1"), make_content(b"2"), make_content(b"3")]
+    assert [read_manifest(slot, n).content for n in (1, 2, 3)] == [
+        make_content(b"1"),
+        make_content(b"2"),
+        make_content(b"3"),
+    ]
 
 
 def make_content(data):
@@ -476,8 +478,11 @@ def test_a_slot_can_refer_to_an_artifact_made_elsewhere(slot, store_url):
     source = store.join(store_url, "other run")
     made = make(report(source, "other"), {"a": b"1"})
     refer(slot, input_of(source))
-    assert standing(slot) == (1, made)
-    assert already(report(slot, "mine")) == made
+    generation, manifest = standing(slot)
+    assert manifest is not None
+    assert (generation, manifest.attempt, manifest.digest, manifest.referred) == (1, made.attempt, made.digest, True)
+    # It stands for whatever this run would ask.
+    assert already(report(slot, "mine")) == manifest
     assert input_of(slot) == input_of(source)
     assert Artifact(input_of(slot)).read("a") == b"1"
 

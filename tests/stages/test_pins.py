@@ -13,7 +13,8 @@ import pytest
 
 from cosmos_rl_core.canonical import digest
 from flows.requests import Run
-from stages.contracts import STAGES, Manifest, Request
+from stages.contracts import STAGES, Request
+from stages.manifest import Manifest
 from tests.stages.conftest import make, make_run
 
 PINS = Path(__file__).with_name("pins.json")

@@ -2,11 +2,12 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from flows.requests import Run
 from stages.artifacts import Artifact, input_of
-from stages.report_html import Picture, comparison, curve, group, page
+from stages.report_page import Picture, comparison, curve, group, page
 from stages.samples import read_table
 from tests.stages.conftest import make, make_run
 from tests.stages.test_pins import recipe
@@ -43,8 +44,9 @@ def test_best_and_worst_of_the_widest_groups_are_shown_with_their_advantages(rep
     run, html = reported
     table = read_table(Artifact(input_of(run.policy_after(1))), "advantages.parquet")
     spread = table.groupby("prompt_id")["reward"].agg(lambda r: r.max() - r.min())
-    widest = table[table["prompt_id"] == spread.idxmax()].sort_values(["reward", "sample_id"])
-    for row in (widest.iloc[0], widest.iloc[-1]):
+    members = pd.DataFrame(table[table["prompt_id"] == spread.idxmax()]).to_dict("records")
+    ordered = sorted(members, key=lambda row: (row["reward"], row["sample_id"]))
+    for row in (ordered[0], ordered[-1]):
         assert f"{row['reward']:.2f} advantage {row['advantage']:+.2f}" in html
 
 
@@ -64,7 +66,7 @@ def test_of_a_video_the_first_middle_and_last_frames_are_shown():
     pixels = np.stack([np.full((2, 3, 3), value, np.uint8) for value in range(5)])
     html = group("p", [Picture(pixels, "p", 1.0)])
     shown = np.concatenate([pixels[0], pixels[2], pixels[4]], axis=1)[None]
-    assert re.findall(r"base64,([^\"]*)", html) == re.findall(r"base64,([^\"]*)", group("p", [Picture(shown, "p", 1.0)]))
+    assert html == group("p", [Picture(shown, "p", 1.0)])
 
 
 def test_a_run_without_anything_to_show_still_has_a_page(tmp_path: Path):

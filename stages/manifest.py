@@ -1,0 +1,116 @@
+"""What a committed artifact says of itself: its files, where it came from, and whether it stands for a Request."""
+
+from typing import Any, Literal
+
+from pydantic import PrivateAttr
+
+from cosmos_rl_core.canonical import digest, sha256
+from cosmos_rl_core.config.base import Section
+from stages.contracts import FORMAT, Input, Request
+
+
+class FileEntry(Section):
+    """One file of an artifact."""
+
+    path: str
+    """Relative to the slot."""
+    size: int
+    sha256: str
+    kind: Literal["result", "record"] = "result"
+    """Results are the content; records (times, hosts, logs) are not."""
+
+
+class Reference(Section):
+    """Stands in a slot for an artifact made elsewhere, by another run's recipe: nothing before it is made again."""
+
+    url: str
+    """The other slot."""
+    generation: int
+    manifest: str
+    """Digest of its manifest."""
+    fingerprint: str
+
+
+class Manifest(Section):
+    """Written last, put-if-absent: its existence means that the artifact is whole."""
+
+    format: Literal[1] = FORMAT
+    stage: str
+    version: int
+    generation: int
+    attempt: str
+    """Random id of the attempt that committed."""
+    recipe: str
+    fingerprint: str
+    content: str
+    iteration: int | None
+    seed: int
+    config: dict[str, Any]
+    inputs: dict[str, tuple[Input, ...]]
+    files: dict[str, FileEntry]
+    """By name; the name does not hold the attempt, so equal bytes have equal content."""
+    numerics: dict[str, Any]
+    summary: dict[str, float | int | str | None] = {}
+    """A few numbers for people and progress lines; a record."""
+    _slot: str = PrivateAttr(default="")
+    _digest: str = PrivateAttr(default="")
+    _referred: bool = PrivateAttr(default=False)
+
+    @property
+    def slot(self) -> str:
+        """The slot it was read from, which its files lie in."""
+        return self._slot
+
+    @property
+    def digest(self) -> str:
+        """Digest of its bytes in the store."""
+        return self._digest
+
+    @property
+    def referred(self) -> bool:
+        """Whether it was reached by a :class:`Reference`; it then stands whatever the Request."""
+        return self._referred
+
+    @classmethod
+    def read(cls, data: bytes, slot: str, *, referred: bool = False) -> "Manifest":
+        """A manifest from its bytes in ``slot``. Raises ``ValueError`` if they are not one."""
+        manifest = cls.model_validate_json(data)
+        manifest._slot, manifest._digest, manifest._referred = slot, sha256(data), referred
+        return manifest
+
+    @property
+    def input_contents(self) -> dict[str, list[list[str | None]]]:
+        """As :attr:`Request.input_contents`, at the time the artifact was made."""
+        return {role: [[i.content, i.part] for i in inputs] for role, inputs in self.inputs.items() if inputs}
+
+    def part_content(self, part: str | None) -> str:
+        """Digest of the result files of one part; of all of them for None."""
+        return content_of(self.files, part)
+
+    def has_part(self, part: str) -> bool:
+        """Whether there are result files under ``<part>/``."""
+        return any(name.startswith(f"{part}/") for name in self.files)
+
+    def why_not(self, request: Request) -> str | None:
+        """Why this artifact does not stand for ``request``; None if it does (its files are not looked at)."""
+        if self.referred:
+            return None
+        if self.recipe != request.recipe:
+            return f"{request.stage} is asked with other settings{_changed(self, request)}"
+        if self.input_contents != request.input_contents:
+            old, new = self.input_contents, request.input_contents
+            roles = sorted(role for role in old.keys() | new.keys() if old.get(role) != new.get(role))
+            return f"{', '.join(roles)} changed since {request.stage} was made"
+        return None
+
+
+def content_of(files: dict[str, FileEntry], part: str | None = None) -> str:
+    """Digest over names and digests of the result files (of one part)."""
+    prefix = "" if part is None else f"{part}/"
+    return digest({n: f.sha256 for n, f in files.items() if f.kind == "result" and n.startswith(prefix)})
+
+
+def _changed(manifest: Manifest, request: Request) -> str:
+    new = request.config.identity()
+    names = sorted(name for name in new.keys() | manifest.config.keys() if new.get(name) != manifest.config.get(name))
+    return f" ({', '.join(names)})" if names else " (stage version, iteration or seed)"
