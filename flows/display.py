@@ -34,7 +34,9 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        # Where it was never started, stopping it would print an empty line.
+        if self.console.is_terminal:
+            self._progress.stop()
 
     def progress(self, name: str, statuses: Sequence[Status]) -> None:
         """Move the bar of a wave to where its slowest stage is."""

@@ -48,8 +48,15 @@ def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
     if result.before is None or result.after is None:
         return lines
     name = run.recipe.rewards[0].fn.name
-    return [*lines, f"held-out reward: {_score(result.before, name)} -> {_score(result.after, name)}"]
+    (before, before_error), (after, after_error) = (_score(scores, name) for scores in (result.before, result.after))
+    count = result.after.summary["scored"]
+    return [
+        *lines,
+        f"{before} ± {before_error} before, {after} ± {after_error} after, {count} held-out samples each",
+        f"held-out reward: {before} -> {after}",
+    ]
 
 
-def _score(scores: Manifest, name: str) -> str:
-    return f"{scores.summary[name]:.3f} ± {scores.summary['standard_error']:.3f}"
+def _score(scores: Manifest, name: str) -> tuple[str, str]:
+    """Mean and standard error."""
+    return f"{scores.summary[name]:.3f}", f"{scores.summary['standard_error']:.3f}"

@@ -8,13 +8,13 @@ from typing import Any, cast
 import pandas as pd
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.errors import RewardError
+from cosmos_rl_core.errors import ArtifactError, RewardError
 from cosmos_rl_core.rewards._base import Reward, Sample
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Request
 from stages.runner import Context
-from stages.samples import read_shard, shard_names, to_parquet
+from stages.samples import StoredSample, read_shard, shard_names, to_parquet
 
 SCORES, CALLS = "scores.parquet", "calls.parquet"
 
@@ -29,7 +29,11 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     samples = Artifact(request.one("samples"))
     reward: Reward = plugins.load("rewards", config.reward.name).Reward(config.reward)
     names = shard_names(samples)
-    context.layout({"shards": names, "scorer": reward.version})
+    layout = {"shards": names, "scorer": reward.version}
+    committed = context.layout(layout)
+    if committed != layout:
+        context.outcome.note(f"unfinished scores are not adopted: made by another scorer ({committed['scorer']})")
+        context.attempt.use_layout(layout, context.attempt.generation)
     rows: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for index, name in enumerate(names):
@@ -50,9 +54,14 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     return _summary(table, config.reward.name)
 
 
-def _sample(stored: Any) -> Sample:
+def _sample(stored: StoredSample) -> Sample:
+    """The sample as a reward sees it. Media that cannot be decoded is bad data, not a sample that got no score."""
     about = stored.about
-    return Sample(about["sample_id"], about["prompt_id"], about["prompt"], stored.pixels)
+    try:
+        pixels = stored.pixels
+    except Exception as error:  # decoders raise whatever they like
+        raise ArtifactError(f"sample {stored.sample_id}: its {stored.extension} cannot be decoded: {error}") from error
+    return Sample(about["sample_id"], about["prompt_id"], about["prompt"], pixels)
 
 
 def _score(

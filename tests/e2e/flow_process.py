@@ -23,7 +23,7 @@ RECIPE = "tests/e2e/tiny.toml"
 RUN_ID = "tiny"
 MARK = "COSMOS_FLOWS_TEST"
 COLD = ("--set", "launch.mode=cold")
-POLICY_PARTS = ("current/", "old/", "ema/", "optimizer/", "clocks.json")
+POLICY_PARTS = ("current/", "old/", "ema/", "optimizer/", "schedule/")
 ITERATIONS = 3
 AFTER_LAST_UPDATE = (f"exports/{ITERATIONS:04d}", "report")
 GONE_TIMEOUT_S = 10.0
@@ -191,7 +191,7 @@ def standing_manifests(flows: Flows) -> dict[str, Manifest]:
 def require_same_run(flows: Flows, reference: Flows) -> None:
     """Every artifact has the reference's bytes, all of them whole; the final policy above all."""
     policy, expected = final_policy(flows), final_policy(reference)
-    assert {name.partition("/")[0] for name in policy} == {"current", "old", "ema", "optimizer", "clocks.json"}
+    assert {name.partition("/")[0] for name in policy} == {"current", "old", "ema", "optimizer", "schedule"}
     assert policy == expected
     ours, theirs = standing_manifests(flows), standing_manifests(reference)
     assert {slot: m.content for slot, m in ours.items()} == {slot: m.content for slot, m in theirs.items()}

@@ -1,4 +1,4 @@
-"""Whatever is killed, at whatever moment: the same command again ends with the bytes of a run that nobody interrupted."""
+"""Whatever is killed, and whenever: the same command again ends with the bytes of a run that nobody interrupted."""
 
 import os
 import random

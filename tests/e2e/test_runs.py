@@ -1,0 +1,137 @@
+"""Commands on a finished run, stages by hand, and what is refused when a run goes on otherwise than it began."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stages.artifacts import invalidate, standing
+from stages.contracts import Request
+from tests.e2e.flow_process import COLD, ITERATIONS, Flows, Started, require_same_run, require_untouched
+
+REWARD = "iterations/0002/reward-ocr"
+ROLLOUT = "iterations/0002/rollout"
+TWO_THREADS = ("--set", "launch.threads=2")
+
+
+def by_hand(flows: Flows, request: Request, *options: str) -> Started:
+    """``python -m stages.runner request.json``."""
+    path = flows.folder / f"{request.stage}.json"
+    path.write_text(request.model_dump_json(), encoding="utf-8")
+    return flows.start_command("stages.runner", str(path), *options)
+
+
+def reward_of(flows: Flows) -> Request:
+    """The request for the last iteration's scores."""
+    (request,) = flows.planned.rewards(str(flows.root / ROLLOUT), ITERATIONS - 1)
+    return request
+
+
+def test_the_same_command_again_runs_nothing(flows: Flows, reference: Flows) -> None:
+    before = flows.manifests()
+    said = flows.run()
+    assert said.count("stands") == len(before)
+    require_untouched(flows, before)
+    require_same_run(flows, reference)
+
+
+def test_a_rerun_is_made_again_shows_in_the_status_and_leaves_equal_artifacts_below_alone(
+    flows: Flows, reference: Flows
+) -> None:
+    before = flows.manifests()
+    assert "iteration-0002/update" in flows.command("rerun", "--iteration", "2", "--stage", "reward-ocr")
+    assert "to be made" in flows.command("status")
+    flows.run(*COLD)
+
+    assert "generation 2" in " ".join(flows.command("status").split())
+    assert set(flows.manifests()) - set(before) == {f"{REWARD}/manifest.2.json"}
+    _, manifest = standing(str(flows.root / REWARD))
+    assert manifest is not None
+    assert {Path(entry.path).parts[1] for entry in manifest.files.values()} == {manifest.attempt}
+    require_same_run(flows, reference)
+    assert (flows.root / "report").exists()
+
+
+def test_a_recipe_edited_between_two_tries_is_refused_by_name(flows: Flows) -> None:
+    flows.forget(REWARD)
+    before = flows.manifests()
+    said = flows.run("--set", "train.optm_lr=2e-3", expect=64)
+    assert "train.optm_lr: 0.001 -> 0.002" in said
+    require_untouched(flows, before)
+
+
+def test_going_on_under_other_numerics_is_refused_by_name_unless_it_is_allowed(flows: Flows) -> None:
+    flows.forget(REWARD)
+    before = flows.manifests()
+    said = flows.run(*COLD, *TWO_THREADS, expect=64)
+    assert "threads 1 -> 2" in said
+    assert "--allow-numerics-change" in said
+    require_untouched(flows, before)
+
+    assert "numerics changed, as allowed: threads 1 -> 2" in flows.run(*COLD, *TWO_THREADS, "--allow-numerics-change")
+    _, manifest = standing(str(flows.root / REWARD))
+    assert manifest is not None
+    assert manifest.numerics["threads"] == 2
+
+
+def test_one_request_executed_twice_at_once_leaves_one_manifest(flows: Flows, reference: Flows) -> None:
+    flows.forget(REWARD)
+    request = reward_of(flows)
+    processes = [by_hand(flows, request), by_hand(flows, request)]
+    for process in processes:
+        process.finish(expect=0)
+    assert [path.name for path in (flows.root / REWARD).glob("manifest.*.json")] == ["manifest.1.json"]
+    require_same_run(flows, reference)
+
+
+def test_a_stage_by_hand_exits_as_documented(flows: Flows) -> None:
+    request = reward_of(flows)
+    by_hand(flows, request).finish(expect=0)
+
+    said = by_hand(flows, request.model_copy(update={"seed": -1}), "--threads", "0").finish(expect=64)
+    assert "threads must be at least 1" in said
+    path = flows.folder / "broken.json"
+    path.write_text(json.dumps({"stage": "reward"}), encoding="utf-8")
+    assert "slot" in flows.start_command("stages.runner", str(path)).finish(expect=64)
+
+    elsewhere = request.model_copy(update={"slot": f"{flows.folder}/broken.json/reward"})
+    assert "broken.json/reward" in by_hand(flows, elsewhere).finish(expect=75)
+
+    invalidate(request.slot, "to be scored from damaged samples")
+    _, rollout = standing(str(flows.root / ROLLOUT))
+    assert rollout is not None
+    shard = flows.root / ROLLOUT / rollout.files["samples/00000.tar"].path
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    assert "is not what was committed" in by_hand(flows, request).finish(expect=65)
+
+
+def test_shards_of_other_numerics_are_not_adopted_and_that_is_said(flows: Flows) -> None:
+    flows.forget(ROLLOUT)
+    request = flows.planned.rollout(ITERATIONS - 1)
+    killed = by_hand(flows, request)
+    killed.wait_until(lambda: flows.markers(ROLLOUT, 0))
+    killed.process.send_signal(signal.SIGKILL)
+    killed.process.wait()
+    assert not list((flows.root / ROLLOUT).glob("manifest.*.json"))
+
+    said = by_hand(flows, request, "--threads", "2").finish(expect=0)
+    assert "not adopted: made under other numerics (threads 1 -> 2)" in said
+    assert "were adopted" not in said
+    _, manifest = standing(str(flows.root / ROLLOUT))
+    assert manifest is not None
+    assert manifest.numerics["threads"] == 2
+    assert {Path(entry.path).parts[1] for entry in manifest.files.values()} == {manifest.attempt}
+
+
+def test_a_run_that_is_interrupted_by_ctrl_c_leaves_no_process(flows: Flows) -> None:
+    flows.forget(REWARD)
+    run = flows.start(*COLD)
+    run.wait_until(lambda: flows.markers(REWARD, 0))
+    run.process.send_signal(signal.SIGINT)
+    try:
+        assert run.process.wait(30) != 0
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"it did not end:\n{run.said}")
+    assert flows.nothing_is_left()

@@ -1,0 +1,139 @@
+"""Two real gloo ranks under a real torchrun and launcher. Only the work is a test's own: it misbehaves on demand."""
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import StageError
+from flows.display import Display
+from flows.launch import Launcher
+from flows.processes import GRACE_S
+from stages.artifacts import Artifact, input_of
+from stages.contracts import Embed, ModelRef, Request
+
+STARTUP_S = 90.0
+"""Torchrun and two ranks import torch on a busy machine."""
+STALL_TIMEOUT_S = 20.0
+
+STAGE = """
+import os, random, signal, sys, time, types
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def work(group, context):
+    import torch
+
+    draw = random.Random(group.rank)
+    for turn in range(20):
+        time.sleep(draw.uniform(0, 0.03))
+        uneven = {"rank": group.rank, "turn": turn, "long": "x" * (1 + 5000 * group.rank * (turn % 3))}
+        everyone = group.gather(uneven)
+        assert [one["rank"] for one in everyone] == [0, 1], everyone
+        assert [len(one["long"]) for one in everyone] == [1, 1 + 5000 * (turn % 3)]
+        assert group.broadcast([group.rank, turn]) == [0, turn]
+        total = group.all_reduce_sum_(torch.tensor([float(group.rank + 1), turn], dtype=torch.float64))
+        assert total.tolist() == [3.0, 2.0 * turn]
+        assert group.gather(None) == [None, None]
+    context.attempt.put_json(f"rank-{group.rank}.json", group.world_size)
+
+
+def fail(group, context):
+    if group.rank == 1:
+        time.sleep(0.5)
+        raise ValueError("the second rank says why")
+    group.gather("the first rank waits")
+
+
+def stop(group, context):
+    group.gather("both are here")
+    (HERE / f"pid.{group.rank}").write_text(str(os.getpid()))
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    group.gather("the second rank never comes")
+
+
+def run(request, context):
+    {"work": work, "fail": fail, "stop": stop}[os.environ["RANKS_TEST"]](context.ranks, context)
+
+
+stage = types.ModuleType("stages.embed")
+stage.run = run
+sys.modules["stages.embed"] = stage
+"""
+
+
+@pytest.fixture
+def request_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+    """A request whose stage is ours in every process that the launcher starts."""
+    (tmp_path / "sitecustomize.py").write_text(STAGE, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    model = ModelRef(path="none", adapter="none", digest="none")
+    return Request(
+        stage="embed",
+        slot=str(tmp_path / "slot"),
+        seed=0,
+        config=Embed(model=model, prompts=(), max_prompt_length=1),
+    )
+
+
+def make(request: Request, stall_timeout_s: float) -> None:
+    """One try, as a flow makes it, without the flow."""
+    launcher = Launcher(
+        str(Path(request.slot).parent), LaunchConfig(processes=2, stall_timeout_s=stall_timeout_s), Display()
+    )
+    launcher._make("ranks", [request])
+
+
+def test_ranks_exchange_uneven_values_at_uneven_speed(
+    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKS_TEST", "work")
+    make(request_on_two_ranks, STARTUP_S)
+    artifact = Artifact(input_of(request_on_two_ranks.slot))
+    assert {name: artifact.json(name) for name in artifact.names()} == {"rank-0.json": 2, "rank-1.json": 2}
+    assert artifact.manifest.numerics["world_size"] == 2
+
+
+def test_the_rank_that_failed_speaks_and_not_the_one_that_waited_for_it(
+    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKS_TEST", "fail")
+    started_s = time.monotonic()
+    with pytest.raises(StageError, match="the second rank says why") as caught:
+        make(request_on_two_ranks, STARTUP_S)
+    assert caught.value.kind == "crash"
+    assert time.monotonic() - started_s < STARTUP_S
+    assert not _left(request_on_two_ranks)
+
+
+def test_a_stopped_rank_counts_as_hung_and_nothing_of_it_is_left(
+    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RANKS_TEST", "stop")
+    with pytest.raises(StageError, match="no sign of life") as caught:
+        make(request_on_two_ranks, STALL_TIMEOUT_S)
+    ended_s = time.time()
+    assert caught.value.kind == "hung"
+    stopped = tmp_path / "pid.1"
+    assert ended_s - stopped.stat().st_mtime < STALL_TIMEOUT_S + GRACE_S
+    assert not psutil.pid_exists(int(stopped.read_text()))
+    assert not _left(request_on_two_ranks)
+    assert len(list((Path(request_on_two_ranks.slot) / "logs").iterdir())) == 1
+
+
+def _left(request: Request) -> list[psutil.Process]:
+    """Processes that were started with this test's folder in their environment."""
+    folder, found = str(Path(request.slot).parent), []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("PYTHONPATH") == folder:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found

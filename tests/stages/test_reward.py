@@ -1,0 +1,306 @@
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from cosmos_rl_core import shards, store
+from cosmos_rl_core.datasets import rendered_text as rendered
+from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.errors import ArtifactError, ConfigError, RewardError
+from cosmos_rl_core.numerics import numerics
+from cosmos_rl_core.rewards import ocr
+from cosmos_rl_core.rewards._base import Sample
+from stages import contracts, samples
+from stages.artifacts import Artifact, Attempt, input_of, standing, why_stale
+from stages.contracts import Request
+from stages.outcome import Outcome, read_failures, read_status
+from stages.reward import CALLS, SCORES
+from stages.runner import Settings, execute
+
+OPTIONS = ocr.Options(line_width=96)
+RIGHT, CLOSE, WRONG = ("K7", "K7"), ("K7", "K4"), ("K7", "AE")
+"""(word asked for, word drawn): scores of 1, 0.5 and 0."""
+UNSCORABLE = (None, "K7")
+"""A prompt without a word in quotes."""
+
+
+def drawn(word):
+    """One clean sign that shows ``word``: uint8 ``[1, height, width, 3]``."""
+    return rendered.draw(word, rendered.Options(dirty=0), np.random.default_rng(0))[None]
+
+
+def plan_of(pairs):
+    """One sample a pair, in order, each of a prompt of its own."""
+    texts = ["a sign" if wanted is None else rendered.prompt_text(wanted) for wanted, _ in pairs]
+    prompts = tuple(Prompt(id=f"p{number}", text=text) for number, text in enumerate(texts))
+    return samples.plan_samples(prompts, 1, run_seed=0, iteration=0)
+
+
+def write_samples(slot, pairs, per_shard=2, damage=None, pictures=None):
+    """A committed samples artifact; ``damage`` changes the files of a shard before it is packed."""
+    planned = plan_of(pairs)
+    pixels = pictures or [drawn(shown) for _, shown in pairs]
+    files_of = {
+        sample.sample_id: samples.sample_files(sample, picture, None, {"policy": "c"})
+        for sample, picture in zip(planned, pixels, strict=True)
+    }
+    layout = samples.cut([sample.sample_id for sample in planned], per_shard)
+    config = contracts.Report(title=f"samples {per_shard}", reward="ocr")
+    request = Request(stage="report", slot=slot, seed=0, config=config)
+    generation, attempt_id, _ = Attempt.begin(request, print)
+    attempt = Attempt(request, {}, generation, attempt_id)
+    for index, ids in enumerate(layout):
+        files = {name: data for sample_id in ids for name, data in files_of[sample_id].items()}
+        attempt.put(samples.shard_name(index), shards.pack(damage(files) if damage else files))
+    attempt.put(samples.INDEX, samples.index_of(planned, layout))
+    attempt.commit(attempt.files, {}, print)
+    return input_of(slot)
+
+
+def scoring(slot, source, max_attempts=1, max_failed_fraction=0.0, options=OPTIONS):
+    config = contracts.Reward(reward=options, max_attempts=max_attempts, max_failed_fraction=max_failed_fraction)
+    return Request(stage="reward", slot=slot, iteration=0, seed=0, config=config, inputs={"samples": (source,)})
+
+
+def run(request, tmp_path, threads=1, numerics_record=None, allow_numerics_change=False):
+    """The manifest, and what people were told."""
+    outcome = tmp_path / "outcome"
+    settings = Settings(outcome, threads, True, numerics_record, allow_numerics_change)
+    manifest = execute(request, settings, Outcome(outcome, 0))
+    status = read_status(outcome)
+    assert status is not None
+    return manifest, list(status.notes)
+
+
+def table_of(slot, name):
+    return pd.read_parquet(io.BytesIO(Artifact(input_of(slot)).read(name)))
+
+
+@pytest.fixture
+def slot(tmp_path):
+    return str(tmp_path / "reward-ocr")
+
+
+@pytest.fixture
+def samples_slot(tmp_path):
+    return str(tmp_path / "rollout")
+
+
+def test_scores_are_the_rewards_own(slot, samples_slot, tmp_path):
+    pairs = [RIGHT, CLOSE, WRONG, ("HC", "HC"), ("AE", "K7")]
+    manifest, notes = run(scoring(slot, write_samples(samples_slot, pairs)), tmp_path)
+    table = table_of(slot, SCORES)
+    asked = [
+        Sample(planned.sample_id, planned.prompt.id, planned.prompt.text, drawn(shown))
+        for planned, (_, shown) in zip(plan_of(pairs), pairs, strict=True)
+    ]
+    own = [entry["ocr"] for entry in ocr.Reward(OPTIONS).score(asked)]
+    assert table["score"].tolist() == own == [1.0, 0.5, 0.0, 1.0, 0.0]
+    assert table["sample_id"].tolist() == [f"p{number}-000" for number in range(5)]
+    assert table["prompt_id"].tolist() == [f"p{number}" for number in range(5)]
+    assert table["valid"].all()
+    assert [json.loads(details) for details in table["details"]] == [{"ocr": score} for score in own]
+    assert (manifest.summary["ocr"], manifest.summary["scored"]) == (0.5, 5)
+    assert "failed" not in manifest.summary
+    assert notes == []
+
+
+def test_a_videos_score_is_the_mean_over_the_frames_that_were_stored(slot, samples_slot, tmp_path):
+    video = np.concatenate([drawn("K7"), drawn("K4"), drawn("K7"), drawn("K4")])
+    source = write_samples(samples_slot, [RIGHT], pictures=[video])
+    assert samples.media.VIDEO in next(samples.read_shard(Artifact(source), samples.shard_name(0))).extension
+    run(scoring(slot, source), tmp_path)
+    assert table_of(slot, SCORES)["score"].tolist() == [0.75]
+
+
+def test_a_sample_that_cannot_be_scored_is_tried_again_then_excluded_and_counted(slot, samples_slot, tmp_path):
+    source = write_samples(samples_slot, [RIGHT, UNSCORABLE, CLOSE, RIGHT])
+    request = scoring(slot, source, max_attempts=3, max_failed_fraction=0.25)
+    manifest, _ = run(request, tmp_path)
+    table = table_of(slot, SCORES)
+    assert table["valid"].tolist() == [True, False, True, True]
+    assert np.isnan(table["score"][1])
+    assert table["score"][table["valid"]].tolist() == [1.0, 0.5, 1.0]
+    assert table["error"].tolist()[0::2] == ["", ""]
+    assert table["error"][1].startswith("ConfigError: prompt 'a sign' needs the text to render")
+    assert table["details"][1] == "{}"
+    calls = table_of(slot, CALLS)
+    assert calls[["shard_samples", "attempt", "failed"]].to_numpy().tolist() == [
+        [2, 0, 1],
+        [1, 1, 1],
+        [1, 2, 1],
+        [2, 0, 0],
+    ]
+    assert manifest.files[CALLS].kind == "record"
+    assert manifest.summary["ocr"] == pytest.approx(2.5 / 3, abs=1e-15)
+    assert (manifest.summary["scored"], manifest.summary["failed"]) == (3, 1)
+
+
+def test_too_many_failures_fail_the_stage_and_name_the_samples(slot, samples_slot, tmp_path):
+    source = write_samples(samples_slot, [RIGHT, UNSCORABLE, UNSCORABLE, CLOSE])
+    request = scoring(slot, source, max_attempts=2, max_failed_fraction=0.25)
+    with pytest.raises(RewardError) as caught:
+        run(request, tmp_path)
+    message = str(caught.value)
+    assert "ocr could not score 2 of 4 samples, more than max_failed_fraction = 0.25: p1-000 (Config" in message
+    assert "; p2-000 (ConfigError: " in message
+    assert "p0-000" not in message
+    assert caught.value.retryable
+    assert standing(slot) == (1, None)
+
+
+def test_the_process_leaves_its_words_and_exits_with_75_without_loading_torch(slot, samples_slot, tmp_path):
+    request = scoring(slot, write_samples(samples_slot, [UNSCORABLE]))
+    path = tmp_path / "process" / "request.json"
+    path.parent.mkdir()
+    path.write_text(request.model_dump_json(), encoding="utf-8")
+    code = (
+        "import sys; from stages.runner import main\n"
+        "exit_code = main(sys.argv[1:])\n"
+        "sys.exit(1 if 'torch' in sys.modules else exit_code)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 75, ended.stderr
+    (failure,) = read_failures(path.parent)
+    assert (failure.kind, failure.retryable) == ("unavailable", True)
+    assert "p0-000" in failure.message
+    assert standing(slot) == (1, None)
+
+
+def test_a_retry_scores_only_the_shards_that_were_not_whole(slot, samples_slot, tmp_path):
+    source = write_samples(samples_slot, [RIGHT, CLOSE, UNSCORABLE, RIGHT])
+    request = scoring(slot, source, max_failed_fraction=0.1)
+    with pytest.raises(RewardError):
+        run(request, tmp_path)
+    with pytest.raises(RewardError):
+        run(request, tmp_path)
+    marker, *others = [path.name for path in (tmp_path / "reward-ocr" / "shards").rglob("*.json")]
+    assert (marker, others) == ("00000.json", [])
+    # The same work, tolerated: another setting, so another generation and nothing adopted.
+    manifest, notes = run(scoring(slot, source, max_failed_fraction=0.25), tmp_path)
+    assert manifest.generation == 2
+    assert notes == ["an unfinished attempt at generation 1 had other settings or inputs; nothing of it is kept"]
+
+
+def test_scores_of_a_crashed_attempt_are_adopted(slot, samples_slot, tmp_path):
+    source = write_samples(samples_slot, [RIGHT, CLOSE, WRONG])
+    request = scoring(slot, source)
+    crashed = begin_as_stage(request, ocr.Reward(OPTIONS).version)
+    crashed.shard(0, lambda: score_file(0, [("p0", 0.125), ("p1", 0.25)]))
+    manifest, notes = run(request, tmp_path)
+    assert notes == ["1 finished shards of an earlier attempt were adopted"]
+    # Numbers that only the earlier attempt can have left.
+    assert table_of(slot, SCORES)["score"].tolist() == [0.125, 0.25, 0.0]
+    assert manifest.generation == 1
+
+
+def test_scores_of_another_scorer_are_not_adopted(slot, samples_slot, tmp_path):
+    source = write_samples(samples_slot, [RIGHT, CLOSE, WRONG])
+    request = scoring(slot, source)
+    crashed = begin_as_stage(request, "an older model")
+    crashed.shard(0, lambda: score_file(0, [("p0", 0.125), ("p1", 0.25)]))
+    _, notes = run(request, tmp_path)
+    assert notes == ["unfinished scores are not adopted: made by another scorer (an older model)"]
+    assert table_of(slot, SCORES)["score"].tolist() == [1.0, 0.5, 0.0]
+
+
+def begin_as_stage(request, scorer):
+    """An attempt as the stage makes it, up to its layout."""
+    found = numerics(world_size=1, threads=1, deterministic=True)
+    generation, attempt_id, _ = Attempt.begin(request, print)
+    attempt = Attempt(request, found, generation, attempt_id)
+    names = samples.shard_names(Artifact(request.one("samples")))
+    attempt.use_layout(attempt.layout({"shards": names, "scorer": scorer}, print), generation)
+    return attempt
+
+
+def score_file(index, scores):
+    rows = [
+        {
+            "sample_id": f"{prompt_id}-000",
+            "prompt_id": prompt_id,
+            "score": score,
+            "valid": True,
+            "error": "",
+            "details": "{}",
+        }
+        for prompt_id, score in scores
+    ]
+    return {f"scores/{index:05d}.json": json.dumps(rows).encode()}
+
+
+def test_media_that_cannot_be_decoded_are_bad_data_and_not_a_failed_reward(slot, samples_slot, tmp_path):
+    def truncate(files):
+        return {name: data[: len(data) // 2] if name == "p1-000.png" else data for name, data in files.items()}
+
+    source = write_samples(samples_slot, [RIGHT, CLOSE], damage=truncate)
+    with pytest.raises(ArtifactError, match="sample p1-000: its png cannot be decoded") as caught:
+        run(scoring(slot, source, max_failed_fraction=0.9), tmp_path)
+    assert not caught.value.retryable
+    assert standing(slot) == (1, None)
+
+
+def test_a_changed_byte_in_a_shard_is_found_before_it_is_scored(slot, samples_slot, tmp_path):
+    source = write_samples(samples_slot, [RIGHT])
+    url = Artifact(source).path_of(samples.shard_name(0))
+    data = bytearray(store.read(url))
+    data[-1] ^= 1
+    store.write(url, bytes(data))
+    with pytest.raises(ArtifactError, match="is not what was committed"):
+        run(scoring(slot, source), tmp_path)
+    assert standing(slot) == (1, None)
+
+
+def test_scores_that_stand_are_not_made_again(slot, samples_slot, tmp_path):
+    request = scoring(slot, write_samples(samples_slot, [RIGHT]))
+    first, _ = run(request, tmp_path)
+    second, notes = run(request, tmp_path)
+    assert second == first
+    assert notes == []
+
+
+def test_another_judge_makes_a_new_generation_and_equal_scores_leave_downstream_standing(slot, samples_slot, tmp_path):
+    source = write_samples(samples_slot, [RIGHT, CLOSE, WRONG])
+    first, _ = run(scoring(slot, source), tmp_path)
+    consumer = consume(str(tmp_path / "consumer"), input_of(slot))
+    generation, attempt_id, _ = Attempt.begin(consumer, print)
+    made = Attempt(consumer, {}, generation, attempt_id).commit({}, {}, print)
+    second, notes = run(scoring(slot, source, options=ocr.Options(line_width=128)), tmp_path)
+    assert notes == ["generation 1 is made again: reward is asked with other settings (reward)"]
+    assert (second.generation, second.content) == (2, first.content)
+    assert second.fingerprint != first.fingerprint
+    assert why_stale(made, consume(consumer.slot, input_of(slot))) is None
+
+
+def test_scores_do_not_depend_on_how_the_samples_were_cut(slot, samples_slot, tmp_path):
+    run(scoring(slot, write_samples(samples_slot, [RIGHT, CLOSE, WRONG], per_shard=2)), tmp_path)
+    before = table_of(slot, SCORES)
+    run(scoring(slot, write_samples(samples_slot, [RIGHT, CLOSE, WRONG], per_shard=3)), tmp_path)
+    assert standing(slot)[0] == 2
+    pd.testing.assert_frame_equal(table_of(slot, SCORES), before)
+
+
+def consume(slot, scores):
+    config = contracts.Report(title="consumer", reward="ocr")
+    return Request(stage="report", slot=slot, seed=0, config=config, inputs={"scores": (scores,)})
+
+
+def test_a_run_goes_on_under_other_threads_only_if_that_is_allowed(slot, samples_slot, tmp_path):
+    source = write_samples(samples_slot, [RIGHT])
+    record = str(tmp_path / "numerics" / "reward.json")
+    run(scoring(slot, source), tmp_path, numerics_record=record)
+    next_slot = str(tmp_path / "next")
+    with pytest.raises(ConfigError, match=r"began reward under other numerics \(threads 1 -> 2\)"):
+        run(scoring(next_slot, source), tmp_path, threads=2, numerics_record=record)
+    assert standing(next_slot) == (1, None)
+    # What is already made stands under any.
+    run(scoring(slot, source), tmp_path, threads=2, numerics_record=record)
+    manifest, notes = run(
+        scoring(next_slot, source), tmp_path, threads=2, numerics_record=record, allow_numerics_change=True
+    )
+    assert notes == ["numerics changed, as allowed: threads 1 -> 2"]
+    assert (manifest.generation, manifest.numerics["threads"]) == (1, 2)
