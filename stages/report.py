@@ -9,7 +9,7 @@ import pandas as pd
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Input, Request
-from stages.report_page import Picture, comparison, curve, group, page, provenance, table
+from stages.report_html import Picture, comparison, curve, group, page, provenance, table
 from stages.reward import SCORES
 from stages.runner import Context
 from stages.samples import INDEX, StoredSample, read_shard, read_table, shard_name
@@ -81,10 +81,15 @@ def _headline(evaluations: list[_Scored]) -> str:
     if len(scored) < 2:
         return ""
     (before, before_error, n), (after, after_error, _) = scored[0].mean_and_error, scored[-1].mean_and_error
+    both = scored[0].index.merge(scored[-1].index, on="sample_id", suffixes=("_before", "_after"))
+    both = both[both["valid_before"] & both["valid_after"]]
+    change = both["score_after"].astype("float64") - both["score_before"].astype("float64")
+    paired = f"{float(change.mean()):+.3f} ± {float(change.std(ddof=1)) / len(change) ** 0.5:.3f}"
     return (
         f'<p class="headline">{before:.3f} <small>± {before_error:.3f}</small> → {after:.3f} '
         f"<small>± {after_error:.3f}</small></p><p>Held-out reward of the base and the final policy, {n} samples each, "
-        "by the stock pipeline from the exported weights (± one standard error).</p>"
+        "by the stock pipeline from the exported weights (± one standard error). "
+        f"Change, sample by sample: {paired}.</p>"
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from flows.requests import Run
 from stages.artifacts import Artifact, input_of
-from stages.report_page import Picture, comparison, curve, group, page
+from stages.report_html import Picture, comparison, curve, group, page
 from stages.samples import read_table
 from tests.stages.conftest import make, make_run
 from tests.stages.test_pins import recipe

@@ -77,7 +77,8 @@ def run(request, tmp_path, threads=1, numerics_record=None, allow_numerics_chang
 
 
 def table_of(slot, name):
-    return pd.read_parquet(io.BytesIO(Artifact(input_of(slot)).read(name)))
+    """A table of the standing artifact: its columns by name, as lists."""
+    return pd.read_parquet(io.BytesIO(Artifact(input_of(slot)).read(name))).to_dict("list")
 
 
 @pytest.fixture
@@ -98,11 +99,11 @@ def test_scores_are_the_rewards_own(slot, samples_slot, tmp_path):
         Sample(planned.sample_id, planned.prompt.id, planned.prompt.text, drawn(shown))
         for planned, (_, shown) in zip(plan_of(pairs), pairs, strict=True)
     ]
-    own = [entry["ocr"] for entry in ocr.Reward(OPTIONS).score(asked)]
-    assert table["score"].tolist() == own == [1.0, 0.5, 0.0, 1.0, 0.0]
-    assert table["sample_id"].tolist() == [f"p{number}-000" for number in range(5)]
-    assert table["prompt_id"].tolist() == [f"p{number}" for number in range(5)]
-    assert table["valid"].all()
+    own = [entry["ocr"] for entry in ocr.Reward(OPTIONS).score(asked) if isinstance(entry, dict)]
+    assert table["score"] == own == [1.0, 0.5, 0.0, 1.0, 0.0]
+    assert table["sample_id"] == [f"p{number}-000" for number in range(5)]
+    assert table["prompt_id"] == [f"p{number}" for number in range(5)]
+    assert table["valid"] == [True] * 5
     assert [json.loads(details) for details in table["details"]] == [{"ocr": score} for score in own]
     assert (manifest.summary["ocr"], manifest.summary["scored"]) == (0.5, 5)
     assert "failed" not in manifest.summary
@@ -114,7 +115,7 @@ def test_a_videos_score_is_the_mean_over_the_frames_that_were_stored(slot, sampl
     source = write_samples(samples_slot, [RIGHT], pictures=[video])
     assert samples.media.VIDEO in next(samples.read_shard(Artifact(source), samples.shard_name(0))).extension
     run(scoring(slot, source), tmp_path)
-    assert table_of(slot, SCORES)["score"].tolist() == [0.75]
+    assert table_of(slot, SCORES)["score"] == [0.75]
 
 
 def test_a_sample_that_cannot_be_scored_is_tried_again_then_excluded_and_counted(slot, samples_slot, tmp_path):
@@ -122,19 +123,14 @@ def test_a_sample_that_cannot_be_scored_is_tried_again_then_excluded_and_counted
     request = scoring(slot, source, max_attempts=3, max_failed_fraction=0.25)
     manifest, _ = run(request, tmp_path)
     table = table_of(slot, SCORES)
-    assert table["valid"].tolist() == [True, False, True, True]
-    assert np.isnan(table["score"][1])
-    assert table["score"][table["valid"]].tolist() == [1.0, 0.5, 1.0]
-    assert table["error"].tolist()[0::2] == ["", ""]
+    assert table["valid"] == [True, False, True, True]
+    assert table["score"] == [1.0, pytest.approx(float("nan"), nan_ok=True), 0.5, 1.0]
+    assert [bool(error) for error in table["error"]] == [False, True, False, False]
     assert table["error"][1].startswith("ConfigError: prompt 'a sign' needs the text to render")
     assert table["details"][1] == "{}"
     calls = table_of(slot, CALLS)
-    assert calls[["shard_samples", "attempt", "failed"]].to_numpy().tolist() == [
-        [2, 0, 1],
-        [1, 1, 1],
-        [1, 2, 1],
-        [2, 0, 0],
-    ]
+    # The first shard is tried three times, the failing sample alone from the second time on; then the second shard.
+    assert (calls["shard_samples"], calls["attempt"], calls["failed"]) == ([2, 1, 1, 2], [0, 1, 2, 0], [1, 1, 1, 0])
     assert manifest.files[CALLS].kind == "record"
     assert manifest.summary["ocr"] == pytest.approx(2.5 / 3, abs=1e-15)
     assert (manifest.summary["scored"], manifest.summary["failed"]) == (3, 1)
@@ -194,7 +190,7 @@ def test_scores_of_a_crashed_attempt_are_adopted(slot, samples_slot, tmp_path):
     manifest, notes = run(request, tmp_path)
     assert notes == ["1 finished shards of an earlier attempt were adopted"]
     # Numbers that only the earlier attempt can have left.
-    assert table_of(slot, SCORES)["score"].tolist() == [0.125, 0.25, 0.0]
+    assert table_of(slot, SCORES)["score"] == [0.125, 0.25, 0.0]
     assert manifest.generation == 1
 
 
@@ -205,7 +201,7 @@ def test_scores_of_another_scorer_are_not_adopted(slot, samples_slot, tmp_path):
     crashed.shard(0, lambda: score_file(0, [("p0", 0.125), ("p1", 0.25)]))
     _, notes = run(request, tmp_path)
     assert notes == ["unfinished scores are not adopted: made by another scorer (an older model)"]
-    assert table_of(slot, SCORES)["score"].tolist() == [1.0, 0.5, 0.0]
+    assert table_of(slot, SCORES)["score"] == [1.0, 0.5, 0.0]
 
 
 def begin_as_stage(request, scorer):
@@ -246,7 +242,7 @@ def test_media_that_cannot_be_decoded_are_bad_data_and_not_a_failed_reward(slot,
 
 def test_a_changed_byte_in_a_shard_is_found_before_it_is_scored(slot, samples_slot, tmp_path):
     source = write_samples(samples_slot, [RIGHT])
-    url = Artifact(source).path_of(samples.shard_name(0))
+    url = store.join(source.url, Artifact(source).manifest.files[samples.shard_name(0)].path)
     data = bytearray(store.read(url))
     data[-1] ^= 1
     store.write(url, bytes(data))
@@ -281,7 +277,7 @@ def test_scores_do_not_depend_on_how_the_samples_were_cut(slot, samples_slot, tm
     before = table_of(slot, SCORES)
     run(scoring(slot, write_samples(samples_slot, [RIGHT, CLOSE, WRONG], per_shard=3)), tmp_path)
     assert standing(slot)[0] == 2
-    pd.testing.assert_frame_equal(table_of(slot, SCORES), before)
+    assert table_of(slot, SCORES) == before
 
 
 def consume(slot, scores):
