@@ -83,8 +83,8 @@ def _headline(evaluations: list[_Scored]) -> str:
     (before, before_error, n), (after, after_error, _) = scored[0].mean_and_error, scored[-1].mean_and_error
     both = scored[0].index.merge(scored[-1].index, on="sample_id", suffixes=("_before", "_after"))
     both = both[both["valid_before"] & both["valid_after"]]
-    change = both["score_after"].astype("float64") - both["score_before"].astype("float64")
-    paired = f"{float(change.mean()):+.3f} ± {float(change.std(ddof=1)) / len(change) ** 0.5:.3f}"
+    change = both["score_after"].to_numpy("float64") - both["score_before"].to_numpy("float64")
+    paired = f"{change.mean():+.3f} ± {change.std(ddof=1) / len(change) ** 0.5:.3f}"
     return (
         f'<p class="headline">{before:.3f} <small>± {before_error:.3f}</small> → {after:.3f} '
         f"<small>± {after_error:.3f}</small></p><p>Held-out reward of the base and the final policy, {n} samples each, "
