@@ -4,7 +4,6 @@ Exit codes: 0 done, 64 config, 65 data, 75 unavailable, 70 other.
 """
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, TypeVar
@@ -18,6 +17,7 @@ from flows import rerun as rerun_command
 from flows import status as status_command
 from flows.describe import describe_plan
 from flows.plan import DEFAULT_STORE, Settings, plan_of
+from flows.server import prefect_server
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Returned = TypeVar("Returned")
@@ -49,11 +49,15 @@ def run(
     """
     settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster, allow_numerics_change)
     plan = _or_exit(lambda: plan_of(settings))
-    _prefect_defaults()
-    # Prefect reads its settings when it is imported.
-    module = importlib.import_module(f"flows.{plan.recipe.train.train_policy.type}")
-    flow = getattr(module, plan.recipe.train.train_policy.type)
-    _or_exit(lambda: flow(recipe, store, plan.run_id, iterations, overrides, cluster, allow_numerics_change))
+    algorithm = plan.recipe.train.train_policy.type
+
+    def start() -> None:
+        with prefect_server():
+            # Prefect reads its settings when it is imported.
+            flow = getattr(importlib.import_module(f"flows.{algorithm}"), algorithm)
+            flow(recipe, store, plan.run_id, iterations, overrides, cluster, allow_numerics_change)
+
+    _or_exit(start)
 
 
 @app.command()
@@ -117,19 +121,6 @@ def _or_exit(action: Callable[[], Returned]) -> Returned:
     except CosmosRLError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(error.exit_code) from error
-
-
-def _prefect_defaults() -> None:
-    """Settings of a laptop; whatever the environment says already stays."""
-    defaults = {
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
-        # The console shows our own lines; Prefect's go to its UI.
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-    }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
 
 
 def main() -> None:

@@ -94,14 +94,18 @@ class Launcher:
                     one.look(self.config.stall_timeout_s)
                 self.display.progress(name, [one.status for one in running if one.status is not None])
         finally:
+            # All are ended before anything else that could fail.
             for one in running:
                 one.end()
+            for one in running:
+                one.keep_log()
         failures = [error for one in running if (error := one.failure()) is not None]
         for one in running:
             shutil.rmtree(one.directory, ignore_errors=True)
         if failures:
             self.display.note(str(failures[0]))
-            raise failures[0]
+            # What cannot be helped by another try comes first.
+            raise min(failures, key=lambda error: error.retryable)
 
     def _start(self, request: Request) -> "_Running":
         directory = Path(tempfile.mkdtemp(prefix=f"cosmos-flows-{request.stage}-"))
@@ -165,18 +169,22 @@ class _Running:
             self.end()
 
     def end(self) -> None:
-        """Leave no process, and put the log beside the artifact."""
+        """Leave no process."""
         if self.returncode is None:
             kill(tree(self.process.pid))
             self.returncode = self.process.poll()
             self.returncode = -9 if self.returncode is None else self.returncode
         kill(self._tree)
-        if self.log.suffix != KEPT and self.log.exists():
-            name = f"logs/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}.log"
-            data = self.log.read_bytes()
-            self.log.rename(self.log.with_suffix(KEPT))
-            self.log = self.log.with_suffix(KEPT)
-            store.write(store.join(self.request.slot, name), data)
+
+    def keep_log(self) -> None:
+        """Put the log beside the artifact. Where that fails, the stage's own words matter more."""
+        if not self.log.exists():
+            return
+        name = f"logs/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}.log"
+        try:
+            store.write(store.join(self.request.slot, name), self.log.read_bytes())
+        except CosmosRLError as error:
+            self.note(f"the log could not be kept: {error}")
 
     def failure(self) -> StageError | None:
         """Why there is no artifact: a manifest wins, then the ranks' own words, then how the process ended."""

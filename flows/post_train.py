@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from flows.launch import Launcher
 from flows.requests import Run
+from stages.artifacts import standing
 from stages.contracts import Request
 from stages.manifest import Manifest
 
@@ -51,7 +52,8 @@ def evaluate(run: Run, launcher: Launcher, k: int) -> Manifest | None:
     samples = run.evaluate(k)
     launcher.launch(f"policy-{k:04d}/evaluate", samples)
     rewards = run.rewards(samples.slot, k)
-    return launcher.launch(f"policy-{k:04d}/{_names(rewards)}", *rewards)[0]
+    launcher.launch(f"policy-{k:04d}/{_names(rewards)}", *rewards)
+    return standing(f"{samples.slot}-{run.headline_reward}")[1]
 
 
 def _is_due(run: Run, k: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import psutil
 
 from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.processes import PARENT
 from stages.contracts import STAGES, Request
 
@@ -79,12 +80,17 @@ class WarmServer:
                 text=True,
                 env=_environment(request, self._launch),
             )
-            self._read()
-        assert self._server.stdin is not None
-        self._server.stdin.write(json.dumps({"argv": list(argv), "log": str(log)}) + "\n")
-        self._server.stdin.flush()
-        while "returncode" in (reply := self._read()):
-            self._ended[reply["pid"]] = reply["returncode"]
+            self._wait_until_ready()
+        try:
+            assert self._server.stdin is not None
+            self._server.stdin.write(json.dumps({"argv": list(argv), "log": str(log)}) + "\n")
+            self._server.stdin.flush()
+            while "returncode" in (reply := self._read()):
+                self._ended[reply["pid"]] = reply["returncode"]
+        except BrokenPipeError as error:
+            raise StageError.of("killed", "the fork server ended; it is started again for the next try") from error
+        # The system gives numbers out again.
+        self._ended.pop(reply["pid"], None)
         return WarmProcess(reply["pid"], self)
 
     def returncode(self, pid: int) -> int | None:
@@ -100,6 +106,12 @@ class WarmServer:
                 return -signal.SIGKILL
             self._ended[reply["pid"]] = reply["returncode"]
         return self._ended[pid]
+
+    def _wait_until_ready(self) -> None:
+        try:
+            self._read()
+        except BrokenPipeError as error:
+            raise StageError.of("crash", "the fork server did not start; its words are above") from error
 
     def _read(self) -> dict[str, Any]:
         assert self._server is not None

@@ -34,6 +34,12 @@ class Run:
         """Whether iterations are rollout, reward, update (True) or finetune (False)."""
         return self.recipe.train.train_policy.rewarded
 
+    @property
+    def headline_reward(self) -> str:
+        """The reward that the run is judged by: the first that trains, or the first; empty without any."""
+        ordered = sorted(self.recipe.rewards, key=lambda reward: reward.role != "train")
+        return ordered[0].fn.name if ordered else ""
+
     def slot(self, *names: str) -> str:
         """URL of a slot of this run."""
         return store.join(self.url, *names)
@@ -194,7 +200,7 @@ class Run:
     def report(self, iterations: int, evaluated: list[int]) -> Request:
         """The page about all of it."""
         ks = range(iterations)
-        reward = self.recipe.rewards[0].fn.name if self.recipe.rewards else ""
+        reward = self.headline_reward
         config = contracts.Report(title=self.plan.run_id, reward=reward)
         inputs: dict[str, tuple[Input, ...]] = {"updates": tuple(input_of(self.policy_after(k + 1)) for k in ks)}
         if self.trains_on_rewards:

@@ -1,5 +1,7 @@
 """What every flow does around the loop: plan, freeze, run, say how it went."""
 
+import shlex
+
 from prefect.runtime import flow_run
 
 from cosmos_rl_core.errors import ConfigError
@@ -40,14 +42,16 @@ def train(settings: Settings, algorithm: str) -> None:
 def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
     """What a run says last: where things are, how to go on, and the held-out reward."""
     iterations = run.recipe.train.num_iterations
-    options = f"--store {settings.store} --run-id {run.plan.run_id} --iterations {2 * iterations}"
+    options = ["--store", settings.store, "--run-id", run.plan.run_id, "--iterations", str(2 * iterations)]
+    options += [word for override in settings.overrides for word in ("--set", override)]
+    options += ["--cluster", settings.cluster] if settings.cluster else []
     lines = [
         f"report: {run.slot('report')}/{result.report.files['index.html'].path}",
-        f"go on: cosmos-flows run {settings.recipe} {options}",
+        f"go on: {shlex.join(['cosmos-flows', 'run', settings.recipe, *options])}",
     ]
     if result.before is None or result.after is None:
         return lines
-    name = run.recipe.rewards[0].fn.name
+    name = run.headline_reward
     (before, before_error), (after, after_error) = (_score(scores, name) for scores in (result.before, result.after))
     count = result.after.summary["scored"]
     return [
@@ -58,5 +62,6 @@ def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
 
 
 def _score(scores: Manifest, name: str) -> tuple[str, str]:
-    """Mean and standard error."""
-    return f"{scores.summary[name]:.3f}", f"{scores.summary['standard_error']:.3f}"
+    """Mean and standard error, which a single sample does not have."""
+    error = scores.summary["standard_error"]
+    return f"{scores.summary[name]:.3f}", "?" if error is None else f"{error:.3f}"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from stages import contracts
@@ -83,7 +84,7 @@ def _headline(evaluations: list[_Scored]) -> str:
     (before, before_error, n), (after, after_error, _) = scored[0].mean_and_error, scored[-1].mean_and_error
     both = scored[0].index.merge(scored[-1].index, on="sample_id", suffixes=("_before", "_after"))
     both = both[both["valid_before"] & both["valid_after"]]
-    change = both["score_after"].to_numpy("float64") - both["score_before"].to_numpy("float64")
+    change = np.asarray(both["score_after"], np.float64) - np.asarray(both["score_before"], np.float64)
     paired = f"{change.mean():+.3f} ± {change.std(ddof=1) / len(change) ** 0.5:.3f}"
     return (
         f'<p class="headline">{before:.3f} <small>± {before_error:.3f}</small> → {after:.3f} '

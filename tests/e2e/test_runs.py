@@ -32,7 +32,8 @@ def reward_of(flows: Flows) -> Request:
 def test_the_same_command_again_runs_nothing(flows: Flows, reference: Flows) -> None:
     before = flows.manifests()
     said = flows.run()
-    assert said.count("stands") == len(before)
+    # The embeddings stand too, beside the runs that share them.
+    assert said.count("stands") == len(before) + 1
     require_untouched(flows, before)
     require_same_run(flows, reference)
 
@@ -47,11 +48,26 @@ def test_a_rerun_is_made_again_shows_in_the_status_and_leaves_equal_artifacts_be
 
     assert "generation 2" in " ".join(flows.command("status").split())
     assert set(flows.manifests()) - set(before) == {f"{REWARD}/manifest.2.json"}
-    _, manifest = standing(str(flows.root / REWARD))
+    require_same_run(flows, reference)
+
+
+@pytest.mark.xfail(strict=True, reason="use_layout's key lacks the generation: shards of an ended one are adopted")
+def test_a_generation_that_was_ended_gives_no_shards_to_the_next(flows: Flows) -> None:
+    request = reward_of(flows)
+    invalidate(request.slot, 1, "the scorer was broken")
+    by_hand(flows, request).finish(expect=0)
+    _, manifest = standing(request.slot)
     assert manifest is not None
     assert {Path(entry.path).parts[1] for entry in manifest.files.values()} == {manifest.attempt}
+
+
+def test_an_artifact_that_lost_a_shard_is_made_again(flows: Flows, reference: Flows) -> None:
+    request = reward_of(flows)
+    _, manifest = standing(request.slot)
+    assert manifest is not None
+    flows.forget(f"{REWARD}/{manifest.files['scores/00000.json'].path}")
+    assert "scores/00000.json is missing" in by_hand(flows, request).finish(expect=0)
     require_same_run(flows, reference)
-    assert (flows.root / "report").exists()
 
 
 def test_a_recipe_edited_between_two_tries_is_refused_by_name(flows: Flows) -> None:
@@ -99,7 +115,7 @@ def test_a_stage_by_hand_exits_as_documented(flows: Flows) -> None:
     elsewhere = request.model_copy(update={"slot": f"{flows.folder}/broken.json/reward"})
     assert "broken.json/reward" in by_hand(flows, elsewhere).finish(expect=75)
 
-    invalidate(request.slot, "to be scored from damaged samples")
+    flows.forget(REWARD)
     _, rollout = standing(str(flows.root / ROLLOUT))
     assert rollout is not None
     shard = flows.root / ROLLOUT / rollout.files["samples/00000.tar"].path
@@ -107,6 +123,7 @@ def test_a_stage_by_hand_exits_as_documented(flows: Flows) -> None:
     assert "is not what was committed" in by_hand(flows, request).finish(expect=65)
 
 
+@pytest.mark.slow
 def test_shards_of_other_numerics_are_not_adopted_and_that_is_said(flows: Flows) -> None:
     flows.forget(ROLLOUT)
     request = flows.planned.rollout(ITERATIONS - 1)

@@ -1,0 +1,67 @@
+"""A Prefect server for one command, where none is configured. It dies with the command, however the command dies."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.processes import PARENT
+
+STARTUP_S = 120.0
+"""The first start on a machine makes the database."""
+
+QUIET = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    # The console shows our own lines; Prefect's go to its UI.
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+}
+"""Prefect's settings on a laptop; whatever the environment says already stays."""
+
+
+@contextmanager
+def prefect_server() -> Iterator[None]:
+    """Set ``PREFECT_API_URL`` to a server of our own on 127.0.0.1, unless it is set. Enter before Prefect is imported.
+
+    Prefect's own temporary server is stopped by an exit handler, which a killed process does not run.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    if "PREFECT_API_URL" in os.environ:
+        yield
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    app = ["uvicorn", "--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1", "--port", str(port)]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "cosmos_rl_core.processes", sys.executable, "-m", *app, "--log-level", "error"],
+        env=os.environ | {PARENT: str(os.getpid())},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        _wait_until_healthy(server, f"http://127.0.0.1:{port}/api")
+        os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+        yield
+    finally:
+        os.environ.pop("PREFECT_API_URL", None)
+        server.terminate()
+        server.wait()
+
+
+def _wait_until_healthy(server: subprocess.Popen[bytes], url: str) -> None:
+    end_s = time.monotonic() + STARTUP_S
+    while time.monotonic() < end_s and server.poll() is None:
+        try:
+            if httpx.get(f"{url}/health", timeout=5.0).is_success:
+                return
+        except httpx.TransportError:
+            time.sleep(0.2)
+    raise UnavailableError(f"Prefect's server did not start in {STARTUP_S:g} s; set PREFECT_API_URL to one that runs")

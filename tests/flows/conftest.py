@@ -1,0 +1,66 @@
+"""A recipe and its prompts, to be planned."""
+
+from pathlib import Path
+
+import pytest
+
+RECIPE = """
+[policy]
+model_name_or_path = "package:tiny-sd3"
+lora = { r = 2 }
+
+[train]
+num_iterations = 2
+train_batch_per_replica = 8
+optm_lr = 1e-3
+optm_warmup_steps = 3
+optm_decay_type = "linear"
+max_num_steps = 8
+
+[train.train_policy]
+type = "nft"
+batch_size_per_optimize = 4
+timesteps_fraction = 1.0
+
+[train.train_policy.dataset]
+name = "ocr"
+local_dir = "WORDS"
+
+[rollout]
+n_generation = 4
+
+[[rewards]]
+fn = { name = "ocr", line_width = 96 }
+"""
+"""Two prompts of four samples an iteration, in two optimizer steps."""
+
+
+@pytest.fixture
+def words(tmp_path: Path):
+    """A prompt directory; called with lines, it is rewritten."""
+    folder = tmp_path / "words"
+    folder.mkdir()
+
+    def write(*lines: str) -> str:
+        (folder / "train.txt").write_text("\n".join(lines), encoding="utf-8")
+        return str(folder)
+
+    write(*(f'a sign that says "{word}"' for word in ("AC", "K7", "HP", "XY")))
+    return write
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, words):
+    """Path of a recipe; called with replacements, it is rewritten."""
+    path = tmp_path / "tiny.toml"
+
+    def write(*replacements: tuple[str, str]) -> str:
+        text = RECIPE.replace("WORDS", str(tmp_path / "words"))
+        for old, new in replacements:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    write()
+    return write

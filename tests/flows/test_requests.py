@@ -1,0 +1,155 @@
+import io
+import json
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cosmos_rl_core import store
+from cosmos_rl_core.errors import ConfigError
+from flows import cli
+from flows.requests import Run
+from flows.rerun import rerun
+from flows.status import table
+from stages.artifacts import standing, why_stale
+from tests.hand_made import make, make_run, planned
+
+
+@pytest.mark.parametrize("num_words", [4, 6])
+def test_each_epoch_uses_every_prompt_once(recipe, words, tmp_path, num_words):
+    words(*(f'a sign that says "{letter}"' for letter in "ABCDEF"[:num_words]))
+    run = planned(recipe(), tmp_path)
+    every = sorted(prompt.id for prompt in run.plan.prompts)
+    per_epoch = num_words // 2
+    epochs = [
+        [prompt.id for k in range(per_epoch) for prompt in run.prompts_of(epoch * per_epoch + k)] for epoch in range(4)
+    ]
+    assert [sorted(epoch) for epoch in epochs] == [every] * 4
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+
+
+def test_an_epoch_of_whole_iterations_leaves_the_rest_to_later_ones(recipe, words, tmp_path):
+    words(*(f'a sign that says "{letter}"' for letter in "ABCDE"))
+    run = planned(recipe(), tmp_path)
+    epochs = [[prompt.id for k in (0, 1) for prompt in run.prompts_of(2 * epoch + k)] for epoch in range(8)]
+    assert all(len(set(epoch)) == 4 for epoch in epochs)
+    assert len({prompt for epoch in epochs for prompt in epoch}) == 5
+
+
+def test_the_prompts_of_an_iteration_depend_on_the_seed_alone(recipe, tmp_path):
+    one = planned(recipe(), tmp_path, run_id="one")
+    longer = planned(recipe(), tmp_path, run_id="longer", iterations=50)
+    other = planned(recipe(), tmp_path, run_id="other", overrides=("train.seed=1",))
+    assert [one.prompts_of(k) for k in range(20)] == [longer.prompts_of(k) for k in range(20)]
+    assert [one.prompts_of(k) for k in range(20)] != [other.prompts_of(k) for k in range(20)]
+
+
+def test_learning_rates_are_resolved_to_each_iterations_steps(recipe, tmp_path):
+    run = make_run(recipe(), tmp_path, iterations=4)
+    make(run.rollout(4), {"samples": b"rollout 4"})
+    make(run.rewards(run.iteration(4, "rollout"), 4)[0], {"scores": b"s"})
+    steps = [run.update(k).config.model_dump()["steps"] for k in range(5)]
+    # Three steps of warm-up from 0, one at the peak, five down to 0; two an iteration.
+    expected = [(0, 5e-4), (1e-3, 1e-3), (8e-4, 6e-4), (4e-4, 2e-4), (0, 0)]
+    assert [step["lrs"] for step in steps] == [pytest.approx(lrs, abs=1e-12) for lrs in expected]
+    assert [step["first_step"] for step in steps] == [0, 2, 4, 6, 8]
+    assert [step["ema_decays"] for step in steps] == [(None, None)] * 5
+
+
+def test_the_average_decays_by_steps_not_by_iterations(recipe, tmp_path):
+    run = make_run(recipe(("optm_lr = 1e-3", "optm_lr = 1e-3\nema_enable = true\nema_decay = 0.25")), tmp_path)
+    steps = [run.update(k).config.model_dump()["steps"]["ema_decays"] for k in (0, 1)]
+    assert steps == [pytest.approx((1 / 10, 2 / 11)), pytest.approx((3 / 12, 1 / 4))]
+
+
+def test_more_iterations_leave_every_artifact_standing(recipe, tmp_path):
+    make_run(recipe(), tmp_path)
+    longer = planned(recipe(), tmp_path, run_id="hand", iterations=9)
+    for request in (longer.policy(), longer.embed(), longer.rollout(1), longer.update(0), longer.update(1)):
+        _, manifest = standing(request.slot)
+        assert manifest is not None
+        assert why_stale(manifest, request) is None
+
+
+def test_the_first_rollout_reads_the_one_copy_that_version_0_has(recipe, tmp_path):
+    run = make_run(recipe(), tmp_path, iterations=1)
+    assert run.rollout(0).one("policy").part == "current"
+    assert run.rollout(1).one("policy").part == "old"
+    assert run.rollout(1).one("policy").url == run.iteration(0, "update")
+
+
+def test_embeddings_are_shared_by_runs_that_ask_for_the_same(recipe, tmp_path):
+    one = planned(recipe(), tmp_path, run_id="one")
+    other_seed = planned(recipe(), tmp_path, run_id="two", overrides=("train.seed=1", "train.optm_lr=1"))
+    shorter = planned(recipe(), tmp_path, run_id="three", overrides=("policy.diffusers.max_prompt_length=5",))
+    assert one.embed().slot == other_seed.embed().slot
+    assert one.embed().slot.startswith(str(tmp_path / "store" / "dataset"))
+    assert one.embed().slot != shorter.embed().slot
+
+
+def test_rerun_says_what_it_costs_and_ends_one_generation(recipe, tmp_path):
+    run = make_run(recipe(), tmp_path)
+    slot = run.iteration(0, "reward-ocr")
+    lines = rerun(run.store_url, "hand", 0, "reward-ocr")
+    assert lines == [
+        "stale if reward-ocr comes out differently: 4 artifacts, 72 s to make again",
+        "  iteration-0000/update",
+        "  iteration-0001/rollout",
+        "  iteration-0001/reward-ocr",
+        "  iteration-0001/update",
+        f"invalidated generation 1 of {slot}; run the recipe again to make it",
+    ]
+    assert standing(slot) == (2, None)
+    assert json.loads(store.read(store.join(slot, "invalidated.1.json")))["reason"].startswith("asked for by")
+    assert store.size(store.join(slot, "manifest.1.json")) is not None
+    with pytest.raises(ConfigError, match="reward-ocr of iteration 0 of hand has no artifact that stands; just run it"):
+        rerun(run.store_url, "hand", 0, "reward-ocr")
+
+
+def test_what_is_below_a_rerun_stands_or_falls_with_its_bytes(recipe, tmp_path):
+    run = make_run(recipe(), tmp_path)
+    rerun(run.store_url, "hand", 0, "reward-ocr")
+    (reward,) = run.rewards(run.iteration(0, "rollout"), 0)
+    _, update = standing(run.iteration(0, "update"))
+    assert update is not None
+    assert make(reward, {"scores": b"scores"}).generation == 2
+    assert why_stale(update, run.update(0)) is None
+    rerun(run.store_url, "hand", 0, "reward-ocr")
+    make(reward, {"scores": b"other scores"})
+    assert why_stale(update, run.update(0)) == "scores changed since update was made"
+
+
+def test_rerun_of_an_unknown_stage_lists_the_known_ones(recipe, tmp_path):
+    run = make_run(recipe(), tmp_path, iterations=1)
+    with pytest.raises(ConfigError, match="unknown stage 'reward'; known: rollout, reward-ocr, update"):
+        rerun(run.store_url, "hand", 0, "reward")
+    ended = CliRunner().invoke(
+        cli.app, ["rerun", "hand", "--iteration", "5", "--stage", "update", "--store", run.store_url]
+    )
+    assert ended.exit_code == 64
+    assert "update of iteration 5 of hand has no artifact that stands" in ended.stderr
+
+
+def test_status_shows_what_stands_what_was_made_again_and_the_reward(recipe, tmp_path):
+    run = make_run(recipe(), tmp_path, iterations=1)
+    rerun(run.store_url, "hand", 0, "update")
+    assert cells_of(run) == [
+        ["iteration", "rollout", "reward-ocr", "update"],
+        ["0000", "10.0 s", "2.0 s 0.250", "to be made (generation 2)"],
+        ["0001", "-", "-", "-"],
+    ]
+    make(run.update(0), {"current/w": b"again", "old/w": b"old again"}, seconds=31.0)
+    assert cells_of(run)[1] == ["0000", "10.0 s", "2.0 s 0.250", "31.0 s (generation 2)"]
+
+
+def test_status_shows_iterations_beyond_the_first_plan(recipe, tmp_path):
+    run = make_run(recipe(), tmp_path, iterations=3)
+    assert [row[0] for row in cells_of(run)] == ["iteration", "0000", "0001", "0002"]
+
+
+def cells_of(run: Run) -> list[list[str]]:
+    """The rows of the status table as it is printed."""
+    printed = io.StringIO()
+    Console(file=printed, width=200).print(table(run.store_url, run.plan.run_id))
+    rows = [line.replace("┃", "│").split("│") for line in printed.getvalue().splitlines() if "│" in line or "┃" in line]
+    return [[cell.strip() for cell in row[1:-1]] for row in rows]

@@ -1,0 +1,81 @@
+"""Artifacts and runs made by hand, from given bytes: what commits, plans and requests are tested on."""
+
+from pathlib import Path
+from typing import Any
+
+from cosmos_rl_core import store
+from flows.plan import Settings, freeze, plan_of
+from flows.requests import Run
+from stages import contracts
+from stages.artifacts import Attempt
+from stages.contracts import Input, Request
+from stages.manifest import Manifest
+
+NUMERICS = {"python": "3.11", "threads": 1}
+
+
+def report(slot: str, title: str = "t", seed: int = 0, **inputs: tuple[Input, ...]) -> Request:
+    """A Request without required inputs."""
+    config = contracts.Report(title=title, reward="ocr")
+    return Request(stage="report", slot=slot, seed=seed, config=config, inputs=inputs)
+
+
+def begin(
+    request: Request,
+    notes: list[str] | None = None,
+    numerics: dict[str, Any] = NUMERICS,
+    layout: dict[str, Any] | None = None,
+) -> Attempt:
+    """An attempt at an artifact that does not stand."""
+    notes = [] if notes is None else notes
+    generation, attempt_id, already = Attempt.begin(request, notes.append)
+    assert already is None
+    attempt = Attempt(request, numerics, generation, attempt_id)
+    cut = {} if layout is None else attempt.layout(layout, notes.append)
+    attempt.use_layout(cut, attempt.generation)
+    return attempt
+
+
+def commit(attempt: Attempt, notes: list[str] | None = None, **summary: Any) -> Manifest:
+    """Commit what the attempt has written."""
+    return attempt.commit(attempt.files, summary, [].append if notes is None else notes.append)
+
+
+def make(
+    request: Request, files: dict[str, bytes] | None = None, notes: list[str] | None = None, **summary: Any
+) -> Manifest:
+    """Make a Request's artifact from given result bytes."""
+    attempt = begin(request, notes)
+    for name, data in ({"a": b"1"} if files is None else files).items():
+        attempt.put(name, data)
+    return commit(attempt, notes, **summary)
+
+
+def remove(url: str) -> None:
+    """Lose an object."""
+    fs, path = store._resolve(url)
+    fs.rm_file(path)
+
+
+def planned(path: str, tmp_path: Path, **settings: Any) -> Run:
+    """A frozen run in an own store."""
+    url = str(tmp_path / "store")
+    return Run(freeze(plan_of(Settings(path, url, **settings)), url), url)
+
+
+def make_iteration(run: Run, k: int, scores: bytes = b"scores") -> None:
+    """Rollout, reward and update of one iteration."""
+    make(run.rollout(k), {"samples": b"rollout %d" % k}, seconds=10.0)
+    (reward,) = run.rewards(run.iteration(k, "rollout"), k)
+    make(reward, {"scores": scores}, seconds=2.0, ocr=0.25 * (k + 1))
+    make(run.update(k), {"current/w": b"%d" % k, "old/w": b"old %d" % k}, seconds=30.0)
+
+
+def make_run(path: str, tmp_path: Path, iterations: int = 2) -> Run:
+    """A run called ``hand``: policy, embeddings and iterations."""
+    run = planned(path, tmp_path, run_id="hand")
+    make(run.policy(), {"current/w": b"start"})
+    make(run.embed(), {"embeddings": b"e"})
+    for k in range(iterations):
+        make_iteration(run, k)
+    return run
