@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from cosmos_rl_core import plugins, seeds, store
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig
+from cosmos_rl_core.config.train import RewardedOptions, SupervisedOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.schedules import ema_decay, lr_factor
 from flows.plan import Plan, run_url
@@ -107,7 +108,10 @@ class Run:
 
     def _reward(self, reward: RewardConfig, samples: str, k: int | None) -> Request:
         config = contracts.Reward(
-            reward=reward.fn, max_attempts=reward.max_attempts, max_failed_fraction=reward.max_failed_fraction
+            reward=reward.fn,
+            scorer=plugins.load("rewards", reward.fn.name).Reward(reward.fn).version,
+            max_attempts=reward.max_attempts,
+            max_failed_fraction=reward.max_failed_fraction,
         )
         folder, _, name = samples.rpartition("/")
         prefix = "reward" if name == "rollout" else name
@@ -119,6 +123,7 @@ class Run:
         """Policy k to policy k + 1."""
         recipe = self.recipe
         options = recipe.train.train_policy
+        assert isinstance(options, RewardedOptions)
         algorithm = plugins.load("algorithms", options.type).Algorithm(options)
         num_steps = options.mu_iterations * (
             recipe.train.train_batch_per_replica
@@ -149,6 +154,7 @@ class Run:
         """A range of supervised steps: policy k to policy k + 1."""
         recipe, diffusers = self.recipe, self.recipe.policy.diffusers
         options = recipe.train.train_policy
+        assert isinstance(options, SupervisedOptions)
         config = contracts.Finetune(
             model=self.plan.model,
             lora=recipe.policy.lora,

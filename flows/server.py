@@ -49,6 +49,8 @@ def prefect_server() -> Iterator[None]:
     try:
         _wait_until_healthy(server, f"http://127.0.0.1:{port}/api")
         os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+        # Log lines are sent late, by a thread that would still be sending when this server is gone.
+        os.environ.setdefault("PREFECT_LOGGING_TO_API_ENABLED", "false")
         yield
     finally:
         os.environ.pop("PREFECT_API_URL", None)

@@ -223,17 +223,16 @@ class Attempt:
         return found["layout"]
 
     def use_layout(self, layout: dict[str, Any], generation: int) -> None:
-        """All ranks: work by this layout. Shards are shared between attempts of one layout and equal numerics."""
+        """All ranks: work by this layout. Shards pass between attempts of one generation, layout and equal numerics."""
         self.generation = generation
-        key = digest(
-            {
-                "recipe": self.request.recipe,
-                "inputs": self.request.input_contents,
-                "layout": layout,
-                "numerics": self.numerics,
-            }
-        )
-        self._shards = f"shards/{key[:32]}"
+        key = {
+            "recipe": self.request.recipe,
+            "inputs": self.request.input_contents,
+            "layout": layout,
+            "generation": generation,
+            "numerics": self.numerics,
+        }
+        self._shards = f"shards/{digest(key)[:32]}"
 
     def put(self, name: str, data: bytes, kind: Literal["result", "record"] = "result") -> None:
         """Write one file of the artifact under this attempt's prefix."""

@@ -13,7 +13,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.config.train import AnyAlgorithm, AnyReward
+from cosmos_rl_core.config.train import AnyReward, AnyRewarded, AnySupervised
 from cosmos_rl_core.datasets._base import Prompt
 
 FORMAT = 1
@@ -77,7 +77,7 @@ class Embed(StageConfig):
     distributed = True
     model: ModelRef
     prompts: tuple[Prompt, ...]
-    """The prompts; the empty (negative) prompt must be among them if anything is guided."""
+    """The prompts; the empty one, for guidance, is added."""
     max_prompt_length: int
     prompts_per_shard: int = 256
 
@@ -121,6 +121,8 @@ class Reward(StageConfig):
     torch = False
     inputs = {"samples": "one"}
     reward: AnyReward
+    scorer: str
+    """The version of what computes the score: another one is asked anew."""
     max_attempts: int
     """Tries of a sample that fails before it is excluded."""
     max_failed_fraction: float
@@ -137,7 +139,7 @@ class Update(StageConfig):
     model: ModelRef
     lora: LoraConfig | None
     gradient_checkpointing: bool
-    algorithm: AnyAlgorithm
+    algorithm: AnyRewarded
     reward_weights: dict[str, float]
     """Weight of each reward in the sum that trains; monitored rewards are not here."""
     num_steps: int
@@ -159,7 +161,7 @@ class Finetune(StageConfig):
     model: ModelRef
     lora: LoraConfig | None
     gradient_checkpointing: bool
-    algorithm: AnyAlgorithm
+    algorithm: AnySupervised
     media: MediaShape
     weighting_scheme: Literal["logit_normal", "uniform"]
     logit_mean: float

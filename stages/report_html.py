@@ -151,13 +151,12 @@ def provenance(manifests: Sequence[Manifest]) -> str:
         (
             m.stage,
             "" if m.iteration is None else str(m.iteration),
-            str(m.generation),
             m.content[:16],
             m.fingerprint[:16],
         )
         for m in manifests
     ]
     rows = "".join("<tr>" + "".join(f"<td><code>{escape(c)}</code></td>" for c in row) + "</tr>" for row in cells)
-    head = "".join(f"<th>{name}</th>" for name in ("stage", "iteration", "generation", "content", "fingerprint"))
+    head = "".join(f"<th>{name}</th>" for name in ("stage", "iteration", "content", "fingerprint"))
     shown = f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
     return f"<h2>Made from</h2><details><summary>{len(cells)} artifacts</summary>{shown}</details>"

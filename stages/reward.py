@@ -8,7 +8,7 @@ from typing import Any, cast
 import pandas as pd
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.errors import ArtifactError, RewardError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, RewardError, UnavailableError
 from cosmos_rl_core.rewards._base import Reward, Sample
 from stages import contracts
 from stages.artifacts import Artifact
@@ -29,11 +29,9 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     samples = Artifact(request.one("samples"))
     reward: Reward = plugins.load("rewards", config.reward.name).Reward(config.reward)
     names = shard_names(samples)
-    layout = {"shards": names, "scorer": reward.version}
-    committed = context.layout(layout)
-    if committed != layout:
-        context.outcome.note(f"unfinished scores are not adopted: made by another scorer ({committed['scorer']})")
-        context.attempt.use_layout(layout, context.attempt.generation)
+    if reward.version != config.scorer:
+        raise ConfigError(f"this process would score with {reward.version}, the request asks for {config.scorer}")
+    context.layout({"shards": names})
     rows: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for index, name in enumerate(names):
@@ -67,12 +65,12 @@ def _sample(stored: StoredSample) -> Sample:
 def _score(
     reward: Reward, samples: list[Sample], config: contracts.Reward, calls: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Scores of one shard; samples that fail are tried again alone, up to ``max_attempts`` times in all."""
+    """Scores of one shard; those that fail are tried again together, up to ``max_attempts`` times in all."""
     results: dict[str, dict[str, float] | Exception] = {}
     waiting = samples
     for attempt in range(config.max_attempts):
         started_s = time.monotonic()
-        outcomes = dict(zip([s.sample_id for s in waiting], reward.score(waiting), strict=True))
+        outcomes = dict(zip([s.sample_id for s in waiting], _outcomes(reward, waiting), strict=True))
         results |= {sample_id: _finite(outcome, config.reward.name) for sample_id, outcome in outcomes.items()}
         failed = [s for s in waiting if isinstance(results[s.sample_id], Exception)]
         seconds = time.monotonic() - started_s
@@ -81,6 +79,21 @@ def _score(
         if not waiting:
             break
     return [_row(sample, results[sample.sample_id], config.reward.name) for sample in samples]
+
+
+def _outcomes(reward: Reward, samples: list[Sample]) -> list[dict[str, float] | Exception]:
+    """Scores or failures, one a sample. Where scoring them together raises, each is scored alone.
+
+    An :class:`UnavailableError` passes: then it is the scorer that is away, and no sample's fault.
+    """
+    try:
+        return reward.score(samples)
+    except UnavailableError:
+        raise
+    except Exception as error:
+        if len(samples) == 1:
+            return [error]
+        return [outcome for sample in samples for outcome in _outcomes(reward, [sample])]
 
 
 def _finite(outcome: dict[str, float] | Exception, name: str) -> dict[str, float] | Exception:

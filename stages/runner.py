@@ -150,9 +150,10 @@ def execute(request: Request, settings: Settings, outcome: Outcome) -> Manifest:
         if ranks.rank != 0:
             return Manifest.model_validate(ranks.broadcast(None))
         summary["seconds"] = round(time.monotonic() - started_s, 3)
-        manifest = attempt.commit(files, summary, outcome.note)
+        # Before the commit: a kill between the two must not leave an artifact whose numerics nobody is held to.
         if settings.numerics_record is not None:
             store.put_if_absent(settings.numerics_record, canonical_json(found))
+        manifest = attempt.commit(files, summary, outcome.note)
         return Manifest.model_validate(ranks.broadcast(manifest.model_dump(mode="json")))
     finally:
         ranks.close()
@@ -185,18 +186,35 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
 
 
 def _check_numerics(stage: str, found: dict[str, Any], settings: Settings, outcome: Outcome) -> None:
-    """The first artifact of a stage in a run pins its numerics; later ones must equal them or be allowed not to."""
-    pinned = store.read_if_exists(settings.numerics_record) if settings.numerics_record else None
-    if pinned is None or (first := json.loads(pinned)) == found:
+    """The first artifact of a stage in a run pins its numerics; later ones must equal them or be allowed not to.
+
+    A stage that has pinned nothing yet is held to what it shares with the run's first one, the policy.
+    """
+    if settings.numerics_record is None:
         return
-    changes = ", ".join(differences(first, found))
+    folder = settings.numerics_record.rpartition("/")[0]
+    own, first = (_pinned(store.join(folder, f"{name}.json")) for name in (stage, "policy"))
+    changes = differences(own, found) if own else differences(*_shared(first, found)) if first else []
+    if not changes:
+        return
     if not settings.allow_numerics_change:
         raise ConfigError(
-            f"this run began {stage} under other numerics ({changes}); "
-            "its results would not be those of an uninterrupted run. "
-            "Continue under the old ones, or accept the change with --allow-numerics-change"
+            f"this run began {stage} under other numerics ({', '.join(changes)}); its results would not be those of an "
+            "uninterrupted run. Continue under the old ones, or accept the change with --allow-numerics-change"
         )
-    outcome.note(f"numerics changed, as allowed: {changes}")
+    outcome.note(f"numerics changed, as allowed: {', '.join(changes)}")
+
+
+def _pinned(url: str) -> dict[str, Any] | None:
+    data = store.read_if_exists(url)
+    return None if data is None else json.loads(data)
+
+
+def _shared(first: dict[str, Any], found: dict[str, Any]) -> list[dict[str, Any]]:
+    """What both stages have; the number of ranks may differ from stage to stage."""
+    packages = first["packages"].keys() & found["packages"].keys()
+    keys = (first.keys() & found.keys()) - {"world_size", "packages"}
+    return [{k: n[k] for k in keys} | {p: n["packages"][p] for p in packages} for n in (first, found)]
 
 
 def _is_collective(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from cosmos_rl_core.algorithms._base import Algorithm, Batch, Loss
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.distributed import Group
-from cosmos_rl_core.errors import CosmosRLError
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from cosmos_rl_core.models._base import Conditioning, Model
 from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights
 from cosmos_rl_core.training import load_optimizer_state, loss_share, make_optimizer, optimizer_state, optimizer_step
@@ -143,7 +143,7 @@ def check_clocks(policy: Input, iteration: int, first_step: int) -> None:
     expected = {"iteration": iteration, "optimizer_step": first_step}
     found = artifact.json(CLOCKS) if artifact.names(CLOCKS) else {"iteration": 0, "optimizer_step": 0}
     if found != expected:
-        raise CosmosRLError(f"the policy at {policy.url} has clocks {found}, this range begins at {expected}")
+        raise ArtifactError(f"the policy at {policy.url} has clocks {found}, this range begins at {expected}")
 
 
 def my_share(items: list[Callable[[float], MicroBatch]], group: Group) -> list[MicroBatch]:

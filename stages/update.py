@@ -107,15 +107,13 @@ def _copies(config: contracts.Update) -> list[str]:
 
 
 def _check_behaviour(request: Request, part: str) -> None:
-    """The weights that made the rollouts must be this policy's own ``part``.
-
-    A staler behaviour would need a copy of its own.
-    """
+    """The weights that made the rollouts must be this policy's own ``part``: the loss reflects about exactly those."""
     manifest = Artifact(request.one("policy")).manifest
     own = manifest.part_content(part if manifest.has_part(part) else "current")
-    if {source.content for source in request.inputs["behaviours"]} != {own}:
+    made_by = {Artifact(source).manifest.inputs["policy"][0].content for source in request.inputs["rollouts"]}
+    if made_by | {source.content for source in request.inputs["behaviours"]} != {own}:
         raise ConfigError(
-            f"the rollouts were not made by this policy's own {part!r} weights; only such rollouts are trained on"
+            f"the rollouts were not made by this policy's own {part!r} weights; no others can be trained on"
         )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
 
 from cosmos_rl_core.algorithms._base import Batch, Loss
-from cosmos_rl_core.config.train import AlgorithmOptions
+from cosmos_rl_core.config.train import RewardedOptions
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
@@ -25,10 +25,9 @@ _DECAYS = {0: (0, 0.0, 0.0), 1: (0, 0.001, 0.5), 2: (75, 0.0075, 0.999)}
 """Of the old copy, by ``weight_copy_decay_type``: iterations without memory, rise per iteration after them, ceiling."""
 
 
-class Options(AlgorithmOptions):
+class Options(RewardedOptions):
     """DiffusionNFT. Names are cosmos-rl's."""
 
-    rewarded: ClassVar[bool] = True
     type: Literal["nft"]  # pyright: ignore[reportIncompatibleVariableOverride]
     kl_beta: float = Field(default=1e-4, ge=0)
     """Weight of the squared distance to the base model; 0 saves the reference's forward pass."""

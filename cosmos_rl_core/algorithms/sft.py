@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Literal
 
 from cosmos_rl_core.algorithms._base import Batch, Loss
-from cosmos_rl_core.config.train import AlgorithmOptions
+from cosmos_rl_core.config.train import SupervisedOptions
 from cosmos_rl_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,13 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Options(AlgorithmOptions):
+class Options(SupervisedOptions):
     """Supervised fine-tuning."""
 
-    rewarded: ClassVar[bool] = False
     type: Literal["sft"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    steps_per_iteration: int = Field(default=100, ge=1)
-    """Optimizer steps of one iteration, each on ``batch_size_per_optimize`` samples of the dataset."""
 
 
 class Algorithm:

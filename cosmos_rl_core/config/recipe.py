@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.policy import PolicyConfig
-from cosmos_rl_core.config.train import AnyAlgorithm, AnyDataset, AnyReward, EmaConfig, OptimizerConfig
+from cosmos_rl_core.config.train import AnyAlgorithm, AnyDataset, AnyReward, EmaConfig, OptimizerConfig, RewardedOptions
 from cosmos_rl_core.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ class TrainConfig(OptimizerConfig, EmaConfig):
     num_iterations: int = Field(ge=1, json_schema_extra={"identity": False})
     """How far to go; a run can be continued by raising it."""
     train_batch_per_replica: int = Field(default=8, ge=1)
-    """Samples of one iteration: prompts times ``rollout.n_generation``."""
+    """Samples of one iteration over all ranks, prompts times ``rollout.n_generation``; in SFT, of one step."""
     train_policy: AnyAlgorithm
     """The algorithm and its settings."""
 
@@ -105,8 +105,9 @@ def _mistakes(recipe: Recipe) -> Any:
     names = [reward.fn.name for reward in recipe.rewards]
     if len(set(names)) != len(names):
         yield f"two rewards of one name: {', '.join(names)}"
-    per_step = recipe.train.train_policy.batch_size_per_optimize
-    if rewarded and per_step and batch % per_step:
+    options = recipe.train.train_policy
+    per_step = options.batch_size_per_optimize if isinstance(options, RewardedOptions) else None
+    if per_step and batch % per_step:
         divisor = f"train.train_policy.batch_size_per_optimize = {per_step}"
         yield f"train.train_batch_per_replica = {batch} is not a multiple of {divisor}"
     if recipe.policy.from_scratch and recipe.policy.lora is not None:

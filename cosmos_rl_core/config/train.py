@@ -43,23 +43,37 @@ AnyReward = Annotated[SerializeAsAny[RewardOptions], plugin_options("rewards", "
 class AlgorithmOptions(Section):
     """What every algorithm's ``Options`` has; ``type`` is the plugin's file name."""
 
-    rewarded: ClassVar[bool] = True
+    rewarded: ClassVar[bool]
     """Whether it trains on rewarded rollouts (True) or on the media of a dataset (False)."""
-    steps_per_iteration: int = Field(default=1, ge=1)
-    """Optimizer steps of one iteration, where they do not follow from the rollout."""
     type: str
     """The algorithm: the name of a file in ``cosmos_rl_core/algorithms``."""
     dataset: AnyDataset
     """Prompts, or media with prompts."""
     mini_batch: int = Field(default=1, ge=1)
     """Samples per forward pass. Speed and memory only: the gradient is the same up to rounding."""
+
+
+class RewardedOptions(AlgorithmOptions):
+    """What the ``Options`` of an algorithm that trains on rewarded rollouts has besides."""
+
+    rewarded: ClassVar[bool] = True
     batch_size_per_optimize: int | None = Field(default=None, ge=1)
     """Samples per optimizer step, over all ranks; absent means one step on everything."""
     mu_iterations: int = Field(default=1, ge=1)
     """Passes over each rollout. More learns more from a rollout and drifts further from the policy that made it."""
 
 
+class SupervisedOptions(AlgorithmOptions):
+    """What the ``Options`` of an algorithm that trains on media has besides."""
+
+    rewarded: ClassVar[bool] = False
+    steps_per_iteration: int = Field(default=100, ge=1)
+    """Optimizer steps of one iteration, each on ``train.train_batch_per_replica`` samples of the dataset."""
+
+
 AnyAlgorithm = Annotated[SerializeAsAny[AlgorithmOptions], plugin_options("algorithms", "type")]
+AnyRewarded = Annotated[SerializeAsAny[RewardedOptions], plugin_options("algorithms", "type")]
+AnySupervised = Annotated[SerializeAsAny[SupervisedOptions], plugin_options("algorithms", "type")]
 
 
 class OptimizerConfig(Section):

@@ -51,7 +51,6 @@ def test_a_rerun_is_made_again_shows_in_the_status_and_leaves_equal_artifacts_be
     require_same_run(flows, reference)
 
 
-@pytest.mark.xfail(strict=True, reason="use_layout's key lacks the generation: shards of an ended one are adopted")
 def test_a_generation_that_was_ended_gives_no_shards_to_the_next(flows: Flows) -> None:
     request = reward_of(flows)
     invalidate(request.slot, 1, "the scorer was broken")

@@ -62,7 +62,12 @@ def write_samples(slot, pairs, per_shard=2, damage=None, pictures=None):
 
 
 def scoring(slot, source, max_attempts=1, max_failed_fraction=0.0, options=OPTIONS):
-    config = contracts.Reward(reward=options, max_attempts=max_attempts, max_failed_fraction=max_failed_fraction)
+    config = contracts.Reward(
+        reward=options,
+        scorer=ocr.Reward(options).version,
+        max_attempts=max_attempts,
+        max_failed_fraction=max_failed_fraction,
+    )
     return Request(stage="reward", slot=slot, iteration=0, seed=0, config=config, inputs={"samples": (source,)})
 
 
@@ -185,7 +190,7 @@ def test_a_retry_scores_only_the_shards_that_were_not_whole(slot, samples_slot, 
 def test_scores_of_a_crashed_attempt_are_adopted(slot, samples_slot, tmp_path):
     source = write_samples(samples_slot, [RIGHT, CLOSE, WRONG])
     request = scoring(slot, source)
-    crashed = begin_as_stage(request, ocr.Reward(OPTIONS).version)
+    crashed = begin_as_stage(request)
     crashed.shard(0, lambda: score_file(0, [("p0", 0.125), ("p1", 0.25)]))
     manifest, notes = run(request, tmp_path)
     assert notes == ["1 finished shards of an earlier attempt were adopted"]
@@ -194,23 +199,24 @@ def test_scores_of_a_crashed_attempt_are_adopted(slot, samples_slot, tmp_path):
     assert manifest.generation == 1
 
 
-def test_scores_of_another_scorer_are_not_adopted(slot, samples_slot, tmp_path):
+def test_scores_of_another_scorer_version_do_not_stand_and_no_other_can_make_them(slot, samples_slot, tmp_path):
     source = write_samples(samples_slot, [RIGHT, CLOSE, WRONG])
     request = scoring(slot, source)
-    crashed = begin_as_stage(request, "an older model")
-    crashed.shard(0, lambda: score_file(0, [("p0", 0.125), ("p1", 0.25)]))
-    _, notes = run(request, tmp_path)
-    assert notes == ["unfinished scores are not adopted: made by another scorer (an older model)"]
-    assert table_of(slot, SCORES)["score"] == [1.0, 0.5, 0.0]
+    manifest, _ = run(request, tmp_path)
+    config = request.config.model_copy(update={"scorer": "a newer model"})
+    newer = request.model_copy(update={"config": config})
+    assert manifest.why_not(newer) == "reward is asked with other settings (scorer)"
+    with pytest.raises(ConfigError, match="the request asks for a newer model"):
+        run(newer, tmp_path)
 
 
-def begin_as_stage(request, scorer):
+def begin_as_stage(request):
     """An attempt as the stage makes it, up to its layout."""
     found = numerics(world_size=1, threads=1, deterministic=True)
     generation, attempt_id, _ = Attempt.begin(request, print)
     attempt = Attempt(request, found, generation, attempt_id)
     names = samples.shard_names(Artifact(request.one("samples")))
-    attempt.use_layout(attempt.layout({"shards": names, "scorer": scorer}, print), generation)
+    attempt.use_layout(attempt.layout({"shards": names}, print), generation)
     return attempt
 
 
