@@ -1,161 +1,344 @@
-"""The page about a run: how the reward went, what trained it, base beside final. One file, nothing from elsewhere."""
+"""One HTML file about a run, to look at and to send: did the held-out reward rise, and what do the samples look like?
 
+Nothing of when or where is in it: equal inputs, equal bytes.
+"""
+
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from stages import contracts
+from cosmos_rl_core.errors import ArtifactError
+from stages import contracts, report_html
 from stages.artifacts import Artifact
 from stages.contracts import Input, Request
-from stages.report_html import Picture, comparison, curve, group, page, provenance, table
+from stages.report_html import Estimate, Series, number, signed, text
 from stages.reward import SCORES
 from stages.runner import Context
 from stages.samples import INDEX, StoredSample, read_shard, read_table, shard_name
 
-SHOWN_PAIRS = 24
-"""Base and final pictures side by side."""
+PAIRS_SHOWN = 24
+"""Held-out samples shown before and after."""
+FAILED_SHOWN = 2
+"""Failed samples shown of each iteration; all are counted."""
+# Of `update`; its module needs torch.
 ADVANTAGES, METRICS = "advantages.parquet", "metrics.parquet"
+METRICS_SHOWN = ("loss", "grad_norm", "lr", "kl", "old_deviation")
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write ``index.html``."""
     config = request.config
     assert isinstance(config, contracts.Report)
-    inputs = {role: [_Scored(source) for source in request.inputs.get(role, ())] for role in config.inputs}
-    for role, scores in (("rollouts", "scores"), ("evaluations", "evaluation_scores")):
-        for samples, scored in zip(inputs[role], inputs[scores], strict=False):
-            samples.scores_of(scored.artifact)
-    total = len(inputs["rollouts"]) + 3
+    found = _Inputs.read(request)
+    total = len(found.rollouts) + 2
     context.progress("reporting", 0, total)
-    parts = [_headline(inputs["evaluations"]), _curves(inputs), _pairs(inputs["evaluations"])]
-    for done, (rollout, update) in enumerate(zip(inputs["rollouts"], inputs["updates"], strict=False)):
+    sections = [
+        _headline(found, config.reward),
+        _curve(found, config.reward),
+        _comparison(found),
+    ]
+    iterations: list[str] = []
+    for done, rollout in enumerate(found.rollouts):
         context.progress("reporting", done + 1, total)
-        parts.append(_iteration(rollout, update.artifact, config.groups_shown))
-    parts.append(_metrics(inputs["updates"]))
-    parts.append(provenance([s.artifact.manifest for artifacts in inputs.values() for s in artifacts]))
-    context.attempt.put("index.html", page(config.title, parts).encode())
+        newest = done == len(found.rollouts) - 1
+        iterations.append(_iteration(rollout, found.update_of(rollout), config.groups_shown, newest))
+    if iterations:
+        note = "The best and the worst sample of the prompts whose rewards differ most."
+        sections.append(report_html.section("Iterations", f'<p class="note">{note}</p>', *iterations))
+    context.progress("reporting", total - 1, total)
+    sections += [_metrics(found.updates), _provenance(found)]
+    context.attempt.put("index.html", report_html.page(config.title, _subtitle(found, config.reward), sections))
     context.progress("reporting", total, total)
-    return {}
+    return _summary(found)
 
 
-@dataclass
-class _Scored:
-    """A samples artifact with its scores, read as far as needed."""
+@dataclass(frozen=True)
+class _Samples:
+    """Generated samples with their scores.
+
+    ``table`` is the index plus ``score, valid, error, failed``, by sample id.
+    """
 
     source: Input
-    scores: pd.DataFrame | None = None
+    artifact: Artifact
+    scores: Artifact | None
+    table: Any
 
-    @cached_property
-    def artifact(self) -> Artifact:
-        return Artifact(self.source)
-
-    def scores_of(self, artifact: Artifact) -> None:
-        """Take the scores of an artifact of the reward stage."""
-        self.scores = read_table(artifact, SCORES)
-
-    @cached_property
-    def index(self) -> pd.DataFrame:
-        """The samples with their scores."""
-        samples = read_table(self.artifact, INDEX)
-        if self.scores is None:
-            return samples.assign(score=float("nan"), valid=False, error="not scored")
-        return samples.merge(self.scores[["sample_id", "score", "valid", "error"]], on="sample_id", how="left")
+    @classmethod
+    def read(cls, source: Input, scores: Input | None) -> "_Samples":
+        artifact, scored = Artifact(source), None if scores is None else Artifact(scores)
+        table = read_table(artifact, INDEX).set_index("sample_id")
+        found = pd.DataFrame(columns=["sample_id", "score", "valid", "error"])
+        if scored is not None:
+            found = read_table(scored, SCORES)
+        found = found.set_index("sample_id").reindex(table.index)
+        table["valid"] = found["valid"].eq(True)
+        table["score"] = found["score"].astype("float64").where(table["valid"])
+        table["failed"] = found["valid"].eq(False)
+        table["error"] = found["error"].fillna("")
+        return cls(source, artifact, scored, table)
 
     @property
-    def mean_and_error(self) -> tuple[float, float, int]:
-        """Mean score, its standard error, and how many samples were scored."""
-        scores = self.index.loc[self.index["valid"], "score"].astype("float64")
-        return float(scores.mean()), float(scores.std(ddof=1) / len(scores) ** 0.5), len(scores)
+    def iteration(self) -> int | None:
+        """The artifact's own; evaluations have none, but their scores know the policy version."""
+        made = self.artifact.manifest.iteration
+        return made if made is not None or self.scores is None else self.scores.manifest.iteration
 
-    def pictures(self, ids: list[str]) -> dict[str, StoredSample]:
-        """The named samples, reading the shards that hold them and no others."""
-        shards = sorted(set(self.index.loc[self.index["sample_id"].isin(ids), "shard"]))
-        found = (s for shard in shards for s in read_shard(self.artifact, shard_name(int(shard))))
-        return {s.sample_id: s for s in found if s.sample_id in ids}
+    @property
+    def estimate(self) -> Estimate:
+        """Mean score of the valid samples."""
+        return _estimate(self.table["score"])
+
+    def load(self, ids: Sequence[str]) -> dict[str, StoredSample]:
+        """Some samples by id; only the shards that hold them are read."""
+        wanted = set(ids)
+        numbers = sorted(self.table.loc[list(ids), "shard"].unique())
+        stored = (s for n in numbers for s in read_shard(self.artifact, shard_name(int(n))))
+        return {s.sample_id: s for s in stored if s.sample_id in wanted}
 
 
-def _headline(evaluations: list[_Scored]) -> str:
-    scored = [e for e in evaluations if e.scores is not None]
-    if len(scored) < 2:
+@dataclass(frozen=True)
+class _Inputs:
+    rollouts: list[_Samples]
+    updates: list[Artifact]
+    evaluations: list[_Samples]
+
+    @classmethod
+    def read(cls, request: Request) -> "_Inputs":
+        updates = [Artifact(source) for source in request.inputs.get("updates", ())]
+        return cls(
+            _scored(request, "rollouts", "scores"), updates, _scored(request, "evaluations", "evaluation_scores")
+        )
+
+    def update_of(self, rollout: _Samples) -> Any:
+        """What an update made of the rollout, by sample id; None if nothing trained on it."""
+        for update in self.updates:
+            contents = [source.content for source in update.manifest.inputs.get("rollouts", ())]
+            if rollout.source.content in contents and update.names(ADVANTAGES):
+                return read_table(update, ADVANTAGES).drop_duplicates("sample_id").set_index("sample_id")
+        return None
+
+    @property
+    def versions(self) -> list[int]:
+        """The policy version of each evaluation: as its scores say, else spread evenly over the run."""
+        last, spans = len(self.updates) or len(self.rollouts), max(1, len(self.evaluations) - 1)
+        known = [evaluation.iteration for evaluation in self.evaluations]
+        return [last * i // spans if version is None else version for i, version in enumerate(known)]
+
+
+def _scored(request: Request, role: str, scores_role: str) -> list[_Samples]:
+    samples, scores = request.inputs.get(role, ()), request.inputs.get(scores_role, ())
+    if scores and len(scores) != len(samples):
+        raise ArtifactError(
+            f"{len(samples)} {role} but {len(scores)} {scores_role}; each needs its own, in the same order"
+        )
+    return [_Samples.read(s, c) for s, c in zip(samples, scores or [None] * len(samples), strict=True)]
+
+
+def _estimate(scores: Any) -> Estimate:
+    """Over the finite scores: mean, and standard deviation (n - 1) over the root of n."""
+    known = scores.dropna()
+    return Estimate(float(known.mean()), float(known.std(ddof=1) / math.sqrt(max(1, len(known)))), len(known))
+
+
+def _paired(found: _Inputs) -> Any:
+    """Final minus base score of each held-out sample that has both."""
+    return (found.evaluations[-1].table["score"] - found.evaluations[0].table["score"]).dropna()
+
+
+def _summary(found: _Inputs) -> dict[str, Any]:
+    ends = {"before": found.evaluations[:1], "after": found.evaluations[1:][-1:]}
+    means = {name: e.estimate.mean for name, end in ends.items() for e in end if e.estimate.n}
+    return {"iterations": len(found.updates) or len(found.rollouts), **means}
+
+
+def _subtitle(found: _Inputs, reward: str) -> str:
+    counts = {
+        "iteration": len(found.updates) or len(found.rollouts),
+        "training sample": sum(len(r.table) for r in found.rollouts),
+        "held-out sample": len(found.evaluations[0].table) if found.evaluations else 0,
+    }
+    parts = [f"{n:,} {what}{'' if n == 1 else 's'}" for what, n in counts.items() if n]
+    return " · ".join(([f"reward {reward}"] if reward else []) + parts)
+
+
+def _headline(found: _Inputs, reward: str) -> str:
+    """The held-out reward before and after, and the change sample by sample."""
+    ends = [("before", found.evaluations[:1]), ("after", found.evaluations[1:][-1:])]
+    boxes = [_box(name, e.estimate, number(e.estimate.mean)) for name, end in ends for e in end if e.estimate.n]
+    if not boxes:
         return ""
-    (before, before_error, n), (after, after_error, _) = scored[0].mean_and_error, scored[-1].mean_and_error
-    both = scored[0].index.merge(scored[-1].index, on="sample_id", suffixes=("_before", "_after"))
-    both = both[both["valid_before"] & both["valid_after"]]
-    change = np.asarray(both["score_after"], np.float64) - np.asarray(both["score_before"], np.float64)
-    paired = f"{change.mean():+.3f} ± {change.std(ddof=1) / len(change) ** 0.5:.3f}"
+    change = _estimate(_paired(found))
+    if len(boxes) == 2 and change.n:
+        boxes.append(_box("change, sample by sample", change, signed(change.mean), _direction(change.mean)))
+    note = "Mean ± standard error, from the stock pipeline on fixed prompts and seeds that are never trained on."
+    numbers = f'<div class="numbers">{"".join(boxes)}</div>'
+    return report_html.section(f"Held-out {reward}", f'<p class="note">{note}</p>', numbers)
+
+
+def _box(name: str, estimate: Estimate, mean: str, direction: str = "") -> str:
+    shown, error = estimate.parts
+    # The error decides the digits; the sign is the caller's.
+    shown = f"+{shown}" if mean.startswith("+") else shown
     return (
-        f'<p class="headline">{before:.3f} <small>± {before_error:.3f}</small> → {after:.3f} '
-        f"<small>± {after_error:.3f}</small></p><p>Held-out reward of the base and the final policy, {n} samples each, "
-        "by the stock pipeline from the exported weights (± one standard error). "
-        f"Change, sample by sample: {paired}.</p>"
+        f'<div class="{direction}"><span>{text(name)}</span><b>{text(shown)}<i>{text(error)}</i></b>'
+        f"<span>n = {estimate.n}</span></div>"
     )
 
 
-def _curves(inputs: dict[str, list[_Scored]]) -> str:
-    training = [(k + 0.5, *s.mean_and_error[:2]) for k, s in enumerate(inputs["rollouts"]) if s.scores is not None]
-    held_out = [(_version(e), *e.mean_and_error[:2]) for e in inputs["evaluations"] if e.scores is not None]
-    return curve("Reward", {"rollouts": training, "held out": held_out}) if training or held_out else ""
+def _curve(found: _Inputs, reward: str) -> str:
+    """Training and held-out reward by policy version; the loss for runs without rewards."""
+    training = [(float(r.iteration or 0), r.estimate) for r in found.rollouts]
+    held_out = [(float(v), e.estimate) for v, e in zip(found.versions, found.evaluations, strict=True)]
+    series = [
+        Series("training, mean of each iteration ± 1 standard error", training, line=True),
+        Series("held-out ± 1 standard error", held_out, line=False),
+    ]
+    figures = [report_html.curve(series, "policy version (iterations trained)", reward)]
+    if not found.rollouts and found.updates:
+        losses = pd.concat([read_table(u, METRICS) for u in found.updates], ignore_index=True)
+        values = zip(losses["step"], losses["loss"], strict=True)
+        points = [(float(step), Estimate(float(loss), math.nan, 1)) for step, loss in values]
+        figures.append(report_html.curve([Series("loss", points, line=True)], "optimizer step", "loss"))
+    titles = ("Reward", "Loss")
+    shown = [report_html.section(title, f) for title, f in zip(titles, figures, strict=False) if f]
+    return "\n".join(shown)
 
 
-def _version(evaluation: _Scored) -> float:
-    """The policy version that an evaluation sampled: its slot is ``exports/<version>/evaluate``."""
-    return float(evaluation.source.url.rsplit("/", 2)[1])
-
-
-def _pairs(evaluations: list[_Scored]) -> str:
-    if len(evaluations) < 2:
+def _comparison(found: _Inputs) -> str:
+    """The same held-out samples from the base and from the final policy."""
+    if len(found.evaluations) < 2:
         return ""
-    first, last = evaluations[0], evaluations[-1]
-    ids = first.index["sample_id"].tolist()
-    shown = ids[:: max(len(ids) // SHOWN_PAIRS, 1)][:SHOWN_PAIRS]
-    scores = [dict(zip(e.index["sample_id"], e.index["score"], strict=True)) for e in (first, last)]
-    pictures = [e.pictures(shown) for e in (first, last)]
-    both = [i for i in shown if i in pictures[0] and i in pictures[1]]
-    return comparison([tuple(_picture(pictures[side][i], scores[side][i]) for side in (0, 1)) for i in both])
+    base, final = found.evaluations[0], found.evaluations[-1]
+    common = [sample_id for sample_id in base.table.index if sample_id in final.table.index]
+    shown = min(PAIRS_SHOWN, len(common))
+    ids = [common[i * len(common) // shown] for i in range(shown)]
+    before, after = base.load(ids), final.load(ids)
+    cards = [_pair(base.table.loc[i], final.table.loc[i], before[i], after[i]) for i in ids]
+    rise = _paired(found)
+    counts = f"{int((rise > 0).sum())} of {len(rise)} scored samples got better, {int((rise < 0).sum())} worse. "
+    note = f"{counts if len(rise) else ''}Shown: {len(ids)}, evenly spaced; same prompt, same seed."
+    grid = f'<div class="cards">{"".join(cards)}</div>'
+    return report_html.section("Base and final", f'<p class="note">{note}</p>', grid)
 
 
-def _picture(stored: StoredSample, score: float, note: str = "") -> Picture:
-    return Picture(stored.pixels, stored.about["prompt"], None if pd.isna(score) else float(score), note)
+def _pair(base: Any, final: Any, before: StoredSample, after: StoredSample) -> str:
+    rise = float(final["score"] - base["score"])
+    change = f"{'▲' if rise > 0 else '▼'} {signed(rise)}" if rise else "unchanged"
+    chip = f'<span class="chip">{change}</span>' if math.isfinite(rise) else ""
+    film = " film" if report_html.is_film(before) else ""
+    return (
+        f'<div class="card {_direction(rise)}"><div class="pair{film}">'
+        f"<div>{report_html.picture(before)}{_line('base', base)}</div>"
+        f"<div>{report_html.picture(after)}{_line('final', final)}</div></div>"
+        f'<p class="prompt">{text(before.about["prompt"])}</p>{chip}</div>\n'
+    )
 
 
-def _iteration(rollout: _Scored, update: Artifact, groups_shown: int) -> str:
-    """Best and worst sample of the groups whose rewards differ most."""
-    rows = rollout.index
-    if update.names(ADVANTAGES):
-        rows = rows.merge(read_table(update, ADVANTAGES)[["sample_id", "advantage"]], on="sample_id", how="left")
+def _line(name: str, row: Any) -> str:
+    if row["failed"]:
+        return f'<div class="line"><span>{text(name)}</span></div>{_failure(row)}'
+    score = "" if math.isnan(row["score"]) else f"<b>{number(row['score'])}</b>"
+    return f'<div class="line"><span>{text(name)}</span>{score}</div>'
+
+
+def _failure(row: Any) -> str:
+    return f'<p class="failed">failed: {text(row["error"] or "no reason given")}</p>'
+
+
+def _direction(rise: float) -> str:
+    return "better" if rise > 0 else "worse" if rise < 0 else ""
+
+
+def _iteration(rollout: _Samples, update: Any, groups_shown: int, is_open: bool) -> str:
+    """One iteration, folded: its widest groups, and some of the samples that failed."""
+    table = rollout.table
+    advantages = pd.Series(dtype="float64") if update is None else update["advantage"]
+    table = table.assign(advantage=advantages.reindex(table.index))
+    scored = table[table["valid"]].groupby("prompt_id", sort=False)["score"]
+    spreads = (scored.max() - scored.min()).sort_values(ascending=False, kind="stable").head(groups_shown)
+    ends = {group: (scored.idxmax()[group], scored.idxmin()[group]) for group in spreads.index}
+    failed = table.index[table["failed"]]
+    stored = rollout.load(sorted({i for pair in ends.values() for i in pair} | set(failed[:FAILED_SHOWN])))
+    groups = [_group(table, stored, ends[group], spreads[group]) for group in spreads.index]
+    if len(failed):
+        cards = "".join(_card("failed", table.loc[i], stored[i]) for i in failed[:FAILED_SHOWN])
+        groups.append(f'<h3>Failed <span>{len(failed)} samples</span></h3><div class="cards">{cards}</div>')
+    facts = [str(rollout.estimate)] if rollout.estimate.n else []
+    facts += [f"{len(table)} samples"] + ([f"{len(failed)} failed"] if len(failed) else [])
+    return (
+        f"<details{' open' if is_open else ''}><summary><b>Iteration {rollout.iteration or 0}</b> "
+        f"<span>{text(' · '.join(facts))}</span></summary>\n{''.join(groups)}</details>"
+    )
+
+
+def _group(table: Any, stored: dict[str, StoredSample], ends: tuple[str, str], spread: float) -> str:
+    """Best and worst sample of one prompt; one card where they are the same sample."""
+    best, worst = ends
+    if best == worst:
+        cards = _card("only", table.loc[best], stored[best])
     else:
-        rows = rows.assign(advantage=float("nan"))
-    spread = rows[rows["valid"]].groupby("prompt_id")["score"].agg(lambda s: s.max() - s.min()).to_dict()
-    chosen = sorted(spread, key=lambda prompt_id: (-spread[prompt_id], prompt_id))[:groups_shown]
-    groups = []
-    for prompt_id in chosen:
-        members = pd.DataFrame(rows[(rows["prompt_id"] == prompt_id) & rows["valid"]]).to_dict("records")
-        ordered = sorted(members, key=lambda row: (row["score"], row["sample_id"]))
-        ends = [ordered[-1], ordered[0]]
-        pictures = rollout.pictures([row["sample_id"] for row in ends])
-        shown = [_picture(pictures[r["sample_id"]], r["score"], _advantage(r["advantage"])) for r in ends]
-        groups.append(group(ends[0]["prompt"], shown))
-    mean, error, count = rollout.mean_and_error
-    failed = rows.loc[~rows["valid"], ["sample_id", "error"]]
-    words = [f"{row['sample_id']} failed: {row['error']}" for _, row in failed.iterrows()]
-    title = f"Iteration {rollout.artifact.manifest.iteration}: reward {mean:.3f} ± {error:.3f}, {count} samples"
-    return table(title, groups, words)
+        cards = _card("best", table.loc[best], stored[best]) + _card("worst", table.loc[worst], stored[worst])
+    head = f"{text(table.loc[best, 'prompt'])} <span>spread {number(spread)}</span>"
+    return f'<h3>{head}</h3><div class="cards">{cards}</div>\n'
 
 
-def _advantage(value: float) -> str:
-    return "excluded" if pd.isna(value) else f"advantage {value:+.2f}"
+def _card(name: str, row: Any, sample: StoredSample) -> str:
+    kind = {"best": " better", "worst": " worse"}.get(name, "")
+    if row["failed"]:
+        words = f'{_failure(row)}<p class="prompt">{text(row["prompt"])}</p>'
+    else:
+        trained = math.isfinite(row["advantage"])
+        advantage = f"advantage {signed(row['advantage'])}" if trained else "not trained on"
+        reward = f'<div class="line"><span>reward</span><b>{number(row["score"])}</b></div>'
+        words = f'<div class="line"><span>{name}</span><span>{advantage}</span></div>{reward}'
+    return f'<div class="card{kind}">{report_html.picture(sample)}{words}</div>'
 
 
-def _metrics(updates: list[_Scored]) -> str:
-    frames = [read_table(u.artifact, METRICS) for u in updates if u.artifact.names(METRICS)]
-    if not frames:
+def _metrics(updates: list[Artifact]) -> str:
+    """The last optimizer step of each iteration."""
+    last = [(u.manifest.iteration, read_table(u, METRICS).iloc[-1]) for u in updates if u.names(METRICS)]
+    if not last:
         return ""
-    steps = pd.concat(frames, ignore_index=True)
-    names = [name for name in ("loss", "grad_norm", "old_deviation", "kl", "velocity_error") if name in steps]
-    points = {
-        name: [(float(s), float(v), 0.0) for s, v in zip(steps["step"], steps[name], strict=True)] for name in names
-    }
-    return "".join(curve(f"{name} by optimizer step", {name: values}) for name, values in points.items())
+    names = [name for name in METRICS_SHOWN if any(name in row for _, row in last)]
+    rows = [
+        [_or_dash(iteration), number(row.get("step")), *(number(row.get(name)) for name in names)]
+        for iteration, row in last
+    ]
+    header = ["iteration", "optimizer step", *(name.replace("_", " ") for name in names)]
+    note = '<p class="note">Of the last optimizer step of each iteration.</p>'
+    return report_html.section("Optimizer", note, report_html.table(header, rows))
+
+
+def _provenance(found: _Inputs) -> str:
+    """What this page was made of."""
+    artifacts = [*found.updates]
+    for samples in (*found.rollouts, *found.evaluations):
+        artifacts += [samples.artifact] + ([samples.scores] if samples.scores else [])
+    if not artifacts:
+        return ""
+    order = list(contracts.STAGES)
+    artifacts.sort(
+        key=lambda a: (-1 if a.manifest.iteration is None else a.manifest.iteration, order.index(a.manifest.stage))
+    )
+    rows = [[a.manifest.stage, _or_dash(a.manifest.iteration), a.manifest.content[:12], _policy(a)] for a in artifacts]
+    table = report_html.table(["stage", "iteration", "content", "policy"], rows)
+    note = '<p class="note">Digests of the bytes. Policy: the weights made (update) or used (others).</p>'
+    return report_html.section("Made from", note, f'<div class="names">{table}</div>')
+
+
+def _policy(artifact: Artifact) -> str:
+    """The policy parts that the artifact holds, or the policy or export that it was made with."""
+    manifest = artifact.manifest
+    parts = [part for part in ("current", "old", "ema") if manifest.has_part(part)]
+    if parts:
+        return ", ".join(f"{part} {manifest.part_content(part)[:12]}" for part in parts)
+    sources = [(i.part or role, i.content) for role in ("policy", "export") for i in manifest.inputs.get(role, ())]
+    return ", ".join(f"{name} {content[:12]}" for name, content in sources) or "–"
+
+
+def _or_dash(value: int | None) -> str:
+    return "–" if value is None else str(value)

@@ -1,162 +1,286 @@
-"""The pieces of the report's page: plain HTML and SVG, every text escaped, every picture inside the file."""
+"""Pieces of a page that stands alone: no script, no file and no address outside it. Knows nothing of runs."""
 
 import base64
+import html
 import io
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 from PIL import Image
 
-from stages.manifest import Manifest
+from cosmos_rl_core import media
+from stages.samples import StoredSample
 
-WIDTH, HEIGHT, MARGIN = 640, 220, 44
-"""Of a curve, in SVG units."""
-COLOURS = ("#2a6fdb", "#d9622b")
-Point = tuple[float, float, float]
-"""x, y, half height of the error bar."""
+MAX_SIDE = 256
+"""Larger pictures are shrunk to this many pixels a side, as JPEG: a page is for looking, the shards are exact."""
+_PIXELATED_SIDE = 128
+_WIDTH, _HEIGHT = 760, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 14, 44
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c1e21; --soft: #6b7280; --line: #d8dce2; --paper: #fff; --card: #f6f7f9; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e8eb; --soft: #9aa3af; --line: #363b43; --paper: #16181c; --card: #1f2227; } }
-body { font: 15px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 980px; margin: 0 auto; padding: 2.5rem 1.25rem 5rem; }
-h1 { font-size: 1.4rem; font-weight: 600; margin: 0 0 1.5rem; } h2 { font-size: 1.05rem; margin: 2.5rem 0 .75rem; }
-small, figcaption, .soft { color: var(--soft); } p { margin: .35rem 0; }
-.headline { font-size: 2.2rem; font-weight: 600; letter-spacing: -.02em; } .headline small { font-size: 1rem; }
-.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(210px, 1fr)); gap: .75rem; }
-.card { background: var(--card); border-radius: 8px; padding: .6rem; }
-.pair { display: flex; gap: .5rem; } figure { margin: 0; flex: 1; min-width: 0; }
-img { width: 100%; image-rendering: pixelated; border-radius: 4px; display: block; }
-figcaption { font-size: .8rem; overflow-wrap: anywhere; } .up { color: #1a8f4a; } .down { color: #c8402f; }
-details { border-top: 1px solid var(--line); padding: .5rem 0; } summary { cursor: pointer; }
-table { border-collapse: collapse; font-size: .82rem; } td, th { padding: .2rem .8rem .2rem 0; text-align: left; }
-code { font-size: .78rem; } svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px; }
-.scroll { overflow-x: auto; }
-"""
+# No source but what is in the file: a browser refuses the rest.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def text(value: object) -> str:
+    """Any value as HTML text, also safe inside a quoted attribute."""
+    return html.escape(str(value))
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; a dash for what does not exist."""
+    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}".replace("-", "−")
+
+
+def signed(value: float) -> str:
+    """As :func:`number`, with its sign."""
+    return number(value) if value < 0 or not math.isfinite(value) else f"+{number(value)}"
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One sample: uint8 RGB pixels ``[frames, height, width, 3]``, its prompt, its score and a word about it."""
+class Estimate:
+    """A mean over ``n`` samples and its standard error, both NaN where there are too few."""
 
-    pixels: np.ndarray
-    prompt: str
-    score: float | None
-    note: str = ""
+    mean: float
+    error: float
+    n: int
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """The mean, and `` ± error`` or nothing, to two significant digits of the error."""
+        if not math.isfinite(self.error) or self.error <= 0:
+            return number(self.mean), " ± 0" if self.error == 0 else ""
+        decimals = min(6, max(0, 1 - math.floor(math.log10(self.error))))
+        return f"{self.mean:.{decimals}f}".replace("-", "−"), f" ± {self.error:.{decimals}f}"
+
+    def __str__(self) -> str:
+        return "".join(self.parts)
 
 
-def page(title: str, parts: Sequence[str]) -> str:
-    """The whole document."""
-    body = "\n".join(part for part in parts if part)
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    heading = f"<h1>{escape(title)}</h1>"
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table that scrolls inside its own box; cells are text."""
+    head = "".join(f"<th>{text(name)}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
     return (
-        f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head>'
-        f"<body>{heading}\n{body}\n</body></html>\n"
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>'
     )
 
 
-def curve(title: str, series: dict[str, list[Point]]) -> str:
-    """Lines with error bars over one pair of axes."""
-    points = [point for values in series.values() for point in values]
-    low, high = min(y - e for _, y, e in points), max(y + e for _, y, e in points)
-    first, last = min(x for x, _, _ in points), max(x for x, _, _ in points)
-    room = 0.05 * (high - low) or 0.5
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - first) / ((last - first) or 1)
-        up = (y - low + room) / (high - low + 2 * room)
-        return MARGIN + across * (WIDTH - 2 * MARGIN), HEIGHT - 24 - up * (HEIGHT - 40)
-
-    drawn = [_series(values, place, COLOURS[i % len(COLOURS)]) for i, values in enumerate(series.values()) if values]
-    names = [name for name, values in series.items() if values]
-    legend = " ".join(
-        f'<tspan style="fill:{COLOURS[list(series).index(name) % len(COLOURS)]}">● {escape(name)}</tspan>'
-        for name in names
-    )
-    ticks = "".join(_tick(value, place(first, value)[1]) for value in np.linspace(low, high, 4).tolist())
-    bounds = ((MARGIN, first), (WIDTH - MARGIN, last))
-    ends = "".join(f'<text x="{x}" y="{HEIGHT - 4}">{value:g}</text>' for x, value in bounds)
-    label = f'<text x="{MARGIN}" y="12">{legend}</text>'
-    picture = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{ticks}{"".join(drawn)}{ends}{label}</svg>'
-    return f"<h2>{escape(title)}</h2>{picture}"
+def section(title: str, *blocks: str) -> str:
+    """A headed part of the page."""
+    return f"<section><h2>{text(title)}</h2>\n" + "\n".join(blocks) + "\n</section>"
 
 
-def _series(values: list[Point], place: Callable[[float, float], tuple[float, float]], colour: str) -> str:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(x, y) for x, y, _ in values))
-    marks = []
-    for x, y, error in values:
-        (across, top), (_, bottom), (_, middle) = place(x, y + error), place(x, y - error), place(x, y)
-        marks.append(
-            f'<line x1="{across:.1f}" x2="{across:.1f}" y1="{top:.1f}" y2="{bottom:.1f}" '
-            f'stroke="{colour}" opacity=".4"/>'
-        )
-        marks.append(f'<circle cx="{across:.1f}" cy="{middle:.1f}" r="2.5" fill="{colour}"/>')
-    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>{"".join(marks)}'
+def picture(sample: StoredSample) -> str:
+    """The sample's image; of a video its first, middle and last frame side by side."""
+    frames = sample.pixels
+    shown = sorted({0, len(frames) // 2, len(frames) - 1})
+    sources = [_source(frames[i]) for i in shown]
+    alt = text(sample.about["prompt"])
+    sharp = ' class="px"' if max(frames.shape[1:3]) <= _PIXELATED_SIDE else ""
+    height, width = frames.shape[1:3]
+    images = [f'<img{sharp} src="{source}" width="{width}" height="{height}" alt="{alt}">' for source in sources]
+    return f'<div class="frames">{"".join(images)}</div>'
 
 
-def _tick(value: float, y: float) -> str:
-    line = f'<line x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="{y:.1f}" y2="{y:.1f}" stroke="#8884" stroke-width=".5"/>'
-    return f'{line}<text x="0" y="{y + 4:.1f}">{value:.3g}</text>'
+def is_film(sample: StoredSample) -> bool:
+    """Whether :func:`picture` shows several frames."""
+    return sample.extension == media.VIDEO
 
 
-def comparison(pairs: Sequence[tuple[Picture, ...]]) -> str:
-    """Base and final pictures of the same prompts and seeds."""
-    cards = []
-    for base, final in pairs:
-        change = "" if base.score is None or final.score is None else _change(final.score - base.score)
-        prompt = f"<figcaption>{escape(base.prompt)} {change}</figcaption>"
-        cards.append(f'<div class="card"><div class="pair">{_figure(base)}{_figure(final)}</div>{prompt}</div>')
-    return f'<h2>Base and final policy, same prompts and seeds</h2><div class="grid">{"".join(cards)}</div>'
+def _source(pixels: np.ndarray) -> str:
+    """A data URI of uint8 ``[height, width, 3]``: exact if small."""
+    image, buffer, kind = Image.fromarray(pixels), io.BytesIO(), "png"
+    if max(image.size) > MAX_SIDE:
+        kind = "jpeg"
+        image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
+        image.save(buffer, format="JPEG", quality=85)
+    else:
+        image.save(buffer, format="PNG", optimize=True)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def _change(difference: float) -> str:
-    if difference == 0:
+@dataclass(frozen=True)
+class Series:
+    """One curve: a line with a band, or points with bars."""
+
+    label: str
+    points: list[tuple[float, Estimate]]
+    line: bool
+
+
+def curve(series: Sequence[Series], x_label: str, y_label: str) -> str:
+    """A figure of all series on the same axes, with a legend; nothing if there is no finite point."""
+    drawn = [Series(s.label, [p for p in s.points if math.isfinite(p[1].mean)], s.line) for s in series]
+    drawn = [s for s in drawn if s.points]
+    if not drawn:
         return ""
-    return f'<span class="{"up" if difference > 0 else "down"}">{difference:+.2f}</span>'
+    axes = _Axes.around([point for s in drawn for point in s.points])
+    marks = "".join(_line(s, axes) if s.line else _dots(s, axes) for s in drawn)
+    legend = "".join(f'<span class="key {"line" if s.line else "dot"}">{text(s.label)}</span>' for s in drawn)
+    return (
+        f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{text(y_label)} by {text(x_label)}">'
+        f"{axes.draw(x_label)}{marks}</svg>\n<figcaption>{legend}</figcaption></figure>"
+    )
 
 
-def group(prompt: str, pictures: Sequence[Picture]) -> str:
-    """Best and worst sample of one prompt."""
-    return f'<div class="card"><p>{escape(prompt)}</p><div class="pair">{"".join(map(_figure, pictures))}</div></div>'
+@dataclass(frozen=True)
+class _Axes:
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+
+    @classmethod
+    def around(cls, points: list[tuple[float, Estimate]]) -> "_Axes":
+        spread = [(p.mean, p.error if math.isfinite(p.error) else 0.0) for _, p in points]
+        low, high = min(m - e for m, e in spread), max(m + e for m, e in spread)
+        pad = (high - low) * 0.06 or max(abs(high) * 0.1, 1e-9)
+        xs = [x for x, _ in points]
+        half = 0.5 if min(xs) == max(xs) else 0.0
+        return cls((min(xs) - half, max(xs) + half), (low - pad, high + pad))
+
+    def x(self, value: float) -> float:
+        low, high = self.x_range
+        return _LEFT + 8 + (value - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT - 16)
+
+    def y(self, value: float) -> float:
+        low, high = self.y_range
+        return _HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+
+    def draw(self, x_label: str) -> str:
+        """Grid lines and tick labels."""
+        parts: list[str] = []
+        for value in _ticks(*self.y_range, 5):
+            y = f"{self.y(value):.1f}"
+            parts.append(f'<path class="grid" d="M{_LEFT} {y}H{_WIDTH - _RIGHT}"/>')
+            parts.append(f'<text x="{_LEFT - 8}" y="{y}" dy=".35em" text-anchor="end">{number(value)}</text>')
+        for value in _ticks(*self.x_range, 10, whole=True):
+            place = f'x="{self.x(value):.1f}" y="{_HEIGHT - _BOTTOM + 18}"'
+            parts.append(f'<text {place} text-anchor="middle">{number(value)}</text>')
+        middle = (_LEFT + _WIDTH - _RIGHT) / 2
+        parts.append(f'<text x="{middle:.0f}" y="{_HEIGHT - 6}" text-anchor="middle">{text(x_label)}</text>')
+        return "".join(parts)
 
 
-def table(title: str, groups: Sequence[str], words: Sequence[str]) -> str:
-    """A section that opens on a click."""
-    said = "".join(f'<p class="soft">{escape(word)}</p>' for word in words)
-    return f'<details><summary>{escape(title)}</summary><div class="grid">{"".join(groups)}</div>{said}</details>'
+def _ticks(low: float, high: float, most: int, whole: bool = False) -> list[float]:
+    """Round values inside the range, at steps of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10((high - low) / most))
+    step = next(power * f for f in (1, 2, 5, 10) if (high - low) / (power * f) <= most)
+    step = max(step, 1.0) if whole else step
+    return [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def _figure(picture: Picture) -> str:
-    score = "failed" if picture.score is None else f"{picture.score:.2f}"
-    words = escape(f"{score} {picture.note}".strip())
-    image = f'<img alt="{escape(picture.prompt)}" src="{_data_uri(picture.pixels)}">'
-    return f"<figure>{image}<figcaption>{words}</figcaption></figure>"
+def _line(series: Series, axes: _Axes) -> str:
+    ends = [(x, p.mean, p.error if math.isfinite(p.error) else 0.0) for x, p in series.points]
+    upper = [_at(axes, x, mean + error) for x, mean, error in ends]
+    lower = [_at(axes, x, mean - error) for x, mean, error in reversed(ends)]
+    path = f'<polygon class="band" points="{" ".join(upper + lower)}"/>'
+    path += f'<polyline class="curve" points="{" ".join(_at(axes, x, mean) for x, mean, _ in ends)}"/>'
+    # Beads on a long line hide it.
+    return path + (_marks(series, axes, "bead", 3) if len(ends) <= 40 else "")
 
 
-def _data_uri(pixels: np.ndarray) -> str:
-    """A PNG; of a video its first, middle and last frames side by side."""
-    frames = [pixels[i] for i in sorted({0, len(pixels) // 2, len(pixels) - 1})]
-    buffer = io.BytesIO()
-    Image.fromarray(np.concatenate(frames, axis=1)).save(buffer, format="PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def provenance(manifests: Sequence[Manifest]) -> str:
-    """Which artifacts the page was made from."""
-    cells = [
-        (
-            m.stage,
-            "" if m.iteration is None else str(m.iteration),
-            m.content[:16],
-            m.fingerprint[:16],
-        )
-        for m in manifests
+def _dots(series: Series, axes: _Axes) -> str:
+    bars = [
+        f'<path class="bar" d="M{axes.x(x):.1f} {axes.y(p.mean - p.error):.1f}V{axes.y(p.mean + p.error):.1f}"/>'
+        for x, p in series.points
+        if math.isfinite(p.error)
     ]
-    rows = "".join("<tr>" + "".join(f"<td><code>{escape(c)}</code></td>" for c in row) + "</tr>" for row in cells)
-    head = "".join(f"<th>{name}</th>" for name in ("stage", "iteration", "content", "fingerprint"))
-    shown = f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
-    return f"<h2>Made from</h2><details><summary>{len(cells)} artifacts</summary>{shown}</details>"
+    return "".join(bars) + _marks(series, axes, "dot", 5)
+
+
+def _marks(series: Series, axes: _Axes, kind: str, radius: int) -> str:
+    return "".join(
+        f'<circle class="{kind}" cx="{axes.x(x):.1f}" cy="{axes.y(p.mean):.1f}" r="{radius}">'
+        f"<title>{text(series.label)}, {number(x)}: {p}, n = {p.n}</title></circle>"
+        for x, p in series.points
+    )
+
+
+def _at(axes: _Axes, x: float, y: float) -> str:
+    return f"{axes.x(x):.1f},{axes.y(y):.1f}"
+
+
+def page(title: str, subtitle: str, sections: Sequence[str]) -> bytes:
+    """The whole file."""
+    body = "\n".join(part for part in sections if part)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{text(_POLICY)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{text(title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n<main>\n"
+        f"<header><h1>{text(title)}</h1><p>{text(subtitle)}</p></header>\n{body}\n</main>\n</body>\n</html>\n"
+    ).encode()
+
+
+_CSS = """
+:root { --ground: #fbfbfa; --card: #fff; --ink: #1d2126; --soft: #626a73; --rule: #e4e6e8; --train: #3b6fb5;
+  --held: #c9622b; --good: #1f7f4c; --bad: #b3372f; --good-wash: #e6f3ec; --bad-wash: #faebe9; --wash: #f0f1f2; }
+@media (prefers-color-scheme: dark) { :root { --ground: #14171a; --card: #1c2024; --ink: #e6e8ea; --soft: #9aa3ac;
+  --rule: #2d3339; --train: #7aa9e6; --held: #e8935f; --good: #62c08e; --bad: #ec8a80; --good-wash: #17301f;
+  --bad-wash: #3a1f1d; --wash: #262b30; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--ground); color: var(--ink); -webkit-text-size-adjust: 100%;
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 1080px; margin: 0 auto; padding: 3rem clamp(1rem, 4vw, 2.5rem) 5rem; }
+header p, .note { color: var(--soft); margin: .25rem 0 0; }
+.note { max-width: 44rem; margin: 0 0 1.25rem; font-size: .9rem; }
+h1 { font-size: 1.9rem; line-height: 1.2; letter-spacing: -.015em; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; letter-spacing: -.005em; margin: 0 0 .4rem; }
+section { margin-top: 3.25rem; }
+.numbers { display: flex; flex-wrap: wrap; gap: 1rem; margin-top: 1rem; }
+.numbers div { flex: 1 1 13rem; background: var(--card); border: 1px solid var(--rule); border-radius: 12px;
+  padding: 1.1rem 1.3rem; }
+.numbers b { display: block; font-size: clamp(2.1rem, 6vw, 2.9rem); line-height: 1.2; font-weight: 600;
+  letter-spacing: -.025em; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.numbers i { font-style: normal; font-size: 1.05rem; font-weight: 400; color: var(--soft); letter-spacing: 0; }
+.numbers span { color: var(--soft); font-size: .88rem; }
+.numbers .better b { color: var(--good); } .numbers .worse b { color: var(--bad); }
+figure { margin: 0; padding: 1rem 1rem .8rem; background: var(--card);
+  border: 1px solid var(--rule); border-radius: 12px; }
+svg { display: block; width: 100%; height: auto; font-size: 12px; }
+@media (max-width: 600px) { svg { font-size: 20px; } figure { padding: .6rem; } }
+svg text { fill: var(--soft); font-variant-numeric: tabular-nums; }
+.grid { stroke: var(--rule); } .band { fill: var(--train); opacity: .16; }
+.curve { fill: none; stroke: var(--train); stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+.bead { fill: var(--train); } .bar { stroke: var(--held); stroke-width: 2; }
+circle.dot { fill: var(--held); stroke: var(--card); stroke-width: 1.5; }
+figcaption { display: flex; flex-wrap: wrap; gap: .3rem 1.5rem; padding: .5rem .5rem 0;
+  font-size: .88rem; color: var(--soft); }
+.key { display: flex; align-items: center; gap: .5rem; } .key::before { content: ""; flex: none; }
+.key.line::before { width: 1.2rem; height: 3px; border-radius: 2px; background: var(--train); }
+.key.dot::before { width: .65rem; height: .65rem; border-radius: 50%; background: var(--held); }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)); gap: 1rem; }
+.card { min-width: 0; background: var(--card); border: 1px solid var(--rule); border-top: 3px solid var(--rule);
+  border-radius: 10px; padding: .8rem; }
+.card.better { border-top-color: var(--good); } .card.worse { border-top-color: var(--bad); }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: .7rem; } .pair.film { grid-template-columns: 1fr; }
+.frames { display: flex; gap: 3px; } .frames img { flex: 1 1 0; min-width: 0; }
+img { display: block; width: 100%; height: auto; border-radius: 4px; background: var(--wash); }
+.px { image-rendering: pixelated; }
+.line { display: flex; justify-content: space-between; gap: .7rem; font-size: .88rem; margin-top: .35rem;
+  font-variant-numeric: tabular-nums; }
+.line span { color: var(--soft); }
+.prompt { margin: .6rem 0 0; font-size: .88rem; line-height: 1.4; color: var(--soft); overflow-wrap: anywhere; }
+.chip { display: inline-block; padding: 0 .5em; border-radius: 99px; background: var(--wash); color: var(--soft);
+  font-size: .85rem; font-variant-numeric: tabular-nums; }
+.better > .chip { background: var(--good-wash); color: var(--good); }
+.worse > .chip { background: var(--bad-wash); color: var(--bad); }
+.failed { color: var(--bad); font-size: .88rem; margin: .35rem 0 0; overflow-wrap: anywhere; }
+details { border-top: 1px solid var(--rule); } details:last-of-type { border-bottom: 1px solid var(--rule); }
+summary { padding: .75rem .25rem; cursor: pointer; font-variant-numeric: tabular-nums; }
+summary b { font-weight: 600; display: inline-block; min-width: 7.5rem; } summary span { color: var(--soft); }
+h3 { font-size: .95rem; font-weight: 600; margin: .75rem 0 .6rem; overflow-wrap: anywhere; }
+h3 span { font-weight: 400; color: var(--soft); }
+details .cards { grid-template-columns: repeat(auto-fill, minmax(min(100%, 14rem), 1fr)); margin-bottom: 1.5rem; }
+.scroll { overflow: auto; max-height: 30rem; background: var(--card);
+  border: 1px solid var(--rule); border-radius: 12px; }
+table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .45rem .9rem; white-space: nowrap; } th { color: var(--soft); font-weight: 500; }
+th:first-child, td:first-child { text-align: left; }
+thead th { position: sticky; top: 0; background: var(--card); box-shadow: inset 0 -1px var(--rule); }
+tbody tr + tr td { border-top: 1px solid var(--rule); }
+.names td, .names th { text-align: left; } .names td {
+  font-family: ui-monospace, Menlo, Consolas, monospace; font-size: .8rem; }
+"""
