@@ -61,6 +61,8 @@ class Flows:
                 stdout=file,
                 stderr=file,
                 env=self.environment,
+                # A shell that starts the tests in the background has them ignore Ctrl-C, and every child with them.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         return Started(process, log)
 
