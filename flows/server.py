@@ -45,6 +45,8 @@ def prefect_server() -> Iterator[None]:
         env=os.environ | {PARENT: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
+        # Ctrl-C goes to the whole process group; the flow still has to tell this server how it ended.
+        start_new_session=True,
     )
     try:
         _wait_until_healthy(server, f"http://127.0.0.1:{port}/api")
