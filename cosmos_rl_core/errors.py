@@ -35,6 +35,12 @@ class ArtifactError(CosmosRLError):
     kind = "data"
 
 
+class DivergenceError(CosmosRLError):
+    """The training left the finite numbers. The same bits would do so again, so it is not tried again."""
+
+    kind = "data"
+
+
 class RewardError(CosmosRLError):
     """Too many samples could not be scored; the message names them. A score is never made up in their place."""
 

@@ -13,6 +13,7 @@ TORCH_PACKAGES = (
     "diffusers",
     "transformers",
     "tokenizers",
+    "ftfy",
     "peft",
     "pandas",
     "pyarrow",
@@ -41,6 +42,7 @@ def numerics(*, world_size: int, threads: int, deterministic: bool, torch: Any =
         found["device"] = torch.cuda.get_device_name() if cuda else "cpu"
         found["cuda"] = torch.version.cuda if cuda else None
         found["dtype"] = "float32"
+        found["float32_matmul_precision"] = torch.get_float32_matmul_precision()
     return found
 
 

@@ -1,5 +1,6 @@
 """Plugins are files: ``cosmos_rl_core/<kind>/<name>.py`` is known as ``<name>``. To add one, nothing else is edited."""
 
+import difflib
 import importlib
 import pkgutil
 from types import ModuleType
@@ -19,5 +20,7 @@ def load(kind: str, name: str) -> ModuleType:
     """Import one plugin module. Raises :class:`ConfigError`, listing the known names, if there is none of that name."""
     names = known(kind)
     if name not in names:
-        raise ConfigError(f"unknown {kind.removesuffix('s')} {name!r}; known: {', '.join(names)}")
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(f"unknown {kind.removesuffix('s')} {name!r}; {hint}known: {', '.join(names)}")
     return importlib.import_module(f"cosmos_rl_core.{kind}.{name}")

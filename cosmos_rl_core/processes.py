@@ -14,15 +14,16 @@ def die_with_parent() -> None:
     """Ask Linux to kill this process when its parent dies: a torchrun or a flow that is shot leaves no orphan.
 
     Survives ``exec``, not ``fork``: each process asks for itself, and is the parent that its own children name.
-    Elsewhere than on Linux nothing is asked for.
+    Nothing is asked for elsewhere than on Linux, or of a process that a person started.
     """
+    if PARENT not in os.environ:
+        return
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # A parent that died before the request is noticed here.
-    if PARENT in os.environ:
-        if int(os.environ[PARENT]) not in (os.getpid(), os.getppid()):
-            os._exit(128 + signal.SIGKILL)
-        os.environ[PARENT] = str(os.getpid())
+    if int(os.environ[PARENT]) not in (os.getpid(), os.getppid()):
+        os._exit(128 + signal.SIGKILL)
+    os.environ[PARENT] = str(os.getpid())
 
 
 if __name__ == "__main__":

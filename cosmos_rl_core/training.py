@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.errors import ArtifactError, CosmosRLError
+from cosmos_rl_core.errors import ArtifactError, DivergenceError
 
 if TYPE_CHECKING:
     from cosmos_rl_core.config.policy import DiffusersConfig
@@ -118,7 +118,7 @@ def sum_gradients(parameters: Parameters, group: Group | None) -> None:
 def clip_gradients(parameters: Parameters, max_norm: float) -> float:
     """Scale all gradients down together to the global 2-norm ``max_norm`` if they exceed it; the norm before that.
 
-    Raises :class:`CosmosRLError` if the norm is not finite: nobody would know of a step left out in silence.
+    Raises :class:`DivergenceError` if the norm is not finite: nobody would know of a step left out in silence.
     """
     names = sorted(parameters)
     gradients = [_gradient(parameters[name]) for name in names]
@@ -126,7 +126,7 @@ def clip_gradients(parameters: Parameters, max_norm: float) -> float:
     norm = math.hypot(*norms)
     if not math.isfinite(norm):
         broken = [name for name, value in zip(names, norms, strict=True) if not math.isfinite(value)]
-        raise CosmosRLError(
+        raise DivergenceError(
             f"the gradient norm is {norm}: {len(broken)} of {len(names)} trainable parameters have gradients that are "
             f"not finite, the first is {broken[0]!r}; look at the losses and lower the learning rate"
         )

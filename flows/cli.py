@@ -1,17 +1,18 @@
 """``cosmos-flows``: plan, run, look at and re-run post-training.
 
-Exit codes: 0 done, 64 config, 65 data, 75 unavailable, 70 other.
+Exit codes: 0 done, 64 config or command line, 65 data, 75 unavailable, 70 other.
 """
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
 
-from cosmos_rl_core.errors import CosmosRLError
+from cosmos_rl_core.errors import ConfigError, CosmosRLError
 from flows import export as export_command
 from flows import rerun as rerun_command
 from flows import status as status_command
@@ -125,7 +126,14 @@ def _or_exit(action: Callable[[], Returned]) -> Returned:
 
 def main() -> None:
     """The entry point."""
-    sys.exit(app())
+    try:
+        app()
+    except SystemExit as end:
+        # Click's own code for a command line that it cannot read.
+        sys.exit(ConfigError("").exit_code if end.code == 2 else end.code)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(CosmosRLError("").exit_code)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,5 @@ def export(store_url: str, run_id: str, directory: str) -> list[str]:
         newest = k if standing(run.export_slot(k))[1] is not None else newest
     if newest is None:
         raise ConfigError(f"{run_id} has exported nothing yet; run it to the end of its first stages")
-    artifact = Artifact(input_of(run.export_slot(newest)))
-    for name in artifact.names():
-        path = Path(directory, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(artifact.read(name))
-    return [f"policy {newest} of {run_id}: {len(artifact.names())} files in {directory}"]
+    names = Artifact(input_of(run.export_slot(newest))).copy_to(Path(directory))
+    return [f"policy {newest} of {run_id}: {len(names)} files in {directory}"]

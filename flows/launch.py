@@ -116,13 +116,17 @@ class Launcher:
         argv += [] if self.config.deterministic else ["--nondeterministic"]
         argv += ["--allow-numerics-change"] if self.allow_numerics_change else []
         log = directory / "log.txt"
-        warm = self.config.mode == "warm"
-        if warm and self._warm is None:
-            self._warm = WarmServer(self.config)
-        process = (
-            self._warm.start(request, argv, log) if warm and self._warm else start_cold(request, argv, log, self.config)
-        )
+        if self.config.mode == "warm":
+            process = self._fork_server().start(argv, log)
+        else:
+            process = start_cold(request, argv, log, self.config)
         return _Running(request, process, directory, log, self.display.note)
+
+    def _fork_server(self) -> WarmServer:
+        """The one that runs, or a new one."""
+        if self._warm is None or not self._warm.alive:
+            self._warm = WarmServer(self.config)
+        return self._warm
 
 
 def standing_manifest(request: Request) -> Manifest | None:

@@ -13,7 +13,7 @@ from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_value
 from cosmos_rl_core.config.train import AnyDataset, DatasetOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from stages.contracts import FORMAT, ModelRef
+from stages.contracts import FORMAT, STAGES, ModelRef
 
 DEFAULT_STORE = "outputs"
 
@@ -88,7 +88,7 @@ def _valid(kind: Any, value: Any) -> Any:
 
 def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
     """Resolve and check everything that plan time can know. Raises one :class:`ConfigError` with every mistake."""
-    mistakes: list[str] = []
+    mistakes = _misplaced(recipe)
     model = _collect(mistakes, lambda: _model(recipe))
     prompts = _collect(mistakes, lambda: _prompts(recipe.train.train_policy.dataset)) or ()
     held_out = _collect(mistakes, lambda: _prompts(recipe.validation.dataset) if recipe.validation else ()) or ()
@@ -117,6 +117,16 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise ConfigError(f"run id {name!r} must be letters, digits, '-', '_' and '.'")
     return plan.model_copy(update={"run_id": name})
+
+
+def _misplaced(recipe: Recipe) -> list[str]:
+    """Settings of how processes are launched that name no distributed stage."""
+    known = sorted(name for name, stage in STAGES.items() if stage.distributed)
+    return [
+        f"launch.stage_processes.{name}: no distributed stage of that name; known: {', '.join(known)}"
+        for name in recipe.launch.stage_processes
+        if name not in known
+    ]
 
 
 def run_url(store_url: str, run_id: str) -> str:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,41 +47,43 @@ def start_cold(request: Request, argv: Sequence[str], log: Path, launch: LaunchC
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            env=_environment(request, launch),
+            env=_environment(request.gpus, launch),
         )
 
 
-def _environment(request: Request, launch: LaunchConfig) -> dict[str, str]:
-    environment = os.environ | {
-        "OMP_NUM_THREADS": str(launch.threads),
-        "PYTHONUNBUFFERED": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        PARENT: str(os.getpid()),
-    }
-    if request.gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, request.gpus))
+def _environment(gpus: tuple[int, ...], launch: LaunchConfig) -> dict[str, str]:
+    """Of a stage process; all ranks are on this machine."""
+    environment = {"GLOO_SOCKET_IFNAME": "lo"} | os.environ
+    environment |= {"OMP_NUM_THREADS": str(launch.threads), "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     return environment
 
 
 class WarmServer:
-    """The fork server, started when first needed and again if it dies."""
+    """One fork server. It may die; its forks are killed with it, and the next stage needs another server."""
 
     def __init__(self, launch: LaunchConfig) -> None:
-        self._launch = launch
-        self._server: subprocess.Popen[str] | None = None
         self._ended: dict[int, int] = {}
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "stages.warm"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_environment((), launch),
+        )
+        try:
+            self._read()
+        except BrokenPipeError as error:
+            raise StageError.of("crash", "the fork server did not start; its words are above") from error
 
-    def start(self, request: Request, argv: Sequence[str], log: Path) -> "WarmProcess":
+    @property
+    def alive(self) -> bool:
+        """Whether it can fork."""
+        return self._server.poll() is None
+
+    def start(self, argv: Sequence[str], log: Path) -> "WarmProcess":
         """Fork a runner."""
-        if self._server is None or self._server.poll() is not None:
-            self._server = subprocess.Popen(
-                [sys.executable, "-m", "stages.warm"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=_environment(request, self._launch),
-            )
-            self._wait_until_ready()
         try:
             assert self._server.stdin is not None
             self._server.stdin.write(json.dumps({"argv": list(argv), "log": str(log)}) + "\n")
@@ -88,7 +91,7 @@ class WarmServer:
             while "returncode" in (reply := self._read()):
                 self._ended[reply["pid"]] = reply["returncode"]
         except BrokenPipeError as error:
-            raise StageError.of("killed", "the fork server ended; it is started again for the next try") from error
+            raise StageError.of("killed", "the fork server ended; the next try starts another") from error
         # The system gives numbers out again.
         self._ended.pop(reply["pid"], None)
         return WarmProcess(reply["pid"], self)
@@ -107,14 +110,7 @@ class WarmServer:
             self._ended[reply["pid"]] = reply["returncode"]
         return self._ended[pid]
 
-    def _wait_until_ready(self) -> None:
-        try:
-            self._read()
-        except BrokenPipeError as error:
-            raise StageError.of("crash", "the fork server did not start; its words are above") from error
-
     def _read(self) -> dict[str, Any]:
-        assert self._server is not None
         assert self._server.stdout is not None
         line = self._server.stdout.readline()
         if not line:
@@ -123,22 +119,20 @@ class WarmServer:
 
     def close(self) -> None:
         """End the server."""
-        if self._server is not None:
-            kill_tree(self._server.pid)
-            self._server.wait()
-            self._server = None
+        kill_tree(self._server.pid)
+        self._server.wait()
 
 
+@dataclass
 class WarmProcess:
     """A forked runner."""
 
-    def __init__(self, pid: int, server: WarmServer) -> None:
-        self.pid = pid
-        self._server = server
+    pid: int
+    server: WarmServer
 
     def poll(self) -> int | None:
         """Exit code, or None while it runs."""
-        return self._server.returncode(self.pid)
+        return self.server.returncode(self.pid)
 
 
 def _is_alive(pid: int) -> bool:

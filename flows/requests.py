@@ -12,6 +12,9 @@ from stages import contracts
 from stages.artifacts import input_of
 from stages.contracts import Input, MediaShape, OptimizerSteps, Request, StageConfig
 
+STATE = ("current", "old", "ema", "optimizer", "schedule")
+"""The parts of a policy that the next version is made from."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -142,7 +145,7 @@ class Run:
             old_decay=algorithm.old_decay(k),
         )
         inputs = {
-            "policy": (input_of(self.policy_after(k)),),
+            "policy": (self._state(k),),
             "rollouts": (input_of(self.iteration(k, "rollout")),),
             "behaviours": (self._behaviour(k),),
             "scores": tuple(input_of(self.iteration(k, f"reward-{reward.fn.name}")) for reward in trained),
@@ -168,7 +171,7 @@ class Run:
             steps=self._steps(k * options.steps_per_iteration, options.steps_per_iteration),
             keeps_ema=recipe.train.ema_enable,
         )
-        inputs = {"policy": (input_of(self.policy_after(k)),), "embeddings": (input_of(self.embed().slot),)}
+        inputs = {"policy": (self._state(k),), "embeddings": (input_of(self.embed().slot),)}
         return self._request(self.iteration(k, "finetune"), config, k, inputs)
 
     def export_slot(self, k: int) -> str:
@@ -223,6 +226,10 @@ class Run:
     def _media(self) -> MediaShape:
         diffusers = self.recipe.policy.diffusers
         return MediaShape(size=diffusers.inference_size, frames=diffusers.train_frames)
+
+    def _state(self, k: int) -> Input:
+        """All that training goes on from: policy version k without what was only measured on the way."""
+        return input_of(self.policy_after(k), *STATE)
 
     def _behaviour(self, k: int) -> Input:
         options = self.recipe.train.train_policy

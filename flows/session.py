@@ -2,12 +2,13 @@
 
 import shlex
 
+from prefect import Flow, flow
 from prefect.runtime import flow_run
 
 from cosmos_rl_core.errors import ConfigError
 from flows.display import Display
 from flows.launch import Launcher
-from flows.plan import Settings, freeze, plan_of
+from flows.plan import DEFAULT_STORE, Settings, freeze, plan_of
 from flows.post_train import Result, post_train
 from flows.requests import Run
 from stages.manifest import Manifest
@@ -17,6 +18,38 @@ def run_name() -> str:
     """The flow run's name in the UI: its run id, or its recipe's name."""
     parameters = flow_run.get_parameters()
     return str(parameters.get("run_id") or parameters["recipe"])
+
+
+def training_flow(algorithm: str, description: str) -> Flow[..., None]:
+    """The Prefect flow of one algorithm; all of them take the same parameters."""
+
+    @flow(name=algorithm, description=description, flow_run_name=run_name)
+    def run(
+        recipe: str,
+        store: str = DEFAULT_STORE,
+        run_id: str | None = None,
+        iterations: int | None = None,
+        overrides: list[str] | None = None,
+        cluster: str | None = None,
+        allow_numerics_change: bool = False,
+    ) -> None:
+        """Take a recipe to its end, or go on with it.
+
+        Args:
+            recipe: Path of the TOML recipe.
+            store: Directory or URL (s3://bucket/prefix) of all runs.
+            run_id: Name of the run; the same name goes on with the same run. Default: from the recipe and its contents.
+            iterations: How far to go, instead of the recipe's number.
+            overrides: Settings of the recipe to change, as section.key=value.
+            cluster: Path of a TOML file that says how processes are launched, e.g. deployments/clusters/local.toml.
+            allow_numerics_change: Go on under other versions, threads or devices than the run began with.
+        """
+        train(
+            Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster, allow_numerics_change),
+            algorithm,
+        )
+
+    return run
 
 
 def train(settings: Settings, algorithm: str) -> None:
@@ -30,6 +63,8 @@ def train(settings: Settings, algorithm: str) -> None:
     run = Run(plan, settings.store)
     with Display() as display:
         display.note(f"run {plan.run_id}: {run.url}")
+        if not plan.races_decided:
+            display.note("this store lets a second writer replace the first: have one process write this run at a time")
         launcher = Launcher(run.url, plan.recipe.launch, display, settings.allow_numerics_change)
         try:
             result = post_train(run, launcher)

@@ -1,31 +1,5 @@
 """Supervised fine-tuning as a Prefect flow."""
 
-from prefect import flow
+from flows.session import training_flow
 
-from flows.plan import DEFAULT_STORE, Settings
-from flows.session import run_name, train
-
-
-@flow(name="sft", flow_run_name=run_name)
-def sft(
-    recipe: str,
-    store: str = DEFAULT_STORE,
-    run_id: str | None = None,
-    iterations: int | None = None,
-    overrides: list[str] | None = None,
-    cluster: str | None = None,
-    allow_numerics_change: bool = False,
-) -> None:
-    """Ranges of supervised steps on a media set.
-
-    Args:
-        recipe: Path of the TOML recipe.
-        store: Directory or URL (s3://bucket/prefix) of all runs.
-        run_id: Name of the run; the same name goes on with the same run. Default: from the recipe and its contents.
-        iterations: How far to go, instead of the recipe's number.
-        overrides: Settings of the recipe to change, as section.key=value.
-        cluster: Path of a TOML file that says how processes are launched, e.g. deployments/clusters/local.toml.
-        allow_numerics_change: Go on under other versions, threads or devices than the run began with.
-    """
-    settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster, allow_numerics_change)
-    train(settings, algorithm="sft")
+sft = training_flow("sft", "Supervised fine-tuning: ranges of flow-matching steps on a media set.")

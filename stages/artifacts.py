@@ -9,7 +9,8 @@ each by one put-if-absent.
 import json
 import secrets
 from collections.abc import Callable
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json, digest, sha256
@@ -102,25 +103,33 @@ def invalidate(slot: str, generation: int, reason: str) -> int:
     return generation + 1
 
 
-def input_of(slot: str, part: str | None = None) -> Input:
-    """The slot's standing artifact as an input.
+def input_of(slot: str, *parts: str) -> Input:
+    """The slot's standing artifact as an input: those of the parts that it has, or all of it where none is named.
 
-    ``part`` of a policy falls back to ``current``: at version 0 all copies are equal.
-    Raises :class:`ArtifactError` if there is none.
+    A policy that has none of them gives ``current``: at version 0 all copies are equal.
+    Raises :class:`ArtifactError` if there is no artifact.
     """
     _, manifest = standing(slot)
     if manifest is None:
         raise ArtifactError(f"{slot} has no artifact yet")
-    if part is not None and not manifest.has_part(part):
-        part = "current"
+    found = tuple(part for part in parts if manifest.has_part(part)) or ("current",) * bool(parts)
     return Input(
         url=manifest.slot,
         generation=manifest.generation,
         manifest=manifest.digest,
         fingerprint=manifest.fingerprint,
-        content=manifest.part_content(part),
-        part=part,
+        content=manifest.part_content(*found),
+        parts=found,
     )
+
+
+def read_record(url: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    """A JSON object of the store with at least these keys. Raises :class:`ArtifactError` if there is something else."""
+    try:
+        found = json.loads(store.read(url))
+        return {**found, **{key: found[key] for key in keys}}
+    except (ValueError, TypeError, KeyError) as error:
+        raise ArtifactError(f"{url} is damaged ({error!r}); restore it, or remove it to have it made again") from error
 
 
 class Artifact:
@@ -128,9 +137,8 @@ class Artifact:
 
     def __init__(self, source: Input) -> None:
         self.url = source.url
-        self.part = source.part
         self.manifest = Manifest.read(_manifest_bytes(source), source.url)
-        if self.manifest.part_content(self.part) != source.content:
+        if self.manifest.part_content(*source.parts) != source.content:
             raise ArtifactError(f"{source.url} has other contents than the Request names")
 
     def names(self, prefix: str = "") -> list[str]:
@@ -146,6 +154,14 @@ class Artifact:
     def json(self, name: str) -> Any:
         """One JSON file."""
         return json.loads(self.read(name))
+
+    def copy_to(self, directory: Path) -> list[str]:
+        """Copy every file, its bytes checked, into a local directory; returns their names."""
+        for name in self.names():
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.read(name))
+        return self.names()
 
 
 def read_entry(slot: str, entry: FileEntry) -> bytes:
@@ -207,7 +223,7 @@ class Attempt:
             url = self.url(f"layout.{self.generation}.json")
             body = {"format": FORMAT, **asked, "layout": layout, "numerics": self.numerics}
             store.put_if_absent(url, canonical_json(body))
-            found = json.loads(store.read(url))
+            found = read_record(url, ("recipe", "inputs", "layout", "numerics"))
             if {key: found[key] for key in asked} == asked:
                 break
             log(
@@ -234,9 +250,9 @@ class Attempt:
         }
         self._shards = f"shards/{digest(key)[:32]}"
 
-    def put(self, name: str, data: bytes, kind: Literal["result", "record"] = "result") -> None:
-        """Write one file of the artifact under this attempt's prefix."""
-        self.files[name] = self._write(name, data, kind)
+    def put(self, name: str, data: bytes) -> None:
+        """Write one file of the artifact under this attempt's prefix; one named ``records/...`` is no part of it."""
+        self.files[name] = self._write(name, data)
 
     def put_json(self, name: str, value: Any) -> None:
         """Write one JSON file, in canonical form."""
@@ -256,7 +272,7 @@ class Attempt:
         marker = self.url(self._shards, f"{index:05d}.json")
         if not self._adopt(marker):
             made = make()
-            entries = {name: self._write(name, data, "result") for name, data in made.items()}
+            entries = {name: self._write(name, data) for name, data in made.items()}
             body = {"attempt": self.id, "files": {name: entry.model_dump() for name, entry in entries.items()}}
             if not keep(made) or store.put_if_absent(marker, canonical_json(body)) or not self._adopt(marker):
                 self.files |= entries
@@ -282,10 +298,10 @@ class Attempt:
         self.files |= entries
         return True
 
-    def _write(self, name: str, data: bytes, kind: Literal["result", "record"]) -> FileEntry:
+    def _write(self, name: str, data: bytes) -> FileEntry:
         path = f"attempts/{self.id}/{name}"
         store.write(self.url(path), data)
-        return FileEntry(path=path, size=len(data), sha256=sha256(data), kind=kind)
+        return FileEntry(path=path, size=len(data), sha256=sha256(data))
 
     def commit(self, files: dict[str, FileEntry], summary: dict[str, Any], log: Log) -> Manifest:
         """Rank 0: make the artifact stand, with every rank's files.

@@ -117,7 +117,7 @@ class Reward(StageConfig):
     """Scores of every sample of a rollout or an evaluation."""
 
     name = "reward"
-    version = 1
+    version = 2
     torch = False
     inputs = {"samples": "one"}
     reward: AnyReward
@@ -205,7 +205,7 @@ class Report(StageConfig):
     """One HTML file: the reward curve, best and worst samples of each iteration, base beside final."""
 
     name = "report"
-    version = 1
+    version = 2
     torch = False
     inputs = {
         "rollouts": "many",
@@ -225,7 +225,7 @@ STAGES: dict[str, type[StageConfig]] = {
 
 
 class Input(Section):
-    """One artifact that a stage reads: where it is, exactly which bytes, and which part of it."""
+    """One artifact that a stage reads: where it is, exactly which bytes, and which parts of it."""
 
     url: str = Field(json_schema_extra=NOT_IDENTITY)
     """Its slot."""
@@ -233,10 +233,24 @@ class Input(Section):
     manifest: str = Field(json_schema_extra=NOT_IDENTITY)
     """Digest of its manifest."""
     content: str = Field(json_schema_extra=NOT_IDENTITY)
-    """Digest of the result bytes of the part."""
+    """Digest of the result bytes of the parts."""
     fingerprint: str
-    part: str | None = None
-    """The files read are ``<part>/...``; None reads, and depends on, all of them."""
+    parts: tuple[str, ...] = ()
+    """The files read are ``<part>/...``; none named reads, and depends on, all of them."""
+
+    @property
+    def part(self) -> str:
+        """The one policy part that is read, or the first of several."""
+        return self.parts[0] if self.parts else "current"
+
+
+InputContents = dict[str, list[list[str | list[str]]]]
+"""Role to [content, parts] of each input, as plain JSON data."""
+
+
+def contents_of(inputs: dict[str, tuple[Input, ...]]) -> InputContents:
+    """The contents of inputs by role; roles without any are left out."""
+    return {role: [[i.content, list(i.parts)] for i in some] for role, some in inputs.items() if some}
 
 
 def _known_stage(value: Any) -> Any:
@@ -301,9 +315,9 @@ class Request(Section):
         return digest({"recipe": self.recipe, "inputs": roles})
 
     @property
-    def input_contents(self) -> dict[str, list[list[str | None]]]:
-        """Role to [content, part] of each input: what decides, with the recipe, whether an artifact stands."""
-        return {role: [[i.content, i.part] for i in inputs] for role, inputs in self.inputs.items() if inputs}
+    def input_contents(self) -> InputContents:
+        """What decides, with the recipe, whether an artifact stands."""
+        return contents_of(self.inputs)
 
     def one(self, role: str) -> Input:
         """The only input of a role."""

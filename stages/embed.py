@@ -13,8 +13,8 @@ from stages.loading import load_model
 from stages.runner import Context
 from stages.samples import cut
 
-NEGATIVE = "negative"
-"""The id under which the empty prompt is stored, for guidance."""
+NEGATIVE = "_negative"
+"""The id under which the empty prompt is stored, for guidance; no prompt's own id begins so."""
 
 
 def run(request: Request, context: Context) -> dict[str, int]:

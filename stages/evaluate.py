@@ -9,7 +9,8 @@ import torch
 from diffusers import DiffusionPipeline
 
 from cosmos_rl_core import pipelines, seeds, shards
-from stages import contracts, export
+from stages import contracts
+from stages.artifacts import Artifact
 from stages.contracts import Request
 from stages.runner import Context
 from stages.samples import INDEX, SamplePlan, cut, index_of, plan_samples, sample_files, shard_name
@@ -47,7 +48,7 @@ def run(request: Request, context: Context) -> dict[str, int]:
 def _load(request: Request, config: contracts.Evaluate, device: torch.device) -> Any:
     """The stock pipeline: the base with the exported LoRA loaded into it, or the exported pipeline itself."""
     with tempfile.TemporaryDirectory() as folder:
-        names = export.unpack(request.one("export"), Path(folder))
+        names = Artifact(request.one("export")).copy_to(Path(folder))
         full = any(name.startswith("pipeline/") for name in names)
         path = str(Path(folder, "pipeline")) if full else pipelines.resolve_path(config.model.path)
         pipeline: Any = DiffusionPipeline.from_pretrained(

@@ -6,8 +6,7 @@ from typing import Any
 from cosmos_rl_core import pipelines
 from cosmos_rl_core.export import full_pipeline, lora_files
 from stages import contracts
-from stages.artifacts import Artifact
-from stages.contracts import Input, Request
+from stages.contracts import Request
 from stages.policy import read_part
 from stages.runner import Context
 
@@ -17,7 +16,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     config = request.config
     assert isinstance(config, contracts.Export)
     source = request.one("policy")
-    tensors = read_part(source, source.part or "current")
+    tensors = read_part(source, source.part)
     if config.lora is not None:
         for name, data in lora_files(tensors, config.lora).items():
             context.attempt.put(name, data)
@@ -25,13 +24,3 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     for name, data in full_pipeline(pipelines.resolve_path(config.model.path), tensors):
         context.attempt.put(f"pipeline/{name}", data.read_bytes() if isinstance(data, Path) else data)
     return {}
-
-
-def unpack(source: Input, directory: Path) -> list[str]:
-    """Copy an export's files, each checked, into a local directory; returns their names."""
-    artifact = Artifact(source)
-    for name in artifact.names():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(artifact.read(name))
-    return artifact.names()

@@ -37,11 +37,10 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     if config.gradient_checkpointing:
         model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
     copies = ["ema"] if config.keeps_ema else []
-    trainer = Trainer.load(model, algorithm, config.lora, policy, config.steps, group, copies)
+    trainer = Trainer.load(model, algorithm, config.lora, policy, config.steps, context, copies)
     conditioning = embed.read(request.one("embeddings"), [prompt.id for prompt in media.prompts])
     draws = _Draws(request, config, model, media, conditioning)
     for index in range(len(config.steps.lrs)):
-        context.progress("training", index, len(config.steps.lrs))
         step = config.steps.first_step + index
         items = _items(len(media), config.batch_size, request.seed, step)
         micro_batches = [partial(draws, chunk) for chunk in cut(items, layout["mini_batch"])]

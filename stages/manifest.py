@@ -6,7 +6,10 @@ from pydantic import PrivateAttr
 
 from cosmos_rl_core.canonical import digest, sha256
 from cosmos_rl_core.config.base import Section
-from stages.contracts import FORMAT, Input, Request
+from stages.contracts import FORMAT, Input, InputContents, Request, contents_of
+
+RECORDS = "records/"
+"""Files of this prefix (times, reasons, answers) are records; all others are results, and their bytes the content."""
 
 
 class FileEntry(Section):
@@ -16,8 +19,6 @@ class FileEntry(Section):
     """Relative to the slot."""
     size: int
     sha256: str
-    kind: Literal["result", "record"] = "result"
-    """Results are the content; records (times, hosts, logs) are not."""
 
 
 class Reference(Section):
@@ -79,13 +80,13 @@ class Manifest(Section):
         return manifest
 
     @property
-    def input_contents(self) -> dict[str, list[list[str | None]]]:
+    def input_contents(self) -> InputContents:
         """As :attr:`Request.input_contents`, at the time the artifact was made."""
-        return {role: [[i.content, i.part] for i in inputs] for role, inputs in self.inputs.items() if inputs}
+        return contents_of(self.inputs)
 
-    def part_content(self, part: str | None) -> str:
-        """Digest of the result files of one part; of all of them for None."""
-        return content_of(self.files, part)
+    def part_content(self, *parts: str) -> str:
+        """Digest of the result files of these parts; of all of them where none is named."""
+        return content_of(self.files, *parts)
 
     def has_part(self, part: str) -> bool:
         """Whether there are result files under ``<part>/``."""
@@ -104,10 +105,10 @@ class Manifest(Section):
         return None
 
 
-def content_of(files: dict[str, FileEntry], part: str | None = None) -> str:
-    """Digest over names and digests of the result files (of one part)."""
-    prefix = "" if part is None else f"{part}/"
-    return digest({n: f.sha256 for n, f in files.items() if f.kind == "result" and n.startswith(prefix)})
+def content_of(files: dict[str, FileEntry], *parts: str) -> str:
+    """Digest over names and digests of the result files (of some parts)."""
+    prefixes = tuple(f"{part}/" for part in parts) or ("",)
+    return digest({n: f.sha256 for n, f in files.items() if not n.startswith(RECORDS) and n.startswith(prefixes)})
 
 
 def _changed(manifest: Manifest, request: Request) -> str:

@@ -53,7 +53,7 @@ class Outcome:
         self.rank = rank
         self._notes: list[str] = []
         self._sequence = 0
-        self._phase = ""
+        self._at = ("", 0, 0)
         self._written_s = 0.0
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -61,7 +61,7 @@ class Outcome:
         """Something to tell people; also a sign of life."""
         print(message, flush=True)
         self._notes.append(message)
-        self._write("", 0, 0)
+        self._write()
 
     def progress(self, phase: str, step: int, total: int) -> None:
         """``step`` of ``total`` done in this phase.
@@ -69,18 +69,18 @@ class Outcome:
         Cheap: written at most every 0.2 s, and at each phase's start and end.
         """
         now_s = time.monotonic()
-        if phase == self._phase and step not in (0, total) and now_s - self._written_s < STATUS_INTERVAL_S:
+        turned = phase != self._at[0] or (step in (0, total) and step != self._at[1])
+        if not turned and now_s - self._written_s < STATUS_INTERVAL_S:
             return
-        self._phase, self._written_s = phase, now_s
-        self._write(phase, step, total)
+        self._at, self._written_s = (phase, step, total), now_s
+        self._write()
 
-    def _write(self, phase: str, step: int, total: int) -> None:
+    def _write(self) -> None:
         if self.rank != 0:
             return
         self._sequence += 1
-        status = Status(
-            sequence=self._sequence, phase=phase or self._phase, step=step, total=total, notes=tuple(self._notes)
-        )
+        phase, step, total = self._at
+        status = Status(sequence=self._sequence, phase=phase, step=step, total=total, notes=tuple(self._notes))
         _replace(self.directory / "status.json", status.model_dump_json())
 
     def failed(self, failure: Failure) -> None:

@@ -55,7 +55,7 @@ def read_part(source: Input, part: str) -> dict[str, Tensor]:
 
 
 def load_policy(transformer: nn.Module, lora: LoraConfig | None, source: Input, *, reference: bool) -> PolicyWeights:
-    """Make ``transformer`` trainable with ``source.part`` (or ``current``) as the live weights."""
+    """Make ``transformer`` trainable with ``source.part`` as the live weights."""
     weights = prepare(transformer, lora, reference=reference)
-    weights.load(CURRENT, read_part(source, source.part or CURRENT))
+    weights.load(CURRENT, read_part(source, source.part))
     return weights

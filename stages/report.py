@@ -15,7 +15,7 @@ from stages import contracts, report_html
 from stages.artifacts import Artifact
 from stages.contracts import Input, Request
 from stages.report_html import Estimate, Series, number, signed, text
-from stages.reward import SCORES
+from stages.reward import ANSWERS, SCORES
 from stages.runner import Context
 from stages.samples import INDEX, StoredSample, read_shard, read_table, shard_name
 
@@ -73,7 +73,7 @@ class _Samples:
         table = read_table(artifact, INDEX).set_index("sample_id")
         found = pd.DataFrame(columns=["sample_id", "score", "valid", "error"])
         if scored is not None:
-            found = read_table(scored, SCORES)
+            found = read_table(scored, SCORES).merge(read_table(scored, ANSWERS), on="sample_id", how="left")
         found = found.set_index("sample_id").reindex(table.index)
         table["valid"] = found["valid"].eq(True)
         table["score"] = found["score"].astype("float64").where(table["valid"])
@@ -336,7 +336,9 @@ def _policy(artifact: Artifact) -> str:
     parts = [part for part in ("current", "old", "ema") if manifest.has_part(part)]
     if parts:
         return ", ".join(f"{part} {manifest.part_content(part)[:12]}" for part in parts)
-    sources = [(i.part or role, i.content) for role in ("policy", "export") for i in manifest.inputs.get(role, ())]
+    sources = [
+        (", ".join(i.parts) or role, i.content) for role in ("policy", "export") for i in manifest.inputs.get(role, ())
+    ]
     return ", ".join(f"{name} {content[:12]}" for name, content in sources) or "–"
 
 

@@ -3,24 +3,30 @@
 import json
 import math
 import time
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ArtifactError, ConfigError, RewardError, UnavailableError
 from cosmos_rl_core.rewards._base import Reward, Sample
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Request
+from stages.manifest import RECORDS
 from stages.runner import Context
 from stages.samples import StoredSample, read_shard, shard_names, to_parquet
 
-SCORES, CALLS = "scores.parquet", "calls.parquet"
+SCORES, ANSWERS, CALLS = "scores.parquet", f"{RECORDS}answers.parquet", f"{RECORDS}calls.parquet"
+_CALL_COLUMNS = ["shard_samples", "attempt", "failed", "seconds"]
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
-    """Write ``scores.parquet``: ``sample_id, prompt_id, score, valid, error, details``; ``calls.parquet`` is a record.
+    """Write ``scores.parquet``: ``sample_id, prompt_id, score, valid``.
+
+    What the scorer said besides is on record: ``answers.parquet`` (``sample_id, error, details``) and, a row a call,
+    ``calls.parquet``. Another judge with equal scores leaves everything that was made of them standing.
 
     Raises :class:`RewardError`, naming the samples, if more than the allowed share failed.
     """
@@ -33,22 +39,25 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         raise ConfigError(f"this process would score with {reward.version}, the request asks for {config.scorer}")
     context.layout({"shards": names})
     rows: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for index, name in enumerate(names):
         context.progress("scoring", index, len(names))
+        scores_name, answers_name = f"scores/{index:05d}.json", f"{RECORDS}answers/{index:05d}.json"
 
-        def make(index: int = index, name: str = name) -> dict[str, bytes]:
-            scored = _score(reward, [_sample(s) for s in read_shard(samples, name)], config, calls)
-            return {f"scores/{index:05d}.json": json.dumps(scored, sort_keys=True).encode()}
+        def make(name: str = name, files: tuple[str, str] = (scores_name, answers_name)) -> dict[str, bytes]:
+            made = _score(reward, [_sample(s) for s in read_shard(samples, name)], config, calls)
+            return {file: canonical_json(part) for file, part in zip(files, made, strict=True)}
 
         context.attempt.shard(index, make, keep=_all_scored)
-        rows += json.loads(context.attempt.read(f"scores/{index:05d}.json"))
+        rows += json.loads(context.attempt.read(scores_name))
+        answers += json.loads(context.attempt.read(answers_name))
+    context.progress("scoring", len(names), len(names))
     table = pd.DataFrame(rows)
-    _refuse_too_many(table, config)
+    _refuse_too_many(table, answers, config)
     context.attempt.put(SCORES, to_parquet(table))
-    context.attempt.put(
-        CALLS, to_parquet(pd.DataFrame(calls, columns=["shard_samples", "attempt", "failed", "seconds"])), "record"
-    )
+    context.attempt.put(ANSWERS, to_parquet(pd.DataFrame(answers)))
+    context.attempt.put(CALLS, to_parquet(pd.DataFrame(calls, columns=_CALL_COLUMNS)))
     return _summary(table, config.reward.name)
 
 
@@ -64,8 +73,11 @@ def _sample(stored: StoredSample) -> Sample:
 
 def _score(
     reward: Reward, samples: list[Sample], config: contracts.Reward, calls: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Scores of one shard; those that fail are tried again together, up to ``max_attempts`` times in all."""
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Scores of one shard and the answers they are from.
+
+    Samples that fail are tried again together, up to ``max_attempts`` times in all.
+    """
     results: dict[str, dict[str, float] | Exception] = {}
     waiting = samples
     for attempt in range(config.max_attempts):
@@ -78,7 +90,9 @@ def _score(
         waiting = failed
         if not waiting:
             break
-    return [_row(sample, results[sample.sample_id], config.reward.name) for sample in samples]
+    outcomes = [results[sample.sample_id] for sample in samples]
+    rows = [_row(sample, outcome, config.reward.name) for sample, outcome in zip(samples, outcomes, strict=True)]
+    return rows, [_answer(sample, outcome) for sample, outcome in zip(samples, outcomes, strict=True)]
 
 
 def _outcomes(reward: Reward, samples: list[Sample]) -> list[dict[str, float] | Exception]:
@@ -113,6 +127,13 @@ def _row(sample: Sample, outcome: dict[str, float] | Exception, name: str) -> di
         "prompt_id": sample.prompt_id,
         "score": None if failed else float(outcome[name]),
         "valid": not failed,
+    }
+
+
+def _answer(sample: Sample, outcome: dict[str, float] | Exception) -> dict[str, Any]:
+    failed = isinstance(outcome, Exception)
+    return {
+        "sample_id": sample.sample_id,
         "error": f"{type(outcome).__name__}: {outcome}" if failed else "",
         "details": "{}" if failed else json.dumps(outcome, sort_keys=True),
     }
@@ -120,14 +141,14 @@ def _row(sample: Sample, outcome: dict[str, float] | Exception, name: str) -> di
 
 def _all_scored(files: dict[str, bytes]) -> bool:
     """Only whole shards are kept for a retry: what failed now may not fail then."""
-    return all(row["valid"] for data in files.values() for row in json.loads(data))
+    return all(row.get("error", "") == "" for data in files.values() for row in json.loads(data))
 
 
-def _refuse_too_many(table: pd.DataFrame, config: contracts.Reward) -> None:
-    failed = cast("pd.DataFrame", table[~table["valid"]])
+def _refuse_too_many(table: pd.DataFrame, answers: list[dict[str, Any]], config: contracts.Reward) -> None:
+    failed = [answer for answer in answers if answer["error"]]
     if len(failed) <= config.max_failed_fraction * len(table):
         return
-    shown = "; ".join(f"{row['sample_id']} ({row['error']})" for row in failed.head(10).to_dict("records"))
+    shown = "; ".join(f"{answer['sample_id']} ({answer['error']})" for answer in failed[:10])
     raise RewardError(
         f"{config.reward.name} could not score {len(failed)} of {len(table)} samples, more than max_failed_fraction = "
         f"{config.max_failed_fraction}: {shown}{' ...' if len(failed) > 10 else ''}"

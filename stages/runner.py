@@ -6,7 +6,6 @@ Exit codes: 0 done (or already standing), 64 config, 65 data, 75 unavailable, 70
 
 import argparse
 import importlib
-import json
 import os
 import sys
 import time
@@ -19,7 +18,7 @@ from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.processes import die_with_parent
-from stages.artifacts import Attempt, differences
+from stages.artifacts import Attempt, differences, read_manifest, read_record
 from stages.contracts import Request
 from stages.manifest import FileEntry, Manifest
 from stages.outcome import Outcome, failure_of
@@ -130,16 +129,10 @@ def execute(request: Request, settings: Settings, outcome: Outcome) -> Manifest:
     if settings.threads < 1:
         raise ConfigError(f"threads must be at least 1, got {settings.threads}")
     ranks, found = _start(request, settings)
-    try:
-        begun = Attempt.begin(request, outcome.note) if ranks.rank == 0 else None
-        begun = ranks.broadcast(
-            None if begun is None else [begun[0], begun[1], begun[2] and begun[2].model_dump(mode="json")]
-        )
-        generation, attempt_id, already = begun
-        if already is not None:
-            return Manifest.model_validate(already)
-        if ranks.rank == 0:
-            _check_numerics(request.stage, found, settings, outcome)
+    begun = Attempt.begin(request, outcome.note) if ranks.rank == 0 else None
+    generation, attempt_id, stands = ranks.broadcast(begun and [begun[0], begun[1], begun[2] is not None])
+    if not stands:
+        changes = _check_numerics(request.stage, found, settings, outcome) if ranks.rank == 0 else []
         attempt = Attempt(request, found, generation, attempt_id)
         attempt.use_layout({}, generation)
         stage = importlib.import_module(f"stages.{request.stage}")
@@ -147,16 +140,19 @@ def execute(request: Request, settings: Settings, outcome: Outcome) -> Manifest:
         if attempt.adopted:
             outcome.note(f"{attempt.adopted} finished shards of an earlier attempt were adopted")
         files = _gather_files(ranks, attempt)
-        if ranks.rank != 0:
-            return Manifest.model_validate(ranks.broadcast(None))
-        summary["seconds"] = round(time.monotonic() - started_s, 3)
-        # Before the commit: a kill between the two must not leave an artifact whose numerics nobody is held to.
-        if settings.numerics_record is not None:
-            store.put_if_absent(settings.numerics_record, canonical_json(found))
-        manifest = attempt.commit(files, summary, outcome.note)
-        return Manifest.model_validate(ranks.broadcast(manifest.model_dump(mode="json")))
-    finally:
-        ranks.close()
+        if ranks.rank == 0:
+            summary["seconds"] = round(time.monotonic() - started_s, 3)
+            summary |= {"numerics_changed": ", ".join(changes)} if changes else {}
+            # Before the commit: a kill between the two must not leave an artifact whose numerics nobody is held to.
+            if settings.numerics_record is not None:
+                store.put_if_absent(settings.numerics_record, canonical_json(found))
+            attempt.commit(files, summary, outcome.note)
+        generation = ranks.broadcast(attempt.generation)
+    # Not after an error: leaving a group whose other ranks wait can take for ever, and would keep the error back.
+    ranks.close()
+    manifest = read_manifest(request.slot, generation)
+    assert manifest is not None
+    return manifest
 
 
 def _gather_files(ranks: Ranks, attempt: Attempt) -> dict[str, FileEntry]:
@@ -182,32 +178,32 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
         deterministic=settings.deterministic,
         torch=torch_runtime.torch,
     )
-    return ranks, found
+    return ranks, found | {"attention_backend": torch_runtime.ATTENTION_BACKEND}
 
 
-def _check_numerics(stage: str, found: dict[str, Any], settings: Settings, outcome: Outcome) -> None:
+def _check_numerics(stage: str, found: dict[str, Any], settings: Settings, outcome: Outcome) -> list[str]:
     """The first artifact of a stage in a run pins its numerics; later ones must equal them or be allowed not to.
 
     A stage that has pinned nothing yet is held to what it shares with the run's first one, the policy.
+    Returns the changes that are allowed. Raises :class:`ConfigError` if they are not.
     """
     if settings.numerics_record is None:
-        return
+        return []
     folder = settings.numerics_record.rpartition("/")[0]
     own, first = (_pinned(store.join(folder, f"{name}.json")) for name in (stage, "policy"))
     changes = differences(own, found) if own else differences(*_shared(first, found)) if first else []
-    if not changes:
-        return
-    if not settings.allow_numerics_change:
+    if changes and not settings.allow_numerics_change:
         raise ConfigError(
             f"this run began {stage} under other numerics ({', '.join(changes)}); its results would not be those of an "
             "uninterrupted run. Continue under the old ones, or accept the change with --allow-numerics-change"
         )
-    outcome.note(f"numerics changed, as allowed: {', '.join(changes)}")
+    if changes:
+        outcome.note(f"numerics changed, as allowed: {', '.join(changes)}")
+    return changes
 
 
 def _pinned(url: str) -> dict[str, Any] | None:
-    data = store.read_if_exists(url)
-    return None if data is None else json.loads(data)
+    return None if store.size(url) is None else read_record(url, ("packages",))
 
 
 def _shared(first: dict[str, Any], found: dict[str, Any]) -> list[dict[str, Any]]:

@@ -3,8 +3,12 @@
 import os
 
 import torch
+from diffusers.utils import constants
 
 from cosmos_rl_core.distributed import Group
+
+ATTENTION_BACKEND = constants.DIFFUSERS_ATTN_BACKEND
+"""What diffusers computes attention with; part of the numerics."""
 
 
 def start(*, threads: int, deterministic: bool) -> Group:

@@ -1,7 +1,6 @@
 """Optimizer steps on a policy, whatever the algorithm: what `update` and `finetune` share."""
 
-import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,15 +9,17 @@ import torch
 from torch import Tensor
 
 from cosmos_rl_core.algorithms._base import Algorithm, Batch, Loss
+from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from cosmos_rl_core.models._base import Conditioning, Model
-from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights
+from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights, cut, to_bytes
 from cosmos_rl_core.training import load_optimizer_state, loss_share, make_optimizer, optimizer_state, optimizer_step
 from stages.artifacts import Artifact, Attempt
 from stages.contracts import Input, OptimizerSteps
 from stages.policy import load_policy, read_part, write_part
+from stages.runner import Context
 from stages.samples import to_parquet
 
 METRICS = "metrics.parquet"
@@ -43,6 +44,8 @@ class Trainer:
     weights: PolicyWeights
     steps: OptimizerSteps
     group: Group
+    sign_of_life: Callable[[int], None]
+    """Called before each micro-batch with the number of finished steps."""
     rows: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -59,7 +62,7 @@ class Trainer:
         lora: LoraConfig | None,
         policy: Input,
         steps: OptimizerSteps,
-        group: Group,
+        context: Context,
         copies: list[str],
     ) -> "Trainer":
         """Take up the policy where the last stage left it; a copy that it does not have yet starts as ``current``."""
@@ -67,14 +70,19 @@ class Trainer:
         weights = load_policy(model.transformer, lora, policy, reference=reference)
         for part in copies:
             weights.create(part, read_part(policy, part) or None)
-        trainer = cls(model, algorithm, weights, steps, group)
+
+        def sign_of_life(finished: int) -> None:
+            context.progress("training", finished, len(steps.lrs))
+
+        trainer = cls(model, algorithm, weights, steps, context.ranks, sign_of_life)
         load_optimizer_state(trainer.optimizer, weights.parameters, read_part(policy, "optimizer"))
         return trainer
 
-    def step(self, index: int, micro_batches: list[MicroBatch], num_samples: int, num_times: int) -> None:
+    def step(self, index: int, micro_batches: Iterable[MicroBatch], num_samples: int, num_times: int) -> None:
         """One optimizer step from this rank's micro-batches; ``num_samples`` counts those of all ranks."""
         totals: dict[str, float] = {}
         for micro in micro_batches:
+            self.sign_of_life(index)
             loss = self._loss(micro)
             weights = torch.full_like(loss.per_sample.detach(), micro.weight, device=self.group.device)
             loss_share(loss.per_sample, num_samples, num_times, weights).backward()
@@ -111,24 +119,25 @@ class Trainer:
         return dict(zip(names, self.group.all_reduce_sum_(values).tolist(), strict=True))
 
     def write(self, attempt: Attempt, copies: list[str], iteration: int) -> None:
-        """Write the next policy version: rank 0, after all ranks agree on the weights."""
-        self._agree()
+        """Write the next policy version: rank 0, after all ranks agree on all of it."""
+        self.sign_of_life(len(self.rows))
+        parts = {part: self.weights.get(part) for part in (CURRENT, *copies)}
+        parts["optimizer"] = optimizer_state(self.optimizer, self.weights.parameters)
+        self._agree(parts)
         if self.group.rank != 0:
             return
-        for part in (CURRENT, *copies):
-            write_part(attempt, part, self.weights.get(part))
-        write_part(attempt, "optimizer", optimizer_state(self.optimizer, self.weights.parameters))
+        for part, tensors in parts.items():
+            write_part(attempt, part, tensors)
         attempt.put_json(CLOCKS, {"iteration": iteration + 1, "optimizer_step": self.steps.first_step + len(self.rows)})
         attempt.put(METRICS, to_parquet(pd.DataFrame(self.rows)))
 
-    def _agree(self) -> None:
-        tensors = self.weights.get(CURRENT).values()
-        digest = hashlib.sha256(
-            b"".join(t.view(torch.uint8).numpy().tobytes() if t.ndim else b"" for t in tensors)
-        ).hexdigest()
-        if len(set(self.group.gather(digest))) != 1:
+    def _agree(self, parts: dict[str, dict[str, Tensor]]) -> None:
+        digests = {part: [sha256(to_bytes(chunk)) for chunk in cut(tensors)] for part, tensors in parts.items()}
+        found = self.group.gather(digests)
+        if unequal := [part for part in parts if any(one[part] != digests[part] for one in found)]:
             raise CosmosRLError(
-                "the ranks ended with different weights; a collective or a kernel is not what it should be"
+                f"the ranks ended with different tensors in {', '.join(unequal)}; "
+                "a collective or a kernel is not what it should be"
             )
 
     def summary(self) -> dict[str, Any]:
@@ -146,8 +155,11 @@ def check_clocks(policy: Input, iteration: int, first_step: int) -> None:
         raise ArtifactError(f"the policy at {policy.url} has clocks {found}, this range begins at {expected}")
 
 
-def my_share(items: list[Callable[[float], MicroBatch]], group: Group) -> list[MicroBatch]:
-    """This rank's micro-batches, every ``world_size``-th; padded with weight 0 to the same number on all ranks."""
-    rounds = -(-len(items) // group.world_size)
-    indices = [turn * group.world_size + group.rank for turn in range(rounds)]
-    return [items[i](1.0) if i < len(items) else items[0](0.0) for i in indices]
+def my_share(items: list[Callable[[float], MicroBatch]], group: Group) -> Iterator[MicroBatch]:
+    """This rank's micro-batches, every ``world_size``-th; padded with weight 0 to the same number on all ranks.
+
+    Each is built when it is asked for, so that one at a time is in memory.
+    """
+    for first in range(0, len(items), group.world_size):
+        index = first + group.rank
+        yield items[index](1.0) if index < len(items) else items[0](0.0)

@@ -41,13 +41,12 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     if config.gradient_checkpointing:
         model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
     copies = _copies(config)
-    trainer = Trainer.load(model, algorithm, config.lora, policy, config.steps, group, copies)
+    trainer = Trainer.load(model, algorithm, config.lora, policy, config.steps, context, copies)
     _check_behaviour(request, algorithm.behaviour)
 
     sigmas = schedule_of(model.scheduler, config.num_steps).sigmas
     draws = _Draws(request, table, sigmas, algorithm.num_times(config.num_steps), group)
     for index, micro_batches in enumerate(layout["steps"]):
-        context.progress("updating", index, len(layout["steps"]))
         epoch = index * config.algorithm.mu_iterations // len(layout["steps"])
         items = [partial(draws, ids, epoch, j) for ids in micro_batches for j in range(draws.num_times)]
         trainer.step(index, my_share(items, group), sum(map(len, micro_batches)), draws.num_times)

@@ -3,7 +3,7 @@
 Nothing here changes what a run is; only `threads` and `processes` change last bits.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,7 +18,7 @@ class LaunchConfig(Section):
     has imported everything: 0.1 s instead of 5 s a stage, for one process on a CPU."""
     processes: int = Field(default=1, ge=1)
     """Ranks of a distributed stage."""
-    stage_processes: dict[str, int] = {}
+    stage_processes: dict[str, Annotated[int, Field(ge=1)]] = {}
     """Ranks of single stages where they differ, e.g. ``{rollout = 8}``."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each process."""

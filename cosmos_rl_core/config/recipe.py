@@ -1,5 +1,6 @@
 """A recipe: one TOML file that says what a run is. Read closed, strict, and with all its mistakes reported at once."""
 
+import copy
 import difflib
 import json
 import tomllib
@@ -83,7 +84,7 @@ class Recipe(Section):
     def _check(self) -> "Recipe":
         mistakes = list(_mistakes(self))
         if mistakes:
-            raise ValueError("; ".join(mistakes))
+            raise ValueError("\n".join(mistakes))
         return self
 
     @property
@@ -148,12 +149,59 @@ def check(values: dict[str, Any], source: str) -> Recipe:
         # differs.
         return Recipe.model_validate_json(json.dumps(values, default=str), strict=True)
     except ValidationError as error:
-        raise ConfigError("\n".join([f"{source}:", *describe(error, Recipe)])) from error
+        lines = [*describe(error, Recipe), *(f"  {mistake}" for mistake in _combined(values, error))]
+        raise ConfigError("\n".join([f"{source}:", *lines])) from error
+
+
+def _combined(values: dict[str, Any], error: ValidationError) -> list[str]:
+    """Combinations that cannot work and would show only once what is wrong by itself had been mended.
+
+    Validates again without the values that were refused. A combination that one of them is part of is not judged.
+    """
+    values, refused = copy.deepcopy(values), set[str]()
+    while not (combined := [item for item in error.errors() if not item["loc"]]):
+        for item in sorted(error.errors(), key=lambda item: item["loc"], reverse=True):
+            if item["type"] == "missing" and item["loc"] in _PLACEHOLDERS:
+                _table(values, item["loc"])[item["loc"][-1]] = _PLACEHOLDERS[item["loc"]]
+                continue
+            location = item["loc"][:-1] if item["type"] == "missing" else item["loc"]
+            if location in _NEEDED:
+                return []
+            del _table(values, location)[location[-1]]
+            refused.add(".".join(part for part in location if isinstance(part, str)))
+        try:
+            Recipe.model_validate_json(json.dumps(values, default=str), strict=True)
+        except ValidationError as found:
+            error = found
+        else:
+            return []
+    if not refused:  # the combinations are what was reported
+        return []
+    mistakes = [line for item in combined for line in _message(item).splitlines()]
+    return [mistake for mistake in mistakes if not any(name in mistake for name in refused)]
+
+
+_PLACEHOLDERS: dict[tuple[int | str, ...], Any] = {
+    ("train", "num_iterations"): 1,
+    ("policy", "model_name_or_path"): "?",
+}
+"""Stand for values that no combination is about."""
+
+
+_NEEDED = {("policy",), ("train",), ("train", "train_policy")}
+"""No recipe is left without them."""
+
+
+def _table(values: Any, location: tuple[int | str, ...]) -> Any:
+    """The table or array that holds ``location``."""
+    for part in location[:-1]:
+        values = values[part]
+    return values
 
 
 def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """One line a mistake: where, what was found, what was expected, the nearest known name."""
-    return [f"  {_line(item, model)}" for item in error.errors()]
+    return [f"  {line}" for item in error.errors() for line in _line(item, model).splitlines()]
 
 
 def _line(item: Any, model: type[BaseModel]) -> str:
@@ -163,9 +211,13 @@ def _line(item: Any, model: type[BaseModel]) -> str:
         close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}" if known else ""
         return f"{where}: unknown key; {hint}".rstrip("; ")
-    message = item["msg"].removeprefix("Value error, ")
+    message = _message(item)
     found = "" if item["type"] in {"missing", "value_error"} else f" (found {item['input']!r})"
     return f"{where}: {message}{found}".removeprefix(": ")
+
+
+def _message(item: Any) -> str:
+    return item["msg"].removeprefix("Value error, ")
 
 
 def _known_fields(location: tuple[Any, ...], model: type[BaseModel]) -> list[str]:

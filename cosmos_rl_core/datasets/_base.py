@@ -7,6 +7,7 @@ import hashlib
 from typing import Protocol
 
 import numpy as np
+from pydantic import Field
 
 from cosmos_rl_core.config.base import Section
 
@@ -14,7 +15,7 @@ from cosmos_rl_core.config.base import Section
 class Prompt(Section):
     """One prompt. Samples are grouped by ``id``, never by text."""
 
-    id: str
+    id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")
     """Stable, unique within its prompt set, safe as a file name."""
     text: str
     """What the text encoder reads."""

@@ -25,17 +25,14 @@ class Options(DatasetOptions):
 def prompts(options: Options) -> tuple[Prompt, ...]:
     """All prompts of the split, in file order, without surrounding white space; blank lines are skipped.
 
-    Raises :class:`ConfigError` if the file is missing, not UTF-8, without a prompt, or says the same prompt twice.
+    A prompt that is there twice is one prompt: its samples are one group.
+    Raises :class:`ConfigError` if the file is missing, not UTF-8 or without a prompt.
     """
     path = Path(options.local_dir or SHIPPED_DIR) / f"{options.split}.txt"
-    numbers_by_text: dict[str, list[int]] = {}
-    for number, line in enumerate(_read(path).splitlines(), start=1):
-        if line.strip():
-            numbers_by_text.setdefault(line.strip(), []).append(number)
-    if not numbers_by_text:
+    texts = dict.fromkeys(line.strip() for line in _read(path).splitlines() if line.strip())
+    if not texts:
         raise ConfigError(f"{path} holds no prompt; expected one prompt a line")
-    _refuse_duplicates(path, numbers_by_text)
-    return tuple(Prompt(id=prompt_id(text), text=text) for text in numbers_by_text)
+    return tuple(Prompt(id=prompt_id(text), text=text) for text in texts)
 
 
 def _read(path: Path) -> str:
@@ -45,11 +42,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
-
-
-def _refuse_duplicates(path: Path, numbers_by_text: dict[str, list[int]]) -> None:
-    repeated = [(text, numbers) for text, numbers in numbers_by_text.items() if len(numbers) > 1]
-    if repeated:
-        found = "; ".join(f"lines {', '.join(map(str, numbers))}: {text}" for text, numbers in repeated[:10])
-        more = f" and {len(repeated) - 10} more" if len(repeated) > 10 else ""
-        raise ConfigError(f"{path} repeats {len(repeated)} prompt(s); keep one line of each: {found}{more}")

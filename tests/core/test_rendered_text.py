@@ -101,11 +101,6 @@ def test_prompt_ids_follow_the_text_and_not_the_line(tmp_path):
     assert one == other[::-1]
 
 
-def test_repeated_prompts_are_refused_with_their_lines(tmp_path):
-    with pytest.raises(ConfigError, match=r'lines 1, 4: a "B"'):
-        ocr.prompts(write(tmp_path, "train", 'a "B"\n\na "C"\na "B"\n'))
-
-
 def test_a_missing_and_an_empty_file_are_named(tmp_path):
     with pytest.raises(ConfigError, match=str(tmp_path / "test.txt")):
         ocr.prompts(ocr.Options(local_dir=str(tmp_path), split="test"))

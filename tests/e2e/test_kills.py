@@ -39,10 +39,10 @@ def test_a_killed_rank_and_a_killed_torchrun_are_tried_again_with_the_same_resul
     before = flows.manifests()
     run = flows.start(*TWO_RANKS, "--set", "launch.max_attempts=3")
 
-    run.wait_until(lambda: flows.phases("update", "updating"))
-    (first,) = flows.phases("update", "updating")
+    run.wait_until(lambda: flows.phases("update", "training"))
+    (first,) = flows.phases("update", "training")
     flows.ranks()[1].kill()
-    run.wait_until(lambda: set(flows.phases("update", "updating")) - {first})
+    run.wait_until(lambda: set(flows.phases("update", "training")) - {first})
     workers = flows.ranks()
     flows.torchrun().kill()
     assert eventually(lambda: not any(worker.is_running() for worker in workers.values()), 10)

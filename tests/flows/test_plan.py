@@ -23,6 +23,7 @@ def test_every_mistake_is_in_one_message(recipe, words):
             ("num_iterations = 2", 'num_iterations = "two"'),
             ("optm_warmup_steps", "optm_warmup_step"),
             ("n_generation = 4", "n_generation = 1"),
+            ("batch_size_per_optimize = 4", "batch_size_per_optimize = 3"),
             ('"nft"', '"nft"\nnft_betta = 1.0'),
             (
                 "[[rewards]]",
@@ -39,12 +40,13 @@ def test_every_mistake_is_in_one_message(recipe, words):
         "train.train_policy.nft_betta: unknown key; did you mean 'nft_beta'?",
         "rollout.n_generation: Input should be greater than or equal to 2 (found 1)",
         "rewards.0.fn: unknown reward 'pikscore'; known: jpeg, ocr",
-        "validation.dataset: unknown dataset 'oc'; known: ocr, rendered_text",
+        "validation.dataset: unknown dataset 'oc'; did you mean 'ocr'? known: ocr, rendered_text",
+        "train.train_batch_per_replica = 8 is not a multiple of train.train_policy.batch_size_per_optimize = 3",
         "'/no/such/base' is not a directory here",
         "ocr cannot score 2 prompts: ",
     ):
         assert len([line for line in lines if line.startswith(f"  {expected}")]) == 1, (expected, message)
-    assert len(lines) == 10
+    assert len(lines) == 11
 
 
 def test_combinations_that_cannot_work_are_reported_together(recipe, words):
@@ -83,7 +85,7 @@ def test_a_valid_recipe_is_checked_against_the_world_at_once(recipe, words):
         (("[rollout]", "[rollout]\nn_generaton = 3"), "rollout.n_generaton: unknown key; did you mean 'n_generation'?"),
         (("line_width = 96", "line_widht = 96"), "rewards.0.fn.line_widht: unknown key; did you mean 'line_width'?"),
         (("line_width = 96", "line_width = 9"), "rewards.0.fn.line_width: Input should be greater than or equal to 48"),
-        (('"nft"', '"nfft"'), "train.train_policy: unknown algorithm 'nfft'; known: "),
+        (('"nft"', '"nfft"'), "train.train_policy: unknown algorithm 'nfft'; did you mean 'nft'? known: "),
         (('name = "ocr"\n', 'name = "nothing"\n'), "train.train_policy.dataset: unknown dataset 'nothing'; known: ocr"),
         (('type = "nft"\n', ""), "train.train_policy: needs `type`; known: "),
         (("optm_lr = 1e-3", "optm_lr = nan"), "train.optm_lr: "),
@@ -92,6 +94,7 @@ def test_a_valid_recipe_is_checked_against_the_world_at_once(recipe, words):
         (("num_iterations = 2\n", ""), "train.num_iterations: Field required"),
         (("max_num_steps = 8\n", ""), "train: optm_decay_type = 'linear' needs max_num_steps"),
         (("[rollout]", "[rollout"), "is not TOML: "),
+        (("[rollout]", "[launch.stage_processes]\nrolout = 2\n[rollout]"), "launch.stage_processes.rolout: no distr"),
     ],
 )
 def test_a_mistake_is_named_where_it_is(recipe, replacement, expected):
@@ -100,6 +103,11 @@ def test_a_mistake_is_named_where_it_is(recipe, replacement, expected):
 
 def test_a_recipe_that_is_not_there_is_said_to_be_missing(tmp_path):
     assert mistakes_of(str(tmp_path / "nope.toml")).startswith("no file at ")
+
+
+def test_a_prompt_that_a_file_says_twice_is_one_prompt(recipe, words):
+    words('say "K7"', 'say "AB"', '  say "K7"  ')
+    assert [prompt.text for prompt in plan_of(Settings(recipe())).prompts] == ['say "K7"', 'say "AB"']
 
 
 def test_validation_prompts_that_are_trained_on_are_refused(recipe, words, tmp_path):
@@ -217,3 +225,26 @@ def test_a_run_id_must_be_safe_as_a_folder_name(recipe):
 
 def test_differences_are_named_by_their_whole_path():
     assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == ["a.c: 2 -> 3", "d: None -> 4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["plan"], 64), (["nope"], 64), (["run", "--bad"], 64), (["status", "nobody"], 64), (["--help"], 0)],
+)
+def test_a_command_line_that_cannot_be_read_is_a_wrong_setting(arguments, code, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["cosmos-flows", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == code
+
+
+def test_an_error_nobody_thought_of_ends_with_70_and_its_traceback(monkeypatch, capsys):
+    def fail(*_):
+        raise LookupError("nobody thought of it")
+
+    monkeypatch.setattr("sys.argv", ["cosmos-flows", "plan", "configs/tiny/nft.toml"])
+    monkeypatch.setattr(cli, "plan_of", fail)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 70
+    assert "nobody thought of it" in capsys.readouterr().err

@@ -278,10 +278,10 @@ def test_content_ignores_records_and_attempts(slot, store_url):
     for number in range(2):
         attempt = begin(report(store.join(store_url, str(number))))
         attempt.put("a", b"1")
-        attempt.put("log", b"took %d s" % number, "record")
+        attempt.put("records/log", b"took %d s" % number)
         manifests.append(attempt.commit(attempt.files, {"seconds": number}, pytest.fail))
     assert manifests[0].attempt != manifests[1].attempt
-    assert manifests[0].files["log"] != manifests[1].files["log"]
+    assert manifests[0].files["records/log"] != manifests[1].files["records/log"]
     assert manifests[0].content == manifests[1].content == make_content(b"1")
     assert make(report(slot), {"b": b"1"}).content != manifests[0].content
 
@@ -303,6 +303,20 @@ def test_a_part_that_version_0_does_not_have_is_its_current_one(slot):
     manifest = make(policy(slot), {"current/w": b"c"})
     assert input_of(slot, "old").part == "current"
     assert input_of(slot, "old").content == input_of(slot, "current").content == manifest.part_content("current")
+
+
+def test_what_training_goes_on_from_does_not_depend_on_what_was_measured(slot, store_url):
+    source = store.join(store_url, "policy")
+    state = {"current/w": b"c", "optimizer/m": b"1"}
+    make(policy(source), {**state, "metrics.parquet": b"0.1"})
+    before = input_of(source, "current", "old", "optimizer")
+    assert before.parts == ("current", "optimizer")
+    invalidate(source, 1, "measured again")
+    make(policy(source), {**state, "metrics.parquet": b"0.2"})
+    assert input_of(source, "current", "old", "optimizer").content == before.content
+    invalidate(source, 2, "trained again")
+    make(policy(source), {**state, "optimizer/m": b"2"})
+    assert input_of(source, "current", "old", "optimizer").content != before.content
 
 
 def test_a_part_is_a_folder_not_a_prefix(slot):

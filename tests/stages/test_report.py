@@ -18,6 +18,7 @@ from stages import contracts, report
 from stages.artifacts import Artifact, Attempt, input_of
 from stages.contracts import Input, MediaShape, ModelRef, OptimizerSteps, Request
 from stages.report_html import Estimate, Series, curve
+from stages.reward import ANSWERS, SCORES
 from stages.samples import INDEX, cut, index_of, plan_samples, sample_files, shard_name, to_parquet
 from tests.stages.conftest import make
 
@@ -74,6 +75,14 @@ def score_table(prompts: tuple[Prompt, ...], n_generation: int, scores: Sequence
     )
 
 
+def score_files(table: pd.DataFrame) -> dict[str, bytes]:
+    said = ["error", "details"]
+    return {
+        SCORES: to_parquet(table.drop(columns=said)),
+        ANSWERS: to_parquet(table.drop(columns=["prompt_id", "score", "valid"])),
+    }
+
+
 def rollout_config() -> contracts.Rollout:
     numbers: dict[str, Any] = {"n_generation": 3, "num_steps": 2, "guidance_scale": 1.0, "batch_size": 2}
     return contracts.Rollout(
@@ -125,7 +134,7 @@ def make_iteration(root: Path, k: int, frames: int) -> dict[str, Input]:
     scores = commit(
         slot / "reward",
         ask(slot / "reward", reward_config(), k, samples=[rollout]),
-        {"scores.parquet": to_parquet(table)},
+        score_files(table),
     )
     advantages = table[["sample_id", "prompt_id", "valid"]].assign(reward=table["score"], used=table["valid"])
     advantages["advantage"] = table["score"] * 2 - 1.25
@@ -155,7 +164,7 @@ def make_evaluation(root: Path, place: int) -> dict[str, Input]:
     scores = commit(
         slot / "reward",
         ask(slot / "reward", reward_config(), 2 * place, samples=[samples]),
-        {"scores.parquet": to_parquet(table)},
+        score_files(table),
     )
     return {"evaluations": samples, "evaluation_scores": scores}
 

@@ -17,8 +17,9 @@ from cosmos_rl_core.rewards._base import Sample
 from stages import contracts, samples
 from stages.artifacts import Artifact, Attempt, input_of, standing, why_stale
 from stages.contracts import Request
+from stages.manifest import content_of
 from stages.outcome import Outcome, read_failures, read_status
-from stages.reward import CALLS, SCORES
+from stages.reward import ANSWERS, CALLS, SCORES
 from stages.runner import Settings, execute
 
 OPTIONS = ocr.Options(line_width=96)
@@ -109,7 +110,7 @@ def test_scores_are_the_rewards_own(slot, samples_slot, tmp_path):
     assert table["sample_id"] == [f"p{number}-000" for number in range(5)]
     assert table["prompt_id"] == [f"p{number}" for number in range(5)]
     assert table["valid"] == [True] * 5
-    assert [json.loads(details) for details in table["details"]] == [{"ocr": score} for score in own]
+    assert [json.loads(details) for details in table_of(slot, ANSWERS)["details"]] == [{"ocr": score} for score in own]
     assert (manifest.summary["ocr"], manifest.summary["scored"]) == (0.5, 5)
     assert "failed" not in manifest.summary
     assert notes == []
@@ -130,13 +131,16 @@ def test_a_sample_that_cannot_be_scored_is_tried_again_then_excluded_and_counted
     table = table_of(slot, SCORES)
     assert table["valid"] == [True, False, True, True]
     assert table["score"] == [1.0, pytest.approx(float("nan"), nan_ok=True), 0.5, 1.0]
-    assert [bool(error) for error in table["error"]] == [False, True, False, False]
-    assert table["error"][1].startswith("ConfigError: prompt 'a sign' needs the text to render")
-    assert table["details"][1] == "{}"
+    answers = table_of(slot, ANSWERS)
+    assert [bool(error) for error in answers["error"]] == [False, True, False, False]
+    assert answers["error"][1].startswith("ConfigError: prompt 'a sign' needs the text to render")
+    assert answers["details"][1] == "{}"
     calls = table_of(slot, CALLS)
     # The first shard is tried three times, the failing sample alone from the second time on; then the second shard.
     assert (calls["shard_samples"], calls["attempt"], calls["failed"]) == ([2, 1, 1, 2], [0, 1, 2, 0], [1, 1, 1, 0])
-    assert manifest.files[CALLS].kind == "record"
+    results = {name: entry for name, entry in manifest.files.items() if name not in {ANSWERS, CALLS}}
+    results = {name: entry for name, entry in results.items() if "answers/" not in name}
+    assert manifest.content == content_of(results)
     assert manifest.summary["ocr"] == pytest.approx(2.5 / 3, abs=1e-15)
     assert (manifest.summary["scored"], manifest.summary["failed"]) == (3, 1)
 
@@ -227,12 +231,14 @@ def score_file(index, scores):
             "prompt_id": prompt_id,
             "score": score,
             "valid": True,
-            "error": "",
-            "details": "{}",
         }
         for prompt_id, score in scores
     ]
-    return {f"scores/{index:05d}.json": json.dumps(rows).encode()}
+    answers = [{"sample_id": row["sample_id"], "error": "", "details": "{}"} for row in rows]
+    return {
+        f"scores/{index:05d}.json": json.dumps(rows).encode(),
+        f"records/answers/{index:05d}.json": json.dumps(answers).encode(),
+    }
 
 
 def test_media_that_cannot_be_decoded_are_bad_data_and_not_a_failed_reward(slot, samples_slot, tmp_path):
