@@ -96,7 +96,7 @@ class Rollout(StageConfig):
     """Samples of the behaviour policy: media, latents and the seeds they came from, in tar shards."""
 
     name = "rollout"
-    version = 1
+    version = 2
     distributed = True
     inputs = {"policy": "one", "embeddings": "one"}
     model: ModelRef

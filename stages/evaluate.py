@@ -8,41 +8,29 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 
-from cosmos_rl_core import pipelines, seeds, shards
+from cosmos_rl_core import pipelines, seeds
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Request
 from stages.runner import Context
-from stages.samples import INDEX, SamplePlan, cut, index_of, plan_samples, sample_files, shard_name
+from stages.samples import SamplePlan, plan_samples, sample_files, write_samples
 
 
 def run(request: Request, context: Context) -> dict[str, int]:
     """Write ``samples/<n>.tar`` and ``index.parquet``, as a rollout does, without latents."""
     config = request.config
     assert isinstance(config, contracts.Evaluate)
-    samples = plan_samples(config.prompts, config.n_generation, request.seed, 0)
-    by_id = {s.sample_id: s for s in samples}
-    layout = context.layout({"shards": cut(list(by_id), config.samples_per_shard), "tile": config.batch_size})
     pipeline = _load(request, config, context.ranks.device)
-    mine = range(context.ranks.rank, len(layout["shards"]), context.ranks.world_size)
-    for done, index in enumerate(mine):
-        plans = [by_id[sample_id] for sample_id in layout["shards"][index]]
+    facts = {"export": request.one("export").content}
 
-        def make(index: int = index, plans: list[SamplePlan] = plans, done: int = done) -> dict[str, bytes]:
-            files: dict[str, bytes] = {}
-            for tile in range(0, len(plans), layout["tile"]):
-                context.progress(
-                    "evaluating", done * config.samples_per_shard + tile, len(mine) * config.samples_per_shard
-                )
-                batch = plans[tile : tile + layout["tile"]]
-                for plan, pixels in zip(batch, _generate(pipeline, batch, config), strict=True):
-                    files |= sample_files(plan, pixels, None, {"export": request.one("export").content})
-            return {shard_name(index): shards.pack(files)}
+    def generate(plans: list[SamplePlan]) -> dict[str, bytes]:
+        files: dict[str, bytes] = {}
+        for plan, pixels in zip(plans, _generate(pipeline, plans, config), strict=True):
+            files |= sample_files(plan, pixels, None, facts)
+        return files
 
-        context.attempt.shard(index, make)
-    if context.ranks.rank == 0:
-        context.attempt.put(INDEX, index_of(samples, layout["shards"]))
-    return {"samples": len(samples)}
+    samples = plan_samples(config.prompts, config.n_generation, request.seed, 0)
+    return write_samples(context, samples, generate, samples_per_shard=config.samples_per_shard, tile=config.batch_size)
 
 
 def _load(request: Request, config: contracts.Evaluate, device: torch.device) -> Any:

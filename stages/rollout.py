@@ -3,17 +3,18 @@
 import torch
 from torch import Tensor
 
-from cosmos_rl_core import seeds, shards
+from cosmos_rl_core import seeds
 from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity, stack
 from cosmos_rl_core.policy_weights import to_bytes
-from cosmos_rl_core.sampling.ode import SOLVERS
+from cosmos_rl_core.sampling.flow import KERNELS
+from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import sample
-from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
+from cosmos_rl_core.sampling.schedule import schedule_of
 from stages import contracts, embed, policy
 from stages.contracts import Request
 from stages.loading import load_model
 from stages.runner import Context
-from stages.samples import INDEX, SamplePlan, cut, index_of, plan_samples, sample_files, shard_name
+from stages.samples import SamplePlan, plan_samples, sample_files, write_samples
 
 
 def run(request: Request, context: Context) -> dict[str, int]:
@@ -21,31 +22,13 @@ def run(request: Request, context: Context) -> dict[str, int]:
     config = request.config
     assert isinstance(config, contracts.Rollout)
     samples = plan_samples(config.prompts, config.n_generation, request.seed, request.iteration or 0)
-    by_id = {s.sample_id: s for s in samples}
-    layout = context.layout({"shards": cut(list(by_id), config.samples_per_shard), "tile": config.batch_size})
     model = load_model(config.model, ("transformer", "vae"), context.ranks.device)
     source = request.one("policy")
     policy.load_policy(model.transformer, config.lora, source, reference=False)
     conditioning = embed.read(request.one("embeddings"), [*(p.id for p in config.prompts), embed.NEGATIVE])
-    generate = _Generator(config, model, conditioning, schedule_of(model.scheduler, config.num_steps), source.content)
-
-    mine = range(context.ranks.rank, len(layout["shards"]), context.ranks.world_size)
-    for done, index in enumerate(mine):
-        plans = [by_id[sample_id] for sample_id in layout["shards"][index]]
-
-        def make(index: int = index, plans: list[SamplePlan] = plans, done: int = done) -> dict[str, bytes]:
-            files: dict[str, bytes] = {}
-            for start in range(0, len(plans), layout["tile"]):
-                context.progress(
-                    "sampling", done * config.samples_per_shard + start, len(mine) * config.samples_per_shard
-                )
-                files |= generate(plans[start : start + layout["tile"]])
-            return {shard_name(index): shards.pack(files)}
-
-        context.attempt.shard(index, make)
-    if context.ranks.rank == 0:
-        context.attempt.put(INDEX, index_of(samples, layout["shards"]))
-    return {"samples": len(samples)}
+    kernel = KERNELS[config.solver](schedule_of(model.scheduler, config.num_steps))
+    generate = _Generator(config, model, conditioning, kernel, source.content)
+    return write_samples(context, samples, generate, samples_per_shard=config.samples_per_shard, tile=config.batch_size)
 
 
 class _Generator:
@@ -56,14 +39,14 @@ class _Generator:
         config: contracts.Rollout,
         model: Model,
         conditioning: dict[str, Conditioning],
-        schedule: Schedule,
+        kernel: Kernel,
         policy_digest: str,
     ) -> None:
         self.config = config
         self.model = model
         self.conditioning = conditioning
-        self.schedule = schedule
-        self.facts = {"policy": policy_digest, "sigmas": list(schedule.sigmas)}
+        self.kernel = kernel
+        self.facts = {"policy": policy_digest, "sigmas": list(kernel.sigmas)}
         self.shape = model.latent_shape(config.media.size, config.media.frames)
         self.device = next(model.transformer.parameters()).device
 
@@ -87,4 +70,4 @@ class _Generator:
         def velocity(x: Tensor, t: Tensor) -> Tensor:
             return guided_velocity(self.model, x, t, conditioning, negative, scale)
 
-        return sample(velocity, noise.to(self.device), self.schedule, SOLVERS[self.config.solver])
+        return sample(velocity, noise.to(self.device), self.kernel).latents

@@ -7,7 +7,7 @@ each.
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import pandas as pd
 from cosmos_rl_core import media, seeds, shards
 from cosmos_rl_core.datasets._base import Prompt
 from stages.artifacts import Artifact
+from stages.runner import Context
 
 INDEX = "index.parquet"
 
@@ -67,6 +68,43 @@ def sample_files(
         f"{sample.sample_id}.{extension}": picture,
     }
     return files if latents is None else files | {f"{sample.sample_id}.safetensors": latents}
+
+
+def write_samples(
+    context: Context,
+    samples: list[SamplePlan],
+    generate: Callable[[list[SamplePlan]], dict[str, bytes]],
+    *,
+    samples_per_shard: int,
+    tile: int,
+) -> dict[str, int]:
+    """Write ``samples/<n>.tar`` and ``index.parquet``: every rank its shards, adopted where an earlier attempt made
+    them.
+
+    ``generate`` turns at most ``tile`` samples, all of one shard, into shard members.
+    """
+    by_id = {sample.sample_id: sample for sample in samples}
+    layout = context.layout({"shards": cut(list(by_id), samples_per_shard), "tile": tile})
+    shard_ids: list[list[str]] = layout["shards"]
+    mine = range(context.ranks.rank, len(shard_ids), context.ranks.world_size)
+    total = sum(len(shard_ids[index]) for index in mine)
+    done = 0
+    for index in mine:
+        tiles = cut([by_id[sample_id] for sample_id in shard_ids[index]], layout["tile"])
+
+        def make(index: int = index, tiles: list[list[SamplePlan]] = tiles, done: int = done) -> dict[str, bytes]:
+            members: dict[str, bytes] = {}
+            for plans in tiles:
+                context.progress("sampling", done + sum(name.endswith(".json") for name in members), total)
+                members |= generate(plans)
+            return {shard_name(index): shards.pack(members)}
+
+        context.attempt.shard(index, make)
+        done += len(shard_ids[index])
+        context.progress("sampling", done, total)
+    if context.ranks.rank == 0:
+        context.attempt.put(INDEX, index_of(samples, shard_ids))
+    return {"samples": len(samples)}
 
 
 def shard_name(index: int) -> str:

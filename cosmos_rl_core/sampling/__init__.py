@@ -1,1 +1,1 @@
-"""Noise schedules, solver steps and the one rollout loop."""
+"""Noise schedules, sampler kernels and the one rollout loop."""

@@ -1,23 +1,74 @@
 """The one loop that turns noise into samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cosmos_rl_core.sampling.ode import Solver
-from cosmos_rl_core.sampling.schedule import Schedule
+from cosmos_rl_core.sampling.kernel import Kernel, clean, log_prob, mean, model_input, square_error
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Where a rollout ended, and what it takes to replay its recorded steps bit for bit."""
+
+    latents: Tensor
+    """The final x_0: ``[B, ...]`` float32."""
+    states: dict[int, Tensor]
+    """Before and after each recorded step, ``[B, ...]`` float32: key i is the state that step i starts from."""
+    history: dict[int, Tensor]
+    """The previous estimate of x_0, ``[B, ...]`` float32, by the recorded step that recalls it."""
+    log_prob: dict[int, Tensor]
+    """``[B]`` float64, nats a dimension, by the recorded step; none for a deterministic one."""
+
+
+def _no_draw(index: int) -> Tensor:
+    raise ValueError(f"step {index} is stochastic and needs draw, its noise")
 
 
 @torch.no_grad()
-def sample(velocity: Callable[[Tensor, Tensor], Tensor], noise: Tensor, schedule: Schedule, solver: Solver) -> Tensor:
-    """Integrate ``noise`` ``[B, ...]`` down the schedule to x_0: float32, same shape and device, no gradient.
+def sample(
+    velocity: Callable[[Tensor, Tensor], Tensor],
+    noise: Tensor,
+    kernel: Kernel,
+    *,
+    draw: Callable[[int], Tensor] = _no_draw,
+    record: Collection[int] = frozenset(),
+    mask: Tensor | None = None,
+) -> Trajectory:
+    """Take ``noise``, standard normal ``[B, ...]``, through the steps of the kernel to x_0, without gradient.
 
-    ``velocity(x, t)`` gets the state and the noise level of each sample, ``[B]`` float32. The state stays float32
-    between steps whatever type the velocity computes in.
+    ``velocity(x_t, t)`` gets what the model is fed and the noise level of each sample, ``[B]``, both float32.
+    ``draw(i)`` is the standard normal noise of step i, the shape and device of ``noise``; ``draw(-1)`` that of the
+    start. ``record`` has the indices of the steps to keep. ``mask`` is 1 where a log-probability counts, see
+    :func:`~cosmos_rl_core.sampling.kernel.square_error`.
+    A step is float64 and its result rounded to float32 before anything sees it: the log-probability is that of the
+    rounded state, given rounded ones, hence of what can be stored.
+    Raises ``ValueError`` for a stochastic kernel without ``draw`` and for a recorded step that the kernel lacks.
     """
-    x, history = noise.float(), None
-    for step in schedule.steps:
-        t = torch.full((x.shape[0],), step.sigma, dtype=torch.float32, device=x.device)
-        x, history = solver(x, velocity(x, t).float(), step, history)
-    return x
+    if unknown := set(record) - set(range(len(kernel.steps))):
+        raise ValueError(f"steps {sorted(unknown)} cannot be recorded: there are {len(kernel.steps)}, from 0")
+    x = _noised(noise.double() * kernel.start_std, kernel.start_churn_std, draw, -1)
+    x_0: Tensor | None = None
+    table = kernel.table(x.device)
+    states: dict[int, Tensor] = {}
+    history: dict[int, Tensor] = {}
+    log_probs: dict[int, Tensor] = {}
+    for step in kernel.steps:
+        at = table.at(torch.full((x.shape[0],), step.index, device=x.device))
+        v = velocity(*model_input(x, at))
+        center = mean(x, v, x_0 if step.recall else None, at)
+        x_next = _noised(center, step.std, draw, step.index)
+        if step.index in record:
+            states |= {step.index: x, step.index + 1: x_next}
+            if step.recall and x_0 is not None:
+                history[step.index] = x_0
+            if step.std > 0:
+                log_probs[step.index] = log_prob(square_error(x_next, center, mask), at.std)
+        x, x_0 = x_next, clean(x, v, at).float()
+    return Trajectory(x, states, history, log_probs)
+
+
+def _noised(center: Tensor, std: float, draw: Callable[[int], Tensor], index: int) -> Tensor:
+    return (center + std * draw(index).double() if std > 0 else center).float()

@@ -1,6 +1,5 @@
 """The noise levels of a rollout, as the pipeline's own scheduler lays them out."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -9,15 +8,6 @@ from cosmos_rl_core.errors import ConfigError
 
 _ROUNDING = 1e-6
 """Schedulers compute in float32: a first level of 1 can come out this much above 1."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One solver step, from ``sigma`` down to ``sigma_next``."""
-
-    index: int
-    sigma: float
-    sigma_next: float
 
 
 @dataclass(frozen=True)
@@ -39,11 +29,6 @@ class Schedule:
     def num_steps(self) -> int:
         """How many solver steps the grid has."""
         return len(self.sigmas) - 1
-
-    @property
-    def steps(self) -> Iterator[Step]:
-        """The solver steps, from the noisiest to the last one, which ends at 0."""
-        return (Step(i, sigma, following) for i, (sigma, following) in enumerate(pairwise(self.sigmas)))
 
 
 def schedule_of(scheduler: Any, num_steps: int) -> Schedule:

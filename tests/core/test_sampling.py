@@ -1,4 +1,4 @@
-"""Schedules, solver steps and the rollout loop, against diffusers and closed forms."""
+"""Schedules, deterministic kernels and the rollout loop, against diffusers and closed forms."""
 
 import math
 from collections.abc import Callable
@@ -13,13 +13,15 @@ from diffusers.schedulers.scheduling_flow_match_heun_discrete import FlowMatchHe
 from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.sampling.ode import SOLVERS, Solver, dpm2, euler
+from cosmos_rl_core.sampling.flow import KERNELS, dpm2, euler
+from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import sample
-from cosmos_rl_core.sampling.schedule import Schedule, Step, schedule_of
+from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
 
 CPU = torch.device("cpu")
 SD3_SHIFT = 3.0
 FLOW: dict[str, Any] = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+Builder = Callable[[Schedule], Kernel]
 
 
 def sd3_schedule(num_steps: int) -> Schedule:
@@ -52,8 +54,14 @@ def test_the_grid_of_sd3_is_the_known_one():
     assert (schedule.num_steps, schedule.sigmas[0], schedule.sigmas[-1]) == (10, 1, 0)
 
 
-def test_the_steps_pair_each_level_with_the_next_one():
-    assert list(Schedule((1.0, 0.25, 0.0)).steps) == [Step(0, 1.0, 0.25), Step(1, 0.25, 0.0)]
+@pytest.mark.parametrize("build", KERNELS.values(), ids=KERNELS)
+def test_a_kernel_has_one_deterministic_step_for_each_level_but_the_last(build: Builder):
+    kernel = build(Schedule((1.0, 0.25, 0.0)))
+    assert [(step.index, step.t, step.input_scale, step.std) for step in kernel.steps] == [
+        (0, 1, 1, 0),
+        (1, 0.25, 1, 0),
+    ]
+    assert (kernel.sigmas, kernel.trainable) == ((1.0, 0.25, 0.0), ())
 
 
 @pytest.mark.parametrize("scheduler_class", [UniPCMultistepScheduler, DPMSolverMultistepScheduler])
@@ -119,7 +127,7 @@ def test_levels_that_are_no_grid_are_refused(sigmas: tuple[float, ...]):
 def test_euler_equals_diffusers(num_steps: int):
     scheduler: Any = FlowMatchEulerDiscreteScheduler(shift=SD3_SHIFT)
     x = noise(3, 5)
-    ours = sample(curved_velocity, x, sd3_schedule(num_steps), euler)
+    ours = sample(curved_velocity, x, euler(sd3_schedule(num_steps))).latents
     scheduler.set_timesteps(num_steps)
     for t, sigma in zip(scheduler.timesteps, scheduler.sigmas, strict=False):
         x = scheduler.step(curved_velocity(x, sigma.expand(3)), t, x, return_dict=False)[0]
@@ -129,52 +137,49 @@ def test_euler_equals_diffusers(num_steps: int):
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 10, 20])
 @pytest.mark.parametrize("grid", ["sd3", "own"])
 def test_dpm2_equals_diffusers_on_the_same_levels(num_steps: int, grid: str):
+    """Up to the rounding of diffusers, which computes in float32 and ends up to 1.4e-6 from a float64 run."""
     scheduler: Any = DPMSolverMultistepScheduler(flow_shift=SD3_SHIFT, **FLOW)
     x = noise(3, 5)
     scheduler.set_timesteps(num_steps)
     schedule = sd3_schedule(num_steps) if grid == "sd3" else schedule_of(scheduler, num_steps)
     scheduler.sigmas = torch.tensor(schedule.sigmas, dtype=torch.float32, device=CPU)
     scheduler.timesteps = torch.arange(num_steps, device=CPU)  # only looked up, and must not repeat
-    ours = sample(curved_velocity, x, schedule, dpm2)
+    ours = sample(curved_velocity, x, dpm2(schedule)).latents
     for t, sigma in zip(scheduler.timesteps, scheduler.sigmas, strict=False):
         x = scheduler.step(curved_velocity(x, sigma.expand(3)), t, x, return_dict=False)[0]
-    assert torch.allclose(ours, x, rtol=0, atol=1e-6)
+    assert torch.allclose(ours, x, rtol=0, atol=3e-6)
 
 
 def test_the_first_two_steps_from_pure_noise_and_the_last_one_are_first_order():
-    x, velocity = noise(2, 4), noise(2, 4).cos()
-    for step, history in [
-        (Step(0, 1.0, 0.9), None),
-        (Step(1, 0.9, 0.8), (noise(2, 4), 1.0)),
-        (Step(9, 0.1, 0.0), (noise(2, 4), 0.3)),
-    ]:
-        assert torch.allclose(dpm2(x, velocity, step, history)[0], euler(x, velocity, step)[0], atol=1e-6)
+    schedule = Schedule((1.0, 0.9, 0.8, 0.3, 0.1, 0.0))
+    pairs = zip(dpm2(schedule).steps, euler(schedule).steps, strict=True)
+    assert [ours.index for ours, first_order in pairs if ours != first_order] == [2, 3]
 
 
 def test_the_step_before_the_last_keeps_its_second_order():
-    x, velocity, step = noise(2, 4), noise(2, 4).cos(), Step(8, 0.278, 0.0089)
-    assert not torch.allclose(dpm2(x, velocity, step, (noise(2, 4), 0.46))[0], euler(x, velocity, step)[0], atol=1e-2)
+    """There the log-SNR leaps by 3.76 after a step of 0.81: half of 3.76 / 0.81, times 1 - 0.0089 / 0.278."""
+    assert dpm2(sd3_schedule(10)).steps[8].recall == pytest.approx(-2.234, abs=1e-3)
 
 
-@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-def test_a_single_data_point_is_hit_exactly_whatever_the_grid(solver: Solver):
+@pytest.mark.parametrize("build", KERNELS.values(), ids=KERNELS)
+def test_a_single_data_point_is_hit_exactly_whatever_the_grid(build: Builder):
     point = torch.tensor([0.7, -1.3], device=CPU)
-    x_0 = sample(lambda x, t: (x - point) / t.view(-1, 1), noise(4, 2), sd3_schedule(5), solver)
+    x_0 = sample(lambda x, t: (x - point) / t.view(-1, 1), noise(4, 2), build(sd3_schedule(5))).latents
     assert torch.allclose(x_0, point.expand(4, 2), atol=1e-6)
 
 
-@pytest.mark.parametrize(("solver", "std_at_10", "std_at_40"), [(euler, 0.825, 0.964), (dpm2, 1.377, 1.040)])
-def test_samples_of_a_gaussian_have_the_known_spread(solver: Solver, std_at_10: float, std_at_40: float):
+@pytest.mark.parametrize(("build", "std_at_10", "std_at_40"), [(euler, 0.825, 0.964), (dpm2, 1.377, 1.040)])
+def test_samples_of_a_gaussian_have_the_known_spread(build: Builder, std_at_10: float, std_at_40: float):
     """The velocity is linear in x: one start at 1 tells the factor on the deviation. The expected values were measured
     elsewhere on finite noise, of deviation 1.009."""
     start = torch.ones(1, 1, device=CPU)
     for num_steps, expected in [(10, std_at_10), (40, std_at_40)]:
-        found = float(sample(gaussian_velocity(1.0), start, sd3_schedule(num_steps), solver))
+        found = float(sample(gaussian_velocity(1.0), start, build(sd3_schedule(num_steps))).latents)
         assert found == pytest.approx(expected / 1.009, abs=1e-3)
 
 
-@pytest.mark.parametrize(("solver", "order"), [(euler, 1), (dpm2, 2)])
-def test_the_solvers_converge_at_their_order(solver: Solver, order: int):
+@pytest.mark.parametrize(("build", "order"), [(euler, 1), (dpm2, 2)])
+def test_the_solvers_converge_at_their_order(build: Builder, order: int):
     """Along levels equidistant in log-SNR, to the exact flow of a Gaussian: x keeps its quantile in N(0, variance)."""
     std, start = 0.5, torch.ones(1, 1, device=CPU)
 
@@ -184,7 +189,7 @@ def test_the_solvers_converge_at_their_order(solver: Solver, order: int):
     def relative_error(num_steps: int) -> float:
         levels = [1 / (1 + math.exp(-3 + 9 * i / num_steps)) for i in range(num_steps + 1)]
         exact = math.sqrt(variance(levels[-1]) / variance(levels[0])) * (1 - levels[-1]) * std**2 / variance(levels[-1])
-        found = float(sample(gaussian_velocity(std), start, Schedule((*levels, 0.0)), solver))
+        found = float(sample(gaussian_velocity(std), start, build(Schedule((*levels, 0.0)))).latents)
         return abs(found / exact - 1)
 
     assert math.log2(relative_error(40) / relative_error(80)) == pytest.approx(order, abs=0.2)
@@ -197,29 +202,17 @@ def test_the_velocity_sees_every_level_but_the_last_for_each_sample():
         seen.append(t)
         return x
 
-    sample(velocity, noise(2, 3), Schedule((1.0, 0.5, 0.0)), euler)
+    sample(velocity, noise(2, 3), euler(Schedule((1.0, 0.5, 0.0))))
     assert [t.tolist() for t in seen] == [[1.0, 1.0], [0.5, 0.5]]
     assert {t.dtype for t in seen} == {torch.float32}
 
 
-@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-def test_a_rollout_is_float32_without_gradient_and_leaves_its_noise_alone(solver: Solver):
+@pytest.mark.parametrize("build", KERNELS.values(), ids=KERNELS)
+def test_a_rollout_is_float32_without_gradient_and_leaves_its_noise_alone(build: Builder):
     scale = torch.nn.Parameter(torch.ones(1, device=CPU))
     start = noise(2, 3)
     before = start.clone()
-    x_0 = sample(lambda x, t: (scale * x).bfloat16(), start, sd3_schedule(4), solver)
+    x_0 = sample(lambda x, t: (scale * x).bfloat16(), start, build(sd3_schedule(4))).latents
     assert x_0.dtype == torch.float32
     assert not x_0.requires_grad
     assert torch.equal(start, before)
-
-
-def test_a_stochastic_kernel_fits_the_loop():
-    draws = noise(3, 2, 4)
-
-    def churned(x: torch.Tensor, velocity: torch.Tensor, step: Step, history: None) -> tuple[torch.Tensor, None]:
-        return euler(x, velocity, step)[0] + step.sigma_next * draws[step.index], None
-
-    start, schedule = noise(2, 4), sd3_schedule(3)
-    first = sample(curved_velocity, start, schedule, churned)
-    assert torch.equal(first, sample(curved_velocity, start, schedule, churned))
-    assert not torch.equal(first, sample(curved_velocity, start, schedule, euler))
