@@ -80,25 +80,35 @@ def plan(
 
 @app.command()
 def status(run_id: RunArgument, store: StoreOption = DEFAULT_STORE) -> None:
-    """Show a run's iterations and stages: what stands, how often it was made, how long it took, the reward.
+    """Show every stage of a run: whether it stands or would be made again and why, how long it took, the reward.
 
     Example: cosmos-flows status nft-1a2b3c4d
     """
-    Console().print(_or_exit(lambda: status_command.table(store, run_id)))
+    console = Console(highlight=False, markup=False)
+    for part in _or_exit(lambda: status_command.overview(store, run_id)):
+        console.print(part, soft_wrap=isinstance(part, str))
 
 
 @app.command()
 def rerun(
     run_id: RunArgument,
-    iteration: Annotated[int, typer.Option(min=0, help="Iteration of the stage (0-based)")],
-    stage: Annotated[str, typer.Option(help="rollout, reward-<name>, update or finetune")],
+    stage: Annotated[
+        str,
+        typer.Option(
+            help="policy, embed, rollout, reward-<name>, update, finetune, export, evaluate, evaluate-<name> or report"
+        ),
+    ],
+    iteration: Annotated[
+        int | None,
+        typer.Option(min=0, help="Which iteration, from 0; for export and evaluate which policy version"),
+    ] = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Invalidate one stage of one iteration, so that the next run makes it again. Deletes nothing.
+    """Invalidate one stage, finished or not, so that the next run makes it again. Deletes nothing.
 
-    Example: cosmos-flows rerun nft-1a2b3c4d --iteration 7 --stage reward-ocr
+    Example: cosmos-flows rerun nft-1a2b3c4d --stage reward-ocr --iteration 7
     """
-    for line in _or_exit(lambda: rerun_command.rerun(store, run_id, iteration, stage)):
+    for line in _or_exit(lambda: rerun_command.rerun(store, run_id, stage, iteration)):
         typer.echo(line)
 
 

@@ -34,7 +34,7 @@ def post_train(run: Run, launcher: Launcher) -> Result:
             launch(f"iteration-{k:04d}/update", run.update(k))
         else:
             launch(f"iteration-{k:04d}/finetune", run.finetune(k))
-        if _is_due(run, k + 1):
+        if run.is_due(k + 1):
             evaluated[k + 1] = evaluate(run, launcher, k + 1)
     scored = [k for k, scores in evaluated.items() if scores is not None]
     (report,) = launch("report", run.report(run.recipe.train.num_iterations, scored))
@@ -47,18 +47,13 @@ def evaluate(run: Run, launcher: Launcher, k: int) -> Manifest | None:
     None without a validation set.
     """
     launcher.launch(f"policy-{k:04d}/export", run.export(k))
-    if run.recipe.validation is None or not run.recipe.rewards:
+    if not run.evaluates:
         return None
     samples = run.evaluate(k)
     launcher.launch(f"policy-{k:04d}/evaluate", samples)
     rewards = run.rewards(samples.slot, k)
     launcher.launch(f"policy-{k:04d}/{_names(rewards)}", *rewards)
     return standing(f"{samples.slot}-{run.headline_reward}")[1]
-
-
-def _is_due(run: Run, k: int) -> bool:
-    freq = run.recipe.validation.freq if run.recipe.validation else 0
-    return k == run.recipe.train.num_iterations or bool(freq and k % freq == 0)
 
 
 def _names(rewards: list[Request]) -> str:

@@ -1,6 +1,7 @@
 """Turns a plan, and what stands of a run, into the Request of each stage."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from cosmos_rl_core import plugins, seeds, store
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig
@@ -44,6 +45,22 @@ class Run:
         ordered = sorted(self.recipe.rewards, key=lambda reward: reward.role != "train")
         return ordered[0].fn.name if ordered else ""
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether exported policies are sampled on held-out prompts and scored."""
+        return self.recipe.validation is not None and bool(self.recipe.rewards)
+
+    def is_due(self, k: int) -> bool:
+        """Whether policy version k is exported and, where there is something to evaluate on, evaluated."""
+        freq = self.recipe.validation.freq if self.recipe.validation else 0
+        return k in (0, self.recipe.train.num_iterations) or bool(freq and k % freq == 0)
+
+    def going_to(self, iterations: int) -> "Run":
+        """The same run with another number of iterations."""
+        train = self.recipe.train.model_copy(update={"num_iterations": iterations})
+        recipe = self.recipe.model_copy(update={"train": train})
+        return replace(self, plan=self.plan.model_copy(update={"recipe": recipe}))
+
     def slot(self, *names: str) -> str:
         """URL of a slot of this run."""
         return store.join(self.url, *names)
@@ -51,6 +68,10 @@ class Run:
     def iteration(self, k: int, stage: str) -> str:
         """URL of a stage's slot in iteration k."""
         return self.slot("iterations", f"{k:04d}", stage)
+
+    def version(self, k: int, stage: str) -> str:
+        """URL of the slot of a stage that judges policy version k: its export, its held-out samples, their scores."""
+        return self.slot("exports", f"{k:04d}", stage)
 
     @property
     def policy_slot(self) -> str:
@@ -80,6 +101,11 @@ class Run:
         slot = store.join(store.absolute(self.store_url), "dataset", request.fingerprint)
         return request.model_copy(update={"slot": slot})
 
+    @cached_property
+    def embed_slot(self) -> str:
+        """Where the text embeddings are."""
+        return self.embed().slot
+
     def rollout(self, k: int) -> Request:
         """Samples of iteration k from the behaviour part of policy k."""
         sample, rollout = self.recipe.policy.diffusers.sample, self.recipe.rollout
@@ -95,7 +121,7 @@ class Run:
             batch_size=rollout.n_generation_mini_batch,
             samples_per_shard=rollout.samples_per_shard,
         )
-        inputs = {"policy": (self._behaviour(k),), "embeddings": (input_of(self.embed().slot),)}
+        inputs = {"policy": (self._behaviour(k),), "embeddings": (input_of(self.embed_slot),)}
         return self._request(self.iteration(k, "rollout"), config, k, inputs)
 
     def prompts_of(self, k: int) -> tuple[Prompt, ...]:
@@ -107,9 +133,10 @@ class Run:
 
     def rewards(self, samples: str, k: int | None) -> list[Request]:
         """One scoring of the samples in a slot for each reward, side by side."""
-        return [self._reward(reward, samples, k) for reward in self.recipe.rewards]
+        return [self.reward(reward, samples, k) for reward in self.recipe.rewards]
 
-    def _reward(self, reward: RewardConfig, samples: str, k: int | None) -> Request:
+    def reward(self, reward: RewardConfig, samples: str, k: int | None) -> Request:
+        """The scores of the samples in a slot by one reward."""
         config = contracts.Reward(
             reward=reward.fn,
             scorer=plugins.load("rewards", reward.fn.name).Reward(reward.fn).version,
@@ -149,7 +176,7 @@ class Run:
             "rollouts": (input_of(self.iteration(k, "rollout")),),
             "behaviours": (self._behaviour(k),),
             "scores": tuple(input_of(self.iteration(k, f"reward-{reward.fn.name}")) for reward in trained),
-            "embeddings": (input_of(self.embed().slot),),
+            "embeddings": (input_of(self.embed_slot),),
         }
         return self._request(self.iteration(k, "update"), config, k, inputs)
 
@@ -171,12 +198,12 @@ class Run:
             steps=self._steps(k * options.steps_per_iteration, options.steps_per_iteration),
             keeps_ema=recipe.train.ema_enable,
         )
-        inputs = {"policy": (self._state(k),), "embeddings": (input_of(self.embed().slot),)}
+        inputs = {"policy": (self._state(k),), "embeddings": (input_of(self.embed_slot),)}
         return self._request(self.iteration(k, "finetune"), config, k, inputs)
 
     def export_slot(self, k: int) -> str:
         """Where the export of policy version k goes."""
-        return self.slot("exports", f"{k:04d}", "export")
+        return self.version(k, "export")
 
     def export(self, k: int) -> Request:
         """Policy version k as users load it, from the average where there is one."""
@@ -203,7 +230,7 @@ class Run:
             samples_per_shard=self.recipe.rollout.samples_per_shard,
         )
         inputs = {"export": (input_of(self.export_slot(k)),)}
-        slot = self.slot("exports", f"{k:04d}", "evaluate")
+        slot = self.version(k, "evaluate")
         return Request(stage="evaluate", slot=slot, seed=validation.seed, config=config, inputs=inputs)
 
     def report(self, iterations: int, evaluated: list[int]) -> Request:
@@ -215,11 +242,9 @@ class Run:
         if self.trains_on_rewards:
             inputs["rollouts"] = tuple(input_of(self.iteration(k, "rollout")) for k in ks)
             inputs["scores"] = tuple(input_of(self.iteration(k, f"reward-{reward}")) for k in ks)
-        inputs["evaluations"] = tuple(input_of(self.evaluate(k).slot) for k in evaluated)
+        inputs["evaluations"] = tuple(input_of(self.version(k, "evaluate")) for k in evaluated)
         if reward:
-            inputs["evaluation_scores"] = tuple(
-                input_of(self.slot("exports", f"{k:04d}", f"evaluate-{reward}")) for k in evaluated
-            )
+            inputs["evaluation_scores"] = tuple(input_of(self.version(k, f"evaluate-{reward}")) for k in evaluated)
         return self._request(self.slot("report"), config, None, inputs)
 
     @property

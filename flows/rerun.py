@@ -1,51 +1,107 @@
-"""Make one stage of one iteration again."""
+"""Make one stage of a run again."""
 
-from cosmos_rl_core.errors import ConfigError
-from flows.plan import read_plan
+import difflib
+from collections.abc import Iterable, Sequence
+
+from cosmos_rl_core import store
+from cosmos_rl_core.errors import ArtifactError, ConfigError
 from flows.requests import Run
-from flows.status import stages_of
-from stages.artifacts import invalidate, standing
+from flows.steps import Step, open_run, steps
+from stages.artifacts import current_generation, has_begun, invalidate, is_committed, read_manifest
+from stages.contracts import Input
+from stages.manifest import Manifest
+
+SHOWN = 40
+"""Artifacts that are named one by one."""
 
 
-def rerun(store_url: str, run_id: str, iteration: int, stage: str) -> list[str]:
-    """Invalidate the stage's standing artifact; returns what to tell people.
+def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None) -> list[str]:
+    """End the generation of a stage, finished or not, so that the next run makes it anew; returns what to tell people.
 
-    Raises :class:`ConfigError` if there is none.
+    ``iteration`` is the policy version for an export or an evaluation. Raises :class:`ConfigError` if there is no such
+    stage, or nothing of it.
     """
-    run = Run(read_plan(store_url, run_id), store_url)
-    stages = stages_of(run)
-    if stage not in stages:
-        raise ConfigError(f"unknown stage {stage!r}; known: {', '.join(stages)}")
-    slot = run.iteration(iteration, stage)
-    generation, manifest = standing(slot)
-    if manifest is None:
-        raise ConfigError(f"{stage} of iteration {iteration} of {run_id} has no artifact that stands; just run it")
-    below = _below(run, iteration, stages.index(stage))
-    seconds = sum(seconds for _, seconds in below)
-    lines = [f"stale if {stage} comes out differently: {len(below)} artifacts, {seconds:.0f} s to make again"]
-    lines += [f"  {name}" for name, _ in below[:20]] + (["  ..."] if len(below) > 20 else [])
-    invalidate(slot, generation, "asked for by `cosmos-flows rerun`")
-    return [*lines, f"invalidated generation {generation} of {slot}; run the recipe again to make it"]
+    run = open_run(store_url, run_id)
+    every = steps(run)
+    step = _named(every, run_id, stage, iteration)
+    generation = current_generation(step.slot)
+    if not has_begun(step.slot, generation):
+        raise ConfigError(f"{step.name} of {run_id} has no artifact and no unfinished one; just run it")
+    committed = is_committed(step.slot, generation)
+    lines = _cost(step.name, _below(run, step, every[every.index(step) + 1 :]))
+    if step.stage == "embed":
+        lines.append("other runs of this store that read the same embeddings are not looked at")
+    invalidate(step.slot, generation, "asked for by `cosmos-flows rerun`")
+    ended = "invalidated" if committed else "nothing will be adopted from the unfinished"
+    return [*lines, f"{ended} generation {generation} of {step.slot}; run the recipe again to make it"]
 
 
-def _below(run: Run, iteration: int, place: int) -> list[tuple[str, float]]:
-    """Standing artifacts after a stage, with what they took. Rewards beside each other do not depend on one another."""
-    stages = stages_of(run)
-    found: list[tuple[str, float]] = []
-    k = iteration
-    while True:
-        first = place if k == iteration else -1
-        names = [
-            s for i, s in enumerate(stages) if i > first and not (k == iteration and _side_by_side(stages[first], s))
-        ]
-        manifests = [(name, standing(run.iteration(k, name))[1]) for name in names]
-        if k > iteration and not any(manifest for _, manifest in manifests):
-            return found
-        found += [
-            (f"iteration-{k:04d}/{n}", float(m.summary.get("seconds") or 0)) for n, m in manifests if m is not None
-        ]
-        k += 1
+def _named(every: Sequence[Step], run_id: str, stage: str, iteration: int | None) -> Step:
+    """The step that the options name. Raises :class:`ConfigError` if there is none."""
+    known = list(dict.fromkeys(step.stage for step in every))
+    if stage not in known:
+        close = difflib.get_close_matches(stage, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"unknown stage {stage!r}; known: {', '.join(known)}{hint}")
+    found = {step.k: step for step in every if step.stage == stage}
+    if iteration in found:
+        return found[iteration]
+    if None in found:
+        raise ConfigError(f"a run has one {stage}; leave --iteration out")
+    ks = list(found)
+    counted = "policy version" if found[ks[0]].group.startswith("policy-") else "iteration"
+    if iteration is None:
+        raise ConfigError(f"{stage} needs --iteration: which {counted}, from 0")
+    shown = f"0 to {ks[-1]}" if ks == list(range(len(ks))) else ", ".join(map(str, ks))
+    raise ConfigError(f"{run_id} has no {stage} of {counted} {iteration}; known: {shown}")
 
 
-def _side_by_side(stage: str, other: str) -> bool:
-    return stage.startswith("reward-") and other.startswith("reward-")
+def _cost(name: str, below: Sequence[tuple[str, float | None]]) -> list[str]:
+    if not below:
+        return [f"nothing was made from {name}"]
+    seconds = sum(seconds or 0 for _, seconds in below)
+    lines = [f"stale if {name} comes out differently: {len(below)} artifacts, {seconds:.0f} s to make again"]
+    lines += [f"  {name:<28} {'?' if s is None else f'{s:.0f}'} s" for name, s in below[:SHOWN]]
+    return lines + ([f"  and {len(below) - SHOWN} more"] if len(below) > SHOWN else [])
+
+
+def _below(run: Run, target: Step, later: Iterable[Step]) -> list[tuple[str, float | None]]:
+    """The artifacts made from ``target``, directly or not, and the seconds that each took."""
+    root = store.absolute(run.store_url).rstrip("/")
+    # Places in the store, not URLs: a store may have been moved since its manifests were written.
+    places = [target.slot.removeprefix(root)]
+    found: list[tuple[str, float | None]] = []
+    for step in later:
+        generation = current_generation(step.slot)
+        manifest = _newest(step.slot, generation)
+        if not any(source.url.endswith(tuple(places)) for source in _sources(step, manifest)):
+            continue
+        places.append(step.slot.removeprefix(root))
+        # An ended generation will be made anyway; it is on the list only as a link to what was made from it.
+        if is_committed(step.slot, generation):
+            seconds = manifest.summary.get("seconds") if manifest else None
+            found.append((step.name, float(seconds) if isinstance(seconds, int | float) else None))
+    return found
+
+
+def _newest(slot: str, generation: int) -> Manifest | None:
+    """The last manifest up to a generation that can be read: what an ended one was made from tells its successor's."""
+    for number in range(generation, 0, -1):
+        try:
+            manifest = read_manifest(slot, number)
+        except ArtifactError:
+            continue
+        if manifest is not None:
+            return manifest
+    return None
+
+
+def _sources(step: Step, manifest: Manifest | None) -> list[Input]:
+    """The recorded inputs; where no manifest can be read, those it would be asked with now."""
+    inputs = {} if manifest is None else manifest.inputs
+    if manifest is None and has_begun(step.slot):
+        try:
+            inputs = step.request().inputs
+        except ArtifactError:
+            return []
+    return [source for some in inputs.values() for source in some]

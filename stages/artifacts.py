@@ -6,6 +6,7 @@ generation is the first that is not invalidated, found by probing, never by list
 each by one put-if-absent.
 """
 
+import itertools
 import json
 import secrets
 from collections.abc import Callable
@@ -23,10 +24,24 @@ Log = Callable[[str], None]
 
 def standing(slot: str) -> tuple[int, Manifest | None]:
     """The slot's generation (1, 2, ...) that is not invalidated, and its manifest if it has been committed."""
-    generation = 1
-    while store.size(store.join(slot, f"invalidated.{generation}.json")) is not None:
-        generation += 1
+    generation = current_generation(slot)
     return generation, read_manifest(slot, generation)
+
+
+def current_generation(slot: str) -> int:
+    """The slot's first generation that has not been ended; nothing of it is read."""
+    return next(n for n in itertools.count(1) if store.size(store.join(slot, f"invalidated.{n}.json")) is None)
+
+
+def is_committed(slot: str, generation: int) -> bool:
+    """Whether a generation has a manifest, readable or not."""
+    return store.size(store.join(slot, f"manifest.{generation}.json")) is not None
+
+
+def has_begun(slot: str, generation: int = 1) -> bool:
+    """Whether anything of a generation is there that counts: how its work is cut, a manifest, or its end."""
+    kinds = ("manifest", "layout", "invalidated")
+    return any(store.size(store.join(slot, f"{kind}.{generation}.json")) is not None for kind in kinds)
 
 
 def read_manifest(slot: str, generation: int) -> Manifest | None:

@@ -1,16 +1,5 @@
-import io
-import json
-
 import pytest
-from rich.console import Console
-from typer.testing import CliRunner
 
-from cosmos_rl_core import store
-from cosmos_rl_core.errors import ConfigError
-from flows import cli
-from flows.requests import Run
-from flows.rerun import rerun
-from flows.status import table
 from stages.artifacts import standing, why_stale
 from tests.hand_made import make, make_run, planned
 
@@ -85,71 +74,3 @@ def test_embeddings_are_shared_by_runs_that_ask_for_the_same(recipe, tmp_path):
     assert one.embed().slot == other_seed.embed().slot
     assert one.embed().slot.startswith(str(tmp_path / "store" / "dataset"))
     assert one.embed().slot != shorter.embed().slot
-
-
-def test_rerun_says_what_it_costs_and_ends_one_generation(recipe, tmp_path):
-    run = make_run(recipe(), tmp_path)
-    slot = run.iteration(0, "reward-ocr")
-    lines = rerun(run.store_url, "hand", 0, "reward-ocr")
-    assert lines == [
-        "stale if reward-ocr comes out differently: 4 artifacts, 72 s to make again",
-        "  iteration-0000/update",
-        "  iteration-0001/rollout",
-        "  iteration-0001/reward-ocr",
-        "  iteration-0001/update",
-        f"invalidated generation 1 of {slot}; run the recipe again to make it",
-    ]
-    assert standing(slot) == (2, None)
-    assert json.loads(store.read(store.join(slot, "invalidated.1.json")))["reason"].startswith("asked for by")
-    assert store.size(store.join(slot, "manifest.1.json")) is not None
-    with pytest.raises(ConfigError, match="reward-ocr of iteration 0 of hand has no artifact that stands; just run it"):
-        rerun(run.store_url, "hand", 0, "reward-ocr")
-
-
-def test_what_is_below_a_rerun_stands_or_falls_with_its_bytes(recipe, tmp_path):
-    run = make_run(recipe(), tmp_path)
-    rerun(run.store_url, "hand", 0, "reward-ocr")
-    (reward,) = run.rewards(run.iteration(0, "rollout"), 0)
-    _, update = standing(run.iteration(0, "update"))
-    assert update is not None
-    assert make(reward, {"scores": b"scores"}).generation == 2
-    assert why_stale(update, run.update(0)) is None
-    rerun(run.store_url, "hand", 0, "reward-ocr")
-    make(reward, {"scores": b"other scores"})
-    assert why_stale(update, run.update(0)) == "scores changed since update was made"
-
-
-def test_rerun_of_an_unknown_stage_lists_the_known_ones(recipe, tmp_path):
-    run = make_run(recipe(), tmp_path, iterations=1)
-    with pytest.raises(ConfigError, match="unknown stage 'reward'; known: rollout, reward-ocr, update"):
-        rerun(run.store_url, "hand", 0, "reward")
-    ended = CliRunner().invoke(
-        cli.app, ["rerun", "hand", "--iteration", "5", "--stage", "update", "--store", run.store_url]
-    )
-    assert ended.exit_code == 64
-    assert "update of iteration 5 of hand has no artifact that stands" in ended.stderr
-
-
-def test_status_shows_what_stands_what_was_made_again_and_the_reward(recipe, tmp_path):
-    run = make_run(recipe(), tmp_path, iterations=1)
-    rerun(run.store_url, "hand", 0, "update")
-    assert cells_of(run) == [
-        ["iteration", "rollout", "reward-ocr", "update"],
-        ["0000", "10.0 s", "2.0 s 0.250", "to be made (generation 2)"],
-        ["0001", "-", "-", "-"],
-    ]
-    make(run.update(0), {"current/w": b"again", "old/w": b"old again"}, seconds=31.0)
-    assert cells_of(run)[1] == ["0000", "10.0 s", "2.0 s 0.250", "31.0 s (generation 2)"]
-
-
-def test_status_shows_iterations_beyond_the_first_plan(recipe, tmp_path):
-    run = make_run(recipe(), tmp_path, iterations=3)
-    assert [row[0] for row in cells_of(run)] == ["iteration", "0000", "0001", "0002"]
-
-
-def cells_of(run: Run) -> list[list[str]]:
-    """The rows of the status table as it is printed."""
-    printed = io.StringIO()
-    Console(file=printed, width=200).print(table(run.store_url, run.plan.run_id))
-    rows = [line.replace("┃", "│").split("│") for line in printed.getvalue().splitlines() if "│" in line or "┃" in line]
-    return [[cell.strip() for cell in row[1:-1]] for row in rows]

@@ -1,0 +1,79 @@
+"""A run as a list: every stage that :func:`flows.post_train.post_train` goes through, in its order."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from flows.plan import read_plan
+from flows.requests import Run
+from stages.artifacts import has_begun
+from stages.contracts import Request
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage of a run."""
+
+    name: str
+    """As people read it: ``policy``, ``iteration-0003/update``, ``policy-0016/export``."""
+    slot: str
+    request: Callable[[], Request]
+    """What it would be asked now. Raises :class:`ArtifactError` if an input has no artifact that can be read."""
+    k: int | None = None
+    """The iteration, or the policy version that it judges; None where there is only one of it."""
+
+    @property
+    def group(self) -> str:
+        """The part of the name that stages of one iteration or policy version share; empty for the others."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def stage(self) -> str:
+        """The name within its group: ``reward-ocr``."""
+        return self.name.rpartition("/")[2]
+
+
+def open_run(store_url: str, run_id: str) -> Run:
+    """A run that exists, as far as it has gone: that may be further than its plan said when it began."""
+    run = Run(read_plan(store_url, run_id), store_url)
+    planned = run.recipe.train.num_iterations
+    return run.going_to(
+        next(k for k in itertools.count(planned) if not any(has_begun(step.slot) for step in _iteration(run, k)))
+    )
+
+
+def steps(run: Run) -> list[Step]:
+    """Every stage of the run, and the evaluations that it made when its end was nearer."""
+    count = run.recipe.train.num_iterations
+    found = [Step("policy", run.policy_slot, run.policy), Step("embed", run.embed_slot, run.embed)]
+    found += _evaluation(run, 0)
+    for k in range(count):
+        found += _iteration(run, k)
+        if run.is_due(k + 1) or has_begun(run.export_slot(k + 1)):
+            found += _evaluation(run, k + 1)
+    scored = [k for k in range(count + 1) if run.is_due(k) and run.evaluates]
+    return [*found, Step("report", run.slot("report"), partial(run.report, count, scored))]
+
+
+def _iteration(run: Run, k: int) -> list[Step]:
+    def step(stage: str, request: Callable[[], Request]) -> Step:
+        return Step(f"iteration-{k:04d}/{stage}", run.iteration(k, stage), request, k)
+
+    if not run.trains_on_rewards:
+        return [step("finetune", partial(run.finetune, k))]
+    samples = run.iteration(k, "rollout")
+    rewards = [step(f"reward-{r.fn.name}", partial(run.reward, r, samples, k)) for r in run.recipe.rewards]
+    return [step("rollout", partial(run.rollout, k)), *rewards, step("update", partial(run.update, k))]
+
+
+def _evaluation(run: Run, k: int) -> list[Step]:
+    def step(stage: str, request: Callable[[], Request]) -> Step:
+        return Step(f"policy-{k:04d}/{stage}", run.version(k, stage), request, k)
+
+    export = step("export", partial(run.export, k))
+    if not run.evaluates:
+        return [export]
+    samples = run.version(k, "evaluate")
+    rewards = [step(f"evaluate-{r.fn.name}", partial(run.reward, r, samples, k)) for r in run.recipe.rewards]
+    return [export, step("evaluate", partial(run.evaluate, k)), *rewards]

@@ -1,0 +1,73 @@
+"""Whole runs whose artifacts are made by hand: the real loop, without processes."""
+
+from pathlib import Path
+from typing import Any, cast
+
+from flows.launch import Launcher, standing_manifest
+from flows.post_train import post_train
+from flows.requests import Run
+from stages.contracts import Request
+from stages.manifest import Manifest
+from tests.hand_made import make, planned
+
+SFT = str(Path(__file__).parents[2] / "configs" / "tiny" / "sft.toml")
+SMALL_SFT = (
+    "train.num_iterations=2",
+    "train.train_policy.dataset.num_items=16",
+    "train.train_policy.steps_per_iteration=2",
+)
+MONITORED = ("[[rewards]]", '[[rewards]]\nrole = "monitor"\nfn = { name = "jpeg" }\n\n[[rewards]]')
+SECONDS = {
+    "policy": 1.0, "embed": 2.0, "rollout": 10.0, "reward": 3.0, "update": 30.0, "finetune": 40.0,
+    "export": 4.0, "evaluate": 20.0, "report": 5.0,
+}  # fmt: skip
+
+
+class ByHand:
+    """What the loop asks for: the names of the stages, and their Requests."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Request] = {}
+
+    def launch(self, name: str, *requests: Request) -> list[Manifest]:
+        """Make what does not stand."""
+        group, slash, stages = name.rpartition("/")
+        self.asked |= {
+            f"{group}{slash}{stage}": request for stage, request in zip(stages.split("+"), requests, strict=True)
+        }
+        return [standing_manifest(request) or make_one(request) for request in requests]
+
+
+def make_one(request: Request, salt: str = "") -> Manifest:
+    """Make a Request's artifact; its bytes are other ones with another salt."""
+    data = f"{request.slot}{salt}".encode()
+    parts = ("current/w", "old/w") if request.stage in ("update", "finetune") else ("current/w",)
+    files: dict[str, bytes] = dict.fromkeys(parts, data)
+    scores: dict[str, Any] = {request.slot.rpartition("-")[2]: 0.25} if request.stage == "reward" else {}
+    return make(request, files, seconds=SECONDS[request.stage], **scores)
+
+
+def make_all(run: Run) -> dict[str, Request]:
+    """Take a run to its end; every stage's name and Request, in the order in which they were asked for."""
+    by_hand = ByHand()
+    post_train(run, cast("Launcher", by_hand))
+    return by_hand.asked
+
+
+def validated(recipe: Any, tmp_path: Path, *replacements: tuple[str, str], freq: int = 0) -> str:
+    """Path of the recipe with a held-out set of two prompts."""
+    (tmp_path / "words" / "test.txt").write_text('a sign that says "ZZ"\na sign that says "QQ"', encoding="utf-8")
+    held_out = f'dataset = {{ name = "ocr", split = "test", local_dir = "{tmp_path}/words" }}'
+    return recipe(("[rollout]", f"[validation]\nfreq = {freq}\n{held_out}\n\n[rollout]"), *replacements)
+
+
+def planned_run(recipe: Any, tmp_path: Path) -> Run:
+    """A run called ``hand`` with a trained and a monitored reward, base and final policy to be evaluated."""
+    return planned(validated(recipe, tmp_path, MONITORED), tmp_path, run_id="hand")
+
+
+def whole_run(recipe: Any, tmp_path: Path) -> Run:
+    """The same, finished."""
+    run = planned_run(recipe, tmp_path)
+    make_all(run)
+    return run

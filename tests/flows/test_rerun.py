@@ -1,0 +1,238 @@
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from cosmos_rl_core import store
+from cosmos_rl_core.errors import ConfigError
+from flows import cli
+from flows import rerun as rerun_module
+from flows.requests import Run
+from flows.rerun import rerun
+from flows.status import states
+from flows.steps import open_run
+from stages.artifacts import standing, why_stale
+from tests.flows.by_hand import SFT, SMALL_SFT, make_all, make_one, planned_run, whole_run
+from tests.hand_made import begin, commit, planned
+
+SCORES = ("evaluate-jpeg", "evaluate-ocr")
+BASE = [f"policy-0000/{stage}" for stage in ("export", "evaluate", *SCORES)]
+FINAL = [f"policy-0002/{stage}" for stage in ("export", "evaluate", *SCORES)]
+FIRST = [f"iteration-0000/{stage}" for stage in ("rollout", "reward-jpeg", "reward-ocr", "update")]
+SECOND = [f"iteration-0001/{stage}" for stage in ("rollout", "reward-jpeg", "reward-ocr", "update")]
+
+
+def below(lines: list[str]) -> list[str]:
+    """Names of what may become stale."""
+    return [line.split()[0] for line in lines if line.startswith("  ")]
+
+
+def mistake_of(run: Run, stage: str, iteration: int | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        rerun(run.store_url, "hand", stage, iteration)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stage", "iteration", "expected"),
+    [
+        ("policy", None, [*BASE, *FIRST, *SECOND, *FINAL, "report"]),
+        ("embed", None, [*FIRST, *SECOND, *FINAL, "report"]),
+        ("rollout", 0, [*FIRST[1:], *SECOND, *FINAL, "report"]),
+        ("reward-jpeg", 0, []),
+        ("reward-ocr", 0, [FIRST[3], *SECOND, *FINAL, "report"]),
+        ("update", 0, [*SECOND, *FINAL, "report"]),
+        ("update", 1, [*FINAL, "report"]),
+        ("export", 2, [*FINAL[1:], "report"]),
+        ("evaluate", 0, [*BASE[2:], "report"]),
+        ("evaluate-jpeg", 0, []),
+        ("evaluate-ocr", 2, ["report"]),
+        ("report", None, []),
+    ],
+)
+def test_what_may_become_stale_is_what_was_made_from_it(recipe, tmp_path, stage, iteration, expected):
+    run = whole_run(recipe, tmp_path)
+    before = {state.step.name: state for state in states(run)}
+    lines = rerun(run.store_url, "hand", stage, iteration)
+    assert below(lines) == expected
+    after = {state.step.name: state.word for state in states(run)}
+    (ended,) = [name for name, word in after.items() if word == "to be made"]
+    assert ended.rpartition("/")[2] == stage
+    assert [name for name, word in after.items() if word == "waits"] == expected
+    slot = before[ended].step.slot
+    assert standing(slot) == (2, None)
+    assert lines[-1] == f"invalidated generation 1 of {slot}; run the recipe again to make it"
+    assert store.size(store.join(slot, "manifest.1.json")) is not None
+    assert json.loads(store.read(store.join(slot, "invalidated.1.json")))["reason"].startswith("asked for by")
+
+
+def test_supervised_iterations_follow_one_another(tmp_path):
+    run = planned(SFT, tmp_path, run_id="hand", overrides=SMALL_SFT)
+    make_all(run)
+    final = [f"policy-0002/{stage}" for stage in ("export", "evaluate", "evaluate-ocr")]
+    assert below(rerun(run.store_url, "hand", "finetune", 0)) == ["iteration-0001/finetune", *final, "report"]
+    assert mistake_of(run, "rollout", 0).startswith("unknown stage 'rollout'; known: policy, embed, export, ")
+
+
+def test_the_cost_is_what_it_took_last_time(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    assert rerun(run.store_url, "hand", "evaluate", 2)[:-1] == [
+        "stale if policy-0002/evaluate comes out differently: 3 artifacts, 11 s to make again",
+        "  policy-0002/evaluate-jpeg    3 s",
+        "  policy-0002/evaluate-ocr     3 s",
+        "  report                       5 s",
+    ]
+    assert rerun(run.store_url, "hand", "report")[:-1] == ["nothing was made from report"]
+
+
+def test_an_unknown_cost_is_not_called_nothing(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    request = run.rewards(run.version(2, "evaluate"), 2)[1]
+    rerun(run.store_url, "hand", "evaluate-ocr", 2)
+    attempt = begin(request)
+    attempt.put("scores", b"s")
+    commit(attempt)
+    assert "  policy-0002/evaluate-ocr     ? s" in rerun(run.store_url, "hand", "evaluate", 2)
+
+
+def test_a_long_list_is_cut_and_its_rest_counted(recipe, tmp_path, monkeypatch):
+    run = whole_run(recipe, tmp_path)
+    monkeypatch.setattr(rerun_module, "SHOWN", 2)
+    lines = rerun(run.store_url, "hand", "export", 0)
+    assert lines[0].endswith(": 4 artifacts, 31 s to make again")
+    assert below(lines) == ["policy-0000/evaluate", "policy-0000/evaluate-jpeg", "and"]
+    assert lines[3] == "  and 2 more"
+
+
+def test_embeddings_are_said_to_be_shared(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    assert any(line.startswith("other runs of this store") for line in rerun(run.store_url, "hand", "embed"))
+    assert not any(line.startswith("other runs") for line in rerun(run.store_url, "hand", "policy"))
+
+
+def test_what_is_below_stands_or_falls_with_the_bytes(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    request = run.rewards(run.iteration(0, "rollout"), 0)[1]
+    _, update = standing(run.iteration(0, "update"))
+    assert update is not None
+    rerun(run.store_url, "hand", "reward-ocr", 0)
+    assert make_one(request).generation == 2
+    assert why_stale(update, run.update(0)) is None
+    rerun(run.store_url, "hand", "reward-ocr", 0)
+    assert make_one(request, salt="other").generation == 3
+    assert why_stale(update, run.update(0)) == "scores changed since update was made"
+
+
+def test_the_list_passes_through_ended_generations(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    rerun(run.store_url, "hand", "update", 0)
+    # Nothing of iteration 1 names the rewards of iteration 0; it is the ended update that links them.
+    assert below(rerun(run.store_url, "hand", "reward-ocr", 0)) == [*SECOND, *FINAL, "report"]
+    assert below(rerun(run.store_url, "hand", "rollout", 0)) == [FIRST[1], *SECOND, *FINAL, "report"]
+
+
+def test_the_list_passes_through_damaged_manifests(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    store.write(store.join(run.iteration(0, "update"), "manifest.1.json"), b"{")
+    lines = rerun(run.store_url, "hand", "reward-ocr", 0)
+    assert below(lines) == [FIRST[3], *SECOND, *FINAL, "report"]
+    assert "  iteration-0000/update        ? s" in lines
+
+
+def test_a_damaged_artifact_can_be_made_again(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    slot = run.iteration(1, "update")
+    store.write(store.join(slot, "manifest.1.json"), b"{")
+    assert below(rerun(run.store_url, "hand", "update", 1)) == [*FINAL, "report"]
+    assert standing(slot) == (2, None)
+
+
+def test_a_moved_store_has_the_same_list(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    moved = shutil.move(run.store_url, tmp_path / "elsewhere")
+    assert below(rerun(f"{moved}/", "hand", "update", 1)) == [*FINAL, "report"]
+
+
+def test_an_unfinished_generation_is_ended_and_nothing_of_it_adopted(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path).going_to(3)
+    request = run.rollout(2)
+    cut = {"shards": [["a"]]}
+    begin(request, layout=cut).shard(0, lambda: {"a": b"half-made"})
+    again = begin(request, layout=cut)
+    again.shard(0, lambda: {"a": b"not needed"})
+    assert again.adopted == 1
+
+    assert rerun(run.store_url, "hand", "rollout", 2) == [
+        "nothing was made from iteration-0002/rollout",
+        f"nothing will be adopted from the unfinished generation 1 of {request.slot}; run the recipe again to make it",
+    ]
+    fresh = begin(request, layout=cut)
+    fresh.shard(0, lambda: {"a": b"made anew"})
+    assert (fresh.generation, fresh.adopted, fresh.read("a")) == (2, 0, b"made anew")
+
+
+def test_an_unfinished_second_generation_still_has_the_list_of_the_first(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    request = run.update(1)
+    rerun(run.store_url, "hand", "update", 1)
+    assert mistake_of(run, "update", 1) == (
+        "iteration-0001/update of hand has no artifact and no unfinished one; just run it"
+    )
+    begin(request, layout={"steps": []})
+    lines = rerun(run.store_url, "hand", "update", 1)
+    assert below(lines) == [*FINAL, "report"]
+    assert lines[-1].startswith("nothing will be adopted from the unfinished generation 2 of ")
+    assert standing(request.slot) == (3, None)
+
+
+def test_an_unknown_stage_lists_the_known_ones_and_the_nearest(recipe, tmp_path):
+    run = planned_run(recipe, tmp_path)
+    known = (
+        "policy, embed, export, evaluate, evaluate-jpeg, evaluate-ocr, rollout, reward-jpeg, reward-ocr, update, report"
+    )
+    assert mistake_of(run, "reward-orc", 0) == (
+        f"unknown stage 'reward-orc'; known: {known}; did you mean 'reward-ocr'?"
+    )
+    assert mistake_of(run, "xyz") == f"unknown stage 'xyz'; known: {known}"
+
+
+@pytest.mark.parametrize(
+    ("stage", "iteration", "expected"),
+    [
+        ("policy", 0, "a run has one policy; leave --iteration out"),
+        ("report", 3, "a run has one report; leave --iteration out"),
+        ("rollout", None, "rollout needs --iteration: which iteration, from 0"),
+        ("reward-ocr", 7, "hand has no reward-ocr of iteration 7; known: 0 to 1"),
+        ("evaluate", None, "evaluate needs --iteration: which policy version, from 0"),
+        ("evaluate-ocr", 1, "hand has no evaluate-ocr of policy version 1; known: 0, 2"),
+    ],
+)
+def test_an_iteration_must_be_named_where_there_are_several(recipe, tmp_path, stage, iteration, expected):
+    run = planned_run(recipe, tmp_path)
+    assert mistake_of(run, stage, iteration) == expected
+    assert {state.word for state in states(run)} == {"-"}
+
+
+def test_what_was_never_made_has_nothing_to_invalidate(recipe, tmp_path):
+    run = planned(recipe(), tmp_path, run_id="hand")
+    assert mistake_of(run, "policy") == "policy of hand has no artifact and no unfinished one; just run it"
+    assert standing(run.policy_slot) == (1, None)
+
+
+def test_the_command_line_takes_stages_with_and_without_an_iteration(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+
+    def command(*options: str):
+        return CliRunner().invoke(cli.app, ["rerun", "hand", "--store", run.store_url, *options])
+
+    assert command("--stage", "report").exit_code == 0
+    ended = command("--stage", "update", "--iteration", "1")
+    assert ended.exit_code == 0
+    # The report is to be made already.
+    assert below(ended.stdout.splitlines()) == FINAL
+    refused = command("--stage", "update")
+    assert refused.exit_code == 64
+    assert refused.stderr.strip() == "update needs --iteration: which iteration, from 0"
+    waiting = [state.step.name for state in states(open_run(run.store_url, "hand")) if state.word == "waits"]
+    assert waiting == FINAL

@@ -1,0 +1,177 @@
+import io
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cosmos_rl_core import store
+from flows import cli
+from flows.requests import Run
+from flows.status import overview, states
+from flows.steps import open_run
+from stages import contracts
+from stages.artifacts import invalidate, standing
+from tests.flows.by_hand import make_one, whole_run
+from tests.hand_made import begin, make_run, planned, remove
+
+HEADER = ["iteration", "rollout", "reward-jpeg", "reward-ocr", "update"]
+
+
+def rows_and_lines(run: Run) -> tuple[list[list[str]], list[str]]:
+    """The cells of the table, and the lines around it."""
+    rows, lines = [], []
+    for part in overview(run.store_url, run.plan.run_id):
+        if isinstance(part, str):
+            lines.append(part)
+            continue
+        printed = io.StringIO()
+        Console(file=printed, width=250).print(part)
+        table = [line.replace("┃", "│").split("│") for line in printed.getvalue().splitlines()]
+        rows += [[cell.strip() for cell in row[1:-1]] for row in table if len(row) > 1]
+    return rows, lines
+
+
+def words(run: Run) -> dict[str, str]:
+    """Every stage's state."""
+    return {state.step.name: state.word for state in states(open_run(run.store_url, run.plan.run_id))}
+
+
+def of_word(run: Run, word: str) -> list[str]:
+    return [name for name, found in words(run).items() if found == word]
+
+
+def test_of_a_run_that_has_not_begun_nothing_stands(recipe, tmp_path):
+    run = planned(recipe(), tmp_path, run_id="hand")
+    assert rows_and_lines(run) == (
+        [["iteration", "rollout", "reward-ocr", "update"], ["0000", "-", "-", "-"], ["0001", "-", "-", "-"]],
+        [
+            f"hand ({run.url})",
+            "policy       -",
+            "embed        -",
+            "policy-0000  export -",
+            "policy-0002  export -",
+            "report       -",
+            "0 of 11 stages stand",
+        ],
+    )
+
+
+def test_a_finished_run_shows_times_and_rewards(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    scores = "evaluate-jpeg 3.0 s 0.250   evaluate-ocr 3.0 s 0.250"
+    assert rows_and_lines(run) == (
+        [HEADER, *([f"{k:04d}", "10.0 s", "3.0 s 0.250", "3.0 s 0.250", "30.0 s"] for k in (0, 1))],
+        [
+            f"hand ({run.url})",
+            "policy       1.0 s",
+            "embed        2.0 s",
+            f"policy-0000  export 4.0 s   evaluate 20.0 s   {scores}",
+            f"policy-0002  export 4.0 s   evaluate 20.0 s   {scores}",
+            "report       5.0 s",
+            "19 of 19 stages stand",
+        ],
+    )
+
+
+def test_what_reads_changed_bytes_is_stale_and_what_is_below_waits(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    reward = run.rewards(run.iteration(0, "rollout"), 0)[1]
+    invalidate(reward.slot, 1, "test")
+    make_one(reward, salt="other scores")
+    rows, lines = rows_and_lines(run)
+    assert rows[1:] == [
+        ["0000", "10.0 s", "3.0 s 0.250", "3.0 s 0.250 (generation 2)", "stale 30.0 s"],
+        ["0001", "waits 10.0 s", "waits 3.0 s 0.250", "waits 3.0 s 0.250", "waits 30.0 s"],
+    ]
+    assert "iteration-0000/update is stale: scores changed since update was made" in lines
+    assert lines[-1] == "9 of 19 stages stand"
+    assert set(of_word(run, "stands")) == {
+        "policy",
+        "embed",
+        *(f"policy-0000/{stage}" for stage in ("export", "evaluate", "evaluate-jpeg", "evaluate-ocr")),
+        *(f"iteration-0000/{stage}" for stage in ("rollout", "reward-jpeg", "reward-ocr")),
+    }
+
+
+def test_below_an_ended_generation_everything_waits_until_equal_bytes_come(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    request = run.rollout(1)
+    invalidate(request.slot, 1, "test")
+    rows, lines = rows_and_lines(run)
+    assert rows[2][1:] == ["to be made (generation 2)", *["waits 3.0 s 0.250"] * 2, "waits 30.0 s"]
+    assert lines[5:] == ["report       waits 5.0 s", "10 of 19 stages stand"]
+    make_one(request)
+    rows, lines = rows_and_lines(run)
+    assert rows[2] == ["0001", "10.0 s (generation 2)", "3.0 s 0.250", "3.0 s 0.250", "30.0 s"]
+    assert lines[-1] == "19 of 19 stages stand"
+
+
+def test_a_monitored_reward_that_is_to_be_made_keeps_nothing_waiting(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    invalidate(run.iteration(0, "reward-jpeg"), 1, "test")
+    assert of_word(run, "to be made") == ["iteration-0000/reward-jpeg"]
+    assert len(of_word(run, "stands")) == 18
+
+
+def test_a_lost_file_makes_stale(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    _, manifest = standing(run.export_slot(2))
+    assert manifest is not None
+    lost = store.join(manifest.slot, manifest.files["current/w"].path)
+    remove(lost)
+    assert f"policy-0002/export is stale: current/w is missing ({lost})" in rows_and_lines(run)[1]
+    waiting = [*(f"policy-0002/{stage}" for stage in ("evaluate", "evaluate-jpeg", "evaluate-ocr")), "report"]
+    assert of_word(run, "waits") == waiting
+
+
+def test_a_raised_stage_version_makes_stale(recipe, tmp_path, monkeypatch):
+    run = whole_run(recipe, tmp_path)
+    monkeypatch.setattr(contracts.Rollout, "version", contracts.Rollout.version + 1)
+    lines = rows_and_lines(run)[1]
+    reason = "rollout is asked with other settings (stage version, iteration or seed)"
+    assert f"iteration-0000/rollout is stale: {reason}" in lines
+    # The second reads a policy that will be made again.
+    assert of_word(run, "stale") == ["iteration-0000/rollout"]
+    assert "iteration-0001/rollout" in of_word(run, "waits")
+
+
+def test_a_damaged_manifest_is_shown_in_its_cell(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    url = store.join(run.iteration(0, "reward-ocr"), "manifest.1.json")
+    store.write(url, b'{"format": 1')
+    rows, lines = rows_and_lines(run)
+    assert rows[1] == ["0000", "10.0 s", "3.0 s 0.250", "damaged", "waits 30.0 s"]
+    (why,) = [line for line in lines if " is damaged: " in line]
+    assert why.startswith(f"iteration-0000/reward-ocr is damaged: {url} is not a manifest of format 1: ")
+    ended = CliRunner().invoke(cli.app, ["status", "hand", "--store", run.store_url])
+    assert ended.exit_code == 0
+    assert why in ended.stdout.splitlines()
+
+
+def test_a_file_of_another_size_is_damage(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    _, manifest = standing(run.policy_slot)
+    assert manifest is not None
+    store.write(store.join(manifest.slot, manifest.files["current/w"].path), b"other")
+    assert of_word(run, "damaged") == ["policy"]
+    assert of_word(run, "stands") == ["embed"]
+    lines = rows_and_lines(run)[1]
+    assert lines[1] == "policy       damaged 1.0 s"
+    assert any(line.startswith("policy is damaged: ") and "has 5 bytes" in line for line in lines)
+
+
+def test_a_run_shows_the_iterations_beyond_its_first_plan(recipe, tmp_path):
+    run = make_run(recipe(), tmp_path, iterations=3)
+    begin(run.rollout(3), layout={})
+    assert [row[0] for row in rows_and_lines(run)[0]] == ["iteration", "0000", "0001", "0002", "0003"]
+    assert words(run)["iteration-0003/rollout"] == "-"
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_the_lines_are_whole_on_terminals_of_any_width(recipe, tmp_path, width, monkeypatch):
+    run = whole_run(recipe, tmp_path)
+    monkeypatch.setenv("COLUMNS", str(width))
+    ended = CliRunner().invoke(cli.app, ["status", "hand", "--store", run.store_url])
+    assert ended.exit_code == 0, ended.stderr
+    printed = ended.stdout.splitlines()
+    assert [line for line in rows_and_lines(run)[1] if line not in printed] == []

@@ -1,0 +1,57 @@
+import pytest
+
+from flows.steps import open_run, steps
+from stages.artifacts import has_begun
+from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, make_all, validated
+from tests.hand_made import begin, make_run, planned
+
+
+@pytest.mark.parametrize(
+    ("freq", "iterations", "held_out", "monitored", "versions"),
+    [
+        (0, 2, False, False, [0, 2]),
+        (0, 2, True, True, [0, 2]),
+        (1, 2, True, False, [0, 1, 2]),
+        (2, 3, True, True, [0, 2, 3]),
+    ],
+)
+def test_the_list_of_a_reward_trained_run_is_what_the_loop_asks_for(
+    recipe, tmp_path, freq, iterations, held_out, monitored, versions
+):
+    replacements = [MONITORED] if monitored else []
+    path = validated(recipe, tmp_path, *replacements, freq=freq) if held_out else recipe(*replacements)
+    run = planned(path, tmp_path, iterations=iterations)
+    asked = make_all(run)
+    assert [(step.name, step.request()) for step in steps(run)] == list(asked.items())
+    assert [step.slot for step in steps(run)] == [request.slot for request in asked.values()]
+    assert [step.k for step in steps(run) if step.stage == "export"] == versions
+
+
+@pytest.mark.parametrize("freq", [0, 1])
+def test_the_list_of_a_supervised_run_is_what_the_loop_asks_for(tmp_path, freq):
+    run = planned(SFT, tmp_path, overrides=(*SMALL_SFT, f"validation.freq={freq}"))
+    asked = make_all(run)
+    assert "iteration-0001/finetune" in asked
+    assert [(step.name, step.request()) for step in steps(run)] == list(asked.items())
+
+
+def test_a_run_that_went_further_keeps_the_evaluation_of_its_earlier_end(recipe, tmp_path):
+    path = validated(recipe, tmp_path)
+    run = planned(path, tmp_path, run_id="hand")
+    make_all(run)
+    asked = make_all(planned(path, tmp_path, run_id="hand", iterations=3))
+    longer = open_run(run.store_url, "hand")
+    assert longer.recipe.train.num_iterations == 3
+    of_earlier_end = [f"policy-0002/{stage}" for stage in ("export", "evaluate", "evaluate-ocr")]
+    names = [step.name for step in steps(longer)]
+    assert sorted(names) == sorted([*asked, *of_earlier_end])
+    assert names.index("iteration-0001/update") < names.index(of_earlier_end[0]) < names.index("iteration-0002/rollout")
+    assert steps(longer)[-1].request() == asked["report"]
+
+
+def test_an_iteration_counts_from_its_first_layout_on(recipe, tmp_path):
+    run = make_run(recipe(), tmp_path)
+    assert open_run(run.store_url, "hand").recipe.train.num_iterations == 2
+    begin(run.rollout(2), layout={"shards": [["a"]]})
+    assert has_begun(run.iteration(2, "rollout"))
+    assert open_run(run.store_url, "hand").recipe.train.num_iterations == 3
