@@ -11,10 +11,10 @@ demo: $(VENV)/installed
 	$(BIN)/cosmos-flows run configs/tiny/nft.toml
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 test-all: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

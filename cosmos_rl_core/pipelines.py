@@ -1,13 +1,12 @@
 """Diffusers pipeline directories without importing torch: their class, their adapter and their digest."""
 
 import ast
-import hashlib
 import json
 import os
 from pathlib import Path
 
 from cosmos_rl_core import models, plugins
-from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.canonical import files_digest
 from cosmos_rl_core.errors import ConfigError
 
 INDEX = "model_index.json"
@@ -56,7 +55,7 @@ def pipeline_files(path: str | Path) -> list[str]:
 
 def pipeline_digest(path: str | Path) -> str:
     """Content digest (sha256 hex) of a pipeline directory: its files' relative paths and bytes, and nothing else."""
-    return digest([[name, _file_digest(Path(path) / name)] for name in pipeline_files(path)])
+    return files_digest({name: Path(path) / name for name in pipeline_files(path)})
 
 
 def read_json(path: str | Path, *names: str) -> dict:
@@ -76,11 +75,6 @@ def _shipped_path(name: str) -> str:
         known = ", ".join(sorted(shipped)) or "none"
         raise ConfigError(f"no pipeline {name!r} ships with this project; known: {known}")
     return str(shipped[name].resolve())
-
-
-def _file_digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _adapters() -> dict[str, str]:

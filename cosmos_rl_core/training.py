@@ -18,11 +18,14 @@ from cosmos_rl_core import seeds
 from cosmos_rl_core.errors import ArtifactError, DivergenceError
 
 if TYPE_CHECKING:
-    from cosmos_rl_core.config.policy import DiffusersConfig
+    from cosmos_rl_core.config.policy import TimeDensity
     from cosmos_rl_core.distributed import Group
 
 Parameters = Mapping[str, nn.Parameter]
 """The trainable parameters by name."""
+
+FINE_GRID = 1000
+"""Noise levels of the grid that supervised training draws from."""
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW remembers of each parameter."""
@@ -168,7 +171,7 @@ def training_noise(shape: tuple[int, ...], key: DrawKey, time_index: int) -> Ten
     return torch.from_numpy(seeds.normal(shape, "training noise", *astuple(key), time_index))
 
 
-def sft_time(sigmas: tuple[float, ...], config: DiffusersConfig, key: DrawKey) -> float:
+def sft_time(sigmas: tuple[float, ...], config: TimeDensity, key: DrawKey) -> float:
     """The noise level of one sample in one pass, out of a fine schedule's ``sigmas`` (1000 steps), never the final 0.
 
     ``weighting_scheme`` is the density of the place in the grid, counted from the clean end; the grid itself brings the

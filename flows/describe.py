@@ -1,5 +1,6 @@
 """A plan in words, for people who want to know before they run."""
 
+from flows import costs
 from flows.plan import Plan, run_url
 
 
@@ -22,6 +23,7 @@ def describe_plan(plan: Plan, store_url: str) -> str:
             f"iteration  {batch}, {sample.num_steps} {sample.solver} steps, guidance {sample.guidance_scale:g}",
             f"rewards    {rewards}",
         ]
+    lines.append(f"writes     {costs.describe(recipe)}")
     launch = recipe.launch
     lines.append(f"launch     {launch.mode}, {launch.processes} processes, {launch.threads} threads each")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -46,6 +47,8 @@ class Launcher:
     config: LaunchConfig
     display: Display
     allow_numerics_change: bool = False
+    on_done: Callable[[Sequence[Request], Sequence[Manifest]], None] | None = None
+    """Told of every wave that stands, made now or before."""
     _warm: WarmServer | None = None
 
     def launch(self, name: str, *requests: Request) -> list[Manifest]:
@@ -65,7 +68,10 @@ class Launcher:
             persist_result=False,
         )
         outcome = as_task(lambda: self._wave(name, requests))()
-        return cast("list[Manifest]", outcome.result() if isinstance(outcome, State) else outcome)
+        manifests = cast("list[Manifest]", outcome.result() if isinstance(outcome, State) else outcome)
+        if self.on_done is not None:
+            self.on_done(requests, manifests)
+        return manifests
 
     def close(self) -> None:
         """End the fork server, if there is one."""
@@ -85,30 +91,30 @@ class Launcher:
     def _make(self, name: str, requests: Sequence[Request]) -> None:
         """Start, watch and end the processes; whatever happens here, none of them is left."""
         running: list[_Running] = []
-        try:
-            for request in requests:
-                running.append(self._start(request))
-            while any(one.returncode is None for one in running):
-                time.sleep(POLL_INTERVAL_S)
+        with ExitStack() as at_the_end:
+            try:
+                for request in requests:
+                    directory = Path(tempfile.mkdtemp(prefix=f"cosmos-flows-{request.stage}-"))
+                    at_the_end.callback(shutil.rmtree, directory, ignore_errors=True)
+                    running.append(self._start(request, directory))
+                while any(one.returncode is None for one in running):
+                    time.sleep(POLL_INTERVAL_S)
+                    for one in running:
+                        one.look(self.config.stall_timeout_s)
+                    self.display.progress(name, [one.status for one in running if one.status is not None])
+            finally:
+                # All are ended before anything else that could fail.
                 for one in running:
-                    one.look(self.config.stall_timeout_s)
-                self.display.progress(name, [one.status for one in running if one.status is not None])
-        finally:
-            # All are ended before anything else that could fail.
-            for one in running:
-                one.end()
-            for one in running:
-                one.keep_log()
-        failures = [error for one in running if (error := one.failure()) is not None]
-        for one in running:
-            shutil.rmtree(one.directory, ignore_errors=True)
+                    one.end()
+                for one in running:
+                    one.keep_log()
+            failures = [error for one in running if (error := one.failure()) is not None]
         if failures:
             self.display.note(str(failures[0]))
             # What cannot be helped by another try comes first.
             raise min(failures, key=lambda error: error.retryable)
 
-    def _start(self, request: Request) -> "_Running":
-        directory = Path(tempfile.mkdtemp(prefix=f"cosmos-flows-{request.stage}-"))
+    def _start(self, request: Request, directory: Path) -> "_Running":
         path = directory / "request.json"
         path.write_text(request.model_dump_json(indent=1), encoding="utf-8")
         argv = [str(path), "--threads", str(self.config.threads)]

@@ -2,17 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from cosmos_rl_core import pipelines, plugins, store
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
 from cosmos_rl_core.config.train import AnyDataset, DatasetOptions
-from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
+from flows import costs
 from stages.contracts import FORMAT, STAGES, ModelRef
 
 DEFAULT_STORE = "outputs"
@@ -41,8 +42,18 @@ class Plan(Section):
     prompts: tuple[Prompt, ...]
     """Training prompts; for supervised training, those of the media."""
     validation_prompts: tuple[Prompt, ...] = ()
+    data_prompts: tuple[Prompt, ...] = Field(default=(), json_schema_extra={"neutral": []})
+    """Prompts of the media that an algorithm with rewards trains on besides."""
+    data_digest: str = Field(default="", json_schema_extra={"neutral": ""})
+    """Digest of the files that the media are read from; "" where there are none or they are generated."""
     races_decided: bool
     """Whether the store refuses a second writer; where it does not, only one process may write a run."""
+
+    @property
+    def embedded_prompts(self) -> tuple[Prompt, ...]:
+        """Every prompt that training conditions on: those trained on, then those that the data alone has."""
+        known = {prompt.id for prompt in self.prompts}
+        return (*self.prompts, *(prompt for prompt in self.data_prompts if prompt.id not in known))
 
 
 def plan_of(settings: Settings) -> Plan:
@@ -65,6 +76,8 @@ def _beyond(values: dict[str, Any]) -> list[str]:
     for place in (("train", "train_policy", "dataset"), ("validation", "dataset")):
         if (dataset := _valid(AnyDataset, _look(values, *place))) is not None:
             prompts += _collect(mistakes, lambda dataset=dataset: _prompts(dataset)) or ()
+    if (data := _valid(AnyDataset, _look(values, "train", "train_policy", "data"))) is not None:
+        _collect(mistakes, lambda: _prompts(data))
     rewards = values.get("rewards")
     for value in rewards if isinstance(rewards, list) else []:
         if (reward := _valid(RewardConfig, value)) is not None:
@@ -92,12 +105,13 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
     model = _collect(mistakes, lambda: _model(recipe))
     prompts = _collect(mistakes, lambda: _prompts(recipe.train.train_policy.dataset)) or ()
     held_out = _collect(mistakes, lambda: _prompts(recipe.validation.dataset) if recipe.validation else ()) or ()
+    data_prompts, data_digest = _collect(mistakes, lambda: _data(recipe)) or ((), "")
     for reward in recipe.rewards:
         _collect(mistakes, lambda reward=reward: _check_reward(reward, (*prompts, *held_out)))
     wanted = recipe.prompts_per_iteration if recipe.train.train_policy.rewarded else 0
     if prompts and wanted > len(prompts):
         mistakes.append(f"one iteration needs {wanted} prompts, the dataset has {len(prompts)}")
-    overlap = {p.id for p in prompts} & {p.id for p in held_out}
+    overlap = {p.id for p in (*prompts, *data_prompts)} & {p.id for p in held_out}
     if overlap:
         mistakes.append(f"{len(overlap)} validation prompts are also trained on, e.g. {min(overlap)}")
     _collect(
@@ -105,13 +119,23 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
         lambda: (
             plugins.load("algorithms", recipe.train.train_policy.type)
             .Algorithm(recipe.train.train_policy)
-            .num_times(recipe.policy.diffusers.sample.num_steps)
+            .check(recipe.policy.diffusers.sample.rollout)
         ),
     )
+    if model is not None:
+        _collect(mistakes, lambda: costs.policy_bytes(recipe))
+        _collect(mistakes, lambda: costs.check_budget(recipe))
     if mistakes or model is None:
-        raise ConfigError("\n".join([f"{source}:", *(f"  {mistake}" for mistake in mistakes)]))
+        raise ConfigError("\n".join([f"{source}:", *(f"  {mistake}" for mistake in dict.fromkeys(mistakes))]))
     plan = Plan(
-        run_id="?", recipe=recipe, model=model, prompts=prompts, validation_prompts=held_out, races_decided=True
+        run_id="?",
+        recipe=recipe,
+        model=model,
+        prompts=prompts,
+        validation_prompts=held_out,
+        data_prompts=data_prompts,
+        data_digest=data_digest,
+        races_decided=True,
     )
     name = run_id or f"{Path(source).stem}-{digest(plan.identity())[:8]}"
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
@@ -122,9 +146,11 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
 def _misplaced(recipe: Recipe) -> list[str]:
     """Settings of how processes are launched that name no distributed stage."""
     known = sorted(name for name, stage in STAGES.items() if stage.distributed)
+    launch = {"stage_processes": recipe.launch.stage_processes, "stage_gpus": recipe.launch.stage_gpus}
     return [
-        f"launch.stage_processes.{name}: no distributed stage of that name; known: {', '.join(known)}"
-        for name in recipe.launch.stage_processes
+        f"launch.{field}.{name}: no distributed stage of that name; known: {', '.join(known)}"
+        for field, stages in launch.items()
+        for name in stages
         if name not in known
     ]
 
@@ -190,7 +216,9 @@ def _collect(mistakes: list[str], resolve: Any) -> Any:
     try:
         return resolve()
     except ConfigError as error:
-        mistakes.append(str(error))
+        # The same files may be asked for twice: by their prompts and by their digest.
+        if str(error) not in mistakes:
+            mistakes.append(str(error))
         return None
 
 
@@ -205,6 +233,42 @@ def _model(recipe: Recipe) -> ModelRef:
 
 def _prompts(dataset: DatasetOptions) -> tuple[Prompt, ...]:
     return plugins.load("datasets", dataset.name).prompts(dataset)
+
+
+def data_of(recipe: Recipe) -> DatasetOptions | None:
+    """The media that an algorithm with rewards trains on besides; None where it has none."""
+    return getattr(recipe.train.train_policy, "data", None)
+
+
+def _data(recipe: Recipe) -> tuple[tuple[Prompt, ...], str]:
+    """Prompts of the algorithm's data, none without, and the digest of the files that its media are read from."""
+    policy = recipe.train.train_policy
+    if not policy.rewarded:
+        return (), _media_plugin(policy.dataset).digest(policy.dataset)
+    data = data_of(recipe)
+    if data is None:
+        return (), ""
+    plugin = _media_plugin(data)
+    prompts, diffusers = plugin.prompts(data), recipe.policy.diffusers
+    found = plugin.Media(data).item(0)[0].shape[:3]
+    if found != (expected := (diffusers.train_frames, *diffusers.inference_size)):
+        raise ConfigError(
+            f"train.train_policy.data gives media of {_times(found)} (frames, height, width), policy.diffusers trains "
+            f"on {_times(expected)}; make its settings equal"
+        )
+    return prompts, plugin.digest(data)
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " x ".join(str(length) for length in shape)
+
+
+def _media_plugin(dataset: DatasetOptions) -> MediaPlugin:
+    plugin = plugins.load("datasets", dataset.name)
+    if not hasattr(plugin, "Media"):
+        able = [name for name in plugins.known("datasets") if hasattr(plugins.load("datasets", name), "Media")]
+        raise ConfigError(f"the dataset {dataset.name!r} has prompts only; with media: {', '.join(able)}")
+    return cast("MediaPlugin", plugin)
 
 
 def _check_reward(reward: RewardConfig, prompts: tuple[Prompt, ...]) -> None:

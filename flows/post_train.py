@@ -25,19 +25,24 @@ def post_train(run: Run, launcher: Launcher) -> Result:
     launch = launcher.launch
     launch("policy", run.policy())
     launch("embed", run.embed())
+    if run.needs_data:
+        launch("encode", run.encode())
     evaluated = {0: evaluate(run, launcher, 0)}
-    for k in range(run.recipe.train.num_iterations):
+    num_iterations = run.recipe.train.num_iterations
+    for k in range(num_iterations):
         if run.trains_on_rewards:
             launch(f"iteration-{k:04d}/rollout", run.rollout(k))
             rewards = run.rewards(run.iteration(k, "rollout"), k)
             launch(f"iteration-{k:04d}/{_names(rewards)}", *rewards)
-            launch(f"iteration-{k:04d}/update", run.update(k))
+            # A stale rollout needs nothing of this update, so it is made beside it.
+            beside = [run.rollout(k + 1)] if run.recipe.train.staleness and k + 1 < num_iterations else []
+            launch(f"iteration-{k:04d}/update{'+rollout' if beside else ''}", run.update(k), *beside)
         else:
             launch(f"iteration-{k:04d}/finetune", run.finetune(k))
         if run.is_due(k + 1):
             evaluated[k + 1] = evaluate(run, launcher, k + 1)
     scored = [k for k, scores in evaluated.items() if scores is not None]
-    (report,) = launch("report", run.report(run.recipe.train.num_iterations, scored))
+    (report,) = launch("report", run.report(num_iterations, scored))
     return Result(evaluated[0], evaluated[max(evaluated)], report)
 
 

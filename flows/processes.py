@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,11 +67,14 @@ class WarmServer:
     def __init__(self, launch: LaunchConfig) -> None:
         self._ended: dict[int, int] = {}
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "stages.warm"],
+            # It asks for itself too, but only when its imports are done, and those take seconds.
+            [sys.executable, "-m", "cosmos_rl_core.processes", sys.executable, "-m", "stages.warm"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=_environment((), launch),
+            # Ctrl-C goes to the whole process group; it is the launcher that ends this one.
+            start_new_session=True,
         )
         try:
             self._read()
@@ -119,8 +123,11 @@ class WarmServer:
 
     def close(self) -> None:
         """End the server."""
-        kill_tree(self._server.pid)
-        self._server.wait()
+        if self.alive:
+            kill_tree(self._server.pid)
+        # Waits, and closes the pipes; what it did not read any more does not matter.
+        with suppress(BrokenPipeError), self._server:
+            pass
 
 
 @dataclass

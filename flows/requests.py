@@ -4,16 +4,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cosmos_rl_core import plugins, seeds, store
+from cosmos_rl_core.algorithms._base import Algorithm
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig
 from cosmos_rl_core.config.train import RewardedOptions, SupervisedOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.schedules import ema_decay, lr_factor
-from flows.plan import Plan, run_url
+from flows.plan import Plan, data_of, run_url
 from stages import contracts
 from stages.artifacts import input_of
 from stages.contracts import Input, MediaShape, OptimizerSteps, Request, StageConfig
 
-STATE = ("current", "old", "ema", "optimizer", "schedule")
+STATE = ("current", "old", "ema", "reference", "optimizer", "schedule")
 """The parts of a policy that the next version is made from."""
 
 
@@ -44,6 +45,11 @@ class Run:
         """The reward that the run is judged by: the first that trains, or the first; empty without any."""
         ordered = sorted(self.recipe.rewards, key=lambda reward: reward.role != "train")
         return ordered[0].fn.name if ordered else ""
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether updates read prepared media beside the rollouts."""
+        return self._algorithm.needs_data
 
     @property
     def evaluates(self) -> bool:
@@ -90,34 +96,52 @@ class Run:
         return self._request(self.policy_slot, config)
 
     def embed(self) -> Request:
-        """Text embeddings of the training prompts; shared by every run that asks for the same."""
+        """Text embeddings of the training prompts and of the data's; shared by every run that asks for the same."""
         config = contracts.Embed(
             model=self.plan.model,
-            prompts=self.plan.prompts,
+            prompts=self.plan.embedded_prompts,
             max_prompt_length=self.recipe.policy.diffusers.max_prompt_length,
         )
-        # No draw depends on the seed, so it is not part of what these are.
-        request = Request(stage="embed", slot="?", seed=0, config=config)
-        slot = store.join(store.absolute(self.store_url), "dataset", request.fingerprint)
-        return request.model_copy(update={"slot": slot})
+        return self._shared(config)
 
     @cached_property
     def embed_slot(self) -> str:
         """Where the text embeddings are."""
         return self.embed().slot
 
+    def encode(self) -> Request:
+        """Latents of the data's media; shared by every run that asks for the same."""
+        data = data_of(self.recipe)
+        assert data is not None, "only an algorithm with data has media to encode"
+        return self._shared(
+            contracts.Encode(
+                model=self.plan.model, dataset=data, dataset_digest=self.plan.data_digest, media=self._media
+            )
+        )
+
+    @cached_property
+    def encode_slot(self) -> str:
+        """Where the latents of the data's media are."""
+        return self.encode().slot
+
+    def _shared(self, config: StageConfig) -> Request:
+        # No draw depends on the seed, so it is not part of what these are.
+        request = Request(stage=config.name, slot="?", seed=0, config=config)
+        slot = store.join(store.absolute(self.store_url), "dataset", request.fingerprint)
+        return request.model_copy(update={"slot": slot})
+
     def rollout(self, k: int) -> Request:
         """Samples of iteration k from the behaviour part of policy k."""
-        sample, rollout = self.recipe.policy.diffusers.sample, self.recipe.rollout
+        rollout = self.recipe.rollout
         config = contracts.Rollout(
             model=self.plan.model,
             lora=self.recipe.policy.lora,
             prompts=self.prompts_of(k),
             n_generation=rollout.n_generation,
             media=self._media,
-            num_steps=sample.num_steps,
-            guidance_scale=sample.guidance_scale,
-            solver=sample.solver,
+            sample=self.recipe.policy.diffusers.sample.rollout,
+            train_on=self._algorithm.train_on,
+            use_same_seed=self._algorithm.use_same_seed,
             batch_size=rollout.n_generation_mini_batch,
             samples_per_shard=rollout.samples_per_shard,
         )
@@ -154,7 +178,6 @@ class Run:
         recipe = self.recipe
         options = recipe.train.train_policy
         assert isinstance(options, RewardedOptions)
-        algorithm = plugins.load("algorithms", options.type).Algorithm(options)
         num_steps = options.mu_iterations * (
             recipe.train.train_batch_per_replica
             // (options.batch_size_per_optimize or recipe.train.train_batch_per_replica)
@@ -166,10 +189,12 @@ class Run:
             gradient_checkpointing=recipe.policy.model_gradient_checkpointing,
             algorithm=options,
             reward_weights={reward.fn.name: reward.weight for reward in trained},
-            num_steps=recipe.policy.diffusers.sample.num_steps,
+            sample=recipe.policy.diffusers.sample.rollout,
             steps=self._steps(k * num_steps, num_steps),
             keeps_ema=recipe.train.ema_enable,
-            old_decay=algorithm.old_decay(k),
+            old_decay=self._algorithm.old_decay(k),
+            reference=self._algorithm.reference_after(k),
+            density=recipe.policy.diffusers.density,
         )
         inputs = {
             "policy": (self._state(k),),
@@ -177,6 +202,7 @@ class Run:
             "behaviours": (self._behaviour(k),),
             "scores": tuple(input_of(self.iteration(k, f"reward-{reward.fn.name}")) for reward in trained),
             "embeddings": (input_of(self.embed_slot),),
+            "data": (input_of(self.encode_slot),) if self._algorithm.needs_data else (),
         }
         return self._request(self.iteration(k, "update"), config, k, inputs)
 
@@ -190,10 +216,9 @@ class Run:
             lora=recipe.policy.lora,
             gradient_checkpointing=recipe.policy.model_gradient_checkpointing,
             algorithm=options,
+            dataset_digest=self.plan.data_digest,
             media=self._media,
-            weighting_scheme=diffusers.weighting_scheme,
-            logit_mean=diffusers.logit_mean,
-            logit_std=diffusers.logit_std,
+            density=diffusers.density,
             batch_size=recipe.train.train_batch_per_replica,
             steps=self._steps(k * options.steps_per_iteration, options.steps_per_iteration),
             keeps_ema=recipe.train.ema_enable,
@@ -256,9 +281,17 @@ class Run:
         """All that training goes on from: policy version k without what was only measured on the way."""
         return input_of(self.policy_after(k), *STATE)
 
-    def _behaviour(self, k: int) -> Input:
+    @cached_property
+    def _algorithm(self) -> Algorithm:
         options = self.recipe.train.train_policy
-        return input_of(self.policy_after(k), plugins.load("algorithms", options.type).Algorithm(options).behaviour)
+        return plugins.load("algorithms", options.type).Algorithm(options)
+
+    def _behaviour(self, k: int) -> Input:
+        """The weights that generate rollout k: those of ``staleness`` versions ago."""
+        version, part = max(0, k - self.recipe.train.staleness), self._algorithm.behaviour
+        if part == "reference" and self._algorithm.reference_after(0) == "base":
+            version = 0
+        return input_of(self.policy_after(version), part)
 
     def _steps(self, first_step: int, count: int) -> OptimizerSteps:
         train, steps = self.recipe.train, range(first_step, first_step + count)
@@ -276,5 +309,11 @@ class Run:
         self, slot: str, config: StageConfig, k: int | None = None, inputs: dict[str, tuple[Input, ...]] | None = None
     ) -> Request:
         return Request(
-            stage=config.name, slot=slot, iteration=k, seed=self.recipe.train.seed, config=config, inputs=inputs or {}
+            stage=config.name,
+            slot=slot,
+            iteration=k,
+            seed=self.recipe.train.seed,
+            config=config,
+            inputs=inputs or {},
+            gpus=self.recipe.launch.stage_gpus.get(config.name, ()),
         )

@@ -11,6 +11,7 @@ from flows.launch import Launcher
 from flows.plan import DEFAULT_STORE, Settings, freeze, plan_of
 from flows.post_train import Result, post_train
 from flows.requests import Run
+from flows.tracking import Tracker
 from stages.manifest import Manifest
 
 
@@ -65,11 +66,12 @@ def train(settings: Settings, algorithm: str) -> None:
         display.note(f"run {plan.run_id}: {run.url}")
         if not plan.races_decided:
             display.note("this store lets a second writer replace the first: have one process write this run at a time")
-        launcher = Launcher(run.url, plan.recipe.launch, display, settings.allow_numerics_change)
-        try:
-            result = post_train(run, launcher)
-        finally:
-            launcher.close()
+        with Tracker(run, display.note) as tracker:
+            launcher = Launcher(run.url, plan.recipe.launch, display, settings.allow_numerics_change, tracker.done)
+            try:
+                result = post_train(run, launcher)
+            finally:
+                launcher.close()
         for line in closing_lines(run, settings, result):
             display.note(line)
 

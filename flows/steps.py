@@ -47,6 +47,7 @@ def steps(run: Run) -> list[Step]:
     """Every stage of the run, and the evaluations that it made when its end was nearer."""
     count = run.recipe.train.num_iterations
     found = [Step("policy", run.policy_slot, run.policy), Step("embed", run.embed_slot, run.embed)]
+    found += [Step("encode", run.encode_slot, run.encode)] if run.needs_data else []
     found += _evaluation(run, 0)
     for k in range(count):
         found += _iteration(run, k)

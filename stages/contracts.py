@@ -12,8 +12,8 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.config.train import AnyReward, AnyRewarded, AnySupervised
+from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
+from cosmos_rl_core.config.train import AnyDataset, AnyReward, AnyRewarded, AnySupervised
 from cosmos_rl_core.datasets._base import Prompt
 
 FORMAT = 1
@@ -82,6 +82,21 @@ class Embed(StageConfig):
     prompts_per_shard: int = 256
 
 
+class Encode(StageConfig):
+    """Latents of a media set, once: one safetensors an item, in tar shards."""
+
+    name = "encode"
+    version = 1
+    distributed = True
+    model: ModelRef
+    dataset: AnyDataset
+    dataset_digest: str
+    """Digest of the files that the dataset reads, pinned by the plan; "" for a generated one."""
+    media: MediaShape
+    items_per_shard: int = 64
+    """Items in one shard: the unit that a retry keeps."""
+
+
 class Policy(StageConfig):
     """Policy version 0: the base's own weights, or freshly initialised adapters or weights; one part, ``current``."""
 
@@ -104,9 +119,12 @@ class Rollout(StageConfig):
     prompts: tuple[Prompt, ...]
     n_generation: int
     media: MediaShape
-    num_steps: int
-    guidance_scale: float
-    solver: str
+    sample: SolverConfig
+    train_on: tuple[int, ...] = ()
+    """Solver steps whose transitions are stored, -1 for a random other one; none for algorithms that need only latents.
+    """
+    use_same_seed: bool = False
+    """Whether all samples of a prompt start from the same noise."""
     batch_size: int
     """Samples in one forward pass; part of the identity because it changes the last bits."""
     samples_per_shard: int
@@ -133,22 +151,33 @@ class Update(StageConfig):
     """Policy k to policy k + 1 from rollouts and their scores, every schedule resolved to this range of steps."""
 
     name = "update"
-    version = 1
+    version = 2
     distributed = True
-    inputs = {"policy": "one", "rollouts": "many", "behaviours": "many", "scores": "many", "embeddings": "one"}
+    inputs = {
+        "policy": "one",
+        "rollouts": "many",
+        "behaviours": "many",
+        "scores": "many",
+        "embeddings": "one",
+        "data": "many",
+    }
     model: ModelRef
     lora: LoraConfig | None
     gradient_checkpointing: bool
     algorithm: AnyRewarded
     reward_weights: dict[str, float]
     """Weight of each reward in the sum that trains; monitored rewards are not here."""
-    num_steps: int
-    """Solver steps of the rollouts: the grid that noise levels are drawn from."""
+    sample: SolverConfig
+    """How the rollouts were sampled: the grid that noise levels are drawn from, or the density of stored steps."""
     steps: OptimizerSteps
     keeps_ema: bool
     """Whether the policy has the part ``ema``."""
     old_decay: float | None
     """Of the slow copy, after this iteration; None where the algorithm has none."""
+    reference: Literal["base", "kept", "renewed"] = "base"
+    """Where the next version's reference comes from: the base model, this version's own part, or the new weights."""
+    density: TimeDensity = TimeDensity()
+    """Of the data term's noise levels, where they are drawn."""
 
 
 class Finetune(StageConfig):
@@ -162,10 +191,10 @@ class Finetune(StageConfig):
     lora: LoraConfig | None
     gradient_checkpointing: bool
     algorithm: AnySupervised
+    dataset_digest: str = Field(default="", json_schema_extra={"neutral": ""})
+    """Digest of the files that the algorithm's dataset reads, pinned by the plan; "" for a generated one."""
     media: MediaShape
-    weighting_scheme: Literal["logit_normal", "uniform"]
-    logit_mean: float
-    logit_std: float
+    density: TimeDensity
     batch_size: int
     """Samples of one optimizer step, over all ranks."""
     steps: OptimizerSteps
@@ -220,7 +249,7 @@ class Report(StageConfig):
 
 
 STAGES: dict[str, type[StageConfig]] = {
-    stage.name: stage for stage in (Embed, Policy, Rollout, Reward, Update, Finetune, Export, Evaluate, Report)
+    stage.name: stage for stage in (Embed, Encode, Policy, Rollout, Reward, Update, Finetune, Export, Evaluate, Report)
 }
 
 

@@ -8,20 +8,16 @@ from torch import Tensor
 
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Algorithm, Batch
-from cosmos_rl_core.config.policy import DiffusersConfig
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.models._base import Conditioning, Model, stack
 from cosmos_rl_core.sampling.schedule import schedule_of
-from cosmos_rl_core.training import DrawKey, sft_time, training_noise
+from cosmos_rl_core.training import FINE_GRID, DrawKey, sft_time, training_noise
 from stages import contracts, embed
 from stages.contracts import Request
-from stages.loading import load_model
+from stages.loading import load_media, load_model
 from stages.runner import Context
 from stages.samples import cut
 from stages.trainer import MicroBatch, Trainer, check_clocks, my_share
-
-FINE_GRID = 1000
-"""Noise levels of the grid that training times are drawn from."""
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
@@ -31,7 +27,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     policy, iteration = request.one("policy"), request.iteration or 0
     check_clocks(policy, iteration, config.steps.first_step)
     algorithm: Algorithm = plugins.load("algorithms", config.algorithm.type).Algorithm(config.algorithm)
-    media: Media = plugins.load("datasets", config.algorithm.dataset.name).Media(config.algorithm.dataset)
+    media = load_media(config.algorithm.dataset, config.dataset_digest)
     layout = context.layout({"mini_batch": config.algorithm.mini_batch})
     model = load_model(config.model, ("transformer", "vae"), group.device)
     if config.gradient_checkpointing:
@@ -68,9 +64,7 @@ class _Draws:
         conditioning: dict[str, Conditioning],
     ) -> None:
         self.seed = request.seed
-        self.density = DiffusersConfig(
-            weighting_scheme=config.weighting_scheme, logit_mean=config.logit_mean, logit_std=config.logit_std
-        )
+        self.density = config.density
         self.model, self.media, self.conditioning = model, media, conditioning
         self.sigmas = schedule_of(model.scheduler, FINE_GRID).sigmas
         self.device = next(model.transformer.parameters()).device

@@ -1,8 +1,11 @@
-"""Load a base model as a Request names it."""
+"""Load a base model, or a media set, as a Request names it."""
 
 import torch
 
 from cosmos_rl_core import pipelines, plugins
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.datasets._base import Media
+from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import Model
 from stages.contracts import ModelRef
 
@@ -10,3 +13,14 @@ from stages.contracts import ModelRef
 def load_model(ref: ModelRef, components: tuple[str, ...], device: torch.device) -> Model:
     """The named components of the base pipeline, float32, frozen, on ``device``."""
     return plugins.load("models", ref.adapter).load(pipelines.resolve_path(ref.path), components, device)
+
+
+def load_media(dataset: DatasetOptions, planned: str) -> Media:
+    """The media set. Raises :class:`ArtifactError` unless ``planned`` is the digest of the files that it reads."""
+    plugin = plugins.load("datasets", dataset.name)
+    if (found := plugin.digest(dataset)) != planned:
+        raise ArtifactError(
+            f"the files of the dataset {dataset.name!r} are not those that were planned: digest {found or 'none'}, "
+            f"planned {planned or 'none'}; restore them, or plan another run"
+        )
+    return plugin.Media(dataset)

@@ -1,15 +1,18 @@
 """Samples of the behaviour policy: latents by our own solver, decoded to the pixels that rewards see."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from cosmos_rl_core import seeds
+from cosmos_rl_core.algorithms._base import trained_steps
 from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity, stack
 from cosmos_rl_core.policy_weights import to_bytes
-from cosmos_rl_core.sampling.flow import KERNELS
 from cosmos_rl_core.sampling.kernel import Kernel
-from cosmos_rl_core.sampling.rollout import sample
+from cosmos_rl_core.sampling.rollout import Trajectory, sample
 from cosmos_rl_core.sampling.schedule import schedule_of
+from cosmos_rl_core.sampling.solvers import kernel_of
 from stages import contracts, embed, policy
 from stages.contracts import Request
 from stages.loading import load_model
@@ -17,17 +20,24 @@ from stages.runner import Context
 from stages.samples import SamplePlan, plan_samples, sample_files, write_samples
 
 
-def run(request: Request, context: Context) -> dict[str, int]:
+def run(request: Request, context: Context) -> dict[str, Any]:
     """Write ``samples/<n>.tar`` and ``index.parquet``; finished shards of an earlier attempt are adopted."""
     config = request.config
     assert isinstance(config, contracts.Rollout)
-    samples = plan_samples(config.prompts, config.n_generation, request.seed, request.iteration or 0)
+    samples = plan_samples(
+        config.prompts,
+        config.n_generation,
+        request.seed,
+        request.iteration or 0,
+        same_noise=config.use_same_seed,
+    )
     model = load_model(config.model, ("transformer", "vae"), context.ranks.device)
+    kernel = kernel_of(config.sample, lambda: schedule_of(model.scheduler, config.sample.num_steps))
+    kernel.check_trainable(step for step in config.train_on if step != -1)
     source = request.one("policy")
     policy.load_policy(model.transformer, config.lora, source, reference=False)
     conditioning = embed.read(request.one("embeddings"), [*(p.id for p in config.prompts), embed.NEGATIVE])
-    kernel = KERNELS[config.solver](schedule_of(model.scheduler, config.num_steps))
-    generate = _Generator(config, model, conditioning, kernel, source.content)
+    generate = _Generator(request, config, model, conditioning, kernel)
     return write_samples(context, samples, generate, samples_per_shard=config.samples_per_shard, tile=config.batch_size)
 
 
@@ -36,38 +46,64 @@ class _Generator:
 
     def __init__(
         self,
+        request: Request,
         config: contracts.Rollout,
         model: Model,
         conditioning: dict[str, Conditioning],
         kernel: Kernel,
-        policy_digest: str,
     ) -> None:
-        self.config = config
-        self.model = model
-        self.conditioning = conditioning
-        self.kernel = kernel
-        self.facts = {"policy": policy_digest, "sigmas": list(kernel.sigmas)}
+        self.config, self.model, self.conditioning, self.kernel = config, model, conditioning, kernel
+        self.facts = {"policy": request.one("policy").content, "sigmas": list(kernel.sigmas)}
+        self.recorded = {p.id: _recorded(request, config, kernel, p.id) for p in config.prompts}
         self.shape = model.latent_shape(config.media.size, config.media.frames)
         self.device = next(model.transformer.parameters()).device
 
     def __call__(self, plans: list[SamplePlan]) -> dict[str, bytes]:
-        latents = self._latents(plans)
+        trajectory = self._sample(plans)
         with torch.no_grad():
-            pixels = self.model.decode(latents).cpu().numpy()
+            pixels = self.model.decode(trajectory.latents).cpu().numpy()
         files: dict[str, bytes] = {}
-        for plan, x_0, picture in zip(plans, latents.cpu(), pixels, strict=True):
-            files |= sample_files(plan, picture, to_bytes({"latents": x_0}), self.facts)
+        for place, (plan, picture) in enumerate(zip(plans, pixels, strict=True)):
+            steps = self.recorded[plan.prompt.id]
+            facts = self.facts | ({"trained_steps": list(steps), "noise_seed": plan.noise_seed} if steps else {})
+            files |= sample_files(plan, picture, to_bytes(_stored(trajectory, place, steps)), facts)
         return files
 
-    def _latents(self, plans: list[SamplePlan]) -> Tensor:
-        noise = torch.stack(
-            [torch.from_numpy(seeds.normal(self.shape, plan.seed, "initial noise", 0)) for plan in plans]
-        )
+    def _sample(self, plans: list[SamplePlan]) -> Trajectory:
         conditioning = stack([self.conditioning[plan.prompt.id] for plan in plans], self.device)
-        scale = self.config.guidance_scale
+        scale = self.config.sample.guidance_scale
         negative = stack([self.conditioning[embed.NEGATIVE]] * len(plans), self.device) if scale != 1 else None
 
-        def velocity(x: Tensor, t: Tensor) -> Tensor:
-            return guided_velocity(self.model, x, t, conditioning, negative, scale)
+        def velocity(x_t: Tensor, t: Tensor) -> Tensor:
+            return guided_velocity(self.model, x_t, t, conditioning, negative, scale)
 
-        return sample(velocity, noise.to(self.device), self.kernel).latents
+        def draw(index: int) -> Tensor:
+            return self._normal([plan.seed for plan in plans], "transition noise", index)
+
+        noise = self._normal([plan.noise_seed for plan in plans], "initial noise", 0)
+        record = {step for plan in plans for step in self.recorded[plan.prompt.id]}
+        return sample(velocity, noise, self.kernel, draw=draw, record=record)
+
+    def _normal(self, keys: list[int], purpose: str, index: int) -> Tensor:
+        draws = [torch.from_numpy(seeds.normal(self.shape, key, purpose, index)) for key in keys]
+        return torch.stack(draws).to(self.device)
+
+
+def _recorded(request: Request, config: contracts.Rollout, kernel: Kernel, prompt_id: str) -> tuple[int, ...]:
+    """The steps to store of a prompt's samples; a random one is drawn among those with noise."""
+    if not config.train_on:
+        return ()
+    order = seeds.permutation(len(kernel.trainable), request.seed, "trained steps", request.iteration or 0, prompt_id)
+    return trained_steps(config.train_on, len(kernel.steps), [kernel.trainable[i] for i in order])
+
+
+def _stored(trajectory: Trajectory, place: int, steps: tuple[int, ...]) -> dict[str, Tensor]:
+    """What training needs of one sample: ``latents``; of recorded steps ``steps`` [S], ``log_prob`` [S], ``state.<i>``
+    before and after each, and ``history.<i>`` where the solver looks back."""
+    tensors = {"latents": trajectory.latents[place].cpu()}
+    if not steps:
+        return tensors
+    tensors["steps"] = torch.tensor(steps, dtype=torch.int64, device="cpu")
+    tensors["log_prob"] = torch.stack([trajectory.log_prob[i][place] for i in steps]).cpu()
+    tensors |= {f"state.{i}": trajectory.states[i][place].cpu() for i in {*steps, *(i + 1 for i in steps)}}
+    return tensors | {f"history.{i}": trajectory.history[i][place].cpu() for i in steps if i in trajectory.history}

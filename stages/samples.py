@@ -32,17 +32,23 @@ class SamplePlan:
     prompt: Prompt
     member: int
     seed: int
+    """All its draws derive from it."""
+    noise_seed: int
+    """The initial noise derives from it: ``seed``, or one that the samples of a prompt share."""
 
 
-def plan_samples(prompts: tuple[Prompt, ...], n_generation: int, run_seed: int, iteration: int) -> list[SamplePlan]:
-    """Every member of every prompt's group, in order, with the seed that all its draws derive from."""
-    return [
-        SamplePlan(
-            f"{prompt.id}-{member:03d}", prompt, member, seeds.sample_seed(run_seed, iteration, prompt.id, member)
-        )
-        for prompt in prompts
-        for member in range(n_generation)
-    ]
+def plan_samples(
+    prompts: tuple[Prompt, ...], n_generation: int, run_seed: int, iteration: int, *, same_noise: bool = False
+) -> list[SamplePlan]:
+    """Every member of every prompt's group, in order, with its seeds."""
+    plans: list[SamplePlan] = []
+    for prompt in prompts:
+        for member in range(n_generation):
+            seed = seeds.sample_seed(run_seed, iteration, prompt.id, member)
+            shared = seeds.derive("shared noise", run_seed, iteration, prompt.id)
+            noise_seed = shared if same_noise else seed
+            plans.append(SamplePlan(f"{prompt.id}-{member:03d}", prompt, member, seed, noise_seed))
+    return plans
 
 
 def cut(items: list[Item], size: int) -> list[list[Item]]:

@@ -8,12 +8,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from cosmos_rl_core.algorithms._base import Algorithm, Batch, Loss
+from cosmos_rl_core.algorithms._base import Algorithm, Batch, Loss, Transitions
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
-from cosmos_rl_core.models._base import Conditioning, Model
+from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
 from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights, cut, to_bytes
 from cosmos_rl_core.training import load_optimizer_state, loss_share, make_optimizer, optimizer_state, optimizer_step
 from stages.artifacts import Artifact, Attempt
@@ -30,9 +30,20 @@ CLOCKS = "schedule/clocks.json"
 class MicroBatch:
     """Samples of one forward and backward pass; weight 0 pads a rank that has fewer, so that all do the same number."""
 
-    batch: Batch
+    batch: Batch | Transitions
     conditioning: Conditioning
     weight: float = 1.0
+    negative: Conditioning | None = None
+    """For guidance; None without."""
+    guidance_scale: float = 1.0
+    names: tuple[str, ...] = ()
+    """The samples' ids, where somebody watches."""
+    steps: tuple[int, ...] = ()
+    """The recorded step of each."""
+
+
+def _unwatched(index: int, micro: MicroBatch, loss: Loss) -> None:
+    """Nobody looks."""
 
 
 @dataclass
@@ -46,6 +57,8 @@ class Trainer:
     group: Group
     sign_of_life: Callable[[int], None]
     """Called before each micro-batch with the number of finished steps."""
+    watch: Callable[[int, MicroBatch, Loss], None] = _unwatched
+    """Called with each micro-batch and its loss, and the index of the optimizer step."""
     rows: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -84,6 +97,7 @@ class Trainer:
         for micro in micro_batches:
             self.sign_of_life(index)
             loss = self._loss(micro)
+            self.watch(index, micro, loss)
             weights = torch.full_like(loss.per_sample.detach(), micro.weight, device=self.group.device)
             loss_share(loss.per_sample, num_samples, num_times, weights).backward()
             values = {"loss": loss.per_sample.detach(), **loss.metrics}
@@ -105,21 +119,25 @@ class Trainer:
 
     def _loss(self, micro: MicroBatch) -> Loss:
         batch = micro.batch
-        x_t = batch.x_t
+        x_t, t = batch.x_t, batch.t.float()
 
         def velocity(part: str) -> Tensor:
             with self.weights.use(part):
-                return self.model.velocity(x_t, batch.t, micro.conditioning)
+                return guided_velocity(self.model, x_t, t, micro.conditioning, micro.negative, micro.guidance_scale)
 
         return self.algorithm.loss(velocity, batch)
 
     def _over_ranks(self, totals: dict[str, float]) -> dict[str, float]:
-        names = sorted(totals)
-        values = torch.tensor([totals[name] for name in names], dtype=torch.float64, device=self.group.device)
+        # A rank may have had batches of one kind only.
+        names = sorted({name for ranks_names in self.group.gather(sorted(totals)) for name in ranks_names})
+        values = torch.tensor([totals.get(name, 0.0) for name in names], dtype=torch.float64, device=self.group.device)
         return dict(zip(names, self.group.all_reduce_sum_(values).tolist(), strict=True))
 
     def write(self, attempt: Attempt, copies: list[str], iteration: int) -> None:
-        """Write the next policy version: rank 0, after all ranks agree on all of it."""
+        """Write the next policy version: rank 0, after all ranks agree on all of it.
+
+        The optimizer step of its clocks is the planned one, also where a pass ended early.
+        """
         self.sign_of_life(len(self.rows))
         parts = {part: self.weights.get(part) for part in (CURRENT, *copies)}
         parts["optimizer"] = optimizer_state(self.optimizer, self.weights.parameters)
@@ -128,7 +146,8 @@ class Trainer:
             return
         for part, tensors in parts.items():
             write_part(attempt, part, tensors)
-        attempt.put_json(CLOCKS, {"iteration": iteration + 1, "optimizer_step": self.steps.first_step + len(self.rows)})
+        last_step = self.steps.first_step + len(self.steps.lrs)
+        attempt.put_json(CLOCKS, {"iteration": iteration + 1, "optimizer_step": last_step})
         attempt.put(METRICS, to_parquet(pd.DataFrame(self.rows)))
 
     def _agree(self, parts: dict[str, dict[str, Tensor]]) -> None:

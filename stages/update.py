@@ -5,35 +5,37 @@ from itertools import pairwise
 from typing import Any, cast
 
 import pandas as pd
-import torch
-from safetensors.torch import load as load_tensors
-from torch import Tensor
 
 from cosmos_rl_core import plugins, seeds
-from cosmos_rl_core.algorithms._base import Algorithm, Batch
-from cosmos_rl_core.distributed import Group
+from cosmos_rl_core.algorithms._base import Algorithm
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from cosmos_rl_core.models._base import Conditioning, stack
+from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.sampling.schedule import schedule_of
-from cosmos_rl_core.training import DrawKey, random_times, training_noise
-from stages import contracts, embed
+from cosmos_rl_core.sampling.solvers import kernel_of
+from cosmos_rl_core.training import FINE_GRID
+from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Request
+from stages.draws import DataDraws, Draw, LatentDraws, Stored, TransitionDraws
+from stages.drift import DriftWatch
 from stages.loading import load_model
+from stages.policy import read_part
 from stages.reward import SCORES
 from stages.runner import Context
-from stages.samples import INDEX, cut, read_shard, read_table, shard_names, to_parquet
-from stages.trainer import MicroBatch, Trainer, check_clocks, my_share
+from stages.samples import INDEX, cut, read_table, to_parquet
+from stages.trainer import Trainer, check_clocks, my_share
 
 ADVANTAGES = "advantages.parquet"
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
-    """Write the next policy's parts, ``advantages.parquet`` (what trained) and ``metrics.parquet`` (a row a step)."""
+    """Write the next policy's parts, ``advantages.parquet`` (what trained), ``metrics.parquet`` (a row a step) and, of
+    algorithms that train on recorded steps, ``transitions.parquet`` (a row each)."""
     config, group = request.config, context.ranks
     assert isinstance(config, contracts.Update)
     policy, iteration = request.one("policy"), request.iteration or 0
     check_clocks(policy, iteration, config.steps.first_step)
+    _check_behaviours(request)
     algorithm: Algorithm = plugins.load("algorithms", config.algorithm.type).Algorithm(config.algorithm)
     table = _advantages(request, config, algorithm)
     layout = context.layout({"steps": _order(table, config, request.seed, iteration)})
@@ -42,22 +44,66 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
     copies = _copies(config)
     trainer = Trainer.load(model, algorithm, config.lora, policy, config.steps, context, copies)
-    _check_behaviour(request, algorithm.behaviour)
+    if "behaviour" in algorithm.roles:
+        source = request.inputs["behaviours"][0]
+        trainer.weights.create("behaviour", read_part(source, source.part))
+    draws = _draws(request, config, algorithm, model, Stored.read(request, table, group.device))
+    drift = DriftWatch(config.algorithm, trainer, context)
+    _train(trainer, layout["steps"], config, draws, drift)
 
-    sigmas = schedule_of(model.scheduler, config.num_steps).sigmas
-    draws = _Draws(request, table, sigmas, algorithm.num_times(config.num_steps), group)
-    for index, micro_batches in enumerate(layout["steps"]):
-        epoch = index * config.algorithm.mu_iterations // len(layout["steps"])
-        items = [partial(draws, ids, epoch, j) for ids in micro_batches for j in range(draws.num_times)]
-        trainer.step(index, my_share(items, group), sum(map(len, micro_batches)), draws.num_times)
-
-    if "old" in copies and config.old_decay is not None:
+    if config.old_decay is not None:
         trainer.weights.lerp_("old", config.old_decay)
+    if config.reference == "renewed":
+        trainer.weights.create("reference")
+    drift.write()
     trainer.write(context.attempt, copies, iteration)
     if group.rank == 0:
         context.attempt.put(ADVANTAGES, to_parquet(table))
     excluded = len(table[~table["used"]])
-    return trainer.summary() | ({"excluded": excluded} if excluded else {})
+    return trainer.summary() | drift.summary() | ({"excluded": excluded} if excluded else {})
+
+
+def _train(
+    trainer: Trainer,
+    steps: list[list[list[str]]],
+    config: contracts.Update,
+    draws: list[tuple[Draw, int]],
+    drift: DriftWatch,
+) -> None:
+    """Every pass over the samples, each until its end or until the policy has drifted too far."""
+    per_pass = len(steps) // config.algorithm.mu_iterations
+    for epoch in range(config.algorithm.mu_iterations):
+        for index in range(epoch * per_pass, (epoch + 1) * per_pass):
+            micro_batches = steps[index]
+            items = [
+                partial(draw, ids, epoch, place)
+                for ids in micro_batches
+                for draw, num_times in draws
+                for place in range(num_times)
+            ]
+            num_samples = sum(map(len, micro_batches))
+            trainer.step(index, my_share(items, trainer.group), num_samples, draws[0][1])
+            if drift.too_far():
+                break
+
+
+def _draws(
+    request: Request, config: contracts.Update, algorithm: Algorithm, model: Model, stored: Stored
+) -> list[tuple[Draw, int]]:
+    """What an optimizer step is made of, each with how often it draws for a sample; the rewarded draws come first."""
+    num_times = algorithm.num_times(config.sample.num_steps)
+    key = (request.seed, request.iteration or 0)
+    if not algorithm.transitions:
+        sigmas = schedule_of(model.scheduler, config.sample.num_steps).sigmas
+        return [(LatentDraws(stored, key, sigmas, num_times), num_times)]
+    kernel = kernel_of(config.sample, lambda: schedule_of(model.scheduler, config.sample.num_steps))
+    steps = TransitionDraws(stored, kernel, config.sample.guidance_scale)
+    if not algorithm.needs_data:
+        return [(steps, num_times)]
+    data = DataDraws(request, config, steps, schedule_of(model.scheduler, FINE_GRID))
+    passes, places = range(config.algorithm.mu_iterations), data.num_times or num_times
+    data.load((i, epoch, place) for i in stored.tensors for epoch in passes for place in range(places))
+    return [(steps, num_times), (data, places)]
 
 
 def _advantages(request: Request, config: contracts.Update, algorithm: Algorithm) -> pd.DataFrame:
@@ -69,12 +115,16 @@ def _advantages(request: Request, config: contracts.Update, algorithm: Algorithm
     samples["reward"], samples["valid"] = 0.0, True
     for source in request.inputs["scores"]:
         artifact = Artifact(source)
-        weight = config.reward_weights[artifact.manifest.config["reward"]["name"]]
         scores = read_table(artifact, SCORES).set_index("sample_id").reindex(samples["sample_id"])
-        samples["reward"] += weight * scores["score"].astype("float64").to_numpy()
+        name = artifact.manifest.config["reward"]["name"]
+        weighted = config.reward_weights[name] * scores["score"].astype("float64").to_numpy()
+        samples[f"reward.{name}"] = weighted
+        samples["reward"] += weighted
         samples["valid"] &= scores["valid"].fillna(value=False).astype(bool).to_numpy()
     samples["reward"] = samples["reward"].where(samples["valid"])
-    table = algorithm.advantages(cast("pd.DataFrame", samples[["sample_id", "prompt_id", "reward", "valid"]]))
+    single = [name for name in samples.columns if name.startswith("reward.")]
+    columns = ["sample_id", "prompt_id", "reward", "valid", *single]
+    table = algorithm.advantages(cast("pd.DataFrame", samples[columns]))
     if not any(table["used"]):
         raise ArtifactError("no sample can be trained on: every group has fewer scored samples than min_group_size")
     return table
@@ -102,56 +152,20 @@ def _order(table: pd.DataFrame, config: contracts.Update, seed: int, iteration: 
 
 def _copies(config: contracts.Update) -> list[str]:
     """The copies beside ``current`` that this policy carries on."""
-    return (["old"] if config.old_decay is not None else []) + (["ema"] if config.keeps_ema else [])
+    kept = {
+        "old": config.old_decay is not None,
+        "ema": config.keeps_ema,
+        "reference": config.reference != "base",
+    }
+    return [part for part, is_kept in kept.items() if is_kept]
 
 
-def _check_behaviour(request: Request, part: str) -> None:
-    """The weights that made the rollouts must be this policy's own ``part``: the loss reflects about exactly those."""
-    manifest = Artifact(request.one("policy")).manifest
-    own = manifest.part_content(part if manifest.has_part(part) else "current")
-    made_by = {Artifact(source).manifest.inputs["policy"][0].content for source in request.inputs["rollouts"]}
-    if made_by | {source.content for source in request.inputs["behaviours"]} != {own}:
+def _check_behaviours(request: Request) -> None:
+    """The weights given as behaviour must be those that made the rollouts: the loss compares with exactly those."""
+    made_by = [Artifact(source).manifest.inputs["policy"][0].content for source in request.inputs["rollouts"]]
+    given = [source.content for source in request.inputs["behaviours"]]
+    if made_by != given or len(set(given)) != 1:
         raise ConfigError(
-            f"the rollouts were not made by this policy's own {part!r} weights; no others can be trained on"
+            f"the rollouts were made by policies {[d[:12] for d in made_by]}, the behaviours given are "
+            f"{[d[:12] for d in given]}; one behaviour, the one that made them all, can be trained on"
         )
-
-
-class _Draws:
-    """Micro-batches of stored samples at random noise levels; every draw depends on the sample and the pass alone."""
-
-    def __init__(
-        self, request: Request, table: pd.DataFrame, sigmas: tuple[float, ...], num_times: int, group: Group
-    ) -> None:
-        self.key = (request.seed, request.iteration or 0)
-        self.sigmas, self.num_times, self.device = sigmas, num_times, group.device
-        used = table[table["used"]]
-        self.advantages = dict(zip(used["sample_id"], used["advantage"], strict=True))
-        self.prompts = dict(zip(used["sample_id"], used["prompt_id"], strict=True))
-        self.latents = _read_latents(request, set(self.advantages))
-        self.conditioning: dict[str, Conditioning] = embed.read(
-            request.one("embeddings"), sorted(set(self.prompts.values()))
-        )
-
-    def __call__(self, ids: list[str], epoch: int, time_index: int, weight: float) -> MicroBatch:
-        keys = [DrawKey(*self.key, epoch, sample_id) for sample_id in ids]
-        times = [random_times(self.sigmas, self.num_times, key)[time_index] for key in keys]
-        x_0 = torch.stack([self.latents[sample_id] for sample_id in ids])
-        noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, time_index) for key in keys])
-        batch = Batch(
-            x_0=x_0.to(self.device),
-            noise=noise.to(self.device),
-            t=torch.tensor(times, dtype=torch.float32, device=self.device),
-            advantages=torch.tensor([self.advantages[i] for i in ids], dtype=torch.float32, device=self.device),
-        )
-        return MicroBatch(batch, stack([self.conditioning[self.prompts[i]] for i in ids], self.device), weight)
-
-
-def _read_latents(request: Request, ids: set[str]) -> dict[str, Tensor]:
-    latents: dict[str, Tensor] = {}
-    for source in request.inputs["rollouts"]:
-        artifact = Artifact(source)
-        for name in shard_names(artifact):
-            for stored in read_shard(artifact, name):
-                if stored.sample_id in ids and stored.latents is not None:
-                    latents[stored.sample_id] = load_tensors(stored.latents)["latents"]
-    return latents

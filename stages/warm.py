@@ -22,7 +22,7 @@ import torch
 import transformers
 
 from cosmos_rl_core.processes import die_with_parent
-from stages import embed, evaluate, export, finetune, policy, report, reward, rollout, runner, update
+from stages import embed, encode, evaluate, export, finetune, policy, report, reward, rollout, runner, update
 
 PRELOADED = (
     diffusers,
@@ -34,6 +34,7 @@ PRELOADED = (
     torch,
     transformers,
     embed,
+    encode,
     evaluate,
     export,
     finetune,

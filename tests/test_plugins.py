@@ -2,13 +2,16 @@
 
 import ast
 import inspect
+import json
 import re
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 from cosmos_rl_core import pipelines, plugins
 from cosmos_rl_core.algorithms import _base as algorithms_base
@@ -32,6 +35,14 @@ def check_offers(plugin: type, protocol: type) -> None:
         if inspect.isfunction(method := vars(protocol).get(name)):
             found, expected = (list(inspect.signature(m).parameters) for m in (getattr(plugin, name), method))
             assert found == expected, f"{where}: {name} takes {found}, expected {expected}"
+
+
+def folder_of_pictures(folder: Path) -> str:
+    """What a dataset that reads files is given: two captioned images."""
+    for index, caption in enumerate(("a dog", "a cat")):
+        Image.new("RGB", (8, 8), (index, 0, 0)).save(folder / f"{index}.png")
+        (folder / f"{index}.json").write_text(json.dumps({"prompt": caption}), encoding="utf-8")
+    return str(folder)
 
 
 def options_of(kind: str, name: str, base: type[Section], key: str, **given: Any) -> Any:
@@ -61,6 +72,37 @@ def test_a_model_plugin_conforms(name: str):
     check_offers(found.return_annotation, models_base.Model)
 
 
+def batches_of(algorithm: Any, *, rewarded: bool) -> list[algorithms_base.Batch | algorithms_base.Transitions]:
+    """Three samples of every kind that the algorithm's loss takes."""
+    x_0, noise = torch.ones(2, 3, 2, 4, 4, device="cpu") * torch.tensor([1.0, -1.0], device="cpu").view(2, 1, 1, 1, 1)
+    advantages, half = torch.tensor([-1.0, 0.0, 1.0], device="cpu"), torch.full((3,), 0.5, device="cpu")
+    number = half.double()
+    numbers = {"t": number, "input_scale": number, "keep": number, "push": -number, "recall": number, "std": number}
+    transitions = algorithms_base.Transitions(
+        x=x_0, x_next=noise, history=x_0, **numbers, diffusion=number, log_prob=-number, advantages=advantages
+    )
+    plain = algorithms_base.Batch(x_0, noise, half, advantages if rewarded and not algorithm.transitions else None)
+    takes_plain = algorithm.needs_data or not algorithm.transitions
+    return [*([transitions] if algorithm.transitions else []), *([plain] if takes_plain else [])]
+
+
+def check_loss(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Transitions) -> None:
+    asked: list[str] = []
+    prediction = torch.full((3, 2, 4, 4), 0.5, device="cpu", requires_grad=True)
+
+    def velocity(part: str) -> torch.Tensor:
+        asked.append(part)
+        return prediction if part == "current" else torch.zeros_like(prediction)
+
+    loss = algorithm.loss(velocity, batch)
+    assert asked[-1] == "current"
+    assert set(asked) <= set(algorithm.roles)
+    assert loss.per_sample.shape == (3,)
+    assert loss.per_sample.requires_grad
+    assert loss.per_sample.dtype == torch.float32
+    assert all(value.shape == (3,) and not value.requires_grad for value in loss.metrics.values())
+
+
 @pytest.mark.parametrize("name", plugins.known("algorithms"))
 def test_an_algorithm_plugin_conforms(name: str):
     options = options_of("algorithms", name, AlgorithmOptions, "type", dataset={"name": "rendered_text"})
@@ -69,26 +111,13 @@ def test_an_algorithm_plugin_conforms(name: str):
     if options is None:
         pytest.skip("its settings have no defaults")
     algorithm = plugin(options)
-    assert algorithm.behaviour in {"current", "old"}
-    assert set(algorithm.roles) <= {"current", "old", "reference"}
+    assert algorithm.behaviour in {"current", "old", "reference"}
+    assert set(algorithm.roles) <= {"current", "old", "behaviour", "reference"}
     assert (algorithm.old_decay(0) is not None) == ("old" in {algorithm.behaviour, *algorithm.roles})
-    assert 1 <= algorithm.num_times(10) <= 10
-
-    asked: list[str] = []
-    prediction = torch.full((3, 2, 4, 4), 0.5, device="cpu", requires_grad=True)
-
-    def velocity(part: str) -> torch.Tensor:
-        asked.append(part)
-        return prediction if part == "current" else torch.zeros_like(prediction)
-
-    x_0, noise = torch.ones(2, 3, 2, 4, 4, device="cpu") * torch.tensor([1.0, -1.0], device="cpu").view(2, 1, 1, 1, 1)
-    advantages = torch.tensor([-1.0, 0.0, 1.0], device="cpu") if options.rewarded else None
-    loss = algorithm.loss(velocity, algorithms_base.Batch(x_0, noise, torch.full((3,), 0.5, device="cpu"), advantages))
-    assert asked[-1] == "current"
-    assert set(asked) <= set(algorithm.roles)
-    assert loss.per_sample.shape == (3,)
-    assert loss.per_sample.requires_grad
-    assert all(value.shape == (3,) and not value.requires_grad for value in loss.metrics.values())
+    assert 1 <= algorithm.num_times(20) <= 20
+    assert algorithm.transitions == bool(algorithm.train_on)
+    for batch in batches_of(algorithm, rewarded=options.rewarded):
+        check_loss(algorithm, batch)
 
     if options.rewarded:
         scored = {
@@ -124,21 +153,31 @@ def test_a_reward_plugin_conforms(name: str):
 
 
 @pytest.mark.parametrize("name", plugins.known("datasets"))
-def test_a_dataset_plugin_conforms(name: str):
-    options = options_of("datasets", name, DatasetOptions, "name")
+def test_a_dataset_plugin_conforms(name: str, tmp_path: Path):
     module = plugins.load("datasets", name)
-    assert hasattr(module, "prompts") or hasattr(module, "Media"), f"{module.__file__}:1: needs prompts or Media"
+    reads_folder = "local_dir" in module.Options.model_fields and module.Options.model_fields["local_dir"].is_required()
+    given = {"local_dir": folder_of_pictures(tmp_path)} if reads_folder else {}
+    options = options_of("datasets", name, DatasetOptions, "name", **given)
+    offered = ["prompts", *(["digest"] if hasattr(module, "Media") else [])]
+    for function in offered:
+        assert hasattr(module, function), f"{module.__file__}:1: needs {function}"
+        found = list(inspect.signature(getattr(module, function)).parameters)
+        assert found == ["options"], f"{module.__file__}:1: {function} takes {found}, expected ['options']"
     if hasattr(module, "Media"):
         check_offers(module.Media, datasets_base.Media)
     if options is None:
         pytest.skip("its settings have no defaults")
-    if hasattr(module, "prompts"):
-        prompts = module.prompts(options)
-        assert prompts == module.prompts(options)
-        assert len({prompt.id for prompt in prompts}) == len(prompts) > 0
-        assert all(re.fullmatch(r"[\w.-]+", prompt.id) for prompt in prompts)
+    prompts = module.prompts(options)
+    assert prompts == module.prompts(options)
+    assert len({prompt.id for prompt in prompts}) == len(prompts) > 0
+    assert all(re.fullmatch(r"[\w.-]+", prompt.id) for prompt in prompts)
     if hasattr(module, "Media"):
         forwards, backwards = module.Media(options), module.Media(options)
+        assert forwards.prompts == prompts
+        assert len(set(forwards.item_ids)) == len(forwards.item_ids) == len(forwards)
+        assert all(re.fullmatch(r"[\w.-]{1,80}", item_id) for item_id in forwards.item_ids)
+        assert re.fullmatch("|[0-9a-f]{64}", module.digest(options))
+        assert module.digest(options) == module.digest(options)
         indices = sorted({0, 1, len(forwards) // 2, len(forwards) - 1})
         first = {i: forwards.item(i) for i in indices}
         for i in reversed(indices):
@@ -146,7 +185,8 @@ def test_a_dataset_plugin_conforms(name: str):
             assert pixels.dtype == np.uint8
             assert pixels.ndim == 4
             np.testing.assert_array_equal(pixels, first[i][0])
-            assert prompt == first[i][1]
+            assert prompt == first[i][1] == forwards.prompt_of(i)
             assert prompt in forwards.prompts
-        with pytest.raises(IndexError):
-            forwards.item(len(forwards))
+        for read in (forwards.item, forwards.prompt_of):
+            with pytest.raises(IndexError):
+                read(len(forwards))

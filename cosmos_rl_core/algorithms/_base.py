@@ -7,14 +7,19 @@ class ``Algorithm``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import pandas as pd
 
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.sampling.transition import Coefficients, model_input
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
+
+    from cosmos_rl_core.config.policy import SolverConfig
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,84 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Transitions:
+    """A micro-batch of recorded sampler steps, one each; B samples. Raises ``ValueError`` at numbers not ``[B]``.
+
+    The sampler drew ``x_next`` from a normal of deviation ``std`` about ``keep x + push velocity + recall history``.
+    """
+
+    x: Tensor
+    """State that the step began at ``[B, ...]``, float32."""
+    x_next: Tensor
+    """State that it drew, the shape of ``x``."""
+    history: Tensor
+    """Estimate of x_0 by the step before, the shape of ``x``; zeros where the sampler looks back at nothing."""
+    t: Tensor
+    """Noise level that the model is told ``[B]`` in [0, 1]; like all numbers below, float64."""
+    input_scale: Tensor
+    """The model's input over the state ``[B]``: 1 for a flow, 1 - t for an EDM state."""
+    keep: Tensor
+    """Factor of ``x`` in the mean ``[B]``."""
+    push: Tensor
+    """Factor of the velocity in the mean ``[B]``."""
+    recall: Tensor
+    """Factor of ``history`` in the mean ``[B]``; 0 where it is unused."""
+    std: Tensor
+    """Standard deviation of the step's noise ``[B]``, above 0."""
+    diffusion: Tensor
+    """Diffusion coefficient of the sampler's SDE, ``std`` over the root of the step's length ``[B]``; NaN if none."""
+    log_prob: Tensor
+    """Log-density of ``x_next`` at the rollout ``[B]``: the mean over generated dimensions, nats."""
+    advantages: Tensor
+    """One number a sample ``[B]``, float32."""
+    mask: Tensor | None = None
+    """1 at generated dimensions, 0 at given ones, broadcasts to ``x``; None where all are generated."""
+
+    def __post_init__(self) -> None:
+        size = self.x.shape[0]
+        for name in _NUMBERS:
+            if tuple(getattr(self, name).shape) != (size,):
+                found = list(getattr(self, name).shape)
+                raise ValueError(f"{name}: needs one number a sample, shape [{size}]; found {found}")
+
+    @property
+    def per_sample(self) -> tuple[int, ...]:
+        """Shape that broadcasts a ``[B]`` tensor over the states."""
+        return (-1, *[1] * (self.x.ndim - 1))
+
+    @property
+    def x_t(self) -> Tensor:
+        """The model's input ``input_scale x``, float32, to the bit that of the rollout."""
+        return model_input(self.x, self.at)[0]
+
+    @property
+    def at(self) -> Coefficients:
+        """The steps as rows of their sampler's table."""
+        return Coefficients(*(getattr(self, name) for name in Coefficients._fields))
+
+
+_NUMBERS = (*Coefficients._fields, "log_prob", "advantages")
+"""Fields of :class:`Transitions` with one number a sample."""
+
+
+def trained_steps(train_on: tuple[int, ...], num_steps: int, order: Sequence[int]) -> tuple[int, ...]:
+    """The steps ``train_on`` of a sampler of ``num_steps``, ascending and each once.
+
+    A -1 stands for the next step of ``order``, a permutation of all, that is not listed.
+    Raises :class:`ConfigError` if there is no such step.
+    """
+    listed = {step for step in train_on if step >= 0}
+    unlisted = [step for step in order if step not in listed]
+    num_random = train_on.count(-1)
+    if max(listed, default=0) >= num_steps or num_random > len(unlisted):
+        raise ConfigError(
+            f"train_on = {list(train_on)} needs more than num_steps = {num_steps} steps; "
+            f"steps are 0 to {num_steps - 1}, and a -1 is one that is not listed"
+        )
+    return tuple(sorted([*listed, *unlisted[:num_random]]))
+
+
+@dataclass(frozen=True)
 class Loss:
     """Per-sample loss ``[B]`` (float32, with gradient) and numbers worth a curve, each ``[B]`` and detached."""
 
@@ -54,22 +137,40 @@ class Algorithm(Protocol):
     """Rewards to advantages, a loss, and what happens to the slow copies at the end of an iteration."""
 
     behaviour: str
-    """The policy part that generates rollouts: ``current`` or ``old``."""
+    """The policy part that generates rollouts: ``current``, ``old`` or ``reference``."""
     roles: tuple[str, ...]
-    """The policy parts that its loss asks for."""
+    """The policy parts that its loss asks for. The part ``behaviour`` is the weights that made the rollouts."""
+    transitions: bool
+    """Whether it trains on the sampler's recorded steps (:class:`Transitions`) instead of final latents."""
+    train_on: tuple[int, ...]
+    """The steps to record, for :func:`trained_steps`; empty without ``transitions``."""
+    needs_data: bool
+    """Whether its loss takes, beside the transitions, a :class:`Batch` of the dataset's media."""
+    use_same_seed: bool
+    """Whether all samples of a prompt start from the same noise."""
+
+    def check(self, sample: SolverConfig) -> None:
+        """Raise :class:`ConfigError` if it cannot train on rollouts of this sampler, or lacks what it trains on."""
+        ...
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
         """Advantages of scored samples: in, columns ``sample_id, prompt_id, reward, valid``; out, the same rows with
-        ``advantage`` (NaN where the sample is excluded) and ``used``. Never makes up a number for a failed sample."""
+        ``advantage`` (NaN where the sample is excluded) and ``used``. Never makes up a number for a failed sample,
+        unless an option asks for it. May read ``reward.<name>``, the weighted score of each reward, if it is there."""
         ...
 
     def num_times(self, num_steps: int) -> int:
-        """How many noise levels of a rollout's grid of ``num_steps`` each sample is trained on."""
+        """How many noise levels, or recorded steps, of a rollout of ``num_steps`` each sample is trained on."""
         ...
 
-    def loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
+    def loss(self, velocity: Callable[[str], Tensor], batch: Batch | Transitions) -> Loss:
         """``velocity(part)`` is the prediction at ``batch.x_t, batch.t`` of a policy part: ``current`` with gradient,
-        every other (``old``, ``reference``) without. Call ``current`` last."""
+        every other (``old``, ``behaviour``, ``reference``) without. Call ``current`` last. Takes only the kinds of
+        batch that ``transitions`` and ``needs_data`` announce."""
+        ...
+
+    def reference_after(self, iteration: int) -> Literal["base", "kept", "renewed"]:
+        """The reference of the policy after 0-based ``iteration``: the base model, the one it had before, or itself."""
         ...
 
     def old_decay(self, iteration: int) -> float | None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
+from cosmos_rl_core.algorithms._advantages import STD_FLOOR, centred, rewards_of
 from cosmos_rl_core.algorithms._base import Batch, Loss
 from cosmos_rl_core.config.train import RewardedOptions
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-_STD_FLOOR = 1e-4
-"""Added to the standard deviation of rewards."""
+    from cosmos_rl_core.config.policy import SolverConfig
+
 _WEIGHT_FLOOR = 1e-5
 """Smallest mean absolute error that a sample's squared error is divided by."""
 _DECAYS = {0: (0, 0.0, 0.0), 1: (0, 0.001, 0.5), 2: (75, 0.0075, 0.999)}
@@ -51,6 +52,10 @@ class Algorithm:
     """Rollouts by a slow ``old`` copy, which is also the centre that the loss reflects the trained velocity about."""
 
     behaviour = "old"
+    transitions = False
+    train_on = ()
+    needs_data = False
+    use_same_seed = False
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -58,7 +63,11 @@ class Algorithm:
     @property
     def roles(self) -> tuple[str, ...]:
         """The reference is read only where the loss weighs it."""
-        return ("current", "old", "reference") if self.options.kl_beta > 0 else ("current", "old")
+        return ("current", "behaviour", "reference") if self.options.kl_beta > 0 else ("current", "behaviour")
+
+    def check(self, sample: SolverConfig) -> None:
+        """Any sampler will do, if its grid has enough noise levels."""
+        self.num_times(sample.num_steps)
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
         """Rewards minus their prompt's mean, over a population standard deviation + 1e-4; NaN for excluded samples.
@@ -67,11 +76,8 @@ class Algorithm:
         dropped, though their scores still count in the global deviation. Equal rewards give exactly 0 and stay in use.
         Raises :class:`ArtifactError` if a sample marked valid has a reward that is not finite.
         """
-        valid = samples["valid"].to_numpy(bool)
-        rewards = np.where(valid, samples["reward"].to_numpy(np.float64, na_value=np.nan), np.nan)
-        broken = valid & ~np.isfinite(rewards)
-        if broken.any():
-            raise ArtifactError(f"valid samples without a finite reward: {', '.join(samples['sample_id'][broken])}")
+        rewards = rewards_of(samples, "reward")
+        valid = ~np.isnan(rewards)
         advantages, used = np.full(len(samples), np.nan), np.zeros(len(samples), dtype=bool)
         overall = _deviation(rewards[valid])
         for members in samples.groupby("prompt_id", sort=False).indices.values():
@@ -79,7 +85,7 @@ class Algorithm:
             if len(scored) < self.options.min_group_size:
                 continue
             deviation = overall if self.options.global_std else _deviation(rewards[scored])
-            advantages[scored] = _centred(rewards[scored]) / (deviation + _STD_FLOOR)
+            advantages[scored] = centred(rewards[scored]) / (deviation + STD_FLOOR)
             used[scored] = True
         return samples.assign(advantage=advantages, used=used)
 
@@ -101,7 +107,7 @@ class Algorithm:
         Raises ``ValueError`` unless there is one advantage a sample.
         """
         optimality = self._optimality(batch)
-        old = velocity("old").detach()
+        old = velocity("behaviour").detach()
         reference = velocity("reference").detach() if self.options.kl_beta > 0 else None
         current = velocity("current")
 
@@ -114,6 +120,10 @@ class Algorithm:
             metrics["kl"] = _mean((current - reference).square())
             total = policy + self.options.kl_beta * metrics["kl"]
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
+
+    def reference_after(self, iteration: int) -> Literal["base"]:
+        """The base model, for ever."""
+        return "base"
 
     def old_decay(self, iteration: int) -> float:
         """Decay of the old copy after 0-based ``iteration``: 0 makes it a plain copy of the current policy."""
@@ -128,12 +138,6 @@ class Algorithm:
             raise ValueError(f"needs one advantage a sample, shape [{size}]; found {found}")
         low, high = self.options.advantage_low, self.options.advantage_high
         return (advantages.clamp(low, high) / (2 * high) + 0.5).clamp(0, 1)
-
-
-def _centred(rewards: np.ndarray) -> np.ndarray:
-    """Rewards minus their mean, exactly 0 where all are equal: the mean of equal numbers can miss them by rounding."""
-    shifted = rewards - rewards.min()
-    return shifted - shifted.mean()
 
 
 def _deviation(rewards: np.ndarray) -> float:

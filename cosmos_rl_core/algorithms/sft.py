@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
+    from cosmos_rl_core.config.policy import SolverConfig
+
 
 class Options(SupervisedOptions):
     """Supervised fine-tuning."""
@@ -26,9 +28,16 @@ class Algorithm:
 
     behaviour = "current"
     roles = ("current",)
+    transitions = False
+    train_on = ()
+    needs_data = False
+    use_same_seed = False
 
     def __init__(self, options: Options) -> None:
         self.options = options
+
+    def check(self, sample: SolverConfig) -> None:
+        """It trains on no rollouts."""
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
         """There are no rewards: always raises :class:`ConfigError`."""
@@ -42,6 +51,10 @@ class Algorithm:
         """Mean over dimensions of ``(noise - x_0 - velocity) ** 2``, per sample ``[B]``."""
         per_sample = (batch.noise - batch.x_0 - velocity("current")).square().flatten(1).mean(1)
         return Loss(per_sample, {"velocity_error": per_sample.detach()})
+
+    def reference_after(self, iteration: int) -> Literal["base"]:
+        """The base model, for ever."""
+        return "base"
 
     def old_decay(self, iteration: int) -> None:
         """There is no old copy."""

@@ -20,6 +20,9 @@ class LaunchConfig(Section):
     """Ranks of a distributed stage."""
     stage_processes: dict[str, Annotated[int, Field(ge=1)]] = {}
     """Ranks of single stages where they differ, e.g. ``{rollout = 8}``."""
+    stage_gpus: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = {}
+    """GPUs of single stages, e.g. ``{update = [0, 1], rollout = [2, 3]}``; stages that run side by side need sets of
+    their own. Absent means all there are."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each process."""
     deterministic: bool = True

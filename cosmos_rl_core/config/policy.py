@@ -21,20 +21,59 @@ class LoraConfig(Section):
     model."""
 
 
-class SampleConfig(Section):
-    """How rollouts are sampled."""
+class SolverConfig(Section):
+    """From noise to a sample. The settings from ``sigma_max`` on are those of ``solver = "edm"`` alone."""
 
     num_steps: int = Field(default=10, ge=1)
     """Solver steps of a rollout. More is slower and truer to the model."""
-    eval_num_steps: int = Field(default=10, ge=1)
-    """Solver steps of an evaluation, taken by the stock pipeline with its own scheduler."""
     guidance_scale: float = Field(default=1.0, ge=1)
     """Classifier-free guidance weight; 1 turns guidance off and halves the cost of a step."""
-    solver: Literal["euler", "dpm2"] = "euler"
-    """``euler`` is first order; ``dpm2`` is DPM-Solver++ 2M, better on fine grids, over-dispersed on coarse ones."""
+    solver: Literal["euler", "dpm2", "flow_sde", "cps", "edm"] = "euler"
+    """Without noise: ``euler``, first order; ``dpm2``, DPM-Solver++ 2M, better on fine grids, over-dispersed on coarse
+    ones. With noise, which policy gradients need: ``flow_sde``, FlowGRPO's; ``cps``, which leaves less noise in the
+    sample; ``edm``, cosmos-rl's, on a grid of its own."""
+    noise_level: float = Field(default=0.7, gt=0)
+    """Noise of ``flow_sde`` and ``cps``: more explores further and blurs the samples. At most 1 for ``cps``."""
+    sigma_max: float = Field(default=200.0, gt=0)
+    """First sigma of the EDM grid."""
+    sigma_min: float = Field(default=0.01, gt=0)
+    """Last sigma of the EDM grid."""
+    s_churn: float = Field(default=1.0, ge=0)
+    """Noise added at each sigma: a lift by ``s_churn / (num_steps + 1)`` of it, at most by 0.095."""
+    s_noise: float = Field(default=1.0, ge=0)
+    """Factor of the added noise's deviation; 1 keeps the marginals."""
+    s_t_min: float = Field(default=0.0, ge=0)
+    """Sigma above which noise is added."""
+    s_t_max: float | None = Field(default=None, gt=0)
+    """Sigma below which noise is added; absent means no bound."""
+    solver_option: str = "2ab"
+    """``2ab``, second order multistep, or ``1euler``."""
 
 
-class DiffusersConfig(Section):
+class SampleConfig(SolverConfig):
+    """How rollouts and evaluations are sampled."""
+
+    eval_num_steps: int = Field(default=10, ge=1)
+    """Solver steps of an evaluation, taken by the stock pipeline with its own scheduler."""
+
+    @property
+    def rollout(self) -> SolverConfig:
+        """The settings of rollouts alone."""
+        return SolverConfig(**{name: getattr(self, name) for name in SolverConfig.model_fields})
+
+
+class TimeDensity(Section):
+    """Where supervised training, and the data term beside rewards, draw their noise levels."""
+
+    weighting_scheme: Literal["logit_normal", "uniform"] = "logit_normal"
+    """Density of the training times t in SFT, before the shift of the pipeline's own schedule."""
+    logit_mean: float = 0.0
+    """Mean of logit(t) before the shift; higher trains noisier times."""
+    logit_std: float = Field(default=1.0, gt=0)
+    """Standard deviation of logit(t) before the shift."""
+
+
+class DiffusersConfig(TimeDensity):
     """Sizes and numbers at the model's door."""
 
     inference_size: tuple[int, int] = (1024, 1024)
@@ -43,14 +82,13 @@ class DiffusersConfig(Section):
     """Frames of training clips and rollouts; 1 for images."""
     max_prompt_length: int = Field(default=300, ge=1)
     """Text tokens; longer prompts are cut."""
-    weighting_scheme: Literal["logit_normal", "uniform"] = "logit_normal"
-    """Density of the training times t in SFT, before the shift of the pipeline's own schedule."""
-    logit_mean: float = 0.0
-    """Mean of logit(t) before the shift; higher trains noisier times."""
-    logit_std: float = Field(default=1.0, gt=0)
-    """Standard deviation of logit(t) before the shift."""
     sample: SampleConfig = SampleConfig()
     """How rollouts are sampled."""
+
+    @property
+    def density(self) -> TimeDensity:
+        """The settings of noise levels alone."""
+        return TimeDensity(**{name: getattr(self, name) for name in TimeDensity.model_fields})
 
 
 class PolicyConfig(Section):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.config.logging import LoggingConfig
 from cosmos_rl_core.config.policy import PolicyConfig
 from cosmos_rl_core.config.train import AnyAlgorithm, AnyDataset, AnyReward, EmaConfig, OptimizerConfig, RewardedOptions
 from cosmos_rl_core.errors import ConfigError
@@ -23,6 +24,8 @@ class TrainConfig(OptimizerConfig, EmaConfig):
     """Every random draw of the run derives from it."""
     num_iterations: int = Field(ge=1, json_schema_extra={"identity": False})
     """How far to go; a run can be continued by raising it."""
+    staleness: int = Field(default=0, ge=0)
+    """Rollout k is sampled by policy k minus this. From 1 on rollout k + 1 runs beside update k: faster, off-policy."""
     train_batch_per_replica: int = Field(default=8, ge=1)
     """Samples of one iteration over all ranks, prompts times ``rollout.n_generation``; in SFT, of one step."""
     train_policy: AnyAlgorithm
@@ -38,6 +41,8 @@ class RolloutConfig(Section):
     """Samples in one forward pass. Memory and speed; also the last bits."""
     samples_per_shard: int = Field(default=32, ge=1)
     """Samples in one file: the unit that a retry keeps."""
+    store_budget_gb: float = Field(default=1000.0, gt=0, json_schema_extra={"identity": False})
+    """A plan whose rollouts would take more than this, in units of 10^9 bytes and without pictures, is refused."""
 
 
 class RewardConfig(Section):
@@ -79,6 +84,7 @@ class Recipe(Section):
     rewards: tuple[RewardConfig, ...] = ()
     validation: ValidationConfig | None = None
     launch: LaunchConfig = Field(default=LaunchConfig(), json_schema_extra={"identity": False})
+    logging: LoggingConfig = Field(default=LoggingConfig(), json_schema_extra={"identity": False})
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":

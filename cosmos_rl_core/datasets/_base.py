@@ -1,10 +1,12 @@
 """What a dataset plugin offers.
 
-A plugin file has a class ``Options`` (a :class:`DatasetOptions`) and one or both of ``prompts`` and ``Media``.
+A plugin file has a class ``Options`` (a :class:`DatasetOptions`) and the function ``prompts``. One that has media is a
+:class:`MediaPlugin`: it has a class ``Media`` and the function ``digest`` besides.
 """
 
 import hashlib
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 from pydantic import Field
@@ -31,9 +33,29 @@ class Media(Protocol):
 
     prompts: tuple[Prompt, ...]
     """Every prompt that an item can have."""
+    item_ids: tuple[str, ...]
+    """The id of each item: stable where items are added, safe as a file name."""
 
     def __len__(self) -> int: ...
 
+    def prompt_of(self, index: int) -> Prompt:
+        """The prompt of item ``index``, without its pixels. ``IndexError`` beyond the set."""
+        ...
+
     def item(self, index: int) -> tuple[np.ndarray, Prompt]:
         """Item ``index``: uint8 RGB pixels ``[frames, height, width, 3]`` (one frame for an image), and its prompt."""
+        ...
+
+
+class MediaPlugin(Protocol):
+    """The module of a dataset plugin that has media."""
+
+    Media: Callable[[Any], Media]
+
+    def prompts(self, options: Any) -> tuple[Prompt, ...]:
+        """Every prompt that an item can have. Raises one :class:`ConfigError` with every mistake in the set."""
+        ...
+
+    def digest(self, options: Any) -> str:
+        """Digest of the names and bytes of the files that it reads; "" where options alone decide every item."""
         ...

@@ -6,6 +6,7 @@ The default font is the one inside Pillow, so that pixels do not depend on the f
 
 import itertools
 from functools import cache
+from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 from pydantic import Field, model_validator
 
 from cosmos_rl_core import seeds
+from cosmos_rl_core.canonical import files_digest
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.errors import ConfigError
@@ -92,6 +94,13 @@ def words(options: Options) -> list[str]:
     return [word for index, word in enumerate(every) if (index in test) == (options.split == "test")]
 
 
+def digest(options: Options) -> str:
+    """Digest of the font files; "" with Pillow's own font. Raises :class:`ConfigError` if one is not there."""
+    if missing := [font for font in options.fonts if not Path(font).is_file()]:
+        raise ConfigError(f"cannot read font file {', '.join(missing)}: not a file")
+    return files_digest({font: Path(font) for font in options.fonts}) if options.fonts else ""
+
+
 class Media:
     """Images of the split's words with random access; word, colours, place and spoilage differ from item to item."""
 
@@ -99,17 +108,26 @@ class Media:
         self._options = options
         self._words = words(options)
         self.prompts = prompts(options)
+        self.item_ids = tuple(f"{index:08d}" for index in range(options.num_items))
 
     def __len__(self) -> int:
         return self._options.num_items
 
+    def prompt_of(self, index: int) -> Prompt:
+        """The prompt of item ``index``. ``IndexError`` beyond the set."""
+        return self.prompts[self._begin(index)[1]]
+
     def item(self, index: int) -> tuple[np.ndarray, Prompt]:
         """Item ``index``: uint8 RGB pixels ``[1, height, width, 3]``, and its prompt. ``IndexError`` beyond the set."""
+        rng, which = self._begin(index)
+        return draw(self._words[which], self._options, rng)[None], self.prompts[which]
+
+    def _begin(self, index: int) -> tuple[np.random.Generator, int]:
+        """The item's generator after its first draw, which is the word."""
         if not 0 <= index < len(self):
             raise IndexError(f"item {index} of a set of {len(self)}")
         rng = seeds.generator("rendered_text", self._options.split, index)
-        which = int(rng.integers(len(self._words)))
-        return draw(self._words[which], self._options, rng)[None], self.prompts[which]
+        return rng, int(rng.integers(len(self._words)))
 
 
 def draw(word: str, options: Options, rng: np.random.Generator) -> np.ndarray:

@@ -16,7 +16,8 @@ Conditioning = dict[str, Tensor]
 """What the transformer needs of a prompt, by name. One prompt: no batch dimension; stacked for a batch."""
 
 COMPONENTS = ("transformer", "vae", "text")
-"""What ``load`` can be asked for. Text encoders are needed by `embed` alone, the VAE by `rollout` and `finetune`."""
+"""What ``load`` can be asked for. Text encoders are needed by `embed` alone, the VAE by `rollout`, `encode` and
+`finetune`."""
 
 
 class Model(Protocol):

@@ -4,7 +4,6 @@ In each formula ``sigma_next`` is the level after ``sigma`` and ``dt = sigma_nex
 """
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
 
 from cosmos_rl_core.errors import ConfigError
@@ -96,7 +95,3 @@ def cps(schedule: Schedule, noise_level: float) -> Kernel:
 
 def _log_snr(sigma: float) -> float:
     return -math.inf if sigma == 1 else math.log((1 - sigma) / sigma)
-
-
-KERNELS: dict[str, Callable[[Schedule], Kernel]] = {"euler": euler, "dpm2": dpm2}
-"""The deterministic ones, by the name that ``policy.diffusers.sample.solver`` gives them."""

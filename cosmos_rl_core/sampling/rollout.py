@@ -1,12 +1,14 @@
 """The one loop that turns noise into samples."""
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cosmos_rl_core.sampling.kernel import Kernel, clean, log_prob, mean, model_input, square_error
+from cosmos_rl_core.sampling.kernel import Kernel
+from cosmos_rl_core.sampling.transition import Coefficients, clean, log_prob, mean, model_input, square_error
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,13 @@ class Trajectory:
     """The previous estimate of x_0, ``[B, ...]`` float32, by the recorded step that recalls it."""
     log_prob: dict[int, Tensor]
     """``[B]`` float64, nats a dimension, by the recorded step; none for a deterministic one."""
+
+
+def table_of(kernel: Kernel, device: torch.device) -> Coefficients:
+    """All steps as float64 tensors ``[num_steps]`` on ``device``."""
+    columns = [[getattr(step, name) for step in kernel.steps] for name in Coefficients._fields]
+    numbers = [[math.nan if value is None else value for value in column] for column in columns]
+    return Coefficients(*(torch.tensor(column, dtype=torch.float64, device=device) for column in numbers))
 
 
 def _no_draw(index: int) -> Tensor:
@@ -42,7 +51,7 @@ def sample(
     ``velocity(x_t, t)`` gets what the model is fed and the noise level of each sample, ``[B]``, both float32.
     ``draw(i)`` is the standard normal noise of step i, the shape and device of ``noise``; ``draw(-1)`` that of the
     start. ``record`` has the indices of the steps to keep. ``mask`` is 1 where a log-probability counts, see
-    :func:`~cosmos_rl_core.sampling.kernel.square_error`.
+    :func:`~cosmos_rl_core.sampling.transition.square_error`.
     A step is float64 and its result rounded to float32 before anything sees it: the log-probability is that of the
     rounded state, given rounded ones, hence of what can be stored.
     Raises ``ValueError`` for a stochastic kernel without ``draw`` and for a recorded step that the kernel lacks.
@@ -51,7 +60,7 @@ def sample(
         raise ValueError(f"steps {sorted(unknown)} cannot be recorded: there are {len(kernel.steps)}, from 0")
     x = _noised(noise.double() * kernel.start_std, kernel.start_churn_std, draw, -1)
     x_0: Tensor | None = None
-    table = kernel.table(x.device)
+    table = table_of(kernel, x.device)
     states: dict[int, Tensor] = {}
     history: dict[int, Tensor] = {}
     log_probs: dict[int, Tensor] = {}

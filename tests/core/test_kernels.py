@@ -13,9 +13,10 @@ from torch import Tensor
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.sampling.edm import edm
 from cosmos_rl_core.sampling.flow import cps, dpm2, euler, flow_sde
-from cosmos_rl_core.sampling.kernel import Coefficients, Kernel, clean, log_prob, mean, model_input, square_error
-from cosmos_rl_core.sampling.rollout import Trajectory, sample
+from cosmos_rl_core.sampling.kernel import Kernel
+from cosmos_rl_core.sampling.rollout import Trajectory, sample, table_of
 from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
+from cosmos_rl_core.sampling.transition import Coefficients, clean, log_prob, mean, model_input, square_error
 
 CPU = torch.device("cpu")
 SD3 = schedule_of(FlowMatchEulerDiscreteScheduler(shift=3.0), 10)
@@ -58,7 +59,7 @@ def rollout(kernel: Kernel, batch: int = 5, **options: Any) -> Trajectory:
 
 
 def rows(kernel: Kernel, *indices: int) -> Coefficients:
-    return kernel.table(CPU).at(torch.tensor(indices, device=CPU))
+    return table_of(kernel, CPU).at(torch.tensor(indices, device=CPU))
 
 
 def replay(trajectory: Trajectory, kernel: Kernel, samples: list[int], indices: list[int]) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ def loss_of(algorithm: Algorithm, batch: Batch, current: torch.Tensor, **parts: 
 def gradient_at_old(algorithm: Algorithm, batch: Batch, old: torch.Tensor) -> tuple[Loss, torch.Tensor]:
     """Loss, and its gradient at the current velocity, where current and old are the same."""
     current = old.clone().requires_grad_()
-    loss = loss_of(algorithm, batch, current, old=old)
+    loss = loss_of(algorithm, batch, current, behaviour=old)
     (gradient,) = torch.autograd.grad(loss.per_sample.sum(), current)
     return loss, gradient
 
@@ -67,13 +67,13 @@ def test_anything_but_one_advantage_a_sample_is_refused(shape: tuple[int, ...]):
     batch = batch_of([1.0, 2.0, 3.0])
     wrong = Batch(batch.x_0, batch.noise, batch.t, torch.zeros(shape, device=CPU))
     with pytest.raises(ValueError, match=r"one advantage a sample, shape \[3\]"):
-        loss_of(nft(), wrong, batch.noise, old=batch.noise)
+        loss_of(nft(), wrong, batch.noise, behaviour=batch.noise)
 
 
 def test_a_batch_without_advantages_is_refused():
     batch = batch_of(None)
     with pytest.raises(ValueError, match="found none"):
-        loss_of(nft(), batch, batch.noise, old=batch.noise)
+        loss_of(nft(), batch, batch.noise, behaviour=batch.noise)
 
 
 # ---- the loss, where current and old are the same
@@ -122,7 +122,7 @@ def test_the_gradient_does_not_depend_on_beta_and_the_loss_falls_with_it():
 def test_the_error_of_x_0_is_a_velocity_error_weighted_by_t_and_by_its_own_size():
     """L = t mean(a^2) / mean|a|, a the velocity's error; told apart by r = 1, which leaves only the positive branch."""
     batch, current = batch_of([5.0, 5.0]), normal(3, 2, 2, 3, 3)
-    loss = loss_of(nft(), batch, current, old=normal(2, 2, 2, 3, 3))
+    loss = loss_of(nft(), batch, current, behaviour=normal(2, 2, 2, 3, 3))
     wrong = (current - (batch.noise - batch.x_0)).flatten(1)
     assert torch.allclose(loss.per_sample, 5 * batch.t * wrong.square().mean(1) / wrong.abs().mean(1))
 
@@ -151,12 +151,14 @@ def test_the_loss_equals_its_definition_recomputed_in_float64(beta: float, video
     batch = batch_of([2.0, -8.0, 0.3, 5.0], x_0=normal(0, *shape, dtype=torch.float64), t=[0.0089, 0.3, 0.9, 1.0])
     current, old, ref = (normal(seed, *shape, dtype=torch.float64) for seed in (2, 3, 4))
     expected = reference_loss(batch, current.numpy(), old.numpy(), ref.numpy(), beta, 0.7)
-    loss = loss_of(nft(nft_beta=beta, kl_beta=0.7), batch, current, old=old, reference=ref)
+    loss = loss_of(nft(nft_beta=beta, kl_beta=0.7), batch, current, behaviour=old, reference=ref)
     assert loss.per_sample.tolist() == pytest.approx(expected, rel=1e-12)
 
     assert batch.advantages is not None
     single = Batch(batch.x_0.float(), batch.noise.float(), batch.t.float(), batch.advantages.float())
-    loss = loss_of(nft(nft_beta=beta, kl_beta=0.7), single, current.float(), old=old.float(), reference=ref.float())
+    loss = loss_of(
+        nft(nft_beta=beta, kl_beta=0.7), single, current.float(), behaviour=old.float(), reference=ref.float()
+    )
     assert loss.per_sample.dtype == torch.float32
     assert loss.per_sample.tolist() == pytest.approx(expected, rel=1e-5)
 
@@ -164,7 +166,7 @@ def test_the_loss_equals_its_definition_recomputed_in_float64(beta: float, video
 def test_the_weight_of_a_perfect_velocity_has_a_floor():
     """At a velocity error of 1e-6, t = 1: 1e-12 over 1e-5 instead of over 1e-6."""
     batch = batch_of([5.0], x_0=torch.zeros(1, 1, 1, 1, device=CPU), t=[1.0])
-    loss = loss_of(nft(), batch, batch.noise + 1e-6, old=batch.noise)
+    loss = loss_of(nft(), batch, batch.noise + 1e-6, behaviour=batch.noise)
     # the float32 sum of noise and 1e-6 is rounded, hence the wide tolerance
     assert float(loss.per_sample) == pytest.approx(5 * 1e-12 / 1e-5, rel=0.15)
 
@@ -173,7 +175,7 @@ def test_the_weight_carries_no_gradient():
     """With r = 1 and one dimension L = hi t a^2 / |a|: slope 2 hi t without the weight's gradient, hi t with it."""
     batch = batch_of([5.0], x_0=torch.zeros(1, 1, 1, 1, device=CPU), t=[0.5])
     current = (batch.noise + 2).requires_grad_()
-    loss = loss_of(nft(), batch, current, old=batch.noise)
+    loss = loss_of(nft(), batch, current, behaviour=batch.noise)
     (gradient,) = torch.autograd.grad(loss.per_sample.sum(), current)
     assert float(gradient) == pytest.approx(2 * 5 * 0.5, rel=1e-5)
 
@@ -189,7 +191,7 @@ def test_without_the_weight_the_optimum_is_the_known_one():
 
     def branch(current: torch.Tensor, advantage: float, wrong: torch.Tensor) -> torch.Tensor:
         given = Batch(batch.x_0, batch.noise, batch.t, batch.t * advantage)
-        return loss_of(nft(nft_beta=beta), given, current, old=zero + old).per_sample * wrong.detach().abs()
+        return loss_of(nft(nft_beta=beta), given, current, behaviour=zero + old).per_sample * wrong.detach().abs()
 
     def slope(v: float) -> float:
         current = (zero + v).requires_grad_()
@@ -213,7 +215,7 @@ def linear_gradient(advantages: list[float], mini_batch: int) -> torch.Tensor:
         cut = slice(start, start + mini_batch)
         part = Batch(whole.x_0[cut], whole.noise[cut], whole.t[cut], whole.advantages[cut])
         old = (part.x_t @ torch.eye(4, device=CPU)).detach()
-        loss_of(nft(), part, part.x_t @ weight, old=old).per_sample.sum().backward()
+        loss_of(nft(), part, part.x_t @ weight, behaviour=old).per_sample.sum().backward()
     assert weight.grad is not None
     return weight.grad
 
@@ -236,20 +238,22 @@ def test_the_size_of_the_micro_batch_does_not_change_the_total_gradient(mini_bat
 
 def test_equal_current_and_reference_have_no_kl():
     batch, current = batch_of([1.0]), normal(2, 1, 2, 3, 3)
-    loss = loss_of(nft(kl_beta=1.0), batch, current, old=normal(3, 1, 2, 3, 3), reference=current.clone())
+    loss = loss_of(nft(kl_beta=1.0), batch, current, behaviour=normal(3, 1, 2, 3, 3), reference=current.clone())
     assert loss.metrics["kl"].tolist() == [0]
     assert torch.equal(loss.per_sample.detach(), loss.metrics["policy_loss"])
 
 
 def test_the_loss_is_the_policy_loss_plus_kl_beta_times_the_squared_distance():
     batch, current = batch_of([1.0, -2.0]), normal(2, 2, 2, 3, 3)
-    loss = loss_of(nft(kl_beta=0.25), batch, current, old=current + 2, reference=current - 3)
+    loss = loss_of(nft(kl_beta=0.25), batch, current, behaviour=current + 2, reference=current - 3)
     assert loss.metrics["kl"].tolist() == pytest.approx([9, 9])
     assert loss.metrics["old_deviation"].tolist() == pytest.approx([4, 4])
     assert torch.allclose(loss.per_sample, loss.metrics["policy_loss"] + 0.25 * 9)
 
 
-@pytest.mark.parametrize(("kl_beta", "asked"), [(0.0, ["old", "current"]), (0.1, ["old", "reference", "current"])])
+@pytest.mark.parametrize(
+    ("kl_beta", "asked"), [(0.0, ["behaviour", "current"]), (0.1, ["behaviour", "reference", "current"])]
+)
 def test_the_reference_is_evaluated_only_if_it_counts_and_current_comes_last(kl_beta: float, asked: list[str]):
     batch, parts = batch_of([1.0]), []
     algorithm = nft(kl_beta=kl_beta)
@@ -260,7 +264,7 @@ def test_the_reference_is_evaluated_only_if_it_counts_and_current_comes_last(kl_
 
 def test_neither_old_nor_reference_nor_the_metrics_get_a_gradient():
     batch = batch_of([1.0])
-    parts = {name: normal(2, 1, 2, 3, 3).requires_grad_() for name in ("current", "old", "reference")}
+    parts = {name: normal(2, 1, 2, 3, 3).requires_grad_() for name in ("current", "behaviour", "reference")}
     loss = nft(kl_beta=1.0).loss(parts.__getitem__, batch)
     loss.per_sample.sum().backward()
     assert [name for name, value in parts.items() if value.grad is not None] == ["current"]

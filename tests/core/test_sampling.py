@@ -13,7 +13,7 @@ from diffusers.schedulers.scheduling_flow_match_heun_discrete import FlowMatchHe
 from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.sampling.flow import KERNELS, dpm2, euler
+from cosmos_rl_core.sampling.flow import dpm2, euler
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
@@ -54,7 +54,7 @@ def test_the_grid_of_sd3_is_the_known_one():
     assert (schedule.num_steps, schedule.sigmas[0], schedule.sigmas[-1]) == (10, 1, 0)
 
 
-@pytest.mark.parametrize("build", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("build", [euler, dpm2])
 def test_a_kernel_has_one_deterministic_step_for_each_level_but_the_last(build: Builder):
     kernel = build(Schedule((1.0, 0.25, 0.0)))
     assert [(step.index, step.t, step.input_scale, step.std) for step in kernel.steps] == [
@@ -161,7 +161,7 @@ def test_the_step_before_the_last_keeps_its_second_order():
     assert dpm2(sd3_schedule(10)).steps[8].recall == pytest.approx(-2.234, abs=1e-3)
 
 
-@pytest.mark.parametrize("build", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("build", [euler, dpm2])
 def test_a_single_data_point_is_hit_exactly_whatever_the_grid(build: Builder):
     point = torch.tensor([0.7, -1.3], device=CPU)
     x_0 = sample(lambda x, t: (x - point) / t.view(-1, 1), noise(4, 2), build(sd3_schedule(5))).latents
@@ -207,7 +207,7 @@ def test_the_velocity_sees_every_level_but_the_last_for_each_sample():
     assert {t.dtype for t in seen} == {torch.float32}
 
 
-@pytest.mark.parametrize("build", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("build", [euler, dpm2])
 def test_a_rollout_is_float32_without_gradient_and_leaves_its_noise_alone(build: Builder):
     scale = torch.nn.Parameter(torch.ones(1, device=CPU))
     start = noise(2, 3)

@@ -7,6 +7,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,14 @@ from tests.e2e.flow_process import AFTER_LAST_UPDATE, COLD, Flows, eventually
 
 SERVER_STARTUP_S = 120.0
 TWO_RANKS = (*COLD, "--set", "launch.processes=2")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep these tests on one worker: another would make the reference runs once more."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("e2e"))
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +83,7 @@ def copy_of(
     copies: list[Flows] = []
 
     def copy(flows: Flows) -> Flows:
-        copies.append(Flows(tmp_path_factory.mktemp("copy"), prefect_environment))
+        copies.append(Flows(tmp_path_factory.mktemp("copy"), prefect_environment, flows.recipe))
         shutil.copytree(flows.store, copies[-1].store)
         return copies[-1]
 

@@ -1,5 +1,7 @@
 """``cosmos-flows`` as people run it, in processes that a test can find again whatever became of their parents."""
 
+import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -13,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from cosmos_rl_core import store
+from flows.metrics import FILE
 from flows.plan import read_plan
 from flows.requests import Run
 from stages.artifacts import Artifact, input_of, standing
@@ -22,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 RECIPE = "tests/e2e/tiny.toml"
 RUN_ID = "tiny"
 MARK = "COSMOS_FLOWS_TEST"
+FORK_SERVER = "stages.warm"
 COLD = ("--set", "launch.mode=cold")
 POLICY_PARTS = ("current/", "old/", "ema/", "optimizer/", "schedule/")
 ITERATIONS = 3
@@ -37,8 +41,9 @@ def reference_root(folder: Path) -> Path:
 class Flows:
     """One store and the commands that work on it; all their processes carry a mark in their environment."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str], recipe: str = RECIPE) -> None:
         self.folder = folder
+        self.recipe = recipe
         self.store = str(folder / "store")
         self.root = reference_root(folder)
         self.mark = secrets.token_hex(8)
@@ -46,12 +51,13 @@ class Flows:
         self.temporary.mkdir(parents=True, exist_ok=True)
         self.environment = os.environ | environment | {MARK: self.mark, "TMPDIR": str(self.temporary)}
 
-    def start(self, *options: str) -> "Started":
+    def start(self, *options: str, process_group: int | None = None) -> "Started":
         """``cosmos-flows run`` on this store."""
-        return self.start_command("flows.cli", "run", RECIPE, "--store", self.store, "--run-id", RUN_ID, *options)
+        command = ("run", self.recipe, "--store", self.store, "--run-id", RUN_ID, *options)
+        return self.start_command("flows.cli", *command, process_group=process_group)
 
-    def start_command(self, module: str, *arguments: str) -> "Started":
-        """Any of our modules, as a process."""
+    def start_command(self, module: str, *arguments: str, process_group: int | None = None) -> "Started":
+        """Any of our modules, as a process; in a process group of its own if that is 0."""
         log = self.folder / f"{secrets.token_hex(4)}.txt"
         with log.open("wb") as file:
             process = subprocess.Popen(
@@ -61,6 +67,7 @@ class Flows:
                 stdout=file,
                 stderr=file,
                 env=self.environment,
+                process_group=process_group,
                 # A shell that starts the tests in the background has them ignore Ctrl-C, and every child with them.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
@@ -92,6 +99,15 @@ class Flows:
                     found.append(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
+        return found
+
+    def running(self, word: str) -> list[psutil.Process]:
+        """Those of them that have a word in their command line; forks have their server's."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if word in process.cmdline():
+                    found.append(process)
         return found
 
     def ranks(self) -> dict[int, psutil.Process]:
@@ -183,6 +199,12 @@ def final_policy(flows: Flows) -> dict[str, bytes]:
     return {name: artifact.read(name) for part in POLICY_PARTS for name in artifact.names(part)}
 
 
+def metrics(flows: Flows) -> list[dict[str, object]]:
+    """The lines of the run's ``metrics.jsonl``, without what took time."""
+    lines = [json.loads(line) for line in (flows.root / FILE).read_bytes().splitlines()]
+    return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
+
+
 def standing_manifests(flows: Flows) -> dict[str, Manifest]:
     """The standing manifest of every slot of the run."""
     slots = sorted({str(path.parent.relative_to(flows.root)) for path in flows.root.rglob("manifest.*.json")})
@@ -195,6 +217,7 @@ def require_same_run(flows: Flows, reference: Flows) -> None:
     policy, expected = final_policy(flows), final_policy(reference)
     assert {name.partition("/")[0] for name in policy} == {"current", "old", "ema", "optimizer", "schedule"}
     assert policy == expected
+    assert metrics(flows) == metrics(reference)
     ours, theirs = standing_manifests(flows), standing_manifests(reference)
     assert {slot: m.content for slot, m in ours.items()} == {slot: m.content for slot, m in theirs.items()}
     for slot in ours:

@@ -3,8 +3,10 @@
 import contextlib
 import os
 import random
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.processes import PARENT
+from flows.processes import WarmProcess, WarmServer
 from stages.artifacts import standing
 from tests.e2e.conftest import TWO_RANKS
 from tests.e2e.flow_process import (
     AFTER_LAST_UPDATE,
     COLD,
+    FORK_SERVER,
     MARK,
     Flows,
     eventually,
@@ -109,6 +115,77 @@ def test_a_flow_killed_right_after_an_invalidation_makes_the_next_generation(flo
     assert {path: after[path] for path in before} == before
     require_same_run(flows, reference)
     assert flows.nothing_is_left()
+
+
+def test_a_killed_fork_server_is_replaced_and_its_stage_tried_again(flows: Flows, reference: Flows) -> None:
+    flows.forget(REWARD)
+    before = flows.manifests()
+    run = flows.start()
+    run.wait_until(lambda: flows.markers(REWARD, 0))
+    (server,) = [process for process in flows.running(FORK_SERVER) if process.ppid() == run.process.pid]
+    server.kill()
+
+    said = run.finish()
+    assert "0001/reward-ocr ended (killed, exit code -9)" in said
+    assert "finished shards of an earlier attempt were adopted" in said
+    require_untouched(flows, before)
+    require_same_run(flows, reference)
+    assert flows.nothing_is_left()
+
+
+def test_a_flow_killed_while_its_fork_server_starts_leaves_no_process(flows: Flows) -> None:
+    flows.forget(REWARD)
+    run = flows.start()
+    run.wait_until(lambda: flows.running(FORK_SERVER))
+    run.kill()
+    # Less than the imports take.
+    assert eventually(lambda: not flows.processes(), 3)
+
+
+def test_forks_of_a_killed_server_are_known_to_have_ended_and_another_server_forks(tmp_path: Path) -> None:
+    # Opening it waits for a writer: a stage that works until it is killed.
+    endless = tmp_path / "endless.json"
+    os.mkfifo(endless)
+    broken = tmp_path / "broken.json"
+    broken.write_text("{}", encoding="utf-8")
+    log = tmp_path / "log.txt"
+
+    server = WarmServer(LaunchConfig())
+    try:
+        forks = [server.start([str(endless)], log) for _ in range(2)]
+        assert [fork.poll() for fork in forks] == [None, None]
+        psutil.Process(psutil.Process(forks[0].pid).ppid()).kill()
+        with pytest.raises(StageError) as error:
+            server.start([str(endless)], log)
+        assert error.value.kind == "killed"
+        assert _returncodes(forks, 10) == [-signal.SIGKILL] * 2
+        assert not server.alive
+    finally:
+        server.close()
+
+    another = WarmServer(LaunchConfig())
+    try:
+        assert _returncodes([another.start([str(broken)], log)], 30) == [64]
+        assert another.alive
+    finally:
+        another.close()
+
+
+def _returncodes(forks: list[WarmProcess], timeout_s: float) -> list[int | None]:
+    """How they ended; None where that is not known in time, be it that nobody says so or that asking blocks."""
+    found: list[int | None] = [None] * len(forks)
+
+    def ask() -> None:
+        for i, fork in enumerate(forks):
+            while found[i] is None:
+                found[i] = fork.poll()
+                time.sleep(0.01)
+
+    # A daemon, so that one that blocks does not keep the tests from ending.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(timeout_s)
+    return found
 
 
 def test_a_process_whose_parent_died_before_it_could_ask_to_die_with_it_ends_at_once(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from flows.metrics import FILE
 from stages.artifacts import invalidate, standing
 from stages.contracts import Request
-from tests.e2e.flow_process import COLD, ITERATIONS, Flows, Started, require_same_run, require_untouched
+from tests.e2e.flow_process import COLD, ITERATIONS, Flows, Started, metrics, require_same_run, require_untouched
 
 REWARD = "iterations/0002/reward-ocr"
 ROLLOUT = "iterations/0002/rollout"
@@ -30,12 +31,15 @@ def reward_of(flows: Flows) -> Request:
 
 
 def test_the_same_command_again_runs_nothing(flows: Flows, reference: Flows) -> None:
-    before = flows.manifests()
+    before, numbers = flows.manifests(), (flows.root / FILE).read_bytes()
     said = flows.run()
     # The embeddings stand too, beside the runs that share them.
     assert said.count("stands") == len(before) + 1
     require_untouched(flows, before)
     require_same_run(flows, reference)
+    assert (flows.root / FILE).read_bytes() == numbers
+    steps = [line["step"] for line in metrics(flows) if "train/loss_avg" in line]
+    assert steps == list(range(1, 2 * ITERATIONS + 1))
 
 
 def test_a_rerun_is_made_again_shows_in_the_status_and_leaves_equal_artifacts_below_alone(

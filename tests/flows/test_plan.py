@@ -40,7 +40,7 @@ def test_every_mistake_is_in_one_message(recipe, words):
         "train.train_policy.nft_betta: unknown key; did you mean 'nft_beta'?",
         "rollout.n_generation: Input should be greater than or equal to 2 (found 1)",
         "rewards.0.fn: unknown reward 'pikscore'; known: jpeg, ocr",
-        "validation.dataset: unknown dataset 'oc'; did you mean 'ocr'? known: ocr, rendered_text",
+        "validation.dataset: unknown dataset 'oc'; did you mean 'ocr'? known: local, ocr, rendered_text",
         "train.train_batch_per_replica = 8 is not a multiple of train.train_policy.batch_size_per_optimize = 3",
         "'/no/such/base' is not a directory here",
         "ocr cannot score 2 prompts: ",
@@ -86,7 +86,10 @@ def test_a_valid_recipe_is_checked_against_the_world_at_once(recipe, words):
         (("line_width = 96", "line_widht = 96"), "rewards.0.fn.line_widht: unknown key; did you mean 'line_width'?"),
         (("line_width = 96", "line_width = 9"), "rewards.0.fn.line_width: Input should be greater than or equal to 48"),
         (('"nft"', '"nfft"'), "train.train_policy: unknown algorithm 'nfft'; did you mean 'nft'? known: "),
-        (('name = "ocr"\n', 'name = "nothing"\n'), "train.train_policy.dataset: unknown dataset 'nothing'; known: ocr"),
+        (
+            ('name = "ocr"\n', 'name = "nothing"\n'),
+            "train.train_policy.dataset: unknown dataset 'nothing'; known: local, ocr",
+        ),
         (('type = "nft"\n', ""), "train.train_policy: needs `type`; known: "),
         (("optm_lr = 1e-3", "optm_lr = nan"), "train.optm_lr: "),
         (("num_iterations = 2", "num_iterations = 2.5"), "train.num_iterations: Input should be a valid integer"),
@@ -108,6 +111,23 @@ def test_a_recipe_that_is_not_there_is_said_to_be_missing(tmp_path):
 def test_a_prompt_that_a_file_says_twice_is_one_prompt(recipe, words):
     words('say "K7"', 'say "AB"', '  say "K7"  ')
     assert [prompt.text for prompt in plan_of(Settings(recipe())).prompts] == ['say "K7"', 'say "AB"']
+
+
+@pytest.mark.parametrize(
+    ("replacement", "expected"),
+    [
+        (("lora = { r = 2 }", 'lora = { target_modules = ["to_q", "to_x"] }'), "ends in to_x; it has "),
+        (("[rollout]", "[policy.diffusers]\ninference_size = [32, 60]\n[rollout]"), "must be multiples of 8 pixels"),
+        (("[rollout]", "[policy.diffusers]\ntrain_frames = 5\n[rollout]"), "train_frames = 5: this model makes images"),
+        (
+            ("[rollout]", "[rollout]\nstore_budget_gb = 1e-6"),
+            "the rollouts would take 0.067 GB (16 samples of 4.2 MB), more than rollout.store_budget_gb = 1e-06",
+        ),
+    ],
+)
+def test_what_the_models_files_tell_is_checked_before_anything_starts(recipe, words, replacement, expected):
+    words('say "K7"', 'say "AB"')
+    assert expected in mistakes_of(recipe(replacement))
 
 
 def test_validation_prompts_that_are_trained_on_are_refused(recipe, words, tmp_path):

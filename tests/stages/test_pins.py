@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.datasets import rendered_text
 from flows.requests import Run
-from stages.contracts import STAGES, Request
+from stages.contracts import STAGES, Encode, MediaShape, Request
 from stages.manifest import Manifest
 from tests.stages.conftest import make, make_run
 
@@ -60,6 +61,10 @@ def all_stages(tmp_path: Path) -> dict[str, Manifest]:
     supervised: Run = make_run(tmp_path, recipe(sft, from_scratch=True), "sft")
     make(supervised.policy(), tmp_path)
     make(supervised.embed(), tmp_path)
+    media = MediaShape(size=(32, 64), frames=1)
+    dataset = rendered_text.Options(num_items=12)
+    encode = Encode(model=run.plan.model, dataset=dataset, dataset_digest="", media=media, items_per_shard=8)
+    step(Request(stage="encode", slot=supervised.slot("encode"), seed=0, config=encode))
     step(supervised.finetune(0))
     return made
 

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from cosmos_rl_core import shards
+from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError
 from stages import contracts, report
@@ -84,10 +85,8 @@ def score_files(table: pd.DataFrame) -> dict[str, bytes]:
 
 
 def rollout_config() -> contracts.Rollout:
-    numbers: dict[str, Any] = {"n_generation": 3, "num_steps": 2, "guidance_scale": 1.0, "batch_size": 2}
-    return contracts.Rollout(
-        model=MODEL, lora=None, prompts=TRAIN, media=SHAPE, solver="euler", samples_per_shard=2, **numbers
-    )
+    numbers: dict[str, Any] = {"n_generation": 3, "sample": SolverConfig(num_steps=2), "batch_size": 2}
+    return contracts.Rollout(model=MODEL, lora=None, prompts=TRAIN, media=SHAPE, samples_per_shard=2, **numbers)
 
 
 def evaluate_config() -> contracts.Evaluate:
@@ -110,7 +109,8 @@ def update_config(k: int) -> contracts.Update:
     )  # fmt: skip
     return contracts.Update.model_validate(
         {
-            "model": MODEL, "lora": None, "gradient_checkpointing": False, "num_steps": 2, "steps": steps,
+            "model": MODEL, "lora": None, "gradient_checkpointing": False, "steps": steps,
+            "sample": {"num_steps": 2},
             "algorithm": {"type": "nft", "dataset": {"name": "rendered_text"}}, "reward_weights": {"jpeg": 1.0},
             "keeps_ema": False, "old_decay": 0.0,
         }

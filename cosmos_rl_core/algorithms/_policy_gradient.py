@@ -1,0 +1,318 @@
+"""Policy gradients on a sampler's stochastic steps: DDRL (arXiv:2512.04332) and FlowGRPO (arXiv:2505.05470).
+
+Each step draws from a normal whose mean is linear in the velocity, so that the likelihood of a recorded step under any
+weights is known in closed form. The two algorithms differ in their defaults only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, field_validator, model_validator
+
+from cosmos_rl_core.algorithms._advantages import group_advantages, rewards_of
+from cosmos_rl_core.algorithms._base import Batch, Loss, Transitions, trained_steps
+from cosmos_rl_core.config.train import AnyDataset, RewardedOptions
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.sampling.solvers import planned_kernel
+from cosmos_rl_core.sampling.transition import log_prob, mean, square_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from cosmos_rl_core.config.policy import SolverConfig
+
+_HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
+
+
+class PolicyGradientOptions(RewardedOptions):
+    """What both algorithms offer. The defaults are the exact log-density, mean over dimensions, and the exact KL.
+
+    cosmos-rl's arithmetic: ``ratio_mode = "unnormalised"``, ``kl_mode = "unnormalised"``, ``parity_advantages = true``.
+    FlowGRPO's: ``kl_mode = "flow_grpo"``, ``logp_old = "stored"``, ``loss_scale = 1``, ``global_std = true`` (up to the
+    bias of its deviation).
+    """
+
+    train_on: tuple[int, ...]
+    """Steps of the sampler to train on, from 0; -1 is a random one that is not listed, anew for every prompt."""
+    clip_ratio: float = Field(default=1e-4, gt=0, lt=1)
+    """Distance of the ratio from 1 beyond which a step is not pushed further. Its unit is that of ``ratio_mode``."""
+    kl_beta: float = Field(ge=0)
+    """Weight of the distance to the reference; 0 saves its forward pass."""
+    data_beta: float = Field(ge=0)
+    """Weight of the diffusion loss on the dataset's media; 0 needs no media."""
+    data: AnyDataset | None = None
+    """The media of that diffusion loss; their captions may be prompts of the rollouts, or not."""
+    loss_scale: float = Field(default=10.0, gt=0)
+    """Factor of the whole loss. Adam divides it out again; it moves the gradient against ``optm_grad_norm_clip``."""
+    ratio_mode: Literal["mean_logp", "sum_logp", "unnormalised"] = "mean_logp"
+    """Logarithm of the ratio: per dimension, true (the sum over dimensions), or cosmos-rl's, which leaves out the
+    division by twice the variance and so weighs noisy steps most."""
+    kl_mode: Literal["exact", "flow_grpo", "unnormalised"] = "exact"
+    """Distance to the reference per dimension: the KL divergence, FlowGRPO's (the KL divergence times the length of
+    the step), or cosmos-rl's squared distance of the means."""
+    logp_old: Literal["recompute", "stored"] = "recompute"
+    """Where the ratio's denominator comes from. Recomputed, it is exactly 1 at the weights that made the rollout;
+    stored, differences between rollout and update in rounding count as change."""
+    max_logp_drift: float = Field(default=5e-5, gt=0)
+    """Largest difference of stored and recomputed log-density, nats per dimension; beyond it the update fails, because
+    it does not see what the rollout did. Half the default ``clip_ratio``."""
+    max_drift: float | None = Field(default=None, gt=0)
+    """Mean ``approx_kl`` of an optimizer step beyond which the pass over the rollout stops; absent means never."""
+    on_policy: bool = True
+    """Rollouts by the current policy; false makes them by the reference."""
+    update_ref_every_iter: int = Field(default=0, ge=0)
+    """Iterations after which the reference becomes a copy of the current policy; 0 keeps the base model."""
+    use_same_seed: bool = False
+    """Give all samples of a prompt the same initial noise, so that they differ by the sampler's draws only."""
+    use_rl_sigma_and_noise: bool = True
+    """Noise the media by the level of the trained step and the initial noise of its rollout; false draws both."""
+    data_on_first_only: bool = False
+    """Add the diffusion loss at the first trained step of each sample only, which makes it that much smaller."""
+    text_dropout: float = Field(default=0.2, ge=0, le=1)
+    """Share of the media, in the diffusion loss only, whose prompt is replaced by the empty one."""
+    min_num_conditional_frames: int = Field(default=0, ge=0)
+    """Fewest given latent frames at the start of a video; only 0 so far."""
+    max_num_conditional_frames: int = Field(default=0, ge=0)
+    """Most given latent frames at the start of a video; only 0 so far."""
+    global_std: bool = False
+    """Divide advantages by the deviation of all rewards of the iteration instead of the prompt's own."""
+    min_group_size: int = Field(default=2, ge=2)
+    """Prompts with fewer scored samples than this are left out of the update."""
+    reward_average: bool = True
+    """Average the advantages of the rewards, of whose weights then only the signs count; false takes the advantages
+    of their weighted sum."""
+    exp_reward: bool = False
+    """Replace an advantage A by -exp(-A), the transformation of DDRL's paper: negative, steep for bad samples."""
+    adv_clip_min: float = Field(default=-5.0, le=0)
+    """Advantages are cut off below this, after ``exp_reward``."""
+    adv_clip_max: float = Field(default=5.0, gt=0)
+    """Advantages are cut off above this, after ``exp_reward``."""
+    parity_advantages: bool = False
+    """Do as cosmos-rl: train on failed samples too, as if each had its prompt's mean reward, which shrinks the
+    deviation; and let ``exp_reward`` give -1 to prompts of equal rewards. For comparisons only."""
+
+    @field_validator("train_on")
+    @classmethod
+    def _each_step_once(cls, train_on: tuple[int, ...]) -> tuple[int, ...]:
+        listed = [step for step in train_on if step != -1]
+        if not train_on or min(train_on) < -1 or len(set(listed)) != len(listed):
+            raise ValueError("needs at least one step, each once and from 0; -1 is a random step, any number of times")
+        return train_on
+
+    @field_validator("min_num_conditional_frames", "max_num_conditional_frames")
+    @classmethod
+    def _nothing_given(cls, frames: int) -> int:
+        if frames != 0:
+            raise ValueError(f"{frames} is not possible yet: no model here takes conditional frames; leave it at 0")
+        return frames
+
+    @model_validator(mode="after")
+    def _reference_is_read(self) -> Self:
+        if self.update_ref_every_iter > 0 and self.kl_beta == 0 and self.on_policy:
+            raise ValueError(
+                f"update_ref_every_iter = {self.update_ref_every_iter} renews a reference that nothing reads; "
+                "set kl_beta above 0, on_policy = false, or leave it at 0"
+            )
+        return self
+
+
+class Algorithm:
+    """A clipped policy gradient at every trained step, a distance to the reference, a diffusion loss on media."""
+
+    transitions = True
+
+    def __init__(self, options: PolicyGradientOptions) -> None:
+        self.options = options
+
+    @property
+    def behaviour(self) -> str:
+        """What ``on_policy`` says."""
+        return "current" if self.options.on_policy else "reference"
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The reference is read only where the loss weighs it."""
+        return ("current", "behaviour", "reference") if self.options.kl_beta > 0 else ("current", "behaviour")
+
+    @property
+    def train_on(self) -> tuple[int, ...]:
+        """The option of this name."""
+        return self.options.train_on
+
+    @property
+    def needs_data(self) -> bool:
+        """Media are read only where the loss weighs them."""
+        return self.options.data_beta > 0
+
+    def check(self, sample: SolverConfig) -> None:
+        """Every trained step must be one with noise, and the diffusion loss needs media."""
+        kernel, options = planned_kernel(sample), self.options
+        kernel.check_trainable(step for step in options.train_on if step != -1)
+        trained_steps(options.train_on, len(kernel.steps), kernel.trainable)
+        if self.needs_data and options.data is None:
+            raise ConfigError(
+                f"data_beta = {options.data_beta} weighs the diffusion loss on media: name them in "
+                "[train.train_policy.data], or set data_beta = 0"
+            )
+
+    def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
+        """Advantages of scored samples, by :func:`group_advantages`, then ``exp_reward``, then the bounds.
+
+        With ``reward_average`` and columns ``reward.<name>``: the unweighted mean over them; else those of ``reward``.
+        Prompts whose advantages are all 0 say nothing and stay at 0 under ``exp_reward``. ``parity_advantages`` uses
+        failed samples, but not of prompts with fewer than ``min_group_size`` scored ones: without any score, even their
+        mean would be made up. Raises :class:`ArtifactError` if a valid sample has a reward that is not finite.
+        """
+        options, prompt_ids = self.options, samples["prompt_id"].to_numpy()
+        single = [name for name in samples.columns if name.startswith("reward.")] if options.reward_average else []
+        by_reward = [
+            group_advantages(
+                rewards_of(samples, column),
+                prompt_ids,
+                min_group_size=options.min_group_size,
+                global_std=options.global_std,
+                fill=options.parity_advantages,
+            )
+            for column in single or ["reward"]
+        ]
+        advantages = np.mean(by_reward, axis=0)
+        if options.exp_reward:
+            transformed = _told_apart(advantages, prompt_ids) | options.parity_advantages
+            advantages = np.where(transformed, -np.exp(-advantages), advantages)
+        advantages = np.clip(advantages, options.adv_clip_min, options.adv_clip_max)
+        return samples.assign(advantage=advantages, used=~np.isnan(advantages))
+
+    def num_times(self, num_steps: int) -> int:
+        """How many steps ``train_on`` lists. Raises :class:`ConfigError` if a sampler of ``num_steps`` lacks one."""
+        return len(trained_steps(self.options.train_on, num_steps, range(num_steps)))
+
+    def loss(self, velocity: Callable[[str], Tensor], batch: Batch | Transitions) -> Loss:
+        """Times ``loss_scale``, float32 ``[B]``: of transitions, the policy loss plus ``kl_beta`` times the distance to
+        the reference; of a :class:`Batch` of media, ``data_beta`` times the diffusion loss.
+
+        At the weights that made the rollout the policy loss is minus the advantage: watch the gradient's effect, not
+        the loss. Metrics are as computed, before any weight. Those of transitions are float64: ``policy_loss``,
+        ``ratio``, ``clipped`` (1 where the clip leaves no gradient) and ``approx_kl`` in the unit of ``ratio_mode``;
+        ``log_ratio`` in nats and ``log_ratio_per_dim`` whatever the mode; ``logp_drift`` in nats per dimension; ``kl``
+        if ``kl_beta`` > 0. Media have ``data_loss``.
+        Raises ``ValueError`` at a step without noise, and :class:`ConfigError` if ``kl_mode`` needs a diffusion
+        coefficient that the sampler does not have.
+        """
+        return self._data_loss(velocity, batch) if isinstance(batch, Batch) else self._policy_loss(velocity, batch)
+
+    @property
+    def use_same_seed(self) -> bool:
+        """The option of this name."""
+        return self.options.use_same_seed
+
+    def reference_after(self, iteration: int) -> Literal["base", "kept", "renewed"]:
+        """What ``update_ref_every_iter`` says."""
+        every = self.options.update_ref_every_iter
+        return "base" if every == 0 else "kept" if (iteration + 1) % every else "renewed"
+
+    def old_decay(self, iteration: int) -> None:
+        """There is no old copy."""
+
+    def _data_loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
+        """Squared error of the velocity, weighted by ``t^2 + (1 - t)^2``.
+
+        That is EDM's weight ``(1 + sigma^2) / sigma^2`` of the error of x_0, at ``sigma = t / (1 - t)`` and data of
+        deviation 1. Source: EDM, arXiv:2206.00364, table 1.
+        """
+        error = velocity("current") - (batch.noise - batch.x_0)
+        per_sample = (batch.t.square() + (1 - batch.t).square()) * _mean(error.square(), None)
+        scaled = self.options.loss_scale * self.options.data_beta * per_sample
+        return Loss(scaled.float(), {"data_loss": per_sample.detach()})
+
+    def _policy_loss(self, velocity: Callable[[str], Tensor], batch: Transitions) -> Loss:
+        options = self.options
+        if not bool((batch.std > 0).all()):
+            raise ValueError("a step without noise has no density; leave it out of train_on")
+        behaviour = _mean_of(batch, velocity("behaviour").detach())
+        reference = _mean_of(batch, velocity("reference").detach()) if options.kl_beta > 0 else None
+        current = _mean_of(batch, velocity("current"))
+
+        gain = self._gain(batch, current, behaviour)
+        per_dim = gain / (2 * batch.std.square())
+        total = per_dim * _num_dims(batch.x, batch.mask)
+        log_ratio = {"mean_logp": per_dim, "sum_logp": total, "unnormalised": gain}[options.ratio_mode]
+        policy, clipped = _clipped(log_ratio, batch.advantages.double(), options.clip_ratio)
+        metrics = {
+            "policy_loss": policy,
+            "log_ratio": total,
+            "log_ratio_per_dim": per_dim,
+            "ratio": log_ratio.exp(),
+            "ratio_squared": (2 * log_ratio).exp(),
+            "clipped": clipped,
+            # ratio - 1 - ln ratio, in a form that keeps its digits at ratios near 1
+            "approx_kl": log_ratio.expm1() - log_ratio,
+            "logp_drift": (batch.log_prob - _log_prob(batch, behaviour)).abs(),
+        }
+        loss = policy
+        if reference is not None:
+            metrics["kl"] = self._kl(batch, current, reference)
+            loss = policy + options.kl_beta * metrics["kl"]
+        return Loss((options.loss_scale * loss).float(), {name: value.detach() for name, value in metrics.items()})
+
+    def _gain(self, batch: Transitions, current: Tensor, behaviour: Tensor) -> Tensor:
+        """By how much ``x_next`` is nearer to the current mean than to the behaviour's, squared, float64 ``[B]``."""
+        if self.options.logp_old == "stored":
+            stored = -2 * batch.std.square() * (batch.log_prob + batch.std.log() + _HALF_LOG_2_PI)
+            return stored - square_error(batch.x_next, current, batch.mask)
+        # factored, so that equal means give exactly 0 and near ones keep their digits
+        return _mean((current - behaviour) * (2 * batch.x_next.double() - current - behaviour), batch.mask)
+
+    def _kl(self, batch: Transitions, current: Tensor, reference: Tensor) -> Tensor:
+        """Squared distance of two means, per dimension, in the unit of ``kl_mode``: float64 ``[B]``.
+
+        FlowGRPO divides by the variance of the noise per unit of time instead of that of the step.
+        """
+        square, mode = _mean((current - reference).square(), batch.mask), self.options.kl_mode
+        if mode == "unnormalised":
+            return square
+        if mode == "flow_grpo" and bool(batch.diffusion.isnan().any()):
+            raise ConfigError("kl_mode = 'flow_grpo' needs a sampler with a diffusion coefficient; choose 'exact'")
+        return square / (2 * (batch.std if mode == "exact" else batch.diffusion).square())
+
+
+def _told_apart(advantages: np.ndarray, prompt_ids: np.ndarray) -> np.ndarray:
+    """Whether any sample of the prompt has an advantage other than 0, for each sample."""
+    differs = pd.Series(np.nan_to_num(advantages) != 0)
+    return differs.groupby(prompt_ids).transform("any").to_numpy()
+
+
+def _clipped(log_ratio: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """``max(-A ratio, -A clip(ratio, 1 - clip, 1 + clip))``, and 1 where the bound holds and leaves no gradient.
+
+    Both float64 ``[B]``. Source: PPO, arXiv:1707.06347, equation 7, with the sign of a loss.
+    """
+    # bounded before the exponential, so that a ratio beyond float64 is clipped like any other instead of giving NaN
+    above, below = log_ratio.clamp(max=math.log1p(clip)), log_ratio.clamp(min=math.log1p(-clip))
+    bounded = above.where(advantages >= 0, below)
+    return -advantages * bounded.exp(), ((bounded != log_ratio) & (advantages != 0)).double()
+
+
+def _mean_of(batch: Transitions, velocity: Tensor) -> Tensor:
+    return mean(batch.x, velocity, batch.history, batch.at)
+
+
+def _log_prob(batch: Transitions, mean: Tensor) -> Tensor:
+    return log_prob(square_error(batch.x_next, mean, batch.mask), batch.std)
+
+
+def _mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over the generated dimensions: ``[B, ...] -> [B]``."""
+    if mask is None:
+        return values.flatten(1).mean(1)
+    return (values * mask).flatten(1).sum(1) / _num_dims(values, mask)
+
+
+def _num_dims(values: Tensor, mask: Tensor | None) -> Tensor | int:
+    """Generated dimensions of each sample."""
+    return values[0].numel() if mask is None else mask.double().expand_as(values).flatten(1).sum(1)

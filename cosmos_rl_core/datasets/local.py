@@ -1,0 +1,256 @@
+"""A folder of images or videos with captions, in one of two layouts, told apart by looking.
+
+Flat: ``<stem>.json``, an object whose ``prompt`` is the caption (its other keys are not read), beside the medium of the
+same stem. Folders: media in ``images/`` or ``videos/``, the caption as text in ``metas/<stem>.txt``. Hidden files and
+files of other extensions do not count. An item's id is its stem, and items are sorted by it.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+import av
+import numpy as np
+from PIL import Image, ImageOps
+from pydantic import Field, model_validator
+
+from cosmos_rl_core.canonical import files_digest
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.datasets._base import Prompt, prompt_id
+from cosmos_rl_core.errors import ConfigError
+
+IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
+VIDEOS = frozenset({".mp4", ".mkv", ".mov", ".webm"})
+FOLDERS = ("images", "videos")
+MAX_MISTAKES = 50
+"""Mistakes that are named; of more, only the number is given."""
+
+_ITEM_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    SyntaxError,
+    IndexError,
+    Image.DecompressionBombError,
+    av.FFmpegError,
+)
+"""What Pillow and FFmpeg raise on a damaged file."""
+
+
+class Options(DatasetOptions):
+    """Which folder, and what its media are cut to."""
+
+    name: Literal["local"] = "local"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    local_dir: str = Field(json_schema_extra={"identity": False})
+    """The folder. Where it lies is no part of what a run is: the digest of its files is."""
+    size: tuple[int, int] = (1024, 1024)
+    """Height and width in pixels. A medium is scaled until it just covers them; what sticks out is cut off evenly."""
+    frames: int = Field(default=1, ge=1)
+    """Frames of an item: the first ones of a video, at its own frame rate. 1 for images."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if min(self.size) < 1:
+            raise ValueError(f"size must be positive, got {list(self.size)}")
+        return self
+
+
+@dataclass(frozen=True)
+class _Item:
+    item_id: str
+    medium: Path
+    prompt: Prompt
+
+
+def prompts(options: Options) -> tuple[Prompt, ...]:
+    """The captions, in the order of the items, each once. Reads and decodes everything.
+
+    Raises one :class:`ConfigError` with every mistake: media or captions without the other, captions and media that
+    cannot be read, videos that are too short, names that cannot be ids.
+    """
+    return _prompts(_items(options, decode=True))
+
+
+def digest(options: Options) -> str:
+    """Digest of names and bytes of all media and captions. Raises :class:`ConfigError` if there is no such folder."""
+    root, (media, captions) = Path(options.local_dir), _find(options.local_dir)
+    files = [*itertools.chain(*media.values()), *captions.values()]
+    return files_digest({file.relative_to(root).as_posix(): file for file in files})
+
+
+class Media:
+    """The folder's media, cut to one size, with random access. What cannot be read shows when it is asked for."""
+
+    def __init__(self, options: Options):
+        self._options = options
+        self._items = _items(options, decode=False)
+        self.prompts = _prompts(self._items)
+        self.item_ids = tuple(item.item_id for item in self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def prompt_of(self, index: int) -> Prompt:
+        """The caption of item ``index``. ``IndexError`` beyond the set."""
+        return self._item(index).prompt
+
+    def item(self, index: int) -> tuple[np.ndarray, Prompt]:
+        """Item ``index``: uint8 RGB pixels ``[frames, height, width, 3]``, and its caption.
+
+        Raises ``IndexError`` beyond the set and :class:`ConfigError`, naming the file, if it cannot be read.
+        """
+        item, options = self._item(index), self._options
+        pictures = _pictures(item.medium, options.frames)
+        return np.stack([fit(picture, options.size) for picture in pictures]), item.prompt
+
+    def _item(self, index: int) -> _Item:
+        if not 0 <= index < len(self):
+            raise IndexError(f"item {index} of a set of {len(self)}")
+        return self._items[index]
+
+
+def fit(picture: Image.Image, size: tuple[int, int]) -> np.ndarray:
+    """Scale (bicubic) until the picture just covers ``size`` (height, width) and cut out its middle: uint8 RGB
+    ``[height, width, 3]``. A picture of that size stays as it is; an odd row or column is cut off below or right.
+    """
+    height, width = size
+    scale = max(width / picture.width, height / picture.height)
+    covering = (max(width, round(picture.width * scale)), max(height, round(picture.height * scale)))
+    left, top = (covering[0] - width) // 2, (covering[1] - height) // 2
+    scaled = picture.resize(covering, Image.Resampling.BICUBIC)
+    return np.asarray(scaled.crop((left, top, left + width, top + height)), dtype=np.uint8)
+
+
+def _prompts(items: list[_Item]) -> tuple[Prompt, ...]:
+    return tuple(dict.fromkeys(item.prompt for item in items))
+
+
+def _items(options: Options, *, decode: bool) -> list[_Item]:
+    """Every item, sorted by id. Raises :class:`ConfigError` with every mistake; with ``decode`` also of the media."""
+    media, captions = _find(options.local_dir)
+    items: list[_Item] = []
+    mistakes: list[str] = []
+    for item_id in sorted(media.keys() | captions.keys()):
+        try:
+            items.append(_item(item_id, media.get(item_id, []), captions.get(item_id)))
+        except ConfigError as error:
+            mistakes += str(error).splitlines()
+    if decode:
+        # Threads: decoding is most of the time, and leaves the interpreter to the others.
+        with ThreadPoolExecutor() as pool:
+            found = pool.map(lambda file: _fault(file, options.frames), sorted(itertools.chain(*media.values())))
+            mistakes += [fault for fault in found if fault is not None]
+    if not media and not captions:
+        mistakes.append("no image or video with a caption")
+    if mistakes:
+        more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
+        raise ConfigError("\n    ".join([f"{options.local_dir}:", *mistakes[:MAX_MISTAKES], *more]))
+    return items
+
+
+def _find(local_dir: str) -> tuple[dict[str, list[Path]], dict[str, Path]]:
+    """Media and captions by stem. Raises :class:`ConfigError` if the folder is not there or of no single layout."""
+    root = Path(local_dir)
+    if not root.is_dir():
+        raise ConfigError(f"no folder at {root}; expected one of images or videos with captions")
+    folders = [root / name for name in FOLDERS if (root / name).is_dir()]
+    if len(folders) > 1:
+        raise ConfigError(f"{root} has both images/ and videos/; expected one of them")
+    media: dict[str, list[Path]] = {}
+    for file in _files(folders[0] if folders else root, IMAGES | VIDEOS):
+        media.setdefault(file.stem, []).append(file)
+    captions = _files(root / "metas", {".txt"}) if folders else _files(root, {".json"})
+    return media, {file.stem: file for file in captions}
+
+
+def _files(folder: Path, extensions: frozenset[str] | set[str]) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    found = (file for file in folder.iterdir() if file.suffix.lower() in extensions and file.is_file())
+    return sorted(file for file in found if not file.name.startswith("."))
+
+
+def _item(item_id: str, media: list[Path], caption: Path | None) -> _Item:
+    """The item of one stem. Raises :class:`ConfigError` with a line for each mistake."""
+    name = media[0].name if media else caption.name if caption else item_id
+    mistakes = []
+    if not _ITEM_ID.fullmatch(item_id):
+        mistakes.append(f"{name}: not a name for an item; rename it to at most 80 letters, digits, '_', '-' and '.'")
+    if not media:
+        mistakes.append(f"{name}: no image or video of that name")
+    if len(media) > 1:
+        mistakes.append(f"{name}: more than one medium of that name: {', '.join(file.name for file in media)}")
+    text = ""
+    try:
+        text = _caption(caption, name)
+    except ConfigError as error:
+        mistakes.append(str(error))
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return _Item(item_id, media[0], Prompt(id=prompt_id(text), text=text))
+
+
+def _caption(file: Path | None, name: str) -> str:
+    """The text of a caption file, without surrounding white space."""
+    if file is None:
+        raise ConfigError(f"{name}: no caption")
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        if file.suffix.lower() == ".txt":
+            caption = text
+        else:
+            about = json.loads(text)
+            caption = about.get("prompt") if isinstance(about, dict) else None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file.name}: cannot be read: {_line(error)}") from error
+    if not isinstance(caption, str):
+        raise ConfigError(f'{file.name}: no caption; expected an object with the text "prompt"')
+    if not caption.strip():
+        raise ConfigError(f"{file.name}: the caption is empty")
+    return caption.strip()
+
+
+def _fault(file: Path, frames: int) -> str | None:
+    """What is wrong with a medium, found by decoding it."""
+    try:
+        for _ in _pictures(file, frames):
+            pass
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _pictures(file: Path, frames: int) -> Iterator[Image.Image]:
+    """The first ``frames`` pictures, RGB, one after the other. Raises :class:`ConfigError` if there are not as many."""
+    count = 0
+    try:
+        for picture in itertools.islice(_decoded(file), frames):
+            count += 1
+            yield picture
+    except _UNREADABLE as error:
+        raise ConfigError(f"{file.name}: cannot be read: {_line(error)}") from error
+    if count < frames:
+        raise ConfigError(f"{file.name}: {count} frames, expected at least {frames}")
+
+
+def _decoded(file: Path) -> Iterator[Image.Image]:
+    if file.suffix.lower() in VIDEOS:
+        with av.open(str(file)) as container:
+            for frame in container.decode(video=0):
+                yield frame.to_image().rotate(frame.rotation, expand=True)
+        return
+    with Image.open(file) as picture:
+        if picture.mode.startswith(("I", "F")):
+            raise ValueError(f"mode {picture.mode}, expected 8 bits a channel")
+        yield ImageOps.exif_transpose(picture).convert("RGB")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,82 @@
+"""How large latents and trainable weights are, from a pipeline's files alone: torch-free, so that a plan can tell."""
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+from cosmos_rl_core import pipelines
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.errors import ConfigError
+
+FLOAT32_BYTES = 4
+
+
+def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | None:
+    """Numbers in one sample's latents; None for a VAE whose geometry is not known here.
+
+    ``size`` is height and width in pixels. Raises :class:`ConfigError` for a size or a number of frames that the VAE
+    and the transformer's patches cannot do.
+    """
+    vae = pipelines.read_json(pipeline, "vae", "config.json")
+    if vae.get("_class_name") not in _GEOMETRY:
+        return None
+    channels, spatial, temporal = _GEOMETRY[vae["_class_name"]](vae)
+    patch = pipelines.read_json(pipeline, "transformer", "config.json").get("patch_size", 1)
+    multiple = spatial * (patch if isinstance(patch, int) else patch[-1])
+    if any(side % multiple for side in size):
+        raise ConfigError(f"inference_size {list(size)}: height and width must be multiples of {multiple} pixels here")
+    if temporal is None and frames != 1:
+        raise ConfigError(f"train_frames = {frames}: this model makes images, whose frames are 1")
+    if temporal is not None and (frames - 1) % temporal:
+        raise ConfigError(f"train_frames = {frames} must be 1 plus a multiple of {temporal} for this model")
+    latent_frames = 1 if temporal is None else 1 + (frames - 1) // temporal
+    return channels * latent_frames * math.prod(side // spatial for side in size)
+
+
+_GEOMETRY: dict[str, Any] = {
+    "AutoencoderKL": lambda c: (c["latent_channels"], 2 ** (len(c["block_out_channels"]) - 1), None),
+    "AutoencoderKLWan": lambda c: (c["z_dim"], c["scale_factor_spatial"], c["scale_factor_temporal"]),
+    "AutoencoderDC": lambda c: (c["latent_channels"], 2 ** (len(c["encoder_block_out_channels"]) - 1), None),
+}
+"""Channels, pixels to a latent, frames to a latent after the first (None: images only), by the VAE's class."""
+
+
+def weight_shapes(pipeline: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of the transformer's weights by name, from the headers of its safetensors files."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(Path(pipeline, "transformer").glob("*.safetensors")):
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(length))
+        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    if not shapes:
+        raise ConfigError(f"{pipeline!r} has no safetensors in its folder transformer; other formats are not read")
+    return shapes
+
+
+def trainable_elements(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | None) -> int:
+    """Numbers that training moves: all weights, or two factors of rank r for each targeted matrix.
+
+    Raises :class:`ConfigError` for a target that names no matrix.
+    """
+    if lora is None:
+        return sum(math.prod(shape) for shape in shapes.values())
+    matrices = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if len(shape) > 1}
+    found = {target: [m for m in matrices if m == target or m.endswith(f".{target}")] for target in lora.target_modules}
+    if lost := [target for target, modules in found.items() if not modules]:
+        endings = sorted({_ending(name) for name in matrices})
+        raise ConfigError(
+            f"policy.lora.target_modules: no weight matrix of this transformer ends in {', '.join(lost)}; "
+            f"it has {', '.join(endings)}"
+        )
+    targeted = {module for modules in found.values() for module in modules}
+    return sum(lora.r * (matrices[m][0] + math.prod(matrices[m][1:])) for m in targeted)
+
+
+def _ending(module: str) -> str:
+    """The last name of a module that is not a number, with the numbers after it: ``to_out.0``."""
+    names = module.split(".")
+    first = next((i for i in range(len(names) - 1, -1, -1) if not names[i].isdigit()), 0)
+    return ".".join(names[first:])

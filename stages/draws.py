@@ -1,0 +1,219 @@
+"""Micro-batches of an update. Every draw depends on the sample, the pass and the place alone, never on its batch."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+from cosmos_rl_core import seeds
+from cosmos_rl_core.algorithms._base import Batch, Transitions
+from cosmos_rl_core.algorithms._policy_gradient import PolicyGradientOptions
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.models._base import Conditioning, stack
+from cosmos_rl_core.sampling.kernel import Kernel
+from cosmos_rl_core.sampling.rollout import table_of
+from cosmos_rl_core.sampling.schedule import Schedule
+from cosmos_rl_core.training import DrawKey, random_times, sft_time, training_noise
+from stages import contracts, embed, encode
+from stages.artifacts import Artifact
+from stages.contracts import Request
+from stages.samples import read_shard, shard_names
+from stages.trainer import MicroBatch
+
+Draw = Callable[[list[str], int, int, float], MicroBatch]
+"""Sample ids, pass, which of their noise levels or recorded steps, weight: to a micro-batch."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The samples of the rollouts that are trained on: tensors, prompt and advantage by sample id."""
+
+    tensors: dict[str, dict[str, Tensor]]
+    about: dict[str, dict[str, Any]]
+    prompt_ids: dict[str, str]
+    advantages: dict[str, float]
+    conditioning: dict[str, Conditioning]
+    device: torch.device
+
+    @classmethod
+    def read(cls, request: Request, table: pd.DataFrame, device: torch.device) -> "Stored":
+        """``table`` has ``sample_id, prompt_id, advantage, used``.
+
+        Raises :class:`ArtifactError` if the rollouts lack a sample's tensors.
+        """
+        used = table[table["used"]]
+        prompt_ids = dict(zip(used["sample_id"], used["prompt_id"], strict=True))
+        tensors: dict[str, dict[str, Tensor]] = {}
+        about: dict[str, dict[str, Any]] = {}
+        for source in request.inputs["rollouts"]:
+            artifact = Artifact(source)
+            for name in shard_names(artifact):
+                for stored in read_shard(artifact, name):
+                    if stored.sample_id in prompt_ids and stored.latents is not None:
+                        tensors[stored.sample_id] = load_tensors(stored.latents)
+                        about[stored.sample_id] = stored.about
+        if missing := sorted(prompt_ids.keys() - tensors.keys()):
+            raise ArtifactError(f"the rollouts hold no tensors of {len(missing)} samples, e.g. {missing[0]}")
+        conditioning = embed.read(request.one("embeddings"), [*sorted(set(prompt_ids.values())), embed.NEGATIVE])
+        advantages = dict(zip(used["sample_id"], used["advantage"], strict=True))
+        return cls(tensors, about, prompt_ids, advantages, conditioning, device)
+
+    def stack(self, ids: list[str], name: str) -> Tensor:
+        """One stored tensor of each sample, ``[B, ...]``, on the device."""
+        return torch.stack([self.tensors[sample_id][name] for sample_id in ids]).to(self.device)
+
+    def condition(self, ids: list[str]) -> Conditioning:
+        """The samples' own conditioning, batched."""
+        return stack([self.conditioning[self.prompt_ids[sample_id]] for sample_id in ids], self.device)
+
+    def negative(self, count: int) -> Conditioning:
+        """That of the empty prompt, batched."""
+        return stack([self.conditioning[embed.NEGATIVE]] * count, self.device)
+
+    def advantages_of(self, ids: list[str]) -> Tensor:
+        """``[B]`` float32."""
+        return torch.tensor([self.advantages[i] for i in ids], dtype=torch.float32, device=self.device)
+
+
+@dataclass(frozen=True)
+class LatentDraws:
+    """Final latents at random noise levels of the rollout's grid."""
+
+    stored: Stored
+    key: tuple[int, int]
+    """Run seed and iteration."""
+    sigmas: tuple[float, ...]
+    num_times: int
+
+    def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
+        keys = [DrawKey(*self.key, epoch, sample_id) for sample_id in ids]
+        times = [random_times(self.sigmas, self.num_times, key)[place] for key in keys]
+        x_0 = self.stored.stack(ids, "latents")
+        noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, place) for key in keys])
+        t = torch.tensor(times, dtype=torch.float32, device=self.stored.device)
+        batch = Batch(x_0, noise.to(self.stored.device), t, self.stored.advantages_of(ids))
+        return MicroBatch(batch, self.stored.condition(ids), weight)
+
+
+@dataclass(frozen=True)
+class TransitionDraws:
+    """Recorded steps of the sampler, with the density that they were drawn from."""
+
+    stored: Stored
+    kernel: Kernel
+    guidance_scale: float
+
+    def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
+        steps = [self.step(sample_id, place) for sample_id in ids]
+        at = table_of(self.kernel, self.stored.device).at(torch.tensor(steps, device=self.stored.device))
+        x = self._stack(ids, [f"state.{step}" for step in steps])
+        batch = Transitions(
+            x=x,
+            x_next=self._stack(ids, [f"state.{step + 1}" for step in steps]),
+            history=self._history(ids, steps, x),
+            **at._asdict(),
+            log_prob=self._stack(ids, ["log_prob"] * len(ids))[:, place],
+            advantages=self.stored.advantages_of(ids),
+        )
+        guided = self.guidance_scale != 1
+        return MicroBatch(
+            batch,
+            self.stored.condition(ids),
+            weight,
+            negative=self.stored.negative(len(ids)) if guided else None,
+            guidance_scale=self.guidance_scale,
+            names=tuple(ids),
+            steps=tuple(steps),
+        )
+
+    def step(self, sample_id: str, place: int) -> int:
+        """The ``place``-th recorded step of a sample."""
+        return int(self.stored.tensors[sample_id]["steps"][place])
+
+    def initial_noise(self, sample_id: str) -> Tensor:
+        """What the sample's rollout started from, drawn again: float32, on the CPU."""
+        shape = tuple(self.stored.tensors[sample_id]["latents"].shape)
+        noise_seed = self.stored.about[sample_id]["noise_seed"]
+        return torch.from_numpy(seeds.normal(shape, noise_seed, "initial noise", 0))
+
+    def _stack(self, ids: list[str], names: list[str]) -> Tensor:
+        tensors = [self.stored.tensors[sample_id][name] for sample_id, name in zip(ids, names, strict=True)]
+        return torch.stack(tensors).to(self.stored.device)
+
+    def _history(self, ids: list[str], steps: list[int], x: Tensor) -> Tensor:
+        """Zeros where the step does not look back."""
+        zero = torch.zeros(x.shape[1:], dtype=x.dtype, device="cpu")
+        found = [self.stored.tensors[i].get(f"history.{step}", zero) for i, step in zip(ids, steps, strict=True)]
+        return torch.stack(found).to(x.device)
+
+
+class DataDraws:
+    """Prepared media for the diffusion loss beside each trained step: one item a sample, of its prompt if there is one.
+
+    Noise level and noise are those of the step and of its rollout's start, or drawn as in supervised training.
+    """
+
+    def __init__(self, request: Request, config: contracts.Update, steps: TransitionDraws, fine: Schedule) -> None:
+        options = config.algorithm
+        assert isinstance(options, PolicyGradientOptions)
+        self.options, self.density, self.steps, self.fine = options, config.density, steps, fine
+        self.key = (request.seed, request.iteration or 0)
+        (self.source,) = request.inputs["data"]
+        self.items: dict[str, list[str]] = {}
+        index = encode.read_index(self.source)
+        for item_id, prompt_id in zip(index["item_id"], index["prompt_id"], strict=True):
+            self.items.setdefault(prompt_id, []).append(item_id)
+        self.all_items = [(item, prompt_id) for prompt_id in sorted(self.items) for item in self.items[prompt_id]]
+        self.conditioning = embed.read(request.one("embeddings"), [*sorted(self.items), embed.NEGATIVE])
+        self.latents: dict[str, Tensor] = {}
+
+    @property
+    def num_times(self) -> int | None:
+        """At how many of a sample's trained steps there is a diffusion loss; None for all."""
+        return 1 if self.options.data_on_first_only else None
+
+    def load(self, draws: Iterable[tuple[str, int, int]]) -> None:
+        """Read the latents of the items that these (sample id, pass, place) will be given."""
+        wanted = {self._item(*draw)[0] for draw in draws}
+        self.latents = encode.read(self.source, sorted(wanted))
+
+    def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
+        device = self.steps.stored.device
+        items = [self._item(sample_id, epoch, place) for sample_id in ids]
+        levels = [self._noised(sample_id, epoch, place) for sample_id in ids]
+        batch = Batch(
+            x_0=torch.stack([self.latents[item] for item, _ in items]).to(device),
+            noise=torch.stack([noise for _, noise in levels]).to(device),
+            t=torch.tensor([t for t, _ in levels], dtype=torch.float32, device=device),
+            advantages=None,
+        )
+        prompts = [
+            embed.NEGATIVE if self._drop(sample_id, epoch, place) else prompt_id
+            for sample_id, (_, prompt_id) in zip(ids, items, strict=True)
+        ]
+        return MicroBatch(batch, stack([self.conditioning[p] for p in prompts], device), weight)
+
+    def _item(self, sample_id: str, epoch: int, place: int) -> tuple[str, str]:
+        prompt_id = self.steps.stored.prompt_ids[sample_id]
+        own = [(item, prompt_id) for item in self.items.get(prompt_id, ())]
+        pool = own or self.all_items
+        return pool[int(self._generator("data item", sample_id, epoch, place).integers(len(pool)))]
+
+    def _noised(self, sample_id: str, epoch: int, place: int) -> tuple[float, Tensor]:
+        """Noise level and noise."""
+        if self.options.use_rl_sigma_and_noise:
+            return self.steps.kernel.steps[self.steps.step(sample_id, place)].t, self.steps.initial_noise(sample_id)
+        key = DrawKey(*self.key, epoch, f"{sample_id}/{place}")
+        shape = tuple(self.steps.stored.tensors[sample_id]["latents"].shape)
+        return sft_time(self.fine.sigmas, self.density, key), training_noise(shape, key, 0)
+
+    def _drop(self, sample_id: str, epoch: int, place: int) -> bool:
+        return self._generator("text dropout", sample_id, epoch, place).random() < self.options.text_dropout
+
+    def _generator(self, purpose: str, sample_id: str, epoch: int, place: int) -> np.random.Generator:
+        return seeds.generator(purpose, *self.key, epoch, sample_id, place)

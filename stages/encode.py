@@ -1,0 +1,94 @@
+"""Latents of a media set, once: what training on data reads instead of pixels. Loads the VAE alone."""
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from cosmos_rl_core import shards
+from cosmos_rl_core.datasets._base import Media
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.models._base import Model
+from cosmos_rl_core.policy_weights import from_bytes, to_bytes
+from stages import contracts
+from stages.artifacts import Artifact
+from stages.contracts import Input, MediaShape, Request
+from stages.loading import load_media, load_model
+from stages.runner import Context
+from stages.samples import INDEX, cut, read_table, to_parquet
+
+
+def run(request: Request, context: Context) -> dict[str, int]:
+    """Write ``latents/<n>.tar`` of ``<item id>.safetensors`` and ``index.parquet``: every rank its shards, adopted
+    where an earlier attempt made them.
+
+    Items are encoded one by one, so that their bits depend on no other item.
+    """
+    config, ranks = request.config, context.ranks
+    assert isinstance(config, contracts.Encode)
+    # Every rank for itself, before any writes a shard: machines may hold other copies of the files.
+    media = load_media(config.dataset, config.dataset_digest)
+    layout: list[list[str]] = context.layout({"shards": cut(list(media.item_ids), config.items_per_shard)})["shards"]
+    model = load_model(config.model, ("vae",), ranks.device)
+    index_of = {item_id: index for index, item_id in enumerate(media.item_ids)}
+    mine = range(ranks.rank, len(layout), ranks.world_size)
+    total = sum(len(layout[number]) for number in mine)
+    done = 0
+    for number in mine:
+
+        def make(number: int = number, done: int = done) -> dict[str, bytes]:
+            members: dict[str, bytes] = {}
+            for item_id in layout[number]:
+                context.progress("encoding", done + len(members), total)
+                latents = _latents(media, index_of[item_id], model, config.media)
+                members[f"{item_id}.safetensors"] = to_bytes({"latents": latents})
+            return {_name(number): shards.pack(members)}
+
+        context.attempt.shard(number, make)
+        done += len(layout[number])
+        context.progress("encoding", done, total)
+    if ranks.rank == 0:
+        context.attempt.put(INDEX, to_parquet(_table(media, layout)))
+    return {"items": len(media)}
+
+
+def _latents(media: Media, index: int, model: Model, shape: MediaShape) -> Tensor:
+    """Normalised float32 latents of one item, ``latent_shape``, on the CPU."""
+    pixels, _ = media.item(index)
+    if pixels.shape != (expected := (shape.frames, *shape.size, 3)):
+        raise ConfigError(f"item {media.item_ids[index]} of the dataset is {pixels.shape}, expected {expected}")
+    return model.encode_media(torch.tensor(pixels, device="cpu")[None])[0].cpu()
+
+
+def _table(media: Media, layout: list[list[str]]) -> pd.DataFrame:
+    """A row an item, in the set's order."""
+    prompt_ids = [media.prompt_of(index).id for index in range(len(media))]
+    numbers = [number for number, ids in enumerate(layout) for _ in ids]
+    return pd.DataFrame({"item_id": media.item_ids, "prompt_id": prompt_ids, "shard": numbers})
+
+
+def _name(number: int) -> str:
+    return f"latents/{number:05d}.tar"
+
+
+def read_index(source: Input) -> pd.DataFrame:
+    """A row an item, in the set's order: ``item_id``, ``prompt_id`` and the number of its ``shard``."""
+    return read_table(Artifact(source), INDEX)
+
+
+def read(source: Input, item_ids: list[str]) -> dict[str, Tensor]:
+    """Float32 latents of each item id, unbatched, on the CPU. Reads the shards that hold them and no others.
+
+    Raises :class:`ArtifactError` on an id that the set does not have.
+    """
+    artifact = Artifact(source)
+    index = read_table(artifact, INDEX)
+    shard_of: dict[str, int] = dict(zip(index["item_id"], index["shard"], strict=True))
+    if missing := sorted(set(item_ids) - set(shard_of)):
+        raise ArtifactError(f"{source.url} has no latents of {', '.join(missing[:5])}; it has {len(shard_of)} items")
+    wanted = {f"{item_id}.safetensors": item_id for item_id in item_ids}
+    latents: dict[str, Tensor] = {}
+    for number in sorted({shard_of[item_id] for item_id in item_ids}):
+        # A shard at a time: a whole set of videos would not fit into memory.
+        files = shards.unpack(artifact.read(_name(number)))
+        latents |= {item_id: from_bytes(files[name])["latents"] for name, item_id in wanted.items() if name in files}
+    return latents

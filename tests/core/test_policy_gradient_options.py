@@ -1,0 +1,212 @@
+"""What DDRL and FlowGRPO take from rewards and from their settings: advantages, trained steps, refused combinations."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from cosmos_rl_core.algorithms import ddrl, grpo
+from cosmos_rl_core.algorithms._base import Transitions, trained_steps
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+
+CPU = torch.device("cpu")
+DATASET = DatasetOptions(name="some prompts")
+FOUR = [-1.161805, -0.387268, 0.387268, 1.161805]
+"""Advantages of the rewards 1, 2, 3, 4."""
+
+Rewards = dict[str, list[float | None]]
+
+
+def policy(**options: Any) -> ddrl.Algorithm:
+    return ddrl.Algorithm(ddrl.Options.model_validate({"type": "ddrl", "dataset": DATASET} | options))
+
+
+def scored(rewards: Rewards, **columns: list[float | None]) -> pd.DataFrame:
+    """Samples by prompt; None failed."""
+    rows = [(f"{prompt}-{i}", prompt, reward) for prompt, given in rewards.items() for i, reward in enumerate(given)]
+    samples = pd.DataFrame(rows, columns=["sample_id", "prompt_id", "reward"])
+    return samples.assign(valid=samples["reward"].notna(), **{f"reward.{name}": v for name, v in columns.items()})
+
+
+def advantages_of(rewards: Rewards, **options: Any) -> list[float]:
+    return policy(**options).advantages(scored(rewards))["advantage"].tolist()
+
+
+# ---- advantages
+
+
+def test_the_known_vectors():
+    assert advantages_of({"a": [1, 2, 3, 4]}) == pytest.approx(FOUR, abs=1e-6)
+    filled = advantages_of({"a": [1, 2, 3, None]}, parity_advantages=True)
+    assert filled == pytest.approx([-1.224595, 0, 1.224595, 0], abs=1e-6)
+
+
+@pytest.mark.parametrize("global_std", [False, True])
+def test_a_failed_sample_counts_in_no_mean_and_no_deviation(global_std: bool):
+    samples = scored({"a": [1, 99, 2, 3, 4]})
+    samples["valid"] = [True, False, True, True, True]
+    table = policy(global_std=global_std).advantages(samples)
+    assert table["advantage"][[0, 2, 3, 4]].tolist() == advantages_of({"a": [1, 2, 3, 4]}, global_std=global_std)
+    assert table["advantage"].isna().tolist() == [False, True, False, False, False]
+    assert table["used"].tolist() == [True, False, True, True, True]
+
+
+def test_failed_samples_are_used_in_parity_but_not_where_too_few_were_scored():
+    samples = scored({"a": [1, 2, 3, None], "b": [None, None], "c": [1, None]})
+    assert policy().advantages(samples)["used"].tolist() == [True] * 3 + [False] * 5
+    table = policy(parity_advantages=True, exp_reward=True).advantages(samples)
+    assert table["used"].tolist() == [True] * 4 + [False] * 4
+    assert table["advantage"].isna().tolist() == [False] * 4 + [True] * 4
+    assert table["advantage"].tolist()[3] == -1
+
+
+def test_the_global_deviation_is_over_all_rewards_and_the_mean_still_the_prompts():
+    deviation = np.std([1, 3, 11, 13, 5], ddof=1) + 1e-4
+    found = advantages_of({"a": [1, 3], "b": [11, 13], "c": [5, None]}, global_std=True)
+    assert found[:4] == pytest.approx([-1 / deviation, 1 / deviation] * 2, rel=1e-12)
+    assert np.isnan(found[4:]).all()
+
+
+@pytest.mark.parametrize("global_std", [False, True])
+@pytest.mark.parametrize("parity", [False, True])
+def test_equal_rewards_have_exactly_no_advantage(global_std: bool, parity: bool):
+    rewards: Rewards = {"a": [0.1, 0.1, None, 0.1], "b": [0.7, 0.7, 0.7]}
+    found = advantages_of(rewards, global_std=global_std, parity_advantages=parity)
+    assert np.nan_to_num(found).tolist() == [0] * 7
+
+
+def test_equal_rewards_say_nothing_under_the_exponential_either_except_in_parity():
+    rewards: Rewards = {"a": [0.1, 0.1], "b": [1, 3]}
+    assert advantages_of(rewards, exp_reward=True)[:2] == [0, 0]
+    assert advantages_of(rewards, exp_reward=True, parity_advantages=True)[:2] == [-1, -1]
+
+
+def test_the_bounds_come_after_the_exponential():
+    found = advantages_of({"a": [1, 2, 3, 4]}, exp_reward=True, adv_clip_min=-3.0)
+    assert found == pytest.approx([-3, *(-math.exp(-a) for a in FOUR[1:])], abs=1e-6)
+    assert advantages_of({"a": [1, 2, 3, 4]}, adv_clip_min=-1.0, adv_clip_max=0.5)[::3] == [-1, 0.5]
+
+
+def test_an_advantage_of_seven_tenths_gives_the_known_loss_under_the_exponential():
+    """A pair this far apart has the advantages -.7 and .7; -exp(-.7) and 10 exp(-.7) follow."""
+    apart = 0.7e-4 / (0.5 - 0.7 / math.sqrt(2))
+    assert advantages_of({"a": [0, apart]}) == pytest.approx([-0.7, 0.7])
+    advantage = advantages_of({"a": [0, apart]}, exp_reward=True)[1]
+    assert advantage == pytest.approx(-0.4965853, abs=1e-7)
+
+    x, one = torch.ones(1, 2, device=CPU), torch.ones(1, dtype=torch.float64, device=CPU)
+    numbers = dict.fromkeys(("t", "input_scale", "keep", "push", "recall", "std", "diffusion", "log_prob"), one)
+    given = torch.full((1,), advantage, dtype=torch.float32, device=CPU)
+    batch = Transitions(x=x, x_next=x, history=x, **numbers, advantages=given)
+    assert float(policy().loss(lambda _: x, batch).per_sample) == pytest.approx(4.965853, abs=1e-6)
+
+
+def test_the_advantages_of_several_rewards_are_averaged_or_those_of_their_sum():
+    sums: Rewards = {"a": [11, 32, 23, 44]}
+    samples = scored(sums, one=[1, 2, 3, 4], other=[10, 30, 20, 40])
+    swapped = [FOUR[i] for i in (0, 2, 1, 3)]
+    averaged = policy().advantages(samples)["advantage"].tolist()
+    assert averaged == pytest.approx([(a + b) / 2 for a, b in zip(FOUR, swapped, strict=True)], abs=1e-4)
+    summed = policy(reward_average=False).advantages(samples)["advantage"].tolist()
+    assert summed == advantages_of(sums)
+
+
+def test_rows_and_columns_come_back_as_they_went_in():
+    samples = scored({"a": [1, 3], "b": [5, 2]}, one=[1, 3, 5, 2]).sample(frac=1, random_state=3)
+    table = policy(exp_reward=True).advantages(samples)
+    pd.testing.assert_frame_equal(table.drop(columns=["advantage", "used"]), samples)
+    by_id = dict(zip(table["sample_id"], table["advantage"], strict=True))
+    assert by_id["a-0"] < by_id["a-1"] < 0
+    assert by_id["b-1"] < by_id["b-0"] < 0
+
+
+@pytest.mark.parametrize("broken", ["reward", "reward.one"])
+def test_a_valid_sample_without_a_finite_reward_is_wrong_data(broken: str):
+    samples = scored({"a": [1, 2, 3]}, one=[1, 2, 3])
+    if broken == "reward":
+        samples = samples.drop(columns="reward.one")
+    samples.loc[1, broken] = math.nan
+    with pytest.raises(ArtifactError, match=f"without a finite {broken}: a-1"):
+        policy().advantages(samples)
+
+
+# ---- trained steps
+
+
+def test_a_random_step_is_the_next_of_the_order_that_is_not_listed():
+    assert trained_steps((0, -1, 3, -1), 6, [3, 5, 0, 1, 2, 4]) == (0, 1, 3, 5)
+    assert trained_steps((4, 2), 5, range(5)) == (2, 4)
+    assert trained_steps((-1,), 5, [2, 0, 1, 3, 4]) == (2,)
+
+
+@pytest.mark.parametrize("train_on", [(0, 4), (-1, -1, 0, 1, 2)])
+def test_more_steps_than_the_sampler_has_are_refused(train_on: tuple[int, ...]):
+    with pytest.raises(ConfigError, match=r"num_steps = 4"):
+        policy(train_on=train_on).num_times(4)
+
+
+def test_each_listed_step_is_trained_once():
+    assert policy().num_times(20) == 10
+    assert policy(train_on=(0, -1, -1)).num_times(3) == 3
+
+
+# ---- options
+
+
+def test_the_defaults_are_the_recipes():
+    one, other = ddrl.Options(type="ddrl", dataset=DATASET), grpo.Options(type="grpo", dataset=DATASET)
+    assert (one.kl_beta, one.data_beta, one.train_on) == (0, 0.01, tuple(range(0, 19, 2)))
+    assert (other.kl_beta, other.data_beta, other.train_on) == (0.01, 0, tuple(range(8)))
+    assert (one.rewarded, one.ratio_mode, one.kl_mode, one.clip_ratio) == (True, "mean_logp", "exact", 1e-4)
+    assert one.model_dump(exclude={"type", "kl_beta", "data_beta", "train_on"}) == other.model_dump(
+        exclude={"type", "kl_beta", "data_beta", "train_on"}
+    )
+
+
+def test_parts_and_data_follow_from_the_weights():
+    assert (policy().roles, policy().needs_data) == (("current", "behaviour"), True)
+    anchored = policy(kl_beta=0.1, data_beta=0.0)
+    assert (anchored.roles, anchored.needs_data) == (("current", "behaviour", "reference"), False)
+    assert (policy().behaviour, policy(on_policy=False).behaviour) == ("current", "reference")
+    assert policy().old_decay(5) is None
+
+
+WRONG = {
+    "clip_ratio": 1.0,
+    "kl_beta": -1.0,
+    "loss_scale": 0.0,
+    "text_dropout": 1.1,
+    "max_drift": 0.0,
+    "min_group_size": 1,
+    "adv_clip_max": 0.0,
+    "ratio_mode": "exact",
+    "num_conditional_frames": 0,
+    "update_ref_every_iter": 16,
+}
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG.items())
+def test_options_out_of_bounds_misspelt_or_without_effect_are_refused(field: str, value: Any):
+    with pytest.raises(ValueError, match=field):
+        policy(**{field: value})
+
+
+@pytest.mark.parametrize("given", [{"kl_beta": 0.1}, {"on_policy": False}])
+def test_a_reference_that_is_read_may_be_renewed(given: dict[str, Any]):
+    assert policy(update_ref_every_iter=16, **given).options.update_ref_every_iter == 16
+
+
+@pytest.mark.parametrize("train_on", [(), (0, 0), (-2,)])
+def test_steps_that_name_none_or_one_twice_are_refused(train_on: tuple[int, ...]):
+    with pytest.raises(ValueError, match="each once and from 0"):
+        policy(train_on=train_on)
+
+
+@pytest.mark.parametrize("field", ["min_num_conditional_frames", "max_num_conditional_frames"])
+def test_conditional_frames_are_refused_with_the_reason(field: str):
+    with pytest.raises(ValueError, match="no model here takes conditional frames"):
+        policy(**{field: 1})

@@ -1,0 +1,115 @@
+"""A command for which no Prefect server is configured: its own server ends with it, whichever way it ends."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.flow_process import FORK_SERVER, Flows, Started, require_same_run, require_untouched
+
+REWARD = "iterations/0001/reward-ocr"
+SERVER = "prefect.server.api.server:create_app"
+END_TIMEOUT_S = 20.0
+
+
+@pytest.fixture(scope="session")
+def own_prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every server after the first finds the database of one that may have been killed, as on a laptop."""
+    return tmp_path_factory.mktemp("own-prefect")
+
+
+@pytest.fixture
+def flows(reference: Flows, own_prefect_home: Path, tmp_path: Path) -> Iterator[Flows]:
+    """A store of the test's own, with the finished run in it, and commands that are told of no server."""
+    flows = Flows(tmp_path, {})
+    # Not even of one that the machine has: the tests would leave runs there.
+    told = {name: value for name, value in flows.environment.items() if not name.startswith("PREFECT_")}
+    flows.environment = told | {"PREFECT_HOME": str(own_prefect_home)}
+    shutil.copytree(reference.store, flows.store)
+    yield flows
+    flows.kill_all()
+
+
+def started_inside_a_shard(flows: Flows) -> Started:
+    """A warm command with its server, its fork server and a fork that works."""
+    run = flows.start(process_group=0)
+    run.wait_until(lambda: flows.markers(REWARD, 0))
+    assert len(flows.running(SERVER)) == 1
+    assert len(flows.running(FORK_SERVER)) == 2
+    return run
+
+
+def require_end(run: Started) -> None:
+    """It ends soon, and says that it did not do its work."""
+    try:
+        assert run.process.wait(END_TIMEOUT_S) != 0, run.said
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"it did not end within {END_TIMEOUT_S} s:\n{run.said}")
+
+
+def require_the_same_command_goes_on(flows: Flows, before: dict[str, bytes], reference: Flows) -> None:
+    """Nothing was committed by what was ended, and another try gives the bytes of a run that nobody interrupted."""
+    assert flows.manifests() == before
+    assert "finished shards of an earlier attempt were adopted" in flows.run()
+    require_untouched(flows, before)
+    require_same_run(flows, reference)
+    assert flows.nothing_is_left()
+
+
+def test_a_finished_run_resumed_starts_a_server_and_leaves_none(flows: Flows, reference: Flows) -> None:
+    before = flows.manifests()
+    run = flows.start()
+    run.wait_until(lambda: flows.running(SERVER))
+
+    assert run.finish().count("stands") == len(before) + 1
+    assert flows.nothing_is_left()
+    require_untouched(flows, before)
+    require_same_run(flows, reference)
+
+
+def test_a_command_killed_while_its_server_starts_leaves_no_process(flows: Flows) -> None:
+    run = flows.start()
+    run.wait_until(lambda: flows.running(SERVER))
+    run.kill()
+    assert flows.nothing_is_left()
+
+
+@pytest.mark.slow
+def test_a_command_killed_while_a_stage_works_leaves_no_process_and_goes_on(flows: Flows, reference: Flows) -> None:
+    flows.forget(REWARD)
+    before = flows.manifests()
+    run = started_inside_a_shard(flows)
+    run.kill()
+
+    assert flows.nothing_is_left()
+    require_the_same_command_goes_on(flows, before, reference)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_stage_works_leaves_no_process_and_goes_on(flows: Flows, reference: Flows) -> None:
+    flows.forget(REWARD)
+    before = flows.manifests()
+    run = started_inside_a_shard(flows)
+    os.killpg(run.process.pid, signal.SIGINT)
+
+    require_end(run)
+    assert flows.nothing_is_left()
+    require_the_same_command_goes_on(flows, before, reference)
+
+
+@pytest.mark.slow
+def test_a_command_asked_to_end_while_a_stage_works_leaves_no_process_and_goes_on(
+    flows: Flows, reference: Flows
+) -> None:
+    flows.forget(REWARD)
+    before = flows.manifests()
+    run = started_inside_a_shard(flows)
+    run.process.terminate()
+
+    require_end(run)
+    assert flows.nothing_is_left()
+    require_the_same_command_goes_on(flows, before, reference)

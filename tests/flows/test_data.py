@@ -1,0 +1,161 @@
+"""What a plan pins of the media that an algorithm trains on, and the Request that encodes them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from cosmos_rl_core import media
+from cosmos_rl_core.algorithms import nft
+from cosmos_rl_core.config.train import AnyDataset
+from cosmos_rl_core.datasets import local, ocr, rendered_text
+from cosmos_rl_core.errors import ConfigError
+from flows.plan import Settings, freeze, make_plan, plan_of
+from flows.requests import Run
+from stages.contracts import Encode, MediaShape
+
+SFT = """
+[policy]
+model_name_or_path = "package:tiny-sd3"
+diffusers = { inference_size = [32, 64] }
+[train]
+num_iterations = 1
+train_policy = { type = "sft", dataset = DATASET }
+"""
+
+
+class WithData(nft.Options):
+    """An algorithm with rewards that trains on media besides."""
+
+    data: AnyDataset | None = None
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for index, caption in enumerate(("a cat", 'a sign that says "K7"')):
+        _, data = media.encode(np.full((1, 32, 64, 3), index, dtype=np.uint8))
+        (folder / f"{index}.png").write_bytes(data)
+        (folder / f"{index}.json").write_text(json.dumps({"prompt": caption}), encoding="utf-8")
+    return folder
+
+
+def plan_with(path, data, size=(32, 64)):
+    recipe = plan_of(Settings(path)).recipe
+    algorithm = recipe.train.train_policy
+    options = WithData(**dict(algorithm), data=data)
+    diffusers = recipe.policy.diffusers.model_copy(update={"inference_size": size})
+    policy = recipe.policy.model_copy(update={"diffusers": diffusers})
+    train = recipe.train.model_copy(update={"train_policy": options})
+    return make_plan(recipe.model_copy(update={"train": train, "policy": policy}), "mine", "test.toml")
+
+
+def local_data(folder, size=(32, 64)):
+    return local.Options(local_dir=str(folder), size=size)
+
+
+def run_of(plan, tmp_path):
+    return Run(plan, str(tmp_path / "store"))
+
+
+def test_a_plan_pins_the_files_and_captions_of_its_data(recipe, pictures):
+    plan = plan_with(recipe(), local_data(pictures))
+    assert plan.data_digest == local.digest(local_data(pictures))
+    assert [prompt.text for prompt in plan.data_prompts] == ["a cat", 'a sign that says "K7"']
+    generated = plan_with(recipe(), rendered_text.Options(num_items=4))
+    assert generated.data_digest == ""
+    assert generated.data_prompts == rendered_text.prompts(rendered_text.Options())
+
+
+def test_prompts_of_the_data_are_embedded_once_and_after_those_trained_on(recipe, pictures, tmp_path):
+    without, with_data = (plan_with(recipe(), data) for data in (None, local_data(pictures)))
+    texts = [prompt["text"] for prompt in run_of(with_data, tmp_path).embed().config.model_dump()["prompts"]]
+    assert texts == [*(prompt.text for prompt in with_data.prompts), "a cat"]
+    assert with_data.prompts == without.prompts
+    # A run without data is what it was before there was any.
+    plain = plan_of(Settings(recipe(), overrides=("policy.diffusers.inference_size=[32, 64]",)))
+    assert run_of(without, tmp_path).embed().fingerprint == run_of(plain, tmp_path).embed().fingerprint
+    assert run_of(with_data, tmp_path).embed().fingerprint != run_of(plain, tmp_path).embed().fingerprint
+    assert not {"data_prompts", "data_digest"} & plain.identity().keys()
+
+
+def test_encoded_media_are_shared_by_runs_that_ask_for_the_same(recipe, pictures, tmp_path):
+    one, two = (
+        run_of(plan_with(recipe(replacement), local_data(pictures)), tmp_path)
+        for replacement in (("optm_lr = 1e-3", "optm_lr = 2e-3"), ("num_iterations = 2", "num_iterations = 3"))
+    )
+    request = one.encode()
+    assert request.stage == "encode"
+    assert request.inputs == {}
+    assert request.config == Encode(
+        model=one.plan.model,
+        dataset=local_data(pictures),
+        dataset_digest=one.plan.data_digest,
+        media=MediaShape(size=(32, 64), frames=1),
+    )
+    assert request.slot == one.encode_slot == two.encode_slot
+    assert request.slot == str(tmp_path / "store" / "dataset" / request.fingerprint)
+
+    (pictures / "0.json").write_text('{"prompt": "a dog"}', encoding="utf-8")
+    assert run_of(plan_with(recipe(), local_data(pictures)), tmp_path).encode_slot != request.slot
+
+
+def test_every_mistake_of_the_data_is_found_at_plan_time(recipe, pictures, tmp_path):
+    (pictures / "0.json").unlink()
+    (pictures / "1.png").write_bytes(b"no picture")
+    with pytest.raises(ConfigError) as caught:
+        plan_with(recipe(), local_data(pictures))
+    _, where, *lines = str(caught.value).splitlines()
+    assert where == f"  {pictures}:"
+    assert lines[0] == "    0.png: no caption"
+    assert lines[1].startswith("    1.png: cannot be read")
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (ocr.Options(), "the dataset 'ocr' has prompts only; with media: local, rendered_text"),
+        (rendered_text.Options(size=(32, 32)), "media of 1 x 32 x 32 (frames, height, width), policy.diffusers trains"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_refused(recipe, data, expected):
+    with pytest.raises(ConfigError) as caught:
+        plan_with(recipe(), data)
+    assert expected in str(caught.value)
+
+
+def supervised(tmp_path, dataset):
+    path = tmp_path / "sft.toml"
+    path.write_text(SFT.replace("DATASET", dataset), encoding="utf-8")
+    return plan_of(Settings(str(path), run_id="mine"))
+
+
+def folder_toml(folder):
+    return f'{{ name = "local", local_dir = "{folder}", size = [32, 64] }}'
+
+
+def test_supervised_training_is_pinned_to_the_files_it_reads(pictures, tmp_path):
+    plan = supervised(tmp_path, folder_toml(pictures))
+    assert plan.data_digest == local.digest(local_data(pictures))
+    assert plan.data_prompts == ()
+    assert supervised(tmp_path, '{ name = "rendered_text" }').data_digest == ""
+    with pytest.raises(ConfigError, match="has prompts only"):
+        supervised(tmp_path, '{ name = "ocr" }')
+    with pytest.raises(ConfigError) as caught:
+        supervised(tmp_path, '{ name = "local", local_dir = "nowhere" }')
+    assert str(caught.value).count("no folder at nowhere") == 1
+
+
+def test_a_frozen_plan_refuses_files_that_changed_but_not_files_that_moved(pictures, tmp_path):
+    store_url = str(tmp_path / "store")
+    first = freeze(supervised(tmp_path, folder_toml(pictures)), store_url)
+    moved = pictures.rename(tmp_path / "moved")
+    again = freeze(supervised(tmp_path, folder_toml(moved)), store_url)
+    assert again.data_digest == first.data_digest
+    assert again.recipe.train.train_policy.dataset == local_data(moved)
+    _, data = media.encode(np.full((1, 32, 64, 3), 9, dtype=np.uint8))
+    (moved / "0.png").write_bytes(data)
+    with pytest.raises(ConfigError, match=r"planned otherwise:\n  data_digest: '"):
+        freeze(supervised(tmp_path, folder_toml(moved)), store_url)

@@ -1,0 +1,351 @@
+"""The numbers of runs whose artifacts are made by hand, and what loggers hear of them."""
+
+import importlib
+import importlib.util
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cosmos_rl_core import store
+from cosmos_rl_core.config.recipe import check, read_values
+from cosmos_rl_core.errors import ConfigError
+from flows.launch import Launcher, standing_manifest
+from flows.metrics import FILE, MetricsFile, lines_of
+from flows.post_train import post_train
+from flows.tracking import Tracker
+from stages.artifacts import invalidate
+from stages.contracts import Request
+from stages.manifest import Manifest
+from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, validated
+from tests.flows.tracked import Killed, Waves, go, go_until, logging_to, make_with_numbers, rows, stored
+from tests.hand_made import make_run, planned
+
+
+def test_the_file_has_every_number_in_the_order_of_the_loop(recipe, tmp_path):
+    run = planned(validated(recipe, tmp_path), tmp_path, run_id="hand", iterations=1)
+    go(run)
+    scores = {"_mean": 0.5, "_standard_error": 0.125, "_scored": 7, "_failed": 1, "_seconds": 3.0}
+    val = {f"val/ocr{key}": value for key, value in scores.items()} | {"val/reward_avg": 0.5, "val/rollout_count": 7}
+    here = {"iteration": 0, "step": 0}
+    step = {"train/grad_norm": 1.0, "train/learning_rate": pytest.approx(1e-3)}
+    advantages = {"mean": 0.0, "std": 1.0, "max": 1.0, "min": -1.0}
+    assert rows(run) == [
+        {"stage": "evaluate-ocr", "policy_version": 0, "step": 0, **val},
+        {"stage": "rollout", **here, "rollout/samples": 8, "rollout/seconds": 10.0},
+        {"stage": "reward-ocr", **here, **{f"reward/ocr{key}": value for key, value in scores.items()}},
+        {"stage": "update", "iteration": 0, "step": 1, **step, "train/loss_avg": 0.5},
+        {"stage": "update", "iteration": 0, "step": 2, **step, "train/loss_avg": 0.25},
+        {
+            **{"stage": "update", "iteration": 0, "step": 2, "train/excluded": 1, "train/seconds": 30.0},
+            **{"train/reward_mean": 0.5, "train/reward_std": 0.5, "train/reward_max": 1.0, "train/reward_min": 0.0},
+            **{f"rollout/advantage_{key}": value for key, value in advantages.items()},
+        },
+        {"stage": "evaluate-ocr", "policy_version": 1, "step": 2, **val},
+    ]
+
+
+def test_the_steps_of_a_supervised_run_are_lines_too(tmp_path):
+    run = planned(SFT, tmp_path, overrides=SMALL_SFT)
+    go(run)
+    lines = [row for row in rows(run) if row["stage"] == "finetune"]
+    assert [(row["iteration"], row["step"]) for row in lines if "train/loss_avg" in row] == [
+        (0, 1), (0, 2), (1, 3), (1, 4),
+    ]  # fmt: skip
+    assert not any("train/reward_mean" in row for row in lines)
+
+
+def test_only_the_reward_that_judges_the_run_has_cosmos_rls_name(recipe, tmp_path):
+    run = planned(validated(recipe, tmp_path, MONITORED), tmp_path, run_id="hand")
+    go(run)
+    evaluations = [row for row in rows(run) if row["stage"].startswith("evaluate-")]
+    assert [(row["policy_version"], row["step"], row["stage"]) for row in evaluations] == [
+        (version, step, f"evaluate-{name}") for version, step in ((0, 0), (2, 4)) for name in ("jpeg", "ocr")
+    ]
+    assert ["val/reward_avg" in row for row in evaluations] == [False, True] * 2
+
+
+def test_a_number_that_there_is_none_of_is_null(recipe, tmp_path):
+    run = make_run(recipe(), tmp_path, iterations=1)
+    (reward,) = run.rewards(run.iteration(0, "rollout"), 0)
+    manifest = standing_manifest(reward)
+    assert manifest is not None
+    manifest = manifest.model_copy(update={"summary": {"ocr": float("nan"), "standard_error": None, "scored": 1}})
+    (line,) = lines_of(reward, manifest, 0, "ocr")
+    assert json.loads(line.encode()) == line.values
+    assert (line.numbers["reward/ocr_mean"], line.numbers["reward/ocr_standard_error"]) == (None, None)
+    assert (line.numbers["reward/ocr_scored"], line.numbers["reward/ocr_failed"]) == (1, 0)
+
+
+def test_a_run_that_was_killed_at_every_wave_ends_with_the_same_file(recipe, tmp_path):
+    path = validated(recipe, tmp_path, MONITORED, freq=1)
+    whole, run = (planned(path, tmp_path, run_id=name) for name in ("whole", "killed"))
+    lengths = []
+    for wave in go(whole):
+        go_until(run, wave)
+        found = store.read_if_exists(store.join(run.url, FILE)) or b""
+        assert stored(whole).startswith(found)
+        lengths.append(len(found))
+    assert lengths == sorted(lengths)
+    go(run)
+    assert stored(run) == stored(whole)
+
+
+def test_the_file_is_written_once_an_update_and_once_an_evaluation(recipe, tmp_path):
+    run = planned(validated(recipe, tmp_path), tmp_path, run_id="hand")
+    lengths = []
+    with Tracker(run, [].append) as tracker:
+        waves = Waves(tracker)
+
+        def launch(name: str, *requests: Request) -> list[Manifest]:
+            manifests = waves.launch(name, *requests)
+            lengths.append((name.rpartition("/")[2], len(store.read_if_exists(store.join(run.url, FILE)) or b"")))
+            return manifests
+
+        post_train(run, cast("Launcher", SimpleNamespace(launch=launch)))
+    grew = [name for (_, before), (name, after) in pairwise(lengths) if after != before]
+    assert grew == ["evaluate-ocr", "update", "update", "evaluate-ocr"]
+
+
+def test_a_finished_run_leaves_its_file_alone_and_a_resumed_one_never_cuts_it(recipe, tmp_path):
+    run = planned(validated(recipe, tmp_path), tmp_path, run_id="hand")
+    go(run)
+    before = Path(run.url, FILE).stat()
+    go_until(run, "iteration-0001/update")
+    go(run)
+    after = Path(run.url, FILE).stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_line_is_replaced_when_its_artifact_is_made_again(recipe, tmp_path):
+    run = planned(recipe(), tmp_path, run_id="hand")
+    go(run)
+    (reward,) = run.rewards(run.iteration(1, "rollout"), 1)
+    invalidate(reward.slot, 1, "the scorer was broken")
+    make_with_numbers(reward, raised_by=0.25)
+    before = rows(run)
+    go(run)
+    changed = [(old["stage"], old["iteration"]) for old, new in zip(before, rows(run), strict=True) if old != new]
+    assert changed == [("reward-ocr", 1)]
+
+
+def test_a_run_that_goes_further_adds_to_the_file(recipe, tmp_path):
+    path = recipe()
+    run = planned(path, tmp_path, run_id="hand")
+    go(run)
+    before = stored(run)
+    go(planned(path, tmp_path, run_id="hand", iterations=3))
+    assert stored(run).startswith(before)
+    assert [row["step"] for row in rows(run) if "train/loss_avg" in row] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_file_is_one_object_on_any_store(store_url):
+    url = store.join(store_url, FILE)
+    file = MetricsFile(url)
+    assert [file.add(b"1\n"), file.add(b"2\n")] == [True, True]
+    file.write()
+    assert store.read(url) == b"1\n2\n"
+    again = MetricsFile(url, store.read(url))
+    assert [again.add(line) for line in (b"1\n", b"2\n", b"3\n")] == [False, False, True]
+    again.finish()
+    assert store.read(url) == b"1\n2\n3\n"
+    shorter = MetricsFile(url, store.read(url))
+    shorter.add(b"1\n")
+    shorter.write()
+    assert store.read(url) == b"1\n2\n3\n"
+    shorter.finish()
+    assert store.read(url) == b"1\n"
+
+
+def test_a_store_that_does_not_take_the_file_is_a_warning(recipe, tmp_path):
+    run = planned(recipe(), tmp_path, run_id="hand")
+    Path(run.url, FILE).mkdir()
+    notes: list[str] = []
+    go(run, notes)
+    assert notes
+    assert all(note.startswith(f"warning: {FILE} is not complete") for note in notes)
+
+
+def test_the_console_has_what_is_new(recipe, tmp_path):
+    run = planned(logging_to(recipe, "console"), tmp_path, run_id="hand")
+    go_until(run, "iteration-0001/rollout")
+    notes: list[str] = []
+    go(run, notes)
+    assert len(notes) == sum(row["iteration"] == 1 for row in rows(run))
+    assert (
+        notes[2]
+        == "  stage update  iteration 1  step 3  train/grad_norm 1  train/learning_rate 0.001  train/loss_avg 0.5"
+    )
+
+
+class StandIn:
+    """Wandb with a server: keeps rows by position, as a run that goes on finds them. ``broken`` names what fails."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.broken = broken
+        self.rows: dict[int, dict[str, Any]] = {}
+        self.inits: list[dict[str, Any]] = []
+        self.logged: list[int] = []
+        self.exit_codes: list[int] = []
+        self.starting_step = 0
+
+    Settings = SimpleNamespace
+
+    def _fail(self, where: str) -> None:
+        if where == self.broken:
+            raise ConnectionResetError("the service is gone")
+
+    def setup(self, settings: Any) -> None:
+        """Nothing to do."""
+
+    def init(self, **options: Any) -> "StandIn":
+        """The one run."""
+        self._fail("init")
+        self.inits.append(options)
+        self.starting_step = max(self.rows, default=-1) + 1
+        return self
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        """Nothing to do."""
+
+    def log(self, row: dict[str, Any], step: int, commit: bool) -> None:
+        """Keep a row."""
+        self._fail("log")
+        assert commit
+        assert step not in self.rows
+        self.rows[step] = row
+        self.logged.append(step)
+
+    def finish(self, exit_code: int) -> None:
+        """The run is over."""
+        self._fail("finish")
+        self.exit_codes.append(exit_code)
+
+
+@pytest.fixture
+def wandb_stand_in(monkeypatch: pytest.MonkeyPatch):
+    """Called, it puts a stand-in where wandb would be."""
+
+    def put(broken: str = "") -> StandIn:
+        stand_in = StandIn(broken)
+        monkeypatch.setitem(sys.modules, "wandb", cast("Any", stand_in))
+        return stand_in
+
+    return put
+
+
+def test_wandb_gets_every_number_once_though_the_run_was_killed(recipe, tmp_path, wandb_stand_in):
+    stand_in = wandb_stand_in()
+    run = planned(logging_to(recipe, "wandb"), tmp_path, run_id="hand")
+    go_until(run, "iteration-0001/update")
+    go(run)
+    assert stand_in.logged == sorted(set(stand_in.logged))
+    numbers = [{k: v for k, v in row.items() if k != "stage" and v is not None} for row in rows(run)]
+    assert all(any(row.items() <= sent.items() for sent in stand_in.rows.values()) for row in numbers)
+    assert stand_in.exit_codes == [0]
+    first, second = stand_in.inits
+    assert first["id"] == second["id"]
+    assert (first["project"], first["name"], first["resume"]) == ("cosmos_rl", "hand", "allow")
+    assert "launch" not in first["config"]
+
+
+def test_the_wandb_run_is_the_stores_and_the_runs_own(recipe, tmp_path, wandb_stand_in):
+    stand_in = wandb_stand_in()
+    for folder, run_id in (("a", "one"), ("a", "two"), ("b", "one")):
+        Tracker(planned(logging_to(recipe, "wandb"), tmp_path / folder, run_id=run_id), [].append)
+    assert len({options["id"] for options in stand_in.inits}) == 3
+
+
+def test_wandb_goes_on_past_an_earlier_end_that_was_evaluated(recipe, tmp_path, wandb_stand_in):
+    stand_in = wandb_stand_in()
+    path = validated(recipe, tmp_path, ("[[rewards]]", '[logging]\nlogger = ["wandb"]\n\n[[rewards]]'))
+    run = planned(path, tmp_path, run_id="hand")
+    go(run)
+    before = set(stand_in.rows)
+    go(planned(path, tmp_path, run_id="hand", iterations=3))
+    after = [stand_in.rows[position] for position in sorted(set(stand_in.rows) - before)]
+    assert [(row.get("iteration"), row.get("policy_version"), row["step"]) for row in after] == [
+        (2, None, 4), (2, None, 4), (2, None, 5), (2, None, 6), (None, 3, 6),
+    ]  # fmt: skip
+
+
+def test_wandb_hears_that_a_run_failed(recipe, tmp_path, wandb_stand_in):
+    stand_in = wandb_stand_in()
+    run = planned(logging_to(recipe, "wandb"), tmp_path, run_id="hand")
+    with pytest.raises(Killed), Tracker(run, [].append) as tracker:
+        post_train(run, cast("Launcher", Waves(tracker, "iteration-0001/rollout")))
+    assert stand_in.exit_codes == [1]
+    assert [row["iteration"] for row in rows(run)] == [0] * 5
+
+
+@pytest.mark.parametrize("broken", ["init", "log", "finish"])
+def test_a_broken_wandb_is_one_warning(recipe, tmp_path, wandb_stand_in, broken):
+    wandb_stand_in(broken)
+    notes: list[str] = []
+    run = planned(logging_to(recipe, "wandb"), tmp_path, run_id="hand")
+    go(run, notes)
+    assert notes == ["warning: nothing more goes to wandb (ConnectionResetError: the service is gone)"]
+    plain = planned(recipe(), tmp_path, run_id="plain")
+    go(plain)
+    assert stored(run) == stored(plain)
+
+
+def test_wandb_that_is_not_installed_is_one_warning(recipe, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", cast("Any", None))
+    notes: list[str] = []
+    go(planned(logging_to(recipe, "wandb"), tmp_path, run_id="hand"), notes)
+    assert len(notes) == 1
+    assert notes[0].endswith("; install the extra `tracking`")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb (the extra `tracking`) is not installed")
+def test_wandb_offline_keeps_the_numbers_in_a_folder(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    notes: list[str] = []
+    run = planned(logging_to(recipe, "wandb"), tmp_path, run_id="hand")
+    wandb: Any = importlib.import_module("wandb")
+    try:
+        go_until(run, "iteration-0001/update")
+        # Its service outlives a flow that only a test has killed.
+        wandb.teardown()
+        go(run, notes)
+    finally:
+        wandb.teardown()
+    assert notes == []
+    kept = [path.read_bytes() for path in tmp_path.glob("wandb/offline-run-*/run-*.wandb")]
+    assert len(kept) == 2
+    names = {key for row in rows(run) for key in row if "/" in key}
+    assert "train/loss_avg" in names
+    assert {name for name in names if name.encode() not in kept[0] or name.encode() not in kept[1]} == set()
+
+
+def mistakes_of(path: str, *overrides: str) -> str:
+    """What is wrong with a recipe."""
+    with pytest.raises(ConfigError) as error:
+        check(read_values(path, list(overrides)), path)
+    return str(error.value)
+
+
+def test_loggers_are_checked(recipe):
+    path = recipe()
+    assert check(read_values(path, ['logging.logger=["console", "wandb"]']), path).logging.project_name == "cosmos_rl"
+    assert "logging.logger.0: Input should be 'console' or 'wandb'" in mistakes_of(
+        path, 'logging.logger=["tensorboard"]'
+    )
+    assert "did you mean 'project_name'?" in mistakes_of(path, "logging.projekt_name=x")
+    assert "logging.project_name" in mistakes_of(path, "logging.project_name=''")
+
+
+def test_a_run_goes_on_with_another_logger(recipe, tmp_path):
+    path = recipe()
+    run = make_run(path, tmp_path, iterations=1)
+    other = planned(path, tmp_path, run_id="hand", overrides=('logging.logger=["console"]',))
+    assert other.recipe.logging.logger == ("console",)
+    assert other.recipe.identity() == run.recipe.identity()
+    assert [standing_manifest(r) is not None for r in (other.policy(), other.rollout(0), other.update(0))] == [True] * 3

@@ -1,0 +1,96 @@
+"""Runs made by hand as in ``by_hand``, with the numbers that their artifacts would have, and followed by a tracker."""
+
+import json
+from typing import Any, cast
+
+import pandas as pd
+import pytest
+
+from cosmos_rl_core import store
+from flows.launch import Launcher, standing_manifest
+from flows.metrics import FILE
+from flows.post_train import post_train
+from flows.requests import Run
+from flows.tracking import Tracker
+from stages.contracts import Request
+from stages.manifest import Manifest
+from stages.report import ADVANTAGES, METRICS
+from stages.samples import to_parquet
+from tests.flows.by_hand import SECONDS, make_one
+from tests.hand_made import make
+
+STEPS = (0.5, 0.25)
+"""Losses of the two optimizer steps of an iteration."""
+SUMMARIES = {
+    "rollout": {"samples": 8},
+    "update": {"excluded": 1},
+    "reward": {"standard_error": 0.125, "scored": 7, "failed": 1},
+}
+
+
+def make_with_numbers(request: Request, raised_by: float = 0.0) -> Manifest:
+    """Make a Request's artifact with the numbers that it would have."""
+    if request.stage not in ("rollout", "reward", "update", "finetune"):
+        return make_one(request)
+    files = {"current/w": request.slot.encode(), "old/w": b"old", "scores": f"{raised_by}".encode()}
+    if request.stage in ("update", "finetune"):
+        first = request.config.model_dump()["steps"]["first_step"]
+        rows = [{"step": first + i, "grad_norm": 1.0, "lr": 1e-3, "loss": loss} for i, loss in enumerate(STEPS)]
+        files[METRICS] = to_parquet(pd.DataFrame(rows))
+    if request.stage == "update":
+        table = {"reward": [0.0, 1.0, None], "advantage": [-1.0, 1.0, None], "used": [True, True, False]}
+        files[ADVANTAGES] = to_parquet(pd.DataFrame(table))
+    said: dict[str, Any] = {**SUMMARIES.get(request.stage, {}), "seconds": SECONDS[request.stage]}
+    if request.stage == "reward":
+        said[request.slot.rpartition("-")[2]] = 0.5 + raised_by
+    return make(request, files, **said)
+
+
+class Killed(BaseException):
+    """SIGKILL, as far as a test can be killed."""
+
+
+class Waves:
+    """What the loop is given in place of processes; it dies when it comes to a wave of the name ``until``."""
+
+    def __init__(self, tracker: Tracker, until: str = "") -> None:
+        self.tracker, self.until = tracker, until
+        self.names: list[str] = []
+
+    def launch(self, name: str, *requests: Request) -> list[Manifest]:
+        """Make what does not stand, and tell the tracker."""
+        if name == self.until:
+            raise Killed
+        self.names.append(name)
+        manifests = [standing_manifest(request) or make_with_numbers(request) for request in requests]
+        self.tracker.done(requests, manifests)
+        return manifests
+
+
+def go(run: Run, notes: list[str] | None = None) -> list[str]:
+    """Take a run to its end; the names of its waves."""
+    with Tracker(run, [].append if notes is None else notes.append) as tracker:
+        waves = Waves(tracker)
+        post_train(run, cast("Launcher", waves))
+    return waves.names
+
+
+def go_until(run: Run, wave: str) -> None:
+    """Take a run as far as to that wave, and kill it."""
+    with pytest.raises(Killed):
+        post_train(run, cast("Launcher", Waves(Tracker(run, [].append), wave)))
+
+
+def stored(run: Run) -> bytes:
+    """The file's bytes."""
+    return store.read(store.join(run.url, FILE))
+
+
+def rows(run: Run) -> list[dict[str, Any]]:
+    """The file, line by line."""
+    return [json.loads(line) for line in stored(run).splitlines()]
+
+
+def logging_to(recipe: Any, *loggers: str) -> str:
+    """Path of the recipe with these loggers."""
+    return recipe(("[rollout]", f"[logging]\nlogger = {json.dumps(loggers)}\n\n[rollout]"))

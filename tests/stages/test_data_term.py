@@ -1,0 +1,127 @@
+"""The diffusion loss on data beside the policy gradient, against the same loss computed by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cosmos_rl_core import seeds
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.models import sd3
+from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.pipelines import resolve_path
+from cosmos_rl_core.training import DrawKey, sft_time, training_noise
+from flows.requests import Run
+from stages import embed, encode
+from stages.artifacts import input_of
+from tests.stages.conftest import make
+from tests.stages.test_transitions import SDE, iterate, recipe, started, table_of, tensors_of
+
+CPU = torch.device("cpu")
+CAPTIONS = {"one": 'a "b" c', "two": 'a "d" e'}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One picture for each of two prompts."""
+    path = tmp_path / "media"
+    for name in ("images", "metas"):
+        (path / name).mkdir(parents=True)
+    for number, (stem, caption) in enumerate(CAPTIONS.items()):
+        pixels = np.random.default_rng(number).integers(0, 256, (32, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path / "images" / f"{stem}.png")
+        (path / "metas" / f"{stem}.txt").write_text(caption, encoding="utf-8")
+    return path
+
+
+def ddrl(folder: Path, prompt_dir: str, **options: Any) -> dict[str, Any]:
+    data = {"name": "local", "local_dir": str(folder), "size": [32, 64]}
+    chosen = {"type": "ddrl", "data_beta": 0.5, "text_dropout": 0.0, "batch_size_per_optimize": 8, "data": data}
+    return recipe(SDE, **(chosen | {"dataset": {"name": "ocr", "local_dir": prompt_dir}} | options))
+
+
+def data_run(values: dict[str, Any], tmp_path: Path) -> Run:
+    run = started(tmp_path, values)
+    make(run.encode(), tmp_path)
+    return run
+
+
+class ByHand:
+    """What the diffusion loss of the base model should be."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.model = sd3.load(resolve_path("package:tiny-sd3"), ("transformer",), CPU)
+        index = encode.read_index(input_of(run.encode_slot))
+        self.item_of: dict[str, str] = dict(zip(index["prompt_id"], index["item_id"], strict=True))
+        self.latents = encode.read(input_of(run.encode_slot), sorted(self.item_of.values()))
+        self.conditioning = embed.read(input_of(run.embed_slot), [*self.item_of, embed.NEGATIVE])
+
+    @torch.no_grad()
+    def loss(self, prompt_id: str, t: float, noise: torch.Tensor, *, text: bool = True) -> float:
+        """EDM's weight of the error of x_0, in its own variables: sigma, x_0 + sigma noise."""
+        x_0 = self.latents[self.item_of[prompt_id]].double()
+        sigma = t / (1 - t)
+        x_sigma = x_0 + sigma * noise.double()
+        x_t = ((1 - t) * x_sigma).float()[None]
+        conditioning = stack([self.conditioning[prompt_id if text else embed.NEGATIVE]], CPU)
+        velocity = self.model.velocity(x_t, torch.tensor([t], dtype=torch.float32, device=CPU), conditioning)
+        estimate = x_t.double() - t * velocity.double()
+        return float(((1 + sigma**2) / sigma**2 * (x_0 - estimate[0]) ** 2).mean())
+
+
+def test_each_trained_step_takes_the_data_of_its_prompt_at_its_own_noise(folder: Path, prompt_dir: str, tmp_path: Path):
+    run = data_run(ddrl(folder, prompt_dir), tmp_path)
+    metrics = table_of(iterate(run, tmp_path), "metrics.parquet")
+    by_hand = ByHand(run)
+    # The base's last level is 1 - 1e-3 at most in this grid: sigma stays finite.
+    losses = []
+    for about, tensors in tensors_of(run).values():
+        noise = torch.from_numpy(seeds.normal(tuple(tensors["latents"].shape), about["seed"], "initial noise", 0))
+        for step in tensors["steps"].tolist():
+            t = about["sigmas"][step]
+            losses.append(by_hand.loss(about["prompt_id"], min(t, 1 - 1e-9), noise))
+    assert metrics["data_loss"].iloc[0] == pytest.approx(np.mean(losses), rel=1e-4)
+    expected = 10 * (metrics["policy_loss"].iloc[0] + 0.5 * metrics["data_loss"].iloc[0])
+    assert metrics["loss"].iloc[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_on_the_first_step_only_with_levels_of_supervised_training_and_without_text(
+    folder: Path, prompt_dir: str, tmp_path: Path
+):
+    values = ddrl(folder, prompt_dir, data_on_first_only=True, use_rl_sigma_and_noise=False, text_dropout=1.0)
+    run = data_run(values, tmp_path)
+    metrics = table_of(iterate(run, tmp_path), "metrics.parquet")
+    by_hand = ByHand(run)
+    scheduler = by_hand.model.scheduler
+    scheduler.set_timesteps(1000)
+    sigmas = tuple(float(sigma) for sigma in scheduler.sigmas)
+    losses = []
+    for sample_id, (about, tensors) in tensors_of(run).items():
+        key = DrawKey(0, 0, 0, f"{sample_id}/0")
+        noise = training_noise(tuple(tensors["latents"].shape), key, 0)
+        t = sft_time(sigmas, run.recipe.policy.diffusers.density, key)
+        losses.append(by_hand.loss(about["prompt_id"], min(t, 1 - 1e-9), noise, text=False))
+    # The other trained step of each sample counts in the mean, with nothing.
+    assert metrics["data_loss"].iloc[0] == pytest.approx(np.mean(losses) / 2, rel=1e-4)
+
+
+def test_prompts_without_data_of_their_own_take_any(folder: Path, prompt_dir: str, tmp_path: Path):
+    for stem in CAPTIONS:
+        (folder / "metas" / f"{stem}.txt").write_text(f"another {stem}", encoding="utf-8")
+    run = data_run(ddrl(folder, prompt_dir), tmp_path)
+    assert table_of(iterate(run, tmp_path), "metrics.parquet")["data_loss"].iloc[0] > 0
+
+
+def test_a_weight_on_data_without_data_is_a_mistake_of_the_recipe(folder: Path, prompt_dir: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"data_beta = 0.5 weighs the diffusion loss on media: name them in"):
+        started(tmp_path, ddrl(folder, prompt_dir, data=None))
+
+
+def test_the_update_depends_on_the_data(folder: Path, prompt_dir: str, tmp_path: Path):
+    run = data_run(ddrl(folder, prompt_dir), tmp_path)
+    iterate(run, tmp_path)
+    assert run.update(0).one("data").content == input_of(run.encode_slot).content

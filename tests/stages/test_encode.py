@@ -1,0 +1,210 @@
+"""Latents of media sets through the real stage: images by SD3's VAE, videos by Wan's, on one rank and on two."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cosmos_rl_core import media as media_files
+from cosmos_rl_core import pipelines, shards
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.datasets import local, rendered_text
+from cosmos_rl_core.datasets._base import Media
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from stages import encode
+from stages.artifacts import Artifact, input_of
+from stages.contracts import Encode, MediaShape, ModelRef, Request
+from stages.loading import load_media, load_model
+from stages.outcome import Outcome
+from stages.runner import Settings, execute
+from tests.stages.conftest import make, make_on_ranks
+
+CPU = torch.device("cpu")
+ITEMS = 5
+IN_ORDER = [0, 0, 1, 1, 2]
+"""The shard of each item, two in one."""
+
+
+class Stopped(Exception):  # noqa: N818
+    """What ends an attempt."""
+
+
+class StopsAt(Outcome):
+    """Ends the attempt when so many items are done."""
+
+    def __init__(self, directory: Path, items: int) -> None:
+        super().__init__(directory, 0)
+        self.items = items
+
+    def progress(self, phase: str, step: int, total: int) -> None:
+        if phase == "encoding" and step == self.items:
+            raise Stopped
+        super().progress(phase, step, total)
+
+
+class Records(Outcome):
+    """Remembers what it was told."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, 0)
+        self.steps: list[tuple[int, int]] = []
+
+    def progress(self, phase: str, step: int, total: int) -> None:
+        self.steps += [(step, total)] if phase == "encoding" else []
+
+
+@pytest.fixture
+def videos(tmp_path: Path) -> local.Options:
+    """Clips of noise, one frame longer than what is read, the first and the last of one caption."""
+    for name in ("videos", "metas"):
+        (tmp_path / "clips" / name).mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for index in range(ITEMS):
+        _, data = media_files.encode(rng.integers(0, 256, (6, 16, 16, 3), dtype=np.uint8))
+        (tmp_path / "clips" / "videos" / f"clip-{index}.mkv").write_bytes(data)
+        caption = f"clip {index % (ITEMS - 1)}"
+        (tmp_path / "clips" / "metas" / f"clip-{index}.txt").write_text(caption, encoding="utf-8")
+    return local.Options(local_dir=str(tmp_path / "clips"), size=(16, 16), frames=5)
+
+
+@pytest.fixture(params=["images", "videos"])
+def config(request: pytest.FixtureRequest) -> Encode:
+    """Generated images for the tiny SD3, a folder of clips for the tiny Wan."""
+    if request.param == "images":
+        return config_of("package:tiny-sd3", rendered_text.Options(num_items=ITEMS), (32, 64), 1)
+    return config_of(request.getfixturevalue("wan_path"), request.getfixturevalue("videos"), (16, 16), 5)
+
+
+def config_of(model: str, dataset: DatasetOptions, size: tuple[int, int], frames: int, **changed: Any) -> Encode:
+    path = pipelines.resolve_path(model)
+    digest = local.digest(dataset) if isinstance(dataset, local.Options) else ""
+    return Encode(
+        model=ModelRef(
+            path=path,
+            adapter=pipelines.adapter_name(pipelines.pipeline_class(path)),
+            digest=pipelines.pipeline_digest(path),
+        ),
+        dataset=dataset,
+        dataset_digest=changed.get("dataset_digest", digest),
+        media=MediaShape(size=size, frames=frames),
+        items_per_shard=2,
+    )
+
+
+def asked(config: Encode, tmp_path: Path, name: str = "slot") -> Request:
+    return Request(stage="encode", slot=str(tmp_path / name), seed=0, config=config)
+
+
+def media_of(config: Encode) -> Media:
+    return load_media(config.dataset, config.dataset_digest)
+
+
+def run_with(outcome: Outcome, request: Request) -> None:
+    settings = Settings(outcome.directory, 1, True, None, False)
+    execute(request, settings, outcome)
+
+
+def test_latents_are_the_models_own_of_each_item(config: Encode, tmp_path: Path):
+    outcome = Records(tmp_path / "outcome")
+    run_with(outcome, asked(config, tmp_path))
+    assert outcome.steps[-1] == (ITEMS, ITEMS)
+    assert [step for step, _ in outcome.steps] == sorted(step for step, _ in outcome.steps)
+    source, media = input_of(str(tmp_path / "slot")), media_of(config)
+
+    index = encode.read_index(source)
+    assert index.columns.tolist() == ["item_id", "prompt_id", "shard"]
+    assert index["item_id"].tolist() == list(media.item_ids)
+    assert index["prompt_id"].tolist() == [media.item(i)[1].id for i in range(ITEMS)]
+    assert index["shard"].tolist() == IN_ORDER
+
+    model = load_model(config.model, ("vae",), CPU)
+    found = encode.read(source, list(media.item_ids))
+    assert found.keys() == set(media.item_ids)
+    for i, item_id in enumerate(media.item_ids):
+        expected = model.encode_media(torch.tensor(media.item(i)[0], device=CPU)[None])[0]
+        assert found[item_id].shape == model.latent_shape(config.media.size, config.media.frames)
+        assert found[item_id].dtype == torch.float32
+        assert torch.equal(found[item_id], expected)
+    assert len({tuple(latents.flatten().tolist()) for latents in found.values()}) == ITEMS
+
+
+def test_one_rank_and_two_write_the_same_bytes(config: Encode, tmp_path: Path):
+    alone = make(asked(config, tmp_path, "alone"), tmp_path)
+    both = make_on_ranks(asked(config, tmp_path, "both"), tmp_path, 2)
+    assert both.numerics["world_size"] == 2
+    assert sorted(alone.files) == ["index.parquet", *(f"latents/0000{number}.tar" for number in range(3))]
+    assert {n: f.sha256 for n, f in alone.files.items()} == {n: f.sha256 for n, f in both.files.items()}
+
+
+def test_the_next_attempt_adopts_the_shards_of_one_that_ended(config: Encode, tmp_path: Path):
+    whole = make(asked(config, tmp_path, "whole"), tmp_path)
+    with pytest.raises(Stopped):
+        run_with(StopsAt(tmp_path / "outcome", items=3), asked(config, tmp_path))
+    retried = make(asked(config, tmp_path), tmp_path)
+    assert retried.content == whole.content
+    # The second shard was half made: it is made again, whole.
+    own = f"attempts/{retried.attempt}/"
+    assert [name for name, file in retried.files.items() if not file.path.startswith(own)] == ["latents/00000.tar"]
+
+
+def test_reading_opens_the_shards_that_are_needed_and_no_others(config: Encode, tmp_path: Path):
+    manifest = make(asked(config, tmp_path), tmp_path)
+    source, ids = input_of(str(tmp_path / "slot")), media_of(config).item_ids
+    for number in (0, 2):
+        Path(source.url, manifest.files[f"latents/0000{number}.tar"].path).unlink()
+    assert list(encode.read(source, [ids[3]])) == [ids[3]]
+    assert set(encode.read(source, [ids[3], ids[2], ids[3]])) == {ids[2], ids[3]}
+    with pytest.raises(ArtifactError, match="is missing"):
+        encode.read(source, [ids[0]])
+    with pytest.raises(ArtifactError, match="has no latents of nothing; it has 5 items"):
+        encode.read(source, [ids[3], "nothing"])
+
+
+def test_shards_are_named_by_item(config: Encode, tmp_path: Path):
+    make(asked(config, tmp_path), tmp_path)
+    artifact, ids = Artifact(input_of(str(tmp_path / "slot"))), media_of(config).item_ids
+    members = [list(shards.unpack(artifact.read(name))) for name in artifact.names("latents/")]
+    assert members == [[f"{item_id}.safetensors" for item_id in ids[n : n + 2]] for n in (0, 2, 4)]
+
+
+@pytest.mark.parametrize("file", ["metas/clip-1.txt", "videos/clip-1.mkv"])
+def test_a_folder_that_changed_since_the_plan_is_an_error(
+    file: str, wan_path: str, videos: local.Options, tmp_path: Path
+):
+    config = config_of(wan_path, videos, (16, 16), 5)
+    with Path(videos.local_dir, file).open("ab") as stream:
+        stream.write(b" ")
+    with pytest.raises(ArtifactError, match="are not those that were planned"):
+        make(asked(config, tmp_path), tmp_path)
+    assert not (tmp_path / "slot" / "shards").exists()
+
+
+def test_a_generated_set_that_was_planned_with_files_is_an_error(tmp_path: Path):
+    config = config_of("package:tiny-sd3", rendered_text.Options(num_items=1), (32, 64), 1, dataset_digest="0" * 64)
+    with pytest.raises(ArtifactError, match="digest none, planned 000"):
+        make(asked(config, tmp_path), tmp_path)
+
+
+def test_media_of_another_size_are_refused(tmp_path: Path):
+    config = config_of("package:tiny-sd3", rendered_text.Options(num_items=1), (32, 32), 1)
+    with pytest.raises(ConfigError, match=r"is \(1, 32, 64, 3\), expected \(1, 32, 32, 3\)"):
+        make(asked(config, tmp_path), tmp_path)
+
+
+def test_where_the_folder_lies_is_no_part_of_what_is_asked(wan_path: str, videos: local.Options, tmp_path: Path):
+    before = asked(config_of(wan_path, videos, (16, 16), 5), tmp_path)
+    moved = Path(videos.local_dir).rename(tmp_path / "moved")
+    there = videos.model_copy(update={"local_dir": str(moved)})
+    assert asked(config_of(wan_path, there, (16, 16), 5), tmp_path).fingerprint == before.fingerprint
+    (moved / "metas" / "clip-0.txt").write_text("other", encoding="utf-8")
+    assert asked(config_of(wan_path, there, (16, 16), 5), tmp_path).fingerprint != before.fingerprint
+
+
+def test_a_request_survives_the_way_through_its_file(wan_path: str, videos: local.Options, tmp_path: Path):
+    request = asked(config_of(wan_path, videos, (16, 16), 5), tmp_path)
+    again = Request.model_validate_json(json.dumps(json.loads(request.model_dump_json())))
+    assert again == request
+    assert again.fingerprint == request.fingerprint

@@ -1,0 +1,255 @@
+"""Stochastic rollouts, what is stored of them, and updates that train on it: for every sampler, LoRA and full."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load as load_tensors
+
+from cosmos_rl_core.errors import ConfigError, DivergenceError
+from flows import costs
+from flows.requests import Run
+from stages.artifacts import Artifact, input_of
+from stages.contracts import Request
+from stages.drift import TRANSITIONS
+from stages.policy import read_part
+from stages.samples import read_shard, read_table, shard_names
+from tests.stages.conftest import make, make_run
+
+LORA = {"r": 2, "target_modules": ["to_q", "to_v"]}
+SDE = {"num_steps": 4, "solver": "flow_sde"}
+CLIP = 1e-4
+
+
+def recipe(sample: dict[str, Any], lora: dict[str, Any] | None = LORA, **options: Any) -> dict[str, Any]:
+    """FlowGRPO on the tiny SD3: 2 prompts of 4 samples, 2 optimizer steps."""
+    policy = {"type": "grpo", "mini_batch": 2, "batch_size_per_optimize": 4, "train_on": [0, 2], "clip_ratio": CLIP}
+    diffusers = {"inference_size": [32, 64], "max_prompt_length": 12, "sample": sample}
+    return {
+        "policy": {"model_name_or_path": "package:tiny-sd3", "diffusers": diffusers} | ({"lora": lora} if lora else {}),
+        "train": {
+            "num_iterations": 4,
+            "train_batch_per_replica": 8,
+            "optm_lr": 1e-3,
+            "train_policy": policy | {"dataset": {"name": "ocr"}} | options,
+        },
+        "rollout": {"n_generation": 4, "n_generation_mini_batch": 4, "samples_per_shard": 4},
+        "rewards": [{"fn": {"name": "jpeg"}}],
+    }
+
+
+def started(tmp_path: Path, values: dict[str, Any], name: str = "run") -> Run:
+    run = make_run(tmp_path / name, values, name)
+    for request in (run.policy(), run.embed()):
+        make(request, tmp_path)
+    return run
+
+
+def iterate(run: Run, tmp_path: Path, k: int = 0) -> Artifact:
+    """One iteration; the update."""
+    make(run.rollout(k), tmp_path)
+    for reward in run.rewards(run.iteration(k, "rollout"), k):
+        make(reward, tmp_path)
+    return updated(run.update(k), tmp_path)
+
+
+def updated(request: Request, tmp_path: Path) -> Artifact:
+    make(request, tmp_path)
+    return Artifact(input_of(request.slot))
+
+
+def table_of(update: Artifact, name: str = TRANSITIONS) -> Any:
+    """A table of an update; untyped, as pandas is."""
+    return read_table(update, name)
+
+
+def tensors_of(run: Run, k: int = 0) -> dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]]:
+    artifact = Artifact(input_of(run.iteration(k, "rollout")))
+    stored = [sample for name in shard_names(artifact) for sample in read_shard(artifact, name)]
+    return {s.sample_id: (s.about, load_tensors(s.latents or b"")) for s in stored}
+
+
+@pytest.mark.parametrize(
+    ("sample", "lora"),
+    [
+        (SDE, LORA),
+        (SDE | {"guidance_scale": 2.0}, None),
+        ({"num_steps": 4, "solver": "cps"}, LORA),
+        ({"num_steps": 4, "solver": "edm"}, LORA),
+        ({"num_steps": 4, "solver": "edm", "solver_option": "1euler", "guidance_scale": 2.0}, LORA),
+    ],
+    ids=["sde", "sde-guided-full", "cps", "edm", "edm-euler-guided"],
+)
+def test_recorded_steps_are_replayed_exactly_and_then_trained_on(
+    sample: dict[str, Any], lora: dict[str, Any] | None, tmp_path: Path
+):
+    run = started(tmp_path, recipe(sample, lora))
+    update = iterate(run, tmp_path)
+    stored = tensors_of(run)
+    assert len(stored) == 8
+    for about, tensors in stored.values():
+        assert about["trained_steps"] == tensors["steps"].tolist() == [0, 2]
+        recalled = {"history.2"} if sample["solver"] == "edm" and "solver_option" not in sample else set()
+        states = {f"state.{i}" for i in (0, 1, 2, 3)}
+        assert tensors.keys() == {"latents", "steps", "log_prob"} | states | recalled
+        assert {tensors[name].dtype for name in states} == {torch.float32}
+        assert tensors["log_prob"].dtype == torch.float64
+
+        large = [tensor for name, tensor in tensors.items() if name not in {"steps", "log_prob"}]
+        assert costs.sample_bytes(run.recipe) == sum(tensor.nbytes for tensor in large)
+    policy = input_of(run.policy_after(1))
+    parts = [read_part(policy, part) for part in ("current", "optimizer")]
+    sizes = [tensor.nbytes for part in parts for name, tensor in part.items() if not name.startswith("step.")]
+    # Full fine-tuning counts the transformer's buffers too.
+    assert costs.policy_bytes(run.recipe) == pytest.approx(sum(sizes), rel=0.01 if lora is None else 0)
+
+    table = table_of(update)
+    assert len(table) == 16
+    first = table[table["optimizer_step"] == 0]
+    # The policy is the one that made the rollout until the first step moves it.
+    assert first["ratio"].tolist() == [1.0] * 8
+    assert first["log_ratio"].tolist() == [0.0] * 8
+    assert table.loc[table["optimizer_step"] == 1, "log_ratio"].abs().min() > 0
+    assert table["logp_drift"].max() < CLIP / 100
+    metrics = table_of(update, "metrics.parquet")
+    assert metrics["effective_sample_size"].between(0.1, 1 + 1e-12).all()
+    before = read_part(input_of(run.policy_slot), "current")
+    after = read_part(input_of(run.policy_after(1)), "current")
+    assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, CLIP / 100), (torch.bfloat16, 10 * CLIP)])
+def test_rollout_and_update_agree_on_the_density_in_any_batch(dtype: torch.dtype, limit: float, tmp_path: Path):
+    """Of the same samples in batches of 1, 2 and all, in another order than they were sampled in."""
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
+        drifts = []
+        for mini_batch in (1, 2, 4):
+            values = recipe(SDE, mini_batch=mini_batch, max_logp_drift=1.0)
+            update = iterate(started(tmp_path, values, str(mini_batch)), tmp_path)
+            table = table_of(update)
+            drifts.append(table["logp_drift"].max())
+            # Recomputed in the update's own batches, so that whatever the drift, nothing has changed yet.
+            assert table.loc[table["optimizer_step"] == 0, "log_ratio"].tolist() == [0.0] * 8
+    assert max(drifts) < limit
+
+
+def test_an_update_that_computes_otherwise_than_the_rollout_refuses_by_sample_and_step(tmp_path: Path):
+    run = started(tmp_path, recipe(SDE, max_logp_drift=1e-6))
+    make(run.rollout(0), tmp_path)
+    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+        make(reward, tmp_path)
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(DivergenceError, match=r"sample p-[0-9a-f]+-00\d, step [02]: .* max_logp_drift = 1e-06"),
+    ):
+        make(run.update(0), tmp_path)
+
+
+def test_stored_densities_take_the_drift_into_the_ratio(tmp_path: Path):
+    run = started(tmp_path, recipe(SDE, logp_old="stored", max_logp_drift=1.0))
+    make(run.rollout(0), tmp_path)
+    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+        make(reward, tmp_path)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        table = table_of(updated(run.update(0), tmp_path))
+    first = table[table["optimizer_step"] == 0]
+    np.testing.assert_allclose(first["log_ratio_per_dim"].abs(), first["logp_drift"], atol=1e-12)
+    assert first["logp_drift"].max() > 0
+
+
+def test_a_random_step_is_drawn_for_each_prompt_among_those_with_noise(tmp_path: Path):
+    values = recipe({"num_steps": 6, "solver": "cps"}, train_on=[1, -1])
+    values["train"] |= {"train_batch_per_replica": 24}
+    values["rollout"] |= {"n_generation": 2}
+    run = started(tmp_path, values)
+    iterate(run, tmp_path)
+    by_prompt: dict[str, set[tuple[int, ...]]] = {}
+    for about, _ in tensors_of(run).values():
+        by_prompt.setdefault(about["prompt_id"], set()).add(tuple(about["trained_steps"]))
+    assert all(len(steps) == 1 for steps in by_prompt.values())
+    drawn = {step for steps in by_prompt.values() for step in next(iter(steps))} - {1}
+    assert drawn <= {0, 2, 3, 4}
+    assert len(drawn) > 1
+
+
+def test_samples_of_one_prompt_may_start_from_the_same_noise(tmp_path: Path):
+    run = started(tmp_path, recipe(SDE, use_same_seed=True))
+    make(run.rollout(0), tmp_path)
+    starts: dict[str, list[torch.Tensor]] = {}
+    ends: dict[str, list[torch.Tensor]] = {}
+    for about, tensors in tensors_of(run).values():
+        starts.setdefault(about["prompt_id"], []).append(tensors["state.0"])
+        ends.setdefault(about["prompt_id"], []).append(tensors["latents"])
+    one, other = starts.values()
+    assert all(torch.equal(start, one[0]) for start in one)
+    assert not torch.equal(one[0], other[0])
+    assert not any(torch.equal(a, b) for group in ends.values() for a, b in pairwise(group))
+
+
+def test_several_passes_drift_and_end_early_where_they_may_not(tmp_path: Path):
+    free = iterate(started(tmp_path, recipe(SDE, mu_iterations=2), "free"), tmp_path)
+    metrics = table_of(free, "metrics.parquet")
+    assert metrics["step"].tolist() == [0, 1, 2, 3]
+    assert metrics["approx_kl"].iloc[0] == 0
+    assert metrics["approx_kl"].iloc[1:].min() > 0
+
+    bound = started(tmp_path, recipe(SDE, mu_iterations=2, max_drift=1e-15), "bound")
+    update = iterate(bound, tmp_path)
+    steps = table_of(update, "metrics.parquet")["step"].tolist()
+    # Each pass goes on until its first step away from the behaviour policy.
+    assert steps == [0, 1, 2]
+    assert update.manifest.summary["passes_ended_early"] == 2
+    assert update.json("schedule/clocks.json") == {"iteration": 1, "optimizer_step": 4}
+    # The next iteration begins where this one was planned to end.
+    assert table_of(iterate(bound, tmp_path, 1), "metrics.parquet")["step"].tolist()[0] == 4
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_reference_that_is_renewed_travels_with_the_policy_and_can_make_the_rollouts(tmp_path: Path):
+    run = started(tmp_path, recipe(SDE, update_ref_every_iter=2, on_policy=False, kl_beta=0.01))
+    updates = [iterate(run, tmp_path, k) for k in range(3)]
+    current, reference = (
+        [read_part(input_of(run.policy_after(k)), part) for k in (1, 2, 3)] for part in ("current", "reference")
+    )
+    start = read_part(input_of(run.policy_slot), "current")
+    assert same(reference[0], start)
+    assert same(reference[1], current[1])
+    assert same(reference[2], current[1])
+    assert run.rollout(1).one("policy").parts == ("reference",)
+    # Rollouts by the reference: the first step of iteration 1 is off-policy by iteration 0, that of 2 is on-policy.
+    first = [table_of(update, "metrics.parquet").iloc[0] for update in updates]
+    assert first[0]["approx_kl"] == 0
+    assert first[1]["approx_kl"] > 0
+    assert first[2]["approx_kl"] == 0
+    assert first[2]["kl"] == 0
+
+
+def test_stale_rollouts_are_compared_with_the_policy_that_made_them(tmp_path: Path):
+    values = recipe(SDE)
+    values["train"] |= {"staleness": 1}
+    run = started(tmp_path, values)
+    for k in range(2):
+        iterate(run, tmp_path, k)
+    assert run.rollout(1).one("policy").content == run.rollout(0).one("policy").content
+    request = run.update(1)
+    assert request.inputs["behaviours"][0].url == run.policy_slot
+    metrics = table_of(Artifact(input_of(request.slot)), "metrics.parquet")
+    assert metrics["approx_kl"].iloc[0] > 0
+    assert metrics["logp_drift"].max() < CLIP / 100
+
+    swapped = request.model_copy(update={"inputs": request.inputs | {"behaviours": (input_of(run.policy_after(1)),)}})
+    with pytest.raises(ConfigError, match="the rollouts were made by policies"):
+        make(swapped.model_copy(update={"slot": f"{request.slot}-swapped"}), tmp_path)
+
+
+def test_advantages_keep_each_rewards_own_column(tmp_path: Path):
+    update = iterate(started(tmp_path, recipe(SDE)), tmp_path)
+    table = table_of(update, "advantages.parquet")
+    pd.testing.assert_series_equal(table["reward"], table["reward.jpeg"], check_names=False)
