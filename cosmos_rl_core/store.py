@@ -79,6 +79,17 @@ def write(url: str, data: bytes) -> None:
         raise _failed_write(url, len(data), error) from error
 
 
+def remove(url: str) -> None:
+    """Delete an object, if there is one."""
+    fs, path = _resolve(url)
+    try:
+        fs.rm_file(path)
+    except FileNotFoundError:
+        return
+    except _failures() as error:
+        raise UnavailableError(f"cannot delete {url}: {error}") from error
+
+
 def put_if_absent(url: str, data: bytes) -> bool:
     """Write an object only if none of that name exists. True if the object is now ours: exactly these bytes.
 

@@ -50,6 +50,8 @@ class Launcher:
     on_done: Callable[[Sequence[Request], Sequence[Manifest]], None] | None = None
     """Told of every wave that stands, made now or before."""
     _warm: WarmServer | None = None
+    _halvings: dict[str, int] = field(default_factory=dict)
+    """How often a slot's stage ran out of memory: the next try takes half as many samples at once."""
 
     def launch(self, name: str, *requests: Request) -> list[Manifest]:
         """Run a wave side by side and return its manifests, in order.
@@ -108,17 +110,21 @@ class Launcher:
                     one.end()
                 for one in running:
                     one.keep_log()
-            failures = [error for one in running if (error := one.failure()) is not None]
-        if failures:
-            self.display.note(str(failures[0]))
+            failed = {one.request.slot: error for one in running if (error := one.failure()) is not None}
+        for slot, error in failed.items():
+            if error.kind == "out_of_memory":
+                self._halvings[slot] = self._halvings.get(slot, 0) + 1
+        if failed:
+            self.display.note(str(next(iter(failed.values()))))
             # What cannot be helped by another try comes first.
-            raise min(failures, key=lambda error: error.retryable)
+            raise min(failed.values(), key=lambda error: error.retryable)
 
     def _start(self, request: Request, directory: Path) -> "_Running":
         path = directory / "request.json"
         path.write_text(request.model_dump_json(indent=1), encoding="utf-8")
         argv = [str(path), "--threads", str(self.config.threads)]
         argv += ["--numerics-record", store.join(self.run_url, "numerics", f"{request.stage}.json")]
+        argv += ["--halvings", str(halvings)] if (halvings := self._halvings.get(request.slot)) else []
         argv += [] if self.config.deterministic else ["--nondeterministic"]
         argv += ["--allow-numerics-change"] if self.allow_numerics_change else []
         log = directory / "log.txt"

@@ -39,6 +39,7 @@ def post_train(run: Run, launcher: Launcher) -> Result:
             launch(f"iteration-{k:04d}/update{'+rollout' if beside else ''}", run.update(k), *beside)
         else:
             launch(f"iteration-{k:04d}/finetune", run.finetune(k))
+        run.drop_old_state(k + 1)
         if run.is_due(k + 1):
             evaluated[k + 1] = evaluate(run, launcher, k + 1)
     scored = [k for k, scores in evaluated.items() if scores is not None]

@@ -11,7 +11,7 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.schedules import ema_decay, lr_factor
 from flows.plan import Plan, data_of, run_url
 from stages import contracts
-from stages.artifacts import input_of
+from stages.artifacts import drop, input_of
 from stages.contracts import Input, MediaShape, OptimizerSteps, Request, StageConfig
 
 STATE = ("current", "old", "ema", "reference", "optimizer", "schedule")
@@ -87,6 +87,12 @@ class Run:
     def policy_after(self, k: int) -> str:
         """Where policy version k is: 0 is the policy stage's, later ones the updates'."""
         return self.policy_slot if k == 0 else self.iteration(k - 1, "update" if self.trains_on_rewards else "finetune")
+
+    def drop_old_state(self, newest: int) -> None:
+        """Let go of what training can only go on from at a policy that ``max_keep`` newer ones have."""
+        keep = self.recipe.train.ckpt.max_keep
+        if keep is not None and newest - keep > 0:
+            drop(self.policy_after(newest - keep), *(set(STATE) - {"current", "ema", "schedule"}))
 
     def policy(self) -> Request:
         """Policy version 0."""

@@ -97,6 +97,8 @@ def why_stale(manifest: Manifest, request: Request) -> str | None:
     for name, entry in manifest.files.items():
         url = store.join(manifest.slot, entry.path)
         found = store.size(url)
+        if found is None and name.partition("/")[0] in _dropped(manifest):
+            continue
         if found is None:
             return f"{name} is missing ({url})"
         if found != entry.size:
@@ -104,6 +106,26 @@ def why_stale(manifest: Manifest, request: Request) -> str | None:
                 f"{url} has {found} bytes, its manifest says {entry.size}; restore it, or invalidate the artifact"
             )
     return None
+
+
+def drop(slot: str, *parts: str) -> None:
+    """Delete parts of the standing artifact for good. It stands as before, and whoever reads them is told.
+
+    A kill in between leaves files that another call removes: what is dropped is on record first.
+    """
+    generation, manifest = standing(slot)
+    if manifest is None or manifest.referred:
+        return
+    body = {"format": FORMAT, "manifest": manifest.digest, "parts": sorted(parts)}
+    store.put_if_absent(store.join(slot, f"dropped.{generation}.json"), canonical_json(body))
+    for name, entry in manifest.files.items():
+        if name.partition("/")[0] in _dropped(manifest):
+            store.remove(store.join(slot, entry.path))
+
+
+def _dropped(manifest: Manifest) -> list[str]:
+    url = store.join(manifest.slot, f"dropped.{manifest.generation}.json")
+    return [] if store.size(url) is None else read_record(url, ("parts",))["parts"]
 
 
 def invalidate(slot: str, generation: int, reason: str) -> int:
@@ -155,6 +177,7 @@ class Artifact:
         self.manifest = Manifest.read(_manifest_bytes(source), source.url)
         if self.manifest.part_content(*source.parts) != source.content:
             raise ArtifactError(f"{source.url} has other contents than the Request names")
+        self.parts_dropped = _dropped(self.manifest)
 
     def names(self, prefix: str = "") -> list[str]:
         """Names of the files that start with ``prefix``, sorted."""
@@ -162,6 +185,11 @@ class Artifact:
 
     def read(self, name: str) -> bytes:
         """One file's bytes. Raises :class:`ArtifactError` if they are missing or not those of the manifest."""
+        if name.partition("/")[0] in self.parts_dropped:
+            raise ArtifactError(
+                f"{name} of {self.url} was deleted, as this run keeps the training state of its newest policies only; "
+                "begin again at an earlier policy, or keep more (train.ckpt.max_keep)"
+            )
         if name not in self.manifest.files:
             raise ArtifactError(f"{self.url} has no file {name!r}; it has {', '.join(self.names())}")
         return read_entry(self.url, self.manifest.files[name])
@@ -227,11 +255,11 @@ class Attempt:
         """A URL inside the slot."""
         return store.join(self.request.slot, *names)
 
-    def layout(self, layout: dict[str, Any], log: Log) -> dict[str, Any]:
+    def layout(self, layout: dict[str, Any], log: Log, *, smaller: bool = False) -> dict[str, Any]:
         """Commit how the work is cut, or take the cut that an earlier attempt committed.
 
         Rank 0 only; broadcast the result. A layout of other settings or inputs ends its generation: nothing made under
-        it can be part of this artifact.
+        it can be part of this artifact. So does one that did not fit into memory, where ours is to be ``smaller``.
         """
         asked = {"recipe": self.request.recipe, "inputs": self.request.input_contents}
         while True:
@@ -239,15 +267,12 @@ class Attempt:
             body = {"format": FORMAT, **asked, "layout": layout, "numerics": self.numerics}
             store.put_if_absent(url, canonical_json(body))
             found = read_record(url, ("recipe", "inputs", "layout", "numerics"))
-            if {key: found[key] for key in asked} == asked:
+            same = {key: found[key] for key in asked} == asked
+            if same and (found["layout"] == layout or not smaller):
                 break
-            log(
-                f"an unfinished attempt at generation {self.generation} had other settings or inputs; "
-                "nothing of it is kept"
-            )
-            self.generation = invalidate(
-                self.request.slot, self.generation, "unfinished, with other settings or inputs"
-            )
+            reason = "did not fit into memory" if same else "had other settings or inputs"
+            log(f"an unfinished attempt at generation {self.generation} {reason}; nothing of it is kept")
+            self.generation = invalidate(self.request.slot, self.generation, f"unfinished, {reason}")
         if found["numerics"] != self.numerics:
             changes = ", ".join(differences(found["numerics"], self.numerics))
             log(f"unfinished shards are not adopted: made under other numerics ({changes})")

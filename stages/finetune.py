@@ -28,7 +28,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     check_clocks(policy, iteration, config.steps.first_step)
     algorithm: Algorithm = plugins.load("algorithms", config.algorithm.type).Algorithm(config.algorithm)
     media = load_media(config.algorithm.dataset, config.dataset_digest)
-    layout = context.layout({"mini_batch": config.algorithm.mini_batch})
+    layout = context.layout({"mini_batch": context.shrunk(config.algorithm.mini_batch)})
     model = load_model(config.model, ("transformer", "vae"), group.device)
     if config.gradient_checkpointing:
         model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]

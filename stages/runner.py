@@ -69,6 +69,12 @@ class Context:
     ranks: Any
     """:class:`Ranks`; for stages with torch a :class:`cosmos_rl_core.distributed.Group`."""
     outcome: Outcome
+    halvings: int = 0
+    """How often an earlier attempt ran out of memory."""
+
+    def shrunk(self, size: int) -> int:
+        """A number of samples that are in memory at once, halved for each time that there was not enough."""
+        return max(1, size >> self.halvings)
 
     def progress(self, phase: str, step: int, total: int) -> None:
         """Say how far the work is; also the sign of life that stall detection looks for."""
@@ -77,7 +83,9 @@ class Context:
     def layout(self, layout: dict[str, Any]) -> dict[str, Any]:
         """Cut the work: the committed cut, the same on every rank and at every retry."""
         cut = (
-            [self.attempt.layout(layout, self.outcome.note), self.attempt.generation] if self.ranks.rank == 0 else None
+            [self.attempt.layout(layout, self.outcome.note, smaller=self.halvings > 0), self.attempt.generation]
+            if self.ranks.rank == 0
+            else None
         )
         layout, generation = self.ranks.broadcast(cut)
         self.attempt.use_layout(layout, generation)
@@ -93,6 +101,7 @@ class Settings:
     deterministic: bool
     numerics_record: str | None
     allow_numerics_change: bool
+    halvings: int = 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,6 +115,7 @@ def main(argv: list[str] | None = None) -> int:
         deterministic=not args.nondeterministic,
         numerics_record=args.numerics_record,
         allow_numerics_change=args.allow_numerics_change,
+        halvings=args.halvings,
     )
     outcome = Outcome(settings.outcome, int(os.environ.get("RANK", "0")))
     try:
@@ -136,7 +146,7 @@ def execute(request: Request, settings: Settings, outcome: Outcome) -> Manifest:
         attempt = Attempt(request, found, generation, attempt_id)
         attempt.use_layout({}, generation)
         stage = importlib.import_module(f"stages.{request.stage}")
-        summary = stage.run(request, Context(attempt, ranks, outcome)) or {}
+        summary = stage.run(request, Context(attempt, ranks, outcome, settings.halvings)) or {}
         if attempt.adopted:
             outcome.note(f"{attempt.adopted} finished shards of an earlier attempt were adopted")
         files = _gather_files(ranks, attempt)
@@ -231,6 +241,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--numerics-record", help="URL where the run's numerics of this stage are pinned")
     parser.add_argument(
         "--allow-numerics-change", action="store_true", help="go on although the numerics differ from the pinned ones"
+    )
+    parser.add_argument(
+        "--halvings", type=int, default=0, help="halve the samples in memory at once this often; adopts nothing larger"
     )
     return parser
 

@@ -90,7 +90,7 @@ def write_samples(
     ``generate`` turns at most ``tile`` samples, all of one shard, into shard members.
     """
     by_id = {sample.sample_id: sample for sample in samples}
-    layout = context.layout({"shards": cut(list(by_id), samples_per_shard), "tile": tile})
+    layout = context.layout({"shards": cut(list(by_id), samples_per_shard), "tile": context.shrunk(tile)})
     shard_ids: list[list[str]] = layout["shards"]
     mine = range(context.ranks.rank, len(shard_ids), context.ranks.world_size)
     total = sum(len(shard_ids[index]) for index in mine)

@@ -38,7 +38,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     _check_behaviours(request)
     algorithm: Algorithm = plugins.load("algorithms", config.algorithm.type).Algorithm(config.algorithm)
     table = _advantages(request, config, algorithm)
-    layout = context.layout({"steps": _order(table, config, request.seed, iteration)})
+    layout = context.layout({"steps": _order(request, config, table, context.shrunk(config.algorithm.mini_batch))})
     model = load_model(config.model, ("transformer",), group.device)
     if config.gradient_checkpointing:
         model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
@@ -130,7 +130,7 @@ def _advantages(request: Request, config: contracts.Update, algorithm: Algorithm
     return table
 
 
-def _order(table: pd.DataFrame, config: contracts.Update, seed: int, iteration: int) -> list[list[list[str]]]:
+def _order(request: Request, config: contracts.Update, table: pd.DataFrame, mini_batch: int) -> list[list[list[str]]]:
     """Optimizer steps of micro-batches of sample ids.
 
     The number of steps is planned: with samples excluded, steps are smaller.
@@ -142,11 +142,12 @@ def _order(table: pd.DataFrame, config: contracts.Update, seed: int, iteration: 
         raise ArtifactError(
             f"{len(used)} samples can be trained on, fewer than the {per_pass} optimizer steps planned on them"
         )
+    key = (request.seed, "update order", request.iteration or 0)
     steps: list[list[list[str]]] = []
     for epoch in range(passes):
-        order = [used[i] for i in seeds.permutation(len(used), seed, "update order", iteration, epoch)]
+        order = [used[i] for i in seeds.permutation(len(used), *key, epoch)]
         bounds = [len(order) * k // per_pass for k in range(per_pass + 1)]
-        steps += [cut(order[a:b], config.algorithm.mini_batch) for a, b in pairwise(bounds)]
+        steps += [cut(order[a:b], mini_batch) for a, b in pairwise(bounds)]
     return steps
 
 

@@ -17,8 +17,19 @@ from cosmos_rl_core.config.train import AnyAlgorithm, AnyDataset, AnyReward, Ema
 from cosmos_rl_core.errors import ConfigError
 
 
+class CkptConfig(Section):
+    """What is kept of the policies."""
+
+    max_keep: int | None = Field(default=None, ge=1, json_schema_extra={"identity": False})
+    """Newest policies that keep their optimizer, slow copy and reference; older ones keep the weights and the average,
+    and training cannot begin again at them. Absent keeps everything."""
+
+
 class TrainConfig(OptimizerConfig, EmaConfig):
     """How the weights move."""
+
+    ckpt: CkptConfig = Field(default=CkptConfig(), json_schema_extra={"identity": False})
+    """What is kept of the policies."""
 
     seed: int = Field(default=0, ge=0)
     """Every random draw of the run derives from it."""
@@ -109,6 +120,11 @@ def _mistakes(recipe: Recipe) -> Any:
         yield f"{recipe.train.train_policy.type} needs at least one [[rewards]] with role = 'train'"
     if not rewarded and any(reward.role == "train" for reward in recipe.rewards):
         yield f"{recipe.train.train_policy.type} trains on data: give its rewards role = 'monitor'"
+    if recipe.train.ckpt.max_keep is not None and recipe.train.ckpt.max_keep <= recipe.train.staleness:
+        yield (
+            f"train.ckpt.max_keep = {recipe.train.ckpt.max_keep} drops policies that rollouts still need at "
+            f"train.staleness = {recipe.train.staleness}"
+        )
     names = [reward.fn.name for reward in recipe.rewards]
     if len(set(names)) != len(names):
         yield f"two rewards of one name: {', '.join(names)}"

@@ -1,6 +1,7 @@
 import pytest
 
-from stages.artifacts import standing, why_stale
+from flows.launch import standing_manifest
+from stages.artifacts import Artifact, input_of, standing, why_stale
 from tests.hand_made import make, make_run, planned
 
 
@@ -74,3 +75,14 @@ def test_embeddings_are_shared_by_runs_that_ask_for_the_same(recipe, tmp_path):
     assert one.embed().slot == other_seed.embed().slot
     assert one.embed().slot.startswith(str(tmp_path / "store" / "dataset"))
     assert one.embed().slot != shorter.embed().slot
+
+
+def test_only_the_newest_policies_keep_what_training_goes_on_from(recipe, tmp_path):
+    path = recipe(("[rollout]", "[train.ckpt]\nmax_keep = 2\n[rollout]"))
+    run = make_run(path, tmp_path, iterations=3)
+    for k in range(1, 4):
+        run.drop_old_state(k)
+    gone = {k: Artifact(input_of(run.policy_after(k))).parts_dropped for k in range(4)}
+    assert gone == {0: [], 1: ["old", "optimizer", "reference"], 2: [], 3: []}
+    assert Artifact(input_of(run.policy_after(1))).read("current/w") == b"0"
+    assert all(standing_manifest(run.update(k)) for k in range(3))

@@ -363,3 +363,21 @@ def test_a_reference_holds_the_very_manifest_it_named(slot, store_url):
     store.write(url, store.read(url) + b" ")
     with pytest.raises(ArtifactError, match="not the manifest that was asked for"):
         standing(slot)
+
+
+def test_a_layout_that_did_not_fit_into_memory_gives_way_to_a_smaller_one_and_that_one_stays(slot):
+    request, notes = report(slot), []
+    large = begin(request, layout={"tile": 8})
+    large.shard(0, lambda: {"s/0": b"of 8"})
+    generation, attempt_id, _ = Attempt.begin(request, notes.append)
+    smaller = Attempt(request, NUMERICS, generation, attempt_id)
+    assert smaller.layout({"tile": 4}, notes.append, smaller=True) == {"tile": 4}
+    assert smaller.generation == 2
+    assert notes == ["an unfinished attempt at generation 1 did not fit into memory; nothing of it is kept"]
+    smaller.use_layout({"tile": 4}, 2)
+    smaller.shard(0, lambda: {"s/0": b"of 4"})
+
+    again = begin(request, layout={"tile": 8})
+    assert again.generation == 2
+    again.shard(0, lambda: pytest.fail("made again"))
+    assert again.read("s/0") == b"of 4"

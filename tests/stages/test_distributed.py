@@ -57,8 +57,14 @@ def stop(group, context):
     group.gather("the second rank never comes")
 
 
+def crowd(group, context):
+    if context.shrunk(8) > 4:
+        raise MemoryError("8 do not fit")
+    context.attempt.put_json("at-once.json", context.shrunk(8))
+
+
 def run(request, context):
-    {"work": work, "fail": fail, "stop": stop}[os.environ["RANKS_TEST"]](context.ranks, context)
+    {"work": work, "fail": fail, "stop": stop, "crowd": crowd}[os.environ["RANKS_TEST"]](context.ranks, context)
 
 
 stage = types.ModuleType("stages.embed")
@@ -125,6 +131,19 @@ def test_a_stopped_rank_counts_as_hung_and_nothing_of_it_is_left(
     assert not psutil.pid_exists(int(stopped.read_text()))
     assert not _left(request_on_two_ranks)
     assert len(list((Path(request_on_two_ranks.slot) / "logs").iterdir())) == 1
+
+
+def test_what_does_not_fit_into_memory_is_tried_again_with_half_as_much_at_once(
+    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKS_TEST", "crowd")
+    launcher = Launcher(str(Path(request_on_two_ranks.slot).parent), LaunchConfig(), Display())
+    with pytest.raises(StageError, match="8 do not fit") as caught:
+        launcher._make("crowd", [request_on_two_ranks])
+    assert caught.value.kind == "out_of_memory"
+    assert caught.value.retryable
+    launcher._make("crowd", [request_on_two_ranks])
+    assert Artifact(input_of(request_on_two_ranks.slot)).json("at-once.json") == 4
 
 
 def _left(request: Request) -> list[psutil.Process]:
