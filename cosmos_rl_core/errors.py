@@ -41,6 +41,12 @@ class DivergenceError(CosmosRLError):
     kind = "data"
 
 
+class DriftError(CosmosRLError):
+    """Rollout and update do not compute the same log-probabilities. The same bits would not either: no other try."""
+
+    kind = "data"
+
+
 class RewardError(CosmosRLError):
     """Too many samples could not be scored; the message names them. A score is never made up in their place."""
 

@@ -108,6 +108,8 @@ class PolicyWeights:
         return self._parts[part]
 
     def _point_at(self, tensors: Mapping[str, Tensor]) -> None:
+        # Autocast keeps casts of parameters by their identity, which stays when their data is another part's.
+        torch.clear_autocast_cache()
         for name, parameter in self._parameters.items():
             parameter.data = tensors[name]
 

@@ -23,10 +23,13 @@ def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | 
     if vae.get("_class_name") not in _GEOMETRY:
         return None
     channels, spatial, temporal = _GEOMETRY[vae["_class_name"]](vae)
-    patch = pipelines.read_json(pipeline, "transformer", "config.json").get("patch_size", 1)
+    transformer = pipelines.read_json(pipeline, "transformer", "config.json")
+    patch = transformer.get("patch_size", 1)
     multiple = spatial * (patch if isinstance(patch, int) else patch[-1])
     if any(side % multiple for side in size):
         raise ConfigError(f"inference_size {list(size)}: height and width must be multiples of {multiple} pixels here")
+    if (patches := transformer.get("pos_embed_max_size")) and max(size) > patches * multiple:
+        raise ConfigError(f"inference_size {list(size)}: at most {patches * multiple} pixels for this model")
     if temporal is None and frames != 1:
         raise ConfigError(f"train_frames = {frames}: this model makes images, whose frames are 1")
     if temporal is not None and (frames - 1) % temporal:

@@ -50,8 +50,8 @@ class Launcher:
     on_done: Callable[[Sequence[Request], Sequence[Manifest]], None] | None = None
     """Told of every wave that stands, made now or before."""
     _warm: WarmServer | None = None
-    _halvings: dict[str, int] = field(default_factory=dict)
-    """How often a slot's stage ran out of memory: the next try takes half as many samples at once."""
+    _out_of_memory: set[str] = field(default_factory=set)
+    """Slots whose last try ran out of memory: the next one takes half as many samples at once."""
 
     def launch(self, name: str, *requests: Request) -> list[Manifest]:
         """Run a wave side by side and return its manifests, in order.
@@ -111,9 +111,8 @@ class Launcher:
                 for one in running:
                     one.keep_log()
             failed = {one.request.slot: error for one in running if (error := one.failure()) is not None}
-        for slot, error in failed.items():
-            if error.kind == "out_of_memory":
-                self._halvings[slot] = self._halvings.get(slot, 0) + 1
+        self._out_of_memory -= {request.slot for request in requests}
+        self._out_of_memory |= {slot for slot, error in failed.items() if error.kind == "out_of_memory"}
         if failed:
             self.display.note(str(next(iter(failed.values()))))
             # What cannot be helped by another try comes first.
@@ -124,7 +123,7 @@ class Launcher:
         path.write_text(request.model_dump_json(indent=1), encoding="utf-8")
         argv = [str(path), "--threads", str(self.config.threads)]
         argv += ["--numerics-record", store.join(self.run_url, "numerics", f"{request.stage}.json")]
-        argv += ["--halvings", str(halvings)] if (halvings := self._halvings.get(request.slot)) else []
+        argv += ["--halve"] if request.slot in self._out_of_memory else []
         argv += [] if self.config.deterministic else ["--nondeterministic"]
         argv += ["--allow-numerics-change"] if self.allow_numerics_change else []
         log = directory / "log.txt"
@@ -209,12 +208,12 @@ class _Running:
         name = self.request.slot.rsplit("/", 2)
         where = "/".join(name[-2:])
         failures = read_failures(self.directory)
+        if failures and not failures[0].collective:
+            return StageError.of(failures[0].kind, f"{where} failed ({failures[0].kind}): {failures[0].message}")
         if self.hung:
             return StageError.of(
                 "hung", f"{where} gave no sign of life and was ended; its log is under {self.request.slot}/logs"
             )
-        if failures and not failures[0].collective:
-            return StageError.of(failures[0].kind, f"{where} failed ({failures[0].kind}): {failures[0].message}")
         kind = "killed" if self._killed() else "crash"
         return StageError.of(kind, f"{where} ended ({kind}, exit code {self.returncode}):\n{self._tail()}")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from stages.contracts import STAGES, Request
 
 GRACE_S = 10.0
 """Wait for killed processes to be gone."""
+REPLY_TIMEOUT_S = 120.0
+"""For the fork server's imports, on a slow disk; every later reply comes at once."""
 
 
 class StageProcess(Protocol):
@@ -71,7 +74,8 @@ class WarmServer:
             [sys.executable, "-m", "cosmos_rl_core.processes", sys.executable, "-m", "stages.warm"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
+            # Unbuffered, so that what select sees is all there is.
+            bufsize=0,
             env=_environment((), launch),
             # Ctrl-C goes to the whole process group; it is the launcher that ends this one.
             start_new_session=True,
@@ -90,8 +94,7 @@ class WarmServer:
         """Fork a runner."""
         try:
             assert self._server.stdin is not None
-            self._server.stdin.write(json.dumps({"argv": list(argv), "log": str(log)}) + "\n")
-            self._server.stdin.flush()
+            self._server.stdin.write(json.dumps({"argv": list(argv), "log": str(log)}).encode() + b"\n")
             while "returncode" in (reply := self._read()):
                 self._ended[reply["pid"]] = reply["returncode"]
         except BrokenPipeError as error:
@@ -115,7 +118,10 @@ class WarmServer:
         return self._ended[pid]
 
     def _read(self) -> dict[str, Any]:
+        """The next reply. A server that does not answer is killed: it only ever forks, which takes no time."""
         assert self._server.stdout is not None
+        if not select.select([self._server.stdout], [], [], REPLY_TIMEOUT_S)[0]:
+            kill_tree(self._server.pid)
         line = self._server.stdout.readline()
         if not line:
             raise BrokenPipeError("the fork server ended")

@@ -132,7 +132,7 @@ class Run:
 
     def _shared(self, config: StageConfig) -> Request:
         # No draw depends on the seed, so it is not part of what these are.
-        request = Request(stage=config.name, slot="?", seed=0, config=config)
+        request = Request(stage=config.name, slot="?", seed=0, config=config, gpus=self._gpus(config))
         slot = store.join(store.absolute(self.store_url), "dataset", request.fingerprint)
         return request.model_copy(update={"slot": slot})
 
@@ -262,7 +262,8 @@ class Run:
         )
         inputs = {"export": (input_of(self.export_slot(k)),)}
         slot = self.version(k, "evaluate")
-        return Request(stage="evaluate", slot=slot, seed=validation.seed, config=config, inputs=inputs)
+        gpus = self._gpus(config)
+        return Request(stage="evaluate", slot=slot, seed=validation.seed, config=config, inputs=inputs, gpus=gpus)
 
     def report(self, iterations: int, evaluated: list[int]) -> Request:
         """The page about all of it."""
@@ -321,5 +322,8 @@ class Run:
             seed=self.recipe.train.seed,
             config=config,
             inputs=inputs or {},
-            gpus=self.recipe.launch.stage_gpus.get(config.name, ()),
+            gpus=self._gpus(config),
         )
+
+    def _gpus(self, config: StageConfig) -> tuple[int, ...]:
+        return self.recipe.launch.stage_gpus.get(config.name, ())

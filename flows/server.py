@@ -5,8 +5,10 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 
@@ -33,7 +35,7 @@ def prefect_server() -> Iterator[None]:
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    if "PREFECT_API_URL" in os.environ:
+    if "PREFECT_API_URL" in os.environ or _profile_has_server():
         yield
         return
     with socket.socket() as free:
@@ -58,6 +60,17 @@ def prefect_server() -> Iterator[None]:
         os.environ.pop("PREFECT_API_URL", None)
         server.terminate()
         server.wait()
+
+
+def _profile_has_server() -> bool:
+    """Whether Prefect's active profile, as `prefect config set` writes it, names a server."""
+    home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
+    path = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml"))
+    if not path.is_file():
+        return False
+    written = tomllib.loads(path.read_text(encoding="utf-8"))
+    active = os.environ.get("PREFECT_PROFILE", written.get("active", ""))
+    return "PREFECT_API_URL" in written.get("profiles", {}).get(active, {})
 
 
 def _wait_until_healthy(server: subprocess.Popen[bytes], url: str) -> None:

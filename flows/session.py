@@ -82,6 +82,7 @@ def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
     options = ["--store", settings.store, "--run-id", run.plan.run_id, "--iterations", str(2 * iterations)]
     options += [word for override in settings.overrides for word in ("--set", override)]
     options += ["--cluster", settings.cluster] if settings.cluster else []
+    options += ["--allow-numerics-change"] if settings.allow_numerics_change else []
     lines = [
         f"report: {run.slot('report')}/{result.report.files['index.html'].path}",
         f"go on: {shlex.join(['cosmos-flows', 'run', settings.recipe, *options])}",

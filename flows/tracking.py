@@ -43,6 +43,7 @@ class Tracker:
         self._headline = run.headline_reward
         self._note = note
         self._steps = 0
+        self._seen: set[str] = set()
         url = store.join(run.url, FILE)
         self._file = MetricsFile(url, self._try(partial(store.read_if_exists, url)) or b"")
         logger = run.recipe.logging.logger
@@ -61,14 +62,19 @@ class Tracker:
 
     def done(self, requests: Sequence[Request], manifests: Sequence[Manifest]) -> None:
         """Take up the numbers of a wave; the file is written where an update or an evaluation is done."""
+        # What a wave makes beside an update is of the policy before it.
+        wave = sorted(zip(requests, manifests, strict=True), key=lambda pair: steps_after(pair[0]) is not None)
         lines: list[Line] = []
-        for request, manifest in zip(requests, manifests, strict=True):
+        for request, manifest in wave:
+            if manifest.digest in self._seen:
+                continue
+            self._seen.add(manifest.digest)
             lines += self._try(lambda r=request, m=manifest: list(lines_of(r, m, self._steps, self._headline))) or []
             self._steps = steps_after(request) or self._steps
         if not lines:
             return
         new = [line for line in lines if self._file.add(line.encode())]
-        if lines[-1].judges or steps_after(requests[-1]) is not None:
+        if lines[-1].judges or any(steps_after(request) is not None for request in requests):
             self._try(self._file.write)
         for logger in self._loggers:
             logger.log(lines, new)

@@ -160,6 +160,12 @@ def input_of(slot: str, *parts: str) -> Input:
     )
 
 
+def layout_halvings(slot: str, generation: int) -> int:
+    """How often a generation's committed layout was halved; 0 where there is none."""
+    url = store.join(slot, f"layout.{generation}.json")
+    return 0 if store.size(url) is None else read_record(url, ("halvings",))["halvings"]
+
+
 def read_record(url: str, keys: tuple[str, ...]) -> dict[str, Any]:
     """A JSON object of the store with at least these keys. Raises :class:`ArtifactError` if there is something else."""
     try:
@@ -255,20 +261,20 @@ class Attempt:
         """A URL inside the slot."""
         return store.join(self.request.slot, *names)
 
-    def layout(self, layout: dict[str, Any], log: Log, *, smaller: bool = False) -> dict[str, Any]:
+    def layout(self, layout: dict[str, Any], log: Log, halvings: int = 0) -> dict[str, Any]:
         """Commit how the work is cut, or take the cut that an earlier attempt committed.
 
         Rank 0 only; broadcast the result. A layout of other settings or inputs ends its generation: nothing made under
-        it can be part of this artifact. So does one that did not fit into memory, where ours is to be ``smaller``.
+        it can be part of this artifact. So does one that did not fit into memory: it was halved less often than ours.
         """
         asked = {"recipe": self.request.recipe, "inputs": self.request.input_contents}
         while True:
             url = self.url(f"layout.{self.generation}.json")
-            body = {"format": FORMAT, **asked, "layout": layout, "numerics": self.numerics}
+            body = {"format": FORMAT, **asked, "layout": layout, "halvings": halvings, "numerics": self.numerics}
             store.put_if_absent(url, canonical_json(body))
-            found = read_record(url, ("recipe", "inputs", "layout", "numerics"))
+            found = read_record(url, ("recipe", "inputs", "layout", "halvings", "numerics"))
             same = {key: found[key] for key in asked} == asked
-            if same and (found["layout"] == layout or not smaller):
+            if same and found["halvings"] >= halvings:
                 break
             reason = "did not fit into memory" if same else "had other settings or inputs"
             log(f"an unfinished attempt at generation {self.generation} {reason}; nothing of it is kept")

@@ -111,7 +111,7 @@ class Rollout(StageConfig):
     """Samples of the behaviour policy: media, latents and the seeds they came from, in tar shards."""
 
     name = "rollout"
-    version = 2
+    version = 3
     distributed = True
     inputs = {"policy": "one", "embeddings": "one"}
     model: ModelRef

@@ -108,6 +108,13 @@ class TransitionDraws:
     kernel: Kernel
     guidance_scale: float
 
+    def __post_init__(self) -> None:
+        fed = [step.t for step in self.kernel.steps]
+        if other := [sample_id for sample_id, about in self.stored.about.items() if about["t"] != fed]:
+            raise ArtifactError(
+                f"{len(other)} samples, e.g. {other[0]}, were made on other noise levels than this update would replay"
+            )
+
     def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
         steps = [self.step(sample_id, place) for sample_id in ids]
         at = table_of(self.kernel, self.stored.device).at(torch.tensor(steps, device=self.stored.device))

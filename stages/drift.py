@@ -2,18 +2,19 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from cosmos_rl_core.algorithms._base import Loss, Transitions
 from cosmos_rl_core.algorithms._policy_gradient import PolicyGradientOptions
 from cosmos_rl_core.config.train import RewardedOptions
-from cosmos_rl_core.errors import DivergenceError
+from cosmos_rl_core.errors import DriftError
 from stages.runner import Context
 from stages.samples import to_parquet
 from stages.trainer import MicroBatch, Trainer
 
 TRANSITIONS = "transitions.parquet"
-COLUMNS = ("log_ratio", "log_ratio_per_dim", "ratio", "clipped", "approx_kl", "logp_drift")
+COLUMNS = ("log_ratio", "log_ratio_per_dim", "ratio", "clipped", "approx_kl", "logp_drift", "ratio_drift")
 
 
 class DriftWatch:
@@ -23,41 +24,32 @@ class DriftWatch:
         self.options = options if isinstance(options, PolicyGradientOptions) else None
         self.trainer, self.context = trainer, context
         self.rows: list[dict[str, Any]] = []
-        self.stopped = 0
+        self._worst: tuple[float, str, int] = (0.0, "", 0)
+        self._ended_at: float | None = None
         if self.options is not None:
-            trainer.watch = self._see
-
-    def too_far(self) -> bool:
-        """Whether the pass ends here: the mean over all ranks of the last optimizer step, so all ranks agree."""
-        row = self.trainer.rows[-1]
-        if self.options is None:
-            return False
-        row["effective_sample_size"] = row["ratio"] ** 2 / row["ratio_squared"]
-        limit = self.options.max_drift
-        if limit is None or row["approx_kl"] <= limit:
-            return False
-        self.stopped += 1
-        drift = f"approx_kl {row['approx_kl']:.3g} after optimizer step {row['step']}"
-        self.context.outcome.note(f"{drift}, more than max_drift = {limit:g}: this pass over the rollouts ends")
-
-        return True
+            trainer.watch, trainer.may_step = self._see, self._may_step
 
     def write(self) -> None:
-        """Write ``transitions.parquet``, all ranks' rows in order."""
+        """Write ``transitions.parquet``, all ranks' rows in order, and add to the trainer's rows what they make
+        together."""
         if self.options is None:
             return
         rows = [row for ranks_rows in self.context.ranks.gather(self.rows) for row in ranks_rows]
-        if self.context.ranks.rank == 0:
-            table = pd.DataFrame(rows).sort_values(["optimizer_step", "sample_id", "step"], ignore_index=True)
-            self.context.attempt.put(TRANSITIONS, to_parquet(table))
+        if self.context.ranks.rank != 0:
+            return
+        table = pd.DataFrame(rows).sort_values(["optimizer_step", "sample_id", "step"], ignore_index=True)
+        self.context.attempt.put(TRANSITIONS, to_parquet(table))
+        sizes = {index: effective_sample_size(part["log_ratio"]) for index, part in table.groupby("optimizer_step")}
+        for row in self.trainer.rows:
+            row["effective_sample_size"] = sizes[int(row["step"]) - self.trainer.steps.first_step]
 
     def summary(self) -> dict[str, Any]:
         """Of the last optimizer step."""
         if self.options is None:
             return {}
         last = self.trainer.rows[-1]
-        stopped = {"passes_ended_early": self.stopped} if self.stopped else {}
-        return {"approx_kl": last["approx_kl"], "clipped": last["clipped"]} | stopped
+        ended = {} if self._ended_at is None else {"ended_before_step": self._ended_at}
+        return {"approx_kl": last["approx_kl"], "clipped": last["clipped"]} | ended
 
     def _see(self, index: int, micro: MicroBatch, loss: Loss) -> None:
         if not isinstance(micro.batch, Transitions) or micro.weight == 0:
@@ -65,15 +57,37 @@ class DriftWatch:
         columns = {name: loss.metrics[name].tolist() for name in COLUMNS}
         for place, (sample_id, step) in enumerate(zip(micro.names, micro.steps, strict=True)):
             values = {name: column[place] for name, column in columns.items()}
-            self._check(sample_id, step, values["logp_drift"])
+            self._worst = max(self._worst, (values["ratio_drift"], sample_id, step))
             self.rows.append({"optimizer_step": index, "sample_id": sample_id, "step": step, **values})
 
-    def _check(self, sample_id: str, step: int, logp_drift: float) -> None:
+    def _may_step(self, index: int, means: dict[str, float]) -> bool:
+        """Whether the weights may move: all ranks see the same numbers and decide alike."""
         assert self.options is not None
-        if not logp_drift <= self.options.max_logp_drift:
-            raise DivergenceError(
-                f"sample {sample_id}, step {step}: the log-probability of the rollout and the one computed again with "
-                f"its weights differ by {logp_drift:.3g} a dimension, more than max_logp_drift = "
-                f"{self.options.max_logp_drift:g} (clip_ratio is {self.options.clip_ratio:g}); rollout and update do "
-                "not compute the same: look at dtypes, kernels and conditioning, or raise max_logp_drift"
+        self._check(max(tuple(worst) for worst in self.context.ranks.gather(self._worst)))
+        limit = self.options.max_drift
+        if limit is None or means["approx_kl"] <= limit:
+            return True
+        self._ended_at = self.trainer.steps.first_step + index
+        drift = f"approx_kl is {means['approx_kl']:.3g} before optimizer step {self._ended_at}"
+        self.context.outcome.note(f"{drift}, more than max_drift = {limit:g}: training on these rollouts ends")
+        return False
+
+    def _check(self, worst: tuple[float, str, int]) -> None:
+        assert self.options is not None
+        drift, sample_id, step = worst
+        if not drift <= self.options.allowed_drift:
+            raise DriftError(
+                f"sample {sample_id}, step {step}: the logarithm of the ratio is {drift:.3g} although the weights are "
+                f"those of the rollout; at most {self.options.allowed_drift:g} is allowed (max_logp_drift, or half of "
+                f"clip_ratio = {self.options.clip_ratio:g}). Rollout and update do not compute the same: look at "
+                "dtypes, kernels and conditioning, or raise max_logp_drift"
             )
+
+
+def effective_sample_size(log_ratios: Any) -> float:
+    """``(sum w)^2 / (n sum w^2)`` of a column, w the exponential of each true log-ratio: 1 where all are alike.
+
+    Source: Kong, A Note on Importance Sampling using Standardized Weights, 1992.
+    """
+    weights = np.exp(log_ratios - log_ratios.max())
+    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))

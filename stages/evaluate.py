@@ -16,7 +16,7 @@ from stages.runner import Context
 from stages.samples import SamplePlan, plan_samples, sample_files, write_samples
 
 
-def run(request: Request, context: Context) -> dict[str, int]:
+def run(request: Request, context: Context) -> dict[str, float]:
     """Write ``samples/<n>.tar`` and ``index.parquet``, as a rollout does, without latents."""
     config = request.config
     assert isinstance(config, contracts.Evaluate)

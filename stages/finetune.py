@@ -9,6 +9,7 @@ from torch import Tensor
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Algorithm, Batch
 from cosmos_rl_core.datasets._base import Media
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Conditioning, Model, stack
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.training import FINE_GRID, DrawKey, sft_time, training_noise
@@ -63,7 +64,7 @@ class _Draws:
         media: Media,
         conditioning: dict[str, Conditioning],
     ) -> None:
-        self.seed = request.seed
+        self.seed, self.shape = request.seed, config.media
         self.density = config.density
         self.model, self.media, self.conditioning = model, media, conditioning
         self.sigmas = schedule_of(model.scheduler, FINE_GRID).sigmas
@@ -73,6 +74,11 @@ class _Draws:
         drawn = [self.media.item(index) for index, _ in items]
         # Keyed by item and pass, so a range of steps may begin anywhere; the iteration is no part of it.
         keys = [DrawKey(self.seed, 0, epoch, str(index)) for index, epoch in items]
+        expected = (self.shape.frames, *self.shape.size, 3)
+        if wrong := [pixels.shape for pixels, _ in drawn if pixels.shape != expected]:
+            raise ConfigError(
+                f"the dataset gives media of {list(wrong[0])}, policy.diffusers asks for {list(expected)}"
+            )
         x_0 = self._encode(torch.stack([torch.tensor(pixels, device="cpu") for pixels, _ in drawn]))
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, 0) for key in keys])
         times = [sft_time(self.sigmas, self.density, key) for key in keys]

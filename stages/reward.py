@@ -98,11 +98,12 @@ def _score(
 def _outcomes(reward: Reward, samples: list[Sample]) -> list[dict[str, float] | Exception]:
     """Scores or failures, one a sample. Where scoring them together raises, each is scored alone.
 
-    An :class:`UnavailableError` passes: then it is the scorer that is away, and no sample's fault.
+    An :class:`UnavailableError`, a lost connection or a timeout passes: it is the scorer that is away, and no sample's
+    fault.
     """
     try:
         return reward.score(samples)
-    except UnavailableError:
+    except (UnavailableError, ConnectionError, TimeoutError):
         raise
     except Exception as error:
         if len(samples) == 1:
@@ -111,6 +112,8 @@ def _outcomes(reward: Reward, samples: list[Sample]) -> list[dict[str, float] | 
 
 
 def _finite(outcome: dict[str, float] | Exception, name: str) -> dict[str, float] | Exception:
+    if isinstance(outcome, (UnavailableError, ConnectionError, TimeoutError)):
+        raise outcome
     if isinstance(outcome, Exception):
         return outcome
     if name not in outcome:

@@ -53,7 +53,11 @@ class _Generator:
         kernel: Kernel,
     ) -> None:
         self.config, self.model, self.conditioning, self.kernel = config, model, conditioning, kernel
-        self.facts = {"policy": request.one("policy").content, "sigmas": list(kernel.sigmas)}
+        self.facts = {
+            "policy": request.one("policy").content,
+            "sigmas": list(kernel.sigmas),
+            "t": [s.t for s in kernel.steps],
+        }
         self.recorded = {p.id: _recorded(request, config, kernel, p.id) for p in config.prompts}
         self.shape = model.latent_shape(config.media.size, config.media.frames)
         self.device = next(model.transformer.parameters()).device

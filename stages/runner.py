@@ -18,7 +18,7 @@ from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.processes import die_with_parent
-from stages.artifacts import Attempt, differences, read_manifest, read_record
+from stages.artifacts import Attempt, differences, layout_halvings, read_manifest, read_record
 from stages.contracts import Request
 from stages.manifest import FileEntry, Manifest
 from stages.outcome import Outcome, failure_of
@@ -70,7 +70,7 @@ class Context:
     """:class:`Ranks`; for stages with torch a :class:`cosmos_rl_core.distributed.Group`."""
     outcome: Outcome
     halvings: int = 0
-    """How often an earlier attempt ran out of memory."""
+    """How often earlier attempts ran out of memory."""
 
     def shrunk(self, size: int) -> int:
         """A number of samples that are in memory at once, halved for each time that there was not enough."""
@@ -83,7 +83,7 @@ class Context:
     def layout(self, layout: dict[str, Any]) -> dict[str, Any]:
         """Cut the work: the committed cut, the same on every rank and at every retry."""
         cut = (
-            [self.attempt.layout(layout, self.outcome.note, smaller=self.halvings > 0), self.attempt.generation]
+            [self.attempt.layout(layout, self.outcome.note, self.halvings), self.attempt.generation]
             if self.ranks.rank == 0
             else None
         )
@@ -101,7 +101,7 @@ class Settings:
     deterministic: bool
     numerics_record: str | None
     allow_numerics_change: bool
-    halvings: int = 0
+    halve: bool = False
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
         deterministic=not args.nondeterministic,
         numerics_record=args.numerics_record,
         allow_numerics_change=args.allow_numerics_change,
-        halvings=args.halvings,
+        halve=args.halve,
     )
     outcome = Outcome(settings.outcome, int(os.environ.get("RANK", "0")))
     try:
@@ -140,13 +140,16 @@ def execute(request: Request, settings: Settings, outcome: Outcome) -> Manifest:
         raise ConfigError(f"threads must be at least 1, got {settings.threads}")
     ranks, found = _start(request, settings)
     begun = Attempt.begin(request, outcome.note) if ranks.rank == 0 else None
-    generation, attempt_id, stands = ranks.broadcast(begun and [begun[0], begun[1], begun[2] is not None])
+    halvings = 0 if begun is None else layout_halvings(request.slot, begun[0]) + settings.halve
+    generation, attempt_id, stands, halvings = ranks.broadcast(
+        begun and [begun[0], begun[1], begun[2] is not None, halvings]
+    )
     if not stands:
         changes = _check_numerics(request.stage, found, settings, outcome) if ranks.rank == 0 else []
         attempt = Attempt(request, found, generation, attempt_id)
         attempt.use_layout({}, generation)
         stage = importlib.import_module(f"stages.{request.stage}")
-        summary = stage.run(request, Context(attempt, ranks, outcome, settings.halvings)) or {}
+        summary = stage.run(request, Context(attempt, ranks, outcome, halvings)) or {}
         if attempt.adopted:
             outcome.note(f"{attempt.adopted} finished shards of an earlier attempt were adopted")
         files = _gather_files(ranks, attempt)
@@ -243,7 +246,9 @@ def _parser() -> argparse.ArgumentParser:
         "--allow-numerics-change", action="store_true", help="go on although the numerics differ from the pinned ones"
     )
     parser.add_argument(
-        "--halvings", type=int, default=0, help="halve the samples in memory at once this often; adopts nothing larger"
+        "--halve",
+        action="store_true",
+        help="half as many samples in memory at once as the last attempt had",
     )
     return parser
 

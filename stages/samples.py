@@ -83,7 +83,7 @@ def write_samples(
     *,
     samples_per_shard: int,
     tile: int,
-) -> dict[str, int]:
+) -> dict[str, float]:
     """Write ``samples/<n>.tar`` and ``index.parquet``: every rank its shards, adopted where an earlier attempt made
     them.
 
@@ -110,7 +110,8 @@ def write_samples(
         context.progress("sampling", done, total)
     if context.ranks.rank == 0:
         context.attempt.put(INDEX, index_of(samples, shard_ids))
-    return {"samples": len(samples)}
+    size = sum(entry.size for name, entry in context.attempt.files.items() if name.startswith("samples/"))
+    return {"samples": len(samples)} | ({"kb_per_sample": size / total / 1000} if total else {})
 
 
 def shard_name(index: int) -> str:

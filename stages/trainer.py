@@ -15,7 +15,15 @@ from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
 from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights, cut, to_bytes
-from cosmos_rl_core.training import load_optimizer_state, loss_share, make_optimizer, optimizer_state, optimizer_step
+from cosmos_rl_core.training import (
+    clip_gradients,
+    load_optimizer_state,
+    loss_share,
+    make_optimizer,
+    optimizer_state,
+    optimizer_step,
+    sum_gradients,
+)
 from stages.artifacts import Artifact, Attempt
 from stages.contracts import Input, OptimizerSteps
 from stages.policy import load_policy, read_part, write_part
@@ -46,6 +54,10 @@ def _unwatched(index: int, micro: MicroBatch, loss: Loss) -> None:
     """Nobody looks."""
 
 
+def _always(index: int, means: dict[str, float]) -> bool:
+    return True
+
+
 @dataclass
 class Trainer:
     """A policy with its copies, optimizer and clocks. Every rank does the same steps, on its share of the work."""
@@ -59,6 +71,8 @@ class Trainer:
     """Called before each micro-batch with the number of finished steps."""
     watch: Callable[[int, MicroBatch, Loss], None] = _unwatched
     """Called with each micro-batch and its loss, and the index of the optimizer step."""
+    may_step: Callable[[int, dict[str, float]], bool] = _always
+    """Called with the index and the means over all ranks, before the weights move; False keeps them where they are."""
     rows: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -91,8 +105,11 @@ class Trainer:
         load_optimizer_state(trainer.optimizer, weights.parameters, read_part(policy, "optimizer"))
         return trainer
 
-    def step(self, index: int, micro_batches: Iterable[MicroBatch], num_samples: int, num_times: int) -> None:
-        """One optimizer step from this rank's micro-batches; ``num_samples`` counts those of all ranks."""
+    def step(self, index: int, micro_batches: Iterable[MicroBatch], num_samples: int, num_times: int) -> bool:
+        """One optimizer step from this rank's micro-batches; ``num_samples`` counts those of all ranks.
+
+        Returns whether the step was taken; where ``may_step`` refused it, its row has a learning rate of 0.
+        """
         totals: dict[str, float] = {}
         for micro in micro_batches:
             self.sign_of_life(index)
@@ -106,16 +123,20 @@ class Trainer:
                     num_samples * num_times
                 )
         means = self._over_ranks(totals)
-        norms = optimizer_step(
-            self.optimizer,
-            self.weights.parameters,
-            lr=self.steps.lrs[index],
-            max_norm=self.steps.grad_norm_clip,
-            group=self.group,
-        )
-        if (decay := self.steps.ema_decays[index]) is not None:
-            self.weights.lerp_("ema", decay)
-        self.rows.append({"step": self.steps.first_step + index, **norms, **means})
+        row: dict[str, float] = {"step": self.steps.first_step + index}
+        parameters, max_norm = self.weights.parameters, self.steps.grad_norm_clip
+        taken = self.may_step(index, means)
+        if taken:
+            lr = self.steps.lrs[index]
+            row |= optimizer_step(self.optimizer, parameters, lr=lr, max_norm=max_norm, group=self.group)
+            if (decay := self.steps.ema_decays[index]) is not None:
+                self.weights.lerp_("ema", decay)
+        else:
+            sum_gradients(parameters, self.group)
+            row |= {"grad_norm": clip_gradients(parameters, max_norm), "lr": 0.0}
+            self.optimizer.zero_grad(set_to_none=True)
+        self.rows.append(row | means)
+        return taken
 
     def _loss(self, micro: MicroBatch) -> Loss:
         batch = micro.batch

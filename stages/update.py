@@ -1,7 +1,7 @@
 """Policy k to policy k + 1 from rewarded rollouts. Knows no algorithm: those are in ``cosmos_rl_core/algorithms``."""
 
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, cast
 
 import pandas as pd
@@ -49,7 +49,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         trainer.weights.create("behaviour", read_part(source, source.part))
     draws = _draws(request, config, algorithm, model, Stored.read(request, table, group.device))
     drift = DriftWatch(config.algorithm, trainer, context)
-    _train(trainer, layout["steps"], config, draws, drift)
+    _train(trainer, layout["steps"], config, draws)
 
     if config.old_decay is not None:
         trainer.weights.lerp_("old", config.old_decay)
@@ -68,23 +68,18 @@ def _train(
     steps: list[list[list[str]]],
     config: contracts.Update,
     draws: list[tuple[Draw, int]],
-    drift: DriftWatch,
 ) -> None:
-    """Every pass over the samples, each until its end or until the policy has drifted too far."""
+    """Every pass over the samples, until the end or until the policy has drifted too far."""
     per_pass = len(steps) // config.algorithm.mu_iterations
-    for epoch in range(config.algorithm.mu_iterations):
-        for index in range(epoch * per_pass, (epoch + 1) * per_pass):
-            micro_batches = steps[index]
-            items = [
-                partial(draw, ids, epoch, place)
-                for ids in micro_batches
-                for draw, num_times in draws
-                for place in range(num_times)
-            ]
-            num_samples = sum(map(len, micro_batches))
-            trainer.step(index, my_share(items, trainer.group), num_samples, draws[0][1])
-            if drift.too_far():
-                break
+    for index, micro_batches in enumerate(steps):
+        kinds = [
+            [partial(draw, ids, index // per_pass, place) for ids in micro_batches for place in range(num_times)]
+            for draw, num_times in draws
+        ]
+        # Each kind is dealt by itself, so that all ranks do the same number of forwards.
+        share = chain.from_iterable(my_share(kind, trainer.group) for kind in kinds)
+        if not trainer.step(index, share, sum(map(len, micro_batches)), draws[0][1]):
+            return
 
 
 def _draws(
@@ -165,8 +160,10 @@ def _check_behaviours(request: Request) -> None:
     """The weights given as behaviour must be those that made the rollouts: the loss compares with exactly those."""
     made_by = [Artifact(source).manifest.inputs["policy"][0].content for source in request.inputs["rollouts"]]
     given = [source.content for source in request.inputs["behaviours"]]
-    if made_by != given or len(set(given)) != 1:
+    if len(made_by) != 1:
+        raise ConfigError(f"an update trains on one rollout so far, found {len(made_by)}")
+    if made_by != given:
         raise ConfigError(
             f"the rollouts were made by policies {[d[:12] for d in made_by]}, the behaviours given are "
-            f"{[d[:12] for d in given]}; one behaviour, the one that made them all, can be trained on"
+            f"{[d[:12] for d in given]}"
         )

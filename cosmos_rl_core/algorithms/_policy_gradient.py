@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from cosmos_rl_core.config.policy import SolverConfig
 
-_HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
-
 
 class PolicyGradientOptions(RewardedOptions):
     """What both algorithms offer. The defaults are the exact log-density, mean over dimensions, and the exact KL.
@@ -59,9 +57,9 @@ class PolicyGradientOptions(RewardedOptions):
     logp_old: Literal["recompute", "stored"] = "recompute"
     """Where the ratio's denominator comes from. Recomputed, it is exactly 1 at the weights that made the rollout;
     stored, differences between rollout and update in rounding count as change."""
-    max_logp_drift: float = Field(default=5e-5, gt=0)
-    """Largest difference of stored and recomputed log-density, nats per dimension; beyond it the update fails, because
-    it does not see what the rollout did. Half the default ``clip_ratio``."""
+    max_logp_drift: float | None = Field(default=None, gt=0)
+    """Largest difference of stored and recomputed log-density, in the unit of ``ratio_mode``; beyond it the update
+    fails, because it does not compute what the rollout did. Absent means half of ``clip_ratio``."""
     max_drift: float | None = Field(default=None, gt=0)
     """Mean ``approx_kl`` of an optimizer step beyond which the pass over the rollout stops; absent means never."""
     on_policy: bool = True
@@ -96,6 +94,11 @@ class PolicyGradientOptions(RewardedOptions):
     parity_advantages: bool = False
     """Do as cosmos-rl: train on failed samples too, as if each had its prompt's mean reward, which shrinks the
     deviation; and let ``exp_reward`` give -1 to prompts of equal rewards. For comparisons only."""
+
+    @property
+    def allowed_drift(self) -> float:
+        """``max_logp_drift``, or half of ``clip_ratio``."""
+        return self.clip_ratio / 2 if self.max_logp_drift is None else self.max_logp_drift
 
     @field_validator("train_on")
     @classmethod
@@ -155,6 +158,10 @@ class Algorithm:
         kernel, options = planned_kernel(sample), self.options
         kernel.check_trainable(step for step in options.train_on if step != -1)
         trained_steps(options.train_on, len(kernel.steps), kernel.trainable)
+        if options.kl_mode == "flow_grpo" and options.kl_beta > 0 and kernel.steps[0].diffusion is None:
+            raise ConfigError(
+                f"kl_mode = 'flow_grpo' needs solver = 'flow_sde', found {sample.solver!r}; choose 'exact'"
+            )
         if self.needs_data and options.data is None:
             raise ConfigError(
                 f"data_beta = {options.data_beta} weighs the diffusion loss on media: name them in "
@@ -173,7 +180,7 @@ class Algorithm:
         single = [name for name in samples.columns if name.startswith("reward.")] if options.reward_average else []
         by_reward = [
             group_advantages(
-                rewards_of(samples, column),
+                rewards_of(self._scored(samples, column), column),
                 prompt_ids,
                 min_group_size=options.min_group_size,
                 global_std=options.global_std,
@@ -188,6 +195,10 @@ class Algorithm:
         advantages = np.clip(advantages, options.adv_clip_min, options.adv_clip_max)
         return samples.assign(advantage=advantages, used=~np.isnan(advantages))
 
+    def _scored(self, samples: pd.DataFrame, column: str) -> pd.DataFrame:
+        """For ``parity_advantages`` a sample that one reward failed on counts where the others did not."""
+        return samples.assign(valid=samples[column].notna()) if self.options.parity_advantages else samples
+
     def num_times(self, num_steps: int) -> int:
         """How many steps ``train_on`` lists. Raises :class:`ConfigError` if a sampler of ``num_steps`` lacks one."""
         return len(trained_steps(self.options.train_on, num_steps, range(num_steps)))
@@ -199,7 +210,8 @@ class Algorithm:
         At the weights that made the rollout the policy loss is minus the advantage: watch the gradient's effect, not
         the loss. Metrics are as computed, before any weight. Those of transitions are float64: ``policy_loss``,
         ``ratio``, ``clipped`` (1 where the clip leaves no gradient) and ``approx_kl`` in the unit of ``ratio_mode``;
-        ``log_ratio`` in nats and ``log_ratio_per_dim`` whatever the mode; ``logp_drift`` in nats per dimension; ``kl``
+        ``log_ratio`` in nats and ``log_ratio_per_dim`` whatever the mode; ``logp_drift`` in nats per dimension, and
+        ``ratio_drift``, the same in the unit of ``ratio_mode``; ``kl``
         if ``kl_beta`` > 0. Media have ``data_loss``.
         Raises ``ValueError`` at a step without noise, and :class:`ConfigError` if ``kl_mode`` needs a diffusion
         coefficient that the sampler does not have.
@@ -238,21 +250,22 @@ class Algorithm:
         reference = _mean_of(batch, velocity("reference").detach()) if options.kl_beta > 0 else None
         current = _mean_of(batch, velocity("current"))
 
-        gain = self._gain(batch, current, behaviour)
-        per_dim = gain / (2 * batch.std.square())
-        total = per_dim * _num_dims(batch.x, batch.mask)
-        log_ratio = {"mean_logp": per_dim, "sum_logp": total, "unnormalised": gain}[options.ratio_mode]
+        num_dims = _num_dims(batch.x, batch.mask)
+        unit = {"mean_logp": 1.0, "sum_logp": num_dims, "unnormalised": 2 * batch.std.square()}[options.ratio_mode]
+        per_dim = self._log_ratio(batch, current, behaviour)
+        log_ratio = per_dim * unit
+        logp_drift = (batch.log_prob - _log_prob(batch, behaviour)).abs()
         policy, clipped = _clipped(log_ratio, batch.advantages.double(), options.clip_ratio)
         metrics = {
             "policy_loss": policy,
-            "log_ratio": total,
+            "log_ratio": per_dim * num_dims,
             "log_ratio_per_dim": per_dim,
             "ratio": log_ratio.exp(),
-            "ratio_squared": (2 * log_ratio).exp(),
             "clipped": clipped,
             # ratio - 1 - ln ratio, in a form that keeps its digits at ratios near 1
             "approx_kl": log_ratio.expm1() - log_ratio,
-            "logp_drift": (batch.log_prob - _log_prob(batch, behaviour)).abs(),
+            "logp_drift": logp_drift,
+            "ratio_drift": logp_drift * unit,
         }
         loss = policy
         if reference is not None:
@@ -260,13 +273,13 @@ class Algorithm:
             loss = policy + options.kl_beta * metrics["kl"]
         return Loss((options.loss_scale * loss).float(), {name: value.detach() for name, value in metrics.items()})
 
-    def _gain(self, batch: Transitions, current: Tensor, behaviour: Tensor) -> Tensor:
-        """By how much ``x_next`` is nearer to the current mean than to the behaviour's, squared, float64 ``[B]``."""
+    def _log_ratio(self, batch: Transitions, current: Tensor, behaviour: Tensor) -> Tensor:
+        """Log-density of ``x_next`` by the current mean less that by the behaviour's, nats per dimension: ``[B]``."""
         if self.options.logp_old == "stored":
-            stored = -2 * batch.std.square() * (batch.log_prob + batch.std.log() + _HALF_LOG_2_PI)
-            return stored - square_error(batch.x_next, current, batch.mask)
+            return _log_prob(batch, current) - batch.log_prob
         # factored, so that equal means give exactly 0 and near ones keep their digits
-        return _mean((current - behaviour) * (2 * batch.x_next.double() - current - behaviour), batch.mask)
+        nearer = _mean((current - behaviour) * (2 * batch.x_next.double() - current - behaviour), batch.mask)
+        return nearer / (2 * batch.std.square())
 
     def _kl(self, batch: Transitions, current: Tensor, reference: Tensor) -> Tensor:
         """Squared distance of two means, per dimension, in the unit of ``kl_mode``: float64 ``[B]``.

@@ -1,6 +1,6 @@
 """How stage processes are started and watched.
 
-Nothing here changes what a run is; only `threads` and `processes` change last bits.
+Nothing here changes what a run is; threads, processes and determinism change last bits, and are part of the numerics.
 """
 
 from typing import Annotated, Literal
@@ -35,9 +35,15 @@ class LaunchConfig(Section):
     """A stage without a sign of life for this long is ended and counts as hung."""
 
     @model_validator(mode="after")
-    def _warm_is_one_process(self) -> "LaunchConfig":
-        if self.mode == "warm" and max([self.processes, *self.stage_processes.values()]) > 1:
-            raise ValueError("mode = 'warm' forks single processes; use mode = 'cold' for more than one rank")
+    def _stages_have_room(self) -> "LaunchConfig":
+        if self.mode == "warm" and (max([self.processes, *self.stage_processes.values()]) > 1 or self.stage_gpus):
+            raise ValueError("mode = 'warm' forks single processes on the CPU; use mode = 'cold' for ranks and GPUs")
+        for stage, gpus in self.stage_gpus.items():
+            if len(set(gpus)) != len(gpus) or len(gpus) < self.processes_of(stage):
+                raise ValueError(
+                    f"stage_gpus.{stage} = {list(gpus)} must be different GPUs, one for each of its "
+                    f"{self.processes_of(stage)} processes"
+                )
         return self
 
     def processes_of(self, stage: str) -> int:

@@ -1,8 +1,9 @@
 """Which model is trained, how much of it, and how it is sampled. Field names are cosmos-rl's."""
 
-from typing import Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from cosmos_rl_core.config.base import Section
 
@@ -45,9 +46,14 @@ class SolverConfig(Section):
     s_t_min: float = Field(default=0.0, ge=0)
     """Sigma above which noise is added."""
     s_t_max: float | None = Field(default=None, gt=0)
-    """Sigma below which noise is added; absent means no bound."""
-    solver_option: str = "2ab"
+    """Sigma below which noise is added; absent (or inf) means no bound."""
+    solver_option: Literal["2ab", "1euler"] = "2ab"
     """``2ab``, second order multistep, or ``1euler``."""
+
+    @field_validator("s_t_max", mode="before")
+    @classmethod
+    def _no_bound(cls, value: Any) -> Any:
+        return None if value == math.inf else value
 
 
 class SampleConfig(SolverConfig):
@@ -76,7 +82,7 @@ class TimeDensity(Section):
 class DiffusersConfig(TimeDensity):
     """Sizes and numbers at the model's door."""
 
-    inference_size: tuple[int, int] = (1024, 1024)
+    inference_size: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (1024, 1024)
     """Height and width of training, rollout and evaluation media, in pixels."""
     train_frames: int = Field(default=1, ge=1)
     """Frames of training clips and rollouts; 1 for images."""

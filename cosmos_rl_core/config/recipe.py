@@ -125,6 +125,14 @@ def _mistakes(recipe: Recipe) -> Any:
             f"train.ckpt.max_keep = {recipe.train.ckpt.max_keep} drops policies that rollouts still need at "
             f"train.staleness = {recipe.train.staleness}"
         )
+    if recipe.train.staleness and not rewarded:
+        yield f"train.staleness = {recipe.train.staleness}: {recipe.train.train_policy.type} makes no rollouts"
+    update, rollout = (set(recipe.launch.stage_gpus.get(stage, ())) for stage in ("update", "rollout"))
+    if recipe.train.staleness and (update & rollout or bool(update) != bool(rollout)):
+        yield (
+            f"train.staleness = {recipe.train.staleness} runs rollout beside update: give both GPUs of their own in "
+            f"launch.stage_gpus, found update {sorted(update)}, rollout {sorted(rollout)}"
+        )
     names = [reward.fn.name for reward in recipe.rewards]
     if len(set(names)) != len(names):
         yield f"two rewards of one name: {', '.join(names)}"
@@ -182,13 +190,15 @@ def _combined(values: dict[str, Any], error: ValidationError) -> list[str]:
     """
     values, refused = copy.deepcopy(values), set[str]()
     while not (combined := [item for item in error.errors() if not item["loc"]]):
-        for item in sorted(error.errors(), key=lambda item: item["loc"], reverse=True):
+        locations: set[tuple[int | str, ...]] = set()
+        for item in error.errors():
             if item["type"] == "missing" and item["loc"] in _PLACEHOLDERS:
                 _table(values, item["loc"])[item["loc"][-1]] = _PLACEHOLDERS[item["loc"]]
-                continue
-            location = item["loc"][:-1] if item["type"] == "missing" else item["loc"]
-            if location in _NEEDED:
-                return []
+            else:
+                locations.add(item["loc"][:-1] if item["type"] == "missing" else item["loc"])
+        if locations & _NEEDED:
+            return []
+        for location in sorted(locations, reverse=True):
             del _table(values, location)[location[-1]]
             refused.add(".".join(part for part in location if isinstance(part, str)))
         try:
@@ -210,7 +220,7 @@ _PLACEHOLDERS: dict[tuple[int | str, ...], Any] = {
 """Stand for values that no combination is about."""
 
 
-_NEEDED = {("policy",), ("train",), ("train", "train_policy")}
+_NEEDED: set[tuple[int | str, ...]] = {(), ("policy",), ("train",), ("train", "train_policy")}
 """No recipe is left without them."""
 
 
@@ -232,10 +242,25 @@ def _line(item: Any, model: type[BaseModel]) -> str:
         known = _known_fields(item["loc"], model)
         close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}" if known else ""
+        hint = MOVED.get(str(item["loc"][-1]), hint)
         return f"{where}: unknown key; {hint}".rstrip("; ")
     message = _message(item)
     found = "" if item["type"] in {"missing", "value_error"} else f" (found {item['input']!r})"
     return f"{where}: {message}{found}".removeprefix(": ")
+
+
+MOVED = {
+    "enabled": "the algorithm is train.train_policy.type",
+    "num_rollout": "it is rollout.n_generation here, whatever the number of GPUs",
+    "sample_steps": "it is policy.diffusers.sample.num_steps here",
+    "guidance": "it is policy.diffusers.sample.guidance_scale here, which is 1 + guidance",
+    "reward_config": "each reward is a [[rewards]] table here; adv_clip_min and adv_clip_max are the algorithm's",
+    **{
+        name: f"it is policy.diffusers.sample.{name} here"
+        for name in ("solver_option", "s_churn", "s_noise", "s_t_min", "s_t_max")
+    },
+}
+"""Where cosmos-rl's settings of its reinforcement learning are, of those that have another place."""
 
 
 def _message(item: Any) -> str:

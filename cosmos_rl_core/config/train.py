@@ -71,6 +71,7 @@ class SupervisedOptions(AlgorithmOptions):
     """Optimizer steps of one iteration, each on ``train.train_batch_per_replica`` samples of the dataset."""
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
 AnyAlgorithm = Annotated[SerializeAsAny[AlgorithmOptions], plugin_options("algorithms", "type")]
 AnyRewarded = Annotated[SerializeAsAny[RewardedOptions], plugin_options("algorithms", "type")]
 AnySupervised = Annotated[SerializeAsAny[SupervisedOptions], plugin_options("algorithms", "type")]
@@ -81,7 +82,7 @@ class OptimizerConfig(Section):
 
     optm_lr: float = Field(default=1e-4, gt=0)
     """Peak learning rate."""
-    optm_betas: tuple[float, float] = (0.9, 0.999)
+    optm_betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Adam's averaging of gradient and square."""
     epsilon: float = Field(default=1e-8, gt=0)
     """Adam's denominator floor."""

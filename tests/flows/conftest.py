@@ -8,6 +8,7 @@ RECIPE = """
 [policy]
 model_name_or_path = "package:tiny-sd3"
 lora = { r = 2 }
+diffusers = { inference_size = [32, 64] }
 
 [train]
 num_iterations = 2

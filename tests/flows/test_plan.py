@@ -2,6 +2,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cosmos_rl_core import store
+from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from flows import cli
 from flows.plan import Settings, differences, freeze, plan_of, read_plan, run_url
@@ -70,6 +71,54 @@ def test_combinations_that_cannot_work_are_reported_together(recipe, words):
         assert message.count(expected) == 1, (expected, message)
 
 
+@pytest.mark.parametrize("place", ["policy", "train", "rollout", "rewards", "validation", "launch", "logging"])
+@pytest.mark.parametrize("value", [None, 1, "x", [], {}, [{}], {"x": 1}])
+def test_no_section_can_be_so_wrong_that_it_is_not_reported(place, value):
+    values = {
+        "policy": {"model_name_or_path": "package:tiny-sd3", "diffusers": {"inference_size": []}},
+        "train": {"num_iterations": 1, "optm_betas": [], "train_policy": {"type": "nft", "dataset": {"name": "ocr"}}},
+        "rollout": {"n_generation": 3},
+        "rewards": [{"fn": {"name": "ocr"}}],
+    }
+    changed = {key: entry for key, entry in (values | {place: value}).items() if entry is not None}
+    with pytest.raises(ConfigError):
+        check(changed, "test")
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        (
+            "train.train_policy.guidance=0",
+            "guidance: unknown key; it is policy.diffusers.sample.guidance_scale here",
+        ),
+        ("train.train_policy.num_rollout=8", "num_rollout: unknown key; it is rollout.n_generation here"),
+        ("train.train_policy.s_churn=1.0", "s_churn: unknown key; it is policy.diffusers.sample.s_churn here"),
+        ("policy.diffusers.sample.solver_option=2heun_edm", "solver_option: Input should be '2ab' or '1euler'"),
+        ("train.optm_betas=[0.9, 1.5]", "train.optm_betas.1: Input should be less than 1"),
+        ("train.staleness=1", "train.staleness = 1 runs rollout beside update: give both GPUs of their own"),
+        ("train.ckpt.max_keep=0", "train.ckpt.max_keep: Input should be greater than or equal to 1"),
+    ],
+)
+def test_settings_that_have_another_place_or_bound_say_so(recipe, override, expected):
+    launch = "launch.stage_gpus.update=[0]"
+    assert expected in mistakes_of(recipe(), overrides=(override, launch))
+
+
+def test_a_stage_has_a_gpu_for_each_of_its_processes_and_warm_forks_have_none(recipe):
+    few = ("launch.processes=2", "launch.stage_gpus.update=[0]")
+    assert "stage_gpus.update = [0] must be different GPUs, one for each of its 2 processes" in mistakes_of(
+        recipe(), overrides=few
+    )
+    warm = ("launch.mode=warm", "launch.stage_gpus.update=[0]")
+    assert "use mode = 'cold' for ranks and GPUs" in mistakes_of(recipe(), overrides=warm)
+
+
+def test_a_bound_of_infinity_is_no_bound(recipe):
+    plan = plan_of(Settings(recipe(), overrides=("policy.diffusers.sample.s_t_max=inf",)))
+    assert plan.recipe.policy.diffusers.sample.s_t_max is None
+
+
 def test_a_valid_recipe_is_checked_against_the_world_at_once(recipe, words):
     words("no quotes")
     message = mistakes_of(recipe(('"package:tiny-sd3"', '"package:tiny"')))
@@ -117,11 +166,13 @@ def test_a_prompt_that_a_file_says_twice_is_one_prompt(recipe, words):
     ("replacement", "expected"),
     [
         (("lora = { r = 2 }", 'lora = { target_modules = ["to_q", "to_x"] }'), "ends in to_x; it has "),
-        (("[rollout]", "[policy.diffusers]\ninference_size = [32, 60]\n[rollout]"), "must be multiples of 8 pixels"),
-        (("[rollout]", "[policy.diffusers]\ntrain_frames = 5\n[rollout]"), "train_frames = 5: this model makes images"),
+        (("[32, 64]", "[32, 60]"), "must be multiples of 8 pixels"),
+        (("[32, 64]", "[32, 128]"), "at most 64 pixels for this model"),
+        (("[32, 64]", "[32, -64]"), "policy.diffusers.inference_size.1: Input should be greater than or equal to 1"),
+        (("[32, 64] }", "[32, 64], train_frames = 5 }"), "train_frames = 5: this model makes images"),
         (
             ("[rollout]", "[rollout]\nstore_budget_gb = 1e-6"),
-            "the rollouts would take 0.067 GB (16 samples of 4.2 MB), more than rollout.store_budget_gb = 1e-06",
+            "the rollouts would take 0.00013 GB (16 samples of 0.0 MB), more than rollout.store_budget_gb = 1e-06",
         ),
     ],
 )

@@ -2,7 +2,7 @@ import pytest
 
 from flows.launch import standing_manifest
 from stages.artifacts import Artifact, input_of, standing, why_stale
-from tests.hand_made import make, make_run, planned
+from tests.hand_made import make, make_iteration, make_run, planned
 
 
 @pytest.mark.parametrize("num_words", [4, 6])
@@ -86,3 +86,17 @@ def test_only_the_newest_policies_keep_what_training_goes_on_from(recipe, tmp_pa
     assert gone == {0: [], 1: ["old", "optimizer", "reference"], 2: [], 3: []}
     assert Artifact(input_of(run.policy_after(1))).read("current/w") == b"0"
     assert all(standing_manifest(run.update(k)) for k in range(3))
+
+
+def test_every_stage_runs_on_the_gpus_that_it_was_given(recipe, words, tmp_path):
+    words('say "K7"', 'say "AB"')
+    gpus = {"embed": [0], "rollout": [1], "update": [2, 3], "evaluate": [4]}
+    overrides = tuple(f"launch.stage_gpus.{stage}={some}" for stage, some in gpus.items())
+    held_out = '[validation]\ndataset = { name = "rendered_text", split = "test" }\n[rollout]'
+    run = planned(recipe(("[rollout]", held_out)), tmp_path, run_id="gpus", overrides=overrides)
+    make(run.policy(), {"current/w": b"start"})
+    make(run.embed(), {"embeddings": b"e"})
+    make_iteration(run, 0)
+    make(run.export(0), {"lora": b"l"})
+    found = {r.stage: list(r.gpus) for r in (run.embed(), run.rollout(0), run.update(0), run.evaluate(0))}
+    assert found == gpus

@@ -9,7 +9,17 @@ from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json, sha256
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from stages import contracts
-from stages.artifacts import Artifact, Attempt, input_of, invalidate, read_manifest, refer, standing, why_stale
+from stages.artifacts import (
+    Artifact,
+    Attempt,
+    input_of,
+    invalidate,
+    layout_halvings,
+    read_manifest,
+    refer,
+    standing,
+    why_stale,
+)
 from stages.contracts import ModelRef, Request
 from tests.hand_made import NUMERICS, begin, commit, make, remove, report
 
@@ -371,12 +381,14 @@ def test_a_layout_that_did_not_fit_into_memory_gives_way_to_a_smaller_one_and_th
     large.shard(0, lambda: {"s/0": b"of 8"})
     generation, attempt_id, _ = Attempt.begin(request, notes.append)
     smaller = Attempt(request, NUMERICS, generation, attempt_id)
-    assert smaller.layout({"tile": 4}, notes.append, smaller=True) == {"tile": 4}
+    assert smaller.layout({"tile": 4}, notes.append, layout_halvings(slot, 1) + 1) == {"tile": 4}
     assert smaller.generation == 2
+    assert layout_halvings(slot, 2) == 1
     assert notes == ["an unfinished attempt at generation 1 did not fit into memory; nothing of it is kept"]
     smaller.use_layout({"tile": 4}, 2)
     smaller.shard(0, lambda: {"s/0": b"of 4"})
 
+    # A command that begins anew does not know that memory was short; it takes the cut that is there.
     again = begin(request, layout={"tile": 8})
     assert again.generation == 2
     again.shard(0, lambda: pytest.fail("made again"))

@@ -1,11 +1,14 @@
 """Video latents, ``[C, T, H, W]``, through embed, rollout and one NFT update: LoRA and full, on one rank and on two."""
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cosmos_rl_core import media
 from flows.requests import Run
 from stages.artifacts import Artifact, input_of
 from stages.policy import read_part
@@ -44,6 +47,53 @@ def recipe(wan_path: str, prompt_dir: str, lora: dict[str, Any] | None) -> dict[
         "rollout": {"n_generation": 3, "n_generation_mini_batch": 2, "samples_per_shard": 3},
         "rewards": [{"fn": {"name": "jpeg"}}],
     }
+
+
+def ddrl_recipe(wan_path: str, prompt_dir: str, folder: Path) -> dict[str, Any]:
+    """DDRL with EDM's sampler and a data term of one clip."""
+    values = recipe(wan_path, prompt_dir, LORA)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), dtype=np.uint8)
+    folder.mkdir(exist_ok=True)
+    (folder / "0.mkv").write_bytes(media.encode(pixels)[1])
+    (folder / "0.json").write_text(json.dumps({"prompt": "a clip"}), encoding="utf-8")
+    values["policy"]["diffusers"]["sample"] = {"num_steps": 4, "guidance_scale": 2.0, "solver": "edm"}
+    shape = {"size": [16, 16], "frames": 5}
+    values["train"]["train_policy"] = {
+        "type": "ddrl",
+        "mini_batch": 2,
+        "train_on": [0, 2],
+        "data_beta": 0.1,
+        "dataset": {"name": "ocr", "local_dir": prompt_dir},
+        "data": {"name": "local", "local_dir": str(folder), **shape},
+    }
+    return values
+
+
+def test_a_video_model_takes_one_ddrl_update_with_data_on_one_rank_and_on_two(
+    wan_path: str, prompt_dir: str, tmp_path: Path
+):
+    run = make_run(tmp_path, ddrl_recipe(wan_path, prompt_dir, tmp_path / "clips"))
+    for request in (run.policy, run.embed, run.encode, partial(run.rollout, 0)):
+        make(request(), tmp_path)
+    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+        make(reward, tmp_path)
+    alone = run.update(0)
+    both = alone.model_copy(update={"slot": f"{alone.slot}-on-two-ranks"})
+    make(alone, tmp_path)
+    make_on_ranks(both, tmp_path, 2)
+
+    before = read_part(input_of(run.policy_slot), "current")
+    a, b = (read_part(input_of(request.slot), "current") for request in (alone, both))
+    assert max(float((a[name] - b[name]).abs().max()) for name in a) < 2e-4
+    assert max(float((a[name] - before[name]).abs().max()) for name in a) > 1e-4
+    tables: list[Any] = [read_table(Artifact(input_of(r.slot)), "transitions.parquet") for r in (alone, both)]
+    for table in tables:
+        assert table["log_ratio"].tolist() == [0.0] * 12
+        assert table["logp_drift"].max() < 1e-6
+    assert tables[0]["sample_id"].tolist() == tables[1]["sample_id"].tolist()
+    losses = [read_table(Artifact(input_of(r.slot)), "metrics.parquet")["data_loss"].iloc[0] for r in (alone, both)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[0] > 0
 
 
 def one_iteration(run: Run, tmp_path: Path, ranks: int) -> None:
