@@ -16,7 +16,7 @@ from torch import Tensor
 class Group:
     """Ranks that work together. With one process and no torchrun every collective is the identity."""
 
-    def __init__(self, timeout_s: float = 1800.0) -> None:
+    def __init__(self, timeout_s: float) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))

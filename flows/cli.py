@@ -95,7 +95,7 @@ def rerun(
     stage: Annotated[
         str,
         typer.Option(
-            help="policy, embed, rollout, reward-<name>, update, finetune, export, evaluate, evaluate-<name> or report"
+            help="policy embed encode rollout reward-NAME update finetune export evaluate evaluate-NAME report"
         ),
     ],
     iteration: Annotated[

@@ -123,6 +123,8 @@ class Launcher:
         path.write_text(request.model_dump_json(indent=1), encoding="utf-8")
         argv = [str(path), "--threads", str(self.config.threads)]
         argv += ["--numerics-record", store.join(self.run_url, "numerics", f"{request.stage}.json")]
+        # Longer than what counts as hung, so that the supervisor decides and not a rank that waits for a large write.
+        argv += ["--rank-timeout-s", str(2 * self.config.stall_timeout_s)]
         argv += ["--halve"] if request.slot in self._out_of_memory else []
         argv += [] if self.config.deterministic else ["--nondeterministic"]
         argv += ["--allow-numerics-change"] if self.allow_numerics_change else []

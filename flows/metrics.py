@@ -9,7 +9,7 @@ name                                            meaning                         
 =============================================== =================================================== ===========
 ``train/loss_avg``                              loss of an optimizer step                           yes
 ``train/policy_loss_avg``                       its part from the rewards                           yes
-``train/kl_loss_avg``                           distance to the base model                          yes
+``train/kl_loss_avg``                           distance to the reference                           yes
 ``train/old_deviation_avg``                     squared distance to the old copy                    yes
 ``train/learning_rate``, ``train/grad_norm``    norm before clipping                                yes
 ``train/<column>``                              any other column of ``metrics.parquet``             no

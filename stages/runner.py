@@ -102,6 +102,7 @@ class Settings:
     numerics_record: str | None
     allow_numerics_change: bool
     halve: bool = False
+    rank_timeout_s: float = 3600.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -116,6 +117,7 @@ def main(argv: list[str] | None = None) -> int:
         numerics_record=args.numerics_record,
         allow_numerics_change=args.allow_numerics_change,
         halve=args.halve,
+        rank_timeout_s=args.rank_timeout_s,
     )
     outcome = Outcome(settings.outcome, int(os.environ.get("RANK", "0")))
     try:
@@ -184,7 +186,9 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
         return Alone(), found
     # Only here, so that a light stage never loads it.
     torch_runtime = importlib.import_module("stages.torch_runtime")
-    ranks = torch_runtime.start(threads=settings.threads, deterministic=settings.deterministic)
+    ranks = torch_runtime.start(
+        threads=settings.threads, deterministic=settings.deterministic, timeout_s=settings.rank_timeout_s
+    )
     found = numerics(
         world_size=ranks.world_size,
         threads=settings.threads,
@@ -244,6 +248,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--numerics-record", help="URL where the run's numerics of this stage are pinned")
     parser.add_argument(
         "--allow-numerics-change", action="store_true", help="go on although the numerics differ from the pinned ones"
+    )
+    parser.add_argument(
+        "--rank-timeout-s", type=float, default=3600.0, help="how long a rank waits for the others, in seconds"
     )
     parser.add_argument(
         "--halve",

@@ -33,7 +33,8 @@ class PolicyGradientOptions(RewardedOptions):
 
     cosmos-rl's arithmetic: ``ratio_mode = "unnormalised"``, ``kl_mode = "unnormalised"``, ``parity_advantages = true``.
     FlowGRPO's: ``kl_mode = "flow_grpo"``, ``logp_old = "stored"``, ``loss_scale = 1``, ``global_std = true`` (up to the
-    bias of its deviation).
+    bias of its deviation). With guidance the gradient here goes through both predictions, FlowGRPO's through the
+    conditional one alone.
     """
 
     train_on: tuple[int, ...]

@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from flows.metrics import FILE
 from stages.artifacts import invalidate, standing
 from stages.contracts import Request
-from tests.e2e.flow_process import COLD, ITERATIONS, Flows, Started, metrics, require_same_run, require_untouched
+from tests.e2e.flow_process import COLD, ITERATIONS, ROOT, Flows, Started, metrics, require_same_run, require_untouched
 
 REWARD = "iterations/0002/reward-ocr"
 ROLLOUT = "iterations/0002/rollout"
@@ -124,6 +125,22 @@ def test_a_stage_by_hand_exits_as_documented(flows: Flows) -> None:
     shard = flows.root / ROLLOUT / rollout.files["samples/00000.tar"].path
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     assert "is not what was committed" in by_hand(flows, request).finish(expect=65)
+
+
+def test_a_full_disk_commits_nothing_and_the_same_request_goes_on_when_there_is_room(
+    flows: Flows, reference: Flows
+) -> None:
+    flows.forget(REWARD)
+    request = flows.folder / "request.json"
+    request.write_text(reward_of(flows).model_dump_json(), encoding="utf-8")
+    # No file may be larger than a kilobyte: the write fails as it does on a disk without room.
+    limited = ["bash", "-c", 'ulimit -f 1; exec "$0" -m stages.runner "$1"', sys.executable, str(request)]
+    ended = subprocess.run(limited, cwd=ROOT, env=flows.environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 75, ended.stderr
+    assert "no space left to write" in ended.stderr
+    assert not list((flows.root / REWARD).glob("manifest.*.json"))
+    by_hand(flows, reward_of(flows)).finish(expect=0)
+    require_same_run(flows, reference)
 
 
 @pytest.mark.slow
