@@ -23,7 +23,7 @@ from prefect.tasks import Task, exponential_backoff
 
 from cosmos_rl_core import store
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
+from cosmos_rl_core.errors import EXIT_CODES, ConfigError, CosmosRLError, StageError
 from flows.display import Display
 from flows.processes import StageProcess, WarmServer, kill, start_cold, tree
 from stages.artifacts import standing, why_stale
@@ -35,8 +35,8 @@ POLL_INTERVAL_S = 0.05
 TREE_INTERVAL_S = 1.0
 LOG_TAIL = 30
 """Lines of a failed stage's log that are shown."""
-KEPT = ".kept"
-"""Suffix of a log that lies beside the artifact already."""
+KIND_OF_EXIT = {code: kind for kind, code in EXIT_CODES.items()}
+"""What the runner's exit code says where it could not even leave an error file."""
 
 
 @dataclass
@@ -216,7 +216,7 @@ class _Running:
             return StageError.of(
                 "hung", f"{where} gave no sign of life and was ended; its log is under {self.request.slot}/logs"
             )
-        kind = "killed" if self._killed() else "crash"
+        kind = "killed" if self._killed() else KIND_OF_EXIT.get(self.returncode or 0, "crash")
         return StageError.of(kind, f"{where} ended ({kind}, exit code {self.returncode}):\n{self._tail()}")
 
     def _killed(self) -> bool:

@@ -124,7 +124,10 @@ def main(argv: list[str] | None = None) -> int:
         execute(Request.model_validate_json(path.read_bytes()), settings, outcome)
     except Exception as error:
         failure = failure_of(error, collective=_is_collective(error))
-        outcome.failed(failure)
+        try:
+            outcome.failed(failure)
+        except OSError as full:  # the reason still goes to the log, and the kind into the exit code
+            print(f"the error file could not be written: {full}", file=sys.stderr)
         print(
             failure.traceback if failure.kind == "crash" else f"{failure.kind}: {failure.message}",
             file=sys.stderr,
