@@ -123,7 +123,7 @@ class TransitionDraws:
             x=x,
             x_next=self._stack(ids, [f"state.{step + 1}" for step in steps]),
             history=self._history(ids, steps, x),
-            **at._asdict(),
+            at=at,
             log_prob=self._stack(ids, ["log_prob"] * len(ids))[:, place],
             advantages=self.stored.advantages_of(ids),
         )

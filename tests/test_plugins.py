@@ -20,6 +20,7 @@ from cosmos_rl_core.config.train import AlgorithmOptions, DatasetOptions, Reward
 from cosmos_rl_core.datasets import _base as datasets_base
 from cosmos_rl_core.models import _base as models_base
 from cosmos_rl_core.rewards import _base as rewards_base
+from cosmos_rl_core.sampling.transition import Coefficients
 
 
 def check_offers(plugin: type, protocol: type) -> None:
@@ -77,9 +78,9 @@ def batches_of(algorithm: Any, *, rewarded: bool) -> list[algorithms_base.Batch 
     x_0, noise = torch.ones(2, 3, 2, 4, 4, device="cpu") * torch.tensor([1.0, -1.0], device="cpu").view(2, 1, 1, 1, 1)
     advantages, half = torch.tensor([-1.0, 0.0, 1.0], device="cpu"), torch.full((3,), 0.5, device="cpu")
     number = half.double()
-    numbers = {"t": number, "input_scale": number, "keep": number, "push": -number, "recall": number, "std": number}
+    at = Coefficients(number, number, number, -number, number, number, number)
     transitions = algorithms_base.Transitions(
-        x=x_0, x_next=noise, history=x_0, **numbers, diffusion=number, log_prob=-number, advantages=advantages
+        x=x_0, x_next=noise, history=x_0, at=at, log_prob=-number, advantages=advantages
     )
     plain = algorithms_base.Batch(x_0, noise, half, advantages if rewarded and not algorithm.transitions else None)
     takes_plain = algorithm.needs_data or not algorithm.transitions

@@ -31,13 +31,20 @@ def centred(rewards: np.ndarray) -> np.ndarray:
 
 
 def group_advantages(
-    rewards: np.ndarray, prompt_ids: np.ndarray, *, min_group_size: int, global_std: bool, fill: bool
+    rewards: np.ndarray,
+    prompt_ids: np.ndarray,
+    *,
+    min_group_size: int,
+    global_std: bool,
+    ddof: int,
+    fill: bool = False,
 ) -> np.ndarray:
-    """Rewards minus their prompt's mean, over the unbiased standard deviation + 1e-4; NaN for excluded samples.
+    """Rewards minus their prompt's mean, over the standard deviation + 1e-4; NaN for excluded samples.
 
     A reward of NaN counts in no mean and no deviation. Prompts with fewer than ``min_group_size`` rewards are dropped,
     though theirs still count in the deviation of ``global_std``, which is over all prompts. Equal rewards give exactly
-    0. ``fill`` gives the mean of its prompt to a sample without a reward, before everything else.
+    0. ``ddof`` is 0 for the population's deviation, 1 for the unbiased one. ``fill`` gives the mean of its prompt to a
+    sample without a reward, before everything else.
     Source: GRPO, arXiv:2402.03300, section 4.1.2, with the floor.
     """
     groups = list(pd.Series(prompt_ids).groupby(prompt_ids, sort=False).indices.values())
@@ -46,11 +53,11 @@ def group_advantages(
         rewards = rewards.copy()
         for members in kept:
             rewards[members] = _filled(rewards[members])
-    overall = _deviation(rewards[~np.isnan(rewards)])
+    overall = _deviation(rewards[~np.isnan(rewards)], ddof)
     advantages = np.full(len(rewards), np.nan)
     for members in kept:
         scored = members[~np.isnan(rewards[members])]
-        deviation = overall if global_std else _deviation(rewards[scored])
+        deviation = overall if global_std else _deviation(rewards[scored], ddof)
         advantages[scored] = centred(rewards[scored]) / (deviation + STD_FLOOR)
     return advantages
 
@@ -61,6 +68,6 @@ def _filled(rewards: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(rewards), low + np.nanmean(rewards - low), rewards)
 
 
-def _deviation(rewards: np.ndarray) -> float:
-    """Unbiased standard deviation; NaN of fewer than two."""
-    return float(rewards.std(ddof=1)) if len(rewards) > 1 else np.nan
+def _deviation(rewards: np.ndarray, ddof: int) -> float:
+    """Standard deviation; NaN of too few."""
+    return float(rewards.std(ddof=ddof)) if len(rewards) > ddof else np.nan

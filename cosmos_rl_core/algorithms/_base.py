@@ -51,7 +51,7 @@ class Batch:
 class Transitions:
     """A micro-batch of recorded sampler steps, one each; B samples. Raises ``ValueError`` at numbers not ``[B]``.
 
-    The sampler drew ``x_next`` from a normal of deviation ``std`` about ``keep x + push velocity + recall history``.
+    The sampler drew ``x_next`` from the normal distribution whose mean and deviation ``at`` gives.
     """
 
     x: Tensor
@@ -60,20 +60,8 @@ class Transitions:
     """State that it drew, the shape of ``x``."""
     history: Tensor
     """Estimate of x_0 by the step before, the shape of ``x``; zeros where the sampler looks back at nothing."""
-    t: Tensor
-    """Noise level that the model is told ``[B]`` in [0, 1]; like all numbers below, float64."""
-    input_scale: Tensor
-    """The model's input over the state ``[B]``: 1 for a flow, 1 - t for an EDM state."""
-    keep: Tensor
-    """Factor of ``x`` in the mean ``[B]``."""
-    push: Tensor
-    """Factor of the velocity in the mean ``[B]``."""
-    recall: Tensor
-    """Factor of ``history`` in the mean ``[B]``; 0 where it is unused."""
-    std: Tensor
-    """Standard deviation of the step's noise ``[B]``, above 0."""
-    diffusion: Tensor
-    """Diffusion coefficient of the sampler's SDE, ``std`` over the root of the step's length ``[B]``; NaN if none."""
+    at: Coefficients
+    """The sampler's row of each step, ``[B]`` float64."""
     log_prob: Tensor
     """Log-density of ``x_next`` at the rollout ``[B]``: the mean over generated dimensions, nats."""
     advantages: Tensor
@@ -83,15 +71,9 @@ class Transitions:
 
     def __post_init__(self) -> None:
         size = self.x.shape[0]
-        for name in _NUMBERS:
-            if tuple(getattr(self, name).shape) != (size,):
-                found = list(getattr(self, name).shape)
-                raise ValueError(f"{name}: needs one number a sample, shape [{size}]; found {found}")
-
-    @property
-    def per_sample(self) -> tuple[int, ...]:
-        """Shape that broadcasts a ``[B]`` tensor over the states."""
-        return (-1, *[1] * (self.x.ndim - 1))
+        for name, numbers in {**self.at._asdict(), "log_prob": self.log_prob, "advantages": self.advantages}.items():
+            if tuple(numbers.shape) != (size,):
+                raise ValueError(f"{name}: needs one number a sample, shape [{size}]; found {list(numbers.shape)}")
 
     @property
     def x_t(self) -> Tensor:
@@ -99,13 +81,9 @@ class Transitions:
         return model_input(self.x, self.at)[0]
 
     @property
-    def at(self) -> Coefficients:
-        """The steps as rows of their sampler's table."""
-        return Coefficients(*(getattr(self, name) for name in Coefficients._fields))
-
-
-_NUMBERS = (*Coefficients._fields, "log_prob", "advantages")
-"""Fields of :class:`Transitions` with one number a sample."""
+    def t(self) -> Tensor:
+        """Noise level that the model is told ``[B]``, float64 in [0, 1]."""
+        return self.at.t
 
 
 def trained_steps(train_on: tuple[int, ...], num_steps: int, order: Sequence[int]) -> tuple[int, ...]:

@@ -185,6 +185,7 @@ class Algorithm:
                 prompt_ids,
                 min_group_size=options.min_group_size,
                 global_std=options.global_std,
+                ddof=1,
                 fill=options.parity_advantages,
             )
             for column in single or ["reward"]
@@ -245,14 +246,14 @@ class Algorithm:
 
     def _policy_loss(self, velocity: Callable[[str], Tensor], batch: Transitions) -> Loss:
         options = self.options
-        if not bool((batch.std > 0).all()):
+        if not bool((batch.at.std > 0).all()):
             raise ValueError("a step without noise has no density; leave it out of train_on")
         behaviour = _mean_of(batch, velocity("behaviour").detach())
         reference = _mean_of(batch, velocity("reference").detach()) if options.kl_beta > 0 else None
         current = _mean_of(batch, velocity("current"))
 
         num_dims = _num_dims(batch.x, batch.mask)
-        unit = {"mean_logp": 1.0, "sum_logp": num_dims, "unnormalised": 2 * batch.std.square()}[options.ratio_mode]
+        unit = {"mean_logp": 1.0, "sum_logp": num_dims, "unnormalised": 2 * batch.at.std.square()}[options.ratio_mode]
         per_dim = self._log_ratio(batch, current, behaviour)
         log_ratio = per_dim * unit
         logp_drift = (batch.log_prob - _log_prob(batch, behaviour)).abs()
@@ -280,7 +281,7 @@ class Algorithm:
             return _log_prob(batch, current) - batch.log_prob
         # factored, so that equal means give exactly 0 and near ones keep their digits
         nearer = _mean((current - behaviour) * (2 * batch.x_next.double() - current - behaviour), batch.mask)
-        return nearer / (2 * batch.std.square())
+        return nearer / (2 * batch.at.std.square())
 
     def _kl(self, batch: Transitions, current: Tensor, reference: Tensor) -> Tensor:
         """Squared distance of two means, per dimension, in the unit of ``kl_mode``: float64 ``[B]``.
@@ -290,9 +291,9 @@ class Algorithm:
         square, mode = _mean((current - reference).square(), batch.mask), self.options.kl_mode
         if mode == "unnormalised":
             return square
-        if mode == "flow_grpo" and bool(batch.diffusion.isnan().any()):
+        if mode == "flow_grpo" and bool(batch.at.diffusion.isnan().any()):
             raise ConfigError("kl_mode = 'flow_grpo' needs a sampler with a diffusion coefficient; choose 'exact'")
-        return square / (2 * (batch.std if mode == "exact" else batch.diffusion).square())
+        return square / (2 * (batch.at.std if mode == "exact" else batch.at.diffusion).square())
 
 
 def _told_apart(advantages: np.ndarray, prompt_ids: np.ndarray) -> np.ndarray:
@@ -317,7 +318,7 @@ def _mean_of(batch: Transitions, velocity: Tensor) -> Tensor:
 
 
 def _log_prob(batch: Transitions, mean: Tensor) -> Tensor:
-    return log_prob(square_error(batch.x_next, mean, batch.mask), batch.std)
+    return log_prob(square_error(batch.x_next, mean, batch.mask), batch.at.std)
 
 
 def _mean(values: Tensor, mask: Tensor | None) -> Tensor:

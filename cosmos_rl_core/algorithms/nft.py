@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
-from cosmos_rl_core.algorithms._advantages import STD_FLOOR, centred, rewards_of
+from cosmos_rl_core.algorithms._advantages import group_advantages, rewards_of
 from cosmos_rl_core.algorithms._base import Batch, Loss
 from cosmos_rl_core.config.train import RewardedOptions
 from cosmos_rl_core.errors import ConfigError
@@ -76,18 +76,15 @@ class Algorithm:
         dropped, though their scores still count in the global deviation. Equal rewards give exactly 0 and stay in use.
         Raises :class:`ArtifactError` if a sample marked valid has a reward that is not finite.
         """
-        rewards = rewards_of(samples, "reward")
-        valid = ~np.isnan(rewards)
-        advantages, used = np.full(len(samples), np.nan), np.zeros(len(samples), dtype=bool)
-        overall = _deviation(rewards[valid])
-        for members in samples.groupby("prompt_id", sort=False).indices.values():
-            scored = members[valid[members]]
-            if len(scored) < self.options.min_group_size:
-                continue
-            deviation = overall if self.options.global_std else _deviation(rewards[scored])
-            advantages[scored] = centred(rewards[scored]) / (deviation + STD_FLOOR)
-            used[scored] = True
-        return samples.assign(advantage=advantages, used=used)
+        options = self.options
+        advantages = group_advantages(
+            rewards_of(samples, "reward"),
+            samples["prompt_id"].to_numpy(),
+            min_group_size=options.min_group_size,
+            global_std=options.global_std,
+            ddof=0,
+        )
+        return samples.assign(advantage=advantages, used=~np.isnan(advantages))
 
     def num_times(self, num_steps: int) -> int:
         """``num_steps * timesteps_fraction``, rounded down. Raises :class:`ConfigError` if that is none."""
@@ -138,11 +135,6 @@ class Algorithm:
             raise ValueError(f"needs one advantage a sample, shape [{size}]; found {found}")
         low, high = self.options.advantage_low, self.options.advantage_high
         return (advantages.clamp(low, high) / (2 * high) + 0.5).clamp(0, 1)
-
-
-def _deviation(rewards: np.ndarray) -> float:
-    """Population standard deviation; NaN of nothing."""
-    return float(rewards.std()) if len(rewards) else np.nan
 
 
 def _error(current: Tensor, old: Tensor, batch: Batch, beta: float) -> Tensor:

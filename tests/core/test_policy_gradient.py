@@ -12,6 +12,7 @@ from cosmos_rl_core.algorithms import grpo
 from cosmos_rl_core.algorithms._base import Batch, Loss, Transitions
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.sampling.transition import Coefficients
 
 CPU = torch.device("cpu")
 MODES = ("mean_logp", "sum_logp", "unnormalised")
@@ -41,17 +42,28 @@ def steps_of(advantages: list[float], *shape: int, **given: Any) -> Transitions:
         **{"std": 0.4 * spread, "diffusion": spread, "log_prob": 0 * spread},
         "advantages": torch.tensor(advantages, dtype=torch.float32, device=CPU),
     }
-    return Transitions(**(fields | given))
+    return transitions_of(fields | given)
+
+
+def transitions_of(fields: dict[str, Any]) -> Transitions:
+    """Steps from their fields, those of the sampler's row among them."""
+    at = Coefficients(**{name: fields[name] for name in Coefficients._fields})
+    return Transitions(at=at, **{name: value for name, value in fields.items() if name not in Coefficients._fields})
+
+
+def over(states: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """One number a sample, shaped to go with its state."""
+    return numbers.view(-1, *(1,) * (states.ndim - 1))
 
 
 def mean_of(batch: Transitions, velocity: torch.Tensor) -> torch.Tensor:
-    keep, push, recall = (c.view(batch.per_sample) for c in (batch.keep, batch.push, batch.recall))
+    keep, push, recall = (over(batch.x, c) for c in (batch.at.keep, batch.at.push, batch.at.recall))
     return keep * batch.x.double() + push * velocity.double() + recall * batch.history.double()
 
 
 def density_of(batch: Transitions, velocity: torch.Tensor) -> torch.Tensor:
     """Log-density of every dimension by torch's own normal."""
-    return Normal(mean_of(batch, velocity), batch.std.view(batch.per_sample)).log_prob(batch.x_next.double())
+    return Normal(mean_of(batch, velocity), over(batch.x, batch.at.std)).log_prob(batch.x_next.double())
 
 
 def loss_of(
@@ -120,7 +132,7 @@ def test_ratios_are_those_of_torchs_normal(mode: str, logp_old: str):
     current = old + 0.05 * normal(6, 3, 2, 3, 3)
     batch = dataclasses.replace(batch, log_prob=density_of(batch, old).flatten(1).mean(1))
     true = (density_of(batch, current) - density_of(batch, old)).flatten(1)
-    scale = {"mean_logp": 1.0, "sum_logp": 18.0, "unnormalised": 2 * batch.std.square()}[mode]
+    scale = {"mean_logp": 1.0, "sum_logp": 18.0, "unnormalised": 2 * batch.at.std.square()}[mode]
     metrics = loss_of(policy(ratio_mode=mode, logp_old=logp_old), batch, current, old).metrics
     assert torch.allclose(metrics["log_ratio"], true.sum(1), rtol=1e-11, atol=0)
     assert torch.allclose(metrics["log_ratio_per_dim"], true.mean(1), rtol=1e-11, atol=0)
@@ -138,7 +150,7 @@ def test_a_change_in_the_last_bits_of_a_velocity_keeps_its_digits():
         normal(5, 1, 2, 3, 3),
     )
     current = torch.nextafter(old, old + 1)
-    change = batch.push * (current.double() - old.double())
+    change = batch.at.push * (current.double() - old.double())
     expected = (2 * (batch.x_next - mean_of(batch, old)) * change - change.square()).mean()
     log_ratio = loss_of(policy(ratio_mode="unnormalised"), batch, current, old).metrics["ratio"].log()
     assert float(log_ratio) == pytest.approx(float(expected), rel=1e-6)
@@ -206,11 +218,11 @@ def test_equal_current_and_reference_have_no_kl(mode: str):
 def test_the_distances_are_the_divergence_of_the_normals_up_to_their_known_factors():
     length = numbers(0.1, 0.02)
     batch = steps_of([1.0, -2.0])
-    batch = dataclasses.replace(batch, diffusion=batch.std / length.sqrt())
+    batch = dataclasses.replace(batch, at=batch.at._replace(diffusion=batch.at.std / length.sqrt()))
     current, old, ref = (normal(seed, 2, 2, 3, 3) for seed in (5, 6, 7))
-    std = batch.std.view(-1, 1, 1, 1)
+    std = batch.at.std.view(-1, 1, 1, 1)
     exact = kl_divergence(Normal(mean_of(batch, current), std), Normal(mean_of(batch, ref), std)).flatten(1).mean(1)
-    factors = {"exact": 1.0, "flow_grpo": length, "unnormalised": 2 * batch.std.square()}
+    factors = {"exact": 1.0, "flow_grpo": length, "unnormalised": 2 * batch.at.std.square()}
     for mode, factor in factors.items():
         loss = loss_of(policy(kl_beta=0.3, kl_mode=mode, loss_scale=2.0), batch, current, old, ref)
         assert torch.allclose(loss.metrics["kl"], factor * exact, rtol=1e-10, atol=0)
@@ -251,9 +263,10 @@ def linear_gradient(advantages: list[float], mini_batch: int) -> torch.Tensor:
     """Total gradient at the weights of a linear velocity, over micro-batches of the same 6 steps."""
     weight = torch.eye(4, device=CPU).requires_grad_()
     whole = steps_of(advantages, 4)
-    fields = {f.name: getattr(whole, f.name) for f in dataclasses.fields(whole) if f.name != "mask"}
+    names = ("x", "x_next", "history", "log_prob", "advantages")
+    fields = {**{name: getattr(whole, name) for name in names}, **whole.at._asdict()}
     for start in range(0, 6, mini_batch):
-        part = Transitions(**{name: value[start : start + mini_batch] for name, value in fields.items()})
+        part = transitions_of({name: value[start : start + mini_batch] for name, value in fields.items()})
         loss = loss_of(policy(kl_beta=0.1), part, part.x_t @ weight, part.x_t, 0.5 * part.x_t)
         loss.per_sample.sum().backward()
     assert weight.grad is not None
@@ -292,7 +305,7 @@ def test_given_dimensions_count_in_no_sum_and_in_no_number_of_dimensions(mode: s
 @pytest.mark.parametrize("shape", [(3, 1), (1,), ()])
 def test_anything_but_one_number_a_sample_is_refused(name: str, shape: tuple[int, ...]):
     with pytest.raises(ValueError, match=rf"{name}: needs one number a sample, shape \[3\]"):
-        dataclasses.replace(steps_of([1.0, 2.0, 3.0]), **{name: torch.ones(shape, device=CPU)})
+        steps_of([1.0, 2.0, 3.0], **{name: torch.ones(shape, device=CPU)})
 
 
 @pytest.mark.parametrize("std", [0.0, math.nan])
@@ -304,7 +317,7 @@ def test_a_step_without_noise_is_refused(std: float):
 def test_the_models_input_is_the_scaled_state_in_its_own_dtype():
     batch = steps_of([1.0, 2.0])
     assert batch.x_t.dtype == torch.float32
-    assert torch.equal(batch.x_t[1], batch.input_scale[1].float() * batch.x[1])
+    assert torch.equal(batch.x_t[1], batch.at.input_scale[1].float() * batch.x[1])
 
 
 # ---- the data term

@@ -12,6 +12,7 @@ from cosmos_rl_core.algorithms import ddrl, grpo
 from cosmos_rl_core.algorithms._base import Transitions, trained_steps
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.sampling.transition import Coefficients
 
 CPU = torch.device("cpu")
 DATASET = DatasetOptions(name="some prompts")
@@ -99,9 +100,9 @@ def test_an_advantage_of_seven_tenths_gives_the_known_loss_under_the_exponential
     assert advantage == pytest.approx(-0.4965853, abs=1e-7)
 
     x, one = torch.ones(1, 2, device=CPU), torch.ones(1, dtype=torch.float64, device=CPU)
-    numbers = dict.fromkeys(("t", "input_scale", "keep", "push", "recall", "std", "diffusion", "log_prob"), one)
     given = torch.full((1,), advantage, dtype=torch.float32, device=CPU)
-    batch = Transitions(x=x, x_next=x, history=x, **numbers, advantages=given)
+    at = Coefficients(*[one] * len(Coefficients._fields))
+    batch = Transitions(x=x, x_next=x, history=x, at=at, log_prob=one, advantages=given)
     assert float(policy().loss(lambda _: x, batch).per_sample) == pytest.approx(4.965853, abs=1e-6)
 
 
