@@ -32,7 +32,7 @@ def numbers(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64, device=CPU)
 
 
-def steps_of(advantages: list[float], *shape: int, **given: Any) -> Transitions:
+def steps_of(advantages: list[float], /, *shape: int, **given: Any) -> Transitions:
     """Recorded steps of states ``shape``, each with its own coefficients."""
     size, shape = len(advantages), shape or (2, 3, 3)
     spread = torch.linspace(0.5, 1.0, size, dtype=torch.float64, device=CPU)
