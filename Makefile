@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # uv does not read pip's setting for a local folder of wheels.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: demo test test-all lint format install tiny-base clean
+.PHONY: demo test test-all lint format install tiny-base replicate-ddrl clean
 
 demo: $(VENV)/installed
 	$(BIN)/cosmos-flows run configs/tiny/nft.toml
@@ -30,6 +30,10 @@ tiny-base: $(VENV)/installed
 	$(BIN)/python -m cosmos_rl_core.tiny outputs/tiny-skeleton
 	$(BIN)/cosmos-flows run configs/tiny/sft.toml --run-id tiny-base --set policy.model_name_or_path=outputs/tiny-skeleton
 	$(BIN)/cosmos-flows export tiny-base outputs/tiny-base
+
+# DDRL against its alternatives on a base of its own, three seeds: two runs at a time, about an hour and a half on two cores.
+replicate-ddrl: $(VENV)/installed
+	$(BIN)/python -m flows.replication
 
 install: $(VENV)/installed
 

@@ -95,7 +95,8 @@ def rerun(
     stage: Annotated[
         str,
         typer.Option(
-            help="policy embed encode rollout reward-NAME update finetune export evaluate evaluate-NAME report"
+            help="policy embed encode embed-held-out encode-held-out rollout reward-NAME update finetune export "
+            "validate evaluate evaluate-NAME report"
         ),
     ],
     iteration: Annotated[

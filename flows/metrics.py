@@ -22,6 +22,8 @@ name                                            meaning                         
 ``val/<reward>_{mean,standard_error}``          the same of held-out samples                        no
 ``val/<reward>_{scored,failed}``                                                                    no
 ``val/reward_avg``, ``val/rollout_count``       mean and count of the reward that judges the run    yes
+``val/avg_loss``                                diffusion loss on held-out media                    yes
+``val/avg_loss_standard_error``                                                                     no
 ``{train,rollout,reward/<r>,val/<r>}_seconds``  what the stage took                                 no
 =============================================== =================================================== ===========
 """
@@ -72,7 +74,7 @@ class Line:
     @property
     def judges(self) -> bool:
         """Whether it is about a policy on held-out prompts."""
-        return self.stage.startswith("evaluate-")
+        return self.stage == "validate" or self.stage.startswith("evaluate-")
 
     @property
     def position(self) -> int:
@@ -117,6 +119,9 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
     if isinstance(request.config, contracts.Reward):
         prefix = "val" if stage.startswith("evaluate-") else "reward"
         yield Line(stage, k, step, _scores(manifest, request.config.reward.name, prefix, headline))
+    elif isinstance(request.config, contracts.Validate):
+        said = {"avg_loss": "loss", "avg_loss_standard_error": "standard_error", "seconds": "seconds"}
+        yield Line(stage, k, step, {f"val/{name}": _number(manifest.summary.get(key)) for name, key in said.items()})
     elif isinstance(request.config, contracts.Rollout):
         said = {key: value for key, value in manifest.summary.items() if not isinstance(value, str)}
         yield Line(stage, k, step, {f"rollout/{key}": _number(value) for key, value in said.items()})

@@ -46,6 +46,10 @@ class Plan(Section):
     """Prompts of the media that an algorithm with rewards trains on besides."""
     data_digest: str = Field(default="", json_schema_extra={"neutral": ""})
     """Digest of the files that the media are read from; "" where there are none or they are generated."""
+    held_out_prompts: tuple[Prompt, ...] = Field(default=(), json_schema_extra={"neutral": []})
+    """Prompts of the held-out media."""
+    held_out_digest: str = Field(default="", json_schema_extra={"neutral": ""})
+    """Digest of the files that the held-out media are read from."""
     races_decided: bool
     """Whether the store refuses a second writer; where it does not, only one process may write a run."""
 
@@ -76,8 +80,9 @@ def _beyond(values: dict[str, Any]) -> list[str]:
     for place in (("train", "train_policy", "dataset"), ("validation", "dataset")):
         if (dataset := _valid(AnyDataset, _look(values, *place))) is not None:
             prompts += _collect(mistakes, lambda dataset=dataset: _prompts(dataset)) or ()
-    if (data := _valid(AnyDataset, _look(values, "train", "train_policy", "data"))) is not None:
-        _collect(mistakes, lambda: _prompts(data))
+    for place in (("train", "train_policy", "data"), ("validation", "data")):
+        if (data := _valid(AnyDataset, _look(values, *place))) is not None:
+            _collect(mistakes, lambda data=data: _prompts(data))
     rewards = values.get("rewards")
     for value in rewards if isinstance(rewards, list) else []:
         if (reward := _valid(RewardConfig, value)) is not None:
@@ -106,6 +111,8 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
     prompts = _collect(mistakes, lambda: _prompts(recipe.train.train_policy.dataset)) or ()
     held_out = _collect(mistakes, lambda: _prompts(recipe.validation.dataset) if recipe.validation else ()) or ()
     data_prompts, data_digest = _collect(mistakes, lambda: _data(recipe)) or ((), "")
+    judged_by = recipe.validation.data if recipe.validation else None
+    held_out_data = _collect(mistakes, lambda: _media(recipe, judged_by, "validation.data")) or ((), "")
     for reward in recipe.rewards:
         _collect(mistakes, lambda reward=reward: _check_reward(reward, (*prompts, *held_out)))
     wanted = recipe.prompts_per_iteration if recipe.train.train_policy.rewarded else 0
@@ -135,6 +142,8 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
         validation_prompts=held_out,
         data_prompts=data_prompts,
         data_digest=data_digest,
+        held_out_prompts=held_out_data[0],
+        held_out_digest=held_out_data[1],
         races_decided=True,
     )
     name = run_id or f"{Path(source).stem}-{digest(plan.identity())[:8]}"
@@ -245,7 +254,11 @@ def _data(recipe: Recipe) -> tuple[tuple[Prompt, ...], str]:
     policy = recipe.train.train_policy
     if not policy.rewarded:
         return (), _media_plugin(policy.dataset).digest(policy.dataset)
-    data = data_of(recipe)
+    return _media(recipe, data_of(recipe), "train.train_policy.data")
+
+
+def _media(recipe: Recipe, data: DatasetOptions | None, place: str) -> tuple[tuple[Prompt, ...], str]:
+    """Prompts and digest of prepared media, nothing without; their size must be the one that is trained on."""
     if data is None:
         return (), ""
     plugin = _media_plugin(data)
@@ -253,7 +266,7 @@ def _data(recipe: Recipe) -> tuple[tuple[Prompt, ...], str]:
     found = plugin.Media(data).item(0)[0].shape[:3]
     if found != (expected := (diffusers.train_frames, *diffusers.inference_size)):
         raise ConfigError(
-            f"train.train_policy.data gives media of {_times(found)} (frames, height, width), policy.diffusers trains "
+            f"{place} gives media of {_times(found)} (frames, height, width), policy.diffusers trains "
             f"on {_times(expected)}; make its settings equal"
         )
     return prompts, plugin.digest(data)

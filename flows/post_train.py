@@ -27,6 +27,9 @@ def post_train(run: Run, launcher: Launcher) -> Result:
     launch("embed", run.embed())
     if run.needs_data:
         launch("encode", run.encode())
+    if run.validates:
+        launch("embed-held-out", run.embed_held_out())
+        launch("encode-held-out", run.encode_held_out())
     evaluated = {0: evaluate(run, launcher, 0)}
     num_iterations = run.recipe.train.num_iterations
     for k in range(num_iterations):
@@ -53,6 +56,8 @@ def evaluate(run: Run, launcher: Launcher, k: int) -> Manifest | None:
     None without a validation set.
     """
     launcher.launch(f"policy-{k:04d}/export", run.export(k))
+    if run.validates:
+        launcher.launch(f"policy-{k:04d}/validate", run.validate(k))
     if not run.evaluates:
         return None
     samples = run.evaluate(k)

@@ -6,7 +6,7 @@ from functools import cached_property
 from cosmos_rl_core import plugins, seeds, store
 from cosmos_rl_core.algorithms._base import Algorithm
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig
-from cosmos_rl_core.config.train import RewardedOptions, SupervisedOptions
+from cosmos_rl_core.config.train import DatasetOptions, RewardedOptions, SupervisedOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.schedules import ema_decay, lr_factor
 from flows.plan import Plan, data_of, run_url
@@ -56,8 +56,13 @@ class Run:
         """Whether exported policies are sampled on held-out prompts and scored."""
         return self.recipe.validation is not None and bool(self.recipe.rewards)
 
+    @property
+    def validates(self) -> bool:
+        """Whether the diffusion loss of policies is measured on held-out media."""
+        return self.recipe.validation is not None and self.recipe.validation.data is not None
+
     def is_due(self, k: int) -> bool:
-        """Whether policy version k is exported and, where there is something to evaluate on, evaluated."""
+        """Whether policy version k is exported and, where there is something to judge it on, judged."""
         freq = self.recipe.validation.freq if self.recipe.validation else 0
         return k in (0, self.recipe.train.num_iterations) or bool(freq and k % freq == 0)
 
@@ -103,12 +108,7 @@ class Run:
 
     def embed(self) -> Request:
         """Text embeddings of the training prompts and of the data's; shared by every run that asks for the same."""
-        config = contracts.Embed(
-            model=self.plan.model,
-            prompts=self.plan.embedded_prompts,
-            max_prompt_length=self.recipe.policy.diffusers.max_prompt_length,
-        )
-        return self._shared(config)
+        return self._embed(self.plan.embedded_prompts)
 
     @cached_property
     def embed_slot(self) -> str:
@@ -119,16 +119,31 @@ class Run:
         """Latents of the data's media; shared by every run that asks for the same."""
         data = data_of(self.recipe)
         assert data is not None, "only an algorithm with data has media to encode"
-        return self._shared(
-            contracts.Encode(
-                model=self.plan.model, dataset=data, dataset_digest=self.plan.data_digest, media=self._media
-            )
-        )
+        return self._encode(data, self.plan.data_digest)
 
     @cached_property
     def encode_slot(self) -> str:
         """Where the latents of the data's media are."""
         return self.encode().slot
+
+    def embed_held_out(self) -> Request:
+        """Text embeddings of the held-out media's prompts; shared like the others."""
+        return self._embed(self.plan.held_out_prompts)
+
+    def encode_held_out(self) -> Request:
+        """Latents of the held-out media; shared like the others."""
+        assert self.recipe.validation is not None
+        assert self.recipe.validation.data is not None, "only a recipe with validation.data has held-out media"
+        return self._encode(self.recipe.validation.data, self.plan.held_out_digest)
+
+    def _embed(self, prompts: tuple[Prompt, ...]) -> Request:
+        length = self.recipe.policy.diffusers.max_prompt_length
+        return self._shared(contracts.Embed(model=self.plan.model, prompts=prompts, max_prompt_length=length))
+
+    def _encode(self, data: DatasetOptions, dataset_digest: str) -> Request:
+        return self._shared(
+            contracts.Encode(model=self.plan.model, dataset=data, dataset_digest=dataset_digest, media=self._media)
+        )
 
     def _shared(self, config: StageConfig) -> Request:
         # No draw depends on the seed, so it is not part of what these are.
@@ -238,9 +253,22 @@ class Run:
 
     def export(self, k: int) -> Request:
         """Policy version k as users load it, from the average where there is one."""
-        part = "ema" if self.recipe.train.ema_enable else "current"
         config = contracts.Export(model=self.plan.model, lora=self.recipe.policy.lora)
-        return self._request(self.export_slot(k), config, k, {"policy": (input_of(self.policy_after(k), part),)})
+        return self._request(self.export_slot(k), config, k, {"policy": (self._judged(k),)})
+
+    def validate(self, k: int) -> Request:
+        """The diffusion loss of policy version k on held-out media; every run draws the same noise."""
+        assert self.recipe.validation is not None
+        config = contracts.Validate(
+            model=self.plan.model, lora=self.recipe.policy.lora, batch_size=self.recipe.validation.batch_size
+        )
+        inputs = {
+            "policy": (self._judged(k),),
+            "embeddings": (input_of(self.embed_held_out().slot),),
+            "data": (input_of(self.encode_held_out().slot),),
+        }
+        request = self._request(self.version(k, "validate"), config, k, inputs)
+        return request.model_copy(update={"seed": self.recipe.validation.seed})
 
     def evaluate(self, k: int) -> Request:
         """Held-out samples of policy version k.
@@ -283,6 +311,10 @@ class Run:
     def _media(self) -> MediaShape:
         diffusers = self.recipe.policy.diffusers
         return MediaShape(size=diffusers.inference_size, frames=diffusers.train_frames)
+
+    def _judged(self, k: int) -> Input:
+        """The weights of policy version k that are exported: the average where there is one."""
+        return input_of(self.policy_after(k), "ema" if self.recipe.train.ema_enable else "current")
 
     def _state(self, k: int) -> Input:
         """All that training goes on from: policy version k without what was only measured on the way."""

@@ -29,7 +29,7 @@ def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None)
         raise ConfigError(f"{step.name} of {run_id} has no artifact and no unfinished one; just run it")
     committed = is_committed(step.slot, generation)
     lines = _cost(step.name, _below(run, step, every[every.index(step) + 1 :]))
-    if step.stage in ("embed", "encode"):
+    if step.stage.startswith(("embed", "encode")):
         lines.append("other runs of this store that read the same artifact are not looked at")
     invalidate(step.slot, generation, "asked for by `cosmos-flows rerun`")
     ended = "invalidated" if committed else "nothing will be adopted from the unfinished"

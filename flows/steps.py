@@ -48,6 +48,9 @@ def steps(run: Run) -> list[Step]:
     count = run.recipe.train.num_iterations
     found = [Step("policy", run.policy_slot, run.policy), Step("embed", run.embed_slot, run.embed)]
     found += [Step("encode", run.encode_slot, run.encode)] if run.needs_data else []
+    if run.validates:
+        for name, request in (("embed-held-out", run.embed_held_out), ("encode-held-out", run.encode_held_out)):
+            found.append(Step(name, request().slot, request))
     found += _evaluation(run, 0)
     for k in range(count):
         found += _iteration(run, k)
@@ -72,9 +75,10 @@ def _evaluation(run: Run, k: int) -> list[Step]:
     def step(stage: str, request: Callable[[], Request]) -> Step:
         return Step(f"policy-{k:04d}/{stage}", run.version(k, stage), request, k)
 
-    export = step("export", partial(run.export, k))
+    found = [step("export", partial(run.export, k))]
+    found += [step("validate", partial(run.validate, k))] if run.validates else []
     if not run.evaluates:
-        return [export]
+        return found
     samples = run.version(k, "evaluate")
     rewards = [step(f"evaluate-{r.fn.name}", partial(run.reward, r, samples, k)) for r in run.recipe.rewards]
-    return [export, step("evaluate", partial(run.evaluate, k)), *rewards]
+    return [*found, step("evaluate", partial(run.evaluate, k)), *rewards]

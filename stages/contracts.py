@@ -230,6 +230,20 @@ class Evaluate(StageConfig):
     samples_per_shard: int
 
 
+class Validate(StageConfig):
+    """Diffusion loss of a policy on held-out media, at fixed noise and fixed noise levels."""
+
+    name = "validate"
+    version = 1
+    distributed = True
+    inputs = {"policy": "one", "embeddings": "one", "data": "one"}
+    model: ModelRef
+    lora: LoraConfig | None
+    num_levels: int = 8
+    """Noise levels of each item, the middles of as many equal parts of [0, 1]."""
+    batch_size: int
+
+
 class Report(StageConfig):
     """One HTML file: the reward curve, best and worst samples of each iteration, base beside final."""
 
@@ -249,7 +263,20 @@ class Report(StageConfig):
 
 
 STAGES: dict[str, type[StageConfig]] = {
-    stage.name: stage for stage in (Embed, Encode, Policy, Rollout, Reward, Update, Finetune, Export, Evaluate, Report)
+    stage.name: stage
+    for stage in (
+        Embed,
+        Encode,
+        Policy,
+        Rollout,
+        Reward,
+        Update,
+        Finetune,
+        Export,
+        Evaluate,
+        Validate,
+        Report,
+    )
 }
 
 

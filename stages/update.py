@@ -118,8 +118,11 @@ def _advantages(request: Request, config: contracts.Update, algorithm: Algorithm
         samples["valid"] &= scores["valid"].fillna(value=False).astype(bool).to_numpy()
     samples["reward"] = samples["reward"].where(samples["valid"])
     single = [name for name in samples.columns if name.startswith("reward.")]
-    columns = ["sample_id", "prompt_id", "reward", "valid", *single]
-    table = algorithm.advantages(cast("pd.DataFrame", samples[columns]))
+    scored = ["reward", "valid", *single]
+    if config.algorithm.shuffle_rewards:
+        order = seeds.permutation(len(samples), request.seed, "shuffled rewards", request.iteration or 0)
+        samples[scored] = samples[scored].iloc[order].reset_index(drop=True)
+    table = algorithm.advantages(cast("pd.DataFrame", samples[["sample_id", "prompt_id", *scored]]))
     if not any(table["used"]):
         raise ArtifactError("no sample can be trained on: every group has fewer scored samples than min_group_size")
     return table

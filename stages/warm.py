@@ -22,7 +22,7 @@ import torch
 import transformers
 
 from cosmos_rl_core.processes import die_with_parent
-from stages import embed, encode, evaluate, export, finetune, policy, report, reward, rollout, runner, update
+from stages import embed, encode, evaluate, export, finetune, policy, report, reward, rollout, runner, update, validate
 
 PRELOADED = (
     diffusers,
@@ -43,6 +43,7 @@ PRELOADED = (
     reward,
     rollout,
     update,
+    validate,
 )
 """What every fork already has."""
 

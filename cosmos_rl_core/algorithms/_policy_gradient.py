@@ -41,6 +41,8 @@ class PolicyGradientOptions(RewardedOptions):
     """Steps of the sampler to train on, from 0; -1 is a random one that is not listed, anew for every prompt."""
     clip_ratio: float = Field(default=1e-4, gt=0, lt=1)
     """Distance of the ratio from 1 beyond which a step is not pushed further. Its unit is that of ``ratio_mode``."""
+    policy_weight: float = Field(default=1.0, ge=0, json_schema_extra={"neutral": 1.0})
+    """Weight of the policy loss; 0 is a control that leaves what the other two terms do by themselves."""
     kl_beta: float = Field(ge=0)
     """Weight of the distance to the reference; 0 saves its forward pass."""
     data_beta: float = Field(ge=0)
@@ -115,6 +117,12 @@ class PolicyGradientOptions(RewardedOptions):
         if frames != 0:
             raise ValueError(f"{frames} is not possible yet: no model here takes conditional frames; leave it at 0")
         return frames
+
+    @model_validator(mode="after")
+    def _something_is_weighed(self) -> Self:
+        if self.policy_weight == self.kl_beta == self.data_beta == 0:
+            raise ValueError("policy_weight, kl_beta and data_beta are all 0: there is no loss")
+        return self
 
     @model_validator(mode="after")
     def _reference_is_read(self) -> Self:
@@ -206,8 +214,9 @@ class Algorithm:
         return len(trained_steps(self.options.train_on, num_steps, range(num_steps)))
 
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch | Transitions) -> Loss:
-        """Times ``loss_scale``, float32 ``[B]``: of transitions, the policy loss plus ``kl_beta`` times the distance to
-        the reference; of a :class:`Batch` of media, ``data_beta`` times the diffusion loss.
+        """Times ``loss_scale``, float32 ``[B]``: of transitions, ``policy_weight`` times the policy loss plus
+        ``kl_beta`` times the distance to the reference; of a :class:`Batch` of media, ``data_beta`` times the
+        diffusion loss.
 
         At the weights that made the rollout the policy loss is minus the advantage: watch the gradient's effect, not
         the loss. Metrics are as computed, before any weight. Those of transitions are float64: ``policy_loss``,
@@ -269,10 +278,10 @@ class Algorithm:
             "logp_drift": logp_drift,
             "ratio_drift": logp_drift * unit,
         }
-        loss = policy
+        loss = options.policy_weight * policy
         if reference is not None:
             metrics["kl"] = self._kl(batch, current, reference)
-            loss = policy + options.kl_beta * metrics["kl"]
+            loss = loss + options.kl_beta * metrics["kl"]
         return Loss((options.loss_scale * loss).float(), {name: value.detach() for name, value in metrics.items()})
 
     def _log_ratio(self, batch: Transitions, current: Tensor, behaviour: Tensor) -> Tensor:

@@ -72,10 +72,12 @@ class RewardConfig(Section):
 
 
 class ValidationConfig(Section):
-    """Held-out evaluation by the stock pipeline, from the exported weights."""
+    """Held-out evaluation: samples of the stock pipeline from the exported weights, and the loss on held-out media."""
 
     dataset: AnyDataset
     """Prompts that training never sees."""
+    data: AnyDataset | None = Field(default=None, json_schema_extra={"neutral": None})
+    """Media that training never sees, for the diffusion loss of each policy that is judged; absent measures none."""
     n_generation: int = Field(default=8, ge=1)
     """Images per prompt, from fixed seeds."""
     seed: int = Field(default=0, ge=0)

@@ -61,6 +61,8 @@ class RewardedOptions(AlgorithmOptions):
     """Samples per optimizer step, over all ranks; absent means one step on everything."""
     mu_iterations: int = Field(default=1, ge=1)
     """Passes over each rollout. More learns more from a rollout and drifts further from the policy that made it."""
+    shuffle_rewards: bool = Field(default=False, json_schema_extra={"neutral": False})
+    """A control: train on the iteration's rewards in random order. What still rises does not come from them."""
 
 
 class SupervisedOptions(AlgorithmOptions):

@@ -320,6 +320,18 @@ def test_the_models_input_is_the_scaled_state_in_its_own_dtype():
     assert torch.equal(batch.x_t[1], batch.at.input_scale[1].float() * batch.x[1])
 
 
+def test_the_policy_loss_is_weighed_alone_and_its_metric_is_not():
+    batch = steps_of([1.0, -2.0])
+    current, old, ref = (normal(seed, 2, 2, 3, 3) for seed in (5, 6, 7))
+    whole, half, none = (
+        loss_of(policy(policy_weight=weight, kl_beta=0.3, loss_scale=1.0), batch, current, old, ref)
+        for weight in (1.0, 0.5, 0.0)
+    )
+    assert torch.allclose(none.per_sample, 0.3 * none.metrics["kl"].float())
+    assert torch.allclose(whole.per_sample - half.per_sample, 0.5 * whole.metrics["policy_loss"].float(), atol=1e-6)
+    assert torch.equal(none.metrics["policy_loss"], whole.metrics["policy_loss"])
+
+
 # ---- the data term
 
 

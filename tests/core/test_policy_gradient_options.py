@@ -196,6 +196,12 @@ def test_options_out_of_bounds_misspelt_or_without_effect_are_refused(field: str
         policy(**{field: value})
 
 
+def test_a_loss_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="there is no loss"):
+        policy(policy_weight=0.0, data_beta=0.0)
+    assert policy(policy_weight=0.0).needs_data
+
+
 @pytest.mark.parametrize("given", [{"kl_beta": 0.1}, {"on_policy": False}])
 def test_a_reference_that_is_read_may_be_renewed(given: dict[str, Any]):
     assert policy(update_ref_every_iter=16, **given).options.update_ref_every_iter == 16

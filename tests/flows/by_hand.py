@@ -16,10 +16,11 @@ SMALL_SFT = (
     "train.train_policy.dataset.num_items=16",
     "train.train_policy.steps_per_iteration=2",
 )
+HELD_OUT_MEDIA = "validation.data={ name = 'rendered_text', split = 'test', num_items = 4 }"
 MONITORED = ("[[rewards]]", '[[rewards]]\nrole = "monitor"\nfn = { name = "jpeg" }\n\n[[rewards]]')
 SECONDS = {
     "policy": 1.0, "embed": 2.0, "rollout": 10.0, "reward": 3.0, "update": 30.0, "finetune": 40.0,
-    "export": 4.0, "evaluate": 20.0, "report": 5.0,
+    "export": 4.0, "evaluate": 20.0, "report": 5.0, "encode": 6.0, "validate": 7.0,
 }  # fmt: skip
 
 

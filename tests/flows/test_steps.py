@@ -2,7 +2,7 @@ import pytest
 
 from flows.steps import open_run, steps
 from stages.artifacts import has_begun
-from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, make_all, validated
+from tests.flows.by_hand import HELD_OUT_MEDIA, MONITORED, SFT, SMALL_SFT, make_all, validated
 from tests.hand_made import begin, make_run, planned
 
 
@@ -27,11 +27,13 @@ def test_the_list_of_a_reward_trained_run_is_what_the_loop_asks_for(
     assert [step.k for step in steps(run) if step.stage == "export"] == versions
 
 
+@pytest.mark.parametrize("media", [(), (HELD_OUT_MEDIA,)])
 @pytest.mark.parametrize("freq", [0, 1])
-def test_the_list_of_a_supervised_run_is_what_the_loop_asks_for(tmp_path, freq):
-    run = planned(SFT, tmp_path, overrides=(*SMALL_SFT, f"validation.freq={freq}"))
+def test_the_list_of_a_supervised_run_is_what_the_loop_asks_for(tmp_path, freq, media):
+    run = planned(SFT, tmp_path, overrides=(*SMALL_SFT, f"validation.freq={freq}", *media))
     asked = make_all(run)
     assert "iteration-0001/finetune" in asked
+    assert ("policy-0002/validate" in asked) == bool(media)
     assert [(step.name, step.request()) for step in steps(run)] == list(asked.items())
 
 

@@ -25,12 +25,13 @@ SUMMARIES = {
     "rollout": {"samples": 8},
     "update": {"excluded": 1},
     "reward": {"standard_error": 0.125, "scored": 7, "failed": 1},
+    "validate": {"loss": 0.375, "standard_error": 0.25, "items": 4},
 }
 
 
 def make_with_numbers(request: Request, raised_by: float = 0.0) -> Manifest:
     """Make a Request's artifact with the numbers that it would have."""
-    if request.stage not in ("rollout", "reward", "update", "finetune"):
+    if request.stage not in ("rollout", "reward", "update", "finetune", "validate"):
         return make_one(request)
     files = {"current/w": request.slot.encode(), "old/w": b"old", "scores": f"{raised_by}".encode()}
     if request.stage in ("update", "finetune"):

@@ -66,6 +66,13 @@ def all_stages(tmp_path: Path) -> dict[str, Manifest]:
     encode = Encode(model=run.plan.model, dataset=dataset, dataset_digest="", media=media, items_per_shard=8)
     step(Request(stage="encode", slot=supervised.slot("encode"), seed=0, config=encode))
     step(supervised.finetune(0))
+    judged: dict[str, Any] = {"data": {"name": "rendered_text", "split": "test", "num_items": 6}}
+    with_media = recipe(sft, from_scratch=True)
+    with_media["validation"] |= judged
+    validated = make_run(tmp_path, with_media, "validated")
+    for request in (validated.policy(), validated.embed_held_out(), validated.encode_held_out()):
+        make(request, tmp_path)
+    step(validated.validate(0))
     return made
 
 

@@ -1,0 +1,182 @@
+"""DDRL's claim on the tiny model: does a diffusion loss on data keep a policy that is pushed by a reward near the data?
+
+``python -m flows.replication`` trains the base, then every arm with every seed on the same number of rewarded samples,
+and writes ``results.md`` and ``results.svg``. What is finished stays, as in any run.
+"""
+
+import argparse
+import itertools
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from cosmos_rl_core.datasets import rendered_text
+from flows.requests import Run
+from flows.steps import open_run
+from stages.artifacts import Artifact, input_of
+from stages.manifest import Manifest
+from stages.samples import read_shard, shard_names
+
+BASE, ARM = "configs/replication/base.toml", "configs/replication/arm.toml"
+SEEDS = (0, 1, 2)
+STROKE_WIDTH = 5
+"""Of the data's letters: so thick that the reward misreads a third of them."""
+_POLICY = "train.train_policy"
+_MEDIA = f"name = 'rendered_text', split = 'train', num_items = 1024, size = [32, 64], stroke_width = {STROKE_WIDTH}"
+_DATA = (
+    f"{_POLICY}.type=ddrl",
+    f"{_POLICY}.data_beta=0.01",
+    f"{_POLICY}.text_dropout=0.0",
+    f"{_POLICY}.data={{ {_MEDIA} }}",
+)
+ARMS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "kl": (f"{_POLICY}.kl_beta=0.04", f"{_POLICY}.kl_mode=flow_grpo"),
+    "ddrl": _DATA,
+    "data-alone": (*_DATA, f"{_POLICY}.policy_weight=0.0"),
+    "shuffled": (f"{_POLICY}.shuffle_rewards=true",),
+}
+"""What each arm changes in the recipe."""
+TITLES = {
+    "none": "reward alone",
+    "kl": "reward, KL 0.04",
+    "ddrl": "reward, diffusion loss 0.01 (DDRL)",
+    "data-alone": "diffusion loss alone",
+    "shuffled": "reward, shuffled",
+}
+MEASURES = {
+    "reward": "OCR",
+    "loss": "held-out diffusion loss",
+    "ink": "ink fraction",
+    "edges": "edge density",
+    "diversity": "diversity",
+}
+INK_DISTANCE = 64
+"""Levels of 255, in any channel, by which ink differs from the background."""
+LUMINANCE = (0.299, 0.587, 0.114)
+
+
+def main() -> None:
+    """Train, measure, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--store", default="outputs")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on one core")
+    parser.add_argument("--out", type=Path, default=Path("outputs/replication"))
+    options = parser.parse_args()
+    _flows("run", BASE, "--run-id", "replication-base", "--store", options.store)
+    if not (options.out / "base").exists():
+        _flows("export", "replication-base", str(options.out / "base"), "--store", options.store)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        runs = list(pool.map(lambda cell: _train(cell[0], cell[1], options), itertools.product(SEEDS, ARMS)))
+    table = pd.concat([measured(options.store, run_id).assign(arm=arm, seed=seed) for arm, seed, run_id in runs])
+    table.to_csv(options.out / "results.csv", index=False)
+    (options.out / "results.md").write_text(markdown(table), encoding="utf-8")
+    draw(table, options.out / "results.svg")
+    print(markdown(table))
+
+
+def _train(seed: int, arm: str, options: argparse.Namespace) -> tuple[str, int, str]:
+    run_id = f"replication-{arm}-{seed}"
+    base = f"policy.model_name_or_path={options.out / 'base' / 'pipeline'}"
+    changes = [word for change in (base, f"train.seed={seed}", *ARMS[arm]) for word in ("--set", change)]
+    _flows("run", ARM, "--run-id", run_id, "--store", options.store, *changes)
+    return arm, seed, run_id
+
+
+def _flows(*words: str) -> None:
+    """``cosmos-flows`` in a process of its own. Raises ``CalledProcessError`` if it fails."""
+    subprocess.run([sys.executable, "-m", "flows.cli", *words], check=True)
+
+
+def measured(store_url: str, run_id: str) -> pd.DataFrame:
+    """A row for each policy version that was judged: ``version`` and a column for each of :data:`MEASURES`."""
+    run = open_run(store_url, run_id)
+    versions = [k for k in range(run.recipe.train.num_iterations + 1) if run.is_due(k)]
+    return pd.DataFrame([{"version": k, **_measures(run, k)} for k in versions])
+
+
+def _measures(run: Run, k: int) -> dict[str, float]:
+    samples = Artifact(input_of(run.version(k, "evaluate")))
+    scores = _manifest(run, k, f"evaluate-{run.headline_reward}").summary
+    pictures: dict[str, list[np.ndarray]] = {}
+    for name in shard_names(samples):
+        for sample in read_shard(samples, name):
+            pictures.setdefault(sample.about["prompt_id"], []).append(sample.pixels[0])
+    said = {"reward": scores[run.headline_reward], "loss": _manifest(run, k, "validate").summary["loss"]}
+    return {name: float(value or 0) for name, value in said.items()} | statistics(list(pictures.values()))
+
+
+def _manifest(run: Run, k: int, stage: str) -> Manifest:
+    return Artifact(input_of(run.version(k, stage))).manifest
+
+
+def statistics(groups: list[list[np.ndarray]]) -> dict[str, float]:
+    """Of pictures grouped by prompt, each uint8 RGB ``[height, width, 3]``.
+
+    ``ink`` is the share of pixels far from the background, the median of the border; ``edges`` the mean absolute
+    difference of neighbouring pixels' luminance, across plus down, in [0, 2]; ``diversity`` the mean root-mean-square
+    difference of two pictures of a prompt, in [0, 1].
+    """
+    pictures = np.stack([picture for group in groups for picture in group])
+    border = np.concatenate(
+        [pictures[:, [0, -1]].reshape(len(pictures), -1, 3), pictures[:, :, [0, -1]].reshape(len(pictures), -1, 3)],
+        axis=1,
+    )
+    background = np.median(border, axis=1)[:, None, None]
+    ink = (np.abs(pictures - background).max(axis=-1) > INK_DISTANCE).mean()
+    luminance = pictures @ np.array(LUMINANCE) / 255
+    edges = np.abs(np.diff(luminance, axis=1)).mean() + np.abs(np.diff(luminance, axis=2)).mean()
+    pairs = [pair for group in groups for pair in itertools.combinations(group, 2)]
+    apart = [np.sqrt(np.mean(((a.astype(np.float64) - b) / 255) ** 2)) for a, b in pairs]
+    return {"ink": float(ink), "edges": float(edges), "diversity": float(np.mean(apart))}
+
+
+def data_statistics(num_prompts: int = 40, num_pictures: int = 8) -> dict[str, float]:
+    """The same statistics of held-out data, the first pictures of each prompt."""
+    options = rendered_text.Options(split="test", num_items=num_prompts * 40, stroke_width=STROKE_WIDTH)
+    media = rendered_text.Media(options)
+    groups: dict[str, list[np.ndarray]] = {}
+    for index in range(len(media)):
+        group = groups.setdefault(media.prompt_of(index).id, [])
+        if len(group) < num_pictures:
+            group.append(media.item(index)[0][0])
+    return statistics(list(groups.values()))
+
+
+def markdown(table: Any) -> str:
+    """A row for the data, the base and the final policy of each arm; mean over seeds ± standard error of that mean."""
+    last = table["version"].max()
+    rows = [["the data", "", "", *(f"{value:.3f}" for value in data_statistics().values())]]
+    rows.append(["base", *(f"{value:.3f}" for value in table[table["version"] == 0][list(MEASURES)].mean())])
+    for arm, title in TITLES.items():
+        final = table[(table["version"] == last) & (table["arm"] == arm)][list(MEASURES)]
+        means, errors = final.mean(), final.std(ddof=1) / np.sqrt(len(final))
+        rows.append([title, *(f"{means[name]:.3f} ± {errors[name]:.3f}" for name in MEASURES)])
+    header = ["", *MEASURES.values()]
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def draw(table: Any, path: Path) -> None:
+    """Reward, held-out loss and ink by policy version: a line an arm, a band of one standard error over the seeds."""
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    panels = figure.subplots(1, 3)
+    for axes, name in zip(panels, ("reward", "loss", "ink"), strict=True):
+        for arm, title in TITLES.items():
+            by_version = table[table["arm"] == arm].groupby("version")[name]
+            means, errors = by_version.mean(), by_version.sem()
+            (line,) = axes.plot(means.index, means, label=title)
+            axes.fill_between(means.index, means - errors, means + errors, color=line.get_color(), alpha=0.2)
+        axes.set(title=MEASURES[name], xlabel="iterations")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(TITLES), frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

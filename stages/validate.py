@@ -1,0 +1,66 @@
+"""How well a policy still models data that training never saw: its diffusion loss, at fixed noise and noise levels."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from cosmos_rl_core.models._base import Conditioning, Model, stack
+from cosmos_rl_core.training import DrawKey, training_noise
+from stages import contracts, embed, encode, policy
+from stages.contracts import Request
+from stages.loading import load_model
+from stages.runner import Context
+from stages.samples import cut, to_parquet
+
+LOSSES = "losses.parquet"
+
+
+def run(request: Request, context: Context) -> dict[str, Any]:
+    """Write ``losses.parquet``: a row an item and noise level, ``item_id, t, loss``.
+
+    The loss is the mean squared error of the velocity, without guidance and without a weight.
+    """
+    config, ranks = request.config, context.ranks
+    assert isinstance(config, contracts.Validate)
+    index = encode.read_index(request.one("data"))
+    prompt_of: dict[str, str] = dict(zip(index["item_id"], index["prompt_id"], strict=True))
+    tiles = context.layout({"tiles": cut(list(prompt_of), context.shrunk(config.batch_size))})["tiles"]
+    model = load_model(config.model, ("transformer",), ranks.device)
+    policy.load_policy(model.transformer, config.lora, request.one("policy"), reference=False)
+    rows: list[dict[str, Any]] = []
+    mine = range(ranks.rank, len(tiles), ranks.world_size)
+    for done, number in enumerate(mine):
+        context.progress("validating", done, len(mine))
+        conditioning = embed.read(request.one("embeddings"), sorted({prompt_of[item] for item in tiles[number]}))
+        given = stack([conditioning[prompt_of[item]] for item in tiles[number]], ranks.device)
+        rows += _losses(request, config, model, tiles[number], given)
+    table = pd.DataFrame([row for ranks_rows in ranks.gather(rows) for row in ranks_rows])
+    table = table.sort_values(["item_id", "t"], ignore_index=True)
+    if ranks.rank == 0:
+        context.attempt.put(LOSSES, to_parquet(table))
+    means = table["loss"].to_numpy().reshape(len(prompt_of), config.num_levels).mean(axis=1)
+    error = float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else None
+    return {"loss": float(means.mean()), "standard_error": error, "items": len(means)}
+
+
+@torch.no_grad()
+def _losses(
+    request: Request, config: contracts.Validate, model: Model, items: list[str], conditioning: Conditioning
+) -> list[dict[str, Any]]:
+    """A row an item and noise level."""
+    device = next(model.transformer.parameters()).device
+    latents = encode.read(request.one("data"), items)
+    x_0 = torch.stack([latents[item] for item in items]).to(device)
+    rows: list[dict[str, Any]] = []
+    for level, t in enumerate((np.arange(config.num_levels) + 0.5) / config.num_levels):
+        draws = [training_noise(tuple(x_0.shape[1:]), DrawKey(request.seed, 0, 0, item), level) for item in items]
+        noise = torch.stack(draws).to(device)
+        times = torch.full((len(items),), float(t), device=device)
+        velocity = model.velocity((1 - float(t)) * x_0 + float(t) * noise, times, conditioning)
+        losses = (velocity - (noise - x_0)).square().flatten(1).mean(1)
+        pairs = zip(items, losses.tolist(), strict=True)
+        rows += [{"item_id": item, "t": float(t), "loss": loss} for item, loss in pairs]
+    return rows

@@ -1,0 +1,93 @@
+"""The diffusion loss on held-out media: against a loop by hand, on one rank and on two."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_rl_core.training import DrawKey, training_noise
+from flows.requests import Run
+from stages import embed, encode
+from stages.artifacts import Artifact, input_of
+from stages.contracts import Validate
+from stages.loading import load_model
+from stages.samples import read_table
+from stages.validate import LOSSES
+from tests.stages.conftest import make, make_on_ranks, make_run
+
+CPU = torch.device("cpu")
+ITEMS, LEVELS, SEED = 5, 8, 3
+RECIPE: dict[str, Any] = {
+    "policy": {
+        "model_name_or_path": "package:tiny-sd3",
+        "lora": {"r": 2, "target_modules": ["to_q"]},
+        "diffusers": {"inference_size": [32, 64], "max_prompt_length": 12},
+    },
+    "train": {
+        "num_iterations": 1,
+        "train_policy": {"type": "sft", "dataset": {"name": "rendered_text", "num_items": 8}},
+    },
+    "validation": {
+        "seed": SEED,
+        "batch_size": 2,
+        "dataset": {"name": "ocr", "split": "test"},
+        "data": {"name": "rendered_text", "split": "test", "num_items": ITEMS},
+    },
+}
+
+
+def run_of(tmp_path: Path, name: str, seed: int = 0, batch_size: int = 2) -> Run:
+    """A run whose base policy can be judged."""
+    values = copy.deepcopy(RECIPE)
+    values["train"]["seed"] = seed
+    values["validation"]["batch_size"] = batch_size
+    run = make_run(tmp_path, values, name)
+    for request in (run.policy(), run.embed_held_out(), run.encode_held_out()):
+        make(request, tmp_path)
+    return run
+
+
+@torch.no_grad()
+def by_hand(run: Run) -> dict[str, list[float]]:
+    """The losses of each item at each level, one forward pass each. A fresh LoRA changes nothing."""
+    request = run.validate(0)
+    assert isinstance(request.config, Validate)
+    model = load_model(request.config.model, ("transformer",), CPU)
+    index = encode.read_index(request.one("data"))
+    latents = encode.read(request.one("data"), list(index["item_id"]))
+    losses: dict[str, list[float]] = {}
+    for item, prompt in zip(index["item_id"], index["prompt_id"], strict=True):
+        conditioning = {
+            name: value[None] for name, value in embed.read(request.one("embeddings"), [prompt])[prompt].items()
+        }
+        x_0 = latents[item][None]
+        for level in range(LEVELS):
+            t = torch.tensor([(level + 0.5) / LEVELS], device=CPU)
+            noise = training_noise(tuple(x_0.shape[1:]), DrawKey(SEED, 0, 0, item), level)[None]
+            velocity = model.velocity(torch.lerp(x_0, noise, t.item()), t, conditioning)
+            losses.setdefault(item, []).append(float((velocity - noise + x_0).square().mean()))
+    return losses
+
+
+def test_the_loss_is_the_mean_squared_error_of_the_velocity_at_the_middles_of_equal_parts(tmp_path: Path):
+    run = run_of(tmp_path, "one")
+    manifest = make(run.validate(0), tmp_path)
+    table = read_table(Artifact(input_of(run.version(0, "validate"))), LOSSES)
+    expected = by_hand(run)
+    assert list(table["t"][:LEVELS]) == [(level + 0.5) / LEVELS for level in range(LEVELS)]
+    found = {str(item): list(part["loss"]) for item, part in table.groupby("item_id")}
+    assert found.keys() == expected.keys()
+    for item, losses in expected.items():
+        assert found[item] == pytest.approx(losses, rel=1e-5)
+    means = torch.tensor([sum(losses) / LEVELS for losses in expected.values()], dtype=torch.float64)
+    assert manifest.summary["loss"] == pytest.approx(float(means.mean()), rel=1e-6)
+    assert manifest.summary["standard_error"] == pytest.approx(float(means.std() / ITEMS**0.5), rel=1e-4)
+
+
+def test_runs_of_other_seeds_draw_the_same_noise_and_two_ranks_find_the_same_bytes(tmp_path: Path):
+    one, two, alone = run_of(tmp_path, "one"), run_of(tmp_path, "two", seed=1), run_of(tmp_path, "alone", batch_size=1)
+    found = make(one.validate(0), tmp_path)
+    assert make_on_ranks(two.validate(0), tmp_path, ranks=2).content == found.content
+    assert make(alone.validate(0), tmp_path).summary["loss"] == pytest.approx(found.summary["loss"], rel=1e-5)
