@@ -12,6 +12,11 @@ name                                            meaning                         
 ``train/kl_loss_avg``                           distance to the reference                           yes
 ``train/old_deviation_avg``                     squared distance to the old copy                    yes
 ``train/learning_rate``, ``train/grad_norm``    norm before clipping                                yes
+``GRPO/{policy,kl,data}_loss``                  the same of algorithms that train on recorded steps yes
+``GRPO/log_prob_ratio``                         their mean ratio of new to old density              yes
+``GRPO/reward_mean``                            as ``train/reward_mean``                            yes
+``GRPO/<reward>``, ``..._std``, ``_valid_rate`` one reward's scores; share of samples that got one  yes
+``train/<column>_max``                          largest of a sample, of a loss                      yes
 ``train/<column>``                              any other column of ``metrics.parquet``             no
 ``train/reward_{mean,std,max,min}``             weighted rewards that an update was given           yes
 ``rollout/advantage_{mean,std,max,min}``        what it made of them, excluded samples left out     yes
@@ -37,7 +42,7 @@ from typing import Any
 
 import pandas as pd
 
-from cosmos_rl_core import store
+from cosmos_rl_core import plugins, store
 from stages import contracts
 from stages.artifacts import read_entry
 from stages.contracts import Request
@@ -56,7 +61,14 @@ TRAINED = {
     "old_deviation": "old_deviation_avg",
     "lr": "learning_rate",
 }
-"""Columns of ``metrics.parquet`` that cosmos-rl has another name for."""
+"""Columns of ``metrics.parquet`` that cosmos-rl has another name for, under ``train/``."""
+POLICY_GRADIENT = {
+    "policy_loss": "policy_loss",
+    "kl": "kl_loss",
+    "data_loss": "data_loss",
+    "ratio": "log_prob_ratio",
+}
+"""Those that it has under ``GRPO/`` where the algorithm trains on recorded steps."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +138,33 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
         said = {key: value for key, value in manifest.summary.items() if not isinstance(value, str)}
         yield Line(stage, k, step, {f"rollout/{key}": _number(value) for key, value in said.items()})
     elif (after := steps_after(request)) is not None:
+        own = POLICY_GRADIENT if _trains_on_steps(request) else {}
         for row in _table(manifest, METRICS).to_dict("records"):
-            numbers = {f"train/{TRAINED.get(str(n), n)}": _number(v) for n, v in row.items() if n != "step"}
+            named = {str(n): _number(v) for n, v in row.items() if n != "step"}
+            numbers = {f"train/{TRAINED.get(n, n)}": v for n, v in named.items() if n not in own}
+            numbers |= {f"GRPO/{own[n]}": v for n, v in named.items() if n in own}
             yield Line(stage, k, int(row["step"]) + 1, numbers)
-        yield Line(stage, k, after, _update(manifest))
+        yield Line(stage, k, after, _update(manifest, _rewards(request, manifest) if own else {}))
+
+
+def _trains_on_steps(request: Request) -> bool:
+    if not isinstance(request.config, contracts.Update):
+        return False
+    options = request.config.algorithm
+    return plugins.load("algorithms", options.type).Algorithm(options).transitions
+
+
+def _rewards(request: Request, manifest: Manifest) -> dict[str, Number]:
+    """Of each reward by itself, as cosmos-rl names it for policy gradients; weights are divided out again."""
+    assert isinstance(request.config, contracts.Update)
+    table, numbers = _table(manifest, ADVANTAGES), dict[str, Number]()
+    for name, weight in request.config.reward_weights.items():
+        if (column := f"reward.{name}") not in table or weight == 0:
+            continue
+        scores = table[column].astype("float64") / weight
+        found = {"": scores.mean(), "_std": scores.std(ddof=0), "_valid_rate": scores.notna().mean()}
+        numbers |= {f"GRPO/{name}{key}": _number(float(value)) for key, value in found.items()}
+    return numbers
 
 
 def _scores(manifest: Manifest, name: str, prefix: str, headline: str) -> dict[str, Number]:
@@ -147,15 +182,17 @@ def _scores(manifest: Manifest, name: str, prefix: str, headline: str) -> dict[s
     return numbers
 
 
-def _update(manifest: Manifest) -> dict[str, Number]:
+def _update(manifest: Manifest, rewards: dict[str, Number]) -> dict[str, Number]:
     """Of all steps together; rewards and advantages only where the policy was trained on them."""
-    numbers: dict[str, Number] = {}
+    numbers = dict(rewards)
     table = _table(manifest, ADVANTAGES)
     for column, name in (("reward", "train/reward"), ("advantage", "rollout/advantage")):
         if column in table:
             known = table[column].dropna().astype("float64")
             found = {"mean": known.mean(), "std": known.std(ddof=0), "max": known.max(), "min": known.min()}
             numbers |= {f"{name}_{key}": _number(float(value)) for key, value in found.items()}
+    if rewards:
+        numbers["GRPO/reward_mean"] = numbers["train/reward_mean"]
     if not table.empty:
         numbers["train/excluded"] = _number(manifest.summary.get("excluded", 0))
     return numbers | {"train/seconds": _number(manifest.summary.get("seconds"))}

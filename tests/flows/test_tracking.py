@@ -60,6 +60,24 @@ def test_the_steps_of_a_supervised_run_are_lines_too(tmp_path):
     assert not any("train/reward_mean" in row for row in lines)
 
 
+def test_policy_gradients_have_the_names_that_cosmos_rl_gives_them(recipe, tmp_path):
+    steps = 'type = "grpo"\nkl_beta = 0.01\ntrain_on = [0, 1]'
+    settings = (('type = "nft"', steps), ("timesteps_fraction = 1.0\n", ""))
+    sampler = ("diffusers = { inference_size = [32, 64] }",)
+    stochastic = "diffusers = { inference_size = [32, 64], sample = { solver = 'flow_sde' } }"
+    weight = ("fn = { name", "weight = 2.0\nfn = { name")
+    run = planned(recipe(*settings, (*sampler, stochastic), weight), tmp_path, run_id="hand", iterations=1)
+    go(run)
+    first, _, last = [row for row in rows(run) if row["stage"] == "update"]
+    numbers = {name: value for name, value in first.items() if name.startswith("GRPO/")}
+    assert numbers == {"GRPO/policy_loss": 0.5, "GRPO/kl_loss": 0.25, "GRPO/log_prob_ratio": 1.0}
+    assert {"train/loss_avg", "train/clipped"} <= first.keys()
+    assert not {"train/policy_loss_avg", "train/kl_loss_avg", "train/ratio"} & first.keys()
+    assert last["GRPO/reward_mean"] == last["train/reward_mean"] == 0.5
+    # The table has the weighted scores 0 and 1, and one sample without.
+    assert (last["GRPO/ocr"], last["GRPO/ocr_std"], last["GRPO/ocr_valid_rate"]) == (0.25, 0.25, pytest.approx(2 / 3))
+
+
 def test_only_the_reward_that_judges_the_run_has_cosmos_rls_name(recipe, tmp_path):
     run = planned(validated(recipe, tmp_path, MONITORED), tmp_path, run_id="hand")
     go(run)

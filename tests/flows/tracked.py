@@ -37,9 +37,12 @@ def make_with_numbers(request: Request, raised_by: float = 0.0) -> Manifest:
     if request.stage in ("update", "finetune"):
         first = request.config.model_dump()["steps"]["first_step"]
         rows = [{"step": first + i, "grad_norm": 1.0, "lr": 1e-3, "loss": loss} for i, loss in enumerate(STEPS)]
+        if request.config.model_dump()["algorithm"]["type"] == "grpo":
+            rows = [row | {"policy_loss": 0.5, "kl": 0.25, "ratio": 1.0, "clipped": 0.0} for row in rows]
         files[METRICS] = to_parquet(pd.DataFrame(rows))
     if request.stage == "update":
-        table = {"reward": [0.0, 1.0, None], "advantage": [-1.0, 1.0, None], "used": [True, True, False]}
+        rewards = [0.0, 1.0, None]
+        table = {"reward": rewards, "reward.ocr": rewards, "advantage": [-1.0, 1.0, None], "used": [True, True, False]}
         files[ADVANTAGES] = to_parquet(pd.DataFrame(table))
     said: dict[str, Any] = {**SUMMARIES.get(request.stage, {}), "seconds": SECONDS[request.stage]}
     if request.stage == "reward":
