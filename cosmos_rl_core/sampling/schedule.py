@@ -43,6 +43,8 @@ def schedule_of(scheduler: Any, num_steps: int) -> Schedule:
     if not name.startswith("FlowMatch") and not config.get("use_flow_sigmas"):
         expected = "FlowMatchEulerDiscreteScheduler, or one with use_flow_sigmas = true"
         raise ConfigError(f"{name} is not a flow scheduler; expected {expected}")
+    if (prediction := config.get("prediction_type", "flow_prediction")) != "flow_prediction":
+        raise ConfigError(f"{name} has prediction_type = {prediction!r}; a flow needs 'flow_prediction'")
     if config.get("use_dynamic_shifting"):
         raise ConfigError(f"{name} has use_dynamic_shifting = true; only a static shift is supported")
     own = type(scheduler).from_config(config)
