@@ -65,7 +65,11 @@ def family_of(name: str, root: Path) -> Family:
     save = getattr(tiny_pipelines, f"save_{name}", None)
     if save is None:
         pytest.fail(f"cosmos_rl_core/models/{name}.py has no tiny pipeline: add save_{name} to tests/tiny_pipelines.py")
-    folder = str(save(root / name))
+    return load_family(name, str(save(root / name)))
+
+
+def load_family(name: str, folder: str) -> Family:
+    """Both from a tiny pipeline that lies in ``folder``."""
     model, stock = _loading.adapter_of(folder).load(folder, COMPONENTS, CPU), stock_pipeline(folder)
     shape = model.latent_shape(SIZE, frames_of(stock))
     noise = torch.stack([torch.from_numpy(seeds.normal(shape, "conformance", prompt)) for prompt in PROMPTS])

@@ -144,7 +144,7 @@ def _sana(transformer: dict[str, Any]) -> SanaPipeline:
     return SanaPipeline(
         tokenizer=_gemma_tokenizer(),
         text_encoder=_gemma(),  # pyright: ignore[reportArgumentType]
-        transformer=SanaTransformer2DModel(**_sana_sizes() | {"sample_size": 16, "patch_size": 1} | transformer),
+        transformer=SanaTransformer2DModel(**_sana_sizes(sample_size=16, patch_size=1, **transformer)),
         vae=AutoencoderDC(
             latent_channels=4,
             attention_head_dim=4,
@@ -167,18 +167,18 @@ def _sana_video(transformer: dict[str, Any]) -> SanaVideoPipeline:
         tokenizer=_gemma_tokenizer(),
         text_encoder=_gemma(),  # pyright: ignore[reportArgumentType]
         transformer=SanaVideoTransformer3DModel(
-            **_sana_sizes() | {"sample_size": 30, "patch_size": (1, 2, 2), "rope_max_seq_len": 32} | transformer
+            **_sana_sizes(sample_size=30, patch_size=(1, 2, 2), rope_max_seq_len=32, **transformer)
         ),
         vae=_wan_vae(),
         scheduler=_sana_scheduler(8.0),
     )
 
 
-def _sana_sizes() -> dict[str, Any]:
+def _sana_sizes(**given: Any) -> dict[str, Any]:
     return {
         "in_channels": 4, "out_channels": 4, "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 12,
         "num_cross_attention_heads": 2, "cross_attention_head_dim": 12, "cross_attention_dim": 24,
-        "caption_channels": 16, "qk_norm": "rms_norm_across_heads",
+        "caption_channels": 16, "qk_norm": "rms_norm_across_heads", **given,
     }  # fmt: skip
 
 

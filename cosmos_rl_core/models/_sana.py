@@ -30,7 +30,7 @@ def check(path: str, vae_class: str) -> None:
 def encode_prompt(pipeline: Any, prompt: str, max_prompt_length: int, device: torch.device) -> Conditioning:
     """Embeddings ``[max_prompt_length, D]`` and their mask, 1 at tokens, on the CPU.
 
-    A prompt comes after the stock pipeline's own instruction, of whose embeddings only the first token's is kept; the
+    A prompt comes after the stock pipeline's own instruction, of whose embeddings the first and the last are kept; the
     empty prompt, which is the negative one, comes without.
     """
     embeds, mask, _, _ = pipeline.encode_prompt(

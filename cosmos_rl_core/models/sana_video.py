@@ -32,7 +32,7 @@ class SanaVideo:
         return _loading.require(self._pipeline.transformer, "transformer")
 
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
-        """One by one; on the CPU. The model's card ends a prompt with `` motion score: 30.``, which nothing adds."""
+        """One by one; on the CPU. Its authors end prompts with "motion score: 30."; that is for the dataset to do."""
         _loading.require(self._pipeline.text_encoder, "text")
         return [_sana.encode_prompt(self._pipeline, prompt, max_prompt_length, self._device) for prompt in prompts]
 
