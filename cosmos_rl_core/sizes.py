@@ -16,8 +16,8 @@ FLOAT32_BYTES = 4
 def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | None:
     """Numbers in one sample's latents; None for a VAE whose geometry is not known here.
 
-    ``size`` is height and width in pixels. Raises :class:`ConfigError` for a size or a number of frames that the VAE
-    and the transformer's patches cannot do.
+    ``size`` is height and width in pixels. Raises :class:`ConfigError` for a size or a number of frames that the VAE,
+    the transformer's patches or the stock pipeline cannot do.
     """
     vae = pipelines.read_json(pipeline, "vae", "config.json")
     if vae.get("_class_name") not in _GEOMETRY:
@@ -25,11 +25,12 @@ def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | 
     channels, spatial, temporal = _GEOMETRY[vae["_class_name"]](vae)
     transformer = pipelines.read_json(pipeline, "transformer", "config.json")
     patch = transformer.get("patch_size", 1)
-    multiple = spatial * (patch if isinstance(patch, int) else patch[-1])
+    patch_pixels = spatial * (patch if isinstance(patch, int) else patch[-1])
+    multiple = math.lcm(patch_pixels, _STOCK_MULTIPLES.get(pipelines.pipeline_class(pipeline), 1))
     if any(side % multiple for side in size):
         raise ConfigError(f"inference_size {list(size)}: height and width must be multiples of {multiple} pixels here")
-    if (patches := transformer.get("pos_embed_max_size")) and max(size) > patches * multiple:
-        raise ConfigError(f"inference_size {list(size)}: at most {patches * multiple} pixels for this model")
+    if (patches := transformer.get("pos_embed_max_size")) and max(size) > patches * patch_pixels:
+        raise ConfigError(f"inference_size {list(size)}: at most {patches * patch_pixels} pixels for this model")
     if temporal is None and frames != 1:
         raise ConfigError(f"train_frames = {frames}: this model makes images, whose frames are 1")
     if temporal is not None and (frames - 1) % temporal:
@@ -44,6 +45,9 @@ _GEOMETRY: dict[str, Any] = {
     "AutoencoderDC": lambda c: (c["latent_channels"], 2 ** (len(c["encoder_block_out_channels"]) - 1), None),
 }
 """Channels, pixels to a latent, frames to a latent after the first (None: images only), by the VAE's class."""
+
+_STOCK_MULTIPLES = {"WanPipeline": 16, "SanaPipeline": 32, "SanaVideoPipeline": 32}
+"""Sides that are no multiple of it are refused by the stock pipeline of that class, whatever its VAE."""
 
 
 def weight_shapes(pipeline: str) -> dict[str, tuple[int, ...]]:
@@ -62,11 +66,16 @@ def weight_shapes(pipeline: str) -> dict[str, tuple[int, ...]]:
 def trainable_elements(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | None) -> int:
     """Numbers that training moves: all weights, or two factors of rank r for each targeted matrix.
 
-    Raises :class:`ConfigError` for a target that names no matrix.
+    Matrices are the weights of linear modules; convolutions and tables have none. Raises :class:`ConfigError` for a
+    target that names no matrix.
     """
     if lora is None:
         return sum(math.prod(shape) for shape in shapes.values())
-    matrices = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if len(shape) > 1}
+    matrices = {
+        name.removesuffix(".weight"): shape
+        for name, shape in shapes.items()
+        if name.endswith(".weight") and len(shape) == 2
+    }
     found = {target: [m for m in matrices if m == target or m.endswith(f".{target}")] for target in lora.target_modules}
     if lost := [target for target, modules in found.items() if not modules]:
         endings = sorted({_ending(name) for name in matrices})
@@ -75,7 +84,7 @@ def trainable_elements(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | No
             f"it has {', '.join(endings)}"
         )
     targeted = {module for modules in found.values() for module in modules}
-    return sum(lora.r * (matrices[m][0] + math.prod(matrices[m][1:])) for m in targeted)
+    return sum(lora.r * sum(matrices[m]) for m in targeted)
 
 
 def _ending(module: str) -> str:

@@ -6,9 +6,15 @@ from typing import Any
 
 import torch
 from diffusers import (
+    AutoencoderDC,
     AutoencoderKL,
     AutoencoderKLWan,
+    DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
+    SanaPipeline,
+    SanaTransformer2DModel,
+    SanaVideoPipeline,
+    SanaVideoTransformer3DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
     WanPipeline,
@@ -18,6 +24,9 @@ from transformers import (
     CLIPTextConfig,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    Gemma2Config,
+    Gemma2Model,
+    GemmaTokenizer,
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
@@ -41,6 +50,22 @@ def save_wan(folder: Path, seed: int = 0) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         _wan().save_pretrained(folder)
+    return folder
+
+
+def save_sana(folder: Path, seed: int = 0, **transformer: Any) -> Path:
+    """Write a SanaPipeline: 4 latent channels, 8 x 8 compression. ``transformer`` are further settings of it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _sana(transformer).save_pretrained(folder)
+    return folder
+
+
+def save_sana_video(folder: Path, seed: int = 0, **transformer: Any) -> Path:
+    """Write a SanaVideoPipeline: 4 latent channels, 8 x 8 x 4 compression. ``transformer`` are further settings."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _sana_video(transformer).save_pretrained(folder)
     return folder
 
 
@@ -98,16 +123,92 @@ def _wan() -> WanPipeline:
             num_layers=2,
             rope_max_seq_len=32,
         ),
-        vae=AutoencoderKLWan(
-            base_dim=4,
-            z_dim=4,
-            dim_mult=[1, 1, 1, 1],
-            num_res_blocks=1,
-            latents_mean=[0.1, -0.2, 0.3, 0.0],
-            latents_std=[1.5, 0.7, 2.0, 1.0],
-        ),
+        vae=_wan_vae(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
     )
+
+
+def _wan_vae() -> AutoencoderKLWan:
+    return AutoencoderKLWan(
+        base_dim=4,
+        z_dim=4,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        latents_mean=[0.1, -0.2, 0.3, 0.0],
+        latents_std=[1.5, 0.7, 2.0, 1.0],
+    )
+
+
+def _sana(transformer: dict[str, Any]) -> SanaPipeline:
+    blocks = ("ResBlock", "ResBlock", "EfficientViTBlock", "EfficientViTBlock")
+    return SanaPipeline(
+        tokenizer=_gemma_tokenizer(),
+        text_encoder=_gemma(),  # pyright: ignore[reportArgumentType]
+        transformer=SanaTransformer2DModel(**_sana_sizes(sample_size=16, patch_size=1, **transformer)),
+        vae=AutoencoderDC(
+            latent_channels=4,
+            attention_head_dim=4,
+            encoder_block_types=blocks,  # pyright: ignore[reportArgumentType]
+            decoder_block_types=blocks,  # pyright: ignore[reportArgumentType]
+            encoder_block_out_channels=(8,) * 4,
+            decoder_block_out_channels=(8,) * 4,
+            encoder_layers_per_block=(1,) * 4,
+            decoder_layers_per_block=(1,) * 4,
+            encoder_qkv_multiscales=((), (), (5,), (5,)),
+            decoder_qkv_multiscales=((), (), (5,), (5,)),
+            scaling_factor=0.41407,
+        ),
+        scheduler=_sana_scheduler(3.0),
+    )
+
+
+def _sana_video(transformer: dict[str, Any]) -> SanaVideoPipeline:
+    return SanaVideoPipeline(
+        tokenizer=_gemma_tokenizer(),
+        text_encoder=_gemma(),  # pyright: ignore[reportArgumentType]
+        transformer=SanaVideoTransformer3DModel(
+            **_sana_sizes(sample_size=30, patch_size=(1, 2, 2), rope_max_seq_len=32, **transformer)
+        ),
+        vae=_wan_vae(),
+        scheduler=_sana_scheduler(8.0),
+    )
+
+
+def _sana_sizes(**given: Any) -> dict[str, Any]:
+    return {
+        "in_channels": 4, "out_channels": 4, "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 12,
+        "num_cross_attention_heads": 2, "cross_attention_head_dim": 12, "cross_attention_dim": 24,
+        "caption_channels": 16, "qk_norm": "rms_norm_across_heads", **given,
+    }  # fmt: skip
+
+
+def _sana_scheduler(shift: float) -> DPMSolverMultistepScheduler:
+    return DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
+
+
+def _gemma() -> Gemma2Model:
+    return Gemma2Model(
+        Gemma2Config(
+            vocab_size=len(_gemma_vocabulary()),
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=8,
+            query_pre_attn_scalar=8,
+        )
+    )
+
+
+def _gemma_vocabulary() -> dict[str, int]:
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), "\N{LOWER ONE EIGHTH BLOCK}", *_LETTERS]
+    return {token: i for i, token in enumerate(tokens)}
+
+
+def _gemma_tokenizer() -> GemmaTokenizer:
+    return GemmaTokenizer(vocab=_gemma_vocabulary(), merges=[], add_bos_token=True)
 
 
 def _clip() -> CLIPTextModelWithProjection:

@@ -1,5 +1,6 @@
 """What every model plugin needs to load a pipeline directory: only the components asked for, float32, frozen."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -46,6 +47,17 @@ def require(component: Any, name: str) -> Any:
     if component is None:
         raise RuntimeError(f"this needs the component {name!r}, which was not loaded")
     return component
+
+
+def stock_arguments(pipeline: DiffusionPipeline, size: tuple[int, int], frames: int) -> dict[str, Any]:
+    """How the call of a stock pipeline is asked for media of ``size`` (height and width in pixels) and ``frames``.
+
+    SANA's would make the nearest of its own list of sizes instead, and scale and crop that.
+    """
+    known = inspect.signature(type(pipeline).__call__).parameters
+    wanted = {"height": size[0], "width": size[1], "num_frames": frames, "frames": frames}
+    wanted["use_resolution_binning"] = False
+    return {name: value for name, value in wanted.items() if name in known}
 
 
 def check_multiple(size: tuple[int, int], multiple: int) -> None:

@@ -30,16 +30,61 @@ def dpm2(schedule: Schedule) -> Kernel:
     """
     steps = []
     for i, (sigma, following) in enumerate(pairwise(schedule.sigmas)):
-        slope = 0.0
-        if i > 0 and following > 0:
-            here = _log_snr(sigma)
-            inverse_ratio = (_log_snr(following) - here) / (here - _log_snr(schedule.sigmas[i - 1]))
-            # (1 - sigma_next)(1 - e^-h) = 1 - sigma_next / sigma: written so, it has its limit at sigma = 1
-            slope = (1 - following / sigma) * 0.5 * inverse_ratio
+        # (1 - sigma_next)(1 - e^-h) = 1 - sigma_next / sigma: written so, it has its limit at sigma = 1
+        slope = (1 - following / sigma) * 0.5 * _growth(schedule.sigmas, i)
         # the Euler step, and slope times how far x_0 moved since the last estimate
         push = (following - sigma) - slope * sigma
         steps.append(Step(i, t=sigma, input_scale=1, keep=1 + slope, push=push, recall=-slope))
     return Kernel(tuple(steps), schedule.sigmas)
+
+
+def unipc(schedule: Schedule) -> Kernel:
+    """UniPC steps of second order, B(h) = e^h - 1, predicting x_0, deterministic; each recalls two estimates of x_0.
+
+    The state that the model is fed is the predictor's, whose steps are those of :func:`dpm2`; its answer corrects that
+    state before the next step begins. The corrector is first order at the second level and there is none at the last.
+    Source: UniPC, arXiv:2302.04867, algorithms 5 and 6, with the constants of diffusers.
+    """
+    sigmas = schedule.sigmas
+    steps = []
+    for i, (sigma, following) in enumerate(pairwise(sigmas)):
+        slope = 0.5 * _growth(sigmas, i)
+        shrink, gain = following / sigma, 1 - following / sigma
+        new, last, older = _correction(sigmas, i)
+        # weights of this estimate of x_0 and of the last one: the corrector's, then the predictor's
+        here, recall = shrink * new + gain * (1 + slope), shrink * last - gain * slope
+        steps.append(
+            Step(
+                i,
+                t=sigma,
+                input_scale=1,
+                keep=shrink + here,
+                push=-here * sigma,
+                recall=recall,
+                recall_older=shrink * older,
+            )
+        )
+    return Kernel(tuple(steps), sigmas)
+
+
+def _correction(sigmas: tuple[float, ...], i: int) -> tuple[float, float, float]:
+    """What the corrector adds to the state at level i: weights of the estimates of x_0 made there and at the two levels
+    before. They sum to 0."""
+    if i == 0:
+        return 0.0, 0.0, 0.0
+    gain = 1 - sigmas[i] / sigmas[i - 1]
+    if i == 1:
+        return gain / 2, -gain / 2, 0.0
+    h = _log_snr(sigmas[i]) - _log_snr(sigmas[i - 1])
+    phi_1 = -math.expm1(-h) / h
+    # moments that the corrector's weights of both differences have to meet; the older one is at -1 / growth
+    first, second = (1 - phi_1) / (h * phi_1), (2 * (phi_1 - 1) + h) / (h**2 * phi_1)
+    growth = _growth(sigmas, i - 1)
+    back = growth * (first - second) / (1 + growth)
+    ahead = first - back
+    # less the predictor's own use of the older difference
+    spread = gain * growth * (0.5 - back)
+    return gain * ahead, -gain * ahead - spread, spread
 
 
 def flow_sde(schedule: Schedule, noise_level: float) -> Kernel:
@@ -91,6 +136,17 @@ def cps(schedule: Schedule, noise_level: float) -> Kernel:
         push = following * kept * (1 - sigma) - (1 - following) * sigma
         steps.append(Step(i, t=sigma, input_scale=1, keep=keep, push=push, std=following * fresh))
     return Kernel(tuple(steps), schedule.sigmas)
+
+
+def _growth(sigmas: tuple[float, ...], i: int) -> float:
+    """How many times longer than the step before, in log-SNR, step i is; 0 where there is no second order.
+
+    That is the first step, the one after sigma = 1, which is infinitely long, and the step to 0.
+    """
+    if i == 0 or sigmas[i + 1] == 0:
+        return 0.0
+    here = _log_snr(sigmas[i])
+    return (_log_snr(sigmas[i + 1]) - here) / (here - _log_snr(sigmas[i - 1]))
 
 
 def _log_snr(sigma: float) -> float:

@@ -60,6 +60,7 @@ def sample(
         raise ValueError(f"steps {sorted(unknown)} cannot be recorded: there are {len(kernel.steps)}, from 0")
     x = _noised(noise.double() * kernel.start_std, kernel.start_churn_std, draw, -1)
     x_0: Tensor | None = None
+    older_x_0: Tensor | None = None
     table = table_of(kernel, x.device)
     states: dict[int, Tensor] = {}
     history: dict[int, Tensor] = {}
@@ -68,6 +69,8 @@ def sample(
         at = table.at(torch.full((x.shape[0],), step.index, device=x.device))
         v = velocity(*model_input(x, at))
         center = mean(x, v, x_0 if step.recall else None, at)
+        if step.recall_older and older_x_0 is not None:
+            center = center + step.recall_older * older_x_0.double()
         x_next = _noised(center, step.std, draw, step.index)
         if step.index in record:
             states |= {step.index: x, step.index + 1: x_next}
@@ -75,7 +78,7 @@ def sample(
                 history[step.index] = x_0
             if step.std > 0:
                 log_probs[step.index] = log_prob(square_error(x_next, center, mask), at.std)
-        x, x_0 = x_next, clean(x, v, at).float()
+        x, x_0, older_x_0 = x_next, clean(x, v, at).float(), x_0
     return Trajectory(x, states, history, log_probs)
 
 

@@ -34,8 +34,9 @@ class Schedule:
 def schedule_of(scheduler: Any, num_steps: int) -> Schedule:
     """The grid of ``num_steps`` steps of a diffusers flow scheduler, in float64. The scheduler is left as it was.
 
-    Raises :class:`ConfigError` for a scheduler that does not sample a flow, shifts its levels by the size of the
-    image, or lays out a grid that is not one level per step ending at 0 (Heun's repeated levels, an inverted grid).
+    Raises :class:`ConfigError` for a scheduler that does not sample a flow, reads the model's answer as another thing,
+    shifts its levels by the size of the image, or lays out a grid that is not one level per step ending at 0 (Heun's
+    repeated levels, an inverted grid).
     """
     if num_steps < 1:
         raise ConfigError(f"a rollout needs at least 1 step, found {num_steps}")
@@ -43,6 +44,8 @@ def schedule_of(scheduler: Any, num_steps: int) -> Schedule:
     if not name.startswith("FlowMatch") and not config.get("use_flow_sigmas"):
         expected = "FlowMatchEulerDiscreteScheduler, or one with use_flow_sigmas = true"
         raise ConfigError(f"{name} is not a flow scheduler; expected {expected}")
+    if (prediction := config.get("prediction_type", "flow_prediction")) != "flow_prediction":
+        raise ConfigError(f"{name} has prediction_type = {prediction!r}; a flow needs 'flow_prediction'")
     if config.get("use_dynamic_shifting"):
         raise ConfigError(f"{name} has use_dynamic_shifting = true; only a static shift is supported")
     own = type(scheduler).from_config(config)

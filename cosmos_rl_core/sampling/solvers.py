@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.sampling.edm import edm
-from cosmos_rl_core.sampling.flow import cps, dpm2, euler, flow_sde
+from cosmos_rl_core.sampling.flow import cps, dpm2, euler, flow_sde, unipc
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.schedule import Schedule
 
@@ -28,7 +28,7 @@ def kernel_of(config: SolverConfig, schedule: Callable[[], Schedule]) -> Kernel:
         )
     if config.solver in ("flow_sde", "cps"):
         return {"flow_sde": flow_sde, "cps": cps}[config.solver](schedule(), config.noise_level)
-    return {"euler": euler, "dpm2": dpm2}[config.solver](schedule())
+    return {"euler": euler, "dpm2": dpm2, "unipc": unipc}[config.solver](schedule())
 
 
 def planned_kernel(config: SolverConfig) -> Kernel:

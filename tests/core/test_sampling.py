@@ -13,7 +13,7 @@ from diffusers.schedulers.scheduling_flow_match_heun_discrete import FlowMatchHe
 from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.sampling.flow import dpm2, euler
+from cosmos_rl_core.sampling.flow import dpm2, euler, unipc
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
@@ -54,7 +54,7 @@ def test_the_grid_of_sd3_is_the_known_one():
     assert (schedule.num_steps, schedule.sigmas[0], schedule.sigmas[-1]) == (10, 1, 0)
 
 
-@pytest.mark.parametrize("build", [euler, dpm2])
+@pytest.mark.parametrize("build", [euler, dpm2, unipc])
 def test_a_kernel_has_one_deterministic_step_for_each_level_but_the_last(build: Builder):
     kernel = build(Schedule((1.0, 0.25, 0.0)))
     assert [(step.index, step.t, step.input_scale, step.std) for step in kernel.steps] == [
@@ -101,6 +101,7 @@ def test_reading_the_grid_leaves_the_scheduler_as_it_was():
         (UniPCMultistepScheduler(use_dynamic_shifting=True, **FLOW), "use_dynamic_shifting = true"),
         (DDIMScheduler(), "DDIMScheduler is not a flow scheduler"),
         (DPMSolverMultistepScheduler(), "DPMSolverMultistepScheduler is not a flow scheduler"),
+        (DPMSolverMultistepScheduler(use_flow_sigmas=True), "prediction_type = 'epsilon'; a flow needs"),
         (FlowMatchHeunDiscreteScheduler(), "FlowMatchHeunDiscreteScheduler lays out"),
         (FlowMatchEulerDiscreteScheduler(invert_sigmas=True), "expected noise levels falling"),
         (UniPCMultistepScheduler(final_sigmas_type="sigma_min", **FLOW), "expected noise levels falling"),
@@ -150,6 +151,24 @@ def test_dpm2_equals_diffusers_on_the_same_levels(num_steps: int, grid: str):
     assert torch.allclose(ours, x, rtol=0, atol=3e-6)
 
 
+@pytest.mark.parametrize("num_steps", [2, 3, 4, 10, 20])
+@pytest.mark.parametrize(
+    "grid",
+    [{"flow_shift": 3.0}, {"flow_shift": 5.0}, {"use_karras_sigmas": True, "sigma_max": 200.0, "sigma_min": 0.01}],
+    ids=["shift 3", "shift 5", "karras"],
+)
+def test_unipc_equals_diffusers(num_steps: int, grid: dict[str, Any]):
+    """Up to the rounding of diffusers, which computes its weights in float32: 3.6e-6 at most over these cases."""
+    scheduler: Any = UniPCMultistepScheduler(**grid, **FLOW)
+    scheduler.set_timesteps(num_steps)
+    scheduler.timesteps = torch.arange(num_steps, device=CPU)  # only looked up, and must not repeat
+    schedule, x = schedule_of(scheduler, num_steps), noise(3, 5)
+    ours = sample(curved_velocity, x, unipc(schedule)).latents
+    for t, sigma in zip(scheduler.timesteps, scheduler.sigmas, strict=False):
+        x = scheduler.step(curved_velocity(x, sigma.expand(3)), t, x, return_dict=False)[0]
+    assert torch.allclose(ours, x, rtol=0, atol=5e-6)
+
+
 def test_the_first_two_steps_from_pure_noise_and_the_last_one_are_first_order():
     schedule = Schedule((1.0, 0.9, 0.8, 0.3, 0.1, 0.0))
     pairs = zip(dpm2(schedule).steps, euler(schedule).steps, strict=True)
@@ -161,7 +180,7 @@ def test_the_step_before_the_last_keeps_its_second_order():
     assert dpm2(sd3_schedule(10)).steps[8].recall == pytest.approx(-2.234, abs=1e-3)
 
 
-@pytest.mark.parametrize("build", [euler, dpm2])
+@pytest.mark.parametrize("build", [euler, dpm2, unipc])
 def test_a_single_data_point_is_hit_exactly_whatever_the_grid(build: Builder):
     point = torch.tensor([0.7, -1.3], device=CPU)
     x_0 = sample(lambda x, t: (x - point) / t.view(-1, 1), noise(4, 2), build(sd3_schedule(5))).latents
@@ -178,7 +197,7 @@ def test_samples_of_a_gaussian_have_the_known_spread(build: Builder, std_at_10: 
         assert found == pytest.approx(expected / 1.009, abs=1e-3)
 
 
-@pytest.mark.parametrize(("build", "order"), [(euler, 1), (dpm2, 2)])
+@pytest.mark.parametrize(("build", "order"), [(euler, 1), (dpm2, 2), (unipc, 3)])
 def test_the_solvers_converge_at_their_order(build: Builder, order: int):
     """Along levels equidistant in log-SNR, to the exact flow of a Gaussian: x keeps its quantile in N(0, variance)."""
     std, start = 0.5, torch.ones(1, 1, device=CPU)
@@ -207,7 +226,7 @@ def test_the_velocity_sees_every_level_but_the_last_for_each_sample():
     assert {t.dtype for t in seen} == {torch.float32}
 
 
-@pytest.mark.parametrize("build", [euler, dpm2])
+@pytest.mark.parametrize("build", [euler, dpm2, unipc])
 def test_a_rollout_is_float32_without_gradient_and_leaves_its_noise_alone(build: Builder):
     scale = torch.nn.Parameter(torch.ones(1, device=CPU))
     start = noise(2, 3)

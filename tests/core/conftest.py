@@ -1,0 +1,19 @@
+"""One tiny pipeline a model plugin, shared by all that tests conformance."""
+
+from pathlib import Path
+
+import pytest
+
+from cosmos_rl_core import plugins
+from tests.families import Family, family_of
+
+
+@pytest.fixture(scope="session")
+def families_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+@pytest.fixture(scope="session", params=plugins.known("models"))
+def family(request: pytest.FixtureRequest, families_dir: Path) -> Family:
+    """Each model plugin there is."""
+    return family_of(request.param, families_dir)

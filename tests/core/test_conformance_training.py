@@ -1,0 +1,166 @@
+"""One small optimizer step of every algorithm on every model plugin moves what it should, the way it should."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_rl_core import plugins, seeds
+from cosmos_rl_core.algorithms._base import Batch, Transitions
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.models._base import Model
+from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights, initial_lora, prepare
+from cosmos_rl_core.sampling.flow import euler, flow_sde
+from cosmos_rl_core.sampling.rollout import sample, table_of
+from cosmos_rl_core.sampling.schedule import schedule_of
+from cosmos_rl_core.sampling.transition import log_prob, mean, square_error
+from cosmos_rl_core.training import loss_share, make_optimizer, optimizer_step
+from tests.families import CPU, Family
+
+LORA = LoraConfig(r=4, lora_alpha=8.0)
+STEP = 1
+"""The trained step of the rollout."""
+LEARNING_RATE = 1e-3
+ADVANTAGES = torch.tensor([1.5, -1.0], device=CPU)
+
+
+def algorithm_of(kind: str, **options: Any) -> Any:
+    plugin = plugins.load("algorithms", kind)
+    return plugin.Algorithm(plugin.Options(type=kind, dataset=DatasetOptions(name="none"), **options))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model with fresh adapters, and the copies that losses compare with."""
+
+    family: Family
+    model: Model
+    weights: PolicyWeights
+
+    @classmethod
+    def of(cls, family: Family) -> "Policy":
+        model = family.load("transformer")
+        weights = prepare(model.transformer, LORA)
+        shapes = {name: tuple(parameter.shape) for name, parameter in weights.parameters.items()}
+        weights.load(CURRENT, initial_lora(shapes, LORA, seed=1))
+        weights.create("behaviour")
+        return cls(family, model, weights)
+
+    def velocity(self, x: Tensor, t: Tensor) -> Tensor:
+        """Of the current weights."""
+        return self.model.velocity(x, t, self.family.conditioning)
+
+    def loss(self, algorithm: Any, batches: list[Batch | Transitions]) -> Tensor:
+        """Of each sample, summed over kinds of batches: ``[B]``."""
+
+        def of_part(batch: Batch | Transitions) -> Callable[[str], Tensor]:
+            def velocity(part: str) -> Tensor:
+                with self.weights.use(part):
+                    return self.velocity(batch.x_t, batch.t.float())
+
+            return velocity
+
+        return torch.stack([algorithm.loss(of_part(batch), batch).per_sample for batch in batches]).sum(0)
+
+    def step(self, algorithm: Any, batches: list[Batch | Transitions]) -> tuple[Tensor, Tensor]:
+        """One optimizer step; the losses before and after it."""
+        parameters = self.weights.parameters
+        optimizer = make_optimizer(parameters, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0)
+        before = self.loss(algorithm, batches)
+        loss_share(before, len(before), 1).backward()
+        optimizer_step(optimizer, parameters, lr=LEARNING_RATE, max_norm=1.0, group=None)
+        with torch.no_grad():
+            return before.detach(), self.loss(algorithm, batches)
+
+
+def clean_batch(family: Family, advantages: Tensor | None) -> Batch:
+    """Samples of the base model at two noise levels."""
+    x_0 = sample(family.velocity(), family.noise, euler(schedule_of(family.model.scheduler, 4))).latents
+    noise = torch.from_numpy(seeds.normal(tuple(x_0.shape), "training noise"))
+    return Batch(x_0, noise, torch.tensor([0.7, 0.4], device=CPU), advantages)
+
+
+def transitions(family: Family) -> Transitions:
+    """A stochastic step of the base model's rollout, as a rollout records it."""
+    steps = flow_sde(schedule_of(family.model.scheduler, 4), noise_level=0.7)
+
+    def draw(index: int) -> Tensor:
+        return torch.from_numpy(seeds.normal(tuple(family.noise.shape), "transition noise", index))
+
+    rollout = sample(family.velocity(), family.noise, steps, draw=draw, record=[STEP])
+    return Transitions(
+        x=rollout.states[STEP],
+        x_next=rollout.states[STEP + 1],
+        history=torch.zeros_like(family.noise, device=CPU),
+        at=table_of(steps, CPU).at(torch.full((2,), STEP, device=CPU)),
+        log_prob=rollout.log_prob[STEP],
+        advantages=ADVANTAGES,
+    )
+
+
+@torch.no_grad()
+def log_density(policy: Policy, batch: Transitions) -> Tensor:
+    """Of the recorded steps under the current weights, ``[B]``, nats a dimension."""
+    center = mean(batch.x, policy.velocity(batch.x_t, batch.t.float()), batch.history, batch.at)
+    return log_prob(square_error(batch.x_next, center), batch.at.std)
+
+
+@torch.no_grad()
+def errors(policy: Policy, batch: Batch) -> Tensor:
+    """Mean square error of the velocity, ``[B]``."""
+    off = policy.velocity(batch.x_t, batch.t) - (batch.noise - batch.x_0)
+    return off.square().flatten(1).mean(1)
+
+
+def test_supervised_training_lowers_the_error_on_what_it_saw(family: Family):
+    policy, batch = Policy.of(family), clean_batch(family, None)
+    known = errors(policy, batch)
+    before, after = policy.step(algorithm_of("sft"), [batch])
+    assert torch.allclose(before, known, rtol=1e-5)
+    assert float(after.mean()) < float(before.mean())
+
+
+def test_nft_moves_towards_good_samples_and_away_from_bad_ones(family: Family):
+    policy, batch = Policy.of(family), clean_batch(family, ADVANTAGES)
+    known = errors(policy, batch)
+    before, after = policy.step(algorithm_of("nft"), [batch])
+    assert float(after.mean()) < float(before.mean())
+    assert float((ADVANTAGES * (errors(policy, batch) - known)).mean()) < 0
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_nft_follows_the_sign_of_an_advantage(family: Family, sign: int):
+    policy, batch = Policy.of(family), clean_batch(family, torch.full((2,), float(sign), device=CPU))
+    known = errors(policy, batch)
+    policy.step(algorithm_of("nft", kl_beta=0.0), [batch])
+    assert sign * float((errors(policy, batch) - known).mean()) < 0
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ddrl"])
+def test_a_policy_gradient_makes_good_steps_likelier_than_bad_ones(family: Family, kind: str):
+    """At the weights of the rollout the loss is minus the advantage. DDRL's data weigh so little that it decides."""
+    policy, steps = Policy.of(family), transitions(family)
+    light = {"data_beta": 1e-4} if kind == "ddrl" else {}
+    algorithm = algorithm_of(kind, clip_ratio=0.2, loss_scale=1.0, **light)
+    media = [clean_batch(family, None)] if kind == "ddrl" else []
+    known = log_density(policy, steps)
+    assert torch.allclose(known, steps.log_prob, rtol=0, atol=1e-6)
+    assert torch.allclose(policy.loss(algorithm, [steps]), -ADVANTAGES)
+    before, after = policy.step(algorithm, [steps, *media])
+    assert float(after.mean()) < float(before.mean())
+    assert float((ADVANTAGES * (log_density(policy, steps) - known)).mean()) > 0
+
+
+def test_ddrl_without_rewards_follows_its_data(family: Family):
+    policy, media = Policy.of(family), clean_batch(family, None)
+    steps = replace(transitions(family), advantages=torch.zeros(2, device=CPU))
+    known = errors(policy, media)
+    before, after = policy.step(algorithm_of("ddrl"), [steps, media])
+    assert float(after.mean()) < float(before.mean())
+    weight = media.t.square() + (1 - media.t).square()
+    assert torch.allclose(before, 10 * 0.01 * weight * known, rtol=1e-5)
+    assert float((weight * (errors(policy, media) - known)).mean()) < 0

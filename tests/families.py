@@ -1,0 +1,118 @@
+"""Every model plugin with a tiny pipeline of its own, and that pipeline as users call it: what conformance means."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from torch import Tensor, nn
+
+from cosmos_rl_core import seeds
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.models._base import COMPONENTS, Conditioning, Model, guided_velocity, stack
+from tests import tiny_pipelines
+
+CPU = torch.device("cpu")
+PROMPTS = ["A red cube, 3 balls. ", "two"]
+LENGTH = 24
+SIZE = (32, 64)
+VIDEO_FRAMES = 5
+
+FLOW: dict[str, Any] = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+SCHEDULERS: dict[str, Callable[[], Any]] = {
+    "euler": lambda: FlowMatchEulerDiscreteScheduler(shift=3.0),
+    "dpm2": lambda: DPMSolverMultistepScheduler(flow_shift=3.0, **FLOW),
+    "unipc": lambda: UniPCMultistepScheduler(flow_shift=3.0, **FLOW),
+}
+"""A scheduler of every kind that pipelines ship with, by our solver that takes the same steps."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model plugin, loaded from its tiny pipeline, and the stock pipeline of the same directory."""
+
+    name: str
+    folder: str
+    model: Model
+    stock: Any
+    conditioning: Conditioning
+    """Of :data:`PROMPTS`."""
+    negative: Conditioning
+    noise: Tensor
+    """Where both start from, one for each prompt."""
+
+    @property
+    def frames(self) -> int:
+        """1 where the pipeline makes images."""
+        return frames_of(self.stock)
+
+    def load(self, *components: str) -> Model:
+        """The model once more, to be changed."""
+        return _loading.adapter_of(self.folder).load(self.folder, components, CPU)
+
+    def velocity(self, guidance_scale: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
+        """What our samplers ask for each state and noise level."""
+        return lambda x, t: guided_velocity(self.model, x, t, self.conditioning, self.negative, guidance_scale)
+
+
+def family_of(name: str, root: Path) -> Family:
+    """Write the tiny pipeline of a model plugin below ``root`` and load it twice."""
+    save = getattr(tiny_pipelines, f"save_{name}", None)
+    if save is None:
+        pytest.fail(f"cosmos_rl_core/models/{name}.py has no tiny pipeline: add save_{name} to tests/tiny_pipelines.py")
+    return load_family(name, str(save(root / name)))
+
+
+def load_family(name: str, folder: str) -> Family:
+    """Both from a tiny pipeline that lies in ``folder``."""
+    model, stock = _loading.adapter_of(folder).load(folder, COMPONENTS, CPU), stock_pipeline(folder)
+    shape = model.latent_shape(SIZE, frames_of(stock))
+    noise = torch.stack([torch.from_numpy(seeds.normal(shape, "conformance", prompt)) for prompt in PROMPTS])
+    conditioning, negative = (
+        stack(model.encode_prompts(prompts, LENGTH), CPU) for prompts in (PROMPTS, [""] * len(PROMPTS))
+    )
+    return Family(name, folder, model, stock, conditioning, negative, noise)
+
+
+def stock_pipeline(folder: str | Path) -> Any:
+    """The pipeline as users load it."""
+    pipeline: Any = diffusers.DiffusionPipeline.from_pretrained(str(folder), local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def frames_of(stock: Any) -> int:
+    """:data:`VIDEO_FRAMES`, or 1 for a pipeline that takes no number of frames."""
+    return VIDEO_FRAMES if {"frames", "num_frames"} & _loading.stock_arguments(stock, SIZE, 1).keys() else 1
+
+
+def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
+    """What the stock pipeline makes of :data:`PROMPTS`, without guidance and as latents unless told otherwise."""
+    given = {"prompt": PROMPTS, "num_inference_steps": 5, "guidance_scale": 1.0, "output_type": "latent"} | options
+    sizes = _loading.stock_arguments(stock, SIZE, frames_of(stock))
+    return stock(latents=noise.clone(), max_sequence_length=LENGTH, return_dict=False, **sizes, **given)[0]
+
+
+@contextmanager
+def fed_to(transformer: nn.Module) -> Iterator[list[dict[str, Any]]]:
+    """The arguments of every call of a transformer, as they come."""
+    calls: list[dict[str, Any]] = []
+
+    def note(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        calls.append(dict(zip(["hidden_states"], arguments, strict=False)) | named)
+
+    hook = transformer.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield calls
+    finally:
+        hook.remove()
+
+
+def moved(tensors: dict[str, Tensor], by: float) -> dict[str, Tensor]:
+    """Weights some way off, each by normal noise of its own."""
+    return {name: t + by * torch.from_numpy(seeds.normal(tuple(t.shape), "moved", name)) for name, t in tensors.items()}
