@@ -9,6 +9,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from cosmos_rl_core import pipelines, seeds
+from cosmos_rl_core.models._loading import stock_arguments
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Request
@@ -52,19 +53,16 @@ def _load(request: Request, config: contracts.Evaluate, device: torch.device) ->
 
 def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate) -> np.ndarray:
     """Uint8 RGB ``[B, frames, height, width, 3]``, from noise that depends on each sample's seed alone."""
-    height, width = config.media.size
     video = config.media.frames > 1
     generators = [torch.Generator(device="cpu").manual_seed(seeds.derive(plan.seed, "evaluation")) for plan in plans]
     output = pipeline(
         prompt=[plan.prompt.text for plan in plans],
-        height=height,
-        width=width,
         num_inference_steps=config.num_steps,
         guidance_scale=config.guidance_scale,
         max_sequence_length=config.max_prompt_length,
         generator=generators,
         output_type="np",
-        **({"num_frames": config.media.frames} if video else {}),
+        **stock_arguments(pipeline, config.media.size, config.media.frames),
     )
     pixels = np.asarray(output.frames if video else output.images)
     return (255 * (pixels if video else pixels[:, None])).round().astype(np.uint8)
