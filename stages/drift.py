@@ -1,5 +1,6 @@
 """How far an update has moved from the policy that made its rollouts, recorded step by recorded step."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -57,13 +58,13 @@ class DriftWatch:
         columns = {name: loss.metrics[name].tolist() for name in COLUMNS}
         for place, (sample_id, step) in enumerate(zip(micro.names, micro.steps, strict=True)):
             values = {name: column[place] for name, column in columns.items()}
-            self._worst = max(self._worst, (values["ratio_drift"], sample_id, step))
+            self._worst = max(self._worst, (values["ratio_drift"], sample_id, step), key=_severity)
             self.rows.append({"optimizer_step": index, "sample_id": sample_id, "step": step, **values})
 
     def _may_step(self, index: int, means: dict[str, float]) -> bool:
         """Whether the weights may move: all ranks see the same numbers and decide alike."""
         assert self.options is not None
-        self._check(max(tuple(worst) for worst in self.context.ranks.gather(self._worst)))
+        self._check(max((tuple(worst) for worst in self.context.ranks.gather(self._worst)), key=_severity))
         limit = self.options.max_drift
         if limit is None or means["approx_kl"] <= limit:
             return True
@@ -82,6 +83,11 @@ class DriftWatch:
                 f"clip_ratio = {self.options.clip_ratio:g}). Rollout and update do not compute the same: look at "
                 "dtypes, kernels and conditioning, or raise max_logp_drift"
             )
+
+
+def _severity(worst: tuple[float, str, int]) -> tuple[bool, tuple[float, str, int]]:
+    """What ``max`` compares: NaN, which is neither more nor less than a number, is worse than any."""
+    return math.isnan(worst[0]), worst
 
 
 def effective_sample_size(log_ratios: Any) -> float:

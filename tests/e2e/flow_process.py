@@ -126,6 +126,18 @@ class Flows:
         """The launcher of the workers."""
         return psutil.Process(self.ranks()[0].ppid())
 
+    def worker(self, stage: str) -> psutil.Process:
+        """The process that computes a stage of one rank, cold or warm: of those that hold its log, the one without
+        children."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                holds_log = any(f"cosmos-flows-{stage}-" in file.path for file in process.open_files())
+                if holds_log and not process.children():
+                    found.append(process)
+        (worker,) = found
+        return worker
+
     def phases(self, stage: str, phase: str) -> list[Path]:
         """Outcome folders of a stage's attempts that say that they are in a phase."""
         paths = self.temporary.glob(f"cosmos-flows-{stage}-*/status.json")

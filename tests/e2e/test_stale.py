@@ -1,4 +1,7 @@
-"""With staleness 1 the next rollout is sampled beside the update: at once, and with the same bytes after kills."""
+"""With staleness 1 the next rollout is sampled beside the update: at once, and with the same bytes after kills.
+
+The run is DDRL with media, so that what is made again has the diffusion loss in it.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,11 +9,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stages.artifacts import Artifact, input_of
-from tests.e2e.flow_process import COLD, Flows, Started, standing_manifests
+from stages.artifacts import Artifact, input_of, standing
+from tests.e2e.flow_process import COLD, Flows, Started, require_untouched, standing_manifests
 
 RECIPE = "tests/e2e/stale.toml"
-UPDATE, ROLLOUT = "iterations/0000/update", "iterations/0001/rollout"
+SLOTS = {"update": "iterations/0000/update", "rollout": "iterations/0001/rollout"}
+"""The two sides of the wave."""
+ADOPTED = "finished shards of an earlier attempt were adopted"
 
 
 @pytest.fixture(scope="module")
@@ -22,26 +27,25 @@ def stale_reference(prefect_environment: dict[str, str], tmp_path_factory: pytes
     return flows
 
 
-def both_work(flows: Flows) -> bool:
-    """Whether rollout 1 samples while update 0 has not ended."""
-    return bool(flows.phases("rollout", "sampling")) and bool(flows.phases("update", "training"))
-
-
-def worker(flows: Flows, stage: str) -> psutil.Process:
-    """The rank that runs a stage."""
-    ranks = [process for process in flows.processes() if "RANK" in process.environ()]
-    return next(rank for rank in ranks if any(f"cosmos-flows-{stage}-" in word for word in rank.cmdline()))
-
-
-def start(flows: Flows) -> Started:
-    """Go on with the run up to where both stages work."""
-    run = flows.start(*COLD)
-    run.wait_until(lambda: both_work(flows))
-    return run
+def hold_both(flows: Flows, run: Started) -> dict[str, psutil.Process]:
+    """Both sides of the wave inside their work, suspended there: whichever comes first waits for the other."""
+    reached: dict[str, Callable[[], object]] = {
+        "update": lambda: flows.phases("update", "training"),
+        "rollout": lambda: flows.markers(SLOTS["rollout"], 0),
+    }
+    held: dict[str, psutil.Process] = {}
+    while len(held) < len(reached):
+        run.wait_until(lambda: any(reached[stage]() for stage in reached.keys() - held.keys()))
+        for stage in reached.keys() - held.keys():
+            if reached[stage]():
+                held[stage] = flows.worker(stage)
+                held[stage].suspend()
+    assert not [slot for slot in SLOTS.values() if list((flows.root / slot).glob("manifest.*.json"))]
+    return held
 
 
 def require_same_bytes(flows: Flows, reference: Flows) -> None:
-    """Every artifact of the run has the reference's bytes."""
+    """Every artifact of the run has the reference's bytes, and those of the last policy can be read."""
     ours, theirs = standing_manifests(flows), standing_manifests(reference)
     assert {slot: m.content for slot, m in ours.items()} == {slot: m.content for slot, m in theirs.items()}
     policy = Artifact(input_of(flows.planned.policy_after(2)))
@@ -49,31 +53,66 @@ def require_same_bytes(flows: Flows, reference: Flows) -> None:
     assert flows.nothing_is_left()
 
 
-def copy_to_the_wave(reference: Flows, copy_of: Callable[[Flows], Flows]) -> Flows:
-    """The run, back at its first update."""
-    flows = copy_of(reference)
-    flows.forget(UPDATE, "iterations/0001", "exports/0002", "report")
-    return flows
-
-
-@pytest.mark.parametrize("stage", ["update", pytest.param("rollout", marks=pytest.mark.slow)])
-def test_either_side_of_the_overlap_is_killed_and_tried_again(
-    stage: str, stale_reference: Flows, copy_of: Callable[[Flows], Flows]
+@pytest.mark.parametrize("killed", SLOTS)
+def test_either_side_of_the_overlap_is_killed_and_tried_again_alone(
+    killed: str, stale_reference: Flows, copy_of: Callable[[Flows], Flows]
 ) -> None:
-    flows = copy_to_the_wave(stale_reference, copy_of)
-    run = start(flows)
-    assert not [slot for slot in (UPDATE, ROLLOUT) if list((flows.root / slot).glob("manifest.*.json"))]
-    worker(flows, stage).kill()
-    run.finish()
+    flows = copy_of(stale_reference)
+    flows.forget(*SLOTS.values())
+    before = flows.manifests()
+    run = flows.start()
+    sides = hold_both(flows, run)
+    sides.pop(killed).kill()
+    for other in sides.values():
+        other.resume()
+
+    said = run.finish()
+    assert f"{SLOTS[killed].removeprefix('iterations/')} ended (killed, exit code -9)" in said
+    assert (ADOPTED in said) == (killed == "rollout")
+    tries = {stage: len(list((flows.root / slot / "logs").iterdir())) for stage, slot in SLOTS.items()}
+    assert tries == {stage: 2 if stage == killed else 1 for stage in SLOTS}
+    # The same bytes again, so that all that was made of them stands.
+    require_untouched(flows, before)
     require_same_bytes(flows, stale_reference)
+
+
+def test_media_whose_encoding_is_killed_are_encoded_on_and_everything_of_them_stands(
+    stale_reference: Flows, copy_of: Callable[[Flows], Flows]
+) -> None:
+    flows = copy_of(stale_reference)
+    slot = flows.planned.encode_slot
+    flows.forget(slot)
+    before = flows.manifests()
+    run = flows.start()
+    run.wait_until(lambda: flows.markers(slot, 0))
+    flows.worker("encode").kill()
+
+    said = run.finish()
+    assert "ended (killed, exit code -9)" in said
+    assert ADOPTED in said
+    ours, theirs = (standing(one.planned.encode_slot)[1] for one in (flows, stale_reference))
+    assert ours is not None
+    assert theirs is not None
+    assert ours.content == theirs.content
+    assert flows.manifests() == before
+    assert flows.nothing_is_left()
 
 
 @pytest.mark.slow
 def test_the_flow_is_killed_while_both_sides_work(stale_reference: Flows, copy_of: Callable[[Flows], Flows]) -> None:
-    flows = copy_to_the_wave(stale_reference, copy_of)
-    start(flows).kill()
+    flows = copy_of(stale_reference)
+    flows.forget(SLOTS["update"], "iterations/0001", "exports/0002", "report")
+    before = flows.manifests()
+    run = flows.start(*COLD)
+    for side in hold_both(flows, run).values():
+        side.resume()
+    run.kill()
+
     assert flows.nothing_is_left()
-    flows.run()
+    assert flows.manifests() == before
+    # Warm, because only the kill is the point here.
+    assert ADOPTED in flows.run()
+    require_untouched(flows, before)
     require_same_bytes(flows, stale_reference)
 
 

@@ -9,14 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load as load_tensors
 
+from cosmos_rl_core import shards
 from cosmos_rl_core.errors import ConfigError, DriftError
+from cosmos_rl_core.policy_weights import to_bytes
 from flows import costs
 from flows.requests import Run
-from stages.artifacts import Artifact, input_of
+from stages.artifacts import Artifact, input_of, invalidate
 from stages.contracts import Request
 from stages.drift import TRANSITIONS
 from stages.policy import read_part
 from stages.samples import read_shard, read_table, shard_names
+from tests import hand_made
 from tests.stages.conftest import make, make_run
 
 LORA = {"r": 2, "target_modules": ["to_q", "to_v"]}
@@ -146,6 +149,24 @@ def test_an_update_that_computes_otherwise_than_the_rollout_refuses_by_sample_an
         torch.autocast("cpu", dtype=torch.bfloat16),
         pytest.raises(DriftError, match=r"sample p-[0-9a-f]+-00\d, step [02]: .* at most 1e-06 is allowed"),
     ):
+        make(run.update(0), tmp_path)
+
+
+def test_a_stored_density_that_is_not_a_number_refuses_to_train_by_sample_and_step(tmp_path: Path):
+    run = started(tmp_path, recipe(SDE))
+    make(run.rollout(0), tmp_path)
+    slot = run.iteration(0, "rollout")
+    rollout = Artifact(input_of(slot))
+    files = {name: rollout.read(name) for name in rollout.names()}
+    members = shards.unpack(files["samples/00000.tar"])
+    broken = min(name for name in members if name.endswith(".safetensors"))
+    tensors = load_tensors(members[broken])
+    tensors["log_prob"][1] = torch.nan
+    invalidate(slot, 1, "its densities are another's")
+    hand_made.make(run.rollout(0), files | {"samples/00000.tar": shards.pack(members | {broken: to_bytes(tensors)})})
+    for reward in run.rewards(slot, 0):
+        make(reward, tmp_path)
+    with pytest.raises(DriftError, match=f"sample {broken.removesuffix('.safetensors')}, step 2: .* is nan although"):
         make(run.update(0), tmp_path)
 
 

@@ -1,0 +1,94 @@
+"""Two real gloo ranks end a pass over the rollout together, where one rank alone would have ended it earlier or not."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stages.artifacts import Artifact, input_of
+from stages.contracts import Request
+from stages.policy import read_part
+from tests.stages.conftest import make as make_alone
+from tests.stages.test_distributed import make as make_on_two_ranks
+from tests.stages.test_transitions import SDE, recipe, started, table_of, updated
+
+MAX_DRIFT = 4e-6
+"""Between the ranks' mean approx_kl at optimizer step 2 and the second rank's, each 1.4 times away."""
+LAST_STEP = 3
+STALL_TIMEOUT_S = 90.0
+DATA = {"name": "rendered_text", "num_items": 4, "size": [32, 64]}
+KEYS = ["optimizer_step", "sample_id", "step"]
+
+STAGE = """
+import importlib, sys, types
+from pathlib import Path
+
+
+def run(request, context):
+    del sys.modules["stages.update"]
+    update, trainer = importlib.import_module("stages.update"), importlib.import_module("stages.trainer")
+    write = trainer.Trainer.write
+
+    def write_and_keep(self, attempt, copies, iteration):
+        write(self, attempt, copies, iteration)
+        folder, (weights,) = Path(__file__).parent, trainer.cut(self.weights.get("current"))
+        (folder / f"current.{self.group.rank}").write_bytes(trainer.to_bytes(weights))
+
+    trainer.Trainer.write = write_and_keep
+    return update.run(request, context)
+
+
+stage = types.ModuleType("stages.update")
+stage.run = run
+sys.modules["stages.update"] = stage
+"""
+"""The update itself; besides, every rank keeps the weights that it ended with."""
+
+
+@pytest.fixture
+def request_to_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+    """DDRL with media, three passes of two optimizer steps: 2 micro-batches at 2 steps of the sampler each."""
+    run = started(tmp_path, recipe(SDE, type="ddrl", data_beta=0.1, data=DATA, mu_iterations=3, max_drift=MAX_DRIFT))
+    make_alone(run.encode(), tmp_path)
+    make_alone(run.rollout(0), tmp_path)
+    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+        make_alone(reward, tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(STAGE, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return run.update(0)
+
+
+def test_two_ranks_stop_at_the_step_where_their_mean_has_drifted_and_one_rank_at_the_same(
+    request_to_update: Request, tmp_path: Path
+) -> None:
+    slot = f"{request_to_update.slot}-on-two-ranks"
+    make_on_two_ranks(request_to_update.model_copy(update={"slot": slot}), STALL_TIMEOUT_S)
+    together, alone = Artifact(input_of(slot)), updated(request_to_update, tmp_path)
+    assert [one.manifest.numerics["world_size"] for one in (together, alone)] == [2, 1]
+
+    # Micro-batches are dealt in turn, so that each rank has one of the sampler's two recorded steps to itself.
+    rows = table_of(together)
+    drifts = rows.groupby(["step", "optimizer_step"])["approx_kl"].mean().unstack()
+    first_rank, second_rank, mean = drifts.loc[0], drifts.loc[2], drifts.mean()
+    assert (first_rank <= MAX_DRIFT).all()
+    assert (second_rank > MAX_DRIFT).idxmax() == LAST_STEP - 1
+    assert (mean > MAX_DRIFT).idxmax() == LAST_STEP
+
+    for update in (together, alone):
+        assert update.manifest.summary["ended_before_step"] == LAST_STEP
+        metrics = table_of(update, "metrics.parquet")
+        assert metrics["lr"].tolist() == [1e-3] * LAST_STEP + [0.0]
+        assert metrics["approx_kl"].tolist() == pytest.approx(mean.tolist(), rel=1e-3)
+    # Both ranks' rows: at every optimizer step 4 samples at both recorded steps, as one rank has them.
+    assert rows.groupby(KEYS).size().tolist() == [1] * 4 * 2 * (LAST_STEP + 1)
+    pd.testing.assert_frame_equal(rows[KEYS], table_of(alone)[KEYS])
+
+    ended_with = [load_file(tmp_path / f"current.{rank}") for rank in range(2)]
+    written, before = read_part(input_of(slot), "current"), read_part(request_to_update.one("policy"), "current")
+    for name, tensor in written.items():
+        assert all(torch.equal(one[name], tensor) for one in ended_with)
+        torch.testing.assert_close(tensor, read_part(input_of(alone.url), "current")[name], rtol=0, atol=1e-5)
+    assert max(float((written[name] - before[name]).abs().max()) for name in written) > 1e-3
