@@ -1,9 +1,11 @@
-"""Diffusers pipeline directories without importing torch: their class, their adapter and their digest."""
+"""Diffusers pipeline directories without importing torch: their class, their adapter, their digest, what they need."""
 
 import ast
+import importlib.util
 import json
 import os
 from pathlib import Path
+from typing import Any, Literal
 
 from cosmos_rl_core import models, plugins
 from cosmos_rl_core.canonical import files_digest
@@ -69,6 +71,55 @@ def read_json(path: str | Path, *names: str) -> dict:
         raise ConfigError(f"{file} is not JSON: {error}") from error
 
 
+def guardrail_required(path: str | Path, setting: Literal["required", "off"] | None) -> bool:
+    """Whether ``policy.diffusers.guardrail`` asks for the guardrail of the pipeline directory ``path``.
+
+    Raises :class:`ConfigError` if it does and the package is not installed, and for any setting where the model has no
+    guardrail.
+    """
+    name = pipeline_class(path)
+    package = _declared(_source(name), "GUARDRAIL_PACKAGE")
+    if package is None:
+        if setting is not None:
+            raise ConfigError(f"policy.diffusers.guardrail = {setting!r}: {name} has no guardrail; leave the setting out")
+        return False
+    if setting == "off":
+        return False
+    said = "is" if setting else "by default is"
+    check_installed(package, f'policy.diffusers.guardrail, which for {name} {said} "required",', 'or set it to "off"')
+    return True
+
+
+def stock_guidance_scale(path: str | Path, guidance_scale: float) -> float:
+    """What the stock pipeline's argument ``guidance_scale`` has to be for the guidance that we call so.
+
+    Raises :class:`ConfigError` if there is none: guidance too weak for a pipeline that counts from 0, and has none up
+    to 1.
+    """
+    name = pipeline_class(path)
+    offset = _declared(_source(name), "GUIDANCE_OFFSET")
+    if not offset or guidance_scale == 1:
+        return guidance_scale
+    if guidance_scale <= 1 + offset:
+        raise ConfigError(
+            f"policy.diffusers.sample.guidance_scale = {guidance_scale}: evaluations are made by {name}, which has no "
+            f"guidance below ours at {1 + offset}; take 1, or more than {1 + offset}"
+        )
+    return guidance_scale - offset
+
+
+def check_runs(path: str | Path) -> None:
+    """Raise :class:`ConfigError` if the transformer needs a package that is not installed."""
+    if read_json(path, "transformer", "config.json").get("concat_padding_mask"):
+        check_installed("torchvision", "this transformer, which scales its padding mask,")
+
+
+def check_installed(package: str, what: str, otherwise: str = "") -> None:
+    """Raise :class:`ConfigError`, which says how to install it, if there is no ``package`` that ``what`` needs."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{what} needs the package {package}: pip install {package} {otherwise}".rstrip())
+
+
 def _shipped_path(name: str) -> str:
     shipped = {f"tiny-{index.parent.name}": index.parent for index in _SHIPPED.glob(f"*/{INDEX}")}
     if name not in shipped:
@@ -79,14 +130,27 @@ def _shipped_path(name: str) -> str:
 
 def _adapters() -> dict[str, str]:
     """Plugin names by the pipeline classes that they declare."""
-    folder = Path(models.__path__[0])
-    return {
-        class_name: name for name in plugins.known("models") for class_name in _declared_classes(folder / f"{name}.py")
-    }
+    return {class_name: name for name in plugins.known("models") for class_name in _declared_classes(name)}
 
 
-def _declared_classes(source: Path) -> tuple[str, ...]:
+def _declared_classes(plugin: str) -> tuple[str, ...]:
+    classes = _declared(_file(plugin), "PIPELINE_CLASSES")
+    if classes is None:
+        raise TypeError(f"{plugin}.py needs PIPELINE_CLASSES, a tuple of string literals")
+    return classes
+
+
+def _source(class_name: str) -> Path:
+    return _file(adapter_name(class_name))
+
+
+def _file(plugin: str) -> Path:
+    return Path(models.__path__[0], f"{plugin}.py")
+
+
+def _declared(source: Path, name: str) -> Any:
+    """The literal that a plugin's source assigns to ``name``; None if it does not."""
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PIPELINE_CLASSES":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             return ast.literal_eval(node.value)
-    raise TypeError(f"{source.name} needs PIPELINE_CLASSES, a tuple of string literals")
+    return None
