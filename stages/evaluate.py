@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import DiffusionPipeline
 
 from cosmos_rl_core import pipelines, seeds
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Request
+from stages.loading import load_stock
 from stages.runner import Context
 from stages.samples import SamplePlan, plan_samples, sample_files, write_samples
 
@@ -39,9 +39,7 @@ def _load(request: Request, config: contracts.Evaluate, device: torch.device) ->
         names = Artifact(request.one("export")).copy_to(Path(folder))
         full = any(name.startswith("pipeline/") for name in names)
         path = str(Path(folder, "pipeline")) if full else pipelines.resolve_path(config.model.path)
-        pipeline: Any = DiffusionPipeline.from_pretrained(
-            path, dtype=torch.float32, use_safetensors=True, local_files_only=True
-        )
+        pipeline = load_stock(config.model, path)
         if not full:
             pipeline.load_lora_weights(
                 str(Path(folder, "lora")), weight_name="model.safetensors", adapter_name="default"
@@ -60,7 +58,7 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
         height=height,
         width=width,
         num_inference_steps=config.num_steps,
-        guidance_scale=config.guidance_scale,
+        guidance_scale=pipelines.stock_guidance_scale(config.model.path, config.guidance_scale),
         max_sequence_length=config.max_prompt_length,
         generator=generators,
         output_type="np",
