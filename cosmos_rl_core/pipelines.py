@@ -71,33 +71,33 @@ def read_json(path: str | Path, *names: str) -> dict:
         raise ConfigError(f"{file} is not JSON: {error}") from error
 
 
-def guardrail_required(path: str | Path, setting: Literal["required", "off"] | None) -> bool:
-    """Whether ``policy.diffusers.guardrail`` asks for the guardrail of the pipeline directory ``path``.
+def has_guardrail(path: str | Path) -> bool:
+    """Whether the stock pipeline of the directory ``path`` insists on a safety checker."""
+    return _declared(pipeline_class(path), "GUARDRAIL_PACKAGE") is not None
 
-    Raises :class:`ConfigError` if it does and the package is not installed, and for any setting where the model has no
-    guardrail.
+
+def check_guardrail(path: str | Path, setting: Literal["required", "off"] | None) -> None:
+    """Raise :class:`ConfigError` if ``policy.diffusers.guardrail`` asks for a package that is not installed.
+
+    Absent asks for it where the model has a guardrail; where it has none, any setting is refused.
     """
     name = pipeline_class(path)
-    package = _declared(_source(name), "GUARDRAIL_PACKAGE")
-    if package is None:
-        if setting is not None:
-            raise ConfigError(f"policy.diffusers.guardrail = {setting!r}: {name} has no guardrail; leave the setting out")
-        return False
-    if setting == "off":
-        return False
-    said = "is" if setting else "by default is"
-    check_installed(package, f'policy.diffusers.guardrail, which for {name} {said} "required",', 'or set it to "off"')
-    return True
+    if has_guardrail(path):
+        if setting != "off":
+            said = 'guardrail = "required"' if setting else 'guardrail, "required" unless it is set,'
+            check_installed(_declared(name, "GUARDRAIL_PACKAGE"), f"policy.diffusers.{said}", 'or set it to "off"')
+    elif setting is not None:
+        raise ConfigError(f'policy.diffusers.guardrail = "{setting}": {name} has no guardrail; leave the setting out')
 
 
-def stock_guidance_scale(path: str | Path, guidance_scale: float) -> float:
+def stock_guidance_scale(model_name_or_path: str, guidance_scale: float) -> float:
     """What the stock pipeline's argument ``guidance_scale`` has to be for the guidance that we call so.
 
     Raises :class:`ConfigError` if there is none: guidance too weak for a pipeline that counts from 0, and has none up
     to 1.
     """
-    name = pipeline_class(path)
-    offset = _declared(_source(name), "GUIDANCE_OFFSET")
+    name = pipeline_class(resolve_path(model_name_or_path))
+    offset = _declared(name, "GUIDANCE_OFFSET")
     if not offset or guidance_scale == 1:
         return guidance_scale
     if guidance_scale <= 1 + offset:
@@ -134,23 +134,21 @@ def _adapters() -> dict[str, str]:
 
 
 def _declared_classes(plugin: str) -> tuple[str, ...]:
-    classes = _declared(_file(plugin), "PIPELINE_CLASSES")
+    classes = _literal(plugin, "PIPELINE_CLASSES")
     if classes is None:
         raise TypeError(f"{plugin}.py needs PIPELINE_CLASSES, a tuple of string literals")
     return classes
 
 
-def _source(class_name: str) -> Path:
-    return _file(adapter_name(class_name))
+def _declared(class_name: str, constant: str) -> Any:
+    """What the plugin of a pipeline class says of it; None if it says nothing."""
+    return _literal(adapter_name(class_name), constant)
 
 
-def _file(plugin: str) -> Path:
-    return Path(models.__path__[0], f"{plugin}.py")
-
-
-def _declared(source: Path, name: str) -> Any:
-    """The literal that a plugin's source assigns to ``name``; None if it does not."""
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+def _literal(plugin: str, constant: str) -> Any:
+    """The literal that a plugin's source assigns to a name, read without importing it; None if it does not."""
+    source = Path(models.__path__[0], f"{plugin}.py").read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == constant:
             return ast.literal_eval(node.value)
     return None

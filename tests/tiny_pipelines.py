@@ -214,8 +214,8 @@ def _cosmos_predict2_5(concat_padding_mask: bool) -> Cosmos2_5_PredictBasePipeli
             use_karras_sigmas=True,
             use_flow_sigmas=True,
             prediction_type="flow_prediction",
-            sigma_max=200.0,
-            sigma_min=0.01,
+            sigma_max=200.0,  # pyright: ignore[reportArgumentType]
+            sigma_min=0.01,  # pyright: ignore[reportArgumentType]
         ),
         safety_checker=LetsPass(),  # pyright: ignore[reportArgumentType]
     )

@@ -4,10 +4,11 @@ One convention everywhere: ``t`` in [0, 1], ``x_t = (1 - t) x_0 + t noise``, ``v
 the same number and never in a half type. Scaling of timesteps, packing, masks and latent normalisation live in the
 plugin and nowhere else.
 
-A plugin file has ``PIPELINE_CLASSES`` (values of ``_class_name`` in ``model_index.json``) and a function ``load``. It may
-have ``GUARDRAIL_PACKAGE``, the package of the safety checker that the stock pipeline insists on; ``GUIDANCE_OFFSET``, what
-the stock pipeline's ``guidance_scale`` is less than ours; and ``load_stock(path, guardrail)``, where the stock pipeline's
-``from_pretrained`` alone does not do. Plans read the constants from the source, so they are literals.
+A plugin file has ``PIPELINE_CLASSES`` (values of ``_class_name`` in ``model_index.json``) and a function ``load``. It
+may have ``GUARDRAIL_PACKAGE``, the package of the safety checker that the stock pipeline insists on;
+``GUIDANCE_OFFSET``, how much less than ours the stock pipeline's ``guidance_scale`` is; and ``load_stock(path,
+guardrail)``, where ``from_pretrained`` alone does not load the stock pipeline. The constants are literals, because
+plans read them from the source.
 """
 
 from typing import Any, Protocol
@@ -19,8 +20,8 @@ Conditioning = dict[str, Tensor]
 """What the transformer needs of a prompt, by name. One prompt: no batch dimension; stacked for a batch."""
 
 CONDITIONAL_LATENTS, CONDITIONAL_MASK = "conditional_latents", "conditional_mask"
-"""Names of what a conditioning holds where a video's first latent frames are given: normalised latents ``[C, T, H, W]``,
-0 after the given frames, and ``[1, T, 1, 1]``, 1 at given frames and 0 at those to generate. Both float32."""
+"""Names of what a conditioning holds where a video's first latent frames are given: their normalised latents, ``[C, T,
+H, W]`` with 0 after them, and ``[1, T, 1, 1]``, 1 at given frames and 0 at those to generate. Both float32."""
 
 COMPONENTS = ("transformer", "vae", "text")
 """What ``load`` can be asked for. Text encoders are needed by `embed` alone, the VAE by `rollout`, `encode` and

@@ -118,7 +118,7 @@ class CosmosPredict25:
         return torch.stack([torch.from_numpy(video) for video in videos]).to(pixels.device)
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """The transformer is fed t itself, float32 in [0, 1], by latent frame: ``[B, 1, T, 1, 1]``, 1e-4 where given."""
+        """The transformer is fed t itself, float32, for each latent frame: ``[B, 1, T, 1, 1]``, 1e-4 at given ones."""
         batch, _, frames, height, width = x_t.shape
         t = t.to(torch.float32).view(batch, 1, 1, 1, 1)
         given = conditioning.get(CONDITIONAL_MASK, x_t.new_zeros(batch, 1, frames, 1, 1))
