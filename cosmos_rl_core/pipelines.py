@@ -1,9 +1,11 @@
-"""Diffusers pipeline directories without importing torch: their class, their adapter and their digest."""
+"""Diffusers pipeline directories without importing torch: their class, their adapter, their digest, what they need."""
 
 import ast
+import importlib.util
 import json
 import os
 from pathlib import Path
+from typing import Any, Literal
 
 from cosmos_rl_core import models, plugins
 from cosmos_rl_core.canonical import files_digest
@@ -69,6 +71,60 @@ def read_json(path: str | Path, *names: str) -> dict:
         raise ConfigError(f"{file} is not JSON: {error}") from error
 
 
+def has_guardrail(path: str | Path) -> bool:
+    """Whether the stock pipeline of the directory ``path`` insists on a safety checker."""
+    return _declared(pipeline_class(path), "GUARDRAIL_PACKAGE") is not None
+
+
+def check_guardrail(path: str | Path, setting: Literal["required", "off"] | None) -> None:
+    """Raise :class:`ConfigError` if ``policy.diffusers.guardrail`` asks for a package that is not installed.
+
+    Absent asks for it where the model has a guardrail; where it has none, any setting is refused.
+    """
+    name = pipeline_class(path)
+    if has_guardrail(path):
+        if setting != "off":
+            said = 'guardrail = "required"' if setting else 'guardrail, "required" unless it is set,'
+            check_installed(_declared(name, "GUARDRAIL_PACKAGE"), f"policy.diffusers.{said}", 'or set it to "off"')
+    elif setting is not None:
+        raise ConfigError(f'policy.diffusers.guardrail = "{setting}": {name} has no guardrail; leave the setting out')
+
+
+def stock_guidance_scale(model_name_or_path: str, guidance_scale: float) -> float:
+    """What the stock pipeline's argument ``guidance_scale`` has to be for the guidance that we call so.
+
+    Raises :class:`ConfigError` if there is none: guidance too weak for a pipeline that counts from 0, and has none up
+    to 1.
+    """
+    name = pipeline_class(resolve_path(model_name_or_path))
+    offset = guidance_offset(name)
+    if not offset or guidance_scale == 1:
+        return guidance_scale
+    if guidance_scale <= 1 + offset:
+        raise ConfigError(
+            f"policy.diffusers.sample.guidance_scale = {guidance_scale}: evaluations are made by {name}, which has no "
+            f"guidance below ours at {1 + offset}; take 1, or more than {1 + offset}"
+        )
+    return guidance_scale - offset
+
+
+def guidance_offset(class_name: str) -> float:
+    """How much less than ours the ``guidance_scale`` of that pipeline class is."""
+    return _declared(class_name, "GUIDANCE_OFFSET") or 0
+
+
+def check_runs(path: str | Path) -> None:
+    """Raise :class:`ConfigError` if the transformer needs a package that is not installed."""
+    if read_json(path, "transformer", "config.json").get("concat_padding_mask"):
+        check_installed("torchvision", "this transformer, which scales its padding mask,")
+
+
+def check_installed(package: str, what: str, otherwise: str = "") -> None:
+    """Raise :class:`ConfigError`, which says how to install it, if there is no ``package`` that ``what`` needs."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{what} needs the package {package}: pip install {package} {otherwise}".rstrip())
+
+
 def _shipped_path(name: str) -> str:
     shipped = {f"tiny-{index.parent.name}": index.parent for index in _SHIPPED.glob(f"*/{INDEX}")}
     if name not in shipped:
@@ -79,14 +135,25 @@ def _shipped_path(name: str) -> str:
 
 def _adapters() -> dict[str, str]:
     """Plugin names by the pipeline classes that they declare."""
-    folder = Path(models.__path__[0])
-    return {
-        class_name: name for name in plugins.known("models") for class_name in _declared_classes(folder / f"{name}.py")
-    }
+    return {class_name: name for name in plugins.known("models") for class_name in _declared_classes(name)}
 
 
-def _declared_classes(source: Path) -> tuple[str, ...]:
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PIPELINE_CLASSES":
+def _declared_classes(plugin: str) -> tuple[str, ...]:
+    classes = _literal(plugin, "PIPELINE_CLASSES")
+    if classes is None:
+        raise TypeError(f"{plugin}.py needs PIPELINE_CLASSES, a tuple of string literals")
+    return classes
+
+
+def _declared(class_name: str, constant: str) -> Any:
+    """What the plugin of a pipeline class says of it; None if it says nothing."""
+    return _literal(adapter_name(class_name), constant)
+
+
+def _literal(plugin: str, constant: str) -> Any:
+    """The literal that a plugin's source assigns to a name, read without importing it; None if it does not."""
+    source = Path(models.__path__[0], f"{plugin}.py").read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == constant:
             return ast.literal_eval(node.value)
-    raise TypeError(f"{source.name} needs PIPELINE_CLASSES, a tuple of string literals")
+    return None

@@ -35,8 +35,25 @@ def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | 
         raise ConfigError(f"train_frames = {frames}: this model makes images, whose frames are 1")
     if temporal is not None and (frames - 1) % temporal:
         raise ConfigError(f"train_frames = {frames} must be 1 plus a multiple of {temporal} for this model")
-    latent_frames = 1 if temporal is None else 1 + (frames - 1) // temporal
-    return channels * latent_frames * math.prod(side // spatial for side in size)
+    shape = (1 if temporal is None else 1 + (frames - 1) // temporal, *(side // spatial for side in size))
+    if (limits := transformer.get("max_size")) and any(n > most for n, most in zip(shape, limits, strict=True)):
+        raise ConfigError(
+            f"inference_size {list(size)} and train_frames = {frames} are latents of {list(shape)} (frames, height, "
+            f"width); at most {list(limits)} for this model"
+        )
+    return channels * math.prod(shape)
+
+
+def embedding_elements(pipeline: str, max_prompt_length: int) -> int | None:
+    """Numbers in the text embedding of one prompt; None for a text encoder that is not known here."""
+    if not Path(pipeline, "text_encoder", "config.json").is_file():
+        return None
+    encoder = pipelines.read_json(pipeline, "text_encoder", "config.json")
+    if encoder.get("model_type") != "qwen2_5_vl":
+        return None
+    # Cosmos-Predict2.5 takes the states of all layers, side by side.
+    text = encoder.get("text_config", encoder)
+    return max_prompt_length * text["num_hidden_layers"] * text["hidden_size"]
 
 
 _GEOMETRY: dict[str, Any] = {

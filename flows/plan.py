@@ -130,6 +130,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
         ),
     )
     if model is not None:
+        mistakes += _unfit(recipe)
         _collect(mistakes, lambda: costs.policy_bytes(recipe))
         _collect(mistakes, lambda: costs.check_budget(recipe))
     if mistakes or model is None:
@@ -237,7 +238,20 @@ def _model(recipe: Recipe) -> ModelRef:
     adapter = pipelines.adapter_name(pipelines.pipeline_class(path))
     # A shipped pipeline keeps its name, so that a run can go on where the package is installed elsewhere.
     kept = name if name.startswith(pipelines.PACKAGE_PREFIX) else path
-    return ModelRef(path=kept, adapter=adapter, digest=pipelines.pipeline_digest(path))
+    guarded = pipelines.has_guardrail(path) and recipe.policy.diffusers.guardrail != "off"
+    digest = pipelines.pipeline_digest(path)
+    return ModelRef(path=kept, adapter=adapter, digest=digest, guardrail=("guardrail",) if guarded else ())
+
+
+def _unfit(recipe: Recipe) -> list[str]:
+    """What this model cannot do here, or not without packages that are not installed."""
+    mistakes: list[str] = []
+    path, diffusers = pipelines.resolve_path(recipe.policy.model_name_or_path), recipe.policy.diffusers
+    _collect(mistakes, lambda: pipelines.check_runs(path))
+    _collect(mistakes, lambda: pipelines.check_guardrail(path, diffusers.guardrail))
+    if recipe.validation is not None:
+        _collect(mistakes, lambda: pipelines.stock_guidance_scale(path, diffusers.sample.guidance_scale))
+    return mistakes
 
 
 def _prompts(dataset: DatasetOptions) -> tuple[Prompt, ...]:

@@ -43,6 +43,8 @@ class ModelRef(Section):
     """The model plugin that reads it."""
     digest: str
     """Digest of the pipeline's files, pinned by the plan."""
+    guardrail: tuple[Literal["guardrail"], ...] = Field(default=(), json_schema_extra={"neutral": []})
+    """The component of this name where prompts, and the media of rollouts and evaluations, go through it."""
 
 
 class MediaShape(Section):
@@ -77,7 +79,7 @@ class Embed(StageConfig):
     distributed = True
     model: ModelRef
     prompts: tuple[Prompt, ...]
-    """The prompts; the empty one, for guidance, is added."""
+    """The prompts; the model's negative one, for guidance, is added, and the empty one, for dropping texts."""
     max_prompt_length: int
     prompts_per_shard: int = 256
 

@@ -176,7 +176,7 @@ class DataDraws:
         for item_id, prompt_id in zip(index["item_id"], index["prompt_id"], strict=True):
             self.items.setdefault(prompt_id, []).append(item_id)
         self.all_items = [(item, prompt_id) for prompt_id in sorted(self.items) for item in self.items[prompt_id]]
-        self.conditioning = embed.read(request.one("embeddings"), [*sorted(self.items), embed.NEGATIVE])
+        self.conditioning = embed.read(request.one("embeddings"), [*sorted(self.items), embed.EMPTY])
         self.latents: dict[str, Tensor] = {}
 
     @property
@@ -200,7 +200,7 @@ class DataDraws:
             advantages=None,
         )
         prompts = [
-            embed.NEGATIVE if self._drop(sample_id, epoch, place) else prompt_id
+            embed.EMPTY if self._drop(sample_id, epoch, place) else prompt_id
             for sample_id, (_, prompt_id) in zip(ids, items, strict=True)
         ]
         return MicroBatch(batch, stack([self.conditioning[p] for p in prompts], device), weight)

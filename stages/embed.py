@@ -14,16 +14,19 @@ from stages.runner import Context
 from stages.samples import cut
 
 NEGATIVE = "_negative"
-"""The id under which the empty prompt is stored, for guidance; no prompt's own id begins so."""
+"""The id under which the model's own negative prompt is stored, for guidance; no prompt's own id begins so."""
+EMPTY = "_empty"
+"""The id of the empty prompt, for dropping texts; stored where it is not the negative one anyway."""
 
 
 def run(request: Request, context: Context) -> dict[str, int]:
     """Write ``embeddings/<n>.tar`` of ``<prompt id>.safetensors`` and ``index.json`` (prompt id to shard)."""
     config = request.config
     assert isinstance(config, contracts.Embed)
-    texts = {prompt.id: prompt.text for prompt in config.prompts} | {NEGATIVE: ""}
+    model = load_model(config.model, ("text", *config.model.guardrail), context.ranks.device)
+    added = {NEGATIVE: model.negative_prompt} | ({EMPTY: ""} if model.negative_prompt else {})
+    texts = {prompt.id: prompt.text for prompt in config.prompts} | added
     layout = context.layout({"shards": cut(list(texts), config.prompts_per_shard)})["shards"]
-    model = load_model(config.model, ("text",), context.ranks.device)
 
     def encode(ids: list[str]) -> bytes:
         conditionings = model.encode_prompts([texts[i] for i in ids], config.max_prompt_length)
@@ -46,11 +49,12 @@ def read(source: Input, prompt_ids: list[str]) -> dict[str, Conditioning]:
     """Conditioning of each prompt id, unbatched, on the CPU. Reads the shards that hold them and no others."""
     artifact = Artifact(source)
     shard_of: dict[str, int] = artifact.json("index.json")
-    if missing := sorted(set(prompt_ids) - set(shard_of)):
+    stored = {i: NEGATIVE if i == EMPTY and EMPTY not in shard_of else i for i in prompt_ids}
+    if missing := sorted(set(stored.values()) - set(shard_of)):
         raise ArtifactError(
             f"{source.url} has no embedding of {', '.join(missing[:5])}; embed the prompts of this plan"
         )
     files: dict[str, bytes] = {}
-    for shard in sorted({shard_of[prompt_id] for prompt_id in prompt_ids}):
+    for shard in sorted({shard_of[name] for name in stored.values()}):
         files |= shards.unpack(artifact.read(_name(shard)))
-    return {prompt_id: load_tensors(files[f"{prompt_id}.safetensors"]) for prompt_id in prompt_ids}
+    return {prompt_id: load_tensors(files[f"{name}.safetensors"]) for prompt_id, name in stored.items()}

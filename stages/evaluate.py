@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import DiffusionPipeline
 
 from cosmos_rl_core import pipelines, seeds
 from cosmos_rl_core.models._loading import stock_arguments
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Request
+from stages.loading import load_stock
 from stages.runner import Context
 from stages.samples import SamplePlan, plan_samples, sample_files, write_samples
 
@@ -40,9 +40,7 @@ def _load(request: Request, config: contracts.Evaluate, device: torch.device) ->
         names = Artifact(request.one("export")).copy_to(Path(folder))
         full = any(name.startswith("pipeline/") for name in names)
         path = str(Path(folder, "pipeline")) if full else pipelines.resolve_path(config.model.path)
-        pipeline: Any = DiffusionPipeline.from_pretrained(
-            path, dtype=torch.float32, use_safetensors=True, local_files_only=True
-        )
+        pipeline = load_stock(config.model, path)
         if not full:
             pipeline.load_lora_weights(
                 str(Path(folder, "lora")), weight_name="model.safetensors", adapter_name="default"
@@ -58,7 +56,7 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
     output = pipeline(
         prompt=[plan.prompt.text for plan in plans],
         num_inference_steps=config.num_steps,
-        guidance_scale=config.guidance_scale,
+        guidance_scale=pipelines.stock_guidance_scale(config.model.path, config.guidance_scale),
         max_sequence_length=config.max_prompt_length,
         generator=generators,
         output_type="np",

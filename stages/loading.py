@@ -1,6 +1,9 @@
 """Load a base model, or a media set, as a Request names it."""
 
+from typing import Any
+
 import torch
+from diffusers import DiffusionPipeline
 
 from cosmos_rl_core import pipelines, plugins
 from cosmos_rl_core.config.train import DatasetOptions
@@ -13,6 +16,14 @@ from stages.contracts import ModelRef
 def load_model(ref: ModelRef, components: tuple[str, ...], device: torch.device) -> Model:
     """The named components of the base pipeline, float32, frozen, on ``device``."""
     return plugins.load("models", ref.adapter).load(pipelines.resolve_path(ref.path), components, device)
+
+
+def load_stock(ref: ModelRef, path: str) -> Any:
+    """The whole stock pipeline in ``path``, the base or an export of it, float32, on the CPU."""
+    plugin = plugins.load("models", ref.adapter)
+    if hasattr(plugin, "load_stock"):
+        return plugin.load_stock(path, bool(ref.guardrail))
+    return DiffusionPipeline.from_pretrained(path, dtype=torch.float32, use_safetensors=True, local_files_only=True)
 
 
 def load_media(dataset: DatasetOptions, planned: str) -> Media:

@@ -31,7 +31,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         request.iteration or 0,
         same_noise=config.use_same_seed,
     )
-    model = load_model(config.model, ("transformer", "vae"), context.ranks.device)
+    model = load_model(config.model, ("transformer", "vae", *config.model.guardrail), context.ranks.device)
     kernel = kernel_of(config.sample, lambda: schedule_of(model.scheduler, config.sample.num_steps))
     kernel.check_trainable(step for step in config.train_on if step != -1)
     source = request.one("policy")

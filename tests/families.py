@@ -12,14 +12,15 @@ import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from torch import Tensor, nn
 
-from cosmos_rl_core import seeds
+from cosmos_rl_core import pipelines, seeds
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import COMPONENTS, Conditioning, Model, guided_velocity, stack
 from tests import tiny_pipelines
 
 CPU = torch.device("cpu")
 PROMPTS = ["A red cube, 3 balls. ", "two"]
-LENGTH = 24
+LENGTH = 200
+"""Tokens, more than any pipeline's own words around a prompt."""
 SIZE = (32, 64)
 VIDEO_FRAMES = 5
 
@@ -74,14 +75,19 @@ def load_family(name: str, folder: str) -> Family:
     shape = model.latent_shape(SIZE, frames_of(stock))
     noise = torch.stack([torch.from_numpy(seeds.normal(shape, "conformance", prompt)) for prompt in PROMPTS])
     conditioning, negative = (
-        stack(model.encode_prompts(prompts, LENGTH), CPU) for prompts in (PROMPTS, [""] * len(PROMPTS))
+        stack(model.encode_prompts(prompts, LENGTH), CPU)
+        for prompts in (PROMPTS, [model.negative_prompt] * len(PROMPTS))
     )
     return Family(name, folder, model, stock, conditioning, negative, noise)
 
 
 def stock_pipeline(folder: str | Path) -> Any:
     """The pipeline as users load it."""
-    pipeline: Any = diffusers.DiffusionPipeline.from_pretrained(str(folder), local_files_only=True)
+    plugin: Any = _loading.adapter_of(str(folder))
+    if hasattr(plugin, "load_stock"):
+        pipeline = plugin.load_stock(str(folder), guardrail=False)
+    else:
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(str(folder), local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -94,6 +100,8 @@ def frames_of(stock: Any) -> int:
 def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
     """What the stock pipeline makes of :data:`PROMPTS`, without guidance and as latents unless told otherwise."""
     given = {"prompt": PROMPTS, "num_inference_steps": 5, "guidance_scale": 1.0, "output_type": "latent"} | options
+    if given["guidance_scale"] != 1:
+        given["guidance_scale"] -= pipelines.guidance_offset(type(stock).__name__)
     sizes = _loading.stock_arguments(stock, SIZE, frames_of(stock))
     return stock(latents=noise.clone(), max_sequence_length=LENGTH, return_dict=False, **sizes, **given)[0]
 

@@ -1,5 +1,6 @@
 """Stock pipelines of toy size with random weights and hand-made tokenizers, for tests."""
 
+import json
 import string
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from diffusers import (
     AutoencoderDC,
     AutoencoderKL,
     AutoencoderKLWan,
+    Cosmos2_5_PredictBasePipeline,
+    CosmosTransformer3DModel,
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
     SanaPipeline,
@@ -17,9 +20,11 @@ from diffusers import (
     SanaVideoTransformer3DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    UniPCMultistepScheduler,
     WanPipeline,
     WanTransformer3DModel,
 )
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     CLIPTextConfig,
     CLIPTextModelWithProjection,
@@ -27,6 +32,9 @@ from transformers import (
     Gemma2Config,
     Gemma2Model,
     GemmaTokenizer,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Tokenizer,
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
@@ -247,3 +255,100 @@ def _t5_sizes() -> dict[str, Any]:
 def _t5_tokenizer() -> T5Tokenizer:
     pieces = ["<pad>", "</s>", "<unk>", "\N{LOWER ONE EIGHTH BLOCK}", *_LETTERS]
     return T5Tokenizer(vocab=[(piece, -1.0) for piece in pieces], extra_ids=0)
+
+
+def save_cosmos_predict2_5(folder: Path, seed: int = 0, *, concat_padding_mask: bool = False) -> Path:
+    """Write a Cosmos2_5_PredictBasePipeline: 4 latent channels, 8 x 8 x 4 compression, a projection of the text.
+
+    Its index names no safety checker. ``concat_padding_mask`` is what real ones have, and needs torchvision to run.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _cosmos_predict2_5(concat_padding_mask).save_pretrained(folder)
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    del index["safety_checker"]
+    (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
+    return folder
+
+
+class LetsPass:
+    """Stands where a safety checker would: the stock pipeline is neither made nor run without one."""
+
+    def to(self, *_: Any) -> None:
+        """Has no weights."""
+
+    def check_text_safety(self, _: str) -> bool:
+        """Lets every prompt pass."""
+        return True
+
+
+def _cosmos_predict2_5(concat_padding_mask: bool) -> Cosmos2_5_PredictBasePipeline:
+    text_encoder, tokenizer = _qwen()
+    return Cosmos2_5_PredictBasePipeline(
+        text_encoder=text_encoder,
+        tokenizer=tokenizer,  # pyright: ignore[reportArgumentType]
+        transformer=CosmosTransformer3DModel(
+            in_channels=4 + 1,
+            out_channels=4,
+            num_attention_heads=2,
+            attention_head_dim=16,
+            num_layers=2,
+            text_embed_dim=16,
+            adaln_lora_dim=8,
+            max_size=(8, 8, 8),
+            rope_scale=(1.0, 3.0, 3.0),
+            concat_padding_mask=concat_padding_mask,
+            extra_pos_embed_type=None,
+            use_crossattn_projection=True,
+            crossattn_proj_in_channels=2 * 16,
+            encoder_hidden_states_channels=16,
+        ),
+        vae=AutoencoderKLWan(
+            base_dim=4,
+            z_dim=4,
+            dim_mult=[1, 1, 1, 1],
+            num_res_blocks=1,
+            latents_mean=[0.1, -0.2, 0.3, 0.0],
+            latents_std=[1.5, 0.7, 2.0, 1.0],
+        ),
+        scheduler=UniPCMultistepScheduler(
+            use_karras_sigmas=True,
+            use_flow_sigmas=True,
+            prediction_type="flow_prediction",
+            sigma_max=200.0,  # pyright: ignore[reportArgumentType]
+            sigma_min=0.01,  # pyright: ignore[reportArgumentType]
+        ),
+        safety_checker=LetsPass(),  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _qwen() -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer]:
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>"]
+    tokens = [*sorted(ByteLevel.alphabet()), *special]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    encoder = Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(
+            text_config={
+                **sizes,
+                "vocab_size": len(tokens),
+                "num_hidden_layers": 2,
+                "num_key_value_heads": 1,
+                "rope_parameters": {"mrope_section": [1, 1, 2], "rope_type": "default", "rope_theta": 10000.0},
+                "bos_token_id": vocabulary["<|endoftext|>"],
+                "eos_token_id": vocabulary["<|im_end|>"],
+            },
+            vision_config={**sizes, "depth": 1, "num_heads": 2, "out_hidden_size": 16},
+            image_token_id=vocabulary["<|image_pad|>"],
+            video_token_id=vocabulary["<|video_pad|>"],
+            vision_start_token_id=vocabulary["<|vision_start|>"],
+            vision_end_token_id=vocabulary["<|endoftext|>"],
+        )
+    )
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[])
+    tokenizer.add_special_tokens({"additional_special_tokens": special[1:]})
+    tokenizer.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+        "{% for part in message['content'] %}{{ part['text'] }}{% endfor %}<|im_end|>\n{% endfor %}"
+    )
+    return encoder, tokenizer

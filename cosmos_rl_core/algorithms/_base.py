@@ -34,6 +34,8 @@ class Batch:
     """Noise level of each sample ``[B]`` in [0, 1]."""
     advantages: Tensor | None
     """One number a sample ``[B]``; None where the algorithm needs no reward."""
+    mask: Tensor | None = None
+    """1 at generated dimensions, 0 at given ones, broadcasts to ``x_0``; None where all are generated."""
 
     @property
     def per_sample(self) -> tuple[int, ...]:
@@ -45,6 +47,13 @@ class Batch:
         """Noised latents ``(1 - t) x_0 + t noise``."""
         t = self.t.view(self.per_sample)
         return (1 - t) * self.x_0 + t * self.noise
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over each sample's generated dimensions: ``[B, ...] -> [B]``."""
+        if self.mask is None:
+            return values.flatten(1).mean(1)
+        weights = self.mask.to(values.dtype).expand_as(values)
+        return (values * weights).flatten(1).sum(1) / weights.flatten(1).sum(1)
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,7 @@ class Algorithm:
         deviation 1. Source: EDM, arXiv:2206.00364, table 1.
         """
         error = velocity("current") - (batch.noise - batch.x_0)
-        per_sample = (batch.t.square() + (1 - batch.t).square()) * _mean(error.square(), None)
+        per_sample = (batch.t.square() + (1 - batch.t).square()) * batch.mean(error.square())
         scaled = self.options.loss_scale * self.options.data_beta * per_sample
         return Loss(scaled.float(), {"data_loss": per_sample.detach()})
 

@@ -111,10 +111,14 @@ class Algorithm:
         beta = self.options.nft_beta
         towards, away = _error(current, old, batch, beta), _error(current, old, batch, -beta)
         policy = self.options.advantage_high / beta * (optimality * towards + (1 - optimality) * away)
-        metrics = {"policy_loss": policy, "old_deviation": _mean((current - old).square()), "optimality": optimality}
+        metrics = {
+            "policy_loss": policy,
+            "old_deviation": batch.mean((current - old).square()),
+            "optimality": optimality,
+        }
         total = policy
         if reference is not None:
-            metrics["kl"] = _mean((current - reference).square())
+            metrics["kl"] = batch.mean((current - reference).square())
             total = policy + self.options.kl_beta * metrics["kl"]
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
@@ -146,10 +150,5 @@ def _error(current: Tensor, old: Tensor, batch: Batch, beta: float) -> Tensor:
     # old + beta (current - old) is exactly old at current = old, so that both signs cancel to a gradient of exactly 0
     mixed = old + beta * (current - old)
     error = batch.t.view(batch.per_sample) * (batch.noise - batch.x_0 - mixed)
-    weight = _mean(error.detach().double().abs()).clamp(min=_WEIGHT_FLOOR)
-    return _mean(error.square()) / weight.to(error.dtype)
-
-
-def _mean(values: Tensor) -> Tensor:
-    """Mean over all dimensions but the first: ``[B, ...] -> [B]``."""
-    return values.flatten(1).mean(1)
+    weight = batch.mean(error.detach().double().abs()).clamp(min=_WEIGHT_FLOOR)
+    return batch.mean(error.square()) / weight.to(error.dtype)

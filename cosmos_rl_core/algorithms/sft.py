@@ -48,8 +48,8 @@ class Algorithm:
         return 1
 
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
-        """Mean over dimensions of ``(noise - x_0 - velocity) ** 2``, per sample ``[B]``."""
-        per_sample = (batch.noise - batch.x_0 - velocity("current")).square().flatten(1).mean(1)
+        """Mean over generated dimensions of ``(noise - x_0 - velocity) ** 2``, per sample ``[B]``."""
+        per_sample = batch.mean((batch.noise - batch.x_0 - velocity("current")).square())
         return Loss(per_sample, {"velocity_error": per_sample.detach()})
 
     def reference_after(self, iteration: int) -> Literal["base"]:

@@ -89,6 +89,11 @@ class DiffusersConfig(TimeDensity):
     """Frames of training clips and rollouts; 1 for images."""
     max_prompt_length: int = Field(default=300, ge=1)
     """Text tokens; longer prompts are cut."""
+    guardrail: Literal["required", "off"] | None = Field(default=None, json_schema_extra={"neutral": None})
+    """The model's own safety checker. ``required`` refuses unsafe prompts, checks every generated video and blurs the
+    faces in it, in rollouts too: rewards see what it leaves. ``off`` never loads it, which the model's licence may
+    forbid. Absent means ``required`` for a model whose stock pipeline does not run without one, because to turn a
+    safety checker off is for whoever runs the model to say, not for a default. Models without one take no setting."""
     sample: SampleConfig = SampleConfig()
     """How rollouts are sampled."""
 

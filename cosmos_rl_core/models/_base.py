@@ -4,7 +4,11 @@ One convention everywhere: ``t`` in [0, 1], ``x_t = (1 - t) x_0 + t noise``, ``v
 the same number and never in a half type. Scaling of timesteps, packing, masks and latent normalisation live in the
 plugin and nowhere else.
 
-A plugin file has ``PIPELINE_CLASSES`` (values of ``_class_name`` in ``model_index.json``) and a function ``load``.
+A plugin file has ``PIPELINE_CLASSES`` (values of ``_class_name`` in ``model_index.json``) and a function ``load``. It
+may have ``GUARDRAIL_PACKAGE``, the package of the safety checker that the stock pipeline insists on;
+``GUIDANCE_OFFSET``, how much less than ours the stock pipeline's ``guidance_scale`` is; and ``load_stock(path,
+guardrail)``, where ``from_pretrained`` alone does not load the stock pipeline. The constants are literals, because
+plans read them from the source.
 """
 
 from typing import Any, Protocol
@@ -15,9 +19,17 @@ from torch import Tensor, nn
 Conditioning = dict[str, Tensor]
 """What the transformer needs of a prompt, by name. One prompt: no batch dimension; stacked for a batch."""
 
+CONDITIONAL_LATENTS, CONDITIONAL_MASK = "conditional_latents", "conditional_mask"
+"""Names of what a conditioning holds where a video's first latent frames are given: their normalised latents, ``[C, T,
+H, W]`` with 0 after them, and ``[1, T, 1, 1]``, 1 at given frames and 0 at those to generate. Both float32."""
+
 COMPONENTS = ("transformer", "vae", "text")
 """What ``load`` can be asked for. Text encoders are needed by `embed` alone, the VAE by `rollout`, `encode` and
 `finetune`."""
+
+GUARDRAIL = "guardrail"
+"""One more component, of those plugins alone that have a ``GUARDRAIL_PACKAGE``; needed with the text encoders, where it
+refuses prompts, and with the VAE, where it looks at what was decoded."""
 
 
 class Model(Protocol):
@@ -26,6 +38,8 @@ class Model(Protocol):
     transformer: nn.Module
     scheduler: Any
     """The pipeline's own diffusers scheduler: the source of the noise schedule."""
+    negative_prompt: str
+    """What guidance steers away from if nobody says otherwise: the stock pipeline's own default."""
 
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
         """Text embeddings of each prompt, unbatched, on the CPU, as the stock pipeline computes them one by one."""
@@ -51,7 +65,10 @@ class Model(Protocol):
         ...
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Velocity at ``x_t`` and ``t`` (float ``[B]`` in [0, 1]) for batched conditioning: float32, like ``x_t``."""
+        """Velocity at ``x_t`` and ``t`` (float ``[B]`` in [0, 1]) for batched conditioning: float32, like ``x_t``.
+
+        Where frames are given, ``x_t`` counts at the others alone, and the velocity is 0: given frames do not move.
+        """
         ...
 
 
@@ -70,6 +87,29 @@ def stack(conditionings: list[Conditioning], device: torch.device) -> Conditioni
     return {name: torch.stack([c[name] for c in conditionings]).to(device) for name in conditionings[0]}
 
 
+def given_frames(latents: Tensor, num_latent_frames: int) -> Conditioning:
+    """What a conditioning holds besides, for a video of ``num_latent_frames`` that begins with ``latents``.
+
+    ``latents`` are the n given frames, normalised, ``[C, n, H, W]``; n = 0 gives none of them: text to video.
+    Raises ``ValueError`` if no frame is left to generate.
+    """
+    num_given = latents.shape[1]
+    if num_given >= num_latent_frames:
+        raise ValueError(f"{num_given} given latent frames leave none of {num_latent_frames} to generate")
+    padding = (0, 0, 0, 0, 0, num_latent_frames - num_given)
+    mask = latents.new_zeros(1, num_latent_frames, 1, 1, dtype=torch.float32)
+    mask[:, :num_given] = 1
+    return {CONDITIONAL_LATENTS: nn.functional.pad(latents.float(), padding), CONDITIONAL_MASK: mask}
+
+
+def generated(conditioning: Conditioning) -> Tensor | None:
+    """1 at frames to generate and 0 at given ones, broadcasts to latents; None without given frames.
+
+    It is the mask of losses and log-probabilities.
+    """
+    return 1 - conditioning[CONDITIONAL_MASK] if CONDITIONAL_MASK in conditioning else None
+
+
 def guided_velocity(
     model: Model,
     x_t: Tensor,
@@ -80,6 +120,7 @@ def guided_velocity(
 ) -> Tensor:
     """Classifier-free guidance, ``v_u + s (v_c - v_u)``; ``s = 1`` is one forward and needs no ``negative``.
 
+    The given frames of ``conditioning`` are given to both forwards.
     Source: arXiv:2207.12598, in the parametrisation of diffusers, where s = 1 is no guidance.
     """
     conditional = model.velocity(x_t, t, conditioning)
@@ -87,5 +128,6 @@ def guided_velocity(
         return conditional
     if negative is None:
         raise ValueError(f"guidance_scale = {guidance_scale} needs negative conditioning")
-    unconditional = model.velocity(x_t, t, negative)
+    given = {name: conditioning[name] for name in (CONDITIONAL_LATENTS, CONDITIONAL_MASK) if name in conditioning}
+    unconditional = model.velocity(x_t, t, negative | given)
     return unconditional + guidance_scale * (conditional - unconditional)

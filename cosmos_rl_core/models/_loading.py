@@ -30,9 +30,7 @@ def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], dev
 
     Reads safetensors alone, never a pickle.
     """
-    unknown = set(components) - set(COMPONENTS)
-    if unknown:
-        raise ValueError(f"unknown components {sorted(unknown)}; known: {', '.join(COMPONENTS)}")
+    check_components(components)
     index = pipelines.read_json(path, pipelines.INDEX)
     skipped = {name: None for name, value in index.items() if isinstance(value, list) and not _asked(name, components)}
     pipeline = cls.from_pretrained(path, dtype=torch.float32, use_safetensors=True, local_files_only=True, **skipped)
@@ -40,6 +38,13 @@ def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], dev
         if isinstance(part, nn.Module):
             part.requires_grad_(False).eval().to(device)
     return pipeline
+
+
+def check_components(components: Sequence[str]) -> None:
+    """Raise ``ValueError`` unless all are among :data:`COMPONENTS`."""
+    unknown = set(components) - set(COMPONENTS)
+    if unknown:
+        raise ValueError(f"unknown components {sorted(unknown)}; known: {', '.join(COMPONENTS)}")
 
 
 def require(component: Any, name: str) -> Any:

@@ -18,6 +18,8 @@ PIPELINE_CLASSES = ("SanaVideoPipeline",)
 class SanaVideo:
     """See :class:`cosmos_rl_core.models._base.Model`. Conditioning: ``prompt_embeds`` and ``prompt_attention_mask``."""
 
+    negative_prompt = ""
+
     def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
         _sana.check(path, "AutoencoderKLWan")
         self._pipeline = _loading.load_pipeline(SanaVideoPipeline, path, components, device)

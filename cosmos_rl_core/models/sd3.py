@@ -19,6 +19,8 @@ _MAX_PROMPT_LENGTH = 512
 class StableDiffusion3:
     """See :class:`cosmos_rl_core.models._base.Model`. Conditioning: ``prompt_embeds`` and ``pooled_prompt_embeds``."""
 
+    negative_prompt = ""
+
     def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
         self._pipeline = _loading.load_pipeline(StableDiffusion3Pipeline, path, components, device)
         self._transformer_config = pipelines.read_json(path, "transformer", "config.json")

@@ -21,6 +21,8 @@ _STOCK_MULTIPLE = 16
 class Wan:
     """See :class:`cosmos_rl_core.models._base.Model`. Conditioning: ``prompt_embeds``, zero after the last token."""
 
+    negative_prompt = ""
+
     def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
         self._transformer_config = pipelines.read_json(path, "transformer", "config.json")
         self._vae_config = pipelines.read_json(path, "vae", "config.json")

@@ -45,20 +45,25 @@ def sample(
     draw: Callable[[int], Tensor] = _no_draw,
     record: Collection[int] = frozenset(),
     mask: Tensor | None = None,
+    given: Tensor | None = None,
 ) -> Trajectory:
     """Take ``noise``, standard normal ``[B, ...]``, through the steps of the kernel to x_0, without gradient.
 
     ``velocity(x_t, t)`` gets what the model is fed and the noise level of each sample, ``[B]``, both float32.
     ``draw(i)`` is the standard normal noise of step i, the shape and device of ``noise``; ``draw(-1)`` that of the
     start. ``record`` has the indices of the steps to keep. ``mask`` is 1 where a log-probability counts, see
-    :func:`~cosmos_rl_core.sampling.transition.square_error`.
+    :func:`~cosmos_rl_core.sampling.transition.square_error`. ``given``, the shape of ``noise``, is what every state has
+    where ``mask`` is 0, from the first to the last.
     A step is float64 and its result rounded to float32 before anything sees it: the log-probability is that of the
     rounded state, given rounded ones, hence of what can be stored.
-    Raises ``ValueError`` for a stochastic kernel without ``draw`` and for a recorded step that the kernel lacks.
+    Raises ``ValueError`` for a stochastic kernel without ``draw``, for a recorded step that the kernel lacks, and for
+    ``given`` without ``mask``.
     """
     if unknown := set(record) - set(range(len(kernel.steps))):
         raise ValueError(f"steps {sorted(unknown)} cannot be recorded: there are {len(kernel.steps)}, from 0")
-    x = _noised(noise.double() * kernel.start_std, kernel.start_churn_std, draw, -1)
+    if given is not None and mask is None:
+        raise ValueError("given latents need the mask that says where they are given")
+    x = _held(_noised(noise.double() * kernel.start_std, kernel.start_churn_std, draw, -1), mask, given)
     x_0: Tensor | None = None
     older_x_0: Tensor | None = None
     table = table_of(kernel, x.device)
@@ -71,7 +76,7 @@ def sample(
         center = mean(x, v, x_0 if step.recall else None, at)
         if step.recall_older and older_x_0 is not None:
             center = center + step.recall_older * older_x_0.double()
-        x_next = _noised(center, step.std, draw, step.index)
+        x_next = _held(_noised(center, step.std, draw, step.index), mask, given)
         if step.index in record:
             states |= {step.index: x, step.index + 1: x_next}
             if step.recall and x_0 is not None:
@@ -84,3 +89,7 @@ def sample(
 
 def _noised(center: Tensor, std: float, draw: Callable[[int], Tensor], index: int) -> Tensor:
     return (center + std * draw(index).double() if std > 0 else center).float()
+
+
+def _held(x: Tensor, mask: Tensor | None, given: Tensor | None) -> Tensor:
+    return x if mask is None or given is None else x.where(mask != 0, given.float())

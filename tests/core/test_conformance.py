@@ -68,13 +68,15 @@ def random_pixels(family: Family) -> Tensor:
 
 @torch.no_grad()
 def test_the_transformer_is_fed_the_bits_that_the_stock_pipeline_feeds_it(family: Family):
-    """Embeddings and masks of the prompt, and as negative ones those of the empty prompt, by the same arguments."""
-    prompt, negative = (stack(family.model.encode_prompts([text], LENGTH), CPU) for text in (PROMPTS[0], ""))
+    """Embeddings and masks of the prompt, and those of the model's negative prompt, by the same arguments."""
+    prompt, negative = (
+        stack(family.model.encode_prompts([text], LENGTH), CPU) for text in (PROMPTS[0], family.model.negative_prompt)
+    )
     noise = family.noise[:1]
     with fed_to(family.stock.transformer) as theirs:
-        run_stock(family.stock, noise, prompt=PROMPTS[:1], num_inference_steps=1, guidance_scale=2.0)
+        run_stock(family.stock, noise, prompt=PROMPTS[:1], num_inference_steps=1, guidance_scale=3.0)
     with fed_to(family.model.transformer) as ours:
-        guided_velocity(family.model, noise, torch.ones(1, device=CPU), prompt, negative, 2.0)
+        guided_velocity(family.model, noise, torch.ones(1, device=CPU), prompt, negative, 3.0)
 
     def rows(calls: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
         """Tensors of each sample of each call, except the state and the time."""

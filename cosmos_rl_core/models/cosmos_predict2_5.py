@@ -1,0 +1,250 @@
+"""Cosmos-Predict2.5: text, image or video to video; Qwen2.5-VL as text encoder, 5-D latents of Wan's causal video VAE.
+
+The stock pipeline's ``guidance_scale`` g is ``v_c + g (v_c - v_u)``, which is ours less 1, and it has none up to g = 1.
+"""
+
+import math
+from typing import Any
+
+import diffusers
+import torch
+from diffusers import AutoencoderKLWan, Cosmos2_5_PredictBasePipeline, CosmosTransformer3DModel
+from diffusers.models.transformers import transformer_cosmos
+from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict as stock
+from torch import Tensor, nn
+from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+
+from cosmos_rl_core import pipelines
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.models._base import COMPONENTS, CONDITIONAL_LATENTS, CONDITIONAL_MASK, GUARDRAIL, Conditioning
+
+PIPELINE_CLASSES = ("Cosmos2_5_PredictBasePipeline",)
+GUARDRAIL_PACKAGE = "cosmos_guardrail"
+GUIDANCE_OFFSET = 1
+
+_STOCK_MULTIPLE = 16
+"""The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor."""
+_GIVEN_T = 1e-4
+"""Noise level that the transformer is told of given frames: the stock pipeline's ``conditional_frame_timestep``."""
+
+
+class CosmosPredict25:
+    """See :class:`cosmos_rl_core.models._base.Model`. Conditioning: ``prompt_embeds``, and frames where some are given.
+
+    Every token position counts, also padding: prompts of one run need one ``max_prompt_length``, 512 in the stock.
+    """
+
+    negative_prompt = stock.DEFAULT_NEGATIVE_PROMPT
+
+    def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
+        self._transformer_config = pipelines.read_json(path, "transformer", "config.json")
+        self._vae_config = pipelines.read_json(path, "vae", "config.json")
+        _check_is_predict(path, self._transformer_config, self._vae_config)
+        self._guardrail = _guardrail(device) if GUARDRAIL in components else None
+        self._pipeline = _load_pipeline(path, tuple(name for name in components if name != GUARDRAIL), device)
+        self._device = device
+        self.scheduler = self._pipeline.scheduler
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The denoiser."""
+        return _loading.require(self._pipeline.transformer, "transformer")
+
+    @torch.no_grad()
+    def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
+        """One by one; on the CPU. ``[max_prompt_length, layers x hidden size]``, the system prompt among the tokens.
+
+        Raises :class:`ConfigError` for a prompt that the guardrail, if it was loaded, does not let pass.
+        """
+        _loading.require(self._pipeline.text_encoder, "text")
+        self._check_prompts(prompts)
+        return [self._encode_prompt(prompt, max_prompt_length) for prompt in prompts]
+
+    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
+        embeds, _ = self._pipeline.encode_prompt(
+            prompt, do_classifier_free_guidance=False, max_sequence_length=max_prompt_length, device=self._device
+        )
+        return {"prompt_embeds": embeds[0].cpu()}
+
+    def _check_prompts(self, prompts: list[str]) -> None:
+        if self._guardrail is None:
+            return
+        # The stock pipeline shows its guardrail what users write, and that alone.
+        written = [prompt for prompt in prompts if prompt not in ("", self.negative_prompt)]
+        if unsafe := [prompt for prompt in written if not self._guardrail.check_text_safety(prompt)]:
+            raise ConfigError(f"the guardrail refuses {len(unsafe)} prompts; take them out: {', '.join(unsafe[:5])}")
+
+    def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
+        """``[C, T, H, W]``; the VAE keeps the first frame and compresses the others in time."""
+        spatial, temporal = self._vae_config["scale_factor_spatial"], self._vae_config["scale_factor_temporal"]
+        _, patch_h, patch_w = self._transformer_config["patch_size"]
+        _loading.check_multiple(size, math.lcm(_STOCK_MULTIPLE, spatial * patch_h, spatial * patch_w))
+        if frames < 1 or (frames - 1) % temporal:
+            raise ConfigError(f"frames must be 1 plus a multiple of {temporal} for this model, got {frames}")
+        shape = ((frames - 1) // temporal + 1, size[0] // spatial, size[1] // spatial)
+        limits = self._transformer_config["max_size"]
+        if any(found > most for found, most in zip(shape, limits, strict=True)):
+            raise ConfigError(f"latents are at most {list(limits)} (frames, height, width), these are {list(shape)}")
+        return (self._vae_config["z_dim"], *shape)
+
+    @torch.no_grad()
+    def encode_media(self, pixels: Tensor) -> Tensor:
+        """``[B, frames, height, width, 3]`` to ``[B, C, T, H, W]``. Its first latent frames depend on the first frames
+        alone: those given to a video are the latents of an image, or of 1 plus a multiple of 4 frames, by themselves.
+        """
+        videos = _loading.pixels_to_unit(pixels.to(self._device)).permute(0, 4, 1, 2, 3)
+        latents = self._vae().encode(videos).latent_dist.mode()
+        mean, inverse_std = self._statistics()
+        return (latents - mean) * inverse_std
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """``[B, C, T, H, W]`` to ``[B, frames, height, width, 3]``, as the guardrail, if it was loaded, lets it pass.
+
+        Raises :class:`ArtifactError` for a video that it lets not pass at all.
+        """
+        mean, inverse_std = self._statistics()
+        latents = latents.to(self._device, torch.float32) / inverse_std + mean
+        pixels = _loading.unit_to_pixels(self._vae().decode(latents, return_dict=False)[0])
+        return self._checked(pixels.permute(0, 2, 3, 4, 1).contiguous())
+
+    def _checked(self, pixels: Tensor) -> Tensor:
+        if self._guardrail is None:
+            return pixels
+        videos = [self._guardrail.check_video_safety(video) for video in pixels.cpu().numpy()]
+        if any(video is None for video in videos):
+            raise ArtifactError("the guardrail refuses a generated video; see its log, and train on other prompts")
+        return torch.stack([torch.from_numpy(video) for video in videos]).to(pixels.device)
+
+    def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
+        """The transformer is fed t itself, float32, for each latent frame: ``[B, 1, T, 1, 1]``, 1e-4 at given ones."""
+        batch, _, frames, height, width = x_t.shape
+        t = t.to(torch.float32).view(batch, 1, 1, 1, 1)
+        given = conditioning.get(CONDITIONAL_MASK, x_t.new_zeros(batch, 1, frames, 1, 1))
+        if CONDITIONAL_MASK in conditioning:
+            x_t = x_t.where(given == 0, conditioning[CONDITIONAL_LATENTS])
+        velocity = self.transformer(
+            hidden_states=x_t,
+            condition_mask=given.expand(-1, -1, -1, height, width),
+            timestep=given * _GIVEN_T + (1 - given) * t,
+            encoder_hidden_states=conditioning["prompt_embeds"],
+            padding_mask=x_t.new_zeros(1, 1, height * self._scale, width * self._scale),
+            return_dict=False,
+        )[0].float()
+        return velocity * (1 - given)
+
+    @property
+    def _scale(self) -> int:
+        """Pixels to a latent, across and down."""
+        return self._vae_config["scale_factor_spatial"]
+
+    def _vae(self) -> Any:
+        return _loading.require(self._pipeline.vae, "vae")
+
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and inverse standard deviation of the latents by channel, ``[1, C, 1, 1, 1]``.
+
+        From the VAE's own settings: the pipeline's attribute ``latents_std`` was the deviation in some versions of
+        diffusers and is its inverse in others.
+        """
+        mean, std = (
+            torch.tensor(self._vae_config[name], dtype=torch.float32, device=self._device).view(1, -1, 1, 1, 1)
+            for name in ("latents_mean", "latents_std")
+        )
+        return mean, 1.0 / std
+
+
+def load(path: str, components: tuple[str, ...], device: torch.device) -> CosmosPredict25:
+    """Load the named components of the pipeline directory ``path``, float32, frozen, in eval mode.
+
+    Takes ``guardrail`` besides. Raises :class:`ConfigError` if that is not installed, and for a transformer that needs
+    torchvision without it.
+    """
+    return CosmosPredict25(path, components, device)
+
+
+def load_stock(path: str, guardrail: bool) -> Cosmos2_5_PredictBasePipeline:
+    """The whole stock pipeline, float32, on the CPU; without ``guardrail``, with one that lets everything pass."""
+    pipeline = _load_pipeline(path, COMPONENTS, torch.device("cpu"))
+    if guardrail:
+        pipeline.register_modules(safety_checker=_guardrail(torch.device("cpu")))
+    return pipeline
+
+
+class _Unchecked:
+    """Stands where the guardrail would: the stock pipeline is neither made nor run without one."""
+
+    def to(self, *_: Any) -> None:
+        """Has no weights."""
+
+    def check_text_safety(self, _: str) -> bool:
+        """Lets every prompt pass."""
+        return True
+
+
+def _guardrail(device: torch.device) -> Any:
+    pipelines.check_installed(GUARDRAIL_PACKAGE, 'policy.diffusers.guardrail = "required"')
+    checker: Any = stock.CosmosSafetyChecker()
+    checker.to(device)
+    return checker
+
+
+def _load_pipeline(path: str, components: tuple[str, ...], device: torch.device) -> Cosmos2_5_PredictBasePipeline:
+    """The stock pipeline with the asked ``components`` (and the scheduler) loaded and every other one None.
+
+    Part by part, because ``from_pretrained`` makes a guardrail of its own, or fails where the directory names one that
+    is not installed.
+    """
+    _loading.check_components(components)
+    if "transformer" in components:
+        _check_pads(path)
+    options: Any = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
+    parts: dict[str, Any] = dict.fromkeys(("transformer", "vae", "text_encoder", "tokenizer"))
+    if "transformer" in components:
+        parts["transformer"] = CosmosTransformer3DModel.from_pretrained(path, subfolder="transformer", **options)
+    if "vae" in components:
+        parts["vae"] = AutoencoderKLWan.from_pretrained(path, subfolder="vae", **options)
+    if "text" in components:
+        parts["text_encoder"] = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+            path, subfolder="text_encoder", **options
+        )
+        parts["tokenizer"] = AutoTokenizer.from_pretrained(path, subfolder="tokenizer", local_files_only=True)
+    for part in parts.values():
+        if isinstance(part, nn.Module):
+            part.requires_grad_(False).eval().to(device)
+    # The constructor reads the settings of the VAE, also where it is not asked for.
+    made = parts | {"vae": parts["vae"] or _without_weights(path), "safety_checker": _Unchecked()}
+    pipeline = Cosmos2_5_PredictBasePipeline(scheduler=_scheduler(path), **made)
+    pipeline.register_modules(vae=parts["vae"])
+    return pipeline
+
+
+def _scheduler(path: str) -> Any:
+    name = pipelines.read_json(path, pipelines.INDEX)["scheduler"][1]
+    return getattr(diffusers, name).from_pretrained(path, subfolder="scheduler", local_files_only=True)
+
+
+def _without_weights(path: str) -> Any:
+    with torch.device("meta"):
+        return AutoencoderKLWan.from_config(pipelines.read_json(path, "vae", "config.json"))
+
+
+def _check_pads(path: str) -> None:
+    """diffusers imports torchvision if it is there, and misses it in the first forward pass if it is not."""
+    if pipelines.read_json(path, "transformer", "config.json")["concat_padding_mask"] and not hasattr(
+        transformer_cosmos, "transforms"
+    ):
+        raise ConfigError("this transformer scales its padding mask by torchvision: pip install torchvision")
+
+
+def _check_is_predict(path: str, transformer: dict, vae: dict) -> None:
+    if transformer["in_channels"] != vae["z_dim"] + 1:
+        raise ConfigError(
+            f"{path!r}: the transformer takes {transformer['in_channels']} channels and the VAE makes {vae['z_dim']}: "
+            "not a model that predicts video from latents and one mask"
+        )
+    if transformer["patch_size"][0] != 1:
+        raise ConfigError(
+            f"{path!r}: patches of {transformer['patch_size'][0]} latent frames have no noise level of their own each"
+        )

@@ -1,0 +1,134 @@
+"""The guardrail of a model that has one: asked for, refused, applied, or left out by name; never skipped in silence."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict
+
+from cosmos_rl_core import pipelines
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.models import cosmos_predict2_5
+from cosmos_rl_core.models._base import COMPONENTS
+from tests import tiny_pipelines
+
+CPU = torch.device("cpu")
+PROMPT = "a red cube, 3 balls."
+LENGTH = 200
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return str(tiny_pipelines.save_cosmos_predict2_5(tmp_path_factory.mktemp("guardrail") / "base"))
+
+
+@pytest.fixture(scope="session")
+def latents():
+    return torch.from_numpy(np.random.default_rng(1).standard_normal((1, 4, 3, 4, 4), np.float32))
+
+
+def run_stock(pipeline: Any, prompt: str, latents: torch.Tensor) -> np.ndarray:
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline(
+        prompt=prompt, latents=latents, num_inference_steps=2, height=32, width=32, num_frames=9,
+        max_sequence_length=LENGTH, output_type="np", return_dict=False,
+    )[0]  # fmt: skip
+
+
+class Guardrail:
+    """Stands where cosmos_guardrail's checker would: refuses a word and blacks out a corner."""
+
+    def to(self, device: torch.device) -> None:
+        self.device = device
+
+    def check_text_safety(self, prompt: str) -> bool:
+        return prompt != "" and "bomb" not in prompt
+
+    def check_video_safety(self, frames: np.ndarray) -> np.ndarray | None:
+        if frames.mean() > 250:
+            return None
+        return np.where(np.indices(frames.shape)[1] < 2, np.uint8(0), frames)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """As if cosmos_guardrail were installed: what diffusers and the import system know of it."""
+    monkeypatch.setattr(pipeline_cosmos2_5_predict, "CosmosSafetyChecker", Guardrail)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(name=name))
+
+
+def test_a_guardrail_that_is_not_installed_is_an_error_and_never_skipped(folder):
+    with pytest.raises(ConfigError, match="pip install cosmos_guardrail"):
+        cosmos_predict2_5.load(folder, ("text", "guardrail"), CPU)
+    with pytest.raises(ConfigError, match="pip install cosmos_guardrail"):
+        cosmos_predict2_5.load_stock(folder, guardrail=True)
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_guardrail_refuses_prompts_and_changes_videos(folder, latents):
+    model = cosmos_predict2_5.load(folder, COMPONENTS, CPU)
+    guarded = cosmos_predict2_5.load(folder, (*COMPONENTS, "guardrail"), CPU)
+    texts = [PROMPT, "", guarded.negative_prompt]
+    found, expected = guarded.encode_prompts(texts, LENGTH), model.encode_prompts(texts, LENGTH)
+    assert all(torch.equal(a["prompt_embeds"], b["prompt_embeds"]) for a, b in zip(found, expected, strict=True))
+    with pytest.raises(ConfigError, match=r"refuses 1 prompts.*a bomb"):
+        guarded.encode_prompts([PROMPT, "a bomb"], LENGTH)
+    pixels, free = guarded.decode(latents), model.decode(latents)
+    assert pixels[:, :, :2].count_nonzero() == 0
+    assert torch.equal(pixels[:, :, 2:], free[:, :, 2:])
+    with pytest.raises(ArtifactError, match="refuses a generated video"):
+        guarded._checked(torch.full((1, 1, 4, 4, 3), 255, dtype=torch.uint8, device=CPU))
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_stock_pipeline_has_the_guardrail_that_is_asked_for(folder, latents):
+    guarded, free = (cosmos_predict2_5.load_stock(folder, guardrail=asked) for asked in (True, False))
+    with pytest.raises(ValueError, match="detected unsafe text"):
+        run_stock(guarded, "a bomb", latents)
+    assert run_stock(free, "a bomb", latents).shape == (1, 9, 32, 32, 3)
+    checked, unchecked = (run_stock(pipeline, PROMPT, latents) for pipeline in (guarded, free))
+    assert checked[:, :, :2].max() == 0
+    assert np.abs(checked[:, :, 2:] - unchecked[:, :, 2:]).max() < 2 / 255
+
+
+def test_off_never_loads_it_even_where_the_directory_names_it(folder, tmp_path, latents, monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the guardrail was made")
+
+    monkeypatch.setattr(pipeline_cosmos2_5_predict, "CosmosSafetyChecker", refuse)
+    named = tmp_path / "named"
+    named.mkdir()
+    for part in Path(folder).iterdir():
+        (named / part.name).symlink_to(part)
+    index = json.loads((named / "model_index.json").read_text())
+    (named / "model_index.json").unlink()
+    index["safety_checker"] = ["cosmos_guardrail", "CosmosSafetyChecker"]
+    (named / "model_index.json").write_text(json.dumps(index))
+    model = cosmos_predict2_5.load(str(named), COMPONENTS, CPU)
+    assert torch.equal(model.decode(latents), cosmos_predict2_5.load(folder, COMPONENTS, CPU).decode(latents))
+
+
+def test_a_model_without_a_guardrail_takes_no_setting(tmp_path):
+    folder = tiny_pipelines.save_wan(tmp_path / "wan")
+    assert not pipelines.has_guardrail(folder)
+    pipelines.check_guardrail(folder, None)
+    for setting in ("required", "off"):
+        with pytest.raises(ConfigError, match=f'guardrail = "{setting}": WanPipeline has no guardrail'):
+            pipelines.check_guardrail(folder, setting)
+
+
+def test_required_is_the_default_and_says_what_to_install(folder, monkeypatch):
+    assert pipelines.has_guardrail(folder)
+    pipelines.check_guardrail(folder, "off")
+    to_do = "needs the package cosmos_guardrail: pip install cosmos_guardrail or set it to"
+    with pytest.raises(ConfigError, match=f"guardrail, .required. unless it is set, {to_do}"):
+        pipelines.check_guardrail(folder, None)
+    with pytest.raises(ConfigError, match=f"guardrail = .required. {to_do}"):
+        pipelines.check_guardrail(folder, "required")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(name=name))
+    pipelines.check_guardrail(folder, "required")
+    pipelines.check_guardrail(folder, None)

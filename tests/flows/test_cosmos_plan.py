@@ -1,0 +1,104 @@
+"""What a plan knows of Cosmos-Predict2.5 before torch is there: packages, sizes, targets, bytes, guidance."""
+
+import json
+
+import pytest
+
+from cosmos_rl_core import pipelines, sizes
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.errors import ConfigError
+from flows import costs
+from flows.plan import Plan, Settings, plan_of
+from tests import tiny_pipelines
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    return tiny_pipelines.save_cosmos_predict2_5(tmp_path_factory.mktemp("plans") / "cosmos")
+
+
+@pytest.fixture
+def cosmos(recipe, base):
+    def plan(settings: str, *replacements: tuple[str, str]) -> Plan:
+        name = ('"package:tiny-sd3"', f'"{base}"')
+        size = ("diffusers = { inference_size = [32, 64] }", f"diffusers = {{ {settings} }}")
+        return plan_of(Settings(recipe(name, size, *replacements)))
+
+    return plan
+
+
+VIDEO = 'inference_size = [32, 64], train_frames = 9, guardrail = "off"'
+
+
+def test_off_is_planned_and_pinned_only_where_it_changes_something(cosmos):
+    plan = cosmos(VIDEO)
+    assert (plan.model.adapter, plan.model.guardrail) == ("cosmos_predict2_5", ())
+    assert "guardrail" not in plan.model.identity()
+    assert plan.recipe.identity()["policy"]["diffusers"]["guardrail"] == "off"
+
+
+def test_every_mistake_about_the_model_is_in_one_message(cosmos):
+    with pytest.raises(ConfigError) as caught:
+        cosmos(
+            "inference_size = [32, 128], train_frames = 9, sample = { guidance_scale = 1.5 }",
+            ("lora = { r = 2 }", 'lora = { r = 2, target_modules = ["to_q", "to_v_proj"] }'),
+            ("[rollout]", '[validation]\ndataset = { name = "rendered_text" }\n[rollout]'),
+        )
+    for expected in (
+        'policy.diffusers.guardrail, "required" unless it is set, needs the package cosmos_guardrail: pip install',
+        "no weight matrix of this transformer ends in to_v_proj; it has",
+        "are latents of [3, 4, 16] (frames, height, width); at most [8, 8, 8] for this model",
+        "guidance_scale = 1.5: evaluations are made by Cosmos2_5_PredictBasePipeline, which has no guidance below ours",
+    ):
+        assert str(caught.value).count(expected) == 1, (expected, str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("inference_size = [32, 72], train_frames = 9", "multiples of 16 pixels"),
+        ("inference_size = [32, 64], train_frames = 8", "1 plus a multiple of 4"),
+        ("inference_size = [32, 64], train_frames = 33", r"latents of \[9, 4, 8\]"),
+    ],
+)
+def test_sizes_that_it_cannot_do_are_refused(cosmos, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        cosmos(f'{settings}, guardrail = "off"')
+
+
+def test_bytes_are_those_of_latents_embeddings_and_adapters(cosmos, base):
+    recipe = cosmos(f"{VIDEO}, max_prompt_length = 100").recipe
+    assert costs.sample_bytes(recipe) == 4 * 4 * 3 * 4 * 8
+    assert sizes.embedding_elements(str(base), 100) == 100 * 2 * 16
+    assert "embeddings of 0.0 MB a prompt" in costs.describe(recipe)
+    # to_q and to_out.0 of two attentions in each of two blocks are 32 x 32, and the text has 16 channels.
+    square, cross = 2 * (32 + 32), 2 * (32 + 16)
+    assert sizes.trainable_elements(sizes.weight_shapes(str(base)), LoraConfig(r=2)) == 2 * (6 * square + 2 * cross)
+    with pytest.raises(ConfigError, match="ends in pos_emb_t"):
+        sizes.trainable_elements({"learnable.pos_emb_t": (8, 32)}, LoraConfig(target_modules=("pos_emb_t",)))
+
+
+def test_the_real_text_embedding_is_the_known_one(tmp_path):
+    """28 layers of 3584 channels: 100352 numbers a token."""
+    (tmp_path / "text_encoder").mkdir()
+    config = {"model_type": "qwen2_5_vl", "num_hidden_layers": 28, "hidden_size": 3584}
+    (tmp_path / "text_encoder/config.json").write_text(json.dumps(config))
+    assert sizes.embedding_elements(str(tmp_path), 512) == 512 * 100352
+
+
+def test_a_transformer_that_scales_its_padding_mask_needs_torchvision(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "transformer").mkdir()
+    (tmp_path / "transformer/config.json").write_text('{"concat_padding_mask": true}')
+    with pytest.raises(ConfigError, match="pip install torchvision"):
+        pipelines.check_runs(tmp_path)
+    (tmp_path / "transformer/config.json").write_text('{"concat_padding_mask": false}')
+    pipelines.check_runs(tmp_path)
+
+
+@pytest.mark.parametrize(("ours", "stock"), [(1.0, 1.0), (8.0, 7.0), (2.5, 1.5)])
+def test_guidance_is_translated_for_the_stock_pipeline(base, ours, stock):
+    assert pipelines.stock_guidance_scale(str(base), ours) == stock
+    assert pipelines.stock_guidance_scale("package:tiny-sd3", ours) == ours
+    with pytest.raises(ConfigError, match="take 1, or more than 2"):
+        pipelines.stock_guidance_scale(str(base), 2.0)

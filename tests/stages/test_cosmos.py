@@ -1,0 +1,89 @@
+"""Cosmos-Predict2.5 through every stage of an iteration of NFT, to the stock pipeline with what was trained."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cosmos_rl_core import seeds
+from cosmos_rl_core.models import cosmos_predict2_5
+from stages import embed
+from stages.artifacts import Artifact, input_of
+from stages.policy import read_part
+from stages.samples import read_shard, shard_names
+from tests import tiny_pipelines
+from tests.stages.conftest import make, make_run
+from tests.stages.test_wan import LORA, recipe
+
+CPU = torch.device("cpu")
+LENGTH = 200
+
+
+@pytest.fixture
+def values(tmp_path: Path, prompt_dir: str) -> dict[str, Any]:
+    base = str(tiny_pipelines.save_cosmos_predict2_5(tmp_path / "cosmos"))
+    held_out = tmp_path / "held-out"
+    held_out.mkdir()
+    (held_out / "test.txt").write_text('x "y" z\n', encoding="utf-8")
+    values = recipe(base, prompt_dir, LORA)
+    sampling = {"num_steps": 3, "guidance_scale": 3.0, "eval_num_steps": 2}
+    values["policy"]["diffusers"] |= {"guardrail": "off", "max_prompt_length": LENGTH, "sample": sampling}
+    dataset = {"name": "ocr", "local_dir": str(held_out), "split": "test"}
+    return values | {"validation": {"n_generation": 1, "dataset": dataset}}
+
+
+def test_an_iteration_and_the_stock_pipelines_evaluation_of_it(values: dict[str, Any], tmp_path: Path):
+    run = make_run(tmp_path, values)
+    for request in (run.policy, run.embed, lambda: run.rollout(0)):
+        make(request(), tmp_path)
+    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+        make(reward, tmp_path)
+    for request in (run.update, lambda _: run.export(1), lambda _: run.evaluate(1)):
+        make(request(0), tmp_path)
+
+    before, after = (read_part(input_of(slot), "current") for slot in (run.policy_slot, run.policy_after(1)))
+    assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
+    path = values["policy"]["model_name_or_path"]
+    model = cosmos_predict2_5.load(path, ("text",), CPU)
+    stored = embed.read(input_of(run.embed_slot), [embed.NEGATIVE, embed.EMPTY])
+    for name, text in ((embed.NEGATIVE, model.negative_prompt), (embed.EMPTY, "")):
+        (expected,) = model.encode_prompts([text], LENGTH)
+        assert torch.equal(stored[name]["prompt_embeds"], expected["prompt_embeds"])
+
+    # What was evaluated is the stock pipeline's own call, whose guidance of 2 is ours of 3.
+    artifact = Artifact(input_of(run.version(1, "evaluate")))
+    (sample,) = read_shard(artifact, shard_names(artifact)[0])
+    pipeline: Any = cosmos_predict2_5.load_stock(path, guardrail=False)
+    pipeline.set_progress_bar_config(disable=True)
+    Artifact(input_of(run.export_slot(1))).copy_to(tmp_path / "export")
+    lora = str(tmp_path / "export/lora")
+    pipeline.load_lora_weights(lora, weight_name="model.safetensors", adapter_name="default")
+    generator = torch.Generator(CPU).manual_seed(seeds.derive(sample.about["seed"], "evaluation"))
+    frames = pipeline(
+        prompt='x "y" z', height=16, width=16, num_frames=5, num_inference_steps=2, guidance_scale=2.0,
+        max_sequence_length=LENGTH, generator=generator, output_type="np",
+    ).frames  # fmt: skip
+    difference = sample.pixels.astype(int) - np.rint(255 * frames[0]).astype(int)
+    assert np.abs(difference).max() <= 1
+    assert sample.pixels.std() > 1
+
+
+def test_the_guardrail_is_a_component_of_the_stages_that_show_something_to_it(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Planned where it is installed, run where it is not: the stage fails instead of going on without."""
+    del values["policy"]["diffusers"]["guardrail"]
+    with monkeypatch.context() as patch:
+        patch.setattr("cosmos_rl_core.pipelines.check_installed", lambda *_: None)
+        run = make_run(tmp_path, values)
+    assert run.plan.model.guardrail == ("guardrail",)
+    make(run.policy(), tmp_path)
+    with pytest.raises(ValueError, match="pip install cosmos_guardrail"):
+        make(run.embed(), tmp_path)
+    assert make_run(tmp_path, values | {"policy": without_guardrail(values)}, "off").embed().slot != run.embed().slot
+
+
+def without_guardrail(values: dict[str, Any]) -> dict[str, Any]:
+    return values["policy"] | {"diffusers": values["policy"]["diffusers"] | {"guardrail": "off"}}
