@@ -18,7 +18,7 @@ from cosmos_rl_core.algorithms._base import Batch, Loss, Transitions, trained_st
 from cosmos_rl_core.config.train import AnyDataset, RewardedOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.sampling.solvers import planned_kernel
-from cosmos_rl_core.sampling.transition import log_prob, mean, square_error
+from cosmos_rl_core.sampling.transition import generated_mean, log_prob, mean, num_generated, square_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -240,7 +240,7 @@ class Algorithm:
         deviation 1. Source: EDM, arXiv:2206.00364, table 1.
         """
         error = velocity("current") - (batch.noise - batch.x_0)
-        per_sample = (batch.t.square() + (1 - batch.t).square()) * _mean(error.square(), None)
+        per_sample = (batch.t.square() + (1 - batch.t).square()) * generated_mean(error.square(), None)
         scaled = self.options.loss_scale * self.options.data_beta * per_sample
         return Loss(scaled.float(), {"data_loss": per_sample.detach()})
 
@@ -252,7 +252,7 @@ class Algorithm:
         reference = _mean_of(batch, velocity("reference").detach()) if options.kl_beta > 0 else None
         current = _mean_of(batch, velocity("current"))
 
-        num_dims = _num_dims(batch.x, batch.mask)
+        num_dims = num_generated(batch.x, batch.mask)
         unit = {"mean_logp": 1.0, "sum_logp": num_dims, "unnormalised": 2 * batch.at.std.square()}[options.ratio_mode]
         per_dim = self._log_ratio(batch, current, behaviour)
         log_ratio = per_dim * unit
@@ -280,7 +280,7 @@ class Algorithm:
         if self.options.logp_old == "stored":
             return _log_prob(batch, current) - batch.log_prob
         # factored, so that equal means give exactly 0 and near ones keep their digits
-        nearer = _mean((current - behaviour) * (2 * batch.x_next.double() - current - behaviour), batch.mask)
+        nearer = generated_mean((current - behaviour) * (2 * batch.x_next.double() - current - behaviour), batch.mask)
         return nearer / (2 * batch.at.std.square())
 
     def _kl(self, batch: Transitions, current: Tensor, reference: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ class Algorithm:
 
         FlowGRPO divides by the variance of the noise per unit of time instead of that of the step.
         """
-        square, mode = _mean((current - reference).square(), batch.mask), self.options.kl_mode
+        square, mode = generated_mean((current - reference).square(), batch.mask), self.options.kl_mode
         if mode == "unnormalised":
             return square
         if mode == "flow_grpo" and bool(batch.at.diffusion.isnan().any()):
@@ -319,15 +319,3 @@ def _mean_of(batch: Transitions, velocity: Tensor) -> Tensor:
 
 def _log_prob(batch: Transitions, mean: Tensor) -> Tensor:
     return log_prob(square_error(batch.x_next, mean, batch.mask), batch.at.std)
-
-
-def _mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean over the generated dimensions: ``[B, ...] -> [B]``."""
-    if mask is None:
-        return values.flatten(1).mean(1)
-    return (values * mask).flatten(1).sum(1) / _num_dims(values, mask)
-
-
-def _num_dims(values: Tensor, mask: Tensor | None) -> Tensor | int:
-    """Generated dimensions of each sample."""
-    return values[0].numel() if mask is None else mask.double().expand_as(values).flatten(1).sum(1)
