@@ -11,15 +11,15 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.algorithms._base import Batch, Transitions
-from cosmos_rl_core.algorithms._policy_gradient import PolicyGradientOptions
+from cosmos_rl_core.algorithms._base import Batch, DataTerm, Transitions
+from cosmos_rl_core.config.policy import TimeDensity
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import Conditioning, stack
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import table_of
 from cosmos_rl_core.sampling.schedule import Schedule
 from cosmos_rl_core.training import DrawKey, random_times, sft_time, training_noise
-from stages import contracts, embed, encode
+from stages import embed, encode
 from stages.artifacts import Artifact
 from stages.contracts import Request
 from stages.samples import read_shard, shard_names
@@ -165,10 +165,10 @@ class DataDraws:
     Noise level and noise are those of the step and of its rollout's start, or drawn as in supervised training.
     """
 
-    def __init__(self, request: Request, config: contracts.Update, steps: TransitionDraws, fine: Schedule) -> None:
-        options = config.algorithm
-        assert isinstance(options, PolicyGradientOptions)
-        self.options, self.density, self.steps, self.fine = options, config.density, steps, fine
+    def __init__(
+        self, request: Request, term: DataTerm, density: TimeDensity, steps: TransitionDraws, fine: Schedule
+    ) -> None:
+        self.term, self.density, self.steps, self.fine = term, density, steps, fine
         self.key = (request.seed, request.iteration or 0)
         (self.source,) = request.inputs["data"]
         self.items: dict[str, list[str]] = {}
@@ -182,7 +182,7 @@ class DataDraws:
     @property
     def num_times(self) -> int | None:
         """At how many of a sample's trained steps there is a diffusion loss; None for all."""
-        return 1 if self.options.data_on_first_only else None
+        return 1 if self.term.on_first_only else None
 
     def load(self, draws: Iterable[tuple[str, int, int]]) -> None:
         """Read the latents of the items that these (sample id, pass, place) will be given."""
@@ -213,14 +213,14 @@ class DataDraws:
 
     def _noised(self, sample_id: str, epoch: int, place: int) -> tuple[float, Tensor]:
         """Noise level and noise."""
-        if self.options.use_rl_sigma_and_noise:
+        if self.term.as_rollout:
             return self.steps.kernel.steps[self.steps.step(sample_id, place)].t, self.steps.initial_noise(sample_id)
         key = DrawKey(*self.key, epoch, f"{sample_id}/{place}")
         shape = tuple(self.steps.stored.tensors[sample_id]["latents"].shape)
         return sft_time(self.fine.sigmas, self.density, key), training_noise(shape, key, 0)
 
     def _drop(self, sample_id: str, epoch: int, place: int) -> bool:
-        return self._generator("text dropout", sample_id, epoch, place).random() < self.options.text_dropout
+        return self._generator("text dropout", sample_id, epoch, place).random() < self.term.text_dropout
 
     def _generator(self, purpose: str, sample_id: str, epoch: int, place: int) -> np.random.Generator:
         return seeds.generator(purpose, *self.key, epoch, sample_id, place)

@@ -14,7 +14,7 @@ import pandas as pd
 from pydantic import Field, field_validator, model_validator
 
 from cosmos_rl_core.algorithms._advantages import group_advantages, rewards_of
-from cosmos_rl_core.algorithms._base import Batch, Loss, Transitions, trained_steps
+from cosmos_rl_core.algorithms._base import Batch, DataTerm, DriftLimits, Loss, Transitions, trained_steps
 from cosmos_rl_core.config.train import AnyDataset, RewardedOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.sampling.solvers import planned_kernel
@@ -96,11 +96,6 @@ class PolicyGradientOptions(RewardedOptions):
     """Do as cosmos-rl: train on failed samples too, as if each had its prompt's mean reward, which shrinks the
     deviation; and let ``exp_reward`` give -1 to prompts of equal rewards. For comparisons only."""
 
-    @property
-    def allowed_drift(self) -> float:
-        """``max_logp_drift``, or half of ``clip_ratio``."""
-        return self.clip_ratio / 2 if self.max_logp_drift is None else self.max_logp_drift
-
     @field_validator("train_on")
     @classmethod
     def _each_step_once(cls, train_on: tuple[int, ...]) -> tuple[int, ...]:
@@ -150,9 +145,23 @@ class Algorithm:
         return self.options.train_on
 
     @property
-    def needs_data(self) -> bool:
+    def drift_limits(self) -> DriftLimits:
+        """The options of these names."""
+        options = self.options
+        limit = options.clip_ratio / 2 if options.max_logp_drift is None else options.max_logp_drift
+        return DriftLimits(max_logp_drift=limit, max_drift=options.max_drift)
+
+    @property
+    def data_term(self) -> DataTerm | None:
         """Media are read only where the loss weighs them."""
-        return self.options.data_beta > 0
+        options = self.options
+        if options.data_beta == 0:
+            return None
+        return DataTerm(
+            on_first_only=options.data_on_first_only,
+            as_rollout=options.use_rl_sigma_and_noise,
+            text_dropout=options.text_dropout,
+        )
 
     def check(self, sample: SolverConfig) -> None:
         """Every trained step must be one with noise, and the diffusion loss needs media."""
@@ -163,7 +172,7 @@ class Algorithm:
             raise ConfigError(
                 f"kl_mode = 'flow_grpo' needs solver = 'flow_sde', found {sample.solver!r}; choose 'exact'"
             )
-        if self.needs_data and options.data is None:
+        if self.data_term is not None and options.data is None:
             raise ConfigError(
                 f"data_beta = {options.data_beta} weighs the diffusion loss on media: name them in "
                 "[train.train_policy.data], or set data_beta = 0"

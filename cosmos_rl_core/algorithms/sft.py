@@ -30,7 +30,8 @@ class Algorithm:
     roles = ("current",)
     transitions = False
     train_on = ()
-    needs_data = False
+    drift_limits = None
+    data_term = None
     use_same_seed = False
 
     def __init__(self, options: Options) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cosmos_rl_core.algorithms import ddrl, grpo
-from cosmos_rl_core.algorithms._base import Transitions, trained_steps
+from cosmos_rl_core.algorithms._base import DataTerm, DriftLimits, Transitions, trained_steps
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.sampling.transition import Coefficients
@@ -169,11 +169,21 @@ def test_the_defaults_are_the_recipes():
 
 
 def test_parts_and_data_follow_from_the_weights():
-    assert (policy().roles, policy().needs_data) == (("current", "behaviour"), True)
+    assert policy().roles == ("current", "behaviour")
     anchored = policy(kl_beta=0.1, data_beta=0.0)
-    assert (anchored.roles, anchored.needs_data) == (("current", "behaviour", "reference"), False)
+    assert (anchored.roles, anchored.data_term) == (("current", "behaviour", "reference"), None)
+    drawn = policy(data_on_first_only=True, use_rl_sigma_and_noise=False, text_dropout=0.1)
+    assert (policy().data_term, drawn.data_term) == (
+        DataTerm(on_first_only=False, as_rollout=True, text_dropout=0.2),
+        DataTerm(on_first_only=True, as_rollout=False, text_dropout=0.1),
+    )
     assert (policy().behaviour, policy(on_policy=False).behaviour) == ("current", "reference")
     assert policy().old_decay(5) is None
+
+
+def test_the_allowed_drift_is_half_of_the_clip_unless_it_is_given():
+    assert policy(clip_ratio=1e-3).drift_limits == DriftLimits(max_logp_drift=5e-4, max_drift=None)
+    assert policy(max_logp_drift=1e-5, max_drift=0.1).drift_limits == DriftLimits(max_logp_drift=1e-5, max_drift=0.1)
 
 
 WRONG = {
