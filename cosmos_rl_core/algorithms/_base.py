@@ -148,6 +148,8 @@ class Algorithm(Protocol):
     """Whether it trains on the sampler's recorded steps (:class:`Transitions`) instead of final latents."""
     train_on: tuple[int, ...]
     """The steps to record, for :func:`trained_steps`; empty without ``transitions``."""
+    trains_unconditional: bool
+    """Whether, under guidance, the gradient goes through the unconditional prediction too."""
     drift_limits: DriftLimits | None
     """For how far its updates may drift; its loss on transitions has :data:`DRIFT_METRICS`. None without them."""
     data_term: DataTerm | None

@@ -33,8 +33,7 @@ class PolicyGradientOptions(RewardedOptions):
 
     cosmos-rl's arithmetic: ``ratio_mode = "unnormalised"``, ``kl_mode = "unnormalised"``, ``parity_advantages = true``.
     FlowGRPO's: ``kl_mode = "flow_grpo"``, ``logp_old = "stored"``, ``loss_scale = 1``, ``global_std = true`` (up to the
-    bias of its deviation). With guidance the gradient here goes through both predictions, FlowGRPO's through the
-    conditional one alone.
+    bias of its deviation), and under guidance ``train_unconditional = false``.
     """
 
     train_on: tuple[int, ...]
@@ -63,6 +62,9 @@ class PolicyGradientOptions(RewardedOptions):
     fails, because it does not compute what the rollout did. Absent means half of ``clip_ratio``."""
     max_drift: float | None = Field(default=None, gt=0)
     """Mean ``approx_kl`` of an optimizer step beyond which the pass over the rollout stops; absent means never."""
+    train_unconditional: bool = Field(default=True, json_schema_extra={"neutral": True})
+    """Send the gradient through both predictions of guidance, as the density of a step depends on both; false trains
+    the conditional one alone, which takes less memory."""
     on_policy: bool = True
     """Rollouts by the current policy; false makes them by the reference."""
     update_ref_every_iter: int = Field(default=0, ge=0)
@@ -145,6 +147,11 @@ class Algorithm:
         return self.options.train_on
 
     @property
+    def trains_unconditional(self) -> bool:
+        """What ``train_unconditional`` says."""
+        return self.options.train_unconditional
+
+    @property
     def drift_limits(self) -> DriftLimits:
         """The options of these names."""
         options = self.options
@@ -171,6 +178,11 @@ class Algorithm:
         if options.kl_mode == "flow_grpo" and options.kl_beta > 0 and kernel.steps[0].diffusion is None:
             raise ConfigError(
                 f"kl_mode = 'flow_grpo' needs solver = 'flow_sde', found {sample.solver!r}; choose 'exact'"
+            )
+        if not options.train_unconditional and sample.guidance_scale == 1:
+            raise ConfigError(
+                "train_unconditional = false leaves out a prediction that guidance_scale = 1 does not make; "
+                "leave it at true, or raise policy.diffusers.sample.guidance_scale"
             )
         if self.data_term is not None and options.data is None:
             raise ConfigError(

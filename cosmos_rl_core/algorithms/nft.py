@@ -54,6 +54,7 @@ class Algorithm:
     behaviour = "old"
     transitions = False
     train_on = ()
+    trains_unconditional = True
     drift_limits = None
     data_term = None
     use_same_seed = False

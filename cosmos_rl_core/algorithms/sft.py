@@ -30,6 +30,7 @@ class Algorithm:
     roles = ("current",)
     transitions = False
     train_on = ()
+    trains_unconditional = True
     drift_limits = None
     data_term = None
     use_same_seed = False

@@ -77,9 +77,12 @@ def guided_velocity(
     conditioning: Conditioning,
     negative: Conditioning | None,
     guidance_scale: float,
+    *,
+    trains_unconditional: bool = True,
 ) -> Tensor:
     """Classifier-free guidance, ``v_u + s (v_c - v_u)``; ``s = 1`` is one forward and needs no ``negative``.
 
+    Without ``trains_unconditional`` there is no gradient through ``v_u``; the values are the same.
     Source: arXiv:2207.12598, in the parametrisation of diffusers, where s = 1 is no guidance.
     """
     conditional = model.velocity(x_t, t, conditioning)
@@ -87,5 +90,6 @@ def guided_velocity(
         return conditional
     if negative is None:
         raise ValueError(f"guidance_scale = {guidance_scale} needs negative conditioning")
-    unconditional = model.velocity(x_t, t, negative)
+    with torch.set_grad_enabled(trains_unconditional and torch.is_grad_enabled()):
+        unconditional = model.velocity(x_t, t, negative)
     return unconditional + guidance_scale * (conditional - unconditional)

@@ -127,6 +127,32 @@ def test_without_guidance_the_negative_is_never_asked_for(model, noise):
         guided_velocity(model, noise, t, conditioning, None, 2.0)
 
 
+def test_guidance_trains_both_predictions_or_the_conditional_one_alone(model, noise):
+    conditioning, negative = (stack(model.encode_prompts([text, text], LENGTH), CPU) for text in (PROMPT, ""))
+    t, scale = torch.tensor([0.3, 0.7]), 3.0
+    weight = next(p for name, p in model.transformer.named_parameters() if name.endswith("to_q.weight"))
+    weight.requires_grad_()
+    try:
+        probe = torch.linspace(-1, 1, noise.numel()).view_as(noise)
+        parts = [model.velocity(noise, t, given) for given in (conditioning, negative)]
+        conditional, unconditional = (torch.autograd.grad((probe * v).sum(), weight)[0] for v in parts)
+        expected = {True: scale * conditional + (1 - scale) * unconditional, False: scale * conditional}
+        guided = {
+            both: guided_velocity(model, noise, t, conditioning, negative, scale, trains_unconditional=both)
+            for both in (True, False)
+        }
+        assert torch.equal(guided[True], guided[False])
+        size = expected[True].abs().max()
+        assert (expected[True] - expected[False]).abs().max() > 0.01 * size
+        for both, velocity in guided.items():
+            (found,) = torch.autograd.grad((probe * velocity).sum(), weight)
+            assert (found - expected[both]).abs().max() < 1e-4 * size
+        with torch.no_grad():
+            assert not guided_velocity(model, noise, t, conditioning, negative, scale).requires_grad
+    finally:
+        weight.requires_grad_(False)
+
+
 def test_the_timestep_is_float_and_never_truncated(model, noise):
     fed = []
     hook = model.transformer.register_forward_pre_hook(lambda _m, _a, kw: fed.append(kw["timestep"]), with_kwargs=True)
