@@ -1,6 +1,6 @@
 """Micro-batches of an update. Every draw depends on the sample, the pass and the place alone, never on its batch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,7 +162,8 @@ class TransitionDraws:
 class DataDraws:
     """Prepared media for the diffusion loss beside each trained step: one item a sample, of its prompt if there is one.
 
-    Noise level and noise are those of the step and of its rollout's start, or drawn as in supervised training.
+    Noise level and noise are those of the step and of its rollout's start, or drawn as in supervised training. Latents
+    and captions are read as they are drawn, by the rank that draws them.
     """
 
     def __init__(
@@ -170,24 +171,19 @@ class DataDraws:
     ) -> None:
         self.term, self.density, self.steps, self.fine = term, density, steps, fine
         self.key = (request.seed, request.iteration or 0)
-        (self.source,) = request.inputs["data"]
+        (source,) = request.inputs["data"]
+        self.latents = encode.Latents(source)
         self.items: dict[str, list[str]] = {}
-        index = encode.read_index(self.source)
+        index = self.latents.index
         for item_id, prompt_id in zip(index["item_id"], index["prompt_id"], strict=True):
             self.items.setdefault(prompt_id, []).append(item_id)
         self.all_items = [(item, prompt_id) for prompt_id in sorted(self.items) for item in self.items[prompt_id]]
-        self.conditioning = embed.read(request.one("embeddings"), [*sorted(self.items), embed.NEGATIVE])
-        self.latents: dict[str, Tensor] = {}
+        self.conditioning = embed.Embeddings(request.one("embeddings"), [*sorted(self.items), embed.NEGATIVE])
 
     @property
     def num_times(self) -> int | None:
         """At how many of a sample's trained steps there is a diffusion loss; None for all."""
         return 1 if self.term.on_first_only else None
-
-    def load(self, draws: Iterable[tuple[str, int, int]]) -> None:
-        """Read the latents of the items that these (sample id, pass, place) will be given."""
-        wanted = {self._item(*draw)[0] for draw in draws}
-        self.latents = encode.read(self.source, sorted(wanted))
 
     def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
         device = self.steps.stored.device

@@ -10,6 +10,7 @@ from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Input, Request
 from stages.loading import load_model
+from stages.members import KEPT_BYTES, Members
 from stages.runner import Context
 from stages.samples import cut
 
@@ -42,15 +43,36 @@ def _name(index: int) -> str:
     return f"embeddings/{index:05d}.tar"
 
 
+class Embeddings:
+    """Conditioning by prompt id, unbatched, on the CPU, each read when it is asked for.
+
+    At most ``kept_bytes`` stay in memory. Raises :class:`ArtifactError` at once if one of ``prompt_ids`` was not
+    embedded.
+    """
+
+    def __init__(self, source: Input, prompt_ids: list[str], kept_bytes: int = KEPT_BYTES) -> None:
+        artifact = Artifact(source)
+        self._members, self._shard_of = Members(artifact, kept_bytes), _shard_of(artifact, prompt_ids)
+
+    def __getitem__(self, prompt_id: str) -> Conditioning:
+        return load_tensors(self._members.read(_name(self._shard_of[prompt_id]), f"{prompt_id}.safetensors"))
+
+
 def read(source: Input, prompt_ids: list[str]) -> dict[str, Conditioning]:
     """Conditioning of each prompt id, unbatched, on the CPU. Reads the shards that hold them and no others."""
     artifact = Artifact(source)
-    shard_of: dict[str, int] = artifact.json("index.json")
-    if missing := sorted(set(prompt_ids) - set(shard_of)):
-        raise ArtifactError(
-            f"{source.url} has no embedding of {', '.join(missing[:5])}; embed the prompts of this plan"
-        )
+    shard_of = _shard_of(artifact, prompt_ids)
     files: dict[str, bytes] = {}
     for shard in sorted({shard_of[prompt_id] for prompt_id in prompt_ids}):
         files |= shards.unpack(artifact.read(_name(shard)))
     return {prompt_id: load_tensors(files[f"{prompt_id}.safetensors"]) for prompt_id in prompt_ids}
+
+
+def _shard_of(artifact: Artifact, prompt_ids: list[str]) -> dict[str, int]:
+    """The shard of every embedded prompt. Raises :class:`ArtifactError` if one of ``prompt_ids`` is not there."""
+    shard_of: dict[str, int] = artifact.json("index.json")
+    if missing := sorted(set(prompt_ids) - set(shard_of)):
+        raise ArtifactError(
+            f"{artifact.url} has no embedding of {', '.join(missing[:5])}; embed the prompts of this plan"
+        )
+    return shard_of

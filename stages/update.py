@@ -96,9 +96,7 @@ def _draws(
     if algorithm.data_term is None:
         return [(steps, num_times)]
     data = DataDraws(request, algorithm.data_term, config.density, steps, schedule_of(model.scheduler, FINE_GRID))
-    passes, places = range(config.algorithm.mu_iterations), data.num_times or num_times
-    data.load((i, epoch, place) for i in stored.tensors for epoch in passes for place in range(places))
-    return [(steps, num_times), (data, places)]
+    return [(steps, num_times), (data, data.num_times or num_times)]
 
 
 def _advantages(request: Request, config: contracts.Update, algorithm: Algorithm) -> pd.DataFrame:
