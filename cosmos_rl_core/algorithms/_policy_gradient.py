@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from cosmos_rl_core.config.policy import SolverConfig
 
 
+_OF_DATA = ("data", "use_rl_sigma_and_noise", "data_on_first_only", "text_dropout")
+"""The settings of the diffusion loss beside its weight."""
+
+
 class PolicyGradientOptions(RewardedOptions):
     """What both algorithms offer. The defaults are the exact log-density, mean over dimensions, and the exact KL.
 
@@ -171,7 +175,7 @@ class Algorithm:
         )
 
     def check(self, sample: SolverConfig) -> None:
-        """Every trained step must be one with noise, and the diffusion loss needs media."""
+        """Every trained step must be one with noise, the diffusion loss needs media, and what is given must be read."""
         kernel, options = planned_kernel(sample), self.options
         kernel.check_trainable(step for step in options.train_on if step != -1)
         trained_steps(options.train_on, len(kernel.steps), kernel.trainable)
@@ -188,6 +192,12 @@ class Algorithm:
             raise ConfigError(
                 f"data_beta = {options.data_beta} weighs the diffusion loss on media: name them in "
                 "[train.train_policy.data], or set data_beta = 0"
+            )
+        given = [name for name in _OF_DATA if name in options.model_fields_set and getattr(options, name) is not None]
+        if self.data_term is None and given:
+            raise ConfigError(
+                f"data_beta = 0 leaves out the diffusion loss on media, which {', '.join(given)} would be for; leave "
+                "them out too, or set data_beta above 0"
             )
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:

@@ -10,6 +10,7 @@ import torch
 
 from cosmos_rl_core.algorithms import ddrl, grpo
 from cosmos_rl_core.algorithms._base import DataTerm, DriftLimits, Transitions, trained_steps
+from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.sampling.transition import Coefficients
@@ -204,6 +205,29 @@ WRONG = {
 def test_options_out_of_bounds_misspelt_or_without_effect_are_refused(field: str, value: Any):
     with pytest.raises(ValueError, match=field):
         policy(**{field: value})
+
+
+STOCHASTIC = SolverConfig(num_steps=20, solver="flow_sde")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"data": {"name": "rendered_text"}}, "data"),
+        ({"text_dropout": 0.2}, "text_dropout"),
+        ({"use_rl_sigma_and_noise": True}, "use_rl_sigma_and_noise"),
+        ({"data_on_first_only": False, "text_dropout": 0.0}, "data_on_first_only, text_dropout"),
+    ],
+)
+def test_settings_of_a_data_term_that_is_not_there_are_refused_even_at_their_defaults(given: Any, named: str):
+    with pytest.raises(ConfigError, match=f"data_beta = 0 leaves out the diffusion loss on media, which {named} would"):
+        policy(data_beta=0.0, **given).check(STOCHASTIC)
+    policy(**({"data": {"name": "rendered_text"}} | given)).check(STOCHASTIC)
+
+
+def test_no_data_and_no_data_term_are_no_mistake():
+    policy(data_beta=0.0).check(STOCHASTIC)
+    policy(data_beta=0.0, data=None).check(STOCHASTIC)
 
 
 @pytest.mark.parametrize("given", [{"kl_beta": 0.1}, {"on_policy": False}])
