@@ -1,4 +1,4 @@
-"""Bytes on any fsspec URL: whole objects only, and one way to decide a race.
+"""Bytes on any fsspec URL: written as whole objects only, and one way to decide a race.
 
 An object is written whole or not at all, from bytes in memory; nothing is appended, renamed or listed. Whoever needs a
 larger artifact cuts it into objects. :func:`put_if_absent` is the only operation that other writers can contend for.
@@ -31,14 +31,14 @@ def absolute(url: str) -> str:
     return url if "://" in url else str(Path(url).resolve())
 
 
-def read(url: str) -> bytes:
-    """The whole object.
+def read(url: str, start: int | None = None, end: int | None = None) -> bytes:
+    """The whole object, or its bytes from ``start`` up to ``end``.
 
     Raises ``FileNotFoundError`` if there is none, :class:`UnavailableError` if the store does not answer.
     """
     fs, path = _resolve(url)
     try:
-        return cast("bytes", fs.cat_file(path))
+        return cast("bytes", fs.cat_file(path, start=start, end=end))
     except FileNotFoundError:
         raise
     except _failures() as error:

@@ -13,6 +13,7 @@ from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_value
 from cosmos_rl_core.config.train import AnyDataset, DatasetOptions
 from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.sampling.solvers import check_settings
 from flows import costs
 from stages.contracts import FORMAT, STAGES, ModelRef
 
@@ -115,6 +116,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
     held_out_data = _collect(mistakes, lambda: _media(recipe, judged_by, "validation.data")) or ((), "")
     for reward in recipe.rewards:
         _collect(mistakes, lambda reward=reward: _check_reward(reward, (*prompts, *held_out)))
+    _collect(mistakes, lambda: check_settings(recipe.policy.diffusers.sample))
     wanted = recipe.prompts_per_iteration if recipe.train.train_policy.rewarded else 0
     if prompts and wanted > len(prompts):
         mistakes.append(f"one iteration needs {wanted} prompts, the dataset has {len(prompts)}")

@@ -49,7 +49,7 @@ class Run:
     @property
     def needs_data(self) -> bool:
         """Whether updates read prepared media beside the rollouts."""
-        return self._algorithm.needs_data
+        return self._algorithm.data_term is not None
 
     @property
     def evaluates(self) -> bool:
@@ -223,7 +223,7 @@ class Run:
             "behaviours": (self._behaviour(k),),
             "scores": tuple(input_of(self.iteration(k, f"reward-{reward.fn.name}")) for reward in trained),
             "embeddings": (input_of(self.embed_slot),),
-            "data": (input_of(self.encode_slot),) if self._algorithm.needs_data else (),
+            "data": (input_of(self.encode_slot),) if self.needs_data else (),
         }
         return self._request(self.iteration(k, "update"), config, k, inputs)
 

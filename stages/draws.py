@@ -1,6 +1,6 @@
 """Micro-batches of an update. Every draw depends on the sample, the pass and the place alone, never on its batch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +11,15 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.algorithms._base import Batch, Transitions
-from cosmos_rl_core.algorithms._policy_gradient import PolicyGradientOptions
+from cosmos_rl_core.algorithms._base import Batch, DataTerm, Transitions
+from cosmos_rl_core.config.policy import TimeDensity
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import Conditioning, stack
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import table_of
 from cosmos_rl_core.sampling.schedule import Schedule
 from cosmos_rl_core.training import DrawKey, random_times, sft_time, training_noise
-from stages import contracts, embed, encode
+from stages import embed, encode
 from stages.artifacts import Artifact
 from stages.contracts import Request
 from stages.samples import read_shard, shard_names
@@ -37,7 +37,7 @@ class Stored:
     about: dict[str, dict[str, Any]]
     prompt_ids: dict[str, str]
     advantages: dict[str, float]
-    conditioning: dict[str, Conditioning]
+    conditioning: embed.Embeddings
     device: torch.device
 
     @classmethod
@@ -59,7 +59,7 @@ class Stored:
                         about[stored.sample_id] = stored.about
         if missing := sorted(prompt_ids.keys() - tensors.keys()):
             raise ArtifactError(f"the rollouts hold no tensors of {len(missing)} samples, e.g. {missing[0]}")
-        conditioning = embed.read(request.one("embeddings"), [*sorted(set(prompt_ids.values())), embed.NEGATIVE])
+        conditioning = embed.Embeddings(request.one("embeddings"), [*sorted(set(prompt_ids.values())), embed.NEGATIVE])
         advantages = dict(zip(used["sample_id"], used["advantage"], strict=True))
         return cls(tensors, about, prompt_ids, advantages, conditioning, device)
 
@@ -162,32 +162,28 @@ class TransitionDraws:
 class DataDraws:
     """Prepared media for the diffusion loss beside each trained step: one item a sample, of its prompt if there is one.
 
-    Noise level and noise are those of the step and of its rollout's start, or drawn as in supervised training.
+    Noise level and noise are those of the step and of its rollout's start, or drawn as in supervised training. Latents
+    and captions are read as they are drawn, by the rank that draws them.
     """
 
-    def __init__(self, request: Request, config: contracts.Update, steps: TransitionDraws, fine: Schedule) -> None:
-        options = config.algorithm
-        assert isinstance(options, PolicyGradientOptions)
-        self.options, self.density, self.steps, self.fine = options, config.density, steps, fine
+    def __init__(
+        self, request: Request, term: DataTerm, density: TimeDensity, steps: TransitionDraws, fine: Schedule
+    ) -> None:
+        self.term, self.density, self.steps, self.fine = term, density, steps, fine
         self.key = (request.seed, request.iteration or 0)
-        (self.source,) = request.inputs["data"]
+        (source,) = request.inputs["data"]
+        self.latents = encode.Latents(source)
         self.items: dict[str, list[str]] = {}
-        index = encode.read_index(self.source)
+        index = self.latents.index
         for item_id, prompt_id in zip(index["item_id"], index["prompt_id"], strict=True):
             self.items.setdefault(prompt_id, []).append(item_id)
         self.all_items = [(item, prompt_id) for prompt_id in sorted(self.items) for item in self.items[prompt_id]]
-        self.conditioning = embed.read(request.one("embeddings"), [*sorted(self.items), embed.EMPTY])
-        self.latents: dict[str, Tensor] = {}
+        self.conditioning = embed.Embeddings(request.one("embeddings"), [*sorted(self.items), embed.EMPTY])
 
     @property
     def num_times(self) -> int | None:
         """At how many of a sample's trained steps there is a diffusion loss; None for all."""
-        return 1 if self.options.data_on_first_only else None
-
-    def load(self, draws: Iterable[tuple[str, int, int]]) -> None:
-        """Read the latents of the items that these (sample id, pass, place) will be given."""
-        wanted = {self._item(*draw)[0] for draw in draws}
-        self.latents = encode.read(self.source, sorted(wanted))
+        return 1 if self.term.on_first_only else None
 
     def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
         device = self.steps.stored.device
@@ -213,14 +209,14 @@ class DataDraws:
 
     def _noised(self, sample_id: str, epoch: int, place: int) -> tuple[float, Tensor]:
         """Noise level and noise."""
-        if self.options.use_rl_sigma_and_noise:
+        if self.term.as_rollout:
             return self.steps.kernel.steps[self.steps.step(sample_id, place)].t, self.steps.initial_noise(sample_id)
         key = DrawKey(*self.key, epoch, f"{sample_id}/{place}")
         shape = tuple(self.steps.stored.tensors[sample_id]["latents"].shape)
         return sft_time(self.fine.sigmas, self.density, key), training_noise(shape, key, 0)
 
     def _drop(self, sample_id: str, epoch: int, place: int) -> bool:
-        return self._generator("text dropout", sample_id, epoch, place).random() < self.options.text_dropout
+        return self._generator("text dropout", sample_id, epoch, place).random() < self.term.text_dropout
 
     def _generator(self, purpose: str, sample_id: str, epoch: int, place: int) -> np.random.Generator:
         return seeds.generator(purpose, *self.key, epoch, sample_id, place)

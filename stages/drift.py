@@ -6,34 +6,30 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from cosmos_rl_core.algorithms._base import Loss, Transitions
-from cosmos_rl_core.algorithms._policy_gradient import PolicyGradientOptions
-from cosmos_rl_core.config.train import RewardedOptions
+from cosmos_rl_core.algorithms._base import DRIFT_METRICS, DriftLimits, Loss, Transitions
 from cosmos_rl_core.errors import DriftError
 from stages.runner import Context
 from stages.samples import to_parquet
 from stages.trainer import MicroBatch, Trainer
 
 TRANSITIONS = "transitions.parquet"
-COLUMNS = ("log_ratio", "log_ratio_per_dim", "ratio", "clipped", "approx_kl", "logp_drift", "ratio_drift")
 
 
 class DriftWatch:
     """Watches a trainer's micro-batches of transitions; for other algorithms there is nothing to see."""
 
-    def __init__(self, options: RewardedOptions, trainer: Trainer, context: Context) -> None:
-        self.options = options if isinstance(options, PolicyGradientOptions) else None
-        self.trainer, self.context = trainer, context
+    def __init__(self, limits: DriftLimits | None, trainer: Trainer, context: Context) -> None:
+        self.limits, self.trainer, self.context = limits, trainer, context
         self.rows: list[dict[str, Any]] = []
         self._worst: tuple[float, str, int] = (0.0, "", 0)
         self._ended_at: float | None = None
-        if self.options is not None:
+        if self.limits is not None:
             trainer.watch, trainer.may_step = self._see, self._may_step
 
     def write(self) -> None:
         """Write ``transitions.parquet``, all ranks' rows in order, and add to the trainer's rows what they make
         together."""
-        if self.options is None:
+        if self.limits is None:
             return
         rows = [row for ranks_rows in self.context.ranks.gather(self.rows) for row in ranks_rows]
         if self.context.ranks.rank != 0:
@@ -46,7 +42,7 @@ class DriftWatch:
 
     def summary(self) -> dict[str, Any]:
         """Of the last optimizer step."""
-        if self.options is None:
+        if self.limits is None:
             return {}
         last = self.trainer.rows[-1]
         ended = {} if self._ended_at is None else {"ended_before_step": self._ended_at}
@@ -55,7 +51,7 @@ class DriftWatch:
     def _see(self, index: int, micro: MicroBatch, loss: Loss) -> None:
         if not isinstance(micro.batch, Transitions) or micro.weight == 0:
             return
-        columns = {name: loss.metrics[name].tolist() for name in COLUMNS}
+        columns = {name: loss.metrics[name].tolist() for name in DRIFT_METRICS}
         for place, (sample_id, step) in enumerate(zip(micro.names, micro.steps, strict=True)):
             values = {name: column[place] for name, column in columns.items()}
             self._worst = max(self._worst, (values["ratio_drift"], sample_id, step), key=_severity)
@@ -63,9 +59,9 @@ class DriftWatch:
 
     def _may_step(self, index: int, means: dict[str, float]) -> bool:
         """Whether the weights may move: all ranks see the same numbers and decide alike."""
-        assert self.options is not None
+        assert self.limits is not None
         self._check(max((tuple(worst) for worst in self.context.ranks.gather(self._worst)), key=_severity))
-        limit = self.options.max_drift
+        limit = self.limits.max_drift
         if limit is None or means["approx_kl"] <= limit:
             return True
         self._ended_at = self.trainer.steps.first_step + index
@@ -74,14 +70,14 @@ class DriftWatch:
         return False
 
     def _check(self, worst: tuple[float, str, int]) -> None:
-        assert self.options is not None
+        assert self.limits is not None
         drift, sample_id, step = worst
-        if not drift <= self.options.allowed_drift:
+        if not drift <= self.limits.max_logp_drift:
             raise DriftError(
                 f"sample {sample_id}, step {step}: the logarithm of the ratio is {drift:.3g} although the weights are "
-                f"those of the rollout; at most {self.options.allowed_drift:g} is allowed (max_logp_drift, or half of "
-                f"clip_ratio = {self.options.clip_ratio:g}). Rollout and update do not compute the same: look at "
-                "dtypes, kernels and conditioning, or raise max_logp_drift"
+                f"those of the rollout; at most {self.limits.max_logp_drift:g} is allowed (max_logp_drift, by default "
+                "half of clip_ratio). Rollout and update do not compute the same: look at dtypes, kernels and "
+                "conditioning, or raise max_logp_drift"
             )
 
 

@@ -10,6 +10,7 @@ from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Input, Request
 from stages.loading import load_model
+from stages.members import KEPT_BYTES, Members
 from stages.runner import Context
 from stages.samples import cut
 
@@ -45,16 +46,27 @@ def _name(index: int) -> str:
     return f"embeddings/{index:05d}.tar"
 
 
-def read(source: Input, prompt_ids: list[str]) -> dict[str, Conditioning]:
-    """Conditioning of each prompt id, unbatched, on the CPU. Reads the shards that hold them and no others."""
-    artifact = Artifact(source)
+class Embeddings:
+    """Conditioning by prompt id, unbatched, on the CPU, each read when it is asked for.
+
+    At most ``kept_bytes`` stay in memory. Raises :class:`ArtifactError` at once if one of ``prompt_ids`` was not
+    embedded.
+    """
+
+    def __init__(self, source: Input, prompt_ids: list[str], kept_bytes: int = KEPT_BYTES) -> None:
+        artifact = Artifact(source)
+        self._members, self._places = Members(artifact, kept_bytes), _places(artifact, prompt_ids)
+
+    def __getitem__(self, prompt_id: str) -> Conditioning:
+        return load_tensors(self._members.read(*self._places[prompt_id]))
+
+
+def _places(artifact: Artifact, prompt_ids: list[str]) -> dict[str, tuple[str, str]]:
+    """Shard and member of each of ``prompt_ids``. Raises :class:`ArtifactError` if one of them was not embedded."""
     shard_of: dict[str, int] = artifact.json("index.json")
     stored = {i: NEGATIVE if i == EMPTY and EMPTY not in shard_of else i for i in prompt_ids}
     if missing := sorted(set(stored.values()) - set(shard_of)):
         raise ArtifactError(
-            f"{source.url} has no embedding of {', '.join(missing[:5])}; embed the prompts of this plan"
+            f"{artifact.url} has no embedding of {', '.join(missing[:5])}; embed the prompts of this plan"
         )
-    files: dict[str, bytes] = {}
-    for shard in sorted({shard_of[name] for name in stored.values()}):
-        files |= shards.unpack(artifact.read(_name(shard)))
-    return {prompt_id: load_tensors(files[f"{name}.safetensors"]) for prompt_id, name in stored.items()}
+    return {prompt_id: (_name(shard_of[name]), f"{name}.safetensors") for prompt_id, name in stored.items()}

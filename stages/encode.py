@@ -13,6 +13,7 @@ from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Input, MediaShape, Request
 from stages.loading import load_media, load_model
+from stages.members import KEPT_BYTES, Members
 from stages.runner import Context
 from stages.samples import INDEX, cut, read_table, to_parquet
 
@@ -70,25 +71,25 @@ def _name(number: int) -> str:
     return f"latents/{number:05d}.tar"
 
 
-def read_index(source: Input) -> pd.DataFrame:
-    """A row an item, in the set's order: ``item_id``, ``prompt_id`` and the number of its ``shard``."""
-    return read_table(Artifact(source), INDEX)
+class Latents:
+    """Float32 latents by item id, unbatched, on the CPU, each read when it is asked for.
 
-
-def read(source: Input, item_ids: list[str]) -> dict[str, Tensor]:
-    """Float32 latents of each item id, unbatched, on the CPU. Reads the shards that hold them and no others.
-
-    Raises :class:`ArtifactError` on an id that the set does not have.
+    At most ``kept_bytes`` stay in memory. Asking for an id that the set does not have raises :class:`ArtifactError`.
     """
-    artifact = Artifact(source)
-    index = read_table(artifact, INDEX)
-    shard_of: dict[str, int] = dict(zip(index["item_id"], index["shard"], strict=True))
-    if missing := sorted(set(item_ids) - set(shard_of)):
-        raise ArtifactError(f"{source.url} has no latents of {', '.join(missing[:5])}; it has {len(shard_of)} items")
-    wanted = {f"{item_id}.safetensors": item_id for item_id in item_ids}
-    latents: dict[str, Tensor] = {}
-    for number in sorted({shard_of[item_id] for item_id in item_ids}):
-        # A shard at a time: a whole set of videos would not fit into memory.
-        files = shards.unpack(artifact.read(_name(number)))
-        latents |= {item_id: from_bytes(files[name])["latents"] for name, item_id in wanted.items() if name in files}
-    return latents
+
+    index: pd.DataFrame
+    """A row an item, in the set's order: ``item_id``, ``prompt_id`` and the number of its ``shard``."""
+
+    def __init__(self, source: Input, kept_bytes: int = KEPT_BYTES) -> None:
+        artifact = Artifact(source)
+        self.index = read_table(artifact, INDEX)
+        self._members = Members(artifact, kept_bytes)
+        self._shard_of: dict[str, int] = dict(zip(self.index["item_id"], self.index["shard"], strict=True))
+
+    def __getitem__(self, item_id: str) -> Tensor:
+        if item_id not in self._shard_of:
+            raise ArtifactError(
+                f"{self._members.artifact.url} has no latents of {item_id}; it has {len(self._shard_of)} items"
+            )
+        data = self._members.read(_name(self._shard_of[item_id]), f"{item_id}.safetensors")
+        return from_bytes(data)["latents"]

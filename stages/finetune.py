@@ -10,7 +10,7 @@ from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Algorithm, Batch
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._base import Conditioning, Model, stack
+from cosmos_rl_core.models._base import Model, stack
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.training import FINE_GRID, DrawKey, sft_time, training_noise
 from stages import contracts, embed
@@ -35,7 +35,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
     copies = ["ema"] if config.keeps_ema else []
     trainer = Trainer.load(model, algorithm, config.lora, policy, config.steps, context, copies)
-    conditioning = embed.read(request.one("embeddings"), [prompt.id for prompt in media.prompts])
+    conditioning = embed.Embeddings(request.one("embeddings"), [prompt.id for prompt in media.prompts])
     draws = _Draws(request, config, model, media, conditioning)
     for index in range(len(config.steps.lrs)):
         step = config.steps.first_step + index
@@ -62,7 +62,7 @@ class _Draws:
         config: contracts.Finetune,
         model: Model,
         media: Media,
-        conditioning: dict[str, Conditioning],
+        conditioning: embed.Embeddings,
     ) -> None:
         self.seed, self.shape = request.seed, config.media
         self.density = config.density

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import trained_steps
-from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity, stack
+from cosmos_rl_core.models._base import Model, guided_velocity, stack
 from cosmos_rl_core.policy_weights import to_bytes
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import Trajectory, sample
@@ -36,7 +36,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     kernel.check_trainable(step for step in config.train_on if step != -1)
     source = request.one("policy")
     policy.load_policy(model.transformer, config.lora, source, reference=False)
-    conditioning = embed.read(request.one("embeddings"), [*(p.id for p in config.prompts), embed.NEGATIVE])
+    conditioning = embed.Embeddings(request.one("embeddings"), [*(p.id for p in config.prompts), embed.NEGATIVE])
     generate = _Generator(request, config, model, conditioning, kernel)
     return write_samples(context, samples, generate, samples_per_shard=config.samples_per_shard, tile=config.batch_size)
 
@@ -49,7 +49,7 @@ class _Generator:
         request: Request,
         config: contracts.Rollout,
         model: Model,
-        conditioning: dict[str, Conditioning],
+        conditioning: embed.Embeddings,
         kernel: Kernel,
     ) -> None:
         self.config, self.model, self.conditioning, self.kernel = config, model, conditioning, kernel

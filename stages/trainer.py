@@ -144,7 +144,15 @@ class Trainer:
 
         def velocity(part: str) -> Tensor:
             with self.weights.use(part):
-                return guided_velocity(self.model, x_t, t, micro.conditioning, micro.negative, micro.guidance_scale)
+                return guided_velocity(
+                    self.model,
+                    x_t,
+                    t,
+                    micro.conditioning,
+                    micro.negative,
+                    micro.guidance_scale,
+                    trains_unconditional=self.algorithm.trains_unconditional,
+                )
 
         return self.algorithm.loss(velocity, batch)
 

@@ -48,7 +48,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         source = request.inputs["behaviours"][0]
         trainer.weights.create("behaviour", read_part(source, source.part))
     draws = _draws(request, config, algorithm, model, Stored.read(request, table, group.device))
-    drift = DriftWatch(config.algorithm, trainer, context)
+    drift = DriftWatch(algorithm.drift_limits, trainer, context)
     _train(trainer, layout["steps"], config, draws)
 
     if config.old_decay is not None:
@@ -93,12 +93,10 @@ def _draws(
         return [(LatentDraws(stored, key, sigmas, num_times), num_times)]
     kernel = kernel_of(config.sample, lambda: schedule_of(model.scheduler, config.sample.num_steps))
     steps = TransitionDraws(stored, kernel, config.sample.guidance_scale)
-    if not algorithm.needs_data:
+    if algorithm.data_term is None:
         return [(steps, num_times)]
-    data = DataDraws(request, config, steps, schedule_of(model.scheduler, FINE_GRID))
-    passes, places = range(config.algorithm.mu_iterations), data.num_times or num_times
-    data.load((i, epoch, place) for i in stored.tensors for epoch in passes for place in range(places))
-    return [(steps, num_times), (data, places)]
+    data = DataDraws(request, algorithm.data_term, config.density, steps, schedule_of(model.scheduler, FINE_GRID))
+    return [(steps, num_times), (data, data.num_times or num_times)]
 
 
 def _advantages(request: Request, config: contracts.Update, algorithm: Algorithm) -> pd.DataFrame:

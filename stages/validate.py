@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from cosmos_rl_core.models._base import Conditioning, Model, stack
 from cosmos_rl_core.training import DrawKey, training_noise
@@ -25,8 +26,9 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     """
     config, ranks = request.config, context.ranks
     assert isinstance(config, contracts.Validate)
-    index = encode.read_index(request.one("data"))
-    prompt_of: dict[str, str] = dict(zip(index["item_id"], index["prompt_id"], strict=True))
+    latents = encode.Latents(request.one("data"))
+    prompt_of: dict[str, str] = dict(zip(latents.index["item_id"], latents.index["prompt_id"], strict=True))
+    embeddings = embed.Embeddings(request.one("embeddings"), sorted(set(prompt_of.values())))
     tiles = context.layout({"tiles": cut(list(prompt_of), context.shrunk(config.batch_size))})["tiles"]
     model = load_model(config.model, ("transformer",), ranks.device)
     policy.load_policy(model.transformer, config.lora, request.one("policy"), reference=False)
@@ -34,9 +36,10 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     mine = range(ranks.rank, len(tiles), ranks.world_size)
     for done, number in enumerate(mine):
         context.progress("validating", done, len(mine))
-        conditioning = embed.read(request.one("embeddings"), sorted({prompt_of[item] for item in tiles[number]}))
-        given = stack([conditioning[prompt_of[item]] for item in tiles[number]], ranks.device)
-        rows += _losses(request, config, model, tiles[number], given)
+        items = tiles[number]
+        given = stack([embeddings[prompt_of[item]] for item in items], ranks.device)
+        x_0 = torch.stack([latents[item] for item in items]).to(ranks.device)
+        rows += _losses(request.seed, config.num_levels, model, items, x_0, given)
     table = pd.DataFrame([row for ranks_rows in ranks.gather(rows) for row in ranks_rows])
     table = table.sort_values(["item_id", "t"], ignore_index=True)
     if ranks.rank == 0:
@@ -48,17 +51,14 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
 @torch.no_grad()
 def _losses(
-    request: Request, config: contracts.Validate, model: Model, items: list[str], conditioning: Conditioning
+    seed: int, num_levels: int, model: Model, items: list[str], x_0: Tensor, conditioning: Conditioning
 ) -> list[dict[str, Any]]:
     """A row an item and noise level."""
-    device = next(model.transformer.parameters()).device
-    latents = encode.read(request.one("data"), items)
-    x_0 = torch.stack([latents[item] for item in items]).to(device)
     rows: list[dict[str, Any]] = []
-    for level, t in enumerate((np.arange(config.num_levels) + 0.5) / config.num_levels):
-        draws = [training_noise(tuple(x_0.shape[1:]), DrawKey(request.seed, 0, 0, item), level) for item in items]
-        noise = torch.stack(draws).to(device)
-        times = torch.full((len(items),), float(t), device=device)
+    for level, t in enumerate((np.arange(num_levels) + 0.5) / num_levels):
+        draws = [training_noise(tuple(x_0.shape[1:]), DrawKey(seed, 0, 0, item), level) for item in items]
+        noise = torch.stack(draws).to(x_0.device)
+        times = torch.full((len(items),), float(t), device=x_0.device)
         velocity = model.velocity((1 - float(t)) * x_0 + float(t) * noise, times, conditioning)
         losses = (velocity - (noise - x_0)).square().flatten(1).mean(1)
         pairs = zip(items, losses.tolist(), strict=True)

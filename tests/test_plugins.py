@@ -83,7 +83,7 @@ def batches_of(algorithm: Any, *, rewarded: bool) -> list[algorithms_base.Batch 
         x=x_0, x_next=noise, history=x_0, at=at, log_prob=-number, advantages=advantages
     )
     plain = algorithms_base.Batch(x_0, noise, half, advantages if rewarded and not algorithm.transitions else None)
-    takes_plain = algorithm.needs_data or not algorithm.transitions
+    takes_plain = algorithm.data_term is not None or not algorithm.transitions
     return [*([transitions] if algorithm.transitions else []), *([plain] if takes_plain else [])]
 
 
@@ -101,6 +101,8 @@ def check_loss(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Tr
     assert loss.per_sample.shape == (3,)
     assert loss.per_sample.requires_grad
     assert loss.per_sample.dtype == torch.float32
+    if isinstance(batch, algorithms_base.Transitions):
+        assert set(algorithms_base.DRIFT_METRICS) <= loss.metrics.keys()
     assert all(value.shape == (3,) and not value.requires_grad for value in loss.metrics.values())
 
 
@@ -116,7 +118,8 @@ def test_an_algorithm_plugin_conforms(name: str):
     assert set(algorithm.roles) <= {"current", "old", "behaviour", "reference"}
     assert (algorithm.old_decay(0) is not None) == ("old" in {algorithm.behaviour, *algorithm.roles})
     assert 1 <= algorithm.num_times(20) <= 20
-    assert algorithm.transitions == bool(algorithm.train_on)
+    assert algorithm.transitions == bool(algorithm.train_on) == (algorithm.drift_limits is not None)
+    assert algorithm.transitions or algorithm.data_term is None
     for batch in batches_of(algorithm, rewarded=options.rewarded):
         check_loss(algorithm, batch)
 

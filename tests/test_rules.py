@@ -160,6 +160,18 @@ def test_plugins_of_one_kind_never_import_each_other():
     )
 
 
+def test_stages_and_flows_know_no_plugin():
+    refuse(
+        [
+            f"{place(path, line)}: imports {name}; a plugin is loaded by its name and known by {kind}/_base.py alone"
+            for path in sources("stages", "flows")
+            for line, name in imports(path)
+            for kind in plugins.KINDS
+            if name.startswith(f"cosmos_rl_core.{kind}.") and name.split(".")[2] not in {"_base", "_loading"}
+        ]
+    )
+
+
 def test_files_and_functions_are_short():
     long_files = [
         f"{place(path, lines)}: {lines} lines, at most {MAX_FILE_LINES}"

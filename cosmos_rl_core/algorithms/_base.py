@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import pandas as pd
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.sampling.transition import Coefficients, model_input
+from cosmos_rl_core.sampling.transition import Coefficients, generated_mean, model_input
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,11 +49,8 @@ class Batch:
         return (1 - t) * self.x_0 + t * self.noise
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over each sample's generated dimensions: ``[B, ...] -> [B]``."""
-        if self.mask is None:
-            return values.flatten(1).mean(1)
-        weights = self.mask.to(values.dtype).expand_as(values)
-        return (values * weights).flatten(1).sum(1) / weights.flatten(1).sum(1)
+        """Mean over each sample's generated dimensions: ``[B, ...] -> [B]``; float64 with a mask."""
+        return generated_mean(values, self.mask)
 
 
 @dataclass(frozen=True)
@@ -112,6 +109,32 @@ def trained_steps(train_on: tuple[int, ...], num_steps: int, order: Sequence[int
     return tuple(sorted([*listed, *unlisted[:num_random]]))
 
 
+DRIFT_METRICS = ("log_ratio", "log_ratio_per_dim", "ratio", "clipped", "approx_kl", "logp_drift", "ratio_drift")
+"""What the loss says of each transition: the columns of the update's ``transitions.parquet``."""
+
+
+@dataclass(frozen=True)
+class DriftLimits:
+    """How far an update may be from the policy that made its rollouts, by two of :data:`DRIFT_METRICS`."""
+
+    max_logp_drift: float
+    """Largest ``ratio_drift``; beyond it the update fails, because it does not compute what the rollout did."""
+    max_drift: float | None
+    """Mean ``approx_kl`` of an optimizer step beyond which the pass over the rollout stops; None means never."""
+
+
+@dataclass(frozen=True)
+class DataTerm:
+    """How media are drawn for the loss beside that of each sample's trained steps."""
+
+    on_first_only: bool
+    """At the first trained step of a sample only, instead of at every one."""
+    as_rollout: bool
+    """Noised by the level of the trained step and the initial noise of its rollout; else both are drawn."""
+    text_dropout: float
+    """Share of the media whose prompt is replaced by the empty one."""
+
+
 @dataclass(frozen=True)
 class Loss:
     """Per-sample loss ``[B]`` (float32, with gradient) and numbers worth a curve, each ``[B]`` and detached."""
@@ -131,8 +154,12 @@ class Algorithm(Protocol):
     """Whether it trains on the sampler's recorded steps (:class:`Transitions`) instead of final latents."""
     train_on: tuple[int, ...]
     """The steps to record, for :func:`trained_steps`; empty without ``transitions``."""
-    needs_data: bool
-    """Whether its loss takes, beside the transitions, a :class:`Batch` of the dataset's media."""
+    trains_unconditional: bool
+    """Whether, under guidance, the gradient goes through the unconditional prediction too."""
+    drift_limits: DriftLimits | None
+    """For how far its updates may drift; its loss on transitions has :data:`DRIFT_METRICS`. None without them."""
+    data_term: DataTerm | None
+    """How its loss takes, beside the transitions, a :class:`Batch` of the dataset's media; None if it does not."""
     use_same_seed: bool
     """Whether all samples of a prompt start from the same noise."""
 
@@ -153,7 +180,7 @@ class Algorithm(Protocol):
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch | Transitions) -> Loss:
         """``velocity(part)`` is the prediction at ``batch.x_t, batch.t`` of a policy part: ``current`` with gradient,
         every other (``old``, ``behaviour``, ``reference``) without. Call ``current`` last. Takes only the kinds of
-        batch that ``transitions`` and ``needs_data`` announce."""
+        batch that ``transitions`` and ``data_term`` announce."""
         ...
 
     def reference_after(self, iteration: int) -> Literal["base", "kept", "renewed"]:

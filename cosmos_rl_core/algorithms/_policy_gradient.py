@@ -14,11 +14,11 @@ import pandas as pd
 from pydantic import Field, field_validator, model_validator
 
 from cosmos_rl_core.algorithms._advantages import group_advantages, rewards_of
-from cosmos_rl_core.algorithms._base import Batch, Loss, Transitions, trained_steps
+from cosmos_rl_core.algorithms._base import Batch, DataTerm, DriftLimits, Loss, Transitions, trained_steps
 from cosmos_rl_core.config.train import AnyDataset, RewardedOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.sampling.solvers import planned_kernel
-from cosmos_rl_core.sampling.transition import log_prob, mean, square_error
+from cosmos_rl_core.sampling.transition import generated_mean, log_prob, mean, num_generated, square_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,13 +28,16 @@ if TYPE_CHECKING:
     from cosmos_rl_core.config.policy import SolverConfig
 
 
+_OF_DATA = ("data", "use_rl_sigma_and_noise", "data_on_first_only", "text_dropout")
+"""The settings of the diffusion loss beside its weight."""
+
+
 class PolicyGradientOptions(RewardedOptions):
     """What both algorithms offer. The defaults are the exact log-density, mean over dimensions, and the exact KL.
 
     cosmos-rl's arithmetic: ``ratio_mode = "unnormalised"``, ``kl_mode = "unnormalised"``, ``parity_advantages = true``.
     FlowGRPO's: ``kl_mode = "flow_grpo"``, ``logp_old = "stored"``, ``loss_scale = 1``, ``global_std = true`` (up to the
-    bias of its deviation). With guidance the gradient here goes through both predictions, FlowGRPO's through the
-    conditional one alone.
+    bias of its deviation), and under guidance ``train_unconditional = false``.
     """
 
     train_on: tuple[int, ...]
@@ -65,6 +68,9 @@ class PolicyGradientOptions(RewardedOptions):
     fails, because it does not compute what the rollout did. Absent means half of ``clip_ratio``."""
     max_drift: float | None = Field(default=None, gt=0)
     """Mean ``approx_kl`` of an optimizer step beyond which the pass over the rollout stops; absent means never."""
+    train_unconditional: bool = Field(default=True, json_schema_extra={"neutral": True})
+    """Send the gradient through both predictions of guidance, as the density of a step depends on both; false trains
+    the conditional one alone, which takes less memory."""
     on_policy: bool = True
     """Rollouts by the current policy; false makes them by the reference."""
     update_ref_every_iter: int = Field(default=0, ge=0)
@@ -97,11 +103,6 @@ class PolicyGradientOptions(RewardedOptions):
     parity_advantages: bool = False
     """Do as cosmos-rl: train on failed samples too, as if each had its prompt's mean reward, which shrinks the
     deviation; and let ``exp_reward`` give -1 to prompts of equal rewards. For comparisons only."""
-
-    @property
-    def allowed_drift(self) -> float:
-        """``max_logp_drift``, or half of ``clip_ratio``."""
-        return self.clip_ratio / 2 if self.max_logp_drift is None else self.max_logp_drift
 
     @field_validator("train_on")
     @classmethod
@@ -158,12 +159,31 @@ class Algorithm:
         return self.options.train_on
 
     @property
-    def needs_data(self) -> bool:
+    def trains_unconditional(self) -> bool:
+        """What ``train_unconditional`` says."""
+        return self.options.train_unconditional
+
+    @property
+    def drift_limits(self) -> DriftLimits:
+        """The options of these names."""
+        options = self.options
+        limit = options.clip_ratio / 2 if options.max_logp_drift is None else options.max_logp_drift
+        return DriftLimits(max_logp_drift=limit, max_drift=options.max_drift)
+
+    @property
+    def data_term(self) -> DataTerm | None:
         """Media are read only where the loss weighs them."""
-        return self.options.data_beta > 0
+        options = self.options
+        if options.data_beta == 0:
+            return None
+        return DataTerm(
+            on_first_only=options.data_on_first_only,
+            as_rollout=options.use_rl_sigma_and_noise,
+            text_dropout=options.text_dropout,
+        )
 
     def check(self, sample: SolverConfig) -> None:
-        """Every trained step must be one with noise, and the diffusion loss needs media."""
+        """Every trained step must be one with noise, the diffusion loss needs media, and what is given must be read."""
         kernel, options = planned_kernel(sample), self.options
         kernel.check_trainable(step for step in options.train_on if step != -1)
         trained_steps(options.train_on, len(kernel.steps), kernel.trainable)
@@ -171,10 +191,21 @@ class Algorithm:
             raise ConfigError(
                 f"kl_mode = 'flow_grpo' needs solver = 'flow_sde', found {sample.solver!r}; choose 'exact'"
             )
-        if self.needs_data and options.data is None:
+        if not options.train_unconditional and sample.guidance_scale == 1:
+            raise ConfigError(
+                "train_unconditional = false leaves out a prediction that guidance_scale = 1 does not make; "
+                "leave it at true, or raise policy.diffusers.sample.guidance_scale"
+            )
+        if self.data_term is not None and options.data is None:
             raise ConfigError(
                 f"data_beta = {options.data_beta} weighs the diffusion loss on media: name them in "
                 "[train.train_policy.data], or set data_beta = 0"
+            )
+        given = [name for name in _OF_DATA if name in options.model_fields_set and getattr(options, name) is not None]
+        if self.data_term is None and given:
+            raise ConfigError(
+                f"data_beta = 0 leaves out the diffusion loss on media, which {', '.join(given)} would be for; leave "
+                "them out too, or set data_beta above 0"
             )
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
@@ -261,7 +292,7 @@ class Algorithm:
         reference = _mean_of(batch, velocity("reference").detach()) if options.kl_beta > 0 else None
         current = _mean_of(batch, velocity("current"))
 
-        num_dims = _num_dims(batch.x, batch.mask)
+        num_dims = num_generated(batch.x, batch.mask)
         unit = {"mean_logp": 1.0, "sum_logp": num_dims, "unnormalised": 2 * batch.at.std.square()}[options.ratio_mode]
         per_dim = self._log_ratio(batch, current, behaviour)
         log_ratio = per_dim * unit
@@ -289,7 +320,7 @@ class Algorithm:
         if self.options.logp_old == "stored":
             return _log_prob(batch, current) - batch.log_prob
         # factored, so that equal means give exactly 0 and near ones keep their digits
-        nearer = _mean((current - behaviour) * (2 * batch.x_next.double() - current - behaviour), batch.mask)
+        nearer = generated_mean((current - behaviour) * (2 * batch.x_next.double() - current - behaviour), batch.mask)
         return nearer / (2 * batch.at.std.square())
 
     def _kl(self, batch: Transitions, current: Tensor, reference: Tensor) -> Tensor:
@@ -297,7 +328,7 @@ class Algorithm:
 
         FlowGRPO divides by the variance of the noise per unit of time instead of that of the step.
         """
-        square, mode = _mean((current - reference).square(), batch.mask), self.options.kl_mode
+        square, mode = generated_mean((current - reference).square(), batch.mask), self.options.kl_mode
         if mode == "unnormalised":
             return square
         if mode == "flow_grpo" and bool(batch.at.diffusion.isnan().any()):
@@ -328,15 +359,3 @@ def _mean_of(batch: Transitions, velocity: Tensor) -> Tensor:
 
 def _log_prob(batch: Transitions, mean: Tensor) -> Tensor:
     return log_prob(square_error(batch.x_next, mean, batch.mask), batch.at.std)
-
-
-def _mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean over the generated dimensions: ``[B, ...] -> [B]``."""
-    if mask is None:
-        return values.flatten(1).mean(1)
-    return (values * mask).flatten(1).sum(1) / _num_dims(values, mask)
-
-
-def _num_dims(values: Tensor, mask: Tensor | None) -> Tensor | int:
-    """Generated dimensions of each sample."""
-    return values[0].numel() if mask is None else mask.double().expand_as(values).flatten(1).sum(1)

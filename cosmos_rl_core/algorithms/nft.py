@@ -54,7 +54,9 @@ class Algorithm:
     behaviour = "old"
     transitions = False
     train_on = ()
-    needs_data = False
+    trains_unconditional = True
+    drift_limits = None
+    data_term = None
     use_same_seed = False
 
     def __init__(self, options: Options) -> None:

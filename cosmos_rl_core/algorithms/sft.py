@@ -30,7 +30,9 @@ class Algorithm:
     roles = ("current",)
     transitions = False
     train_on = ()
-    needs_data = False
+    trains_unconditional = True
+    drift_limits = None
+    data_term = None
     use_same_seed = False
 
     def __init__(self, options: Options) -> None:

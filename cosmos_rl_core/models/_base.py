@@ -117,10 +117,13 @@ def guided_velocity(
     conditioning: Conditioning,
     negative: Conditioning | None,
     guidance_scale: float,
+    *,
+    trains_unconditional: bool = True,
 ) -> Tensor:
     """Classifier-free guidance, ``v_u + s (v_c - v_u)``; ``s = 1`` is one forward and needs no ``negative``.
 
-    The given frames of ``conditioning`` are given to both forwards.
+    The given frames of ``conditioning`` are given to both forwards. Without ``trains_unconditional`` there is no
+    gradient through ``v_u``; the values are the same.
     Source: arXiv:2207.12598, in the parametrisation of diffusers, where s = 1 is no guidance.
     """
     conditional = model.velocity(x_t, t, conditioning)
@@ -129,5 +132,6 @@ def guided_velocity(
     if negative is None:
         raise ValueError(f"guidance_scale = {guidance_scale} needs negative conditioning")
     given = {name: conditioning[name] for name in (CONDITIONAL_LATENTS, CONDITIONAL_MASK) if name in conditioning}
-    unconditional = model.velocity(x_t, t, negative | given)
+    with torch.set_grad_enabled(trains_unconditional and torch.is_grad_enabled()):
+        unconditional = model.velocity(x_t, t, negative | given)
     return unconditional + guidance_scale * (conditional - unconditional)

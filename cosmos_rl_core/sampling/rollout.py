@@ -52,8 +52,8 @@ def sample(
     ``velocity(x_t, t)`` gets what the model is fed and the noise level of each sample, ``[B]``, both float32.
     ``draw(i)`` is the standard normal noise of step i, the shape and device of ``noise``; ``draw(-1)`` that of the
     start. ``record`` has the indices of the steps to keep. ``mask`` is 1 where a log-probability counts, see
-    :func:`~cosmos_rl_core.sampling.transition.square_error`. ``given``, the shape of ``noise``, is what every state has
-    where ``mask`` is 0, from the first to the last.
+    :func:`~cosmos_rl_core.sampling.transition.generated_mean`. ``given``, the shape of ``noise``, is what every state
+    has where ``mask`` is 0, from the first to the last.
     A step is float64 and its result rounded to float32 before anything sees it: the log-probability is that of the
     rounded state, given rounded ones, hence of what can be stored.
     Raises ``ValueError`` for a stochastic kernel without ``draw``, for a recorded step that the kernel lacks, and for

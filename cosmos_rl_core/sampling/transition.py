@@ -56,16 +56,24 @@ def mean(x: Tensor, velocity: Tensor, history: Tensor | None, at: Coefficients) 
 
 
 def square_error(x_next: Tensor, mean: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean over the dimensions of ``(x_next - mean)^2``: ``[B, ...]`` twice ``-> [B]`` float64.
+    """Mean over the generated dimensions of ``(x_next - mean)^2``: ``[B, ...]`` twice ``-> [B]`` float64."""
+    return generated_mean((x_next.double() - mean) ** 2, mask)
 
-    ``mask`` broadcasts to ``x_next`` and is 1 where it was generated, 0 where it was given; only what was generated
-    counts, above and below the fraction line. Each sample must have some of it.
+
+def generated_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over the generated dimensions: ``[B, ...] -> [B]``; a mask makes it float64.
+
+    ``mask`` broadcasts to ``values`` and is 1 where they were generated, 0 where they were given; only what was
+    generated counts, above and below the fraction line. Each sample must have some of it. None where all are generated.
     """
-    squares = (x_next.double() - mean) ** 2
     if mask is None:
-        return squares.flatten(1).mean(1)
-    weights = mask.double().expand_as(squares)
-    return (squares * weights).flatten(1).sum(1) / weights.flatten(1).sum(1)
+        return values.flatten(1).mean(1)
+    return (values * mask.double()).flatten(1).sum(1) / num_generated(values, mask)
+
+
+def num_generated(values: Tensor, mask: Tensor | None) -> Tensor | int:
+    """Generated dimensions of each sample of ``values`` ``[B, ...]``: ``[B]`` float64, or one number for all."""
+    return values[0].numel() if mask is None else mask.double().expand_as(values).flatten(1).sum(1)
 
 
 def log_prob(square_error: Tensor, std: Tensor) -> Tensor:

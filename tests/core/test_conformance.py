@@ -95,7 +95,7 @@ def test_the_transformer_is_fed_the_bits_that_the_stock_pipeline_feeds_it(family
     assert len(expected) == 2
     assert sorted(itertools.chain(*matches)) == [0, 1]
     assert matches[0] != matches[1]
-    assert all(v.is_floating_point() is False or v.std() > 0.01 for v in expected[0].values())
+    assert expected[0]["encoder_hidden_states"].std() > 0.01
 
 
 def test_conditioning_does_not_depend_on_its_company(family: Family):
@@ -147,6 +147,32 @@ def test_without_guidance_the_negative_is_never_asked_for(family: Family):
     assert (family.velocity(2.0)(family.noise, t) - plain).abs().max() > 1e-3
     with pytest.raises(ValueError, match="needs negative conditioning"):
         guided_velocity(family.model, family.noise, t, family.conditioning, None, 2.0)
+
+
+def test_guidance_trains_both_predictions_or_the_conditional_one_alone(family: Family):
+    t, scale = torch.tensor([0.3, 0.7], device=CPU), 3.0
+    model = family.load("transformer")
+    weight = next(p for name, p in model.transformer.named_parameters() if name.endswith("to_q.weight"))
+    weight.requires_grad_()
+    probe = torch.linspace(-1, 1, family.noise.numel(), device=CPU).view_as(family.noise)
+    parts = [model.velocity(family.noise, t, given) for given in (family.conditioning, family.negative)]
+    conditional, unconditional = (torch.autograd.grad((probe * v).sum(), weight)[0] for v in parts)
+    expected = {True: scale * conditional + (1 - scale) * unconditional, False: scale * conditional}
+    size = expected[True].abs().max()
+    assert (expected[True] - expected[False]).abs().max() > 0.01 * size
+    guided = {
+        both: guided_velocity(
+            model, family.noise, t, family.conditioning, family.negative, scale, trains_unconditional=both
+        )
+        for both in (True, False)
+    }
+    assert torch.equal(guided[True], guided[False])
+    for both, velocity in guided.items():
+        (found,) = torch.autograd.grad((probe * velocity).sum(), weight)
+        assert (found - expected[both]).abs().max() < 1e-4 * size
+    with torch.no_grad():
+        args = (model, family.noise, t, family.conditioning, family.negative, scale)
+        assert not guided_velocity(*args).requires_grad
 
 
 # ---- samplers

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from cosmos_rl_core.algorithms import ddrl, grpo
-from cosmos_rl_core.algorithms._base import Transitions, trained_steps
+from cosmos_rl_core.algorithms._base import DataTerm, DriftLimits, Transitions, trained_steps
+from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.sampling.transition import Coefficients
@@ -169,11 +170,21 @@ def test_the_defaults_are_the_recipes():
 
 
 def test_parts_and_data_follow_from_the_weights():
-    assert (policy().roles, policy().needs_data) == (("current", "behaviour"), True)
+    assert policy().roles == ("current", "behaviour")
     anchored = policy(kl_beta=0.1, data_beta=0.0)
-    assert (anchored.roles, anchored.needs_data) == (("current", "behaviour", "reference"), False)
+    assert (anchored.roles, anchored.data_term) == (("current", "behaviour", "reference"), None)
+    drawn = policy(data_on_first_only=True, use_rl_sigma_and_noise=False, text_dropout=0.1)
+    assert (policy().data_term, drawn.data_term) == (
+        DataTerm(on_first_only=False, as_rollout=True, text_dropout=0.2),
+        DataTerm(on_first_only=True, as_rollout=False, text_dropout=0.1),
+    )
     assert (policy().behaviour, policy(on_policy=False).behaviour) == ("current", "reference")
     assert policy().old_decay(5) is None
+
+
+def test_the_allowed_drift_is_half_of_the_clip_unless_it_is_given():
+    assert policy(clip_ratio=1e-3).drift_limits == DriftLimits(max_logp_drift=5e-4, max_drift=None)
+    assert policy(max_logp_drift=1e-5, max_drift=0.1).drift_limits == DriftLimits(max_logp_drift=1e-5, max_drift=0.1)
 
 
 WRONG = {
@@ -199,7 +210,30 @@ def test_options_out_of_bounds_misspelt_or_without_effect_are_refused(field: str
 def test_a_loss_of_nothing_is_refused():
     with pytest.raises(ValueError, match="there is no loss"):
         policy(policy_weight=0.0, data_beta=0.0)
-    assert policy(policy_weight=0.0).needs_data
+    assert policy(policy_weight=0.0).data_term is not None
+
+
+STOCHASTIC = SolverConfig(num_steps=20, solver="flow_sde")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"data": {"name": "rendered_text"}}, "data"),
+        ({"text_dropout": 0.2}, "text_dropout"),
+        ({"use_rl_sigma_and_noise": True}, "use_rl_sigma_and_noise"),
+        ({"data_on_first_only": False, "text_dropout": 0.0}, "data_on_first_only, text_dropout"),
+    ],
+)
+def test_settings_of_a_data_term_that_is_not_there_are_refused_even_at_their_defaults(given: Any, named: str):
+    with pytest.raises(ConfigError, match=f"data_beta = 0 leaves out the diffusion loss on media, which {named} would"):
+        policy(data_beta=0.0, **given).check(STOCHASTIC)
+    policy(**({"data": {"name": "rendered_text"}} | given)).check(STOCHASTIC)
+
+
+def test_no_data_and_no_data_term_are_no_mistake():
+    policy(data_beta=0.0).check(STOCHASTIC)
+    policy(data_beta=0.0, data=None).check(STOCHASTIC)
 
 
 @pytest.mark.parametrize("given", [{"kl_beta": 0.1}, {"on_policy": False}])

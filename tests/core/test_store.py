@@ -35,6 +35,14 @@ def test_the_first_of_two_different_writes_wins(store_url):
     assert store.read(url) == b"first"
 
 
+def test_a_part_of_an_object_is_read_by_itself(store_url):
+    url = store.join(store_url, "part")
+    store.write(url, b"0123456789")
+    assert (store.read(url, 2, 5), store.read(url, 8, 10), store.read(url)) == (b"234", b"89", b"0123456789")
+    with pytest.raises(FileNotFoundError):
+        store.read(store.join(store_url, "none"), 2, 5)
+
+
 def test_equal_bytes_read_back_count_as_ours(store_url):
     url = store.join(store_url, "x")
     assert store.put_if_absent(url, b"same")

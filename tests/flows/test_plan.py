@@ -8,6 +8,8 @@ from flows import cli
 from flows.plan import Settings, differences, freeze, plan_of, read_plan, run_url
 from tests.hand_made import planned
 
+SAMPLE = "policy.diffusers.sample"
+
 
 def mistakes_of(path: str, **settings) -> str:
     with pytest.raises(ConfigError) as caught:
@@ -115,8 +117,41 @@ def test_a_stage_has_a_gpu_for_each_of_its_processes_and_warm_forks_have_none(re
 
 
 def test_a_bound_of_infinity_is_no_bound(recipe):
-    plan = plan_of(Settings(recipe(), overrides=("policy.diffusers.sample.s_t_max=inf",)))
+    plan = plan_of(Settings(recipe(), overrides=(f"{SAMPLE}.solver=edm", f"{SAMPLE}.s_t_max=inf")))
     assert plan.recipe.policy.diffusers.sample.s_t_max is None
+
+
+@pytest.mark.parametrize(
+    ("solver", "given", "unread"),
+    [
+        ("edm", ["noise_level=0.7"], "noise_level"),
+        ("flow_sde", ["s_churn=1.0", "noise_level=0.5"], "s_churn"),
+        ("euler", ["s_t_max=inf", "s_noise=1.0", "s_t_min=0.0"], "s_noise, s_t_min, s_t_max"),
+        ("cps", ["sigma_max=80", "sigma_min=0.1"], "sigma_max, sigma_min"),
+        ("dpm2", ["solver_option=2ab"], "solver_option"),
+    ],
+)
+def test_settings_that_the_solver_does_not_read_are_refused_even_at_their_defaults(recipe, solver, given, unread):
+    overrides = tuple(f"{SAMPLE}.{entry}" for entry in [f"solver={solver}", *given])
+    message = mistakes_of(recipe(), overrides=overrides)
+    assert f"policy.diffusers.sample: solver = '{solver}' does not read {unread}; leave out" in message
+
+
+@pytest.mark.parametrize(
+    ("solver", "given"),
+    [
+        ("edm", ["s_churn=0.5", "s_noise=1.0", "s_t_min=0.0", "s_t_max=80.0", "sigma_max=80", "solver_option=1euler"]),
+        ("flow_sde", ["noise_level=0.7"]),
+        # as in cosmos-rl's recipes
+        ("euler", ["noise_level=1"]),
+        ("dpm2", ["noise_level=0.7"]),
+    ],
+)
+def test_settings_that_it_reads_plan_and_the_frozen_plan_is_read_back(recipe, tmp_path, solver, given):
+    overrides = tuple(f"{SAMPLE}.{entry}" for entry in [f"solver={solver}", *given])
+    first = planned(recipe(), tmp_path, run_id="mine", overrides=overrides)
+    assert planned(recipe(), tmp_path, run_id="mine", overrides=overrides).plan == first.plan
+    assert read_plan(first.store_url, "mine") == first.plan
 
 
 def test_a_valid_recipe_is_checked_against_the_world_at_once(recipe, words):

@@ -38,9 +38,9 @@ def test_every_arm_is_a_recipe_and_changes_what_it_says(tmp_path):
     plans = {arm: plan_of(Settings(ARM, overrides=(base, *changes))) for arm, changes in ARMS.items()}
     policies = {arm: plan.recipe.train.train_policy.model_dump() for arm, plan in plans.items()}
     assert {arm: policy["data_beta"] for arm, policy in policies.items()} == {
-        "none": 0, "kl": 0, "ddrl": 0.01, "data-alone": 0.01, "shuffled": 0,
+        "none": 0, "kl": 0, "kl-strong": 0, "ddrl": 0.01, "ddrl-weak": 0.001, "data-alone": 0.01, "shuffled": 0,
     }  # fmt: skip
-    assert [arm for arm, policy in policies.items() if policy["kl_beta"]] == ["kl"]
+    assert [arm for arm, policy in policies.items() if policy["kl_beta"]] == ["kl", "kl-strong"]
     assert [arm for arm, policy in policies.items() if not policy["policy_weight"]] == ["data-alone"]
     assert [arm for arm, policy in policies.items() if policy["shuffle_rewards"]] == ["shuffled"]
     shared = [

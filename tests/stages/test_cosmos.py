@@ -47,7 +47,7 @@ def test_an_iteration_and_the_stock_pipelines_evaluation_of_it(values: dict[str,
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
     path = values["policy"]["model_name_or_path"]
     model = cosmos_predict2_5.load(path, ("text",), CPU)
-    stored = embed.read(input_of(run.embed_slot), [embed.NEGATIVE, embed.EMPTY])
+    stored = embed.Embeddings(input_of(run.embed_slot), [embed.NEGATIVE, embed.EMPTY])
     for name, text in ((embed.NEGATIVE, model.negative_prompt), (embed.EMPTY, "")):
         (expected,) = model.encode_prompts([text], LENGTH)
         assert torch.equal(stored[name]["prompt_embeds"], expected["prompt_embeds"])

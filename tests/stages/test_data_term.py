@@ -9,14 +9,14 @@ import torch
 from PIL import Image
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models import sd3
 from cosmos_rl_core.models._base import stack
 from cosmos_rl_core.pipelines import resolve_path
 from cosmos_rl_core.training import DrawKey, sft_time, training_noise
 from flows.requests import Run
 from stages import embed, encode
-from stages.artifacts import input_of
+from stages.artifacts import Artifact, input_of
 from tests.stages.conftest import make
 from tests.stages.test_transitions import SDE, iterate, recipe, started, table_of, tensors_of
 
@@ -55,10 +55,10 @@ class ByHand:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.model = sd3.load(resolve_path("package:tiny-sd3"), ("transformer",), CPU)
-        index = encode.read_index(input_of(run.encode_slot))
+        self.latents = encode.Latents(input_of(run.encode_slot))
+        index = self.latents.index
         self.item_of: dict[str, str] = dict(zip(index["prompt_id"], index["item_id"], strict=True))
-        self.latents = encode.read(input_of(run.encode_slot), sorted(self.item_of.values()))
-        self.conditioning = embed.read(input_of(run.embed_slot), [*self.item_of, embed.NEGATIVE])
+        self.conditioning = embed.Embeddings(input_of(run.embed_slot), [*self.item_of, embed.NEGATIVE])
 
     @torch.no_grad()
     def loss(self, prompt_id: str, t: float, noise: torch.Tensor, *, text: bool = True) -> float:
@@ -121,7 +121,13 @@ def test_a_weight_on_data_without_data_is_a_mistake_of_the_recipe(folder: Path, 
         started(tmp_path, ddrl(folder, prompt_dir, data=None))
 
 
-def test_the_update_depends_on_the_data(folder: Path, prompt_dir: str, tmp_path: Path):
+def test_the_update_depends_on_the_data_and_checks_what_it_reads_of_it(folder: Path, prompt_dir: str, tmp_path: Path):
     run = data_run(ddrl(folder, prompt_dir), tmp_path)
     iterate(run, tmp_path)
-    assert run.update(0).one("data").content == input_of(run.encode_slot).content
+    data = input_of(run.encode_slot)
+    assert run.update(0).one("data").content == data.content
+
+    (shard,) = (entry for name, entry in Artifact(data).manifest.files.items() if name.startswith("latents/"))
+    Path(data.url, shard.path).write_bytes(bytes(shard.size))
+    with pytest.raises(ArtifactError, match="is not what was committed"):
+        make(run.update(0).model_copy(update={"slot": f"{run.update(0).slot}-damaged"}), tmp_path)

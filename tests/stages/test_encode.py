@@ -114,21 +114,20 @@ def test_latents_are_the_models_own_of_each_item(config: Encode, tmp_path: Path)
     assert [step for step, _ in outcome.steps] == sorted(step for step, _ in outcome.steps)
     source, media = input_of(str(tmp_path / "slot")), media_of(config)
 
-    index = encode.read_index(source)
+    found = encode.Latents(source)
+    index = found.index
     assert index.columns.tolist() == ["item_id", "prompt_id", "shard"]
     assert index["item_id"].tolist() == list(media.item_ids)
     assert index["prompt_id"].tolist() == [media.item(i)[1].id for i in range(ITEMS)]
     assert index["shard"].tolist() == IN_ORDER
 
     model = load_model(config.model, ("vae",), CPU)
-    found = encode.read(source, list(media.item_ids))
-    assert found.keys() == set(media.item_ids)
     for i, item_id in enumerate(media.item_ids):
         expected = model.encode_media(torch.tensor(media.item(i)[0], device=CPU)[None])[0]
         assert found[item_id].shape == model.latent_shape(config.media.size, config.media.frames)
         assert found[item_id].dtype == torch.float32
         assert torch.equal(found[item_id], expected)
-    assert len({tuple(latents.flatten().tolist()) for latents in found.values()}) == ITEMS
+    assert len({tuple(latents.flatten().tolist()) for latents in map(found.__getitem__, media.item_ids)}) == ITEMS
 
 
 def test_one_rank_and_two_write_the_same_bytes(config: Encode, tmp_path: Path):
@@ -155,12 +154,13 @@ def test_reading_opens_the_shards_that_are_needed_and_no_others(config: Encode, 
     source, ids = input_of(str(tmp_path / "slot")), media_of(config).item_ids
     for number in (0, 2):
         Path(source.url, manifest.files[f"latents/0000{number}.tar"].path).unlink()
-    assert list(encode.read(source, [ids[3]])) == [ids[3]]
-    assert set(encode.read(source, [ids[3], ids[2], ids[3]])) == {ids[2], ids[3]}
+    latents = encode.Latents(source)
+    assert torch.equal(latents[ids[3]], latents[ids[3]])
+    assert not torch.equal(latents[ids[3]], latents[ids[2]])
     with pytest.raises(ArtifactError, match="is missing"):
-        encode.read(source, [ids[0]])
+        latents[ids[0]]
     with pytest.raises(ArtifactError, match="has no latents of nothing; it has 5 items"):
-        encode.read(source, [ids[3], "nothing"])
+        latents["nothing"]
 
 
 def test_shards_are_named_by_item(config: Encode, tmp_path: Path):

@@ -11,9 +11,15 @@ from safetensors.torch import load as load_tensors
 
 from cosmos_rl_core import shards
 from cosmos_rl_core.errors import ConfigError, DriftError
+from cosmos_rl_core.models import sd3
+from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.pipelines import resolve_path
 from cosmos_rl_core.policy_weights import to_bytes
+from cosmos_rl_core.sampling.schedule import schedule_of
+from cosmos_rl_core.sampling.solvers import kernel_of
 from flows import costs
 from flows.requests import Run
+from stages import embed
 from stages.artifacts import Artifact, input_of, invalidate
 from stages.contracts import Request
 from stages.drift import TRANSITIONS
@@ -22,6 +28,7 @@ from stages.samples import read_shard, read_table, shard_names
 from tests import hand_made
 from tests.stages.conftest import make, make_run
 
+CPU = torch.device("cpu")
 LORA = {"r": 2, "target_modules": ["to_q", "to_v"]}
 SDE = {"num_steps": 4, "solver": "flow_sde"}
 CLIP = 1e-4
@@ -122,6 +129,46 @@ def test_recorded_steps_are_replayed_exactly_and_then_trained_on(
     before = read_part(input_of(run.policy_slot), "current")
     after = read_part(input_of(run.policy_after(1)), "current")
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
+
+
+def gradient_norm(run: Run, *, both: bool) -> float:
+    """Of the first optimizer step on all samples, where every log-ratio is 0: by hand, one step a time."""
+    model = sd3.load(resolve_path("package:tiny-sd3"), ("transformer",), CPU)
+    parameters = [parameter.requires_grad_() for parameter in model.transformer.parameters()]
+    sample = run.recipe.policy.diffusers.sample.rollout
+    kernel, scale = kernel_of(sample, lambda: schedule_of(model.scheduler, sample.num_steps)), sample.guidance_scale
+    update = Artifact(input_of(run.policy_after(1)))
+    advantages = table_of(update, "advantages.parquet").set_index("sample_id")["advantage"]
+    conditioning = embed.Embeddings(input_of(run.embed_slot), [*(p.id for p in run.plan.prompts), embed.NEGATIVE])
+    for sample_id, (about, tensors) in tensors_of(run).items():
+        given, negative = (stack([conditioning[i]], CPU) for i in (about["prompt_id"], embed.NEGATIVE))
+        for i in tensors["steps"].tolist():
+            step, x, x_next = kernel.steps[i], tensors[f"state.{i}"][None], tensors[f"state.{i + 1}"][None]
+            t = torch.tensor([step.t], dtype=torch.float32, device=CPU)
+            unconditional = model.velocity(x, t, negative)
+            unconditional = unconditional if both else unconditional.detach()
+            velocity = scale * model.velocity(x, t, given) + (1 - scale) * unconditional
+            error = x_next - (step.keep * x + step.push * velocity)
+            log_density = -error.square().mean() / (2 * step.std**2)
+            (-10 * float(advantages[sample_id]) * log_density / (8 * 2)).backward()
+    return float(torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])))
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_under_guidance_both_predictions_are_trained_or_one_and_the_ratio_is_exactly_1(both: bool, tmp_path: Path):
+    values = recipe(SDE | {"guidance_scale": 3.0}, None, batch_size_per_optimize=8, kl_beta=0.0)
+    values["train"]["train_policy"]["train_unconditional"] = both
+    run = started(tmp_path, values)
+    update = iterate(run, tmp_path)
+    assert table_of(update)["ratio"].tolist() == [1.0] * 16
+    found = table_of(update, "metrics.parquet")["grad_norm"].iloc[0]
+    assert found == pytest.approx(gradient_norm(run, both=both), rel=1e-3)
+    assert found != pytest.approx(gradient_norm(run, both=not both), rel=1e-2)
+
+
+def test_leaving_out_a_prediction_that_is_not_made_is_a_mistake_of_the_recipe(tmp_path: Path):
+    with pytest.raises(ConfigError, match="train_unconditional = false leaves out a prediction that guidance_scale"):
+        started(tmp_path, recipe(SDE, train_unconditional=False))
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, CLIP / 100), (torch.bfloat16, CLIP / 2)])

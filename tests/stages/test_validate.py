@@ -55,13 +55,11 @@ def by_hand(run: Run) -> dict[str, list[float]]:
     request = run.validate(0)
     assert isinstance(request.config, Validate)
     model = load_model(request.config.model, ("transformer",), CPU)
-    index = encode.read_index(request.one("data"))
-    latents = encode.read(request.one("data"), list(index["item_id"]))
+    latents = encode.Latents(request.one("data"))
+    embeddings = embed.Embeddings(request.one("embeddings"), list(latents.index["prompt_id"]))
     losses: dict[str, list[float]] = {}
-    for item, prompt in zip(index["item_id"], index["prompt_id"], strict=True):
-        conditioning = {
-            name: value[None] for name, value in embed.read(request.one("embeddings"), [prompt])[prompt].items()
-        }
+    for item, prompt in zip(latents.index["item_id"], latents.index["prompt_id"], strict=True):
+        conditioning = {name: value[None] for name, value in embeddings[prompt].items()}
         x_0 = latents[item][None]
         for level in range(LEVELS):
             t = torch.tensor([(level + 0.5) / LEVELS], device=CPU)

@@ -1,0 +1,146 @@
+"""Members of shards: read one by one, every byte checked, and never more of them in memory than was allowed."""
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from cosmos_rl_core import shards
+from cosmos_rl_core.canonical import canonical_json
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.policy_weights import to_bytes
+from stages import embed, encode
+from stages.artifacts import Artifact, input_of
+from stages.contracts import Input
+from stages.members import Members
+from stages.samples import to_parquet
+from tests.hand_made import make, report
+
+MEMBER_BYTES = 2**16
+SHARDS = [{f"{letter}{n}": bytes([n]) * MEMBER_BYTES for n in range(4)} for letter in "ab"]
+
+
+@pytest.fixture
+def slot(tmp_path: Path) -> str:
+    """Two shards, ``a`` and ``b``, of four members each."""
+    make(
+        report(str(tmp_path / "slot")),
+        {f"{letter}.tar": shards.pack(s) for letter, s in zip("ab", SHARDS, strict=True)},
+    )
+    return str(tmp_path / "slot")
+
+
+def members_of(slot: str, kept: int = 0) -> Members:
+    """Keeps so many members."""
+    return Members(Artifact(input_of(slot)), kept * MEMBER_BYTES)
+
+
+def file_of(slot: str, shard: str) -> Path:
+    return Path(slot, Artifact(input_of(slot)).manifest.files[shard].path)
+
+
+def damage(slot: str, shard: str, member: str) -> None:
+    path = file_of(slot, shard)
+    data = bytearray(path.read_bytes())
+    data[shards.members(bytes(data))[member].start] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3, 8])
+def test_members_are_those_of_the_shard_in_any_order_and_as_often_as_asked(slot: str, kept: int):
+    members = members_of(slot, kept)
+    for name in ("a0", "b3", "a0", "a2", "b3", "b1", "a0", "a1", "a0"):
+        assert members.read(f"{name[0]}.tar", name) == SHARDS["ab".index(name[0])][name]
+
+
+def test_the_first_member_asked_of_a_shard_checks_all_of_it(slot: str):
+    damage(slot, "a.tar", "a3")
+    members = members_of(slot)
+    with pytest.raises(ArtifactError, match="is not what was committed"):
+        members.read("a.tar", "a0")
+    assert members.read("b.tar", "b0") == SHARDS[1]["b0"]
+
+
+def test_later_ones_read_and_check_their_own_bytes_alone(slot: str):
+    members = members_of(slot)
+    members.read("a.tar", "a0")
+    damage(slot, "a.tar", "a3")
+    assert members.read("a.tar", "a1") == SHARDS[0]["a1"]
+    with pytest.raises(ArtifactError, match=r"a3 in .* is not what was committed: .* changed since this process read"):
+        members.read("a.tar", "a3")
+    file_of(slot, "a.tar").write_bytes(b"")
+    with pytest.raises(ArtifactError, match="is not what was committed"):
+        members.read("a.tar", "a1")
+
+
+def test_the_members_read_last_are_kept_and_no_others(slot: str):
+    members = members_of(slot, kept=2)
+    for name in ("a0", "a1", "a0", "a2"):
+        members.read("a.tar", name)
+    file_of(slot, "a.tar").unlink()
+    assert [members.read("a.tar", name) for name in ("a2", "a0")] == [SHARDS[0]["a2"], SHARDS[0]["a0"]]
+    with pytest.raises(ArtifactError, match="is missing; it was there"):
+        members.read("a.tar", "a1")
+
+
+def test_a_member_that_is_not_there_is_named(slot: str):
+    with pytest.raises(ArtifactError, match=r"a.tar of .* has no member 'b0'; it has 4 others"):
+        members_of(slot).read("a.tar", "b0")
+
+
+# ---- latents and embeddings
+
+PER_SHARD, NUM_SHARDS = 4, 16
+IDS = [f"i{n:02d}" for n in range(PER_SHARD * NUM_SHARDS)]
+
+
+def tensor_of(n: int) -> torch.Tensor:
+    return torch.full((MEMBER_BYTES // 4,), float(n), device="cpu")
+
+
+def large_set(folder: str, tensor: str, index: dict[str, bytes], tmp_path: Path) -> Input:
+    """Sixteen shards of four tensors each."""
+    files = {
+        f"{folder}/{k:05d}.tar": shards.pack(
+            {f"i{n:02d}.safetensors": to_bytes({tensor: tensor_of(n)}) for n in range(4 * k, 4 * k + 4)}
+        )
+        for k in range(NUM_SHARDS)
+    }
+    make(report(str(tmp_path / folder)), files | index)
+    return input_of(str(tmp_path / folder))
+
+
+def peak_bytes(read: Callable[[str], torch.Tensor]) -> int:
+    """Most memory in use while every tensor is read twice, each in random order; they are what was written."""
+    rng, peak = np.random.default_rng(0), 0
+    order = [int(n) for _ in range(2) for n in rng.permutation(len(IDS))]
+    tracemalloc.start()
+    try:
+        for n in order:
+            found = read(IDS[n])
+            assert float(found[0]) == float(found[-1]) == n
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize(("kept", "num_shards"), [(0, 3), (6, 5)])
+def test_latents_of_a_large_set_take_the_memory_of_a_few_shards(kept: int, num_shards: int, tmp_path: Path):
+    table = pd.DataFrame({"item_id": IDS, "prompt_id": IDS, "shard": [n // PER_SHARD for n in range(len(IDS))]})
+    source = large_set("latents", "latents", {"index.parquet": to_parquet(table)}, tmp_path)
+    latents = encode.Latents(source, kept * MEMBER_BYTES)
+    assert peak_bytes(latents.__getitem__) < num_shards * PER_SHARD * MEMBER_BYTES
+
+
+def test_embeddings_of_a_large_set_take_the_memory_of_a_few_shards(tmp_path: Path):
+    shard_of = {item_id: n // PER_SHARD for n, item_id in enumerate(IDS)}
+    source = large_set("embeddings", "embeds", {"index.json": canonical_json(shard_of)}, tmp_path)
+    embeddings = embed.Embeddings(source, IDS, kept_bytes=0)
+    assert peak_bytes(lambda prompt_id: embeddings[prompt_id]["embeds"]) < 3 * PER_SHARD * MEMBER_BYTES
+    with pytest.raises(ArtifactError, match="has no embedding of j; embed the prompts of this plan"):
+        embed.Embeddings(source, ["i00", "j"])
