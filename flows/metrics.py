@@ -16,7 +16,7 @@ name                                            meaning                         
 ``GRPO/log_prob_ratio``                         their mean ratio of new to old density              yes
 ``GRPO/reward_mean``                            as ``train/reward_mean``                            yes
 ``GRPO/<reward>``, ``..._std``, ``_valid_rate`` one reward's scores; share of samples that got one  yes
-``train/<column>_max``                          largest of a sample, of a loss                      yes
+``train/{loss,policy_loss,kl_loss,...}_max``    the largest of any sample                           yes
 ``train/<column>``                              any other column of ``metrics.parquet``             no
 ``train/reward_{mean,std,max,min}``             weighted rewards that an update was given           yes
 ``rollout/advantage_{mean,std,max,min}``        what it made of them, excluded samples left out     yes
@@ -59,6 +59,7 @@ TRAINED = {
     "policy_loss": "policy_loss_avg",
     "kl": "kl_loss_avg",
     "old_deviation": "old_deviation_avg",
+    "kl_max": "kl_loss_max",
     "lr": "learning_rate",
 }
 """Columns of ``metrics.parquet`` that cosmos-rl has another name for, under ``train/``."""

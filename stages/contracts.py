@@ -153,7 +153,7 @@ class Update(StageConfig):
     """Policy k to policy k + 1 from rollouts and their scores, every schedule resolved to this range of steps."""
 
     name = "update"
-    version = 2
+    version = 3
     distributed = True
     inputs = {
         "policy": "one",
@@ -186,7 +186,7 @@ class Finetune(StageConfig):
     """Policy k to policy k + 1 by a range of supervised steps on a media set."""
 
     name = "finetune"
-    version = 1
+    version = 2
     distributed = True
     inputs = {"policy": "one", "embeddings": "one"}
     model: ModelRef

@@ -1,5 +1,6 @@
 """Optimizer steps on a policy, whatever the algorithm: what `update` and `finetune` share."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,8 @@ from stages.samples import to_parquet
 
 METRICS = "metrics.parquet"
 CLOCKS = "schedule/clocks.json"
+PEAKS = ("loss", "policy_loss", "kl", "data_loss", "old_deviation")
+"""Numbers whose largest value of any sample is recorded beside their mean."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ class Trainer:
         Returns whether the step was taken; where ``may_step`` refused it, its row has a learning rate of 0.
         """
         totals: dict[str, float] = {}
+        peaks: dict[str, float] = {}
         for micro in micro_batches:
             self.sign_of_life(index)
             loss = self._loss(micro)
@@ -122,6 +126,8 @@ class Trainer:
                 totals[name] = totals.get(name, 0.0) + float(value.double().sum()) * micro.weight / (
                     num_samples * num_times
                 )
+                if name in PEAKS and micro.weight:
+                    peaks[name] = max(peaks.get(name, -math.inf), float(value.max()))
         means = self._over_ranks(totals)
         row: dict[str, float] = {"step": self.steps.first_step + index}
         parameters, max_norm = self.weights.parameters, self.steps.grad_norm_clip
@@ -135,7 +141,7 @@ class Trainer:
             sum_gradients(parameters, self.group)
             row |= {"grad_norm": clip_gradients(parameters, max_norm), "lr": 0.0}
             self.optimizer.zero_grad(set_to_none=True)
-        self.rows.append(row | means)
+        self.rows.append(row | means | self._peaks_over_ranks(peaks))
         return taken
 
     def _loss(self, micro: MicroBatch) -> Loss:
@@ -161,6 +167,11 @@ class Trainer:
         names = sorted({name for ranks_names in self.group.gather(sorted(totals)) for name in ranks_names})
         values = torch.tensor([totals.get(name, 0.0) for name in names], dtype=torch.float64, device=self.group.device)
         return dict(zip(names, self.group.all_reduce_sum_(values).tolist(), strict=True))
+
+    def _peaks_over_ranks(self, peaks: dict[str, float]) -> dict[str, float]:
+        found = self.group.gather(peaks)
+        names = sorted({name for ranks_peaks in found for name in ranks_peaks})
+        return {f"{name}_max": max(ranks_peaks.get(name, -math.inf) for ranks_peaks in found) for name in names}
 
     def write(self, attempt: Attempt, copies: list[str], iteration: int) -> None:
         """Write the next policy version: rank 0, after all ranks agree on all of it.

@@ -1,0 +1,48 @@
+"""Every model plugin through every stage of one iteration, as it ships: from its prompts to the stock pipeline."""
+
+from pathlib import Path
+
+import pytest
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.models import _loading
+from stages.artifacts import Artifact, input_of
+from stages.policy import read_part
+from stages.samples import read_shard, read_table, shard_names
+from stages.trainer import METRICS
+from tests import tiny_pipelines
+from tests.families import LENGTH, SIZE, frames_of, stock_pipeline
+from tests.stages.conftest import make, make_run
+from tests.stages.test_wan import LORA, recipe
+
+
+@pytest.mark.parametrize("name", plugins.known("models"))
+def test_an_iteration_and_its_evaluation(name: str, prompt_dir: str, tmp_path: Path):
+    path = str(getattr(tiny_pipelines, f"save_{name}")(tmp_path / "base"))
+    held_out = tmp_path / "held-out"
+    held_out.mkdir()
+    (held_out / "test.txt").write_text('x "y" z\n', encoding="utf-8")
+    values = recipe(path, prompt_dir, LORA)
+    frames = frames_of(stock_pipeline(path))
+    values["policy"]["diffusers"] |= {"inference_size": list(SIZE), "train_frames": frames, "max_prompt_length": LENGTH}
+    if hasattr(_loading.adapter_of(path), "GUARDRAIL_PACKAGE"):
+        values["policy"]["diffusers"]["guardrail"] = "off"
+    values["policy"]["diffusers"]["sample"] |= {"guidance_scale": 3.0, "eval_num_steps": 2}
+    values["validation"] = {"n_generation": 1, "dataset": {"name": "ocr", "local_dir": str(held_out), "split": "test"}}
+    run = make_run(tmp_path, values)
+    for request in (run.policy, run.embed, lambda: run.rollout(0)):
+        make(request(), tmp_path)
+    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+        make(reward, tmp_path)
+    for request in (run.update, lambda _: run.export(1), lambda _: run.evaluate(1)):
+        make(request(0), tmp_path)
+
+    before, after = (read_part(input_of(slot), "current") for slot in (run.policy_slot, run.policy_after(1)))
+    assert max(float((after[part] - before[part]).abs().max()) for part in before) > 1e-4
+    artifact = Artifact(input_of(run.version(1, "evaluate")))
+    (sample,) = read_shard(artifact, shard_names(artifact)[0])
+    assert sample.pixels.shape == (frames, *SIZE, 3)
+    assert sample.pixels.std() > 1
+    table = read_table(Artifact(input_of(run.policy_after(1))), METRICS)
+    for column in ("loss", "kl"):
+        assert (table[f"{column}_max"].to_numpy() >= table[column].to_numpy()).all()
