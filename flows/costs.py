@@ -10,7 +10,7 @@ GB = 10**9
 
 
 def sample_bytes(recipe: Recipe) -> int | None:
-    """Bytes of the tensors that a rollout stores of one sample, without its picture; None if nobody can tell yet.
+    """Most bytes of tensors that a rollout stores of one sample, without its picture; None if nobody can tell yet.
 
     Raises :class:`ConfigError` for a size that the model cannot do.
     """
@@ -20,9 +20,13 @@ def sample_bytes(recipe: Recipe) -> int | None:
     if elements is None:
         return None
     kernel, train_on = planned_kernel(diffusers.sample.rollout), _algorithm(recipe).train_on
-    steps = trained_steps(train_on, len(kernel.steps), kernel.trainable) if train_on else ()
-    states = len({*steps, *(step + 1 for step in steps)})
-    history = sum(kernel.steps[step].recall != 0 for step in steps)
+    if train_on:
+        trained_steps(train_on, len(kernel.steps), kernel.trainable)
+    # A random step has neighbours that are stored or not: two states and a look back are the most that it can need.
+    steps, num_random = [step for step in train_on if step != -1], train_on.count(-1)
+    states = min(len({*steps, *(step + 1 for step in steps)}) + 2 * num_random, len(kernel.steps) + 1)
+    looks_back = any(step.recall != 0 for step in kernel.steps)
+    history = sum(kernel.steps[step].recall != 0 for step in steps) + num_random * looks_back
     return sizes.FLOAT32_BYTES * elements * (1 + states + history)
 
 

@@ -26,10 +26,12 @@ name                                            meaning                         
 ``reward/<reward>_{scored,failed}``             samples with and without a score                    no
 ``val/<reward>_{mean,standard_error}``          the same of held-out samples                        no
 ``val/<reward>_{scored,failed}``                                                                    no
-``val/reward_avg``, ``val/rollout_count``       mean and count of the reward that judges the run    yes
+``val/reward_{avg,std,max,min}``                of the reward that judges the run                   yes
+``val/rollout_count``                           samples that it scored                              yes
 ``val/avg_loss``                                diffusion loss on held-out media                    yes
 ``val/avg_loss_standard_error``                                                                     no
-``{train,rollout,reward/<r>,val/<r>}_seconds``  what the stage took                                 no
+``train/iteration_time``                        seconds that the update took                        yes
+``{rollout/,reward/<r>_,val/<r>_}seconds``      what the stage took                                 no
 =============================================== =================================================== ===========
 """
 
@@ -48,6 +50,7 @@ from stages.artifacts import read_entry
 from stages.contracts import Request
 from stages.manifest import Manifest
 from stages.report import ADVANTAGES, METRICS
+from stages.reward import SCORES
 
 FILE = "metrics.jsonl"
 """Its name, beside ``plan.json``."""
@@ -83,6 +86,8 @@ class Line:
     step: int
     """Optimizer steps that the policy has had."""
     numbers: dict[str, Number]
+    beside: bool = False
+    """Whether it is of a rollout that was made beside the update of the iteration before."""
 
     @property
     def judges(self) -> bool:
@@ -96,7 +101,10 @@ class Line:
         It depends on no other line, so that a run which goes on past its earlier end counts on as if there had been
         none.
         """
-        return self.step + 3 * self.k + (0 if self.judges else 1 if self.stage == "rollout" else 2)
+        if self.stage == "rollout":
+            # Beside an update: after the rewards that go into it, before its steps.
+            return self.step + 4 * self.k + (-1 if self.beside else 1)
+        return self.step + 4 * self.k + (0 if self.judges else 2 if self.stage.startswith("reward-") else 3)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -179,8 +187,18 @@ def _scores(manifest: Manifest, name: str, prefix: str, headline: str) -> dict[s
         f"{prefix}/{name}_seconds": _number(said.get("seconds")),
     }
     if prefix == "val" and name == headline:
-        numbers |= {"val/reward_avg": mean, "val/rollout_count": scored}
+        numbers |= {"val/rollout_count": scored, "val/reward_avg": mean, **_spread(manifest)}
     return numbers
+
+
+def _spread(manifest: Manifest) -> dict[str, Number]:
+    """Of the scored samples."""
+    table = _table(manifest, SCORES)
+    if table.empty:
+        return {}
+    scores = table.loc[table["valid"], "score"].astype("float64")
+    found = {"std": scores.std(ddof=0), "max": scores.max(), "min": scores.min()}
+    return {f"val/reward_{name}": _number(float(value)) for name, value in found.items()}
 
 
 def _update(manifest: Manifest, rewards: dict[str, Number]) -> dict[str, Number]:
@@ -196,7 +214,7 @@ def _update(manifest: Manifest, rewards: dict[str, Number]) -> dict[str, Number]
         numbers["GRPO/reward_mean"] = numbers["train/reward_mean"]
     if not table.empty:
         numbers["train/excluded"] = _number(manifest.summary.get("excluded", 0))
-    return numbers | {"train/seconds": _number(manifest.summary.get("seconds"))}
+    return numbers | {"train/iteration_time": _number(manifest.summary.get("seconds"))}
 
 
 def _table(manifest: Manifest, name: str) -> pd.DataFrame:

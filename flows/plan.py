@@ -123,6 +123,10 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
     overlap = {p.id for p in (*prompts, *data_prompts)} & {p.id for p in held_out}
     if overlap:
         mistakes.append(f"{len(overlap)} validation prompts are also trained on, e.g. {min(overlap)}")
+    if judged_by is not None and _is_trained_on(
+        recipe, judged_by, held_out_data, (data_prompts or prompts, data_digest)
+    ):
+        mistakes.append("validation.data has media that are trained on; name others, or another split")
     _collect(
         mistakes,
         lambda: (
@@ -286,6 +290,22 @@ def _media(recipe: Recipe, data: DatasetOptions | None, place: str) -> tuple[tup
             f"on {_times(expected)}; make its settings equal"
         )
     return prompts, plugin.digest(data)
+
+
+def _is_trained_on(
+    recipe: Recipe,
+    judged_by: DatasetOptions,
+    held_out: tuple[tuple[Prompt, ...], str],
+    trained: tuple[tuple[Prompt, ...], str],
+) -> bool:
+    """Whether held-out media are the trained ones: the same files or, where they are generated, some of their prompts.
+
+    Both as prompts and digest.
+    """
+    media = recipe.train.train_policy.dataset if not recipe.train.train_policy.rewarded else data_of(recipe)
+    if media is None or media.name != judged_by.name or held_out[1] != trained[1]:
+        return False
+    return bool(held_out[1]) or bool({p.id for p in held_out[0]} & {p.id for p in trained[0]})
 
 
 def _times(shape: tuple[int, ...]) -> str:

@@ -9,6 +9,7 @@ and writes ``results.md`` and ``results.svg``. What is finished stays, as in any
 
 import argparse
 import itertools
+import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -113,7 +114,8 @@ def _measures(run: Run, k: int) -> dict[str, float]:
             pictures.setdefault(sample.about["prompt_id"], []).append(sample.pixels[0])
     loss = _manifest(run, k, "validate").summary["loss"]
     said = {"reward": rewards["jpeg"], "ocr": rewards["ocr"], "loss": loss}
-    return {name: float(value or 0) for name, value in said.items()} | statistics(list(pictures.values()))
+    known = {name: math.nan if value is None else float(value) for name, value in said.items()}
+    return known | statistics(list(pictures.values()))
 
 
 def _manifest(run: Run, k: int, stage: str) -> Manifest:

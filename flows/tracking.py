@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -69,7 +70,9 @@ class Tracker:
             if manifest.digest in self._seen:
                 continue
             self._seen.add(manifest.digest)
-            lines += self._try(lambda r=request, m=manifest: list(lines_of(r, m, self._steps, self._headline))) or []
+            found = self._try(lambda r=request, m=manifest: list(lines_of(r, m, self._steps, self._headline))) or []
+            beside = request is not wave[-1][0] and steps_after(wave[-1][0]) is not None
+            lines += [replace(line, beside=beside) for line in found]
             self._steps = steps_after(request) or self._steps
         if not lines:
             return

@@ -44,9 +44,8 @@ class DriftWatch:
         """Of the last optimizer step."""
         if self.limits is None:
             return {}
-        last = self.trainer.rows[-1]
         ended = {} if self._ended_at is None else {"ended_before_step": self._ended_at}
-        return {"approx_kl": last["approx_kl"], "clipped": last["clipped"]} | ended
+        return self.trainer.last("approx_kl", "clipped") | ended
 
     def _see(self, index: int, micro: MicroBatch, loss: Loss) -> None:
         if not isinstance(micro.batch, Transitions) or micro.weight == 0:

@@ -17,13 +17,11 @@ from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
 from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights, cut, to_bytes
 from cosmos_rl_core.training import (
-    clip_gradients,
     load_optimizer_state,
     loss_share,
     make_optimizer,
     optimizer_state,
     optimizer_step,
-    sum_gradients,
 )
 from stages.artifacts import Artifact, Attempt
 from stages.contracts import Input, OptimizerSteps
@@ -111,7 +109,8 @@ class Trainer:
     def step(self, index: int, micro_batches: Iterable[MicroBatch], num_samples: int, num_times: int) -> bool:
         """One optimizer step from this rank's micro-batches; ``num_samples`` counts those of all ranks.
 
-        Returns whether the step was taken; where ``may_step`` refused it, its row has a learning rate of 0.
+        Returns whether the step was taken; where ``may_step`` refused it, its row has a learning rate of 0 and no
+        gradient norm.
         """
         totals: dict[str, float] = {}
         peaks: dict[str, float] = {}
@@ -138,8 +137,8 @@ class Trainer:
             if (decay := self.steps.ema_decays[index]) is not None:
                 self.weights.lerp_("ema", decay)
         else:
-            sum_gradients(parameters, self.group)
-            row |= {"grad_norm": clip_gradients(parameters, max_norm), "lr": 0.0}
+            # Not even their norm is asked for: so far from the behaviour, gradients may be beyond any number.
+            row |= {"grad_norm": math.nan, "lr": 0.0}
             self.optimizer.zero_grad(set_to_none=True)
         self.rows.append(row | means | self._peaks_over_ranks(peaks))
         return taken
@@ -200,9 +199,12 @@ class Trainer:
             )
 
     def summary(self) -> dict[str, Any]:
-        """The last step's numbers."""
-        last = self.rows[-1]
-        return {"loss": last["loss"], "grad_norm": last["grad_norm"]}
+        """The last step's numbers; None for one that is not finite."""
+        return self.last("loss", "grad_norm")
+
+    def last(self, *names: str) -> dict[str, float | None]:
+        """Numbers of the last step, None where one is not finite."""
+        return {name: value if math.isfinite(value := self.rows[-1][name]) else None for name in names}
 
 
 def check_clocks(policy: Input, iteration: int, first_step: int) -> None:

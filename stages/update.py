@@ -8,6 +8,7 @@ import pandas as pd
 
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Algorithm
+from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.sampling.schedule import schedule_of
@@ -35,7 +36,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     assert isinstance(config, contracts.Update)
     policy, iteration = request.one("policy"), request.iteration or 0
     check_clocks(policy, iteration, config.steps.first_step)
-    _check_behaviours(request)
+    _check_behaviours(request, config.sample)
     algorithm: Algorithm = plugins.load("algorithms", config.algorithm.type).Algorithm(config.algorithm)
     table = _advantages(request, config, algorithm)
     layout = context.layout({"steps": _order(request, config, table, context.shrunk(config.algorithm.mini_batch))})
@@ -157,9 +158,12 @@ def _copies(config: contracts.Update) -> list[str]:
     return [part for part, is_kept in kept.items() if is_kept]
 
 
-def _check_behaviours(request: Request) -> None:
-    """The weights given as behaviour must be those that made the rollouts: the loss compares with exactly those."""
-    made_by = [Artifact(source).manifest.inputs["policy"][0].content for source in request.inputs["rollouts"]]
+def _check_behaviours(request: Request, sample: SolverConfig) -> None:
+    """Weights and sampler must be those that made the rollouts: the loss compares with exactly those."""
+    manifests = [Artifact(source).manifest for source in request.inputs["rollouts"]]
+    if other := [m.config["sample"] for m in manifests if m.config["sample"] != sample.identity()]:
+        raise ConfigError(f"the rollouts were sampled by {other[0]}, this update would replay {sample.identity()}")
+    made_by = [manifest.inputs["policy"][0].content for manifest in manifests]
     given = [source.content for source in request.inputs["behaviours"]]
     if len(made_by) != 1:
         raise ConfigError(f"an update trains on one rollout so far, found {len(made_by)}")

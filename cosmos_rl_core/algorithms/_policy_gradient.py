@@ -67,7 +67,8 @@ class PolicyGradientOptions(RewardedOptions):
     """Largest difference of stored and recomputed log-density, in the unit of ``ratio_mode``; beyond it the update
     fails, because it does not compute what the rollout did. Absent means half of ``clip_ratio``."""
     max_drift: float | None = Field(default=None, gt=0)
-    """Mean ``approx_kl`` of an optimizer step beyond which the pass over the rollout stops; absent means never."""
+    """Mean ``approx_kl`` of an optimizer step beyond which the pass over the rollout stops; absent means never. About
+    half the square of a typical log-ratio in the unit of ``ratio_mode``: 5e-9 where that is the default clip."""
     train_unconditional: bool = Field(default=True, json_schema_extra={"neutral": True})
     """Send the gradient through both predictions of guidance, as the density of a step depends on both; false trains
     the conditional one alone, which takes less memory."""
@@ -102,7 +103,8 @@ class PolicyGradientOptions(RewardedOptions):
     """Advantages are cut off above this, after ``exp_reward``."""
     parity_advantages: bool = False
     """Do as cosmos-rl: train on failed samples too, as if each had its prompt's mean reward, which shrinks the
-    deviation; and let ``exp_reward`` give -1 to prompts of equal rewards. For comparisons only."""
+    deviation; and let ``exp_reward`` give -1 to prompts of equal rewards. Prompts with fewer scores than
+    ``min_group_size`` are left out all the same: all their advantages would be made up. For comparisons only."""
 
     @field_validator("train_on")
     @classmethod
@@ -187,6 +189,8 @@ class Algorithm:
         kernel, options = planned_kernel(sample), self.options
         kernel.check_trainable(step for step in options.train_on if step != -1)
         trained_steps(options.train_on, len(kernel.steps), kernel.trainable)
+        if options.exp_reward and options.adv_clip_min == 0:
+            raise ConfigError("adv_clip_min = 0 cuts off every advantage of exp_reward, which are negative; lower it")
         if options.kl_mode == "flow_grpo" and options.kl_beta > 0 and kernel.steps[0].diffusion is None:
             raise ConfigError(
                 f"kl_mode = 'flow_grpo' needs solver = 'flow_sde', found {sample.solver!r}; choose 'exact'"

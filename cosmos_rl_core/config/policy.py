@@ -48,8 +48,17 @@ class SolverConfig(Section):
     """Sigma above which noise is added."""
     s_t_max: float | None = Field(default=None, gt=0)
     """Sigma below which noise is added; absent (or inf) means no bound."""
-    solver_option: Literal["2ab", "1euler"] = "2ab"
+    solver_option: str = "2ab"
     """``2ab``, second order multistep, or ``1euler``."""
+
+    @field_validator("solver_option")
+    @classmethod
+    def _is_rolled_out(cls, value: str) -> str:
+        if value not in ("2ab", "1euler"):
+            raise ValueError(
+                f"{value!r} is not one of 1euler, 2ab; cosmos-rl took more names, but rolled out 2ab whatever the name"
+            )
+        return value
 
     @field_validator("s_t_max", mode="before")
     @classmethod

@@ -135,10 +135,28 @@ def _mistakes(recipe: Recipe) -> Any:
             f"train.staleness = {recipe.train.staleness} runs rollout beside update: give both GPUs of their own in "
             f"launch.stage_gpus, found update {sorted(update)}, rollout {sorted(rollout)}"
         )
+    if recipe.train.staleness and recipe.train.staleness >= recipe.train.num_iterations:
+        yield (
+            f"train.staleness = {recipe.train.staleness} samples every rollout of train.num_iterations = "
+            f"{recipe.train.num_iterations} from the base policy; 1 or 2 are usual"
+        )
+    if weightless := [r.fn.name for r in recipe.rewards if r.role == "train" and r.weight == 0]:
+        yield f"rewards of weight 0 train nothing: {', '.join(weightless)}; give them role = 'monitor'"
     names = [reward.fn.name for reward in recipe.rewards]
     if len(set(names)) != len(names):
         yield f"two rewards of one name: {', '.join(names)}"
     options = recipe.train.train_policy
+    smallest = getattr(options, "min_group_size", 0)
+    if rewarded and smallest > group:
+        yield (
+            f"train.train_policy.min_group_size = {smallest} leaves every prompt out: rollout.n_generation = {group}"
+        )
+    weights = {abs(reward.weight) for reward in recipe.rewards if reward.role == "train"}
+    if getattr(options, "reward_average", False) and len(weights) > 1:
+        yield (
+            f"rewards weigh {', '.join(f'{w:g}' for w in sorted(weights))}, of which train.train_policy.reward_average "
+            "uses the signs alone; set it to false, or make them equal"
+        )
     per_step = options.batch_size_per_optimize if isinstance(options, RewardedOptions) else None
     if per_step and batch % per_step:
         divisor = f"train.train_policy.batch_size_per_optimize = {per_step}"

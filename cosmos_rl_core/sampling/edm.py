@@ -77,10 +77,7 @@ def _check(
 ) -> None:
     problems = []
     if solver_option not in ("2ab", "1euler"):
-        problems.append(
-            f"unknown solver_option {solver_option!r}; known: 1euler, 2ab (Cosmos-RL took more names, but rolled out "
-            "2ab whatever the name)"
-        )
+        problems.append(f"unknown solver_option {solver_option!r}; known: 1euler, 2ab")
     if num_steps < 1:
         problems.append(f"a rollout needs at least 1 step, found {num_steps}")
     if not 0 < sigma_min < sigma_max < math.inf:

@@ -375,7 +375,7 @@ def test_steps_that_cannot_be_trained_on_are_refused_all_at_once():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"solver_option": "2mid"}, "Cosmos-RL took more names, but rolled out 2ab"),
+        ({"solver_option": "2mid"}, "unknown solver_option '2mid'; known: 1euler, 2ab"),
         ({"num_steps": 0}, "at least 1 step"),
         ({"sigma_min": 0.0}, "0 < sigma_min < sigma_max"),
         ({"sigma_max": 0.01}, "0 < sigma_min < sigma_max"),

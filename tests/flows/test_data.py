@@ -159,3 +159,32 @@ def test_a_frozen_plan_refuses_files_that_changed_but_not_files_that_moved(pictu
     (moved / "0.png").write_bytes(data)
     with pytest.raises(ConfigError, match=r"planned otherwise:\n  data_digest: '"):
         freeze(supervised(tmp_path, folder_toml(moved)), store_url)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "mistake"),
+    [
+        ("{ name = 'rendered_text', split = 'test' }", None),
+        ("{ name = 'rendered_text', split = 'train', num_items = 9 }", "validation.data has media that are trained on"),
+        ("{ name = 'rendered_text', split = 'test', size = [32, 32] }", "validation.data gives media of 1 x 32 x 32"),
+        ("{ name = 'ocr' }", "the dataset 'ocr' has prompts only"),
+    ],
+)
+def test_held_out_media_are_media_of_the_trained_size_that_are_not_trained_on(tmp_path, held_out, mistake):
+    validation = f"[validation]\ndataset = {{ name = 'ocr', split = 'test' }}\ndata = {held_out}\n"
+    path = tmp_path / "sft.toml"
+    path.write_text(SFT.replace("DATASET", '{ name = "rendered_text" }') + validation, encoding="utf-8")
+    if mistake is None:
+        assert plan_of(Settings(str(path))).held_out_prompts
+        return
+    with pytest.raises(ConfigError) as caught:
+        plan_of(Settings(str(path)))
+    assert mistake in str(caught.value)
+
+
+def test_held_out_files_are_not_the_trained_ones(pictures, tmp_path):
+    path = tmp_path / "sft.toml"
+    validation = f"[validation]\ndataset = {{ name = 'ocr', split = 'test' }}\ndata = {folder_toml(pictures)}\n"
+    path.write_text(SFT.replace("DATASET", folder_toml(pictures)) + validation, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"validation\.data has media that are trained on"):
+        plan_of(Settings(str(path)))

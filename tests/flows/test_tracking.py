@@ -42,7 +42,7 @@ def test_the_file_has_every_number_in_the_order_of_the_loop(recipe, tmp_path):
         {"stage": "update", "iteration": 0, "step": 1, **step, "train/loss_avg": 0.5},
         {"stage": "update", "iteration": 0, "step": 2, **step, "train/loss_avg": 0.25},
         {
-            **{"stage": "update", "iteration": 0, "step": 2, "train/excluded": 1, "train/seconds": 30.0},
+            **{"stage": "update", "iteration": 0, "step": 2, "train/excluded": 1, "train/iteration_time": 30.0},
             **{"train/reward_mean": 0.5, "train/reward_std": 0.5, "train/reward_max": 1.0, "train/reward_min": 0.0},
             **{f"rollout/advantage_{key}": value for key, value in advantages.items()},
         },
@@ -235,7 +235,8 @@ class StandIn:
         """Keep a row."""
         self._fail("log")
         assert commit
-        assert step not in self.rows
+        # What is not after the last one is dropped, and nobody is told.
+        assert step > max(self.rows, default=-1)
         self.rows[step] = row
         self.logged.append(step)
 
@@ -270,6 +271,16 @@ def test_wandb_gets_every_number_once_though_the_run_was_killed(recipe, tmp_path
     assert first["id"] == second["id"]
     assert (first["project"], first["name"], first["resume"]) == ("cosmos_rl", "hand", "allow")
     assert "launch" not in first["config"]
+
+
+def test_wandb_gets_every_number_of_a_stale_run_too(recipe, tmp_path, wandb_stand_in):
+    stand_in = wandb_stand_in()
+    path = logging_to(lambda *r: recipe(*r, ("num_iterations = 2", "num_iterations = 3\nstaleness = 1")), "wandb")
+    run = planned(path, tmp_path, run_id="stale")
+    go(run)
+    logged = [name for row in stand_in.rows.values() for name in row]
+    kept = [name for row in rows(run) for name in row]
+    assert sorted(name for name in logged if "/" in name) == sorted(name for name in kept if "/" in name)
 
 
 def test_the_wandb_run_is_the_stores_and_the_runs_own(recipe, tmp_path, wandb_stand_in):
