@@ -13,8 +13,8 @@ from stages.artifacts import Artifact, input_of, standing
 from tests.e2e.flow_process import COLD, Flows, Started, require_untouched, standing_manifests
 
 RECIPE = "tests/e2e/stale.toml"
-SLOTS = {"update": "iterations/0000/update", "rollout": "iterations/0001/rollout"}
-"""The two sides of the wave."""
+SLOTS = {"update": "iterations/0001/update", "rollout": "iterations/0002/rollout"}
+"""The two sides of the second such wave, whose rollout is by a policy that was trained."""
 ADOPTED = "finished shards of an earlier attempt were adopted"
 
 
@@ -48,7 +48,7 @@ def require_same_bytes(flows: Flows, reference: Flows) -> None:
     """Every artifact of the run has the reference's bytes, and those of the last policy can be read."""
     ours, theirs = standing_manifests(flows), standing_manifests(reference)
     assert {slot: m.content for slot, m in ours.items()} == {slot: m.content for slot, m in theirs.items()}
-    policy = Artifact(input_of(flows.planned.policy_after(2)))
+    policy = Artifact(input_of(flows.planned.policy_after(3)))
     assert [policy.read(name) for name in policy.names("current/")]
     assert flows.nothing_is_left()
 
@@ -101,7 +101,7 @@ def test_media_whose_encoding_is_killed_are_encoded_on_and_everything_of_them_st
 @pytest.mark.slow
 def test_the_flow_is_killed_while_both_sides_work(stale_reference: Flows, copy_of: Callable[[Flows], Flows]) -> None:
     flows = copy_of(stale_reference)
-    flows.forget(SLOTS["update"], "iterations/0001", "exports/0002", "report")
+    flows.forget(SLOTS["update"], "iterations/0002", "exports/0003", "report")
     before = flows.manifests()
     run = flows.start(*COLD)
     for side in hold_both(flows, run).values():
@@ -119,5 +119,6 @@ def test_the_flow_is_killed_while_both_sides_work(stale_reference: Flows, copy_o
 def test_the_rollout_beside_an_update_is_by_the_policy_before_it(stale_reference: Flows) -> None:
     plan = stale_reference.planned
     assert plan.recipe.train.staleness == 1
-    policies = [Artifact(input_of(plan.iteration(k, "rollout"))).manifest.inputs["policy"][0].url for k in range(2)]
-    assert [Path(url).relative_to(stale_reference.root).as_posix() for url in policies] == ["policy", "policy"]
+    policies = [Artifact(input_of(plan.iteration(k, "rollout"))).manifest.inputs["policy"][0].url for k in range(3)]
+    found = [Path(url).relative_to(stale_reference.root).as_posix() for url in policies]
+    assert found == ["policy", "policy", "iterations/0000/update"]
