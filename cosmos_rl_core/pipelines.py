@@ -113,6 +113,11 @@ def guidance_offset(class_name: str) -> float:
     return _declared(class_name, "GUIDANCE_OFFSET") or 0
 
 
+def max_given_frames(class_name: str) -> int:
+    """How many latent frames may be given at the start of a video of that pipeline class; 0 for most."""
+    return _declared(class_name, "MAX_GIVEN_FRAMES") or 0
+
+
 def check_runs(path: str | Path) -> None:
     """Raise :class:`ConfigError` if the transformer needs a package that is not installed."""
     if read_json(path, "transformer", "config.json").get("concat_padding_mask"):

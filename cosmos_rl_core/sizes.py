@@ -19,10 +19,9 @@ def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | 
     ``size`` is height and width in pixels. Raises :class:`ConfigError` for a size or a number of frames that the VAE,
     the transformer's patches or the stock pipeline cannot do.
     """
-    vae = pipelines.read_json(pipeline, "vae", "config.json")
-    if vae.get("_class_name") not in _GEOMETRY:
+    if (geometry := _geometry(pipeline)) is None:
         return None
-    channels, spatial, temporal = _GEOMETRY[vae["_class_name"]](vae)
+    channels, spatial, temporal = geometry
     transformer = pipelines.read_json(pipeline, "transformer", "config.json")
     patch = transformer.get("patch_size", 1)
     patch_pixels = spatial * (patch if isinstance(patch, int) else patch[-1])
@@ -35,13 +34,23 @@ def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | 
         raise ConfigError(f"train_frames = {frames}: this model makes images, whose frames are 1")
     if temporal is not None and (frames - 1) % temporal:
         raise ConfigError(f"train_frames = {frames} must be 1 plus a multiple of {temporal} for this model")
-    shape = (1 if temporal is None else 1 + (frames - 1) // temporal, *(side // spatial for side in size))
+    shape = (_latent_frames(frames, temporal), *(side // spatial for side in size))
     if (limits := transformer.get("max_size")) and any(n > most for n, most in zip(shape, limits, strict=True)):
         raise ConfigError(
             f"inference_size {list(size)} and train_frames = {frames} are latents of {list(shape)} (frames, height, "
             f"width); at most {list(limits)} for this model"
         )
     return channels * math.prod(shape)
+
+
+def latent_frames(pipeline: str, frames: int) -> int | None:
+    """Latent frames of a video of ``frames``, 1 for images; None for a VAE whose geometry is not known here."""
+    geometry = _geometry(pipeline)
+    return None if geometry is None else _latent_frames(frames, geometry[2])
+
+
+def _latent_frames(frames: int, temporal: int | None) -> int:
+    return 1 if temporal is None else 1 + (frames - 1) // temporal
 
 
 def embedding_elements(pipeline: str, max_prompt_length: int) -> int | None:
@@ -54,6 +63,12 @@ def embedding_elements(pipeline: str, max_prompt_length: int) -> int | None:
     # Cosmos-Predict2.5 takes the states of all layers, side by side.
     text = encoder.get("text_config", encoder)
     return max_prompt_length * text["num_hidden_layers"] * text["hidden_size"]
+
+
+def _geometry(pipeline: str) -> tuple[int, int, int | None] | None:
+    vae = pipelines.read_json(pipeline, "vae", "config.json")
+    name = vae.get("_class_name")
+    return _GEOMETRY[name](vae) if name in _GEOMETRY else None
 
 
 _GEOMETRY: dict[str, Any] = {

@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from cosmos_rl_core import pipelines, plugins, store
+from cosmos_rl_core import pipelines, plugins, sizes, store
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
@@ -137,6 +137,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
     )
     if model is not None:
         mistakes += _unfit(recipe)
+        _collect(mistakes, lambda: _check_given_frames(recipe))
         _collect(mistakes, lambda: costs.policy_bytes(recipe))
         _collect(mistakes, lambda: costs.check_budget(recipe))
     if mistakes or model is None:
@@ -258,6 +259,23 @@ def _unfit(recipe: Recipe) -> list[str]:
     if recipe.validation is not None:
         _collect(mistakes, lambda: pipelines.stock_guidance_scale(path, diffusers.sample.guidance_scale))
     return mistakes
+
+
+def _check_given_frames(recipe: Recipe) -> None:
+    """Raise :class:`ConfigError` if this model cannot be given so many frames, or would have none to generate."""
+    policy, frames = recipe.train.train_policy, recipe.policy.diffusers.train_frames
+    most = plugins.load("algorithms", policy.type).Algorithm(policy).given_frames[1]
+    if most == 0:
+        return
+    path = pipelines.resolve_path(recipe.policy.model_name_or_path)
+    setting, name = f"train.train_policy.max_num_conditional_frames = {most}", pipelines.pipeline_class(path)
+    if most > (able := pipelines.max_given_frames(name)):
+        raise ConfigError(f"{setting}: {name} can be given {able or 'no'} latent frames{' at most' if able else ''}")
+    if (total := sizes.latent_frames(path, frames)) is not None and most >= total:
+        raise ConfigError(
+            f"{setting} leaves none of {total} latent frames (train_frames = {frames}) to generate; lower it, or raise "
+            "policy.diffusers.train_frames"
+        )
 
 
 def _prompts(dataset: DatasetOptions) -> tuple[Prompt, ...]:

@@ -48,8 +48,12 @@ class Run:
 
     @property
     def needs_data(self) -> bool:
-        """Whether updates read prepared media beside the rollouts."""
-        return self._algorithm.data_term is not None
+        """Whether rollouts or updates read prepared media."""
+        return self._gives_frames or self._algorithm.data_term is not None
+
+    @property
+    def _gives_frames(self) -> bool:
+        return self._algorithm.given_frames[1] > 0
 
     @property
     def evaluates(self) -> bool:
@@ -163,10 +167,15 @@ class Run:
             sample=self.recipe.policy.diffusers.sample.rollout,
             train_on=self._algorithm.train_on,
             use_same_seed=self._algorithm.use_same_seed,
+            given_frames=self._algorithm.given_frames,
             batch_size=rollout.n_generation_mini_batch,
             samples_per_shard=rollout.samples_per_shard,
         )
-        inputs = {"policy": (self._behaviour(k),), "embeddings": (input_of(self.embed_slot),)}
+        inputs = {
+            "policy": (self._behaviour(k),),
+            "embeddings": (input_of(self.embed_slot),),
+            "data": (input_of(self.encode_slot),) if self._gives_frames else (),
+        }
         return self._request(self.iteration(k, "rollout"), config, k, inputs)
 
     def prompts_of(self, k: int) -> tuple[Prompt, ...]:
@@ -223,7 +232,7 @@ class Run:
             "behaviours": (self._behaviour(k),),
             "scores": tuple(input_of(self.iteration(k, f"reward-{reward.fn.name}")) for reward in trained),
             "embeddings": (input_of(self.embed_slot),),
-            "data": (input_of(self.encode_slot),) if self.needs_data else (),
+            "data": (input_of(self.encode_slot),) if self._algorithm.data_term is not None else (),
         }
         return self._request(self.iteration(k, "update"), config, k, inputs)
 

@@ -115,7 +115,7 @@ class Rollout(StageConfig):
     name = "rollout"
     version = 3
     distributed = True
-    inputs = {"policy": "one", "embeddings": "one"}
+    inputs = {"policy": "one", "embeddings": "one", "data": "many"}
     model: ModelRef
     lora: LoraConfig | None
     prompts: tuple[Prompt, ...]
@@ -127,6 +127,8 @@ class Rollout(StageConfig):
     """
     use_same_seed: bool = False
     """Whether all samples of a prompt start from the same noise."""
+    given_frames: tuple[int, int] = Field(default=(0, 0), json_schema_extra={"neutral": [0, 0]})
+    """Fewest and most latent frames of the data that videos begin with; above 0 there is one input ``data``."""
     batch_size: int
     """Samples in one forward pass; part of the identity because it changes the last bits."""
     samples_per_shard: int

@@ -14,7 +14,7 @@ from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import Batch, DataTerm, Transitions
 from cosmos_rl_core.config.policy import TimeDensity
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.models._base import Conditioning, stack
+from cosmos_rl_core.models._base import Conditioning, generated, given_frames, stack
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import table_of
 from cosmos_rl_core.sampling.schedule import Schedule
@@ -22,6 +22,7 @@ from cosmos_rl_core.training import DrawKey, random_times, sft_time, training_no
 from stages import embed, encode
 from stages.artifacts import Artifact
 from stages.contracts import Request
+from stages.given import NUM_GIVEN, num_given
 from stages.samples import read_shard, shard_names
 from stages.trainer import MicroBatch
 
@@ -68,8 +69,16 @@ class Stored:
         return torch.stack([self.tensors[sample_id][name] for sample_id in ids]).to(self.device)
 
     def condition(self, ids: list[str]) -> Conditioning:
-        """The samples' own conditioning, batched."""
-        return stack([self.conditioning[self.prompt_ids[sample_id]] for sample_id in ids], self.device)
+        """The samples' own conditioning, batched; with the frames that their rollouts were given."""
+        own = [self.conditioning[self.prompt_ids[sample_id]] | self._given(sample_id) for sample_id in ids]
+        return stack(own, self.device)
+
+    def _given(self, sample_id: str) -> Conditioning:
+        """Read off the sample itself: what is given is what every state has."""
+        if NUM_GIVEN not in self.about[sample_id]:
+            return {}
+        latents = self.tensors[sample_id]["latents"]
+        return given_frames(latents[:, : self.about[sample_id][NUM_GIVEN]], latents.shape[1])
 
     def negative(self, count: int) -> Conditioning:
         """That of the empty prompt, batched."""
@@ -119,6 +128,7 @@ class TransitionDraws:
         steps = [self.step(sample_id, place) for sample_id in ids]
         at = table_of(self.kernel, self.stored.device).at(torch.tensor(steps, device=self.stored.device))
         x = self._stack(ids, [f"state.{step}" for step in steps])
+        conditioning = self.stored.condition(ids)
         batch = Transitions(
             x=x,
             x_next=self._stack(ids, [f"state.{step + 1}" for step in steps]),
@@ -126,11 +136,12 @@ class TransitionDraws:
             at=at,
             log_prob=self._stack(ids, ["log_prob"] * len(ids))[:, place],
             advantages=self.stored.advantages_of(ids),
+            mask=generated(conditioning),
         )
         guided = self.guidance_scale != 1
         return MicroBatch(
             batch,
-            self.stored.condition(ids),
+            conditioning,
             weight,
             negative=self.stored.negative(len(ids)) if guided else None,
             guidance_scale=self.guidance_scale,
@@ -173,12 +184,7 @@ class DataDraws:
         self.key = (request.seed, request.iteration or 0)
         (source,) = request.inputs["data"]
         self.latents = encode.Latents(source)
-        self.items: dict[str, list[str]] = {}
-        index = self.latents.index
-        for item_id, prompt_id in zip(index["item_id"], index["prompt_id"], strict=True):
-            self.items.setdefault(prompt_id, []).append(item_id)
-        self.all_items = [(item, prompt_id) for prompt_id in sorted(self.items) for item in self.items[prompt_id]]
-        self.conditioning = embed.Embeddings(request.one("embeddings"), [*sorted(self.items), embed.EMPTY])
+        self.conditioning = embed.Embeddings(request.one("embeddings"), [*self.latents.prompt_ids, embed.EMPTY])
 
     @property
     def num_times(self) -> int | None:
@@ -189,23 +195,33 @@ class DataDraws:
         device = self.steps.stored.device
         items = [self._item(sample_id, epoch, place) for sample_id in ids]
         levels = [self._noised(sample_id, epoch, place) for sample_id in ids]
+        x_0 = [self.latents[item] for item, _ in items]
+        own = [
+            self.conditioning[embed.EMPTY if self._drop(sample_id, epoch, place) else prompt_id]
+            | self._given(latents, sample_id, epoch, place)
+            for sample_id, latents, (_, prompt_id) in zip(ids, x_0, items, strict=True)
+        ]
+        conditioning = stack(own, device)
         batch = Batch(
-            x_0=torch.stack([self.latents[item] for item, _ in items]).to(device),
+            x_0=torch.stack(x_0).to(device),
             noise=torch.stack([noise for _, noise in levels]).to(device),
             t=torch.tensor([t for t, _ in levels], dtype=torch.float32, device=device),
             advantages=None,
+            mask=generated(conditioning),
         )
-        prompts = [
-            embed.EMPTY if self._drop(sample_id, epoch, place) else prompt_id
-            for sample_id, (_, prompt_id) in zip(ids, items, strict=True)
-        ]
-        return MicroBatch(batch, stack([self.conditioning[p] for p in prompts], device), weight)
+        return MicroBatch(batch, conditioning, weight)
 
     def _item(self, sample_id: str, epoch: int, place: int) -> tuple[str, str]:
-        prompt_id = self.steps.stored.prompt_ids[sample_id]
-        own = [(item, prompt_id) for item in self.items.get(prompt_id, ())]
-        pool = own or self.all_items
-        return pool[int(self._generator("data item", sample_id, epoch, place).integers(len(pool)))]
+        generator = self._generator("data item", sample_id, epoch, place)
+        return self.latents.choose(self.steps.stored.prompt_ids[sample_id], generator)
+
+    def _given(self, latents: Tensor, sample_id: str, epoch: int, place: int) -> Conditioning:
+        """The item's own first frames, as many as are drawn; nothing for models that are given none."""
+        bounds = self.term.given_frames
+        if bounds[1] == 0:
+            return {}
+        count = num_given(bounds, self._generator("data given frames", sample_id, epoch, place))
+        return given_frames(latents[:, :count], latents.shape[1])
 
     def _noised(self, sample_id: str, epoch: int, place: int) -> tuple[float, Tensor]:
         """Noise level and noise."""

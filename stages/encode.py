@@ -1,5 +1,8 @@
 """Latents of a media set, once: what training on data reads instead of pixels. Loads the VAE alone."""
 
+from itertools import chain
+
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -85,6 +88,21 @@ class Latents:
         self.index = read_table(artifact, INDEX)
         self._members = Members(artifact, kept_bytes)
         self._shard_of: dict[str, int] = dict(zip(self.index["item_id"], self.index["shard"], strict=True))
+        items: dict[str, list[str]] = {}
+        for item_id, prompt_id in zip(self.index["item_id"], self.index["prompt_id"], strict=True):
+            items.setdefault(prompt_id, []).append(item_id)
+        self._items = {prompt_id: [(item, prompt_id) for item in items[prompt_id]] for prompt_id in sorted(items)}
+        self._all_items = list(chain.from_iterable(self._items.values()))
+
+    @property
+    def prompt_ids(self) -> list[str]:
+        """The prompts of the items, sorted, each once."""
+        return list(self._items)
+
+    def choose(self, prompt_id: str, generator: np.random.Generator) -> tuple[str, str]:
+        """The ids of an item of the prompt, or of any where it has none, and of that item's own prompt."""
+        pool = self._items.get(prompt_id, self._all_items)
+        return pool[int(generator.integers(len(pool)))]
 
     def __getitem__(self, item_id: str) -> Tensor:
         if item_id not in self._shard_of:

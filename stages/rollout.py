@@ -7,7 +7,14 @@ from torch import Tensor
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import trained_steps
-from cosmos_rl_core.models._base import Model, guided_velocity, stack
+from cosmos_rl_core.models._base import (
+    CONDITIONAL_LATENTS,
+    Conditioning,
+    Model,
+    generated,
+    guided_velocity,
+    stack,
+)
 from cosmos_rl_core.policy_weights import to_bytes
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import Trajectory, sample
@@ -15,6 +22,7 @@ from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
 from stages import contracts, embed, policy
 from stages.contracts import Request
+from stages.given import GivenMedia
 from stages.loading import load_model
 from stages.runner import Context
 from stages.samples import SamplePlan, plan_samples, sample_files, write_samples
@@ -58,6 +66,7 @@ class _Generator:
             "sigmas": list(kernel.sigmas),
             "t": [s.t for s in kernel.steps],
         }
+        self.given = GivenMedia.of(request)
         self.recorded = {p.id: _recorded(request, config, kernel, p.id) for p in config.prompts}
         self.shape = model.latent_shape(config.media.size, config.media.frames)
         self.device = next(model.transformer.parameters()).device
@@ -70,11 +79,12 @@ class _Generator:
         for place, (plan, picture) in enumerate(zip(plans, pixels, strict=True)):
             steps = self.recorded[plan.prompt.id]
             facts = self.facts | ({"trained_steps": list(steps), "noise_seed": plan.noise_seed} if steps else {})
+            facts |= {} if self.given is None else self.given.facts(plan.prompt.id)
             files |= sample_files(plan, picture, to_bytes(_stored(trajectory, place, steps)), facts)
         return files
 
     def _sample(self, plans: list[SamplePlan]) -> Trajectory:
-        conditioning = stack([self.conditioning[plan.prompt.id] for plan in plans], self.device)
+        conditioning = stack([self._condition(plan.prompt.id) for plan in plans], self.device)
         scale = self.config.sample.guidance_scale
         negative = stack([self.conditioning[embed.NEGATIVE]] * len(plans), self.device) if scale != 1 else None
 
@@ -86,7 +96,20 @@ class _Generator:
 
         noise = self._normal([plan.noise_seed for plan in plans], "initial noise", 0)
         record = {step for plan in plans for step in self.recorded[plan.prompt.id]}
-        return sample(velocity, noise, self.kernel, draw=draw, record=record)
+        return sample(
+            velocity,
+            noise,
+            self.kernel,
+            draw=draw,
+            record=record,
+            mask=generated(conditioning),
+            given=conditioning.get(CONDITIONAL_LATENTS),
+        )
+
+    def _condition(self, prompt_id: str) -> Conditioning:
+        """Of one sample: its prompt's embeddings, and the frames that its video begins with, where there are any."""
+        given = {} if self.given is None else self.given.conditioning(prompt_id)
+        return self.conditioning[prompt_id] | given
 
     def _normal(self, keys: list[int], purpose: str, index: int) -> Tensor:
         draws = [torch.from_numpy(seeds.normal(self.shape, key, purpose, index)) for key in keys]

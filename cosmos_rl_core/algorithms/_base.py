@@ -133,6 +133,8 @@ class DataTerm:
     """Noised by the level of the trained step and the initial noise of its rollout; else both are drawn."""
     text_dropout: float
     """Share of the media whose prompt is replaced by the empty one."""
+    given_frames: tuple[int, int] = (0, 0)
+    """Fewest and most latent frames at the start of an item that are given to the model and left out of the loss."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,9 @@ class Algorithm(Protocol):
     """How its loss takes, beside the transitions, a :class:`Batch` of the dataset's media; None if it does not."""
     use_same_seed: bool
     """Whether all samples of a prompt start from the same noise."""
+    given_frames: tuple[int, int]
+    """Fewest and most latent frames of the dataset's media that its rollouts begin with; (0, 0) where they have no
+    media."""
 
     def check(self, sample: SolverConfig) -> None:
         """Raise :class:`ConfigError` if it cannot train on rollouts of this sampler, or lacks what it trains on."""

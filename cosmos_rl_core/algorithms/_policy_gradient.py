@@ -51,7 +51,7 @@ class PolicyGradientOptions(RewardedOptions):
     data_beta: float = Field(ge=0)
     """Weight of the diffusion loss on the dataset's media; 0 needs no media."""
     data: AnyDataset | None = None
-    """The media of that diffusion loss; their captions may be prompts of the rollouts, or not."""
+    """The media of that diffusion loss and of given frames; their captions may be prompts of the rollouts, or not."""
     loss_scale: float = Field(default=10.0, gt=0)
     """Factor of the whole loss. Adam divides it out again; it moves the gradient against ``optm_grad_norm_clip``."""
     ratio_mode: Literal["mean_logp", "sum_logp", "unnormalised"] = "mean_logp"
@@ -85,9 +85,11 @@ class PolicyGradientOptions(RewardedOptions):
     text_dropout: float = Field(default=0.2, ge=0, le=1)
     """Share of the media, in the diffusion loss only, whose prompt is replaced by the empty one."""
     min_num_conditional_frames: int = Field(default=0, ge=0)
-    """Fewest given latent frames at the start of a video; only 0 so far."""
+    """Fewest latent frames that are given at the start of a video: 0 is text to video, 1 image to video."""
     max_num_conditional_frames: int = Field(default=0, ge=0)
-    """Most given latent frames at the start of a video; only 0 so far."""
+    """Most of these. Their number is drawn for each prompt of an iteration, and they are the first ones of an item of
+    ``data``, of the prompt if it has any; another number is drawn for each item of the diffusion loss. No loss counts
+    them. Only for models that can be given frames. Evaluations are text to video whatever is set here."""
     global_std: bool = False
     """Divide advantages by the deviation of all rewards of the iteration instead of the prompt's own."""
     min_group_size: int = Field(default=2, ge=2)
@@ -114,12 +116,14 @@ class PolicyGradientOptions(RewardedOptions):
             raise ValueError("needs at least one step, each once and from 0; -1 is a random step, any number of times")
         return train_on
 
-    @field_validator("min_num_conditional_frames", "max_num_conditional_frames")
-    @classmethod
-    def _nothing_given(cls, frames: int) -> int:
-        if frames != 0:
-            raise ValueError(f"{frames} is not possible yet: no model here takes conditional frames; leave it at 0")
-        return frames
+    @model_validator(mode="after")
+    def _frames_in_order(self) -> Self:
+        if self.min_num_conditional_frames > self.max_num_conditional_frames:
+            raise ValueError(
+                f"min_num_conditional_frames = {self.min_num_conditional_frames} is more than "
+                f"max_num_conditional_frames = {self.max_num_conditional_frames}; raise that, or lower it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _something_is_weighed(self) -> Self:
@@ -182,7 +186,13 @@ class Algorithm:
             on_first_only=options.data_on_first_only,
             as_rollout=options.use_rl_sigma_and_noise,
             text_dropout=options.text_dropout,
+            given_frames=self.given_frames,
         )
+
+    @property
+    def given_frames(self) -> tuple[int, int]:
+        """``min_num_conditional_frames`` and ``max_num_conditional_frames``."""
+        return self.options.min_num_conditional_frames, self.options.max_num_conditional_frames
 
     def check(self, sample: SolverConfig) -> None:
         """Every trained step must be one with noise, the diffusion loss needs media, and what is given must be read."""
@@ -205,10 +215,17 @@ class Algorithm:
                 f"data_beta = {options.data_beta} weighs the diffusion loss on media: name them in "
                 "[train.train_policy.data], or set data_beta = 0"
             )
-        given = [name for name in _OF_DATA if name in options.model_fields_set and getattr(options, name) is not None]
-        if self.data_term is None and given:
+        most = options.max_num_conditional_frames
+        if most > 0 and options.data is None:
             raise ConfigError(
-                f"data_beta = 0 leaves out the diffusion loss on media, which {', '.join(given)} would be for; leave "
+                f"max_num_conditional_frames = {most} takes the first frames of media: name them in "
+                "[train.train_policy.data], or leave it at 0"
+            )
+        chosen = options.model_fields_set - ({"data"} if most > 0 else set())
+        unread = [name for name in _OF_DATA if name in chosen and getattr(options, name) is not None]
+        if self.data_term is None and unread:
+            raise ConfigError(
+                f"data_beta = 0 leaves out the diffusion loss on media, which {', '.join(unread)} would be for; leave "
                 "them out too, or set data_beta above 0"
             )
 

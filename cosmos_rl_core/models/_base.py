@@ -6,9 +6,10 @@ plugin and nowhere else.
 
 A plugin file has ``PIPELINE_CLASSES`` (values of ``_class_name`` in ``model_index.json``) and a function ``load``. It
 may have ``GUARDRAIL_PACKAGE``, the package of the safety checker that the stock pipeline insists on;
-``GUIDANCE_OFFSET``, how much less than ours the stock pipeline's ``guidance_scale`` is; and ``load_stock(path,
-guardrail)``, where ``from_pretrained`` alone does not load the stock pipeline. The constants are literals, because
-plans read them from the source.
+``GUIDANCE_OFFSET``, how much less than ours the stock pipeline's ``guidance_scale`` is; ``MAX_GIVEN_FRAMES``, how many
+latent frames at most may be given at the start of a video, where its ``velocity`` takes :func:`given_frames`; and
+``load_stock(path, guardrail)``, where ``from_pretrained`` alone does not load the stock pipeline. The constants are
+literals, because plans read them from the source.
 """
 
 from typing import Any, Protocol

@@ -22,6 +22,7 @@ from cosmos_rl_core.models._base import COMPONENTS, CONDITIONAL_LATENTS, CONDITI
 PIPELINE_CLASSES = ("Cosmos2_5_PredictBasePipeline",)
 GUARDRAIL_PACKAGE = "cosmos_guardrail"
 GUIDANCE_OFFSET = 1
+MAX_GIVEN_FRAMES = 2
 
 _STOCK_MULTIPLE = 16
 """The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor."""

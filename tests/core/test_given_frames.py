@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.algorithms._base import Batch, Loss
+from cosmos_rl_core.algorithms._base import Batch, Loss, Transitions
 from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.sampling.transition import Coefficients
 
 CPU = torch.device("cpu")
 DATASET = DatasetOptions(name="some media")
@@ -19,6 +20,7 @@ def normal(seed: int) -> torch.Tensor:
 
 
 X_0, NOISE, CURRENT, OTHER = (normal(seed) for seed in range(4))
+ADVANTAGES = torch.tensor([1.0, -2.0], device=CPU)
 MASK = torch.tensor([[0.0, 1, 1, 1], [0, 0, 1, 1]], device=CPU, dtype=torch.float64).view(2, 1, 4, 1, 1)
 """One given frame in the first video, two in the second."""
 
@@ -26,15 +28,25 @@ MASK = torch.tensor([[0.0, 1, 1, 1], [0, 0, 1, 1]], device=CPU, dtype=torch.floa
 def loss_of(name: str, options: dict[str, Any], cut: Any, current: torch.Tensor, **fields: Any) -> Loss:
     plugin = plugins.load("algorithms", name)
     algorithm = plugin.Algorithm(plugin.Options.model_validate({"type": name, "dataset": DATASET, **options}))
-    t = torch.tensor([0.3, 0.8], device=CPU, dtype=torch.float64)
-    batch = Batch(X_0[cut], NOISE[cut], t[cut[0]], torch.tensor([1.0, -2.0], device=CPU)[cut[0]], **fields)
-    parts = {"current": current[cut], "behaviour": OTHER[cut], "reference": -OTHER[cut]}
+    t, advantages = torch.tensor([0.3, 0.8], device=CPU, dtype=torch.float64)[cut[0]], ADVANTAGES[cut[0]]
+    if algorithm.transitions and algorithm.data_term is None:
+        at = Coefficients(t, t, t, -t, t, t, t)
+        batch = Transitions(X_0[cut], NOISE[cut], X_0[cut], at, log_prob=-t, advantages=advantages, **fields)
+    else:
+        batch = Batch(X_0[cut], NOISE[cut], t, advantages, **fields)
+    parts = {"current": current[cut], "behaviour": CURRENT[cut] + OTHER[cut] / 10, "reference": -OTHER[cut]}
     return algorithm.loss(lambda part: parts[part], batch)
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("sft", {}), ("nft", {"kl_beta": 0.5}), ("ddrl", {"train_on": [0], "data_beta": 1.0, "kl_beta": 0.0})],
+    [
+        ("sft", {}),
+        ("nft", {"kl_beta": 0.5}),
+        ("ddrl", {"train_on": [0], "data_beta": 1.0, "kl_beta": 0.0}),
+        # A clip that no ratio reaches, so that each has a gradient.
+        ("grpo", {"train_on": [0], "kl_beta": 0.5, "clip_ratio": 0.99}),
+    ],
 )
 def test_a_masked_loss_is_that_of_the_generated_frames_alone(name: str, options: dict[str, Any]):
     current = CURRENT.clone().requires_grad_()

@@ -247,7 +247,22 @@ def test_steps_that_name_none_or_one_twice_are_refused(train_on: tuple[int, ...]
         policy(train_on=train_on)
 
 
-@pytest.mark.parametrize("field", ["min_num_conditional_frames", "max_num_conditional_frames"])
-def test_conditional_frames_are_refused_with_the_reason(field: str):
-    with pytest.raises(ValueError, match="no model here takes conditional frames"):
-        policy(**{field: 1})
+def test_given_frames_need_media_to_come_from_and_an_order():
+    with pytest.raises(ValueError, match="min_num_conditional_frames = 2 is more than max_num_conditional_frames = 1"):
+        policy(min_num_conditional_frames=2, max_num_conditional_frames=1)
+    with pytest.raises(ValueError, match="min_num_conditional_frames = 1 is more than max_num_conditional_frames = 0"):
+        policy(min_num_conditional_frames=1)
+    without = policy(max_num_conditional_frames=1, data_beta=0.0)
+    with pytest.raises(ConfigError, match="max_num_conditional_frames = 1 takes the first frames of media: name them"):
+        without.check(STOCHASTIC)
+
+
+def test_media_may_be_there_for_given_frames_alone():
+    given = policy(
+        min_num_conditional_frames=1, max_num_conditional_frames=2, data_beta=0.0, data={"name": "rendered_text"}
+    )
+    given.check(STOCHASTIC)
+    assert (given.given_frames, given.data_term) == ((1, 2), None)
+    assert policy(max_num_conditional_frames=1).data_term == DataTerm(
+        on_first_only=False, as_rollout=True, text_dropout=0.2, given_frames=(0, 1)
+    )

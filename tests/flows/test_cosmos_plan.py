@@ -2,14 +2,18 @@
 
 import json
 
+import numpy as np
 import pytest
 
-from cosmos_rl_core import pipelines, sizes
+from cosmos_rl_core import media, pipelines, sizes
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from flows import costs
 from flows.plan import Plan, Settings, plan_of
+from flows.requests import Run
+from flows.steps import steps
 from tests import tiny_pipelines
+from tests.flows.by_hand import make_all
 
 
 @pytest.fixture(scope="session")
@@ -102,3 +106,66 @@ def test_guidance_is_translated_for_the_stock_pipeline(base, ours, stock):
     assert pipelines.stock_guidance_scale("package:tiny-sd3", ours) == ours
     with pytest.raises(ConfigError, match="take 1, or more than 2"):
         pipelines.stock_guidance_scale(str(base), 2.0)
+
+
+GRPO = """[train.train_policy]
+type = "grpo"
+train_on = [0]
+"""
+
+
+def given(fewest: int, most: int, data: str = "") -> tuple[tuple[str, str], tuple[str, str]]:
+    """Replacements that make the recipe one of FlowGRPO with given frames."""
+    head = f"{GRPO}min_num_conditional_frames = {fewest}\nmax_num_conditional_frames = {most}\n{data}"
+    return ('[train.train_policy]\ntype = "nft"', head), ("timesteps_fraction = 1.0", "")
+
+
+SAMPLED = 'sample = { num_steps = 2, solver = "flow_sde" }'
+PICTURE = 'inference_size = [32, 64], guardrail = "off"'
+DATA = 'data = { name = "rendered_text", num_items = 2 }\n'
+
+
+@pytest.mark.parametrize(
+    ("size", "replacements", "said"),
+    [
+        (
+            VIDEO,
+            given(0, 3),
+            "max_num_conditional_frames = 3: Cosmos2_5_PredictBasePipeline can be given 2 latent frames",
+        ),
+        (VIDEO.replace("9", "5"), given(1, 2), r"= 2 leaves none of 2 latent frames \(train_frames = 5\) to generate"),
+        (PICTURE, given(0, 1), r"= 1 leaves none of 1 latent frames \(train_frames = 1\) to generate"),
+        (VIDEO, given(1, 1), r"= 1 takes the first frames of media: name them in \[train.train_policy.data\]"),
+        (VIDEO, given(2, 1), "min_num_conditional_frames = 2 is more than max_num_conditional_frames = 1"),
+    ],
+)
+def test_given_frames_that_cannot_be_are_mistakes_of_the_recipe(cosmos, size, replacements, said):
+    with pytest.raises(ConfigError, match=said):
+        cosmos(f"{size}, {SAMPLED}", *replacements)
+
+
+def test_other_models_and_algorithms_take_no_given_frames(recipe, cosmos):
+    with pytest.raises(ConfigError, match="= 1: StableDiffusion3Pipeline can be given no latent frames"):
+        plan_of(Settings(recipe(*given(1, 1, DATA))))
+    with pytest.raises(ConfigError, match="max_num_conditional_frames: unknown key"):
+        cosmos(VIDEO, ('type = "nft"', 'type = "nft"\nmax_num_conditional_frames = 1'))
+
+
+def test_media_are_encoded_before_the_rollouts_that_begin_with_them(cosmos, tmp_path):
+    (tmp_path / "clips").mkdir()
+    (tmp_path / "clips/a.mkv").write_bytes(media.encode(np.zeros((9, 32, 64, 3), dtype=np.uint8))[1])
+    (tmp_path / "clips/a.json").write_text('{"prompt": "a clip"}', encoding="utf-8")
+    data = f'data = {{ name = "local", local_dir = "{tmp_path}/clips", size = [32, 64], frames = 9 }}\n'
+    runs = [
+        Run(cosmos(f"{VIDEO}, {SAMPLED}", *replacements), str(tmp_path / "store"))
+        for replacements in (given(1, 2, data), given(0, 0))
+    ]
+    (asked, without) = (make_all(run) for run in runs)
+    assert [(step.name, step.request()) for step in steps(runs[0])] == list(asked.items())
+    assert list(asked).index("encode") < list(asked).index("iteration-0000/rollout")
+    rollout, update = asked["iteration-0000/rollout"], asked["iteration-0000/update"]
+    assert (rollout.one("data").url, rollout.config.identity()["given_frames"]) == (asked["encode"].slot, [1, 2])
+    # What was given is in the samples; only a diffusion loss would read the media again.
+    assert update.inputs["data"] == ()
+    assert "encode" not in without
+    assert "given_frames" not in without["iteration-0000/rollout"].config.identity()
