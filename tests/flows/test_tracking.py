@@ -1,6 +1,5 @@
 """The numbers of runs whose artifacts are made by hand, and what loggers hear of them."""
 
-import contextlib
 import importlib
 import importlib.util
 import json
@@ -379,24 +378,3 @@ def test_a_run_goes_on_with_another_logger(recipe, tmp_path):
     assert other.recipe.logging.logger == ("console",)
     assert other.recipe.identity() == run.recipe.identity()
     assert [standing_manifest(r) is not None for r in (other.policy(), other.rollout(0), other.update(0))] == [True] * 3
-
-
-def test_a_stale_rollout_has_one_line_and_it_is_of_the_policy_before_the_update_beside_it(recipe, tmp_path):
-    path = recipe(("num_iterations = 2", "num_iterations = 3\nstaleness = 1"))
-    run = planned(path, tmp_path, run_id="stale")
-    go(run)
-    lines = [json.loads(line) for line in store.read(store.join(run.url, FILE)).splitlines()]
-    rollouts = [(line["iteration"], line["step"]) for line in lines if line["stage"] == "rollout"]
-    assert rollouts == [(0, 0), (1, 0), (2, 2)]
-    assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
-
-
-def test_the_file_is_written_after_an_update_that_had_a_rollout_beside_it(recipe, tmp_path):
-    path = recipe(("num_iterations = 2", "num_iterations = 3\nstaleness = 1"))
-    run = planned(path, tmp_path, run_id="stale")
-    with Tracker(run, print) as tracker:
-        with contextlib.suppress(Killed):
-            post_train(run, cast("Launcher", Waves(tracker, until="iteration-0001/rollout")))
-        # Before the tracker ends, which would write it too.
-        lines = [json.loads(line) for line in store.read(store.join(run.url, FILE)).splitlines()]
-    assert "update" in {line["stage"] for line in lines}

@@ -1,0 +1,34 @@
+"""The numbers of a run whose rollouts are made beside updates."""
+
+import contextlib
+import json
+from typing import cast
+
+from cosmos_rl_core import store
+from flows.launch import Launcher
+from flows.metrics import FILE
+from flows.post_train import post_train
+from flows.tracking import Tracker
+from tests.flows.tracked import Killed, Waves, go
+from tests.hand_made import planned
+
+
+def test_a_stale_rollout_has_one_line_and_it_is_of_the_policy_before_the_update_beside_it(recipe, tmp_path):
+    path = recipe(("num_iterations = 2", "num_iterations = 3\nstaleness = 1"))
+    run = planned(path, tmp_path, run_id="stale")
+    go(run)
+    lines = [json.loads(line) for line in store.read(store.join(run.url, FILE)).splitlines()]
+    rollouts = [(line["iteration"], line["step"]) for line in lines if line["stage"] == "rollout"]
+    assert rollouts == [(0, 0), (1, 0), (2, 2)]
+    assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
+
+
+def test_the_file_is_written_after_an_update_that_had_a_rollout_beside_it(recipe, tmp_path):
+    path = recipe(("num_iterations = 2", "num_iterations = 3\nstaleness = 1"))
+    run = planned(path, tmp_path, run_id="stale")
+    with Tracker(run, print) as tracker:
+        with contextlib.suppress(Killed):
+            post_train(run, cast("Launcher", Waves(tracker, until="iteration-0001/rollout")))
+        # Before the tracker ends, which would write it too.
+        lines = [json.loads(line) for line in store.read(store.join(run.url, FILE)).splitlines()]
+    assert "update" in {line["stage"] for line in lines}
