@@ -31,7 +31,7 @@ tiny-base: $(VENV)/installed
 	$(BIN)/cosmos-flows run configs/tiny/sft.toml --run-id tiny-base --set policy.model_name_or_path=outputs/tiny-skeleton
 	$(BIN)/cosmos-flows export tiny-base outputs/tiny-base
 
-# DDRL against its alternatives on a base of its own, three seeds: two runs at a time, about an hour and a half on two cores.
+# DDRL against its alternatives on a base of its own, three seeds: two runs at a time, about two hours on two cores.
 replicate-ddrl: $(VENV)/installed
 	$(BIN)/python -m flows.replication
 

@@ -4,7 +4,7 @@ The reward is compressibility, which is easily over-optimised: in the end nothin
 still be read is scored too, and trained on by no arm.
 
 ``python -m flows.replication`` trains the base, then every arm with every seed on the same number of rewarded samples,
-and writes ``results.md`` and ``results.svg``. What is finished stays, as in any run.
+and writes ``results.md``, ``results.svg`` and ``pictures.png``. What is finished stays, as in any run.
 """
 
 import argparse
@@ -63,6 +63,8 @@ MEASURES = {
 }
 INK_DISTANCE = 64
 """Levels of 255, in any channel, by which ink differs from the background."""
+PICTURES_SHOWN = 10
+"""Held-out samples in a row of pictures, each of another prompt."""
 LUMINANCE = (0.299, 0.587, 0.114)
 
 
@@ -82,6 +84,7 @@ def main() -> None:
     table.to_csv(options.out / "results.csv", index=False)
     (options.out / "results.md").write_text(markdown(table), encoding="utf-8")
     draw(table, options.out / "results.svg")
+    draw_pictures(options.store, options.out / "pictures.png")
     print(markdown(table))
 
 
@@ -179,9 +182,24 @@ def draw(table: Any, path: Path) -> None:
             means, errors = by_version.mean(), by_version.sem()
             (line,) = axes.plot(means.index, means, label=title)
             axes.fill_between(means.index, means - errors, means + errors, color=line.get_color(), alpha=0.2)
-        axes.set(title=MEASURES[name], xlabel="iterations")
+        axes.set(title=MEASURES[name], xlabel="iterations", yscale="log" if name == "loss" else "linear")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(TITLES), frameon=False)
     figure.savefig(path, metadata={"Date": None})
+
+
+def draw_pictures(store_url: str, path: Path) -> None:
+    """The same held-out samples of the base and of each arm's final policy, those of the first seed: a row each."""
+    rows = [("base", "none", True), *((title, arm, False) for arm, title in TITLES.items())]
+    figure = Figure(figsize=(11, 0.6 * len(rows)), layout="constrained")
+    for axes, (title, arm, is_base) in zip(figure.subplots(len(rows)), rows, strict=True):
+        run = open_run(store_url, f"replication-{arm}-{SEEDS[0]}")
+        version = 0 if is_base else run.recipe.train.num_iterations
+        samples = Artifact(input_of(run.version(version, "evaluate")))
+        shown = [next(read_shard(samples, name)).pixels[0] for name in shard_names(samples)[:PICTURES_SHOWN]]
+        axes.imshow(np.hstack(shown), interpolation="nearest")
+        axes.set_axis_off()
+        axes.text(-8, shown[0].shape[0] / 2, title, ha="right", va="center", fontsize=9)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 if __name__ == "__main__":
