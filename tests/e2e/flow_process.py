@@ -214,7 +214,7 @@ def final_policy(flows: Flows) -> dict[str, bytes]:
 def metrics(flows: Flows) -> list[dict[str, object]]:
     """The lines of the run's ``metrics.jsonl``, without what took time."""
     lines = [json.loads(line) for line in (flows.root / FILE).read_bytes().splitlines()]
-    return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
+    return [{name: value for name, value in line.items() if not name.endswith(("seconds", "_time"))} for line in lines]
 
 
 def standing_manifests(flows: Flows) -> dict[str, Manifest]:
