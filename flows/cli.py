@@ -4,6 +4,7 @@ Exit codes: 0 done, 64 config or command line, 65 data, 75 unavailable, 70 other
 """
 
 import importlib
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from cosmos_rl_core.errors import ConfigError, CosmosRLError
 from flows import export as export_command
+from flows import import_recipe as import_command
 from flows import rerun as rerun_command
 from flows import status as status_command
 from flows.describe import describe_plan
@@ -23,7 +25,7 @@ from flows.server import prefect_server
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Returned = TypeVar("Returned")
 
-RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe, e.g. configs/tiny/nft.toml")]
+RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe, e.g. configs/tiny/nft.toml, or one of cosmos-rl's")]
 StoreOption = Annotated[str, typer.Option(help="Directory or URL (s3://bucket/prefix) of all runs")]
 RunIdOption = Annotated[str | None, typer.Option(help="Name of the run; default: from the recipe and its contents")]
 IterationsOption = Annotated[int | None, typer.Option(min=1, help="How far to go, instead of the recipe's number")]
@@ -48,6 +50,7 @@ def run(
 
     Example: cosmos-flows run configs/tiny/nft.toml --set train.seed=1
     """
+    _note_translation(recipe)
     settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster, allow_numerics_change)
     plan = _or_exit(lambda: plan_of(settings))
     algorithm = plan.recipe.train.train_policy.type
@@ -74,6 +77,7 @@ def plan(
 
     Example: cosmos-flows plan configs/tiny/nft.toml --set rollout.n_generation=8
     """
+    _note_translation(recipe)
     settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster)
     Console(highlight=False).print(describe_plan(_or_exit(lambda: plan_of(settings)), store), markup=False)
 
@@ -125,6 +129,30 @@ def export(
     """
     for line in _or_exit(lambda: export_command.export(store, run_id, directory)):
         typer.echo(line)
+
+
+@app.command("import-recipe")
+def import_recipe(
+    recipe: Annotated[str, typer.Argument(help="A TOML file of cosmos-rl, of either schema")],
+    output: Annotated[str | None, typer.Option(help="Where to write it as a recipe of ours; default: nowhere")] = None,
+) -> None:
+    """Say what every key of a file of cosmos-rl is here, and write it as a recipe of ours.
+
+    Example: cosmos-flows import-recipe stable-diffusion-3-5-medium-nft.toml --output sd3.toml
+    """
+    translation = _or_exit(lambda: import_command.translation_of(recipe))
+    Console(highlight=False).print(import_command.table(translation))
+    typer.echo(f"\n{recipe} is {translation.summary}")
+    if output is None:
+        _or_exit(lambda: import_command.check(translation, recipe))
+    else:
+        _or_exit(lambda: import_command.write(translation, recipe, output))
+        typer.echo(f"written to {output}; next: cosmos-flows plan {shlex.quote(output)}")
+
+
+def _note_translation(recipe: str) -> None:
+    if (line := _or_exit(lambda: import_command.note(recipe))) is not None:
+        typer.echo(line, err=True)
 
 
 def _or_exit(action: Callable[[], Returned]) -> Returned:
