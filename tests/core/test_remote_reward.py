@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.reward_client import Service, frame
 from cosmos_rl_core.rewards import remote
@@ -15,6 +16,7 @@ from cosmos_rl_core.rewards._base import Sample, ServedReward
 from tests.reward_server import TOKEN, Frame, RewardServer, brightness, reward_server
 
 NAME = "remote-dance_grpo-overall_reward"
+NFT = {"type": "nft", "dataset": {"name": "ocr"}}
 DRAWS = np.random.default_rng(0)
 VIDEO = DRAWS.integers(0, 256, (5, 5, 16, 24, 3), dtype=np.uint8)
 LATENTS = DRAWS.standard_normal((5, 16, 2, 2, 3)).astype(np.float32)
@@ -234,3 +236,18 @@ def test_no_setting_says_where_the_service_is_and_how_long_it_takes_is_not_ident
     assert options.label == "remote-dance_grpo"
     with pytest.raises(ValueError, match=r"clip_min = 5\.0 is not below clip_max = 5\.0"):
         remote.Options(reward_fn="x", clip_min=5.0, clip_max=5.0)
+
+
+def test_rewards_of_one_service_need_labels_that_differ():
+    def recipe(*keys: str) -> dict[str, object]:
+        fns = [{"name": "remote", "reward_fn": "dance_grpo", "score_key": key} for key in keys]
+        return {
+            "policy": {"model_name_or_path": "package:tiny-sd3"},
+            "train": {"num_iterations": 1, "train_batch_per_replica": 16, "train_policy": NFT},
+            "rewards": [{"fn": fn} for fn in fns],
+        }
+
+    rewards = check(recipe("vq_reward", "vq_reward+mq_reward"), "test").rewards
+    assert [r.fn.label for r in rewards] == ["remote-dance_grpo-vq_reward", "remote-dance_grpo-vq_reward+mq_reward"]
+    with pytest.raises(ConfigError, match="two rewards of one name: remote-dance_grpo-a, remote-dance_grpo-a"):
+        check(recipe("a", "a"), "test")
