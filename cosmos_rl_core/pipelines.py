@@ -44,11 +44,27 @@ def resolve_path(model_name_or_path: str) -> str:
     if model_name_or_path.startswith(PACKAGE_PREFIX):
         return _shipped_path(model_name_or_path.removeprefix(PACKAGE_PREFIX))
     path = Path(model_name_or_path)
+    if native := _native_weights(path):
+        raise ConfigError(
+            f"{model_name_or_path!r} has weights of cosmos's own code ({native.name}), expected the directory of a "
+            "diffusers pipeline; convert them with diffusers' script: python scripts/convert_cosmos_to_diffusers.py "
+            f"--transformer_ckpt_path {native} --transformer_type Cosmos-2.5-Predict-Base-2B (or -14B) --vae_type "
+            "wan2.1 --output_path DIRECTORY --save_pipeline"
+        )
     if not path.is_dir():
         path = _cached_path(model_name_or_path)
     if not (path / INDEX).is_file():
         raise ConfigError(f"{model_name_or_path!r} has no {INDEX}, so it is not a diffusers pipeline directory")
     return str(path.resolve())
+
+
+def _native_weights(path: Path) -> Path | None:
+    """A ``.pt`` file, also one somewhere in a folder that is no pipeline, such as a snapshot of a hub's repository."""
+    if path.suffix == ".pt":
+        return path
+    if not path.is_dir() or (path / INDEX).is_file():
+        return None
+    return min(path.rglob("*.pt"), default=None)
 
 
 def pipeline_files(path: str | Path) -> list[str]:

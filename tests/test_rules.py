@@ -37,6 +37,7 @@ READS_ENVIRONMENT = (
     "flows/",
     "cosmos_rl_core/distributed.py",
     "cosmos_rl_core/processes.py",
+    "cosmos_rl_core/reward_client.py",
     "stages/torch_runtime.py",
     "stages/runner.py",
 )

@@ -141,9 +141,9 @@ def _mistakes(recipe: Recipe) -> Any:
             f"train.staleness = {recipe.train.staleness} samples every rollout of train.num_iterations = "
             f"{recipe.train.num_iterations} from the base policy; 1 or 2 are usual"
         )
-    if weightless := [r.fn.name for r in recipe.rewards if r.role == "train" and r.weight == 0]:
+    if weightless := [r.fn.label for r in recipe.rewards if r.role == "train" and r.weight == 0]:
         yield f"rewards of weight 0 train nothing: {', '.join(weightless)}; give them role = 'monitor'"
-    names = [reward.fn.name for reward in recipe.rewards]
+    names = [reward.fn.label for reward in recipe.rewards]
     if len(set(names)) != len(names):
         yield f"two rewards of one name: {', '.join(names)}"
     options = recipe.train.train_policy
