@@ -139,7 +139,7 @@ _ALGORITHM: dict[str, Row] = {
     f"{POLICY}.reward_function.*": no_effect("cosmos-rl's own reward functions are not here; see use_remote_reward"),
     f"{POLICY}.bypass_reward": only(False, "rewards are never left out", "rewards of 0 train nothing; set it to false"),
     f"{POLICY}.filter_reward_metric": no_effect("cosmos-rl does not apply it to rewards of a service"),
-    **REMOTE_ROWS,
+    **{key: when(run.asks_service, row, "use_remote_reward is not true") for key, row in REMOTE_ROWS.items()},
     **rows(no_effect("train.staleness says how old a rollout's policy may be; 0 unless set"), f"{POLICY}.",
            "allowed_outdated_steps on_policy uncentralized_training"),
     **rows(_BY_SEED, f"{POLICY}.", "dataloader_shuffle dataloader_seed dataloader_num_workers dataloader_batch_size "

@@ -47,6 +47,11 @@ def validates(upstream: Upstream) -> bool:
     return upstream["validation.enable"] is True
 
 
+def asks_service(upstream: Upstream) -> bool:
+    """Whether a reward service scores."""
+    return is_nft(upstream) and upstream[f"{POLICY}.use_remote_reward"] is True
+
+
 def ranks(upstream: Upstream) -> int:
     """Processes that have samples of their own."""
     sizes = ("dp_shard_size", "dp_replicate_size", "n_init_replicas")
