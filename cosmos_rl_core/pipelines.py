@@ -47,9 +47,10 @@ def resolve_path(model_name_or_path: str) -> str:
     if native := _native_weights(path):
         raise ConfigError(
             f"{model_name_or_path!r} has weights of cosmos's own code ({native.name}), expected the directory of a "
-            "diffusers pipeline; convert them with diffusers' script: python scripts/convert_cosmos_to_diffusers.py "
-            f"--transformer_ckpt_path {native} --transformer_type Cosmos-2.5-Predict-Base-2B (or -14B) --vae_type "
-            "wan2.1 --output_path DIRECTORY --save_pipeline"
+            f"diffusers pipeline; make one: cosmos-flows import-weights {native} BASE DIRECTORY, where BASE is the "
+            "diffusers pipeline of the same model; or convert all of it with diffusers' own script: python "
+            f"scripts/convert_cosmos_to_diffusers.py --transformer_ckpt_path {native} --transformer_type "
+            "Cosmos-2.5-Predict-Base-2B --vae_type wan2.1 --output_path DIRECTORY --save_pipeline"
         )
     if not path.is_dir():
         path = _cached_path(model_name_or_path)

@@ -5,6 +5,7 @@ Exit codes: 0 done, 64 config or command line, 65 data, 75 unavailable, 70 other
 
 import importlib
 import shlex
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -148,6 +149,21 @@ def import_recipe(
     else:
         _or_exit(lambda: import_command.write(translation, recipe, output))
         typer.echo(f"written to {output}; next: cosmos-flows plan {shlex.quote(output)}")
+
+
+@app.command()
+def import_weights(
+    weights: Annotated[str, typer.Argument(help="A .pt file of cosmos's own code")],
+    base: Annotated[str, typer.Argument(help="A diffusers pipeline of the same model")],
+    directory: Annotated[str, typer.Argument(help="Where to write the pipeline with those weights; must not exist")],
+) -> None:
+    """Make a diffusers pipeline of Cosmos-Predict2.5 weights that cosmos's own code wrote.
+
+    Example: cosmos-flows import-weights 81edfebe_ema_bf16.pt Cosmos-Predict2.5-2B-diffusers my-base
+    """
+    # In a process of its own: it needs torch, which no command imports.
+    command = [sys.executable, "-m", "cosmos_rl_core.native_weights", weights, base, directory]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 def _note_translation(recipe: str) -> None:

@@ -135,7 +135,7 @@ def test_weights_of_cosmos_own_code_are_refused_with_the_command_that_converts_t
     weights = snapshot / "base/post-trained/81edfebe_ema_bf16.pt"
     weights.write_bytes(b"")
     for given in (weights, snapshot):
-        with pytest.raises(ConfigError, match=rf"convert_cosmos_to_diffusers\.py --transformer_ckpt_path {weights} "):
+        with pytest.raises(ConfigError, match=rf"cosmos-flows import-weights {weights} BASE DIRECTORY.*convert_cos"):
             pipelines.resolve_path(str(given))
     # A pipeline may hold whatever it likes besides.
     shutil.copytree(folders["wan"], tmp_path / "wan")

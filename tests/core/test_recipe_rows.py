@@ -236,5 +236,19 @@ def test_media_are_asked_for_only_where_something_reads_them():
     assert "text_dropout" not in translate(values).values["train"]["train_policy"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"checkpoint__model_id": "base/post-trained/x.pt"}, "nvidia/Cosmos-Predict2.5-2B@diffusers/base/post-trained"),
+        ({"checkpoint__model_id": "robot/action-cond/x.pt"}, None),
+        ({"checkpoint__load_path": "/my/checkpoints"}, None),
+    ],
+)
+def test_checkpoints_are_named_as_the_pipelines_of_the_same_weights(changes: dict[str, str], name: str | None):
+    translation = translate(read(DDRL, **changes))
+    assert translation.values["policy"].get("model_name_or_path") == name
+    assert ("still to set: policy.model_name_or_path" in translation.summary) == (name is None)
+
+
 def test_the_batch_is_the_number_of_model_instances_times_what_is_accumulated():
     assert setting(read(DDRL, trainer__grad_accum_iter=2), "train.train_batch_per_replica") == 256

@@ -54,25 +54,23 @@ def model_row(_: str, value: Any, upstream: Upstream) -> Meaning:
         large = upstream["model.net.model_channels"] == CHANNELS_OF_14B
         name = f"nvidia/Cosmos-Predict2.5-{'14B' if large else '2B'}@{_revision(upstream)}"
         return Meaning("translated", {target: name, "policy.from_scratch": True}, "no checkpoint: weights are drawn")
-    if value in BASES:
-        return Meaning("translated", {target: f"{value}@{_revision(upstream)}"}, "the same weights as a pipeline")
+    if value in BASES and (revision := _revision(upstream)) is not None:
+        return Meaning("translated", {target: f"{value}@{revision}"}, "the same weights as a pipeline")
     if Path(str(value), "model_index.json").is_file():
         return Meaning("translated", {target: value})
-    why = f"a checkpoint of cosmos-rl is not read: make a pipeline of it and set {target}"
+    why = f"weights of cosmos's own code: make a pipeline of them (cosmos-flows import-weights) and set {target}"
     return Meaning("open", {target: None}, why)
 
 
-def _revision(upstream: Upstream) -> str:
-    post_trained = str(upstream["checkpoint.model_id"] or "").startswith("base/post-trained")
-    return f"diffusers/base/{'post' if post_trained else 'pre'}-trained"
+def _revision(upstream: Upstream) -> str | None:
+    """The hub's revision with the pipeline of a checkpoint; None if there is none of it."""
+    kind = "/".join(str(upstream["checkpoint.model_id"] or "base/pre-trained").split("/")[:2])
+    return f"diffusers/{kind}" if kind in ("base/pre-trained", "base/post-trained") else None
 
 
 def model_id_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """Which weights of a repository: its name begins as the revision of the pipeline ends."""
-    if str(value).startswith(("base/pre-trained/", "base/post-trained/")):
-        return Meaning("no effect here", why=f"the revision {_revision(upstream)} of policy.model_name_or_path")
-    raise ConfigError("only base/pre-trained/... and base/post-trained/... are known as pipelines; set "
-                      "policy.model_name_or_path to one of your own and leave this out")  # fmt: skip
+    """Which weights of a repository."""
+    return model_row("checkpoint.load_path", upstream["checkpoint.load_path"], upstream)
 
 
 def ema_rate_row(_: str, value: Any, upstream: Upstream) -> Meaning:
