@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from cosmos_rl_core import models, plugins
 from cosmos_rl_core.canonical import files_digest
@@ -165,10 +165,7 @@ def _cached_path(name: str) -> Path:
     """The snapshot of a hub repository in the local cache; nothing is downloaded."""
     found = _HUB_NAME.fullmatch(name)
     if found is None:
-        raise ConfigError(
-            f"{name!r} is not a directory here: pass the local directory of a diffusers pipeline, or a name on the "
-            "Hugging Face hub, owner/name or owner/name@revision"
-        )
+        raise _no_directory(name)
     repository, revision = found.groups()
     try:
         return Path(snapshot_download(repository, revision=revision, local_files_only=True))
@@ -178,6 +175,15 @@ def _cached_path(name: str) -> Path:
             f"{name!r} is not a directory here, nor in the local cache of the Hugging Face hub, and is not downloaded "
             f"by itself: {command}"
         ) from error
+    except HFValidationError as error:
+        raise _no_directory(name) from error
+
+
+def _no_directory(name: str) -> ConfigError:
+    return ConfigError(
+        f"{name!r} is not a directory here: pass the local directory of a diffusers pipeline, or a name on the "
+        "Hugging Face hub, owner/name or owner/name@revision"
+    )
 
 
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")

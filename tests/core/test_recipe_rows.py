@@ -1,8 +1,10 @@
 """Single settings of cosmos-rl's: what they are here, which of them nobody can know, and which are mistakes."""
 
+import copy
 import json
 import math
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,14 @@ SFT, DDRL, GRPO = (
 )
 
 
+@cache
+def _parsed(name: str) -> dict[str, Any]:
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+
+
 def read(name: str, **changes: Any) -> dict[str, Any]:
     """A recipe with changes, ``a__b=value``; None takes a key away."""
-    values = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    values = copy.deepcopy(_parsed(name))
     for key, value in changes.items():
         table = values
         *parents, last = key.split("__")
@@ -252,3 +259,12 @@ def test_checkpoints_are_named_as_the_pipelines_of_the_same_weights(changes: dic
 
 def test_the_batch_is_the_number_of_model_instances_times_what_is_accumulated():
     assert setting(read(DDRL, trainer__grad_accum_iter=2), "train.train_batch_per_replica") == 256
+
+
+@pytest.mark.parametrize("value", [{}, "x", -1, math.inf, [{"name": "a"}]], ids=repr)
+@pytest.mark.parametrize("name", [SD3, SFT, DDRL])
+def test_no_value_is_so_wrong_that_the_report_does_not_come(name: str, value: Any):
+    keys = [entry.key for entry in translate(read(name)).report if entry.key and "[" not in entry.key]
+    for key in keys:
+        values = read(name, **{key.replace(".", "__"): value})
+        assert translate(values).summary.startswith("a file of cosmos-rl")

@@ -55,7 +55,7 @@ def test_what_is_not_in_the_cache_is_a_mistake_with_the_command_that_downloads_i
     assert str(caught.value).endswith(f": {command}")
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "a/b/c", "tiny", "owner/"])
+@pytest.mark.parametrize("name", ["/no/such/folder", "a/b/c", "tiny", "owner/", "owner/two--words"])
 def test_what_is_no_name_of_a_hub_is_asked_for_as_a_directory(cache: Path, name: str):
     with pytest.raises(ConfigError, match="is not a directory here: pass"):
         pipelines.resolve_path(name)

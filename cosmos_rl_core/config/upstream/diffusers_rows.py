@@ -114,10 +114,10 @@ def _solver_name(upstream: Upstream) -> str:
     """Ours. Raises :class:`ConfigError` if there is none."""
     if is_sana(upstream):
         return "dpm2"
-    name, quiet = upstream[f"{SAMPLE}.solver"], upstream[f"{SAMPLE}.deterministic_sampling"] is True
+    name, quiet = str(upstream[f"{SAMPLE}.solver"]), upstream[f"{SAMPLE}.deterministic_sampling"] is True
     if (name, quiet) in _SOLVERS:
         return _SOLVERS[name, quiet]
-    if str(name).startswith("dpm"):
+    if name.startswith("dpm"):
         raise ConfigError("cosmos-rl itself needs deterministic_sampling = true for it")
     known = ", ".join(f"{name} ({'without' if quiet else 'with'} noise)" for name, quiet in _SOLVERS)
     raise ConfigError(f"there is no such sampler here {'without' if quiet else 'with'} noise; known: {known}")

@@ -181,8 +181,8 @@ def warmup_row(key: str, value: Any, upstream: Upstream) -> Meaning:
 
 def prompt_file(upstream: Upstream, place: str) -> str | None:
     """The text file of a prompt set that cosmos-rl knows by name; None for another."""
-    name, split = upstream[f"{place}.name"], upstream[f"{place}.split"]
+    name, split = str(upstream[f"{place}.name"]), upstream[f"{place}.split"]
     split = split[0] if isinstance(split, list) and split else split
     if name not in PROMPT_SETS:
         return None
-    return str(Path(PROMPT_FOLDER).expanduser() / str(name) / f"{split or 'train'}{PROMPT_SETS[name]}")
+    return str(Path(PROMPT_FOLDER).expanduser() / name / f"{split or 'train'}{PROMPT_SETS[name]}")

@@ -1,5 +1,6 @@
 """What the tables of cosmos-rl's settings are made of: a file as flat keys, and rows that say what a key means here."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -52,8 +53,8 @@ Row = Callable[[str, Any, Upstream], Meaning]
 
 
 def number(value: Any) -> float:
-    """The value, if it is a number. Raises :class:`ConfigError` otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """The value, if it is a finite number. Raises :class:`ConfigError` otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError("must be a number")
     return value
 
@@ -95,6 +96,11 @@ def only(expected: Any, why: str, otherwise: str) -> Row:
         return Meaning("no effect here", why=why)
 
     return row
+
+
+def refused(why: str) -> Row:
+    """A mistake, whatever its value."""
+    return lambda _, __, ___: Meaning("refused", why=why)
 
 
 def unless_none(row: Row) -> Row:

@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from cosmos_rl_core.config.upstream.rewards import remote
 from cosmos_rl_core.config.upstream.rows import Meaning, Upstream, count, number
 from cosmos_rl_core.errors import ConfigError
 
@@ -54,7 +53,7 @@ def model_row(_: str, value: Any, upstream: Upstream) -> Meaning:
         large = upstream["model.net.model_channels"] == CHANNELS_OF_14B
         name = f"nvidia/Cosmos-Predict2.5-{'14B' if large else '2B'}@{_revision(upstream)}"
         return Meaning("translated", {target: name, "policy.from_scratch": True}, "no checkpoint: weights are drawn")
-    if value in BASES and (revision := _revision(upstream)) is not None:
+    if str(value) in BASES and (revision := _revision(upstream)) is not None:
         return Meaning("translated", {target: f"{value}@{revision}"}, "the same weights as a pipeline")
     if Path(str(value), "model_index.json").is_file():
         return Meaning("translated", {target: value})
@@ -118,9 +117,10 @@ def _frames(upstream: Upstream) -> int:
 def size_row(_: str, value: Any, upstream: Upstream) -> Meaning:
     """What is trained on is as large as the clips."""
     written = upstream[f"{VIDEO}.video_size"]
-    turned = written is not None and list(written) != _size(upstream)
+    size = _size(upstream)
+    turned = written not in (None, size)
     why = "width was written first, which cosmos-rl reads as the height, squeezing the clips" if turned else ""
-    return Meaning("translated", {"policy.diffusers.inference_size": _size(upstream)}, why or "that of the clips")
+    return Meaning("translated", {"policy.diffusers.inference_size": size}, why or "that of the clips")
 
 
 def frames_row(_: str, value: Any, upstream: Upstream) -> Meaning:
@@ -174,10 +174,7 @@ def remote_row(_: str, value: Any, upstream: Upstream) -> Meaning:
     """The one reward of this path that works."""
     if value is not True:
         return Meaning("open", {"rewards": None}, "no other reward of cosmos-rl works: set [[rewards]]")
-    service = f"{REWARDS}.remote_reward"
-    return Meaning(
-        "translated", remote("service", upstream[f"{service}.reward_fn"]), "[[rewards]] of the plugin remote"
-    )
+    return Meaning("translated", {"rewards[service].fn.name": "remote"}, "[[rewards]] of the plugin remote")
 
 
 def remote_option_row(key: str, value: Any, _: Upstream) -> Meaning:
@@ -208,7 +205,7 @@ def f_max_row(_: str, value: Any, upstream: Upstream) -> Meaning:
 
 def scheduler_row(_: str, value: Any, upstream: Upstream) -> Meaning:
     """Linear warm-up, then a decay."""
-    if value not in _DECAYS:
+    if str(value) not in _DECAYS:
         raise ConfigError(f"known: {', '.join(_DECAYS)}")
     return Meaning("no effect here", why="warm_up_steps and f_min say it")
 
@@ -234,7 +231,7 @@ def decay_row(_: str, value: Any, upstream: Upstream) -> Meaning:
     if floor == 1 or math.isinf(_only("cycle_lengths", upstream)):
         return Meaning("translated", {"train.optm_decay_type": "none"}, "flat after the warm-up")
     settings = {
-        "train.optm_decay_type": _DECAYS.get(upstream["scheduler.scheduler_type"]),
+        "train.optm_decay_type": _DECAYS.get(str(upstream["scheduler.scheduler_type"])),
         "train.max_num_steps": int(_only("cycle_lengths", upstream)),
         "train.optm_min_lr_factor": floor,
     }
