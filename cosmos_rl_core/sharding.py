@@ -140,15 +140,16 @@ def spread(
 
 @torch.no_grad()
 def materialise(transformer: nn.Module, device: torch.device, *, offload: bool = False) -> None:
-    """Give weights of the meta device memory, with anything in it, and move the others to ``device``.
+    """Give weights of the meta device memory, with anything in it where they are cut, else 0; move the others.
 
-    With ``offload`` what is cut gets the CPU's memory.
+    With ``offload`` what is cut gets the CPU's memory, and everything else ``device``'s.
     """
-    real = {name: t for name, t in _tensors(transformer).items() if not t.is_meta}
+    # Detached, since the parameters themselves are given other memory.
+    real = {name: t.detach() for name, t in _tensors(transformer).items() if not t.is_meta}
     transformer.to_empty(device="cpu" if offload else device)
     for name, tensor in _tensors(transformer).items():
         if not isinstance(tensor, DTensor):
-            tensor.data = real.get(name, tensor).to(device)
+            tensor.data = real[name].to(device) if name in real else torch.zeros_like(tensor, device=device)
 
 
 @torch.no_grad()
