@@ -28,6 +28,7 @@ from tests import tiny_pipelines
 from tests.families import CPU, moved
 from tests.stages.conftest import make, make_run
 
+WORDS = {"name": "rendered_text", "alphabet": "AB", "num_test_words": 1, "num_items": 8}
 DROPPED = LoraConfig(r=4, lora_alpha=8.0, lora_dropout=0.4)
 
 
@@ -174,7 +175,7 @@ def test_the_count_goes_on_from_iteration_to_iteration_and_its_limit_may_be_rais
             "train_policy": {
                 "type": "sft",
                 "steps_per_iteration": 1,
-                "dataset": {"name": "rendered_text"},
+                "dataset": WORDS,
             },
         }
         return make_run(store, recipe({"r": 2, "target_modules": ["to_q"]}, train), "diverges")
@@ -245,7 +246,7 @@ def test_supervised_training_made_again_drops_out_the_same(store: Path):
     def trained(name: str, lora_dropout: float) -> str:
         lora = {"r": 2, "init_lora_weights": True, "lora_dropout": lora_dropout}
         train = {"num_iterations": 1, "optm_name": "Adam", "optm_lr": 1e-3, "train_batch_per_replica": 4}
-        sft = {"type": "sft", "steps_per_iteration": 2, "mini_batch": 2, "dataset": {"name": "rendered_text"}}
+        sft = {"type": "sft", "steps_per_iteration": 2, "mini_batch": 2, "dataset": WORDS}
         run = make_run(store, recipe(lora, train | {"train_policy": sft}), name)
         for request in (run.policy(), run.embed()):
             make(request, store)
