@@ -4,8 +4,12 @@ import ast
 import importlib.util
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, Literal
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from cosmos_rl_core import models, plugins
 from cosmos_rl_core.canonical import files_digest
@@ -31,18 +35,37 @@ def adapter_name(class_name: str) -> str:
 
 
 def resolve_path(model_name_or_path: str) -> str:
-    """Absolute path of a pipeline directory: a local one, or ``package:<name>``, one that ships with this project."""
+    """Absolute path of a pipeline directory.
+
+    It is a local one, ``package:<name>``, one that ships with this project, or ``<owner>/<name>[@<revision>]``, a
+    repository of the Hugging Face hub that is in the local cache: then it is the directory of the commit that the
+    revision (main, unless one is named) stood for when it was downloaded. Raises :class:`ConfigError` if there is none.
+    """
     if model_name_or_path.startswith(PACKAGE_PREFIX):
         return _shipped_path(model_name_or_path.removeprefix(PACKAGE_PREFIX))
     path = Path(model_name_or_path)
-    if not path.is_dir():
+    if native := _native_weights(path):
         raise ConfigError(
-            f"{model_name_or_path!r} is not a directory here; names on a model hub are not downloaded: "
-            "pass the local directory of a diffusers pipeline"
+            f"{model_name_or_path!r} has weights of cosmos's own code ({native.name}), expected the directory of a "
+            f"diffusers pipeline; make one: cosmos-flows import-weights {native} BASE DIRECTORY, where BASE is the "
+            "diffusers pipeline of the same model; or convert all of it with diffusers' own script: python "
+            f"scripts/convert_cosmos_to_diffusers.py --transformer_ckpt_path {native} --transformer_type "
+            "Cosmos-2.5-Predict-Base-2B --vae_type wan2.1 --output_path DIRECTORY --save_pipeline"
         )
+    if not path.is_dir():
+        path = _cached_path(model_name_or_path)
     if not (path / INDEX).is_file():
         raise ConfigError(f"{model_name_or_path!r} has no {INDEX}, so it is not a diffusers pipeline directory")
     return str(path.resolve())
+
+
+def _native_weights(path: Path) -> Path | None:
+    """A ``.pt`` file, also one somewhere in a folder that is no pipeline, such as a snapshot of a hub's repository."""
+    if path.suffix == ".pt":
+        return path
+    if not path.is_dir() or (path / INDEX).is_file():
+        return None
+    return min(path.rglob("*.pt"), default=None)
 
 
 def pipeline_files(path: str | Path) -> list[str]:
@@ -136,6 +159,35 @@ def _shipped_path(name: str) -> str:
         known = ", ".join(sorted(shipped)) or "none"
         raise ConfigError(f"no pipeline {name!r} ships with this project; known: {known}")
     return str(shipped[name].resolve())
+
+
+def _cached_path(name: str) -> Path:
+    """The snapshot of a hub repository in the local cache; nothing is downloaded."""
+    found = _HUB_NAME.fullmatch(name)
+    if found is None:
+        raise _no_directory(name)
+    repository, revision = found.groups()
+    try:
+        return Path(snapshot_download(repository, revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError as error:
+        command = f"hf download {repository}{f' --revision {revision}' if revision else ''}"
+        raise ConfigError(
+            f"{name!r} is not a directory here, nor in the local cache of the Hugging Face hub, and is not downloaded "
+            f"by itself: {command}"
+        ) from error
+    except HFValidationError as error:
+        raise _no_directory(name) from error
+
+
+def _no_directory(name: str) -> ConfigError:
+    return ConfigError(
+        f"{name!r} is not a directory here: pass the local directory of a diffusers pipeline, or a name on the "
+        "Hugging Face hub, owner/name or owner/name@revision"
+    )
+
+
+_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
+"""Owner and name of a repository, and its revision."""
 
 
 def _adapters() -> dict[str, str]:

@@ -4,6 +4,8 @@ Exit codes: 0 done, 64 config or command line, 65 data, 75 unavailable, 70 other
 """
 
 import importlib
+import shlex
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from rich.console import Console
 
 from cosmos_rl_core.errors import ConfigError, CosmosRLError
 from flows import export as export_command
+from flows import import_recipe as import_command
 from flows import rerun as rerun_command
 from flows import status as status_command
 from flows.describe import describe_plan
@@ -23,7 +26,7 @@ from flows.server import prefect_server
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Returned = TypeVar("Returned")
 
-RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe, e.g. configs/tiny/nft.toml")]
+RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe, e.g. configs/tiny/nft.toml, or one of cosmos-rl's")]
 StoreOption = Annotated[str, typer.Option(help="Directory or URL (s3://bucket/prefix) of all runs")]
 RunIdOption = Annotated[str | None, typer.Option(help="Name of the run; default: from the recipe and its contents")]
 IterationsOption = Annotated[int | None, typer.Option(min=1, help="How far to go, instead of the recipe's number")]
@@ -48,6 +51,7 @@ def run(
 
     Example: cosmos-flows run configs/tiny/nft.toml --set train.seed=1
     """
+    _note_translation(recipe)
     settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster, allow_numerics_change)
     plan = _or_exit(lambda: plan_of(settings))
     algorithm = plan.recipe.train.train_policy.type
@@ -74,6 +78,7 @@ def plan(
 
     Example: cosmos-flows plan configs/tiny/nft.toml --set rollout.n_generation=8
     """
+    _note_translation(recipe)
     settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster)
     Console(highlight=False).print(describe_plan(_or_exit(lambda: plan_of(settings)), store), markup=False)
 
@@ -125,6 +130,45 @@ def export(
     """
     for line in _or_exit(lambda: export_command.export(store, run_id, directory)):
         typer.echo(line)
+
+
+@app.command("import-recipe")
+def import_recipe(
+    recipe: Annotated[str, typer.Argument(help="A TOML file of cosmos-rl, of either schema")],
+    output: Annotated[str | None, typer.Option(help="Where to write it as a recipe of ours; default: nowhere")] = None,
+) -> None:
+    """Say what every key of a file of cosmos-rl is here, and write it as a recipe of ours.
+
+    Example: cosmos-flows import-recipe stable-diffusion-3-5-medium-nft.toml --output sd3.toml
+    """
+    translation = _or_exit(lambda: import_command.translation_of(recipe))
+    Console(highlight=False).print(import_command.table(translation))
+    typer.echo(f"\n{recipe} is {translation.summary}")
+    if output is None:
+        _or_exit(lambda: import_command.check(translation, recipe))
+    else:
+        _or_exit(lambda: import_command.write(translation, recipe, output))
+        typer.echo(f"written to {output}; next: cosmos-flows plan {shlex.quote(output)}")
+
+
+@app.command()
+def import_weights(
+    weights: Annotated[str, typer.Argument(help="A .pt file of cosmos's own code")],
+    base: Annotated[str, typer.Argument(help="A diffusers pipeline of the same model")],
+    directory: Annotated[str, typer.Argument(help="Where to write the pipeline with those weights; must not exist")],
+) -> None:
+    """Make a diffusers pipeline of Cosmos-Predict2.5 weights that cosmos's own code wrote.
+
+    Example: cosmos-flows import-weights 81edfebe_ema_bf16.pt Cosmos-Predict2.5-2B-diffusers my-base
+    """
+    # In a process of its own: it needs torch, which no command imports.
+    command = [sys.executable, "-m", "cosmos_rl_core.native_weights", weights, base, directory]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+def _note_translation(recipe: str) -> None:
+    if (line := _or_exit(lambda: import_command.note(recipe))) is not None:
+        typer.echo(line, err=True)
 
 
 def _or_exit(action: Callable[[], Returned]) -> Returned:

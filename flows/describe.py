@@ -17,7 +17,7 @@ def describe_plan(plan: Plan, store_url: str) -> str:
         f"prompts    {len(plan.prompts)} to train on, {len(plan.validation_prompts)} held out",
     ]
     if train.train_policy.rewarded:
-        rewards = ", ".join(f"{r.fn.name} ({r.role}, weight {r.weight:g})" for r in recipe.rewards)
+        rewards = ", ".join(f"{r.fn.label} ({r.role}, weight {r.weight:g})" for r in recipe.rewards)
         batch = f"{recipe.prompts_per_iteration} prompts x {recipe.rollout.n_generation} samples"
         lines += [
             f"iteration  {batch}, {sample.num_steps} {sample.solver} steps, guidance {sample.guidance_scale:g}",

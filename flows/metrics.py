@@ -139,7 +139,7 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
         return
     if isinstance(request.config, contracts.Reward):
         prefix = "val" if stage.startswith("evaluate-") else "reward"
-        yield Line(stage, k, step, _scores(manifest, request.config.reward.name, prefix, headline))
+        yield Line(stage, k, step, _scores(manifest, request.config.reward.label, prefix, headline))
     elif isinstance(request.config, contracts.Validate):
         said = {"avg_loss": "loss", "avg_loss_standard_error": "standard_error", "seconds": "seconds"}
         yield Line(stage, k, step, {f"val/{name}": _number(manifest.summary.get(key)) for name, key in said.items()})

@@ -357,4 +357,4 @@ def _check_reward(reward: RewardConfig, prompts: tuple[Prompt, ...]) -> None:
     reasons = [f"prompt {p.id}: {reason}" for p in prompts if (reason := plugin.check_prompt(p.text)) is not None]
     if reasons:
         more = f" (and {len(reasons) - 5} more)" if len(reasons) > 5 else ""
-        raise ConfigError(f"{reward.fn.name} cannot score {len(reasons)} prompts: {'; '.join(reasons[:5])}{more}")
+        raise ConfigError(f"{reward.fn.label} cannot score {len(reasons)} prompts: {'; '.join(reasons[:5])}{more}")

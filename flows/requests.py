@@ -44,7 +44,7 @@ class Run:
     def headline_reward(self) -> str:
         """The reward that the run is judged by: the first that trains, or the first; empty without any."""
         ordered = sorted(self.recipe.rewards, key=lambda reward: reward.role != "train")
-        return ordered[0].fn.name if ordered else ""
+        return ordered[0].fn.label if ordered else ""
 
     @property
     def needs_data(self) -> bool:
@@ -200,7 +200,7 @@ class Run:
         folder, _, name = samples.rpartition("/")
         prefix = "reward" if name == "rollout" else name
         return self._request(
-            store.join(folder, f"{prefix}-{reward.fn.name}"), config, k, {"samples": (input_of(samples),)}
+            store.join(folder, f"{prefix}-{reward.fn.label}"), config, k, {"samples": (input_of(samples),)}
         )
 
     def update(self, k: int) -> Request:
@@ -218,7 +218,7 @@ class Run:
             lora=recipe.policy.lora,
             gradient_checkpointing=recipe.policy.model_gradient_checkpointing,
             algorithm=options,
-            reward_weights={reward.fn.name: reward.weight for reward in trained},
+            reward_weights={reward.fn.label: reward.weight for reward in trained},
             sample=recipe.policy.diffusers.sample.rollout,
             steps=self._steps(k * num_steps, num_steps),
             keeps_ema=recipe.train.ema_enable,
@@ -230,7 +230,7 @@ class Run:
             "policy": (self._state(k),),
             "rollouts": (input_of(self.iteration(k, "rollout")),),
             "behaviours": (self._behaviour(k),),
-            "scores": tuple(input_of(self.iteration(k, f"reward-{reward.fn.name}")) for reward in trained),
+            "scores": tuple(input_of(self.iteration(k, f"reward-{reward.fn.label}")) for reward in trained),
             "embeddings": (input_of(self.embed_slot),),
             "data": (input_of(self.encode_slot),) if self._algorithm.data_term is not None else (),
         }

@@ -5,10 +5,12 @@ import shlex
 from prefect import Flow, flow
 from prefect.runtime import flow_run
 
+from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.rewards._base import ServedReward
 from flows.display import Display
 from flows.launch import Launcher
-from flows.plan import DEFAULT_STORE, Settings, freeze, plan_of
+from flows.plan import DEFAULT_STORE, Plan, Settings, freeze, plan_of
 from flows.post_train import Result, post_train
 from flows.requests import Run
 from flows.tracking import Tracker
@@ -60,6 +62,7 @@ def train(settings: Settings, algorithm: str) -> None:
         raise ConfigError(
             f"{settings.recipe} trains with {plan.recipe.train.train_policy.type!r}, this flow with {algorithm!r}"
         )
+    _check_services(plan)
     plan = freeze(plan, settings.store)
     run = Run(plan, settings.store)
     with Display() as display:
@@ -74,6 +77,14 @@ def train(settings: Settings, algorithm: str) -> None:
                 launcher.close()
         for line in closing_lines(run, settings, result):
             display.note(line)
+
+
+def _check_services(plan: Plan) -> None:
+    """Raise :class:`ConfigError` for a reward service that this process is not told of: now, not after a rollout."""
+    for reward in plan.recipe.rewards:
+        scorer = plugins.load("rewards", reward.fn.name).Reward(reward.fn)
+        if isinstance(scorer, ServedReward):
+            scorer.check_service()
 
 
 def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:

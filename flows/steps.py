@@ -67,7 +67,7 @@ def _iteration(run: Run, k: int) -> list[Step]:
     if not run.trains_on_rewards:
         return [step("finetune", partial(run.finetune, k))]
     samples = run.iteration(k, "rollout")
-    rewards = [step(f"reward-{r.fn.name}", partial(run.reward, r, samples, k)) for r in run.recipe.rewards]
+    rewards = [step(f"reward-{r.fn.label}", partial(run.reward, r, samples, k)) for r in run.recipe.rewards]
     return [step("rollout", partial(run.rollout, k)), *rewards, step("update", partial(run.update, k))]
 
 
@@ -80,5 +80,5 @@ def _evaluation(run: Run, k: int) -> list[Step]:
     if not run.evaluates:
         return found
     samples = run.version(k, "evaluate")
-    rewards = [step(f"evaluate-{r.fn.name}", partial(run.reward, r, samples, k)) for r in run.recipe.rewards]
+    rewards = [step(f"evaluate-{r.fn.label}", partial(run.reward, r, samples, k)) for r in run.recipe.rewards]
     return [*found, step("evaluate", partial(run.evaluate, k)), *rewards]

@@ -58,17 +58,18 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     context.attempt.put(SCORES, to_parquet(table))
     context.attempt.put(ANSWERS, to_parquet(pd.DataFrame(answers)))
     context.attempt.put(CALLS, to_parquet(pd.DataFrame(calls, columns=_CALL_COLUMNS)))
-    return _summary(table, config.reward.name)
+    return _summary(table, config.reward.label)
 
 
 def _sample(stored: StoredSample) -> Sample:
     """The sample as a reward sees it. Media that cannot be decoded is bad data, not a sample that got no score."""
     about = stored.about
     try:
-        pixels = stored.pixels
+        pixels, latents = stored.pixels, stored.final_latents
     except Exception as error:  # decoders raise whatever they like
-        raise ArtifactError(f"sample {stored.sample_id}: its {stored.extension} cannot be decoded: {error}") from error
-    return Sample(about["sample_id"], about["prompt_id"], about["prompt"], pixels)
+        what = f"sample {stored.sample_id}: its {stored.extension} or its latents"
+        raise ArtifactError(f"{what} cannot be decoded: {error}") from error
+    return Sample(about["sample_id"], about["prompt_id"], about["prompt"], pixels, latents)
 
 
 def _score(
@@ -83,7 +84,7 @@ def _score(
     for attempt in range(config.max_attempts):
         started_s = time.monotonic()
         outcomes = dict(zip([s.sample_id for s in waiting], _outcomes(reward, waiting), strict=True))
-        results |= {sample_id: _finite(outcome, config.reward.name) for sample_id, outcome in outcomes.items()}
+        results |= {sample_id: _finite(outcome, config.reward.label) for sample_id, outcome in outcomes.items()}
         failed = [s for s in waiting if isinstance(results[s.sample_id], Exception)]
         seconds = time.monotonic() - started_s
         calls.append({"shard_samples": len(waiting), "attempt": attempt, "failed": len(failed), "seconds": seconds})
@@ -91,7 +92,7 @@ def _score(
         if not waiting:
             break
     outcomes = [results[sample.sample_id] for sample in samples]
-    rows = [_row(sample, outcome, config.reward.name) for sample, outcome in zip(samples, outcomes, strict=True)]
+    rows = [_row(sample, outcome, config.reward.label) for sample, outcome in zip(samples, outcomes, strict=True)]
     return rows, [_answer(sample, outcome) for sample, outcome in zip(samples, outcomes, strict=True)]
 
 
@@ -99,11 +100,11 @@ def _outcomes(reward: Reward, samples: list[Sample]) -> list[dict[str, float] | 
     """Scores or failures, one a sample. Where scoring them together raises, each is scored alone.
 
     An :class:`UnavailableError`, a lost connection or a timeout passes: it is the scorer that is away, and no sample's
-    fault.
+    fault. So does a :class:`ConfigError`: it would fail all of them.
     """
     try:
         return reward.score(samples)
-    except (UnavailableError, ConnectionError, TimeoutError):
+    except (ConfigError, UnavailableError, ConnectionError, TimeoutError):
         raise
     except Exception as error:
         if len(samples) == 1:
@@ -153,7 +154,7 @@ def _refuse_too_many(table: pd.DataFrame, answers: list[dict[str, Any]], config:
         return
     shown = "; ".join(f"{answer['sample_id']} ({answer['error']})" for answer in failed[:10])
     raise RewardError(
-        f"{config.reward.name} could not score {len(failed)} of {len(table)} samples, more than max_failed_fraction = "
+        f"{config.reward.label} could not score {len(failed)} of {len(table)} samples, more than max_failed_fraction = "
         f"{config.max_failed_fraction}: {shown}{' ...' if len(failed) > 10 else ''}"
     )
 

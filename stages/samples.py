@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
+from safetensors.numpy import load
 
 from cosmos_rl_core import media, seeds, shards
 from cosmos_rl_core.datasets._base import Prompt
@@ -166,6 +167,11 @@ class StoredSample:
     def pixels(self) -> np.ndarray:
         """Uint8 RGB ``[frames, height, width, 3]``."""
         return media.decode(self.extension, self.media)
+
+    @property
+    def final_latents(self) -> np.ndarray | None:
+        """The final latents, normalised, float32 ``[C, H, W]`` or ``[C, T, H, W]``; None where none were stored."""
+        return None if self.latents is None else load(self.latents)["latents"]
 
 
 def shard_names(artifact: Artifact) -> list[str]:

@@ -110,7 +110,7 @@ def _advantages(request: Request, config: contracts.Update, algorithm: Algorithm
     for source in request.inputs["scores"]:
         artifact = Artifact(source)
         scores = read_table(artifact, SCORES).set_index("sample_id").reindex(samples["sample_id"])
-        name = artifact.manifest.config["reward"]["name"]
+        name = contracts.Reward.model_validate(artifact.manifest.config).reward.label
         weighted = config.reward_weights[name] * scores["score"].astype("float64").to_numpy()
         samples[f"reward.{name}"] = weighted
         samples["reward"] += weighted

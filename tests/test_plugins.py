@@ -161,6 +161,9 @@ def test_a_dataset_plugin_conforms(name: str, tmp_path: Path):
     module = plugins.load("datasets", name)
     reads_folder = "local_dir" in module.Options.model_fields and module.Options.model_fields["local_dir"].is_required()
     given = {"local_dir": folder_of_pictures(tmp_path)} if reads_folder else {}
+    if "path" in module.Options.model_fields:
+        given = {"path": str(tmp_path / "prompts.txt")}
+        (tmp_path / "prompts.txt").write_text("a dog\na cat\n", encoding="utf-8")
     options = options_of("datasets", name, DatasetOptions, "name", **given)
     offered = ["prompts", *(["digest"] if hasattr(module, "Media") else [])]
     for function in offered:

@@ -136,14 +136,14 @@ def _wan() -> WanPipeline:
     )
 
 
-def _wan_vae() -> AutoencoderKLWan:
+def _wan_vae(channels: int = 4) -> AutoencoderKLWan:
     return AutoencoderKLWan(
         base_dim=4,
-        z_dim=4,
+        z_dim=channels,
         dim_mult=[1, 1, 1, 1],
         num_res_blocks=1,
-        latents_mean=[0.1, -0.2, 0.3, 0.0],
-        latents_std=[1.5, 0.7, 2.0, 1.0],
+        latents_mean=[0.1, -0.2, 0.3, 0.0] * (channels // 4),
+        latents_std=[1.5, 0.7, 2.0, 1.0] * (channels // 4),
     )
 
 
@@ -257,14 +257,17 @@ def _t5_tokenizer() -> T5Tokenizer:
     return T5Tokenizer(vocab=[(piece, -1.0) for piece in pieces], extra_ids=0)
 
 
-def save_cosmos_predict2_5(folder: Path, seed: int = 0, *, concat_padding_mask: bool = False) -> Path:
-    """Write a Cosmos2_5_PredictBasePipeline: 4 latent channels, 8 x 8 x 4 compression, a projection of the text.
+def save_cosmos_predict2_5(
+    folder: Path, seed: int = 0, *, concat_padding_mask: bool = False, latent_channels: int = 4
+) -> Path:
+    """Write a Cosmos2_5_PredictBasePipeline: 8 x 8 x 4 compression, a projection of the text.
 
-    Its index names no safety checker. ``concat_padding_mask`` is what real ones have, and needs torchvision to run.
+    Its index names no safety checker. ``concat_padding_mask`` is what real ones have, and needs torchvision to run;
+    real ones have 16 ``latent_channels``.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        _cosmos_predict2_5(concat_padding_mask).save_pretrained(folder)
+        _cosmos_predict2_5(concat_padding_mask, latent_channels).save_pretrained(folder)
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     del index["safety_checker"]
     (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
@@ -282,14 +285,14 @@ class LetsPass:
         return True
 
 
-def _cosmos_predict2_5(concat_padding_mask: bool) -> Cosmos2_5_PredictBasePipeline:
+def _cosmos_predict2_5(concat_padding_mask: bool, latent_channels: int) -> Cosmos2_5_PredictBasePipeline:
     text_encoder, tokenizer = _qwen()
     return Cosmos2_5_PredictBasePipeline(
         text_encoder=text_encoder,
         tokenizer=tokenizer,  # pyright: ignore[reportArgumentType]
         transformer=CosmosTransformer3DModel(
-            in_channels=4 + 1,
-            out_channels=4,
+            in_channels=latent_channels + 1,
+            out_channels=latent_channels,
             num_attention_heads=2,
             attention_head_dim=16,
             num_layers=2,
@@ -303,14 +306,7 @@ def _cosmos_predict2_5(concat_padding_mask: bool) -> Cosmos2_5_PredictBasePipeli
             crossattn_proj_in_channels=2 * 16,
             encoder_hidden_states_channels=16,
         ),
-        vae=AutoencoderKLWan(
-            base_dim=4,
-            z_dim=4,
-            dim_mult=[1, 1, 1, 1],
-            num_res_blocks=1,
-            latents_mean=[0.1, -0.2, 0.3, 0.0],
-            latents_std=[1.5, 0.7, 2.0, 1.0],
-        ),
+        vae=_wan_vae(latent_channels),
         scheduler=UniPCMultistepScheduler(
             use_karras_sigmas=True,
             use_flow_sigmas=True,

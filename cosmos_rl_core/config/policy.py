@@ -190,7 +190,8 @@ class PolicyConfig(Section):
     """The model."""
 
     model_name_or_path: str
-    """A diffusers pipeline: a local directory, or ``package:tiny-sd3``, the one that ships with this project."""
+    """A diffusers pipeline: a local directory; a name on the Hugging Face hub that is in its local cache,
+    ``owner/name`` or ``owner/name@revision``; or ``package:tiny-sd3``, the one that ships with this project."""
     from_scratch: bool = False
     """Draw the transformer's weights from the run's seed instead of loading them. For making a base model."""
     model_gradient_checkpointing: bool = False

@@ -13,6 +13,7 @@ from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.logging import LoggingConfig
 from cosmos_rl_core.config.policy import NOT_IN_LORA, PolicyConfig
+from cosmos_rl_core.config.recipes import translated
 from cosmos_rl_core.config.train import AnyAlgorithm, AnyDataset, AnyReward, EmaConfig, OptimizerConfig, RewardedOptions
 from cosmos_rl_core.errors import ConfigError
 
@@ -140,9 +141,9 @@ def _mistakes(recipe: Recipe) -> Any:
             f"train.staleness = {recipe.train.staleness} samples every rollout of train.num_iterations = "
             f"{recipe.train.num_iterations} from the base policy; 1 or 2 are usual"
         )
-    if weightless := [r.fn.name for r in recipe.rewards if r.role == "train" and r.weight == 0]:
+    if weightless := [r.fn.label for r in recipe.rewards if r.role == "train" and r.weight == 0]:
         yield f"rewards of weight 0 train nothing: {', '.join(weightless)}; give them role = 'monitor'"
-    names = [reward.fn.name for reward in recipe.rewards]
+    names = [reward.fn.label for reward in recipe.rewards]
     if len(set(names)) != len(names):
         yield f"two rewards of one name: {', '.join(names)}"
     options = recipe.train.train_policy
@@ -170,12 +171,13 @@ def _mistakes(recipe: Recipe) -> Any:
 def read_values(path: str, overrides: list[str] | None = None, cluster: str | None = None) -> dict[str, Any]:
     """The plain values of a TOML recipe, after overrides ``a.b.c=value`` (values as in TOML; bare words are strings).
 
-    ``cluster`` is a TOML file whose ``[launch]`` takes the place of the recipe's.
-    Raises :class:`ConfigError` if a file is not there or is not TOML.
+    A file of cosmos-rl is translated first. ``cluster`` is a TOML file whose ``[launch]`` takes the place of the
+    recipe's. Raises :class:`ConfigError` if a file is not there or is not TOML, or if a key of cosmos-rl's has no
+    meaning here.
     """
-    values = _read_toml(path, "configs/tiny/nft.toml")
+    values = translated(read_toml(path, "configs/tiny/nft.toml"), path)
     if cluster is not None:
-        profile = _read_toml(cluster, "deployments/clusters/local.toml")
+        profile = read_toml(cluster, "deployments/clusters/local.toml")
         if profile.keys() != {"launch"}:
             raise ConfigError(f"{cluster} must have the table [launch] and nothing else, found {sorted(profile)}")
         values |= profile
@@ -184,7 +186,8 @@ def read_values(path: str, overrides: list[str] | None = None, cluster: str | No
     return values
 
 
-def _read_toml(path: str, example: str) -> dict[str, Any]:
+def read_toml(path: str, example: str) -> dict[str, Any]:
+    """The tables of a TOML file. Raises :class:`ConfigError`, which names an ``example``, if there is none."""
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"no file at {path}; expected a TOML file such as {example}")

@@ -35,6 +35,11 @@ class RewardOptions(Section):
     name: str
     """The reward: the name of a file in ``cosmos_rl_core/rewards``."""
 
+    @property
+    def label(self) -> str:
+        """What the reward is called in slots, tables and metrics; tells one plugin's rewards of a recipe apart."""
+        return self.name
+
 
 AnyDataset = Annotated[SerializeAsAny[DatasetOptions], plugin_options("datasets", "name")]
 AnyReward = Annotated[SerializeAsAny[RewardOptions], plugin_options("rewards", "name")]

@@ -1,8 +1,9 @@
 """A folder of images or videos with captions, in one of two layouts, told apart by looking.
 
 Flat: ``<stem>.json``, an object whose ``prompt`` is the caption (its other keys are not read), beside the medium of the
-same stem. Folders: media in ``images/`` or ``videos/``, the caption as text in ``metas/<stem>.txt``. Hidden files and
-files of other extensions do not count. An item's id is its stem, and items are sorted by it.
+same stem. Folders: media in ``images/`` or ``videos/``, the caption in ``metas/``, as text in ``<stem>.txt`` or as such
+an object in ``<stem>.json``. Hidden files and files of other extensions do not count. An item's id is its stem, and the
+clip's number where a video gives several; items are sorted by it.
 """
 
 import itertools
@@ -10,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -53,7 +54,10 @@ class Options(DatasetOptions):
     size: tuple[int, int] = (1024, 1024)
     """Height and width in pixels. A medium is scaled until it just covers them; what sticks out is cut off evenly."""
     frames: int = Field(default=1, ge=1)
-    """Frames of an item: the first ones of a video, at its own frame rate. 1 for images."""
+    """Frames of an item, one after the other at the video's own frame rate. 1 for images."""
+    clips: int = Field(default=1, ge=1, le=100, json_schema_extra={"neutral": 1})
+    """Items that each video gives: the first begins with it, the last ends with it, the others begin evenly between. 1
+    takes the beginning alone."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -67,6 +71,7 @@ class _Item:
     item_id: str
     medium: Path
     prompt: Prompt
+    clip: int = 0
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
@@ -81,7 +86,7 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
 def digest(options: Options) -> str:
     """Digest of names and bytes of all media and captions. Raises :class:`ConfigError` if there is no such folder."""
     root, (media, captions) = Path(options.local_dir), _find(options.local_dir)
-    files = [*itertools.chain(*media.values()), *captions.values()]
+    files = itertools.chain(*media.values(), *captions.values())
     return files_digest({file.relative_to(root).as_posix(): file for file in files})
 
 
@@ -107,7 +112,7 @@ class Media:
         Raises ``IndexError`` beyond the set and :class:`ConfigError`, naming the file, if it cannot be read.
         """
         item, options = self._item(index), self._options
-        pictures = _pictures(item.medium, options.frames)
+        pictures = _pictures(item.medium, options, item.clip)
         return np.stack([fit(picture, options.size) for picture in pictures]), item.prompt
 
     def _item(self, index: int) -> _Item:
@@ -139,13 +144,13 @@ def _items(options: Options, *, decode: bool) -> list[_Item]:
     mistakes: list[str] = []
     for item_id in sorted(media.keys() | captions.keys()):
         try:
-            items.append(_item(item_id, media.get(item_id, []), captions.get(item_id)))
+            items += _clips(_item(item_id, media.get(item_id, []), captions.get(item_id, [])), options.clips)
         except ConfigError as error:
             mistakes += str(error).splitlines()
     if decode:
         # Threads: decoding is most of the time, and leaves the interpreter to the others.
         with ThreadPoolExecutor() as pool:
-            found = pool.map(lambda file: _fault(file, options.frames), sorted(itertools.chain(*media.values())))
+            found = pool.map(lambda file: _fault(file, options), sorted(itertools.chain(*media.values())))
             mistakes += [fault for fault in found if fault is not None]
     if not media and not captions:
         mistakes.append("no image or video with a caption")
@@ -155,7 +160,13 @@ def _items(options: Options, *, decode: bool) -> list[_Item]:
     return items
 
 
-def _find(local_dir: str) -> tuple[dict[str, list[Path]], dict[str, Path]]:
+def _clips(item: _Item, clips: int) -> list[_Item]:
+    if clips == 1:
+        return [item]
+    return [replace(item, item_id=f"{item.item_id}-{clip:02d}", clip=clip) for clip in range(clips)]
+
+
+def _find(local_dir: str) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
     """Media and captions by stem. Raises :class:`ConfigError` if the folder is not there or of no single layout."""
     root = Path(local_dir)
     if not root.is_dir():
@@ -163,11 +174,16 @@ def _find(local_dir: str) -> tuple[dict[str, list[Path]], dict[str, Path]]:
     folders = [root / name for name in FOLDERS if (root / name).is_dir()]
     if len(folders) > 1:
         raise ConfigError(f"{root} has both images/ and videos/; expected one of them")
-    media: dict[str, list[Path]] = {}
-    for file in _files(folders[0] if folders else root, IMAGES | VIDEOS):
-        media.setdefault(file.stem, []).append(file)
-    captions = _files(root / "metas", {".txt"}) if folders else _files(root, {".json"})
-    return media, {file.stem: file for file in captions}
+    media = _files(folders[0] if folders else root, IMAGES | VIDEOS)
+    captions = _files(root / "metas", {".txt", ".json"}) if folders else _files(root, {".json"})
+    return _by_stem(media), _by_stem(captions)
+
+
+def _by_stem(files: list[Path]) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for file in files:
+        found.setdefault(file.stem, []).append(file)
+    return found
 
 
 def _files(folder: Path, extensions: frozenset[str] | set[str]) -> list[Path]:
@@ -177,9 +193,9 @@ def _files(folder: Path, extensions: frozenset[str] | set[str]) -> list[Path]:
     return sorted(file for file in found if not file.name.startswith("."))
 
 
-def _item(item_id: str, media: list[Path], caption: Path | None) -> _Item:
+def _item(item_id: str, media: list[Path], captions: list[Path]) -> _Item:
     """The item of one stem. Raises :class:`ConfigError` with a line for each mistake."""
-    name = media[0].name if media else caption.name if caption else item_id
+    name = (media or captions)[0].name
     mistakes = []
     if not _ITEM_ID.fullmatch(item_id):
         mistakes.append(f"{name}: not a name for an item; rename it to at most 80 letters, digits, '_', '-' and '.'")
@@ -187,9 +203,11 @@ def _item(item_id: str, media: list[Path], caption: Path | None) -> _Item:
         mistakes.append(f"{name}: no image or video of that name")
     if len(media) > 1:
         mistakes.append(f"{name}: more than one medium of that name: {', '.join(file.name for file in media)}")
+    if len(captions) > 1:
+        mistakes.append(f"{name}: more than one caption: {', '.join(file.name for file in captions)}")
     text = ""
     try:
-        text = _caption(caption, name)
+        text = _caption(captions[0] if captions else None, name)
     except ConfigError as error:
         mistakes.append(str(error))
     if mistakes:
@@ -217,27 +235,49 @@ def _caption(file: Path | None, name: str) -> str:
     return caption.strip()
 
 
-def _fault(file: Path, frames: int) -> str | None:
-    """What is wrong with a medium, found by decoding it."""
+def _fault(file: Path, options: Options) -> str | None:
+    """What is wrong with a medium, found by decoding it up to the end of its last clip."""
     try:
-        for _ in _pictures(file, frames):
+        for _ in _pictures(file, options, options.clips - 1):
             pass
     except ConfigError as error:
         return str(error)
     return None
 
 
-def _pictures(file: Path, frames: int) -> Iterator[Image.Image]:
-    """The first ``frames`` pictures, RGB, one after the other. Raises :class:`ConfigError` if there are not as many."""
-    count = 0
+def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
+    """The pictures of a clip, RGB, one after the other. Raises :class:`ConfigError` if there are not as many."""
+    count, frames = 0, options.frames
+    start = 0 if options.clips == 1 else _start(file, options, clip)
     try:
-        for picture in itertools.islice(_decoded(file), frames):
+        for picture in itertools.islice(_decoded(file), start, start + frames):
             count += 1
             yield picture
     except _UNREADABLE as error:
         raise ConfigError(f"{file.name}: cannot be read: {_line(error)}") from error
     if count < frames:
-        raise ConfigError(f"{file.name}: {count} frames, expected at least {frames}")
+        raise ConfigError(f"{file.name}: {start + count} frames, expected at least {start + frames}")
+
+
+def _start(file: Path, options: Options, clip: int) -> int:
+    """Frames before a clip. Raises :class:`ConfigError` if there are too few for clips that all differ."""
+    try:
+        count = _num_frames(file)
+    except _UNREADABLE as error:
+        raise ConfigError(f"{file.name}: cannot be read: {_line(error)}") from error
+    room, last = count - options.frames, options.clips - 1
+    if room < last:
+        expected = f"{options.frames + last} for {options.clips} clips of {options.frames}"
+        raise ConfigError(f"{file.name}: {count} frames, expected at least {expected}")
+    return clip * room // last
+
+
+def _num_frames(file: Path) -> int:
+    """Counted without decoding: a packet is a frame."""
+    if file.suffix.lower() not in VIDEOS:
+        return 1
+    with av.open(str(file)) as container:
+        return sum(packet.size > 0 for packet in container.demux(video=0))
 
 
 def _decoded(file: Path) -> Iterator[Image.Image]:

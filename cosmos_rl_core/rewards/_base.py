@@ -1,7 +1,7 @@
 """What a reward plugin offers. A plugin file has a class ``Options`` (a Section), and a class ``Reward``."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,6 +15,9 @@ class Sample:
     prompt: str
     pixels: np.ndarray
     """uint8 RGB ``[frames, height, width, 3]``; one frame for an image."""
+    latents: np.ndarray | None = None
+    """The final latents, normalised, float32 ``[channels, frames, height, width]`` (of an image without frames); None
+    where they are not kept, as of evaluations."""
 
 
 class Reward(Protocol):
@@ -30,7 +33,16 @@ class Reward(Protocol):
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
         """One entry a sample, in order: its scores by name, or what failed.
 
-        The score of the reward's own name is the one trained on. Raise only if nothing can be scored at all (a service
-        is away).
+        The score of the options' label is the one trained on. Raise only if nothing can be scored at all (a service is
+        away).
         """
+        ...
+
+
+@runtime_checkable
+class ServedReward(Reward, Protocol):
+    """A reward that something outside this machine computes."""
+
+    def check_service(self) -> None:
+        """Raise :class:`ConfigError` if this process is not told where the service is. Called when a run starts."""
         ...

@@ -157,6 +157,54 @@ def test_a_video_is_seen_as_its_camera_was_held(tmp_path):
     assert np.abs(seen[0].astype(int) - np.rot90(pixels, -1)).max() <= 4
 
 
+def write_mp4(file, pixels):
+    """H.264 that loses nothing, with frames that depend on others."""
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("libx264rgb", rate=24, options={"crf": "0", "bf": "2", "g": "4"})
+        stream.height, stream.width, stream.pix_fmt = *pixels.shape[1:3], "rgb24"
+        for frame in pixels:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def test_captions_beside_a_folder_of_mp4s_may_be_text_or_json(tmp_path):
+    for name in ("videos", "metas"):
+        (tmp_path / name).mkdir()
+    for stem in ("a", "b"):
+        write_mp4(tmp_path / "videos" / f"{stem}.mp4", VIDEO if stem == "a" else VIDEO[::-1])
+    (tmp_path / "metas" / "a.txt").write_text(" a robot\n", encoding="utf-8")
+    (tmp_path / "metas" / "b.json").write_text('{"prompt": "a truck", "fps": 24}', encoding="utf-8")
+    items = local.Media(options(tmp_path, (16, 32), 5))
+    assert [items.item(i)[1].text for i in (0, 1)] == ["a robot", "a truck"]
+    np.testing.assert_array_equal(items.item(0)[0], VIDEO[:5])
+    np.testing.assert_array_equal(items.item(1)[0], VIDEO[:0:-1])
+    before = local.digest(options(tmp_path))
+    (tmp_path / "metas" / "b.txt").write_text("a lorry", encoding="utf-8")
+    assert mistakes_of(options(tmp_path)) == [f"{tmp_path}:", "b.mp4: more than one caption: b.json, b.txt"]
+    assert local.digest(options(tmp_path)) != before
+
+
+def test_clips_of_a_video_begin_and_end_with_it(tmp_path):
+    for name in ("videos", "metas"):
+        (tmp_path / name).mkdir()
+    write_mp4(tmp_path / "videos" / "a.mp4", VIDEO)
+    write_folders(tmp_path, "b", VIDEO[:5], "p")
+    (tmp_path / "metas" / "a.txt").write_text("p", encoding="utf-8")
+    chosen = local.Options(local_dir=str(tmp_path), size=(16, 32), frames=3, clips=3)
+    items = local.Media(chosen)
+    assert items.item_ids == ("a-00", "a-01", "a-02", "b-00", "b-01", "b-02")
+    for index, start in enumerate((0, 1, 3, 0, 1, 2)):
+        np.testing.assert_array_equal(items.item(index)[0], VIDEO[start : start + 3])
+        assert items.prompt_of(index) == local.prompts(chosen)[0]
+    assert mistakes_of(chosen.model_copy(update={"clips": 4})) == [
+        f"{tmp_path}:",
+        "b.mkv: 5 frames, expected at least 6 for 4 clips of 3",
+    ]
+    # One clip is what there was before there were several.
+    assert "clips" not in options(tmp_path).identity()
+    assert chosen.identity()["clips"] == 3
+
+
 def test_every_mistake_of_a_flat_folder_is_reported_at_once(tmp_path):
     for stem in ("good", "list", "blank", "number", "broken", "short", "cut", "two", "a b"):
         write_flat(tmp_path, stem, VIDEO[:5] if stem != "short" else VIDEO[:4], {"prompt": "p"})

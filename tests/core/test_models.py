@@ -4,6 +4,7 @@ What every model plugin has to do is tested in test_conformance.py.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,20 @@ def test_paths_that_are_no_pipelines_are_config_errors(tmp_path, folders):
     with pytest.raises(ConfigError, match="no pipeline 'giant' ships with this project"):
         pipelines.resolve_path("package:giant")
     assert pipelines.resolve_path(folders["wan"]) == str(Path(folders["wan"]).resolve())
+
+
+def test_weights_of_cosmos_own_code_are_refused_with_the_command_that_converts_them(folders, tmp_path):
+    snapshot = tmp_path / "Cosmos-Predict2.5-2B"
+    (snapshot / "base/post-trained").mkdir(parents=True)
+    weights = snapshot / "base/post-trained/81edfebe_ema_bf16.pt"
+    weights.write_bytes(b"")
+    for given in (weights, snapshot):
+        with pytest.raises(ConfigError, match=rf"cosmos-flows import-weights {weights} BASE DIRECTORY.*convert_cos"):
+            pipelines.resolve_path(str(given))
+    # A pipeline may hold whatever it likes besides.
+    shutil.copytree(folders["wan"], tmp_path / "wan")
+    (tmp_path / "wan/old.pt").write_bytes(b"")
+    assert pipelines.resolve_path(str(tmp_path / "wan")) == str(tmp_path / "wan")
 
 
 def test_a_pipelines_digest_is_its_paths_and_bytes(tmp_path):

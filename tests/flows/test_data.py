@@ -116,7 +116,7 @@ def test_every_mistake_of_the_data_is_found_at_plan_time(recipe, pictures, tmp_p
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (ocr.Options(), "the dataset 'ocr' has prompts only; with media: local, rendered_text"),
+        (ocr.Options(), "the dataset 'ocr' has prompts only; with media: local, mock, rendered_text"),
         (rendered_text.Options(size=(32, 32)), "media of 1 x 32 x 32 (frames, height, width), policy.diffusers trains"),
     ],
 )

@@ -246,7 +246,7 @@ def test_media_that_cannot_be_decoded_are_bad_data_and_not_a_failed_reward(slot,
         return {name: data[: len(data) // 2] if name == "p1-000.png" else data for name, data in files.items()}
 
     source = write_samples(samples_slot, [RIGHT, CLOSE], damage=truncate)
-    with pytest.raises(ArtifactError, match="sample p1-000: its png cannot be decoded") as caught:
+    with pytest.raises(ArtifactError, match="sample p1-000: its png or its latents cannot be decoded") as caught:
         run(scoring(slot, source, max_failed_fraction=0.9), tmp_path)
     assert not caught.value.retryable
     assert standing(slot) == (1, None)

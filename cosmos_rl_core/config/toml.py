@@ -1,0 +1,64 @@
+"""Plain values as TOML text: the standard library reads TOML and does not write it."""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+LINE_LENGTH = 120
+
+
+def dumps(values: dict[str, Any]) -> str:
+    """TOML text of a recipe's plain values: a table a section, a line a setting, arrays of tables in line.
+
+    Raises ``TypeError`` at a value that TOML has no spelling for, None above all.
+    """
+    return "\n".join(_table(values, ())).strip() + "\n"
+
+
+def _table(values: dict[str, Any], name: tuple[str, ...]) -> Iterator[str]:
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in values.items() if not _has_header(value)]
+    if name and (lines or not values):
+        yield from ["", f"[{'.'.join(map(_key, name))}]"]
+    yield from lines
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _table(value, (*name, key))
+        elif _has_header(value):
+            for entry in value:
+                yield from ["", f"[[{'.'.join(map(_key, (*name, key)))}]]"]
+                yield from (f"{_key(inner)} = {_value(held)}" for inner, held in entry.items())
+
+
+def _has_header(value: Any) -> bool:
+    return isinstance(value, dict) or (
+        isinstance(value, list | tuple) and bool(value) and all(isinstance(entry, dict) for entry in value)
+    )
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _text(key)
+
+
+def _text(text: str) -> str:
+    # A basic string has JSON's escapes, and must escape one character more.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        items = [_value(item) for item in value]
+        line = f"[{', '.join(items)}]"
+        return line if len(line) < LINE_LENGTH - 20 else "[\n" + "".join(f"    {item},\n" for item in items) + "]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(key)} = {_value(held)}" for key, held in value.items()) + " }"
+    raise TypeError(f"TOML has no spelling for {value!r}")

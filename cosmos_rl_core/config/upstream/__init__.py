@@ -1,0 +1,1 @@
+"""cosmos-rl's settings, both schemas, as tables: what each key means in a recipe of ours."""

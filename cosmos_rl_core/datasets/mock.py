@@ -1,0 +1,70 @@
+"""Media of random pixels with meaningless captions: what a run on a new machine is tried with before there is data.
+
+Item ``i`` is a function of its size, its number of frames and ``i`` alone.
+"""
+
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from cosmos_rl_core import seeds
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.datasets._base import Prompt, prompt_id
+
+
+class Options(DatasetOptions):
+    """How many items of what size."""
+
+    name: Literal["mock"] = "mock"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    num_items: int = Field(default=32, ge=1)
+    """Number of media. Raising it leaves the earlier ones as they are."""
+    num_prompts: int = Field(default=8, ge=1)
+    """Number of captions; items take turns at them."""
+    size: tuple[int, int] = (1024, 1024)
+    """Height and width in pixels."""
+    frames: int = Field(default=1, ge=1)
+    """Frames of an item; 1 for images."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if min(self.size) < 1:
+            raise ValueError(f"size must be positive, got {list(self.size)}")
+        if self.num_prompts > self.num_items:
+            raise ValueError(f"num_prompts = {self.num_prompts} is more than num_items = {self.num_items}")
+        return self
+
+
+def prompts(options: Options) -> tuple[Prompt, ...]:
+    """``placeholder 0``, ``placeholder 1``, ..."""
+    texts = [f"placeholder {number}" for number in range(options.num_prompts)]
+    return tuple(Prompt(id=prompt_id(text), text=text) for text in texts)
+
+
+def digest(options: Options) -> str:
+    """Empty: options alone decide every item."""
+    return ""
+
+
+class Media:
+    """Random access to the items."""
+
+    def __init__(self, options: Options):
+        self._options = options
+        self.prompts = prompts(options)
+        self.item_ids = tuple(f"{index:08d}" for index in range(options.num_items))
+
+    def __len__(self) -> int:
+        return self._options.num_items
+
+    def prompt_of(self, index: int) -> Prompt:
+        """The prompt of item ``index``. ``IndexError`` beyond the set."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"item {index} of a set of {len(self)}")
+        return self.prompts[index % len(self.prompts)]
+
+    def item(self, index: int) -> tuple[np.ndarray, Prompt]:
+        """Item ``index``: evenly distributed uint8 RGB pixels ``[frames, height, width, 3]``, and its prompt."""
+        prompt, shape = self.prompt_of(index), (self._options.frames, *self._options.size, 3)
+        return seeds.generator("mock", index).integers(0, 256, shape, dtype=np.uint8), prompt

@@ -1,0 +1,73 @@
+"""Text prompts from a file: ``.txt`` has one a line, ``.jsonl`` an object a line, ``.json`` a list of objects.
+
+Of an object the text ``prompt`` counts. These are the files that cosmos-rl reads: ``pickscore/train.txt``,
+``geneval/train_metadata.jsonl``, and the list that its validation takes.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.datasets._base import Prompt, prompt_id
+from cosmos_rl_core.errors import ConfigError
+
+FORMATS = (".txt", ".jsonl", ".json")
+MAX_MISTAKES = 50
+"""Mistakes that are named; of more, only the number is given."""
+
+
+class Options(DatasetOptions):
+    """Which file to read."""
+
+    name: Literal["prompts"] = "prompts"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    path: str = Field(json_schema_extra={"identity": False})
+    """The file. Where it lies is no part of what a run is: its prompts are."""
+
+
+def prompts(options: Options) -> tuple[Prompt, ...]:
+    """All prompts, in file order, without surrounding white space; blank lines of a ``.txt`` are skipped.
+
+    A prompt that is there twice is one prompt: its samples are one group.
+    Raises one :class:`ConfigError` with every mistake in the file.
+    """
+    path = Path(options.path)
+    if path.suffix.lower() not in FORMATS or not path.is_file():
+        raise ConfigError(f"no prompt file at {path}; expected a file that ends in {', '.join(FORMATS)}")
+    try:
+        found = _entries(path.suffix.lower(), path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    mistakes = [f'{place}: expected an object with the text "prompt"' for place, text in found if not text]
+    if not found:
+        mistakes.append("holds no prompt")
+    if mistakes:
+        more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
+        raise ConfigError("\n    ".join([f"{path}:", *mistakes[:MAX_MISTAKES], *more]))
+    return tuple(Prompt(id=prompt_id(text), text=text) for text in dict.fromkeys(text for _, text in found))
+
+
+def _entries(extension: str, text: str) -> list[tuple[str, str]]:
+    """Where each prompt stands, and its text; "" where there is none. Raises ``ValueError`` if it is not JSON."""
+    if extension == ".json":
+        values = json.loads(text)
+        if not isinstance(values, list):
+            raise ValueError("expected a list of objects")
+        return [(f"entry {number}", _text(value)) for number, value in enumerate(values, 1)]
+    lines = [(f"line {number}", line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return lines if extension == ".txt" else [(place, _text(_object(line))) for place, line in lines]
+
+
+def _object(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _text(value: Any) -> str:
+    text = value.get("prompt") if isinstance(value, dict) else None
+    return text.strip() if isinstance(text, str) else ""

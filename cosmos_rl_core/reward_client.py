@@ -1,0 +1,255 @@
+"""A client of reward services that speak cosmos-rl's protocol: a frame goes out, its scores are asked for until there.
+
+A frame is a JSON line and an array: ``{"prompts": [...], "reward_fn": {"<name>": 1.0}, ...}``, a newline, the bytes of
+an ``.npy`` file. Where the service is, and the token, come from the environment alone.
+"""
+
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import numpy as np
+
+from cosmos_rl_core.errors import ConfigError, UnavailableError
+
+ENQUEUE_URL, FETCH_URL, TOKEN = "REMOTE_REWARD_ENQUEUE_URL", "REMOTE_REWARD_FETCH_URL", "REMOTE_REWARD_TOKEN"
+NO_REPLICA = "COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA"
+REPLICA_HEADER = "X-Lepton-Replica-Target"
+PULL_TIMEOUT_S = 10.0
+RETRY_DELAYS_S, POLL_DELAYS_S = (0.5, 30.0), (0.05, 5.0)
+"""First and longest pause before a failed request is repeated, and before scores that were not ready are asked for."""
+
+_PASSING = frozenset({408, 425, 429})
+"""Besides all from 500 on, what may be over when the same request comes again."""
+_NOT_READY = frozenset({202, 400})
+"""cosmos-rl's service answers 400 until there are scores."""
+_SHOWN = 300
+
+
+class RefusedError(ValueError):
+    """The service answered that it cannot score what it was sent. The message is the service's own."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """Where the service is, and how long it may take to answer. cosmos-rl's names of environment variables."""
+
+    enqueue_url: str
+    fetch_url: str
+    token: str = field(default="", repr=False)
+    enqueue_timeout_s: Callable[[int], float] = lambda size: 30.0
+    """Of a body of that many bytes."""
+    connect_timeout_s: float = 100.0
+    pins_replica: bool = True
+    """Whether scores are asked of the replica that took the request, where the service names one."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Raises one :class:`ConfigError` with every variable that is missing or wrong; never shows the token."""
+        mistakes = [
+            f"{name} is {'not set' if not environment.get(name) else 'no http(s) URL'}; set it to the full URL of the "
+            f"reward service, e.g. http://localhost:8080/api/reward/{path}"
+            for name, path in ((ENQUEUE_URL, "enqueue"), (FETCH_URL, "pull"))
+            if not environment.get(name, "").startswith(("http://", "https://"))
+        ]
+        token = environment.get(TOKEN, "").strip()
+        if not (token.isascii() and token.isprintable()):
+            mistakes.append(f"{TOKEN} has characters that no HTTP header takes")
+        seconds = {name: _seconds(environment, name, default, mistakes) for name, default in _TIMEOUTS.items()}
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        return cls(
+            environment[ENQUEUE_URL],
+            environment[FETCH_URL],
+            token,
+            lambda size: _enqueue_timeout(seconds, size),
+            seconds["REMOTE_REWARD_ENQUEUE_CONNECT_TIMEOUT_S"] or 0.0,
+            environment.get(NO_REPLICA, "0") != "1",
+        )
+
+
+_TIMEOUTS = {
+    "REMOTE_REWARD_ENQUEUE_TIMEOUT_S": None,
+    "REMOTE_REWARD_ENQUEUE_TIMEOUT_BASE_S": 30.0,
+    "REMOTE_REWARD_ENQUEUE_TIMEOUT_PER_MB_S": 3.0,
+    "REMOTE_REWARD_ENQUEUE_TIMEOUT_MIN_S": 60.0,
+    "REMOTE_REWARD_ENQUEUE_TIMEOUT_MAX_S": 600.0,
+    "REMOTE_REWARD_ENQUEUE_CONNECT_TIMEOUT_S": 100.0,
+}
+"""The first, where set, is the timeout of any body; else min and max hold base plus so much a MiB."""
+
+
+def _seconds(environment: Mapping[str, str], name: str, default: float | None, mistakes: list[str]) -> float | None:
+    try:
+        given = float(environment[name]) if environment.get(name) else default
+    except ValueError:
+        given = -1.0
+    if given is not None and not 0 <= given < float("inf"):
+        mistakes.append(f"{name} = {environment[name]!r} is no number of seconds")
+    return given
+
+
+def _enqueue_timeout(seconds: Mapping[str, float | None], size: int) -> float:
+    fixed, base, per_mb, least, most, _ = (seconds[name] for name in _TIMEOUTS)
+    assert base is not None
+    assert per_mb is not None
+    assert least is not None
+    assert most is not None
+    return min(max(base + per_mb * size / 2**20, least), most) if fixed is None else fixed
+
+
+def frame(prompts: list[str], reward_fn: str, media_type: str, array: np.ndarray, *, fps: float | None = None) -> bytes:
+    """The body of a request: one prompt, and one entry of ``array``, a sample.
+
+    ``media_type`` is ``image`` (uint8 ``[B, height, width, 3]``), ``video`` (uint8 ``[B, 3, frames, height, width]``)
+    or ``latent`` (float16 ``[B, channels, frames, height, width]``). Videos, in either form, have ``fps``.
+    """
+    about: dict[str, Any] = {"prompts": prompts, "reward_fn": {reward_fn: 1.0}}
+    if fps is not None:
+        about["video_infos"] = [{"video_fps": fps}] * len(prompts)
+    body = io.BytesIO()
+    # Plain json.dumps leaves no newline in the line, and the service splits at the first.
+    body.write(json.dumps(about | {"media_type": media_type}).encode() + b"\n")
+    np.save(body, np.ascontiguousarray(array))
+    return body.getvalue()
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A request that the service took."""
+
+    uuid: str
+    replica: str
+    deadline_s: float
+    """Until when its scores are waited for, on the monotonic clock."""
+
+
+class Client:
+    """Sends frames and fetches scores, each request within ``timeout_s`` of its first try.
+
+    A service that cannot be reached, is broken or does not get ready in time raises :class:`UnavailableError`; one that
+    cannot be talked to so at all (URL, token, size of the body) :class:`ConfigError`.
+    """
+
+    def __init__(self, service: Service, timeout_s: float):
+        self._service, self._timeout_s = service, timeout_s
+        self._http = httpx.Client(headers={"Authorization": f"Bearer {service.token}"})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._http.close()
+
+    def enqueue(self, body: bytes) -> Ticket:
+        """Hand over one frame. Raises :class:`RefusedError` if the service does not take this one."""
+        deadline_s = time.monotonic() + self._timeout_s
+        answer = self._post(
+            self._service.enqueue_url,
+            deadline_s,
+            self._service.enqueue_timeout_s(len(body)),
+            content=body,
+            headers={"Content-Type": "application/octet-stream"},
+        )
+        if not answer.is_success:
+            raise RefusedError(self._said(answer))
+        told = self._json(answer)
+        if not isinstance(told.get("uuid"), str) or not told["uuid"]:
+            raise UnavailableError(f"the reward service took a request and named no uuid: {self._said(answer)}")
+        replica = told.get("replica_id") if self._service.pins_replica else None
+        return Ticket(told["uuid"], str(replica or ""), deadline_s)
+
+    def result(self, ticket: Ticket, reward_fn: str) -> dict[str, Any]:
+        """The service's answer, once it is there. Raises :class:`RefusedError` if it says that scoring failed."""
+        answer = self._fetch(ticket, reward_fn)
+        told = self._json(answer)
+        if told.get("error") or told.get("scores") is None:
+            raise RefusedError(self._said(answer))
+        if told.get("type", reward_fn) != reward_fn or not isinstance(told["scores"], dict):
+            raise RefusedError(f"asked for {reward_fn}, got {self._said(answer)}")
+        return told
+
+    def _fetch(self, ticket: Ticket, reward_fn: str) -> httpx.Response:
+        headers = {REPLICA_HEADER: ticket.replica} if ticket.replica else {}
+        form = {"uuid": ticket.uuid, "type": reward_fn}
+        for pause_s in _pauses(*POLL_DELAYS_S):
+            answer = self._post(self._service.fetch_url, ticket.deadline_s, PULL_TIMEOUT_S, data=form, headers=headers)
+            if answer.status_code == httpx.codes.OK:
+                return answer
+            if answer.status_code not in _NOT_READY:
+                raise RefusedError(self._said(answer))
+            if time.monotonic() + pause_s > ticket.deadline_s:
+                raise UnavailableError(
+                    f"no {reward_fn} scores of request {ticket.uuid} after {self._timeout_s:g} s; the service says "
+                    f"{self._said(answer)}; its log says whether it is slow (raise timeout_s) or failed"
+                )
+            time.sleep(pause_s)
+        raise AssertionError("pauses never end")
+
+    def _post(self, url: str, deadline_s: float, timeout_s: float, **request: Any) -> httpx.Response:
+        """The answer, after as many tries as there is time for."""
+        timeout = httpx.Timeout(timeout_s, connect=self._service.connect_timeout_s)
+        for pause_s in _pauses(*RETRY_DELAYS_S):
+            try:
+                answer = self._http.post(url, timeout=timeout, **request)
+            except httpx.TransportError as error:
+                found = f"{type(error).__name__}: {error}".rstrip(": ")
+            else:
+                self._require_understood(url, answer)
+                if answer.status_code < 500 and answer.status_code not in _PASSING:
+                    return answer
+                found = self._said(answer)
+            if time.monotonic() + pause_s > deadline_s:
+                raise UnavailableError(f"the reward service at {_plain(url)} did not answer: {found}")
+            time.sleep(pause_s)
+        raise AssertionError("pauses never end")
+
+    def _require_understood(self, url: str, answer: httpx.Response) -> None:
+        """Raise :class:`ConfigError` for what no other sample and no other try can mend."""
+        remedies = {
+            401: f"set {TOKEN}",
+            403: f"set {TOKEN}",
+            404: f"check {ENQUEUE_URL} and {FETCH_URL}; if they are right, the service has lost the request",
+            405: f"check {ENQUEUE_URL} and {FETCH_URL}",
+            413: "lower batch_size",
+        }
+        if answer.status_code == 404 and url == self._service.fetch_url:
+            raise UnavailableError(f"the reward service does not know what it was sent: {self._said(answer)}")
+        if answer.status_code in remedies or answer.is_redirect:
+            remedy = remedies.get(answer.status_code, "it redirects; set its final URL")
+            raise ConfigError(f"the reward service at {_plain(url)} answered {self._said(answer)}: {remedy}")
+
+    def _json(self, answer: httpx.Response) -> dict[str, Any]:
+        try:
+            told = answer.json()
+        except ValueError as error:
+            raise UnavailableError(f"the reward service answered without JSON: {self._said(answer)}") from error
+        if not isinstance(told, dict):
+            raise UnavailableError(f"the reward service answered without a JSON object: {self._said(answer)}")
+        return told
+
+    def _said(self, answer: httpx.Response) -> str:
+        """Status and text, cut short, without the token that a service might repeat."""
+        text = " ".join(answer.text.split())
+        text = text.replace(self._service.token, "<token>") if self._service.token else text
+        return f"{answer.status_code} {text[:_SHOWN]}{'...' if len(text) > _SHOWN else ''}"
+
+
+def _pauses(first_s: float, longest_s: float) -> Iterator[float]:
+    """Ever longer ones, without end."""
+    pause_s = first_s
+    while True:
+        yield pause_s
+        pause_s = min(1.5 * pause_s, longest_s)
+
+
+def _plain(url: str) -> str:
+    """Without user, password and query, which may be secrets."""
+    parsed = httpx.URL(url)
+    return f"{parsed.scheme}://{parsed.netloc.decode()}{parsed.path}"

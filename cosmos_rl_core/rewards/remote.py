@@ -1,0 +1,164 @@
+"""Scores of a reward service that speaks cosmos-rl's protocol.
+
+Where it is says the environment: ``REMOTE_REWARD_ENQUEUE_URL``, ``REMOTE_REWARD_FETCH_URL``, ``REMOTE_REWARD_TOKEN``.
+"""
+
+import math
+from typing import Any, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from cosmos_rl_core import media
+from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.reward_client import Client, RefusedError, Service, Ticket, frame
+from cosmos_rl_core.rewards._base import Sample
+
+DECODED_CHANNELS = (16, 48)
+"""Channels of the latents that services can decode: Wan2.1's and Wan2.2's."""
+IN_FLIGHT = 16
+"""Requests that wait for scores at once; cosmos-rl's service silently drops the oldest of more than 60."""
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+_FAILED_TEXT = "Error"
+"""What cosmos_reason1 predicts of a sample that it failed on, beside a score of -1."""
+
+
+class Options(RewardOptions):
+    """Which of the service's rewards, and what is made of its numbers."""
+
+    name: Literal["remote"] = "remote"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    reward_fn: str = Field(pattern=rf"^{_NAME}$")
+    """The service's name of the reward, e.g. dance_grpo."""
+    score_key: str | None = Field(default=None, pattern=rf"^{_NAME}(\+{_NAME})*$")
+    """Which of the service's numbers is the score, where it returns several: ``overall_reward``, or a sum as
+    ``vq_reward+mq_reward``. Absent means the one that is called like the reward."""
+    clip_min: float | None = None
+    """Lower bound of the score, before ``scale``."""
+    clip_max: float | None = None
+    """Upper bound of the score, before ``scale``."""
+    scale: float = 1.0
+    """Factor of the score."""
+    failure_score: float | None = None
+    """The number by which the service says that it could not score: -1 for dance_grpo. Absent where it has none."""
+    media: Literal["latents", "pixels"] = "latents"
+    """What videos are sent as: their final latents in float16, or uint8 pixels, which are over 20 times larger. Latents
+    are for models with Wan's VAE, such as Cosmos-Predict2.5. Evaluations keep none and are sent as pixels."""
+    batch_size: int = Field(default=8, ge=1)
+    """Samples in one request, at most."""
+    timeout_s: float = Field(default=1800.0, gt=0, json_schema_extra={"identity": False})
+    """Seconds that a request may take until its scores are there; then the service counts as away."""
+
+    @property
+    def label(self) -> str:
+        """Tells the rewards of one service apart: ``remote-dance_grpo-overall_reward``."""
+        return "-".join(filter(None, ["remote", self.reward_fn, self.score_key]))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.clip_min is not None and self.clip_max is not None and self.clip_min >= self.clip_max:
+            raise ValueError(f"clip_min = {self.clip_min} is not below clip_max = {self.clip_max}")
+        return self
+
+
+class Reward:
+    """Score under the options' label; beside it every number that the service gave, by the service's names."""
+
+    def __init__(self, options: Options):
+        self._options = options
+        self.version = f"reward service, {options.reward_fn}"
+
+    def check_prompt(self, text: str) -> str | None:
+        """The service alone knows."""
+        return None
+
+    def check_service(self) -> None:
+        """Raise :class:`ConfigError` if the environment does not say where the service is."""
+        Service.from_environment()
+
+    def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
+        """One entry a sample, in order. A request that fails is repeated sample by sample, so that only the ones at
+        fault are lost."""
+        alike: dict[tuple[str, Any], list[int]] = {}
+        for i, sample in enumerate(samples):
+            kind, array = self._sent(sample)
+            alike.setdefault((kind, array.shape), []).append(i)
+        size = self._options.batch_size
+        batches = [part[i : i + size] for part in alike.values() for i in range(0, len(part), size)]
+        found: dict[int, dict[str, float] | Exception] = {}
+        if batches:
+            with Client(Service.from_environment(), self._options.timeout_s) as client:
+                for start in range(0, len(batches), IN_FLIGHT):
+                    found |= self._ask(client, samples, batches[start : start + IN_FLIGHT])
+        return [found[i] for i in range(len(samples))]
+
+    def _ask(
+        self, client: Client, samples: list[Sample], batches: list[list[int]]
+    ) -> dict[int, dict[str, float] | Exception]:
+        """Scores of batches of indices into ``samples``, which the service works on at the same time."""
+        tickets = [self._enqueue(client, [samples[i] for i in batch]) for batch in batches]
+        found: dict[int, dict[str, float] | Exception] = {}
+        for batch, ticket in zip(batches, tickets, strict=True):
+            try:
+                if isinstance(ticket, RefusedError):
+                    raise ticket
+                scores = client.result(ticket, self._options.reward_fn)["scores"]
+                found |= dict(zip(batch, self._entries(scores, len(batch)), strict=True))
+            except RefusedError as error:
+                alone = len(batch) == 1
+                found |= {batch[0]: error} if alone else self._ask(client, samples, [[i] for i in batch])
+        return found
+
+    def _enqueue(self, client: Client, samples: list[Sample]) -> Ticket | RefusedError:
+        sent = [self._sent(sample) for sample in samples]
+        kind, fps = sent[0][0], None if sent[0][0] == "image" else float(media.FPS)
+        arrays = np.stack([array for _, array in sent])
+        try:
+            prompts = [sample.prompt for sample in samples]
+            return client.enqueue(frame(prompts, self._options.reward_fn, kind, arrays, fps=fps))
+        except RefusedError as error:
+            return error
+
+    def _sent(self, sample: Sample) -> tuple[str, np.ndarray]:
+        """``media_type`` and array of one sample."""
+        if len(sample.pixels) == 1:
+            return "image", sample.pixels[0]
+        if sample.latents is None or self._options.media == "pixels":
+            return "video", sample.pixels.transpose(3, 0, 1, 2)
+        if (channels := len(sample.latents)) not in DECODED_CHANNELS:
+            raise ConfigError(
+                f'latents of {channels} channels; reward services decode Wan\'s, of 16 or 48: set media = "pixels"'
+            )
+        return "latent", sample.latents.astype(np.float16)
+
+    def _entries(self, scores: dict[str, Any], count: int) -> list[dict[str, float] | Exception]:
+        """One entry a sample. Raises :class:`ConfigError` if there is no score of the name asked for, and
+        :class:`RefusedError` if there is not one for each sample."""
+        keys = (self._options.score_key or self._options.reward_fn).split("+")
+        if missing := [key for key in keys if key not in scores]:
+            raise ConfigError(
+                f"{self._options.reward_fn} gives {', '.join(sorted(scores)) or 'no scores'}, not "
+                f"{', '.join(missing)}; set score_key"
+            )
+        for key in keys:
+            if not isinstance(scores[key], list) or len(scores[key]) != count:
+                raise RefusedError(f"{key} has no list of {count} scores")
+        columns = {key: some for key, some in scores.items() if isinstance(some, list) and len(some) == count}
+        return [self._entry(keys, {key: some[i] for key, some in columns.items()}) for i in range(count)]
+
+    def _entry(self, keys: list[str], told: dict[str, Any]) -> dict[str, float] | Exception:
+        """What the service said of one sample, as a score or as a failure."""
+        options = self._options
+        wanted = [told[key] for key in keys]
+        if _FAILED_TEXT in told.values() or options.failure_score in wanted or not all(map(_is_number, wanted)):
+            return RefusedError(f"the service could not score it: {told}")
+        low, high = (-math.inf if options.clip_min is None else options.clip_min), options.clip_max
+        score = min(max(sum(map(float, wanted)), low), math.inf if high is None else high)
+        numbers = {key: float(number) for key, number in told.items() if _is_number(number)}
+        return numbers | {options.label: options.scale * score}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

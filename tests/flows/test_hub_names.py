@@ -1,0 +1,68 @@
+"""Models by their names on the hub: found in its local cache, never downloaded."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cosmos_rl_core import pipelines
+from cosmos_rl_core.errors import ConfigError
+from flows.plan import Settings, plan_of
+
+COMMIT = "865baf084d4c9e850eac59a021277d5a9b9e8b63"
+SHIPPED = "package:tiny-sd3"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache with one repository in its own layout: a commit whose files are links to blobs."""
+    cache = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    repository, shipped = cache / "models--owner--tiny", Path(pipelines.resolve_path(SHIPPED))
+    for number, name in enumerate(pipelines.pipeline_files(shipped)):
+        blob, link = repository / f"blobs/{number}", repository / "snapshots" / COMMIT / name
+        for file in (blob, link):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(shipped / name, blob)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    for branch in ("main", "diffusers/base"):
+        (repository / "refs" / branch).parent.mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / branch).write_text(COMMIT)
+    return repository
+
+
+@pytest.mark.parametrize("name", ["owner/tiny", "owner/tiny@main", "owner/tiny@diffusers/base", f"owner/tiny@{COMMIT}"])
+def test_a_name_is_the_directory_of_the_commit_that_it_stands_for(cache: Path, name: str):
+    assert pipelines.resolve_path(name) == str(cache / "snapshots" / COMMIT)
+    assert pipelines.pipeline_digest(pipelines.resolve_path(name)) == pipelines.pipeline_digest(
+        pipelines.resolve_path(SHIPPED)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("owner/other", "hf download owner/other"),
+        ("owner/tiny@v2", "hf download owner/tiny --revision v2"),
+        ("nvidia/Cosmos-Predict2.5-2B@diffusers/base/post-trained",
+         "hf download nvidia/Cosmos-Predict2.5-2B --revision diffusers/base/post-trained"),
+    ],
+)  # fmt: skip
+def test_what_is_not_in_the_cache_is_a_mistake_with_the_command_that_downloads_it(cache: Path, name: str, command: str):
+    with pytest.raises(ConfigError) as caught:
+        pipelines.resolve_path(name)
+    assert str(caught.value).endswith(f": {command}")
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "a/b/c", "tiny", "owner/", "owner/two--words"])
+def test_what_is_no_name_of_a_hub_is_asked_for_as_a_directory(cache: Path, name: str):
+    with pytest.raises(ConfigError, match="is not a directory here: pass"):
+        pipelines.resolve_path(name)
+
+
+def test_a_plan_pins_the_commit_and_the_bytes(cache: Path):
+    overrides = ("policy.model_name_or_path=owner/tiny",)
+    named = plan_of(Settings("configs/tiny/nft.toml", overrides=overrides))
+    assert named.model.path == str(cache / "snapshots" / COMMIT)
+    assert named.model.digest == plan_of(Settings("configs/tiny/nft.toml")).model.digest

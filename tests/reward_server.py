@@ -1,0 +1,159 @@
+"""A reward service for tests: cosmos-rl's protocol, every frame checked byte by byte, told how to behave.
+
+Frames are taken apart by hand, without numpy's reader, so that what is sent is held against the format alone.
+"""
+
+import ast
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs
+
+import numpy as np
+
+TOKEN = "secret-of-the-tests"
+REPLICA = "replica-7"
+
+Answer = tuple[int, Any]
+"""Status, and the JSON that goes with it."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A request, taken apart."""
+
+    about: dict[str, Any]
+    array: np.ndarray
+
+
+def parse(body: bytes) -> Frame:
+    """Raises ``ValueError`` unless the body is exactly a frame as cosmos-rl's client of diffusers models sends it."""
+    line, newline, array = body.partition(b"\n")
+    about = json.loads(line)
+    if not newline or json.dumps(about).encode() != line:
+        raise ValueError("the first line is not what json.dumps writes")
+    media_type, shape = about["media_type"], _shape(array)
+    if list(about) != ["prompts", "reward_fn", *(["video_infos"] if media_type != "image" else []), "media_type"]:
+        raise ValueError(f"keys {list(about)}")
+    rank, dtype, colours = {"image": (4, "|u1", -1), "video": (5, "|u1", 1), "latent": (5, "<f2", 1)}[media_type]
+    if len(shape) != rank or len(about["prompts"]) != shape[0]:
+        raise ValueError(f"{media_type} of shape {shape} with {len(about['prompts'])} prompts")
+    if shape[colours] != (16 if media_type == "latent" else 3):
+        raise ValueError(f"{media_type} of shape {shape}")
+    if media_type != "image" and about["video_infos"] != [{"video_fps": 16.0}] * shape[0]:
+        raise ValueError(f"video_infos {about['video_infos']}")
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
+    padded = header + " " * (-(10 + len(header) + 1) % 64) + "\n"
+    expected = b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded.encode()
+    data = array[len(expected) :]
+    if array[: len(expected)] != expected or len(data) != math.prod(shape) * int(dtype[-1]):
+        raise ValueError(f"array header {array[:128]!r} with {len(data)} bytes, expected {expected!r}")
+    return Frame(about, np.frombuffer(data, dtype).reshape(shape))
+
+
+def _shape(array: bytes) -> tuple[int, ...]:
+    return ast.literal_eval(array[10 : array.index(b"\n")].decode())["shape"]
+
+
+def brightness(frame: Frame) -> dict[str, list[Any]]:
+    """Of each sample: the mean of what was sent, and the length of its prompt."""
+    means = [float(np.mean(entry, dtype=np.float64)) for entry in frame.array]
+    return {"overall_reward": means, "prompt_length": [float(len(text)) for text in frame.about["prompts"]]}
+
+
+@dataclass
+class RewardServer:
+    """What the service does, and what it was asked."""
+
+    enqueue_url: str = ""
+    fetch_url: str = ""
+    scores: Callable[[Frame], dict[str, Any] | None] = brightness
+    """Scores of a frame by name; None stands for a reward that failed without a word, so that nothing is ever there."""
+    enqueue_answers: list[Answer] = field(default_factory=list[Answer])
+    """Given instead, first come, first served."""
+    pull_answers: list[Answer] = field(default_factory=list[Answer])
+    pulls_before_ready: int = 0
+    """How often a request is asked for in vain."""
+    frames: list[Frame] = field(default_factory=list[Frame])
+    mistakes: list[str] = field(default_factory=list[str])
+    """What was wrong with requests; empty where all were as they should be."""
+    pulls: dict[str, int] = field(default_factory=dict[str, int])
+
+    def environment(self) -> dict[str, str]:
+        """What a client has to be told."""
+        return {
+            "REMOTE_REWARD_ENQUEUE_URL": self.enqueue_url,
+            "REMOTE_REWARD_FETCH_URL": self.fetch_url,
+            "REMOTE_REWARD_TOKEN": TOKEN,
+        }
+
+    def enqueue(self, headers: dict[str, str], body: bytes) -> Answer:
+        self._require(headers, "authorization", f"Bearer {TOKEN}")
+        self._require(headers, "content-type", "application/octet-stream")
+        if self.enqueue_answers:
+            return self.enqueue_answers.pop(0)
+        try:
+            self.frames.append(parse(body))
+        except (ValueError, KeyError, IndexError, SyntaxError) as error:
+            self.mistakes.append(f"frame: {error}")
+            return 400, {"detail": f"bad frame: {error}"}
+        return 200, {"uuid": f"uuid-{len(self.frames) - 1}", "replica_id": REPLICA}
+
+    def pull(self, headers: dict[str, str], body: bytes) -> Answer:
+        self._require(headers, "authorization", f"Bearer {TOKEN}")
+        self._require(headers, "content-type", "application/x-www-form-urlencoded")
+        self._require(headers, "x-lepton-replica-target", REPLICA)
+        (uuid,), (name,) = (parse_qs(body.decode())[key] for key in ("uuid", "type"))
+        self.pulls[uuid] = self.pulls.get(uuid, 0) + 1
+        if self.pull_answers:
+            return self.pull_answers.pop(0)
+        frame = self.frames[int(uuid.removeprefix("uuid-"))]
+        scores = self.scores(frame) if frame.about["reward_fn"] == {name: 1.0} else None
+        if scores is None or self.pulls[uuid] <= self.pulls_before_ready:
+            return 400, {"message": f"Not found scores for {uuid}"}
+        return 200, {"scores": scores, "duration": "0.35", "decoded_duration": "N/A", "type": name}
+
+    def _require(self, headers: dict[str, str], name: str, expected: str) -> None:
+        if headers.get(name) != expected:
+            self.mistakes.append(f"{name}: {headers.get(name)!r}, expected {expected!r}")
+
+
+@contextmanager
+def reward_server() -> Iterator[RewardServer]:
+    """A running service on a free port of this machine."""
+    service = RewardServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            known = {"/api/reward/enqueue": service.enqueue, "/api/reward/pull": service.pull}
+            status, told = known[self.path](headers, body) if self.path in known else (404, {"detail": "Not Found"})
+            data = json.dumps(told).encode()  # NaN goes out as Python's NaN, as from cosmos-rl's service
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    root = f"http://127.0.0.1:{server.server_port}/api/reward"
+    service.enqueue_url, service.fetch_url = f"{root}/enqueue", f"{root}/pull"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield service
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
