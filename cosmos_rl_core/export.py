@@ -8,7 +8,7 @@ from safetensors import safe_open
 from safetensors import torch as safetensors_torch
 from torch import Tensor
 
-from cosmos_rl_core import pipelines
+from cosmos_rl_core import lora, pipelines
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 
@@ -20,10 +20,11 @@ def lora_files(tensors: Mapping[str, Tensor], config: LoraConfig) -> dict[str, b
     """Adapter tensors (a policy part) as files by relative path, for the stock
     ``load_lora_weights(folder, weight_name="model.safetensors", adapter_name="default")``.
 
-    Rank and alpha travel in the file's one metadata entry: without it diffusers takes the rank for alpha, and the
-    adapter has the wrong strength. ``adapter_config.json`` says the same for other readers.
+    Rank and alpha, of single modules too, travel in the file's one metadata entry: without it diffusers takes the rank
+    for alpha, and the adapter has the wrong strength. ``adapter_config.json`` says the same for other readers.
     """
-    settings = {"r": config.r, "lora_alpha": config.lora_alpha, "target_modules": list(config.target_modules)}
+    adapted = {name.rpartition(".lora_")[0] for name in tensors}
+    settings = lora.peft_settings(config, lora.targets(config, adapted))
     metadata = json.dumps({f"{_COMPONENT}.{name}": value for name, value in settings.items()}, sort_keys=True)
     named = {f"{_COMPONENT}.{name}": tensors[name].contiguous() for name in sorted(tensors)}
     adapter_config = {"peft_type": "LORA", "bias": "none", "inference_mode": True, **settings}

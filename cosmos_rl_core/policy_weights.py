@@ -8,6 +8,7 @@ a forward pass and out again. Names are those of the module tree without peft's 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import peft
 import torch
@@ -16,9 +17,11 @@ from safetensors import torch as safetensors_torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from cosmos_rl_core import lora as adapters
 from cosmos_rl_core import seeds
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.lora_dropout import KeyedDropout
 from cosmos_rl_core.sharding import WHOLE, Shards
 
 ADAPTER = "default"
@@ -194,19 +197,30 @@ def prepare(
 
 
 def add_lora(transformer: nn.Module, config: LoraConfig) -> None:
-    """Add the adapter, all zeros, and freeze everything else; :class:`ConfigError` on an unknown target module."""
-    _check_targets(transformer, config.target_modules)
+    """Add the adapter, all zeros, and freeze everything else.
+
+    Raises :class:`ConfigError` on an unknown target module, or a pattern of modules that says nothing or two things.
+    """
+    linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    targets = adapters.targets(config, linear)
+    _check_targets(transformer, targets)
+    adapted = [name for name in linear if any(_matches(name, target) for target in targets)]
+    adapters.check_patterns(config, adapted)
     transformer.requires_grad_(False)
     # peft draws the weights that are zeroed below: the fork leaves the global generator as it was.
     with torch.random.fork_rng(devices=[]):
         transformer.add_adapter(  # pyright: ignore[reportCallIssue]
-            peft.LoraConfig(r=config.r, lora_alpha=config.lora_alpha, target_modules=list(config.target_modules)),  # pyright: ignore[reportArgumentType]
+            peft.LoraConfig(**adapters.peft_settings(config, targets)),  # pyright: ignore[reportArgumentType]
             adapter_name=ADAPTER,
         )
     for name, parameter in transformer.named_parameters():
         parameter.requires_grad_(_is_lora(name))
         if _is_lora(name):
             nn.init.zeros_(parameter)
+    if config.lora_dropout:
+        for name in adapted:
+            layer: Any = transformer.get_submodule(name)
+            layer.lora_dropout[ADAPTER] = KeyedDropout(name, config.lora_dropout)
 
 
 def initial_lora(shapes: Mapping[str, tuple[int, ...]], config: LoraConfig, seed: int) -> dict[str, Tensor]:
@@ -244,7 +258,7 @@ def _initial_tensor(name: str, shape: tuple[int, ...], config: LoraConfig, seed:
     if ".lora_A." not in name:
         return torch.zeros(shape, dtype=torch.float32, device="cpu")
     if config.init_lora_weights == "gaussian":
-        return torch.from_numpy(seeds.normal(shape, seed, "lora", name)) / config.r
+        return torch.from_numpy(seeds.normal(shape, seed, "lora", name)) / shape[0]
     # Kaiming-uniform with a = sqrt(5) has the bound sqrt(6 / (1 + a^2) / fan_in) = 1 / sqrt(fan_in).
     uniform = torch.from_numpy(seeds.generator(seed, "lora", name).random(shape, dtype="float32"))
     return (2 * uniform - 1) / math.sqrt(math.prod(shape[1:]))

@@ -37,7 +37,31 @@ _DECAYS = {
 
 
 def ema_decay(config: EmaConfig, step: int) -> float | None:
-    """Decay of the average after 0-based optimizer ``step`` k: ``min((1 + k) / (10 + k), cap)``; None: no update."""
-    if not config.ema_enable or (step + 1) % config.ema_update_step_interval:
+    """Decay of the average after 0-based optimizer ``step`` k: ``min((1 + k) / (10 + k), cap)``; None: no update.
+
+    With a rate it is ``(1 - n / (k + 1)) ** (gamma + 1)``, n steps after the last update: the weights of ever earlier
+    steps then fall off as a power of time, and the first update takes the policy as it is.
+    Source: the power function averages of arXiv:2312.02696, section 3.1.
+    """
+    interval = config.ema_update_step_interval
+    if not config.ema_enable or (step + 1) % interval:
         return None
+    if config.ema_rate is not None:
+        return (1 - interval / (step + 1)) ** (power_of_rate(config.ema_rate) + 1)
     return min((1 + step) / (10 + step), config.ema_decay)
+
+
+def power_of_rate(rate: float) -> float:
+    """The gamma >= 0 of a power function average whose weights ``t ** gamma`` on [0, 1] have the deviation ``rate``.
+
+    The deviation, ``sqrt((gamma + 1) / ((gamma + 2)^2 (gamma + 3)))``, falls with gamma from 1 / sqrt(12). By bisection
+    in plain floats: the roots of a cubic from a numerics library differ in their last bits between machines.
+    """
+
+    def deviation(gamma: float) -> float:
+        return math.sqrt((gamma + 1) / (gamma + 3)) / (gamma + 2)
+
+    low, high = 0.0, 1.0 / rate
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if deviation(middle) > rate else (low, middle)
+    return low

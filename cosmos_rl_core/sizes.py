@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from cosmos_rl_core import lora as adapters
 from cosmos_rl_core import pipelines
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
@@ -99,7 +100,7 @@ def trainable_elements(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | No
     """Numbers that training moves: all weights, or two factors of rank r for each targeted matrix.
 
     Matrices are the weights of linear modules; convolutions and tables have none. Raises :class:`ConfigError` for a
-    target that names no matrix.
+    target that names no matrix, and as :func:`adapters.check_patterns`.
     """
     if lora is None:
         return sum(math.prod(shape) for shape in shapes.values())
@@ -108,7 +109,8 @@ def trainable_elements(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | No
         for name, shape in shapes.items()
         if name.endswith(".weight") and len(shape) == 2
     }
-    found = {target: [m for m in matrices if m == target or m.endswith(f".{target}")] for target in lora.target_modules}
+    targets = adapters.targets(lora, matrices)
+    found = {target: [m for m in matrices if m == target or m.endswith(f".{target}")] for target in targets}
     if lost := [target for target, modules in found.items() if not modules]:
         endings = sorted({_ending(name) for name in matrices})
         raise ConfigError(
@@ -116,7 +118,8 @@ def trainable_elements(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | No
             f"it has {', '.join(endings)}"
         )
     targeted = {module for modules in found.values() for module in modules}
-    return sum(lora.r * sum(matrices[m]) for m in targeted)
+    adapters.check_patterns(lora, targeted)
+    return sum(adapters.rank(lora, m) * sum(matrices[m]) for m in targeted)
 
 
 def _ending(module: str) -> str:

@@ -1,4 +1,4 @@
-"""The optimizer step: AdamW over named parameters, its state as named tensors, gradients independent of the batching.
+"""The optimizer step: AdamW or Adam over named parameters, its state as named tensors, gradients whatever the batching.
 
 Every sum over parameters is taken in the order of their names, and every draw is a function of what it is for: neither
 micro-batches nor ranks nor retries can be told from the result, rounding aside.
@@ -20,6 +20,7 @@ from cosmos_rl_core.sharding import WHOLE, Shards
 
 if TYPE_CHECKING:
     from cosmos_rl_core.config.policy import TimeDensity
+    from cosmos_rl_core.config.train import OptimizerName
     from cosmos_rl_core.distributed import Group
 
 Parameters = Mapping[str, nn.Parameter]
@@ -29,15 +30,25 @@ FINE_GRID = 1000
 """Noise levels of the grid that supervised training draws from."""
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What AdamW remembers of each parameter."""
+"""What AdamW remembers of each parameter, and Adam too."""
+
+_OPTIMIZERS = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
 
 
 def make_optimizer(
-    parameters: Parameters, *, betas: tuple[float, float], epsilon: float, weight_decay: float
-) -> torch.optim.AdamW:
-    """AdamW over all parameters alike; :func:`optimizer_step` sets the learning rate of each step."""
-    named = [parameters[name] for name in sorted(parameters)]
-    return torch.optim.AdamW(named, lr=0.0, betas=betas, eps=epsilon, weight_decay=weight_decay)
+    parameters: Parameters,
+    *,
+    betas: tuple[float, float],
+    epsilon: float,
+    weight_decay: float,
+    name: OptimizerName = "AdamW",
+) -> torch.optim.Optimizer:
+    """An optimizer of all parameters alike; :func:`optimizer_step` sets the learning rate of each step.
+
+    torch chooses between its implementations by the device alone, and both are part of the recorded numerics.
+    """
+    named = [parameters[each] for each in sorted(parameters)]
+    return _OPTIMIZERS[name](named, lr=0.0, betas=betas, eps=epsilon, weight_decay=weight_decay)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameters) -> dict[str, Tensor]:

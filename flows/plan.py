@@ -135,6 +135,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
             .check(recipe.policy.diffusers.sample.rollout)
         ),
     )
+    _collect(mistakes, lambda: _check_dropout(recipe))
     if model is not None:
         mistakes += _unfit(recipe)
         _collect(mistakes, lambda: _check_given_frames(recipe))
@@ -259,6 +260,19 @@ def _unfit(recipe: Recipe) -> list[str]:
     if recipe.validation is not None:
         _collect(mistakes, lambda: pipelines.stock_guidance_scale(path, diffusers.sample.guidance_scale))
     return mistakes
+
+
+def _check_dropout(recipe: Recipe) -> None:
+    """Raise :class:`ConfigError` if adapters would drop out where a loss compares densities."""
+    lora, policy = recipe.policy.lora, recipe.train.train_policy
+    if lora is None or lora.lora_dropout == 0:
+        return
+    if plugins.load("algorithms", policy.type).Algorithm(policy).transitions:
+        raise ConfigError(
+            f"policy.lora.lora_dropout = {lora.lora_dropout:g}: {policy.type} trains on the ratio of the policy's "
+            "density to that of the rollout, which is exactly 1 until weights move; with dropout in one of the two it "
+            "would be noise. Set it to 0"
+        )
 
 
 def _check_given_frames(recipe: Recipe) -> None:

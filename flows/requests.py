@@ -357,6 +357,8 @@ class Run:
             weight_decay=train.optm_weight_decay,
             grad_norm_clip=train.optm_grad_norm_clip,
             first_step=first_step,
+            optimizer=train.optm_name,
+            max_nonfinite=train.max_nonfinite_steps,
         )
 
     def _request(

@@ -13,7 +13,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
-from cosmos_rl_core.config.train import AnyDataset, AnyReward, AnyRewarded, AnySupervised
+from cosmos_rl_core.config.train import AnyDataset, AnyReward, AnyRewarded, AnySupervised, OptimizerName
 from cosmos_rl_core.datasets._base import Prompt
 
 FORMAT = 1
@@ -57,7 +57,7 @@ class MediaShape(Section):
 
 
 class OptimizerSteps(Section):
-    """A range of AdamW steps, every schedule resolved to its values."""
+    """A range of optimizer steps, every schedule resolved to its values."""
 
     lrs: tuple[float, ...]
     """Learning rate of each step."""
@@ -69,6 +69,10 @@ class OptimizerSteps(Section):
     grad_norm_clip: float
     first_step: int
     """Optimizer steps done before this range."""
+    optimizer: OptimizerName = Field(default="AdamW", json_schema_extra={"neutral": "AdamW"})
+    max_nonfinite: int = Field(default=0, json_schema_extra=NOT_IDENTITY)
+    """Steps in a row that may be left out for gradients that are not finite: it decides whether there is a result, not
+    which."""
 
 
 class Embed(StageConfig):

@@ -1,7 +1,7 @@
 """Micro-batches of an update. Every draw depends on the sample, the pass and the place alone, never on its batch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -106,7 +106,8 @@ class LatentDraws:
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, place) for key in keys])
         t = torch.tensor(times, dtype=torch.float32, device=self.stored.device)
         batch = Batch(x_0, noise.to(self.stored.device), t, self.stored.advantages_of(ids))
-        return MicroBatch(batch, self.stored.condition(ids), weight)
+        dropout_keys = tuple((*astuple(key), place) for key in keys)
+        return MicroBatch(batch, self.stored.condition(ids), weight, keys=dropout_keys)
 
 
 @dataclass(frozen=True)

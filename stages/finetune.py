@@ -1,5 +1,6 @@
 """Policy k to policy k + 1 by supervised steps on a media set, encoded as it is drawn."""
 
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -81,7 +82,8 @@ class _Draws:
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, 0) for key in keys])
         times = [sft_time(self.sigmas, self.density, key) for key in keys]
         batch = Batch(x_0, noise.to(self.device), torch.tensor(times, dtype=torch.float32, device=self.device), None)
-        return MicroBatch(batch, stack([self.conditioning[prompt.id] for _, prompt in drawn], self.device), weight)
+        conditioning = stack([self.conditioning[prompt.id] for _, prompt in drawn], self.device)
+        return MicroBatch(batch, conditioning, weight, keys=tuple(astuple(key) for key in keys))
 
     @torch.no_grad()
     def _encode(self, pixels: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from torch import Tensor
 from cosmos_rl_core.algorithms._base import Algorithm, Batch, Loss, Transitions
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.distributed import Group
-from cosmos_rl_core.errors import ArtifactError, CosmosRLError
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError, DivergenceError
+from cosmos_rl_core.lora_dropout import DropoutKey, dropping
 from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
 from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights, to_bytes
 from cosmos_rl_core.precision import ParamDtype, computes_in
@@ -33,8 +35,10 @@ from stages.samples import to_parquet
 
 METRICS = "metrics.parquet"
 CLOCKS = "schedule/clocks.json"
+NONFINITE = "nonfinite_steps"
+"""Steps left out for gradients that are not finite: in the clocks those of the end, in the summary all."""
 PEAKS = ("loss", "policy_loss", "kl", "data_loss", "old_deviation")
-"""Numbers whose largest value of any sample is recorded beside their mean."""
+"""Numbers whose largest value of any sample is recorded beside their mean; NaN if there is one."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class MicroBatch:
     """The samples' ids, where somebody watches."""
     steps: tuple[int, ...] = ()
     """The recorded step of each."""
+    keys: tuple[DropoutKey, ...] = ()
+    """What the dropout of each sample depends on; none where nothing may be left out."""
 
 
 def _unwatched(index: int, micro: MicroBatch, loss: Loss) -> None:
@@ -77,12 +83,20 @@ class Trainer:
     """Called with each micro-batch and its loss, and the index of the optimizer step."""
     may_step: Callable[[int, dict[str, float]], bool] = _always
     """Called with the index and the means over all ranks, before the weights move; False keeps them where they are."""
+    note: Callable[[str], None] = print
+    """Called with what people should be told."""
+    nonfinite_in_a_row: int = 0
+    """Optimizer steps up to now that were left out because their gradients were not finite."""
     rows: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        steps = self.steps
+        steps, self._num_nonfinite = self.steps, 0
         self.optimizer = make_optimizer(
-            self.weights.parameters, betas=steps.betas, epsilon=steps.epsilon, weight_decay=steps.weight_decay
+            self.weights.parameters,
+            betas=steps.betas,
+            epsilon=steps.epsilon,
+            weight_decay=steps.weight_decay,
+            name=steps.optimizer,
         )
 
     @classmethod
@@ -109,54 +123,83 @@ class Trainer:
         trainer = cls(model, algorithm, weights, steps, config.param_dtype, context.ranks, sign_of_life)
         state = read_part(policy, "optimizer", state_shards(weights.shards))
         load_optimizer_state(trainer.optimizer, weights.parameters, state)
+        trainer.note, trainer.nonfinite_in_a_row = context.outcome.note, _clocks(policy).get(NONFINITE, 0)
         return trainer
 
     def step(self, index: int, micro_batches: Iterable[MicroBatch], num_samples: int, num_times: int) -> bool:
         """One optimizer step from this rank's micro-batches; ``num_samples`` counts those of all ranks.
 
-        Returns whether the step was taken; where ``may_step`` refused it, its row has a learning rate of 0 and no
-        gradient norm.
+        Returns whether to go on, which ``may_step`` decides. A step that it refused, or whose gradients are not finite,
+        moves nothing: its row has a learning rate of 0 and no gradient norm. Raises :class:`DivergenceError`, on all
+        ranks, at one more of the latter in a row than may be left out.
         """
         totals: dict[str, float] = {}
         peaks: dict[str, float] = {}
         for micro in micro_batches:
             self.sign_of_life(index)
-            loss = self._loss(micro)
-            self.watch(index, micro, loss)
-            weights = torch.full_like(loss.per_sample.detach(), micro.weight, device=self.group.device)
-            loss_share(loss.per_sample, num_samples, num_times, weights).backward()
+            # Until the backward pass is done: with gradient checkpointing it repeats the forward.
+            with dropping(self.model.transformer, micro.keys):
+                loss = self._loss(micro)
+                self.watch(index, micro, loss)
+                weights = torch.full_like(loss.per_sample.detach(), micro.weight, device=self.group.device)
+                loss_share(loss.per_sample, num_samples, num_times, weights).backward()
             values = {"loss": loss.per_sample.detach(), **loss.metrics}
             for name, value in values.items():
                 totals[name] = totals.get(name, 0.0) + float(value.double().sum()) * micro.weight / (
                     num_samples * num_times
                 )
                 if name in PEAKS and micro.weight:
-                    peaks[name] = max(peaks.get(name, -math.inf), float(value.max()))
+                    peaks[name] = float(np.maximum(peaks.get(name, -math.inf), float(value.max())))
         means = self._over_ranks(totals)
         row: dict[str, float] = {"step": self.steps.first_step + index}
-        parameters, max_norm = self.weights.parameters, self.steps.grad_norm_clip
-        taken = self.may_step(index, means)
-        if taken:
-            lr = self.steps.lrs[index]
-            self.weights.collect_gradients()
-            shards = self.weights.shards
-            row |= optimizer_step(self.optimizer, parameters, lr=lr, max_norm=max_norm, group=self.group, shards=shards)
-            if (decay := self.steps.ema_decays[index]) is not None:
-                self.weights.lerp_("ema", decay)
-        else:
-            # Not even their norm is asked for: so far from the behaviour, gradients may be beyond any number.
-            row |= {"grad_norm": math.nan, "lr": 0.0}
-            self.weights.collect_gradients()
-            self.optimizer.zero_grad(set_to_none=True)
+        # Where it refuses, not even their norm is asked for: so far from the behaviour, gradients may be beyond any
+        # number.
+        goes_on = self.may_step(index, means)
+        self.weights.collect_gradients()
+        row |= (self._move(index) if goes_on else None) or {"grad_norm": math.nan, "lr": 0.0}
+        self.optimizer.zero_grad(set_to_none=True)
         self.rows.append(row | means | self._peaks_over_ranks(peaks))
-        return taken
+        return goes_on
+
+    def _move(self, index: int) -> dict[str, float] | None:
+        """Move the weights and their average by the gradients; gradient norm and learning rate, None if left out.
+
+        All ranks decide alike: the norm is that of the gradients summed over all of them.
+        """
+        steps = self.steps
+        try:
+            moved = optimizer_step(
+                self.optimizer,
+                self.weights.parameters,
+                lr=steps.lrs[index],
+                max_norm=steps.grad_norm_clip,
+                group=self.group,
+                shards=self.weights.shards,
+            )
+        except DivergenceError as error:
+            if self.nonfinite_in_a_row >= steps.max_nonfinite:
+                raise
+            self.nonfinite_in_a_row += 1
+            self._num_nonfinite += 1
+            in_a_row = f"{self.nonfinite_in_a_row} in a row, of {steps.max_nonfinite} that may be"
+            self.note(f"optimizer step {steps.first_step + index} is left out ({in_a_row}): {error}")
+            return None
+        self.nonfinite_in_a_row = 0
+        if (decay := steps.ema_decays[index]) is not None:
+            self.weights.lerp_("ema", decay)
+        return moved
 
     def _loss(self, micro: MicroBatch) -> Loss:
         batch = micro.batch
         x_t, t = batch.x_t, batch.t.float()
 
         def velocity(part: str) -> Tensor:
-            with self.weights.use(part), computes_in(self.param_dtype, self.group.device):
+            keys = micro.keys if part == CURRENT else ()
+            with (
+                self.weights.use(part),
+                computes_in(self.param_dtype, self.group.device),
+                dropping(self.model.transformer, keys),
+            ):
                 return guided_velocity(
                     self.model,
                     x_t,
@@ -178,7 +221,7 @@ class Trainer:
     def _peaks_over_ranks(self, peaks: dict[str, float]) -> dict[str, float]:
         found = self.group.gather(peaks)
         names = sorted({name for ranks_peaks in found for name in ranks_peaks})
-        return {f"{name}_max": max(ranks_peaks.get(name, -math.inf) for ranks_peaks in found) for name in names}
+        return {f"{name}_max": float(np.max([peaks.get(name, -math.inf) for peaks in found])) for name in names}
 
     def write(self, attempt: Attempt, copies: list[str], iteration: int) -> None:
         """Write the next policy version, after all ranks agree on all of it.
@@ -195,7 +238,8 @@ class Trainer:
             write_part(attempt, part, tensors, self.group, cuts[part])
         if self.group.rank == 0:
             last_step = self.steps.first_step + len(self.steps.lrs)
-            attempt.put_json(CLOCKS, {"iteration": iteration + 1, "optimizer_step": last_step})
+            nonfinite = {NONFINITE: self.nonfinite_in_a_row} if self.nonfinite_in_a_row else {}
+            attempt.put_json(CLOCKS, {"iteration": iteration + 1, "optimizer_step": last_step, **nonfinite})
             attempt.put(METRICS, to_parquet(pd.DataFrame(self.rows)))
 
     def _agree(self, parts: dict[str, dict[str, Tensor]], cuts: dict[str, Shards]) -> None:
@@ -214,8 +258,9 @@ class Trainer:
             )
 
     def summary(self) -> dict[str, Any]:
-        """The last step's numbers; None for one that is not finite."""
-        return self.last("loss", "grad_norm")
+        """The last step's numbers, None for one that is not finite; how many steps were left out, if any."""
+        left_out = {NONFINITE: self._num_nonfinite} if self._num_nonfinite else {}
+        return self.last("loss", "grad_norm") | left_out
 
     def last(self, *names: str) -> dict[str, float | None]:
         """Numbers of the last step, None where one is not finite."""
@@ -224,11 +269,15 @@ class Trainer:
 
 def check_clocks(policy: Input, iteration: int, first_step: int) -> None:
     """Both clocks of the policy must be where this range of steps begins; version 0 has none and is at 0."""
-    artifact = Artifact(policy)
     expected = {"iteration": iteration, "optimizer_step": first_step}
-    found = artifact.json(CLOCKS) if artifact.names(CLOCKS) else {"iteration": 0, "optimizer_step": 0}
+    found = {name: value for name, value in _clocks(policy).items() if name != NONFINITE}
     if found != expected:
         raise ArtifactError(f"the policy at {policy.url} has clocks {found}, this range begins at {expected}")
+
+
+def _clocks(policy: Input) -> dict[str, int]:
+    artifact = Artifact(policy)
+    return artifact.json(CLOCKS) if artifact.names(CLOCKS) else {"iteration": 0, "optimizer_step": 0}
 
 
 def my_share(items: list[Callable[[float], MicroBatch]], group: Group) -> Iterator[MicroBatch]:

@@ -1,11 +1,56 @@
 """Which model is trained, how much of it, and how it is sampled. Field names are cosmos-rl's."""
 
 import math
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from cosmos_rl_core.config.base import Section
+
+ALL_LINEAR = "all-linear"
+"""Stands in ``target_modules`` for every linear module."""
+
+NOT_IN_LORA = {
+    "lora_names": "there is one adapter, and the copies that an algorithm needs, such as NFT's old one, are parts of "
+    "the policy by themselves",
+    "primary_adapter": "there is one adapter, and the algorithm says which of the policy's parts makes rollouts",
+    "lora_path": "every policy begins as exactly its base model, which is the reference too; to go on from an adapter "
+    "fuse it into the pipeline (fuse_lora, save_pretrained) and name that in policy.model_name_or_path",
+    "modules_to_save": "a LoRA file of diffusers holds adapters alone; give the modules one by "
+    "policy.lora.target_modules, or leave [policy.lora] out to train every weight",
+}
+"""Settings of cosmos-rl's adapters that there are none of here, and why. Upstream reads only ``lora_names`` and
+``primary_adapter`` for diffusion models."""
+
+_REFUSED_INITS = {
+    "eva": "draws A from activations on data, and policy version 0 depends on the base model and the seed alone",
+    "olora": "changes the base weights, which the exported adapter is to be loaded on as they are",
+    "pissa": "changes the base weights, which the exported adapter is to be loaded on as they are",
+    "false": "starts B at random too, and policy version 0 has to be exactly the base model",
+}
+
+
+def _known_init(value: Any) -> Any:
+    """``true`` is peft's word for its Kaiming default. Raises ``ValueError`` for what peft knows and this does not."""
+    name = str(value).lower() if isinstance(value, bool) else value
+    reason = _REFUSED_INITS.get(name.split("_niter_")[0]) if isinstance(name, str) else None
+    if reason is not None:
+        raise ValueError(f"{name} {reason}; known: true (kaiming), gaussian")
+    return "kaiming" if value is True else value
+
+
+def _regexes(patterns: dict[str, Any]) -> dict[str, Any]:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+    return patterns
+
+
+Ranks = Annotated[dict[str, Annotated[int, Field(ge=1)]], AfterValidator(_regexes)]
+Alphas = Annotated[dict[str, Annotated[float, Field(gt=0)]], AfterValidator(_regexes)]
 
 
 class LoraConfig(Section):
@@ -16,10 +61,39 @@ class LoraConfig(Section):
     lora_alpha: float = Field(default=8.0, gt=0)
     """The update is scaled by ``lora_alpha / r``."""
     target_modules: tuple[str, ...] = Field(default=("to_q", "to_k", "to_v", "to_out.0"), min_length=1)
-    """Suffixes of the module names that get an adapter."""
-    init_lora_weights: Literal["gaussian", "kaiming"] = "gaussian"
-    """How A starts: normal with std ``1 / r``, or Kaiming-uniform. B starts at zero: version 0 is exactly the base
-    model."""
+    """Suffixes of the module names that get an adapter, or ``"all-linear"``: every linear module there is, those of
+    time and text embeddings and of the output too."""
+    init_lora_weights: Annotated[Literal["gaussian", "kaiming"], BeforeValidator(_known_init)] = "gaussian"
+    """How A starts: normal with std ``1 / r``, or Kaiming-uniform, which ``true`` says too. B starts at zero: version 0
+    is exactly the base model."""
+    use_rslora: bool = Field(default=False, json_schema_extra={"neutral": False})
+    """Scale by ``lora_alpha / sqrt(r)`` instead, so that a higher rank does not learn more slowly.
+    Source: arXiv:2312.03732."""
+    r_pattern: Ranks = Field(default={}, json_schema_extra={"neutral": {}})
+    """Another rank for the adapted modules that a pattern names, e.g. ``{ "attn.to_q" = 16 }``: peft's
+    ``rank_pattern``, a regular expression for a whole name, or for its end after a dot. No module may be named by two.
+    """
+    alpha_pattern: Alphas = Field(default={}, json_schema_extra={"neutral": {}})
+    """Another ``lora_alpha`` for the adapted modules that a pattern names, as in ``r_pattern``."""
+    lora_dropout: float = Field(default=0.0, ge=0, le=0.9, json_schema_extra={"neutral": 0.0})
+    """Share of each adapter's inputs that a training step leaves out of the policy's own forward pass, and of no other:
+    rollouts, evaluations and the copies that a loss compares with see everything. Regularises; the draws are made on
+    the CPU, a number for each input, which takes time with many adapters. Not for algorithms that train on recorded
+    steps."""
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _one_word_or_suffixes(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != ALL_LINEAR:
+            raise ValueError(f'{value!r} is neither a list of module names nor "{ALL_LINEAR}"')
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+    @field_validator("target_modules")
+    @classmethod
+    def _all_or_some(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if ALL_LINEAR in value and len(value) > 1:
+            raise ValueError(f'"{ALL_LINEAR}" stands alone: it names every linear module already')
+        return value
 
 
 class SolverConfig(Section):

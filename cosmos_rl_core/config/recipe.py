@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.logging import LoggingConfig
-from cosmos_rl_core.config.policy import PolicyConfig
+from cosmos_rl_core.config.policy import NOT_IN_LORA, PolicyConfig
 from cosmos_rl_core.config.recipes import translated
 from cosmos_rl_core.config.train import AnyAlgorithm, AnyDataset, AnyReward, EmaConfig, OptimizerConfig, RewardedOptions
 from cosmos_rl_core.errors import ConfigError
@@ -165,6 +165,8 @@ def _mistakes(recipe: Recipe) -> Any:
     if per_step and batch % per_step:
         divisor = f"train.train_policy.batch_size_per_optimize = {per_step}"
         yield f"train.train_batch_per_replica = {batch} is not a multiple of {divisor}"
+    if recipe.train.ema_rate is not None and not recipe.train.ema_enable:
+        yield f"train.ema_rate = {recipe.train.ema_rate:g} is of no average: set train.ema_enable = true"
     if recipe.policy.from_scratch and recipe.policy.lora is not None:
         yield "policy.from_scratch draws all weights anew; leave [policy.lora] out"
 
@@ -285,8 +287,10 @@ MOVED = {
         name: f"it is policy.diffusers.sample.{name} here"
         for name in ("solver_option", "s_churn", "s_noise", "s_t_min", "s_t_max")
     },
+    **NOT_IN_LORA,
+    "rank_pattern": "it is policy.lora.r_pattern here, as in cosmos-rl",
 }
-"""Where cosmos-rl's settings of its reinforcement learning are, of those that have another place."""
+"""Where cosmos-rl's settings are, of those that have another place or none."""
 
 
 def _message(item: Any) -> str:

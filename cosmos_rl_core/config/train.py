@@ -84,9 +84,15 @@ AnyRewarded = Annotated[SerializeAsAny[RewardedOptions], plugin_options("algorit
 AnySupervised = Annotated[SerializeAsAny[SupervisedOptions], plugin_options("algorithms", "type")]
 
 
-class OptimizerConfig(Section):
-    """AdamW and its schedule, in optimizer steps."""
+OptimizerName = Literal["AdamW", "Adam"]
 
+
+class OptimizerConfig(Section):
+    """The optimizer and its schedule, in optimizer steps."""
+
+    optm_name: OptimizerName = Field(default="AdamW", json_schema_extra={"neutral": "AdamW"})
+    """``AdamW`` shrinks weights beside the gradient's step; ``Adam`` adds the decay to the gradient, where its own
+    averages scale it away."""
     optm_lr: float = Field(default=1e-4, gt=0)
     """Peak learning rate."""
     optm_betas: tuple[Beta, Beta] = (0.9, 0.999)
@@ -94,9 +100,13 @@ class OptimizerConfig(Section):
     epsilon: float = Field(default=1e-8, gt=0)
     """Adam's denominator floor."""
     optm_weight_decay: float = Field(default=0.01, ge=0)
-    """Decoupled weight decay."""
+    """Weight decay of every trainable parameter alike: decoupled in ``AdamW``, part of the gradient in ``Adam``."""
     optm_grad_norm_clip: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global norm."""
+    max_nonfinite_steps: int = Field(default=0, ge=0, json_schema_extra={"identity": False})
+    """Optimizer steps in a row that may be left out because their gradients are not finite; one more ends the run. 0
+    ends it at the first. In a row, over iterations too, because a policy that is lost has no finite gradients any more,
+    while a long run may have any number of single bad batches. May be raised when a run goes on."""
     optm_warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps of linear warm-up."""
     optm_warmup_start_factor: float = Field(default=0.0, ge=0, le=1)
@@ -136,5 +146,9 @@ class EmaConfig(Section):
     """Keep an average."""
     ema_decay: float = Field(default=0.9, ge=0, lt=1)
     """Cap of the decay; the decay at step k is min((1 + k) / (10 + k), ema_decay)."""
+    ema_rate: float | None = Field(default=None, gt=0, lt=0.2886, json_schema_extra={"neutral": None})
+    """Average over a share of the training so far instead, however long that is, and leave ``ema_decay`` unread: the
+    deviation of the steps that it averages over, relative to the steps done. 0.1 is cosmos-rl's; near 0.2886 it is the
+    plain mean of all."""
     ema_update_step_interval: int = Field(default=1, ge=1)
     """Optimizer steps between updates of the average."""

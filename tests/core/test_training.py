@@ -1,13 +1,13 @@
 """The optimizer step: schedules, state, clipping, sums over ranks and micro-batches, and the draws for training."""
 
 import dataclasses
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig
+from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig, OptimizerName
 from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from cosmos_rl_core.schedules import ema_decay, lr_factor
@@ -28,8 +28,12 @@ CPU = torch.device("cpu")
 KEY = DrawKey(run_seed=1, iteration=2, epoch=0, sample_id="p3-4")
 
 
-def adamw(named: dict[str, nn.Parameter], weight_decay: float = 0.01) -> torch.optim.AdamW:
-    return make_optimizer(named, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=weight_decay)
+def adamw(named: dict[str, nn.Parameter], weight_decay: float = 0.01) -> torch.optim.Optimizer:
+    return optimizer_of("AdamW", named, weight_decay)
+
+
+def optimizer_of(name: OptimizerName, named: dict[str, nn.Parameter], weight_decay: float) -> torch.optim.Optimizer:
+    return make_optimizer(named, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=weight_decay, name=name)
 
 
 def schedule(**fields: Any) -> OptimizerConfig:
@@ -52,7 +56,7 @@ def set_gradients(named: dict[str, nn.Parameter], seed: int) -> None:
         named[name].grad = like.detach().clone()
 
 
-def train(named: dict[str, nn.Parameter], optimizer: torch.optim.AdamW, steps: range) -> None:
+def train(named: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, steps: range) -> None:
     for step in steps:
         set_gradients(named, 100 + step)
         optimizer_step(optimizer, named, lr=0.1, max_norm=1.0, group=None)
@@ -115,6 +119,16 @@ def test_the_step_is_that_of_adamw():
         assert value.grad is None
 
 
+def test_the_decay_of_adam_is_part_of_the_gradient():
+    named = parameters()
+    before = {name: value.detach().clone() for name, value in named.items()}
+    for gradient in named.values():
+        gradient.grad = torch.full_like(gradient, 0.1, device=CPU)
+    optimizer_step(optimizer_of("Adam", named, 0.5), named, lr=0.1, max_norm=1e9, group=None)
+    for name, value in named.items():
+        assert torch.allclose(value, before[name] - 0.1 * (0.1 + 0.5 * before[name]).sign(), atol=1e-5)
+
+
 def test_each_step_moves_at_the_learning_rate_that_it_is_given():
     named = parameters()
     before = {name: value.detach().clone() for name, value in named.items()}
@@ -140,20 +154,21 @@ def test_the_state_has_a_tensor_for_each_moment_of_each_parameter():
     assert all(value.is_contiguous() and value.device == CPU for value in state.values())
 
 
-def test_going_on_from_stored_state_gives_the_same_bits_as_never_having_stopped():
+@pytest.mark.parametrize("name", get_args(OptimizerName))
+def test_going_on_from_stored_state_gives_the_same_bits_as_never_having_stopped(name: OptimizerName):
     straight, first = parameters(), parameters()
-    train(straight, adamw(straight), range(6))
+    train(straight, optimizer_of(name, straight, 0.01), range(6))
 
-    optimizer = adamw(first)
+    optimizer = optimizer_of(name, first, 0.01)
     train(first, optimizer, range(3))
     state = optimizer_state(optimizer, first)
-    resumed = {name: nn.Parameter(first[name].detach().clone()) for name in sorted(first)}
-    fresh = adamw(resumed)
+    resumed = {each: nn.Parameter(first[each].detach().clone()) for each in sorted(first)}
+    fresh = optimizer_of(name, resumed, 0.01)
     load_optimizer_state(fresh, resumed, state)
     again = optimizer_state(fresh, resumed)
-    assert all(torch.equal(again[name], state[name]) for name in state)
+    assert all(torch.equal(again[each], state[each]) for each in state)
     train(resumed, fresh, range(3, 6))
-    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+    assert all(torch.equal(resumed[each], straight[each]) for each in straight)
 
 
 def test_stored_state_does_not_move_with_the_optimizer_in_either_direction():

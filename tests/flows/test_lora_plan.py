@@ -1,0 +1,98 @@
+"""Plans of adapters, optimizers and averages: what is taken, what is refused and why."""
+
+import pytest
+
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.errors import ConfigError
+from flows import costs
+from flows.plan import Settings, freeze, plan_of, read_plan
+
+
+def mistakes_of(path: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(Settings(path, overrides=overrides))
+    return str(caught.value)
+
+
+def test_every_option_that_cannot_be_had_is_named_with_its_reason_and_all_at_once(recipe):
+    lora = """lora = { r = 2, lora_names = ["default", "old"], primary_adapter = "old", lora_path = "x",
+        modules_to_save = ["proj_out"], rank_pattern = { to_q = 4 }, r_pattern = { "to_(" = 4 }, lora_dropout = 1.0,
+        init_lora_weights = "pissa_niter_4", target_modules = "to_q" }""".replace("\n", " ")
+    message = mistakes_of(
+        recipe(("lora = { r = 2 }", lora), ("[train]", '[train]\noptm_name = "AdamW8bit"\nema_rate = 0.4'))
+    )
+    for expected in (
+        "policy.lora.lora_names: unknown key; there is one adapter, and the copies that an algorithm needs",
+        "policy.lora.primary_adapter: unknown key; there is one adapter, and the algorithm says",
+        "policy.lora.lora_path: unknown key; every policy begins as exactly its base model",
+        "policy.lora.modules_to_save: unknown key; a LoRA file of diffusers holds adapters alone",
+        "policy.lora.rank_pattern: unknown key; it is policy.lora.r_pattern here",
+        "policy.lora.r_pattern: 'to_(' is not a regular expression: missing )",
+        "policy.lora.lora_dropout: Input should be less than or equal to 0.9 (found 1.0)",
+        "policy.lora.init_lora_weights: pissa_niter_4 changes the base weights",
+        "policy.lora.target_modules: 'to_q' is neither a list of module names nor \"all-linear\"",
+        "train.optm_name: Input should be 'AdamW' or 'Adam' (found 'AdamW8bit')",
+        "train.ema_rate: Input should be less than 0.2886 (found 0.4)",
+    ):
+        assert message.count(f"\n  {expected}") == 1, (expected, message)
+    assert len(message.splitlines()) == 12
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("policy.lora.init_lora_weights=false", "starts B at random too"),
+        ("policy.lora.init_lora_weights=eva", "draws A from activations on data"),
+        ("policy.lora.init_lora_weights=olora", "changes the base weights"),
+        ("policy.lora.init_lora_weights=uniform", "Input should be 'gaussian' or 'kaiming' (found 'uniform')"),
+        ('policy.lora.target_modules=["to_q", "all-linear"]', '"all-linear" stands alone'),
+        ("policy.lora.r_pattern.to_x=3", "policy.lora.r_pattern: 'to_x' names none of the 16 adapted modules, e.g. "),
+        ("policy.lora.r_pattern.to_q=0", "policy.lora.r_pattern.to_q: Input should be greater than or equal to 1"),
+        ("train.ema_rate=0.1", "train.ema_rate = 0.1 is of no average: set train.ema_enable = true"),
+    ],
+)
+def test_options_that_say_nothing_or_too_much_are_refused(recipe, override, expected):
+    assert expected in mistakes_of(recipe(), override)
+
+
+def test_dropout_is_refused_where_it_would_be_in_one_of_two_densities(recipe):
+    flow_sde = ("policy.diffusers.sample.solver=flow_sde", "train.train_policy.train_on=[0]")
+    grpo = recipe(('type = "nft"', 'type = "grpo"'), ("timesteps_fraction = 1.0\n", ""))
+    plan_of(Settings(grpo, overrides=flow_sde))
+    message = mistakes_of(grpo, *flow_sde, "policy.lora.lora_dropout=0.1")
+    assert "policy.lora.lora_dropout = 0.1: grpo trains on the ratio of the policy's density" in message
+    plan_of(Settings(recipe(), overrides=("policy.lora.lora_dropout=0.1",)))
+
+
+def test_what_is_taken_is_frozen_read_back_and_counted(recipe, tmp_path):
+    overrides = (
+        "policy.lora.target_modules=all-linear",
+        "policy.lora.r_pattern.to_q=5",
+        "policy.lora.alpha_pattern.to_q=3.5",
+        "policy.lora.use_rslora=true",
+        "policy.lora.lora_dropout=0.1",
+        "policy.lora.init_lora_weights=true",
+        "train.optm_name=Adam",
+        "train.ema_enable=true",
+        "train.ema_rate=0.1",
+    )
+    plan = plan_of(Settings(recipe(), overrides=overrides, run_id="mine"))
+    assert plan.recipe.policy.lora == LoraConfig(
+        r=2,
+        target_modules=("all-linear",),
+        r_pattern={"to_q": 5},
+        alpha_pattern={"to_q": 3.5},
+        use_rslora=True,
+        lora_dropout=0.1,
+        init_lora_weights="kaiming",
+    )
+    assert freeze(plan, str(tmp_path)) == read_plan(str(tmp_path), "mine")
+    without = plan_of(Settings(recipe(), overrides=tuple(o for o in overrides if "pattern" not in o)))
+    # 4 blocks of width 128: rank 5 instead of 2 on to_q; float32, two moments, the slow copy and the average.
+    assert costs.policy_bytes(plan.recipe) - costs.policy_bytes(without.recipe) == 4 * 4 * 3 * 256 * 5
+
+
+def test_what_was_not_there_before_is_in_no_identity():
+    names = {"r", "lora_alpha", "target_modules", "init_lora_weights"}
+    assert LoraConfig().identity().keys() == names
+    assert LoraConfig(use_rslora=True).identity().keys() == {*names, "use_rslora"}

@@ -1,0 +1,256 @@
+"""Optimizer steps by a trainer made by hand: steps that are left out, and adapters that drop out."""
+
+import math
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_rl_core import plugins, seeds
+from cosmos_rl_core.algorithms._base import Batch
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.distributed import Group
+from cosmos_rl_core.errors import DivergenceError
+from cosmos_rl_core.lora_dropout import dropping
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.models._base import Conditioning, stack
+from cosmos_rl_core.policy_weights import CURRENT, prepare
+from cosmos_rl_core.training import optimizer_state
+from stages.artifacts import Artifact, input_of
+from stages.contracts import OptimizerSteps
+from stages.policy import read_part
+from stages.trainer import MicroBatch, Trainer
+from tests import tiny_pipelines
+from tests.families import CPU, moved
+from tests.stages.conftest import make, make_run
+
+WORDS = {"name": "rendered_text", "alphabet": "AB", "num_test_words": 1, "num_items": 8}
+DROPPED = LoraConfig(r=4, lora_alpha=8.0, lora_dropout=0.4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_pipelines.save_sd3(tmp_path_factory.mktemp("trainer") / "sd3"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all runs, which share their text embeddings."""
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def conditioning(folder: str) -> Conditioning:
+    return stack(_loading.adapter_of(folder).load(folder, ("text",), CPU).encode_prompts(["a", "b"], 16), CPU)
+
+
+def trainer_of(folder: str, kind: str, lora: LoraConfig, steps: int = 1, **options: Any) -> Trainer:
+    """On adapters that have moved already; the behaviour is where they are, the average starts there too."""
+    model = _loading.adapter_of(folder).load(folder, ("transformer",), CPU)
+    weights = prepare(model.transformer, lora)
+    weights.load(CURRENT, moved(weights.get(CURRENT), 0.1))
+    weights.create("behaviour")
+    weights.create("ema")
+    plugin = plugins.load("algorithms", kind)
+    algorithm = plugin.Algorithm(plugin.Options(type=kind, dataset=DatasetOptions(name="none")))
+    planned = {"lrs": [1e-3] * steps, "ema_decays": [0.5] * steps, "first_step": 0} | options
+    numbers = {"betas": (0.9, 0.99), "epsilon": 1e-8, "weight_decay": 0.01, "grad_norm_clip": 1.0}
+    asked = OptimizerSteps.model_validate(planned | numbers)
+    return Trainer(model, algorithm, weights, asked, "float32", Group(60.0), lambda _: None)
+
+
+def micro_batch(conditioning: Conditioning, samples: slice, key: str = "") -> MicroBatch:
+    """Of two samples, some, with keys of their own."""
+    x_0, noise = (torch.from_numpy(seeds.normal((2, 4, 8, 8), name))[samples] for name in ("x_0", "noise"))
+    t, advantages = (torch.tensor(values, device=CPU)[samples] for values in ([0.4, 0.8], [1.0, -2.0]))
+    keys = tuple((key, i) for i in range(2))[samples]
+    own = {name: tensor[samples] for name, tensor in conditioning.items()}
+    return MicroBatch(Batch(x_0, noise, t, advantages), own, keys=keys)
+
+
+def both(conditioning: Conditioning) -> list[MicroBatch]:
+    return [micro_batch(conditioning, slice(None))]
+
+
+def state_of(trainer: Trainer) -> dict[str, Tensor]:
+    """Everything that a step moves."""
+    named = {f"{part}/{n}": t for part in (CURRENT, "ema") for n, t in trainer.weights.get(part).items()}
+    return named | optimizer_state(trainer.optimizer, trainer.weights.parameters)
+
+
+def recipe(lora: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
+    diffusers = {"inference_size": [32, 64], "max_prompt_length": 12}
+    policy = {"model_name_or_path": "package:tiny-sd3", "diffusers": diffusers, "lora": lora}
+    return {"policy": policy, "train": train}
+
+
+def poison(trainer: Trainer, steps: set[int], value: float = math.inf) -> None:
+    """Make a gradient of these steps infinite."""
+
+    def watch(index: int, *_: Any) -> None:
+        if index in steps:
+            first = next(iter(trainer.weights.parameters.values()))
+            first.grad = torch.full_like(first, value, device=CPU)
+
+    trainer.watch = watch
+
+
+# ---- gradients that are not finite
+
+
+def test_a_step_that_is_left_out_moves_nothing_and_is_a_row(folder: str, conditioning: Conditioning):
+    """What follows goes on as if there had been no such step."""
+    notes: list[str] = []
+    left_out = trainer_of(folder, "sft", LoraConfig(r=4), 4, max_nonfinite=1, lrs=[1e-3, 9.0, 1e-4, 9.0])
+    left_out.note = notes.append
+    poison(left_out, {1, 3})
+    straight = trainer_of(folder, "sft", LoraConfig(r=4), 2, lrs=[1e-3, 1e-4])
+    for index in range(4):
+        assert left_out.step(index, both(conditioning), 2, 1)
+    for index in range(2):
+        straight.step(index, both(conditioning), 2, 1)
+    found, expected = state_of(left_out), state_of(straight)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    rows = pd.DataFrame(left_out.rows)
+    assert rows["step"].tolist() == [0, 1, 2, 3]
+    assert rows["lr"].tolist() == [1e-3, 0, 1e-4, 0]
+    assert rows["grad_norm"].isna().tolist() == [False, True, False, True]
+    assert left_out.summary()["nonfinite_steps"] == 2
+    assert straight.summary().keys() == {"loss", "grad_norm"}
+    assert [note.split(":")[0] for note in notes] == [
+        f"optimizer step {step} is left out (1 in a row, of 1 that may be)" for step in (1, 3)
+    ]
+
+
+@pytest.mark.parametrize(("limit", "ends_at"), [(0, 1), (1, 2), (2, 3)])
+def test_more_in_a_row_than_may_be_end_the_training(folder: str, conditioning: Conditioning, limit: int, ends_at: int):
+    trainer = trainer_of(folder, "sft", LoraConfig(r=4), 4, max_nonfinite=limit)
+    poison(trainer, {1, 2, 3}, math.nan)
+    for index in range(ends_at):
+        trainer.step(index, both(conditioning), 2, 1)
+    before = state_of(trainer)
+    with pytest.raises(DivergenceError, match="the gradient norm is nan"):
+        trainer.step(ends_at, both(conditioning), 2, 1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in state_of(trainer).items())
+
+
+class OtherRankDiverges:
+    """A group of two whose other rank has gradients that are not finite."""
+
+    rank, world_size, device = 0, 2, CPU
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+    def all_reduce_sum_(self, tensor: Tensor) -> Tensor:
+        return tensor.fill_(math.inf) if tensor.dtype == torch.float32 else tensor.mul_(2)
+
+
+def test_a_rank_whose_own_gradients_are_finite_leaves_the_step_out_with_the_others(
+    folder: str, conditioning: Conditioning
+):
+    trainer = trainer_of(folder, "sft", LoraConfig(r=4), 1, max_nonfinite=1)
+    trainer.group = cast(Group, OtherRankDiverges())
+    before = state_of(trainer)
+    assert trainer.step(0, both(conditioning), 4, 1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in state_of(trainer).items())
+    assert trainer.nonfinite_in_a_row == 1
+
+
+def test_the_count_goes_on_from_iteration_to_iteration_and_its_limit_may_be_raised(store: Path):
+    """A learning rate without measure: the first step leaves weights that have no finite gradient any more."""
+
+    def run(limit: int) -> Any:
+        train = {
+            "num_iterations": 4,
+            "train_batch_per_replica": 2,
+            "optm_lr": 1e30,
+            "max_nonfinite_steps": limit,
+            "train_policy": {
+                "type": "sft",
+                "steps_per_iteration": 1,
+                "dataset": WORDS,
+            },
+        }
+        return make_run(store, recipe({"r": 2, "target_modules": ["to_q"]}, train), "diverges")
+
+    for request in (run(1).policy(), run(1).embed()):
+        make(request, store)
+    manifests = [make(run(1).finetune(k), store) for k in range(2)]
+    assert ["nonfinite_steps" in manifest.summary for manifest in manifests] == [False, True]
+    with pytest.raises(DivergenceError):
+        make(run(1).finetune(2), store)
+    manifest = make(run(2).finetune(2), store)
+    assert manifest.summary["nonfinite_steps"] == 1
+    clocks = Artifact(input_of(run(2).policy_after(3))).json("schedule/clocks.json")
+    assert clocks == {"iteration": 3, "optimizer_step": 3, "nonfinite_steps": 2}
+    first, last = (read_part(input_of(run(2).policy_after(k)), CURRENT) for k in (1, 3))
+    assert all(torch.equal(last[name], first[name]) for name in first)
+    with pytest.raises(DivergenceError):
+        make(run(2).finetune(3), store)
+
+
+# ---- dropout
+
+
+def gradients(trainer: Trainer, micro_batches: list[MicroBatch]) -> dict[str, Tensor]:
+    """Of one optimizer step, read off Adam's average of it; without clipping."""
+    trainer.steps = trainer.steps.model_copy(update={"grad_norm_clip": 1e9})
+    trainer.step(0, micro_batches, 2, 1)
+    return optimizer_state(trainer.optimizer, trainer.weights.parameters)
+
+
+@pytest.mark.parametrize("kind", ["sft", "nft"])
+def test_gradients_under_dropout_depend_on_the_keys_of_samples_and_not_on_their_batch(
+    folder: str, conditioning: Conditioning, kind: str
+):
+    def of(*micro_batches: MicroBatch, checkpointing: bool = False, lora: LoraConfig = DROPPED) -> dict[str, Tensor]:
+        trainer = trainer_of(folder, kind, lora)
+        if checkpointing:
+            cast(Any, trainer.model.transformer).enable_gradient_checkpointing()
+        return gradients(trainer, list(micro_batches))
+
+    def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+        return all(torch.allclose(a[name], b[name], rtol=1e-4, atol=1e-7) for name in a)
+
+    (whole,) = both(conditioning)
+    found = of(whole)
+    assert all(torch.equal(tensor, found[name]) for name, tensor in of(whole).items())
+    assert equal(of(*(micro_batch(conditioning, slice(i, i + 1)) for i in range(2))), found)
+    assert equal(of(whole, checkpointing=True), found)
+    assert not equal(of(micro_batch(conditioning, slice(None), "another pass")), found)
+    assert not equal(of(whole, lora=DROPPED.model_copy(update={"lora_dropout": 0.0})), found)
+
+
+def test_only_the_policys_own_forward_drops_out(folder: str, conditioning: Conditioning):
+    """NFT's behaviour, here of equal weights, is compared with as it is; afterwards nothing drops out."""
+    trainer, (micro,) = trainer_of(folder, "nft", DROPPED), both(conditioning)
+    batch = cast(Batch, micro.batch)
+    with torch.no_grad():
+        plain = trainer.model.velocity(batch.x_t, batch.t, conditioning)
+        with dropping(trainer.model.transformer, micro.keys):
+            dropped = trainer.model.velocity(batch.x_t, batch.t, conditioning)
+        assert torch.equal(trainer.model.velocity(batch.x_t, batch.t, conditioning), plain)
+    trainer.step(0, [micro], 2, 1)
+    assert trainer.rows[0]["old_deviation"] == pytest.approx(float((dropped - plain).square().mean()), rel=1e-4)
+    assert trainer.rows[0]["old_deviation"] > 1e-4
+
+
+def test_supervised_training_made_again_drops_out_the_same(store: Path):
+    def trained(name: str, lora_dropout: float) -> str:
+        lora = {"r": 2, "init_lora_weights": True, "lora_dropout": lora_dropout}
+        train = {"num_iterations": 1, "optm_name": "Adam", "optm_lr": 1e-3, "train_batch_per_replica": 4}
+        sft = {"type": "sft", "steps_per_iteration": 2, "mini_batch": 2, "dataset": WORDS}
+        run = make_run(store, recipe(lora, train | {"train_policy": sft}), name)
+        for request in (run.policy(), run.embed()):
+            make(request, store)
+        return make(run.finetune(0), store).content
+
+    first = trained("first", 0.5)
+    assert trained("again", 0.5) == first
+    assert trained("without", 0.0) != first
