@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.flow_process import AFTER_LAST_UPDATE, COLD, Flows, eventually
+from tests.e2e.flow_process import AFTER_LAST_UPDATE, COLD, ITERATIONS, Flows, eventually
+from tests.stages.ranks import run_on_ranks
 
 SERVER_STARTUP_S = 120.0
+RANKS_TIMEOUT_S = 120.0
 TWO_RANKS = (*COLD, "--set", "launch.processes=2")
 
 
@@ -100,9 +102,14 @@ def flows(reference: Flows, copy_of: Callable[[Flows], Flows]) -> Flows:
 
 @pytest.fixture(scope="session")
 def reference_on_two_ranks(reference: Flows, copy_of: Callable[[Flows], Flows]) -> Flows:
-    """The same run, its last update made by two ranks under a cold torchrun that nobody interrupted."""
+    """The same run, its last update made by two ranks that nobody interrupted, forks because those start sooner."""
     flows = copy_of(reference)
-    flows.forget("iterations/0002/update", "numerics/update.json", *AFTER_LAST_UPDATE)
-    flows.run(*TWO_RANKS)
+    record = "numerics/update.json"
+    flows.forget("iterations/0002/update", record, *AFTER_LAST_UPDATE)
+    path = flows.folder / "update.json"
+    path.write_text(flows.planned.update(ITERATIONS - 1).model_dump_json(), encoding="utf-8")
+    argv = [str(path), "--numerics-record", str(flows.root / record)]
+    run_on_ranks(argv, flows.folder, ranks=2, timeout_s=RANKS_TIMEOUT_S)
+    flows.run()
     assert flows.nothing_is_left()
     return flows

@@ -1,7 +1,9 @@
 """Two real gloo ranks under a real torchrun and launcher. Only the work is a test's own: it misbehaves on demand."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -12,11 +14,12 @@ from flows.display import Display
 from flows.launch import Launcher
 from flows.processes import GRACE_S
 from stages.artifacts import Artifact, input_of
-from stages.contracts import Embed, ModelRef, Request
+from stages.contracts import Embed, ModelRef, Report, Request
 
 STARTUP_S = 90.0
 """Torchrun and two ranks import torch on a busy machine."""
-STALL_TIMEOUT_S = 20.0
+STALL_TIMEOUT_S = 3.0
+"""Of ranks that have started."""
 
 STAGE = """
 import os, random, signal, sys, time, types
@@ -51,6 +54,8 @@ def fail(group, context):
 
 def stop(group, context):
     group.gather("both are here")
+    context.progress("the last sign of life", 0, 1)
+    group.gather("it was given")
     (HERE / f"pid.{group.rank}").write_text(str(os.getpid()))
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -67,9 +72,9 @@ def run(request, context):
     {"work": work, "fail": fail, "stop": stop, "crowd": crowd}[os.environ["RANKS_TEST"]](context.ranks, context)
 
 
-stage = types.ModuleType("stages.embed")
+stage = types.ModuleType("stage")
 stage.run = run
-sys.modules["stages.embed"] = stage
+sys.modules["stages.embed"] = sys.modules["stages.report"] = stage
 """
 
 
@@ -88,19 +93,21 @@ def request_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Req
     )
 
 
-def make(request: Request, stall_timeout_s: float) -> None:
+def launcher_of(request: Request, **options: Any) -> Launcher:
+    """What a flow makes the request with."""
+    return Launcher(str(Path(request.slot).parent), LaunchConfig(**options), Display())
+
+
+def make(request: Request) -> None:
     """One try, as a flow makes it, without the flow."""
-    launcher = Launcher(
-        str(Path(request.slot).parent), LaunchConfig(processes=2, stall_timeout_s=stall_timeout_s), Display()
-    )
-    launcher._make("ranks", [request])
+    launcher_of(request, processes=2, stall_timeout_s=STARTUP_S)._make("ranks", [request])
 
 
 def test_ranks_exchange_uneven_values_at_uneven_speed(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "work")
-    make(request_on_two_ranks, STARTUP_S)
+    make(request_on_two_ranks)
     artifact = Artifact(input_of(request_on_two_ranks.slot))
     assert {name: artifact.json(name) for name in artifact.names()} == {"rank-0.json": 2, "rank-1.json": 2}
     assert artifact.manifest.numerics["world_size"] == 2
@@ -112,7 +119,7 @@ def test_the_rank_that_failed_speaks_and_not_the_one_that_waited_for_it(
     monkeypatch.setenv("RANKS_TEST", "fail")
     started_s = time.monotonic()
     with pytest.raises(StageError, match="the second rank says why") as caught:
-        make(request_on_two_ranks, STARTUP_S)
+        make(request_on_two_ranks)
     assert caught.value.kind == "crash"
     assert time.monotonic() - started_s < STARTUP_S
     assert not _left(request_on_two_ranks)
@@ -122,11 +129,16 @@ def test_a_stopped_rank_counts_as_hung_and_nothing_of_it_is_left(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "stop")
-    with pytest.raises(StageError, match="no sign of life") as caught:
-        make(request_on_two_ranks, STALL_TIMEOUT_S)
+    launcher, stopped = launcher_of(request_on_two_ranks, processes=2, stall_timeout_s=STARTUP_S), tmp_path / "pid.1"
+    with ThreadPoolExecutor(1) as thread:
+        making = thread.submit(launcher._make, "ranks", [request_on_two_ranks])
+        while not stopped.exists() and not making.done():
+            time.sleep(0.05)
+        launcher.config = launcher.config.model_copy(update={"stall_timeout_s": STALL_TIMEOUT_S})
+        with pytest.raises(StageError, match="no sign of life") as caught:
+            making.result()
     ended_s = time.time()
     assert caught.value.kind == "hung"
-    stopped = tmp_path / "pid.1"
     assert ended_s - stopped.stat().st_mtime < STALL_TIMEOUT_S + GRACE_S
     assert not psutil.pid_exists(int(stopped.read_text()))
     assert not _left(request_on_two_ranks)
@@ -137,13 +149,15 @@ def test_what_does_not_fit_into_memory_is_tried_again_with_half_as_much_at_once(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "crowd")
-    launcher = Launcher(str(Path(request_on_two_ranks.slot).parent), LaunchConfig(), Display())
+    # Any stage can tell, so one that starts without torch.
+    light = request_on_two_ranks.model_copy(update={"stage": "report", "config": Report(title="", reward="")})
+    launcher = launcher_of(light)
     with pytest.raises(StageError, match="8 do not fit") as caught:
-        launcher._make("crowd", [request_on_two_ranks])
+        launcher._make("crowd", [light])
     assert caught.value.kind == "out_of_memory"
     assert caught.value.retryable
-    launcher._make("crowd", [request_on_two_ranks])
-    assert Artifact(input_of(request_on_two_ranks.slot)).json("at-once.json") == 4
+    launcher._make("crowd", [light])
+    assert Artifact(input_of(light.slot)).json("at-once.json") == 4
 
 
 def _left(request: Request) -> list[psutil.Process]:

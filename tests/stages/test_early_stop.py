@@ -1,5 +1,6 @@
 """Two real gloo ranks end a pass over the rollout together, where one rank alone would have ended it earlier or not."""
 
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -7,57 +8,40 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stages.artifacts import Artifact, input_of
+from cosmos_rl_core.policy_weights import CURRENT, to_bytes
+from stages import trainer
+from stages.artifacts import Artifact, Attempt, input_of
 from stages.contracts import Request
 from stages.policy import read_part
-from tests.stages.conftest import make as make_alone
-from tests.stages.test_distributed import make as make_on_two_ranks
+from tests.stages.conftest import make, make_on_ranks
 from tests.stages.test_transitions import SDE, recipe, started, table_of, updated
 
 MAX_DRIFT = 4e-6
 """Between the ranks' mean approx_kl at optimizer step 2 and the second rank's, each 1.4 times away."""
 LAST_STEP = 3
-STALL_TIMEOUT_S = 90.0
 DATA = {"name": "rendered_text", "num_items": 4, "size": [32, 64]}
 KEYS = ["optimizer_step", "sample_id", "step"]
 
-STAGE = """
-import importlib, sys, types
-from pathlib import Path
 
-
-def run(request, context):
-    del sys.modules["stages.update"]
-    update, trainer = importlib.import_module("stages.update"), importlib.import_module("stages.trainer")
+def keep_weights(folder: Path) -> None:
+    """Have this rank keep the weights that it ends with, besides those that rank 0 writes."""
     write = trainer.Trainer.write
 
-    def write_and_keep(self, attempt, copies, iteration):
+    def write_and_keep(self: trainer.Trainer, attempt: Attempt, copies: list[str], iteration: int) -> None:
         write(self, attempt, copies, iteration)
-        kept = Path(__file__).parent / f"current.{self.group.rank}"
-        kept.write_bytes(trainer.to_bytes(self.weights.get("current")))
+        (folder / f"current.{self.group.rank}").write_bytes(to_bytes(self.weights.get(CURRENT)))
 
     trainer.Trainer.write = write_and_keep
-    return update.run(request, context)
-
-
-stage = types.ModuleType("stages.update")
-stage.run = run
-sys.modules["stages.update"] = stage
-"""
-"""The update itself; besides, every rank keeps the weights that it ended with."""
 
 
 @pytest.fixture
-def request_to_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+def request_to_update(tmp_path: Path) -> Request:
     """DDRL with media, three passes of two optimizer steps: 2 micro-batches at 2 steps of the sampler each."""
     run = started(tmp_path, recipe(SDE, type="ddrl", data_beta=0.1, data=DATA, mu_iterations=3, max_drift=MAX_DRIFT))
-    make_alone(run.encode(), tmp_path)
-    make_alone(run.rollout(0), tmp_path)
+    make(run.encode(), tmp_path)
+    make(run.rollout(0), tmp_path)
     for reward in run.rewards(run.iteration(0, "rollout"), 0):
-        make_alone(reward, tmp_path)
-    (tmp_path / "sitecustomize.py").write_text(STAGE, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+        make(reward, tmp_path)
     return run.update(0)
 
 
@@ -65,7 +49,8 @@ def test_two_ranks_stop_at_the_step_where_their_mean_has_drifted_and_one_rank_at
     request_to_update: Request, tmp_path: Path
 ) -> None:
     slot = f"{request_to_update.slot}-on-two-ranks"
-    make_on_two_ranks(request_to_update.model_copy(update={"slot": slot}), STALL_TIMEOUT_S)
+    on_two_ranks = request_to_update.model_copy(update={"slot": slot})
+    make_on_ranks(on_two_ranks, tmp_path, 2, before=partial(keep_weights, tmp_path))
     together, alone = Artifact(input_of(slot)), updated(request_to_update, tmp_path)
     assert [one.manifest.numerics["world_size"] for one in (together, alone)] == [2, 1]
 

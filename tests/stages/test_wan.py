@@ -100,8 +100,7 @@ def one_iteration(run: Run, tmp_path: Path, ranks: int) -> None:
     for request in (run.policy(), run.embed()):
         make(request, tmp_path)
     step = (lambda r: make(r, tmp_path)) if ranks == 1 else (lambda r: make_on_ranks(r, tmp_path, ranks))
-    # Two starts of torchrun are enough to see a rollout on ranks; the update is where LoRA and full differ.
-    (step if run.recipe.policy.lora else lambda r: make(r, tmp_path))(run.rollout(0))
+    step(run.rollout(0))
     for reward in run.rewards(run.iteration(0, "rollout"), 0):
         make(reward, tmp_path)
     step(run.update(0))
