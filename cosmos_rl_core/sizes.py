@@ -15,7 +15,13 @@ FLOAT32_BYTES = 4
 
 
 def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | None:
-    """Numbers in one sample's latents; None for a VAE whose geometry is not known here.
+    """Numbers in one sample's latents; None, and raises, as :func:`latent_shape`."""
+    shape = latent_shape(pipeline, size, frames)
+    return None if shape is None else math.prod(shape)
+
+
+def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int, int, int, int] | None:
+    """``C, T, H, W`` of one sample's latents, T 1 for images; None for a VAE whose geometry is not known here.
 
     ``size`` is height and width in pixels. Raises :class:`ConfigError` for a size or a number of frames that the VAE,
     the transformer's patches or the stock pipeline cannot do.
@@ -35,13 +41,13 @@ def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | 
         raise ConfigError(f"train_frames = {frames}: this model makes images, whose frames are 1")
     if temporal is not None and (frames - 1) % temporal:
         raise ConfigError(f"train_frames = {frames} must be 1 plus a multiple of {temporal} for this model")
-    shape = (_latent_frames(frames, temporal), *(side // spatial for side in size))
+    shape = (_latent_frames(frames, temporal), size[0] // spatial, size[1] // spatial)
     if (limits := transformer.get("max_size")) and any(n > most for n, most in zip(shape, limits, strict=True)):
         raise ConfigError(
             f"inference_size {list(size)} and train_frames = {frames} are latents of {list(shape)} (frames, height, "
             f"width); at most {list(limits)} for this model"
         )
-    return channels * math.prod(shape)
+    return (channels, *shape)
 
 
 def latent_frames(pipeline: str, frames: int) -> int | None:

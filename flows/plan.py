@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from cosmos_rl_core import pipelines, plugins, sizes, store
+from cosmos_rl_core import pipelines, plugins, sequence_shares, sizes, store
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
@@ -141,6 +141,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
         _collect(mistakes, lambda: _check_given_frames(recipe))
         _collect(mistakes, lambda: costs.policy_bytes(recipe))
         _collect(mistakes, lambda: costs.check_budget(recipe))
+        _collect(mistakes, lambda: _check_shared_videos(recipe))
     if mistakes or model is None:
         raise ConfigError("\n".join([f"{source}:", *(f"  {mistake}" for mistake in dict.fromkeys(mistakes))]))
     plan = Plan(
@@ -272,6 +273,25 @@ def _check_dropout(recipe: Recipe) -> None:
             f"policy.lora.lora_dropout = {lora.lora_dropout:g}: {policy.type} trains on the ratio of the policy's "
             "density to that of the rollout, which is exactly 1 until weights move; with dropout in one of the two it "
             "would be noise. Set it to 0"
+        )
+
+
+def _check_shared_videos(recipe: Recipe) -> None:
+    """Raise :class:`ConfigError` if ``launch.cp_size`` processes cannot share a video of this model and size."""
+    num_peers, diffusers, lora = recipe.launch.cp_size, recipe.policy.diffusers, recipe.policy.lora
+    if num_peers == 1:
+        return
+    path = pipelines.resolve_path(recipe.policy.model_name_or_path)
+    shape = sizes.latent_shape(path, diffusers.inference_size, diffusers.train_frames)
+    setting = f"launch.cp_size = {num_peers}"
+    try:
+        sequence_shares.check(pipelines.read_json(path, "transformer", "config.json"), shape, num_peers)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from error
+    if lora is not None and lora.lora_dropout:
+        raise ConfigError(
+            f"{setting} with policy.lora.lora_dropout = {lora.lora_dropout:g}: what drops out is drawn for all tokens "
+            "of a video at once, which no process has; set one of the two to its default"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from cosmos_rl_core import pipelines, sharding
+from cosmos_rl_core.context_parallel import split_sequence
 from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Model
@@ -78,7 +79,8 @@ def load_policy(
 ) -> tuple[Model, PolicyWeights]:
     """The model with ``components`` beside its transformer, which has ``source.part`` as its live, trainable weights.
 
-    On ranks that share their weights, each reads and keeps its rows alone.
+    On ranks that share their weights, each reads and keeps its rows alone; peers then share the tokens of all that goes
+    through the transformer.
     """
     ref, lora, mesh = config.model, config.lora, group.mesh
     if mesh is None:
@@ -97,4 +99,6 @@ def load_policy(
         )
         weights = prepare(model.transformer, lora, reference=reference, spread=spread)
     weights.load(CURRENT, read_part(source, source.part, weights.shards))
+    if group.peers is not None:
+        split_sequence(model.transformer, group.peers)
     return model, weights
