@@ -57,7 +57,9 @@ class Group:
             mesh = init_device_mesh(self.device.type, (replicas, shard_size), mesh_dim_names=(REPLICATE, SHARD))
             self.mesh = mesh if replicas > 1 else mesh[SHARD]
         if cp_size > 1:
-            self.peers, _ = dist.new_subgroups(cp_size, timeout=timeout)
+            peers, _ = dist.new_subgroups(cp_size, timeout=timeout)
+            assert isinstance(peers, dist.ProcessGroup)
+            self.peers = peers
 
     def all_reduce_sum_(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks, in place."""
