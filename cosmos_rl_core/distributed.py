@@ -11,12 +11,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.sharding import REPLICATE, SHARD
 
 
 class Group:
-    """Ranks that work together. With one process and no torchrun every collective is the identity."""
+    """Ranks that work together. With one process and no torchrun every collective is the identity.
 
-    def __init__(self, timeout_s: float) -> None:
+    Raises :class:`ConfigError` unless ``shard_size``, how many ranks share one copy of the weights, divides them.
+    """
+
+    mesh: DeviceMesh | None = None
+    """Copies of the weights, and ranks that share one; None where each rank has all weights."""
+
+    def __init__(self, timeout_s: float, shard_size: int = 1, *, offload: bool = False) -> None:
+        self.offload = offload
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -28,6 +39,12 @@ class Group:
             timeout = datetime.timedelta(seconds=timeout_s)
             # One backend per device: objects and CPU tensors go over gloo, gradients over NCCL where there is CUDA.
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
+        if self.world_size % shard_size:
+            raise ConfigError(f"launch.dp_shard_size = {shard_size} does not divide {self.world_size} ranks")
+        if shard_size > 1:
+            replicas = self.world_size // shard_size
+            mesh = init_device_mesh(self.device.type, (replicas, shard_size), mesh_dim_names=(REPLICATE, SHARD))
+            self.mesh = mesh if replicas > 1 else mesh[SHARD]
 
     def all_reduce_sum_(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks, in place."""

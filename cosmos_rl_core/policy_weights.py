@@ -6,7 +6,7 @@ a forward pass and out again. Names are those of the module tree without peft's 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,12 +15,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors import torch as safetensors_torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from cosmos_rl_core import lora as adapters
 from cosmos_rl_core import seeds
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.lora_dropout import KeyedDropout
+from cosmos_rl_core.sharding import WHOLE, Shards
 
 ADAPTER = "default"
 """peft's name of the one adapter; in no file."""
@@ -32,10 +34,15 @@ MAX_FILE_BYTES = 2**30
 
 
 class PolicyWeights:
-    """The parts of a policy on one transformer. Make it with :func:`prepare`."""
+    """The parts of a policy on one transformer. Make it with :func:`prepare`.
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._parameters = {name: parameters[name] for name in sorted(parameters)}
+    Where ``shards`` cuts a tensor, this rank has its rows alone: in ``parameters``, in every part, in the optimizer.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], shards: Shards = WHOLE) -> None:
+        self.shards = shards
+        self._cut = {name: p for name, p in sorted(parameters.items()) if isinstance(p, DTensor)}
+        self._parameters = {name: _local(parameters[name]) for name in sorted(parameters)}
         self._parts: dict[str, dict[str, Tensor]] = {}
         self._in_use: str | None = None
 
@@ -54,17 +61,20 @@ class PolicyWeights:
         """Run the transformer with the weights of ``part``, without gradients unless it is ``current``. Cannot nest."""
         self._check_not_in_use()
         tensors = self._tensors(part)
-        live = {name: parameter.data for name, parameter in self._parameters.items()}
+        live = self._tensors(CURRENT)
         self._in_use = part
         try:
             if part == CURRENT:
                 yield
             else:
                 self._point_at(tensors)
+                self._swap_cut(tensors)
                 with torch.no_grad():
                     yield
         finally:
             self._point_at(live)
+            if part != CURRENT:
+                self._swap_cut(tensors)
             self._in_use = None
 
     def create(self, part: str, tensors: Mapping[str, Tensor] | None = None) -> None:
@@ -76,6 +86,11 @@ class PolicyWeights:
         self._parts[part] = {
             name: source[name].detach().to(parameter.device, copy=True) for name, parameter in self._parameters.items()
         }
+
+    def here(self, part: str) -> dict[str, Tensor]:
+        """The part's own tensors as this rank has them, sorted by name: not to be written to."""
+        self._check_not_in_use()
+        return self._tensors(part)
 
     def get(self, part: str) -> dict[str, Tensor]:
         """Copies of the part's tensors, on the CPU and contiguous, sorted by name."""
@@ -110,11 +125,28 @@ class PolicyWeights:
             raise ValueError(f"this policy has no part {part!r}; it has: {', '.join(self.parts)}")
         return self._parts[part]
 
+    def collect_gradients(self) -> None:
+        """Hand the gradients of cut tensors, which are sums over all ranks already, to ``parameters``."""
+        for name, parameter in self._cut.items():
+            gradient = parameter.grad
+            self._parameters[name].grad = gradient.to_local() if isinstance(gradient, DTensor) else None
+            parameter.grad = None
+
     def _point_at(self, tensors: Mapping[str, Tensor]) -> None:
         # Autocast keeps casts of parameters by their identity, which stays when their data is another part's.
         torch.clear_autocast_cache()
         for name, parameter in self._parameters.items():
-            parameter.data = tensors[name]
+            if name not in self._cut:
+                parameter.data = tensors[name]
+
+    @torch.no_grad()
+    def _swap_cut(self, tensors: Mapping[str, Tensor]) -> None:
+        # FSDP gathers from its own memory: what is there changes places with the part.
+        for name in self._cut:
+            here, there = self._parameters[name].data, tensors[name]
+            before = here.to(there.device, copy=True)
+            here.copy_(there)
+            there.copy_(before)
 
     def _check_not_in_use(self) -> None:
         if self._in_use is not None:
@@ -140,17 +172,25 @@ def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor])
     raise ArtifactError(f"these tensors are not weights of this model: {'; '.join(words)}")
 
 
-def prepare(transformer: nn.Module, lora: LoraConfig | None, *, reference: bool = True) -> PolicyWeights:
+def prepare(
+    transformer: nn.Module,
+    lora: LoraConfig | None,
+    *,
+    reference: bool = True,
+    spread: Callable[[nn.Module], Shards] = lambda _: WHOLE,
+) -> PolicyWeights:
     """Make ``transformer`` trainable as configured and still equal to the base model, with a reference if wanted.
 
     LoRA: base frozen, all adapter tensors zero (load :func:`initial_lora` or a policy next), a reference of zeros: its
     delta is exactly 0. Full fine-tuning: every parameter trains, and the reference is a copy of the weights as now.
+    ``spread`` may cut the weights over ranks once it is settled which of them train.
     """
     if lora is None:
         transformer.requires_grad_(True)
     else:
         add_lora(transformer, lora)
-    weights = PolicyWeights({_plain(name): p for name, p in transformer.named_parameters() if p.requires_grad})
+    shards = spread(transformer)
+    weights = PolicyWeights({_plain(name): p for name, p in transformer.named_parameters() if p.requires_grad}, shards)
     if reference:
         weights.create(REFERENCE)
     return weights
@@ -188,17 +228,16 @@ def initial_lora(shapes: Mapping[str, tuple[int, ...]], config: LoraConfig, seed
     return {name: _initial_tensor(name, tuple(shapes[name]), config, seed) for name in sorted(shapes)}
 
 
-def cut(tensors: Mapping[str, Tensor], max_bytes: int = MAX_FILE_BYTES) -> list[dict[str, Tensor]]:
-    """Split into files in the order of names, each filled up to ``max_bytes``: a function of names and sizes alone."""
-    files: list[dict[str, Tensor]] = []
+def cut(sizes: Mapping[str, int], max_bytes: int = MAX_FILE_BYTES) -> list[list[str]]:
+    """Names of the tensors of each file, in order, each filled up to ``max_bytes``: a function of names and bytes."""
+    files: list[list[str]] = []
     room = 0
-    for name in sorted(tensors):
-        size = tensors[name].nbytes
-        if not files or size > room:
-            files.append({})
+    for name in sorted(sizes):
+        if not files or sizes[name] > room:
+            files.append([])
             room = max_bytes
-        files[-1][name] = tensors[name]
-        room -= size
+        files[-1].append(name)
+        room -= sizes[name]
     return files
 
 
@@ -245,6 +284,13 @@ def _suffix(name: str) -> str:
     """The last word of a module's name, with the one before it where the last is a number."""
     *_, before, last = ("", *name.split("."))
     return f"{before}.{last}" if last.isdigit() and before else last
+
+
+def _local(parameter: nn.Parameter) -> nn.Parameter:
+    """The parameter itself, or one on the memory of this rank's rows."""
+    if not isinstance(parameter, DTensor):
+        return parameter
+    return nn.Parameter(parameter.to_local().detach(), requires_grad=True)
 
 
 def _is_lora(name: str) -> bool:

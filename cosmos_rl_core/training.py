@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.errors import ArtifactError, DivergenceError
+from cosmos_rl_core.sharding import WHOLE, Shards
 
 if TYPE_CHECKING:
     from cosmos_rl_core.config.policy import TimeDensity
@@ -80,6 +81,13 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameter
         }
 
 
+def state_shards(shards: Shards) -> Shards:
+    """How the tensors of :func:`optimizer_state` are cut: as their parameters are; counts of steps are not."""
+    shapes = shards.shapes or {}
+    moments = [moment for moment in _MOMENTS if moment != "step"]
+    return Shards(shards.mesh, {f"{moment}.{name}": shapes[name] for name in shapes for moment in moments})
+
+
 def _like(parameter: nn.Parameter, name: str, stored: Tensor) -> Tensor:
     if stored.shape != parameter.shape or stored.dtype != parameter.dtype:
         found, wanted = f"{list(stored.shape)} {stored.dtype}", f"{list(parameter.shape)} {parameter.dtype}"
@@ -103,14 +111,21 @@ def loss_share(per_sample: Tensor, num_samples: int, num_times: int, weights: Te
 
 
 def optimizer_step(
-    optimizer: torch.optim.Optimizer, parameters: Parameters, *, lr: float, max_norm: float, group: Group | None
+    optimizer: torch.optim.Optimizer,
+    parameters: Parameters,
+    *,
+    lr: float,
+    max_norm: float,
+    group: Group | None,
+    shards: Shards = WHOLE,
 ) -> dict[str, float]:
     """Sum the gradients over ranks, clip, move the weights, clear the gradients.
 
+    Gradients of cut tensors are sums over ranks already.
     Returns the gradient norm before clipping, and the learning rate. Raises as :func:`clip_gradients` on all ranks.
     """
-    sum_gradients(parameters, group)
-    norm = clip_gradients(parameters, max_norm)
+    sum_gradients({name: p for name, p in parameters.items() if not shards.cuts(name)}, group)
+    norm = clip_gradients(parameters, max_norm, shards)
     for settings in optimizer.param_groups:
         settings["lr"] = lr
     optimizer.step()
@@ -129,14 +144,17 @@ def sum_gradients(parameters: Parameters, group: Group | None) -> None:
         gradient.copy_(total.view(gradient.shape))
 
 
-def clip_gradients(parameters: Parameters, max_norm: float) -> float:
+def clip_gradients(parameters: Parameters, max_norm: float, shards: Shards = WHOLE) -> float:
     """Scale all gradients down together to the global 2-norm ``max_norm`` if they exceed it; the norm before that.
+
+    The norm of a tensor that is cut is that of all its rows, on all ranks.
 
     Raises :class:`DivergenceError` if the norm is not finite: nobody would know of a step left out in silence.
     """
     names = sorted(parameters)
     gradients = [_gradient(parameters[name]) for name in names]
-    norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]).tolist()
+    here = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients])
+    norms = shards.norms(names, here).tolist()
     norm = math.hypot(*norms)
     if not math.isfinite(norm):
         broken = [name for name, value in zip(names, norms, strict=True) if not math.isfinite(value)]

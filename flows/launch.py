@@ -27,7 +27,7 @@ from cosmos_rl_core.errors import EXIT_CODES, ConfigError, CosmosRLError, StageE
 from flows.display import Display
 from flows.processes import StageProcess, WarmServer, kill, start_cold, tree
 from stages.artifacts import standing, why_stale
-from stages.contracts import Request
+from stages.contracts import STAGES, Request
 from stages.manifest import Manifest
 from stages.outcome import read_failures, read_status
 
@@ -125,6 +125,8 @@ class Launcher:
         argv += ["--numerics-record", store.join(self.run_url, "numerics", f"{request.stage}.json")]
         # Longer than what counts as hung, so that the supervisor decides and not a rank that waits for a large write.
         argv += ["--rank-timeout-s", str(2 * self.config.stall_timeout_s)]
+        if STAGES[request.stage].distributed and (size := self.config.shard_size_of(request.stage)) > 1:
+            argv += ["--dp-shard-size", str(size), *(["--fsdp-offload"] if self.config.fsdp_offload else [])]
         argv += ["--halve"] if request.slot in self._out_of_memory else []
         argv += [] if self.config.deterministic else ["--nondeterministic"]
         argv += ["--allow-numerics-change"] if self.allow_numerics_change else []

@@ -161,6 +161,7 @@ class Run:
         config = contracts.Rollout(
             model=self.plan.model,
             lora=self.recipe.policy.lora,
+            param_dtype=self.recipe.train.param_dtype,
             prompts=self.prompts_of(k),
             n_generation=rollout.n_generation,
             media=self._media,
@@ -216,6 +217,7 @@ class Run:
         config = contracts.Update(
             model=self.plan.model,
             lora=recipe.policy.lora,
+            param_dtype=recipe.train.param_dtype,
             gradient_checkpointing=recipe.policy.model_gradient_checkpointing,
             algorithm=options,
             reward_weights={reward.fn.label: reward.weight for reward in trained},
@@ -244,6 +246,7 @@ class Run:
         config = contracts.Finetune(
             model=self.plan.model,
             lora=recipe.policy.lora,
+            param_dtype=recipe.train.param_dtype,
             gradient_checkpointing=recipe.policy.model_gradient_checkpointing,
             algorithm=options,
             dataset_digest=self.plan.data_digest,
@@ -269,7 +272,10 @@ class Run:
         """The diffusion loss of policy version k on held-out media; every run draws the same noise."""
         assert self.recipe.validation is not None
         config = contracts.Validate(
-            model=self.plan.model, lora=self.recipe.policy.lora, batch_size=self.recipe.validation.batch_size
+            model=self.plan.model,
+            lora=self.recipe.policy.lora,
+            param_dtype=self.recipe.train.param_dtype,
+            batch_size=self.recipe.validation.batch_size,
         )
         inputs = {
             "policy": (self._judged(k),),

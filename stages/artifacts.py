@@ -315,13 +315,20 @@ class Attempt:
         A shard that ``keep`` refuses is part of this attempt but not offered to another. One whose files were lost is
         made again.
         """
-        marker = self.url(self._shards, f"{index:05d}.json")
+        marker = self._marker(index)
         if not self._adopt(marker):
             made = make()
             entries = {name: self._write(name, data) for name, data in made.items()}
             body = {"attempt": self.id, "files": {name: entry.model_dump() for name, entry in entries.items()}}
             if not keep(made) or store.put_if_absent(marker, canonical_json(body)) or not self._adopt(marker):
                 self.files |= entries
+
+    def is_finished(self, index: int) -> bool:
+        """Whether an earlier attempt marked shard ``index`` as finished."""
+        return store.size(self._marker(index)) is not None
+
+    def _marker(self, index: int) -> str:
+        return self.url(self._shards, f"{index:05d}.json")
 
     def read(self, name: str) -> bytes:
         """Bytes of a file that this attempt made or adopted."""

@@ -113,15 +113,22 @@ class Policy(StageConfig):
     lora: LoraConfig | None
 
 
-class Rollout(StageConfig):
+class OnPolicy(StageConfig):
+    """What every stage is asked that runs the transformer with the weights of a policy."""
+
+    model: ModelRef
+    lora: LoraConfig | None
+    param_dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra={"neutral": "float32"})
+    """What the transformer computes with; weights, states, losses and the sums of gradients are float32."""
+
+
+class Rollout(OnPolicy):
     """Samples of the behaviour policy: media, latents and the seeds they came from, in tar shards."""
 
     name = "rollout"
     version = 3
     distributed = True
     inputs = {"policy": "one", "embeddings": "one", "data": "many"}
-    model: ModelRef
-    lora: LoraConfig | None
     prompts: tuple[Prompt, ...]
     n_generation: int
     media: MediaShape
@@ -155,7 +162,7 @@ class Reward(StageConfig):
     """Share of excluded samples above which the stage fails."""
 
 
-class Update(StageConfig):
+class Update(OnPolicy):
     """Policy k to policy k + 1 from rollouts and their scores, every schedule resolved to this range of steps."""
 
     name = "update"
@@ -169,8 +176,6 @@ class Update(StageConfig):
         "embeddings": "one",
         "data": "many",
     }
-    model: ModelRef
-    lora: LoraConfig | None
     gradient_checkpointing: bool
     algorithm: AnyRewarded
     reward_weights: dict[str, float]
@@ -188,15 +193,13 @@ class Update(StageConfig):
     """Of the data term's noise levels, where they are drawn."""
 
 
-class Finetune(StageConfig):
+class Finetune(OnPolicy):
     """Policy k to policy k + 1 by a range of supervised steps on a media set."""
 
     name = "finetune"
     version = 2
     distributed = True
     inputs = {"policy": "one", "embeddings": "one"}
-    model: ModelRef
-    lora: LoraConfig | None
     gradient_checkpointing: bool
     algorithm: AnySupervised
     dataset_digest: str = Field(default="", json_schema_extra={"neutral": ""})
@@ -238,15 +241,13 @@ class Evaluate(StageConfig):
     samples_per_shard: int
 
 
-class Validate(StageConfig):
+class Validate(OnPolicy):
     """Diffusion loss of a policy on held-out media, at fixed noise and fixed noise levels."""
 
     name = "validate"
     version = 1
     distributed = True
     inputs = {"policy": "one", "embeddings": "one", "data": "one"}
-    model: ModelRef
-    lora: LoraConfig | None
     num_levels: int = 8
     """Noise levels of each item, the middles of as many equal parts of [0, 1]."""
     batch_size: int

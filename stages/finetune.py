@@ -16,7 +16,7 @@ from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.training import FINE_GRID, DrawKey, sft_time, training_noise
 from stages import contracts, embed
 from stages.contracts import Request
-from stages.loading import load_media, load_model
+from stages.loading import load_media
 from stages.runner import Context
 from stages.samples import cut
 from stages.trainer import MicroBatch, Trainer, check_clocks, my_share
@@ -31,13 +31,10 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     algorithm: Algorithm = plugins.load("algorithms", config.algorithm.type).Algorithm(config.algorithm)
     media = load_media(config.algorithm.dataset, config.dataset_digest)
     layout = context.layout({"mini_batch": context.shrunk(config.algorithm.mini_batch)})
-    model = load_model(config.model, ("transformer", "vae"), group.device)
-    if config.gradient_checkpointing:
-        model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
     copies = ["ema"] if config.keeps_ema else []
-    trainer = Trainer.load(model, algorithm, config.lora, policy, config.steps, context, copies)
+    trainer = Trainer.load(config, ("vae",), algorithm, policy, context, copies)
     conditioning = embed.Embeddings(request.one("embeddings"), [prompt.id for prompt in media.prompts])
-    draws = _Draws(request, config, model, media, conditioning)
+    draws = _Draws(request, config, trainer.model, media, conditioning, group.device)
     for index in range(len(config.steps.lrs)):
         step = config.steps.first_step + index
         items = _items(len(media), config.batch_size, request.seed, step)
@@ -64,12 +61,13 @@ class _Draws:
         model: Model,
         media: Media,
         conditioning: embed.Embeddings,
+        device: torch.device,
     ) -> None:
         self.seed, self.shape = request.seed, config.media
         self.density = config.density
         self.model, self.media, self.conditioning = model, media, conditioning
         self.sigmas = schedule_of(model.scheduler, FINE_GRID).sigmas
-        self.device = next(model.transformer.parameters()).device
+        self.device = device
 
     def __call__(self, items: list[tuple[int, int]], weight: float) -> MicroBatch:
         drawn = [self.media.item(index) for index, _ in items]

@@ -16,6 +16,7 @@ from cosmos_rl_core.models._base import (
     stack,
 )
 from cosmos_rl_core.policy_weights import to_bytes
+from cosmos_rl_core.precision import computes_in
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import Trajectory, sample
 from cosmos_rl_core.sampling.schedule import schedule_of
@@ -23,7 +24,6 @@ from cosmos_rl_core.sampling.solvers import kernel_of
 from stages import contracts, embed, policy
 from stages.contracts import Request
 from stages.given import GivenMedia
-from stages.loading import load_model
 from stages.runner import Context
 from stages.samples import SamplePlan, plan_samples, sample_files, write_samples
 
@@ -39,14 +39,21 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         request.iteration or 0,
         same_noise=config.use_same_seed,
     )
-    model = load_model(config.model, ("transformer", "vae", *config.model.guardrail), context.ranks.device)
+    model, _ = policy.load_policy(
+        config, ("vae", *config.model.guardrail), request.one("policy"), context.ranks, reference=False
+    )
     kernel = kernel_of(config.sample, lambda: schedule_of(model.scheduler, config.sample.num_steps))
     kernel.check_trainable(step for step in config.train_on if step != -1)
-    source = request.one("policy")
-    policy.load_policy(model.transformer, config.lora, source, reference=False)
     conditioning = embed.Embeddings(request.one("embeddings"), [*(p.id for p in config.prompts), embed.NEGATIVE])
-    generate = _Generator(request, config, model, conditioning, kernel)
-    return write_samples(context, samples, generate, samples_per_shard=config.samples_per_shard, tile=config.batch_size)
+    generate = _Generator(request, config, model, conditioning, kernel, context.ranks.device)
+    return write_samples(
+        context,
+        samples,
+        generate,
+        samples_per_shard=config.samples_per_shard,
+        tile=config.batch_size,
+        in_step=context.ranks.mesh is not None,
+    )
 
 
 class _Generator:
@@ -59,6 +66,7 @@ class _Generator:
         model: Model,
         conditioning: embed.Embeddings,
         kernel: Kernel,
+        device: torch.device,
     ) -> None:
         self.config, self.model, self.conditioning, self.kernel = config, model, conditioning, kernel
         self.facts = {
@@ -69,7 +77,7 @@ class _Generator:
         self.given = GivenMedia.of(request)
         self.recorded = {p.id: _recorded(request, config, kernel, p.id) for p in config.prompts}
         self.shape = model.latent_shape(config.media.size, config.media.frames)
-        self.device = next(model.transformer.parameters()).device
+        self.device = device
 
     def __call__(self, plans: list[SamplePlan]) -> dict[str, bytes]:
         trajectory = self._sample(plans)
@@ -89,7 +97,8 @@ class _Generator:
         negative = stack([self.conditioning[embed.NEGATIVE]] * len(plans), self.device) if scale != 1 else None
 
         def velocity(x_t: Tensor, t: Tensor) -> Tensor:
-            return guided_velocity(self.model, x_t, t, conditioning, negative, scale)
+            with computes_in(self.config.param_dtype, self.device):
+                return guided_velocity(self.model, x_t, t, conditioning, negative, scale)
 
         def draw(index: int) -> Tensor:
             return self._normal([plan.seed for plan in plans], "transition noise", index)

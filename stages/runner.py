@@ -102,6 +102,8 @@ class Settings:
     numerics_record: str | None
     allow_numerics_change: bool
     halve: bool = False
+    dp_shard_size: int = 1
+    fsdp_offload: bool = False
     rank_timeout_s: float = 3600.0
 
 
@@ -117,6 +119,8 @@ def main(argv: list[str] | None = None) -> int:
         numerics_record=args.numerics_record,
         allow_numerics_change=args.allow_numerics_change,
         halve=args.halve,
+        dp_shard_size=args.dp_shard_size,
+        fsdp_offload=args.fsdp_offload,
         rank_timeout_s=args.rank_timeout_s,
     )
     outcome = Outcome(settings.outcome, int(os.environ.get("RANK", "0")))
@@ -190,7 +194,11 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
     # Only here, so that a light stage never loads it.
     torch_runtime = importlib.import_module("stages.torch_runtime")
     ranks = torch_runtime.start(
-        threads=settings.threads, deterministic=settings.deterministic, timeout_s=settings.rank_timeout_s
+        threads=settings.threads,
+        deterministic=settings.deterministic,
+        timeout_s=settings.rank_timeout_s,
+        dp_shard_size=settings.dp_shard_size,
+        offload=settings.fsdp_offload,
     )
     found = numerics(
         world_size=ranks.world_size,
@@ -198,7 +206,11 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
         deterministic=settings.deterministic,
         torch=torch_runtime.torch,
     )
-    return ranks, found | {"attention_backend": torch_runtime.ATTENTION_BACKEND}
+    return ranks, found | {
+        "attention_backend": torch_runtime.ATTENTION_BACKEND,
+        "dp_shard_size": settings.dp_shard_size,
+        "fsdp_offload": settings.fsdp_offload,
+    }
 
 
 def _check_numerics(stage: str, found: dict[str, Any], settings: Settings, outcome: Outcome) -> list[str]:
@@ -255,6 +267,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rank-timeout-s", type=float, default=3600.0, help="how long a rank waits for the others, in seconds"
     )
+    parser.add_argument("--dp-shard-size", type=int, default=1, help="how many ranks share one copy of the weights")
+    parser.add_argument("--fsdp-offload", action="store_true", help="shared weights rest in the CPU's memory")
     parser.add_argument(
         "--halve",
         action="store_true",

@@ -84,31 +84,40 @@ def write_samples(
     *,
     samples_per_shard: int,
     tile: int,
+    in_step: bool = False,
 ) -> dict[str, float]:
     """Write ``samples/<n>.tar`` and ``index.parquet``: every rank its shards, adopted where an earlier attempt made
     them.
 
-    ``generate`` turns at most ``tile`` samples, all of one shard, into shard members.
+    ``generate`` turns at most ``tile`` samples, all of one shard, into shard members. ``in_step`` says that all ranks
+    must call it equally often, as they share the weights: who has less to do makes samples that nobody keeps.
     """
     by_id = {sample.sample_id: sample for sample in samples}
     layout = context.layout({"shards": cut(list(by_id), samples_per_shard), "tile": context.shrunk(tile)})
     shard_ids: list[list[str]] = layout["shards"]
+    tiles = [cut([by_id[sample_id] for sample_id in ids], layout["tile"]) for ids in shard_ids]
     mine = range(context.ranks.rank, len(shard_ids), context.ranks.world_size)
     total = sum(len(shard_ids[index]) for index in mine)
-    done = 0
+    to_make = sum(len(tiles[index]) for index in mine if not context.attempt.is_finished(index))
+    rounds = max(context.ranks.gather(to_make)) if in_step else 0
+    done = made = 0
     for index in mine:
-        tiles = cut([by_id[sample_id] for sample_id in shard_ids[index]], layout["tile"])
 
-        def make(index: int = index, tiles: list[list[SamplePlan]] = tiles, done: int = done) -> dict[str, bytes]:
+        def make(index: int = index, done: int = done) -> dict[str, bytes]:
+            nonlocal made
             members: dict[str, bytes] = {}
-            for plans in tiles:
+            for plans in tiles[index]:
                 context.progress("sampling", done + sum(name.endswith(".json") for name in members), total)
                 members |= generate(plans)
+                made += 1
             return {shard_name(index): shards.pack(members)}
 
         context.attempt.shard(index, make)
         done += len(shard_ids[index])
         context.progress("sampling", done, total)
+    for left in range(made, rounds):
+        context.progress("sampling beside the others", left, rounds)
+        generate(tiles[0][0])
     if context.ranks.rank == 0:
         context.attempt.put(INDEX, index_of(samples, shard_ids))
     size = sum(entry.size for name, entry in context.attempt.files.items() if name.startswith("samples/"))

@@ -11,11 +11,13 @@ ATTENTION_BACKEND = constants.DIFFUSERS_ATTN_BACKEND
 """What diffusers computes attention with; part of the numerics."""
 
 
-def start(*, threads: int, deterministic: bool, timeout_s: float) -> Group:
+def start(
+    *, threads: int, deterministic: bool, timeout_s: float, dp_shard_size: int = 1, offload: bool = False
+) -> Group:
     """Set this process up and join its group, whose ranks wait at most ``timeout_s`` for one another."""
     torch.set_num_threads(threads)
     if deterministic:
         # cuBLAS reads this when its first handle is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    return Group(timeout_s)
+    return Group(timeout_s, dp_shard_size, offload=offload)

@@ -12,21 +12,23 @@ from torch import Tensor
 
 from cosmos_rl_core.algorithms._base import Algorithm, Batch, Loss, Transitions
 from cosmos_rl_core.canonical import sha256
-from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError, DivergenceError
 from cosmos_rl_core.lora_dropout import DropoutKey, dropping
 from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
-from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights, cut, to_bytes
+from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights, to_bytes
+from cosmos_rl_core.precision import ParamDtype, computes_in
+from cosmos_rl_core.sharding import Shards
 from cosmos_rl_core.training import (
     load_optimizer_state,
     loss_share,
     make_optimizer,
     optimizer_state,
     optimizer_step,
+    state_shards,
 )
 from stages.artifacts import Artifact, Attempt
-from stages.contracts import Input, OptimizerSteps
+from stages.contracts import Finetune, Input, OptimizerSteps, Update
 from stages.policy import load_policy, read_part, write_part
 from stages.runner import Context
 from stages.samples import to_parquet
@@ -73,6 +75,7 @@ class Trainer:
     algorithm: Algorithm
     weights: PolicyWeights
     steps: OptimizerSteps
+    param_dtype: ParamDtype
     group: Group
     sign_of_life: Callable[[int], None]
     """Called before each micro-batch with the number of finished steps."""
@@ -99,25 +102,27 @@ class Trainer:
     @classmethod
     def load(
         cls,
-        model: Model,
+        config: Update | Finetune,
+        components: tuple[str, ...],
         algorithm: Algorithm,
-        lora: LoraConfig | None,
         policy: Input,
-        steps: OptimizerSteps,
         context: Context,
         copies: list[str],
     ) -> "Trainer":
         """Take up the policy where the last stage left it; a copy that it does not have yet starts as ``current``."""
-        reference = "reference" in algorithm.roles
-        weights = load_policy(model.transformer, lora, policy, reference=reference)
+        reference, steps = "reference" in algorithm.roles, config.steps
+        model, weights = load_policy(config, components, policy, context.ranks, reference=reference)
+        if config.gradient_checkpointing:
+            model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
         for part in copies:
-            weights.create(part, read_part(policy, part) or None)
+            weights.create(part, read_part(policy, part, weights.shards) or None)
 
         def sign_of_life(finished: int) -> None:
             context.progress("training", finished, len(steps.lrs))
 
-        trainer = cls(model, algorithm, weights, steps, context.ranks, sign_of_life)
-        load_optimizer_state(trainer.optimizer, weights.parameters, read_part(policy, "optimizer"))
+        trainer = cls(model, algorithm, weights, steps, config.param_dtype, context.ranks, sign_of_life)
+        state = read_part(policy, "optimizer", state_shards(weights.shards))
+        load_optimizer_state(trainer.optimizer, weights.parameters, state)
         trainer.note, trainer.nonfinite_in_a_row = context.outcome.note, _clocks(policy).get(NONFINITE, 0)
         return trainer
 
@@ -150,6 +155,7 @@ class Trainer:
         # Where it refuses, not even their norm is asked for: so far from the behaviour, gradients may be beyond any
         # number.
         goes_on = self.may_step(index, means)
+        self.weights.collect_gradients()
         row |= (self._move(index) if goes_on else None) or {"grad_norm": math.nan, "lr": 0.0}
         self.optimizer.zero_grad(set_to_none=True)
         self.rows.append(row | means | self._peaks_over_ranks(peaks))
@@ -168,6 +174,7 @@ class Trainer:
                 lr=steps.lrs[index],
                 max_norm=steps.grad_norm_clip,
                 group=self.group,
+                shards=self.weights.shards,
             )
         except DivergenceError as error:
             if self.nonfinite_in_a_row >= steps.max_nonfinite:
@@ -187,7 +194,12 @@ class Trainer:
         x_t, t = batch.x_t, batch.t.float()
 
         def velocity(part: str) -> Tensor:
-            with self.weights.use(part), dropping(self.model.transformer, micro.keys if part == CURRENT else ()):
+            keys = micro.keys if part == CURRENT else ()
+            with (
+                self.weights.use(part),
+                computes_in(self.param_dtype, self.group.device),
+                dropping(self.model.transformer, keys),
+            ):
                 return guided_velocity(
                     self.model,
                     x_t,
@@ -212,27 +224,34 @@ class Trainer:
         return {f"{name}_max": float(np.max([peaks.get(name, -math.inf) for peaks in found])) for name in names}
 
     def write(self, attempt: Attempt, copies: list[str], iteration: int) -> None:
-        """Write the next policy version: rank 0, after all ranks agree on all of it.
+        """Write the next policy version, after all ranks agree on all of it.
 
         The optimizer step of its clocks is the planned one, also where a pass ended early.
         """
         self.sign_of_life(len(self.rows))
-        parts = {part: self.weights.get(part) for part in (CURRENT, *copies)}
+        parts = {part: self.weights.here(part) for part in (CURRENT, *copies)}
         parts["optimizer"] = optimizer_state(self.optimizer, self.weights.parameters)
-        self._agree(parts)
-        if self.group.rank != 0:
-            return
+        shards = self.weights.shards
+        cuts = {part: state_shards(shards) if part == "optimizer" else shards for part in parts}
+        self._agree(parts, cuts)
         for part, tensors in parts.items():
-            write_part(attempt, part, tensors)
-        last_step = self.steps.first_step + len(self.steps.lrs)
-        nonfinite = {NONFINITE: self.nonfinite_in_a_row} if self.nonfinite_in_a_row else {}
-        attempt.put_json(CLOCKS, {"iteration": iteration + 1, "optimizer_step": last_step, **nonfinite})
-        attempt.put(METRICS, to_parquet(pd.DataFrame(self.rows)))
+            write_part(attempt, part, tensors, self.group, cuts[part])
+        if self.group.rank == 0:
+            last_step = self.steps.first_step + len(self.steps.lrs)
+            nonfinite = {NONFINITE: self.nonfinite_in_a_row} if self.nonfinite_in_a_row else {}
+            attempt.put_json(CLOCKS, {"iteration": iteration + 1, "optimizer_step": last_step, **nonfinite})
+            attempt.put(METRICS, to_parquet(pd.DataFrame(self.rows)))
 
-    def _agree(self, parts: dict[str, dict[str, Tensor]]) -> None:
-        digests = {part: [sha256(to_bytes(chunk)) for chunk in cut(tensors)] for part, tensors in parts.items()}
+    def _agree(self, parts: dict[str, dict[str, Tensor]], cuts: dict[str, Shards]) -> None:
+        """Ranks that hold the same rows must hold the same bits."""
+        digests: dict[str, str] = {}
+        for part, tensors in parts.items():
+            for name, tensor in tensors.items():
+                place = f"rows {cuts[part].index} of {part}" if cuts[part].cuts(name) else part
+                digests[place] = sha256(digests.get(place, "").encode() + to_bytes({name: tensor}))
         found = self.group.gather(digests)
-        if unequal := [part for part in parts if any(one[part] != digests[part] for one in found)]:
+        unequal = [place for place, mine in digests.items() if any(one.get(place, mine) != mine for one in found)]
+        if unequal:
             raise CosmosRLError(
                 f"the ranks ended with different tensors in {', '.join(unequal)}; "
                 "a collective or a kernel is not what it should be"

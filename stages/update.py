@@ -19,7 +19,6 @@ from stages.artifacts import Artifact
 from stages.contracts import Request
 from stages.draws import DataDraws, Draw, LatentDraws, Stored, TransitionDraws
 from stages.drift import DriftWatch
-from stages.loading import load_model
 from stages.policy import read_part
 from stages.reward import SCORES
 from stages.runner import Context
@@ -40,15 +39,12 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     algorithm: Algorithm = plugins.load("algorithms", config.algorithm.type).Algorithm(config.algorithm)
     table = _advantages(request, config, algorithm)
     layout = context.layout({"steps": _order(request, config, table, context.shrunk(config.algorithm.mini_batch))})
-    model = load_model(config.model, ("transformer",), group.device)
-    if config.gradient_checkpointing:
-        model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
     copies = _copies(config)
-    trainer = Trainer.load(model, algorithm, config.lora, policy, config.steps, context, copies)
+    trainer = Trainer.load(config, (), algorithm, policy, context, copies)
     if "behaviour" in algorithm.roles:
         source = request.inputs["behaviours"][0]
-        trainer.weights.create("behaviour", read_part(source, source.part))
-    draws = _draws(request, config, algorithm, model, Stored.read(request, table, group.device))
+        trainer.weights.create("behaviour", read_part(source, source.part, trainer.weights.shards))
+    draws = _draws(request, config, algorithm, trainer.model, Stored.read(request, table, group.device))
     drift = DriftWatch(algorithm.drift_limits, trainer, context)
     _train(trainer, layout["steps"], config, draws)
 

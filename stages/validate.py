@@ -12,7 +12,6 @@ from cosmos_rl_core.models._base import Conditioning, Model, stack
 from cosmos_rl_core.training import DrawKey, training_noise
 from stages import contracts, embed, encode, policy
 from stages.contracts import Request
-from stages.loading import load_model
 from stages.runner import Context
 from stages.samples import cut, to_parquet
 
@@ -30,8 +29,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     prompt_of: dict[str, str] = dict(zip(latents.index["item_id"], latents.index["prompt_id"], strict=True))
     embeddings = embed.Embeddings(request.one("embeddings"), sorted(set(prompt_of.values())))
     tiles = context.layout({"tiles": cut(list(prompt_of), context.shrunk(config.batch_size))})["tiles"]
-    model = load_model(config.model, ("transformer",), ranks.device)
-    policy.load_policy(model.transformer, config.lora, request.one("policy"), reference=False)
+    model, _ = policy.load_policy(config, (), request.one("policy"), ranks, reference=False)
     rows: list[dict[str, Any]] = []
     mine = range(ranks.rank, len(tiles), ranks.world_size)
     for done, number in enumerate(mine):

@@ -50,6 +50,7 @@ TORCH_FREE = (
     "stages.runner",
     "stages.samples",
     "cosmos_rl_core.pipelines",
+    "cosmos_rl_core.sequence_shares",
 )
 TORCH_FREE_KINDS = ("datasets", "rewards", "algorithms")
 

@@ -20,6 +20,11 @@ class LaunchConfig(Section):
     """Ranks of a distributed stage."""
     stage_processes: dict[str, Annotated[int, Field(ge=1)]] = {}
     """Ranks of single stages where they differ, e.g. ``{rollout = 8}``."""
+    dp_shard_size: int = Field(default=1, ge=1)
+    """Ranks that share one copy of the weights, each with some rows of every matrix (FSDP2); must divide the ranks of
+    every distributed stage. 1 gives each rank all weights; fewer than there are ranks makes copies (HSDP)."""
+    fsdp_offload: bool = False
+    """Shared weights, their copies and their optimizer rest in the CPU's memory and visit the GPU by the block."""
     stage_gpus: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = {}
     """GPUs of single stages, e.g. ``{update = [0, 1], rollout = [2, 3]}``; stages that run side by side need sets of
     their own. Absent means all there are."""
@@ -38,6 +43,13 @@ class LaunchConfig(Section):
     def _stages_have_room(self) -> "LaunchConfig":
         if self.mode == "warm" and (max([self.processes, *self.stage_processes.values()]) > 1 or self.stage_gpus):
             raise ValueError("mode = 'warm' forks single processes on the CPU; use mode = 'cold' for ranks and GPUs")
+        if self.fsdp_offload and self.dp_shard_size == 1:
+            raise ValueError("fsdp_offload = true is for weights that ranks share; set dp_shard_size above 1")
+        for stage, ranks in {"every stage": self.processes, **self.stage_processes}.items():
+            if max(ranks, self.dp_shard_size) % min(ranks, self.dp_shard_size):
+                raise ValueError(
+                    f"dp_shard_size = {self.dp_shard_size} does not divide the {ranks} processes of {stage}"
+                )
         for stage, gpus in self.stage_gpus.items():
             if len(set(gpus)) != len(gpus) or len(gpus) < self.processes_of(stage):
                 raise ValueError(
@@ -45,6 +57,10 @@ class LaunchConfig(Section):
                     f"{self.processes_of(stage)} processes"
                 )
         return self
+
+    def shard_size_of(self, stage: str) -> int:
+        """Ranks of one stage that share one copy of the weights."""
+        return min(self.dp_shard_size, self.processes_of(stage))
 
     def processes_of(self, stage: str) -> int:
         """Ranks of one stage."""

@@ -38,6 +38,9 @@ class TrainConfig(OptimizerConfig, EmaConfig):
     """How far to go; a run can be continued by raising it."""
     staleness: int = Field(default=0, ge=0)
     """Rollout k is sampled by policy k minus this. From 1 on rollout k + 1 runs beside update k: faster, off-policy."""
+    param_dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra={"neutral": "float32"})
+    """What the transformer computes with in rollouts, updates and held-out losses: ``bfloat16`` is faster and coarser.
+    Weights, states, losses and the sums of gradients are float32 either way; evaluations too."""
     train_batch_per_replica: int = Field(default=8, ge=1)
     """Samples of one iteration over all ranks, prompts times ``rollout.n_generation``; in SFT, of one step."""
     train_policy: AnyAlgorithm

@@ -28,6 +28,9 @@ COMPONENTS = ("transformer", "vae", "text")
 """What ``load`` can be asked for. Text encoders are needed by `embed` alone, the VAE by `rollout`, `encode` and
 `finetune`."""
 
+EMPTY_TRANSFORMER = "empty transformer"
+"""In the place of ``transformer``: its weights on the meta device, for who reads them by himself; buffers are real."""
+
 GUARDRAIL = "guardrail"
 """One more component, of those plugins alone that have a ``GUARDRAIL_PACKAGE``; needed with the text encoders, where it
 refuses prompts, and with the VAE, where it looks at what was decoded."""

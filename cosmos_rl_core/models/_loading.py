@@ -1,16 +1,18 @@
 """What every model plugin needs to load a pipeline directory: only the components asked for, float32, frozen."""
 
+import importlib
 import inspect
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import accelerate
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
 from cosmos_rl_core import pipelines, plugins
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._base import COMPONENTS, ModelPlugin
+from cosmos_rl_core.models._base import COMPONENTS, EMPTY_TRANSFORMER, ModelPlugin
 
 Pipeline = TypeVar("Pipeline", bound=DiffusionPipeline)
 
@@ -33,16 +35,28 @@ def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], dev
     check_components(components)
     index = pipelines.read_json(path, pipelines.INDEX)
     skipped = {name: None for name, value in index.items() if isinstance(value, list) and not _asked(name, components)}
-    pipeline = cls.from_pretrained(path, dtype=torch.float32, use_safetensors=True, local_files_only=True, **skipped)
-    for part in pipeline.components.values():
-        if isinstance(part, nn.Module):
+    given = {"transformer": empty_transformer(path)} if EMPTY_TRANSFORMER in components else {}
+    pipeline = cls.from_pretrained(
+        path, dtype=torch.float32, use_safetensors=True, local_files_only=True, **skipped | given
+    )
+    for name, part in pipeline.components.items():
+        if isinstance(part, nn.Module) and name not in given:
             part.requires_grad_(False).eval().to(device)
     return pipeline
 
 
+def empty_transformer(path: str) -> nn.Module:
+    """The transformer of the pipeline directory ``path`` with weights on the meta device and true buffers."""
+    library, name = pipelines.read_json(path, pipelines.INDEX)["transformer"]
+    cls = getattr(importlib.import_module(library), name)
+    with accelerate.init_empty_weights(include_buffers=False):
+        transformer = cls.from_config(cls.load_config(path, subfolder="transformer", local_files_only=True))
+    return transformer.requires_grad_(False).eval()
+
+
 def check_components(components: Sequence[str]) -> None:
-    """Raise ``ValueError`` unless all are among :data:`COMPONENTS`."""
-    unknown = set(components) - set(COMPONENTS)
+    """Raise ``ValueError`` unless all are among :data:`COMPONENTS`, or the transformer without its weights."""
+    unknown = set(components) - {*COMPONENTS, EMPTY_TRANSFORMER}
     if unknown:
         raise ValueError(f"unknown components {sorted(unknown)}; known: {', '.join(COMPONENTS)}")
 

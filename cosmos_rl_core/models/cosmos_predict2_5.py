@@ -17,7 +17,14 @@ from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 from cosmos_rl_core import pipelines
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import COMPONENTS, CONDITIONAL_LATENTS, CONDITIONAL_MASK, GUARDRAIL, Conditioning
+from cosmos_rl_core.models._base import (
+    COMPONENTS,
+    CONDITIONAL_LATENTS,
+    CONDITIONAL_MASK,
+    EMPTY_TRANSFORMER,
+    GUARDRAIL,
+    Conditioning,
+)
 
 PIPELINE_CLASSES = ("Cosmos2_5_PredictBasePipeline",)
 GUARDRAIL_PACKAGE = "cosmos_guardrail"
@@ -198,7 +205,7 @@ def _load_pipeline(path: str, components: tuple[str, ...], device: torch.device)
     is not installed.
     """
     _loading.check_components(components)
-    if "transformer" in components:
+    if {"transformer", EMPTY_TRANSFORMER} & set(components):
         _check_pads(path)
     options: Any = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
     parts: dict[str, Any] = dict.fromkeys(("transformer", "vae", "text_encoder", "tokenizer"))
@@ -214,6 +221,8 @@ def _load_pipeline(path: str, components: tuple[str, ...], device: torch.device)
     for part in parts.values():
         if isinstance(part, nn.Module):
             part.requires_grad_(False).eval().to(device)
+    if EMPTY_TRANSFORMER in components:
+        parts["transformer"] = _loading.empty_transformer(path)
     # The constructor reads the settings of the VAE, also where it is not asked for.
     made = parts | {"vae": parts["vae"] or _without_weights(path), "safety_checker": _Unchecked()}
     pipeline = Cosmos2_5_PredictBasePipeline(scheduler=_scheduler(path), **made)

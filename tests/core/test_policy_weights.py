@@ -243,11 +243,11 @@ def test_unknown_target_modules_list_the_known(model):
 
 
 def test_files_are_cut_by_name_and_size_alone():
-    tensors = {name: torch.zeros(size, device=CPU) for name, size in (("d", 1), ("a", 2), ("c", 9), ("b", 2), ("e", 1))}
+    sizes = {"d": 4, "a": 8, "c": 36, "b": 8, "e": 4}
     expected = [["a", "b"], ["c"], ["d", "e"]]
-    assert [list(file) for file in policy_weights.cut(tensors, max_bytes=16)] == expected
-    assert [list(file) for file in policy_weights.cut(dict(sorted(tensors.items())), max_bytes=16)] == expected
-    assert [list(file) for file in policy_weights.cut(tensors)] == [["a", "b", "c", "d", "e"]]
+    assert policy_weights.cut(sizes, max_bytes=16) == expected
+    assert policy_weights.cut(dict(sorted(sizes.items())), max_bytes=16) == expected
+    assert policy_weights.cut(sizes) == [["a", "b", "c", "d", "e"]]
     assert policy_weights.cut({}) == []
 
 

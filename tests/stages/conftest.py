@@ -1,8 +1,6 @@
 """A run on disk, stage by stage, without Prefect: what stages are tested with."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from stages.manifest import Manifest
 from stages.outcome import Outcome
 from stages.runner import Settings, execute
 from tests import tiny_pipelines
+from tests.stages.ranks import run_on_ranks
 
 
 @pytest.fixture(scope="session")
@@ -44,12 +43,21 @@ def make(request: Request, tmp_path: Path, **settings: Any) -> Manifest:
     return execute(request, Settings(outcome=outcome, **chosen), Outcome(outcome, 0))
 
 
-def make_on_ranks(request: Request, tmp_path: Path, ranks: int) -> Manifest:
-    """Run a stage under torch.distributed.run."""
+def make_on_ranks(
+    request: Request,
+    tmp_path: Path,
+    ranks: int,
+    *extra_argv: str,
+    timeout_s: float = 120.0,
+    before: Callable[[], None] | None = None,
+) -> Manifest:
+    """Run a stage on so many ranks of a real gloo group, each a process: seconds, because nothing is imported again.
+
+    ``extra_argv`` goes to ``stages.runner``; ``before`` runs first on every rank, and is a function of a module.
+    Raises :class:`tests.stages.ranks.RanksFailed` with what each rank said if one fails or ``timeout_s`` is over.
+    Torchrun and its launcher are tested in ``test_distributed.py``.
+    """
     path = tmp_path / f"{request.stage}.json"
     path.write_text(request.model_dump_json(), encoding="utf-8")
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-    command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--nproc-per-node", str(ranks), "-m"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    subprocess.run([*command, "stages.runner", str(path)], check=True, env=environment)
+    run_on_ranks([str(path), *extra_argv], tmp_path, ranks, timeout_s, before)
     return Artifact(input_of(request.slot)).manifest

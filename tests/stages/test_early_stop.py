@@ -33,8 +33,8 @@ def run(request, context):
 
     def write_and_keep(self, attempt, copies, iteration):
         write(self, attempt, copies, iteration)
-        folder, (weights,) = Path(__file__).parent, trainer.cut(self.weights.get("current"))
-        (folder / f"current.{self.group.rank}").write_bytes(trainer.to_bytes(weights))
+        kept = Path(__file__).parent / f"current.{self.group.rank}"
+        kept.write_bytes(trainer.to_bytes(self.weights.get("current")))
 
     trainer.Trainer.write = write_and_keep
     return update.run(request, context)

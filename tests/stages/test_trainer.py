@@ -59,9 +59,8 @@ def trainer_of(folder: str, kind: str, lora: LoraConfig, steps: int = 1, **optio
     algorithm = plugin.Algorithm(plugin.Options(type=kind, dataset=DatasetOptions(name="none")))
     planned = {"lrs": [1e-3] * steps, "ema_decays": [0.5] * steps, "first_step": 0} | options
     numbers = {"betas": (0.9, 0.99), "epsilon": 1e-8, "weight_decay": 0.01, "grad_norm_clip": 1.0}
-    return Trainer(
-        model, algorithm, weights, OptimizerSteps.model_validate(planned | numbers), Group(60.0), lambda _: None
-    )
+    asked = OptimizerSteps.model_validate(planned | numbers)
+    return Trainer(model, algorithm, weights, asked, "float32", Group(60.0), lambda _: None)
 
 
 def micro_batch(conditioning: Conditioning, samples: slice, key: str = "") -> MicroBatch:
