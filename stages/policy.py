@@ -100,17 +100,15 @@ def load_policy(
         if group.compiles:
             # Before FSDP, whose hooks are not to be compiled.
             sharding.compile_blocks(transformer)
-        return (
-            WHOLE
-            if mesh is None
-            else sharding.spread(
-                transformer,
-                mesh,
-                pipelines.resolve_path(config.model.path),
-                group.device,
-                compute=half(config.param_dtype),
-                offload=group.offload,
-            )
+        if mesh is None:
+            return WHOLE
+        return sharding.spread(
+            transformer,
+            mesh,
+            pipelines.resolve_path(config.model.path),
+            group.device,
+            compute=half(config.param_dtype),
+            offload=group.offload,
         )
 
     transformer = "transformer" if mesh is None else EMPTY_TRANSFORMER
