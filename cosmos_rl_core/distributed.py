@@ -34,8 +34,16 @@ class Group:
     peers: dist.ProcessGroup | None = None
     """This rank's peers and itself; None where each rank has videos of its own."""
 
-    def __init__(self, timeout_s: float, shard_size: int = 1, *, cp_size: int = 1, offload: bool = False) -> None:
-        self.offload = offload
+    def __init__(
+        self,
+        timeout_s: float,
+        shard_size: int = 1,
+        *,
+        cp_size: int = 1,
+        offload: bool = False,
+        compiles: bool = False,
+    ) -> None:
+        self.offload, self.compiles = offload, compiles
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))

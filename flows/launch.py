@@ -129,6 +129,7 @@ class Launcher:
             argv += ["--dp-shard-size", str(size), *(["--fsdp-offload"] if self.config.fsdp_offload else [])]
         if (size := self.config.cp_size_of(request.stage)) > 1:
             argv += ["--cp-size", str(size)]
+        argv += ["--compile"] if self.config.compile else []
         argv += ["--halve"] if request.slot in self._out_of_memory else []
         argv += [] if self.config.deterministic else ["--nondeterministic"]
         argv += ["--allow-numerics-change"] if self.allow_numerics_change else []

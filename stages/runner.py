@@ -105,6 +105,7 @@ class Settings:
     dp_shard_size: int = 1
     cp_size: int = 1
     fsdp_offload: bool = False
+    compile: bool = False
     rank_timeout_s: float = 3600.0
 
 
@@ -123,6 +124,7 @@ def main(argv: list[str] | None = None) -> int:
         dp_shard_size=args.dp_shard_size,
         cp_size=args.cp_size,
         fsdp_offload=args.fsdp_offload,
+        compile=args.compile,
         rank_timeout_s=args.rank_timeout_s,
     )
     outcome = Outcome(settings.outcome, int(os.environ.get("RANK", "0")))
@@ -202,6 +204,7 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
         dp_shard_size=settings.dp_shard_size,
         cp_size=settings.cp_size,
         offload=settings.fsdp_offload,
+        compiles=settings.compile,
     )
     found = numerics(
         world_size=ranks.world_size,
@@ -214,6 +217,7 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
         "dp_shard_size": settings.dp_shard_size,
         "cp_size": settings.cp_size,
         "fsdp_offload": settings.fsdp_offload,
+        "compile": settings.compile,
     }
 
 
@@ -273,6 +277,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dp-shard-size", type=int, default=1, help="how many ranks share one copy of the weights")
     parser.add_argument("--cp-size", type=int, default=1, help="how many ranks share the tokens of a video")
+    parser.add_argument("--compile", action="store_true", help="compile the transformer's blocks")
     parser.add_argument("--fsdp-offload", action="store_true", help="shared weights rest in the CPU's memory")
     parser.add_argument(
         "--halve",

@@ -19,6 +19,7 @@ def start(
     dp_shard_size: int = 1,
     cp_size: int = 1,
     offload: bool = False,
+    compiles: bool = False,
 ) -> Group:
     """Set this process up and join its group, whose ranks wait at most ``timeout_s`` for one another."""
     torch.set_num_threads(threads)
@@ -26,4 +27,4 @@ def start(
         # cuBLAS reads this when its first handle is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    return Group(timeout_s, dp_shard_size, cp_size=cp_size, offload=offload)
+    return Group(timeout_s, dp_shard_size, cp_size=cp_size, offload=offload, compiles=compiles)

@@ -31,6 +31,8 @@ class LaunchConfig(Section):
     activations; must divide the ranks of every stage that runs the transformer. 1 gives each rank videos of its own."""
     fsdp_offload: bool = False
     """Shared weights, their copies and their optimizer rest in the CPU's memory and visit the GPU by the block."""
+    compile: bool = False
+    """Compile the transformer's blocks (torch.compile): a minute at the start of each stage, then faster forwards."""
     stage_gpus: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = {}
     """GPUs of single stages, e.g. ``{update = [0, 1], rollout = [2, 3]}``; stages that run side by side need sets of
     their own. Absent means all there are."""
