@@ -1,4 +1,4 @@
-"""Ranks of a stage without torchrun: forks of one process that has imported everything, in a real gloo group.
+"""Ranks without torchrun: forks of one process that has imported everything, for a real gloo group.
 
 One such server for each pytest process, started by its first ranks; it ends with pytest, and its ranks with it.
 """
@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -33,7 +34,18 @@ class RanksFailed(RuntimeError):  # noqa: N818
 def run_on_ranks(
     argv: list[str], folder: Path, ranks: int, timeout_s: float, before: Callable[[], None] | None = None
 ) -> None:
-    """``stages.runner`` with these arguments on every rank, each logging into ``folder``; ``before`` runs first.
+    """``stages.runner`` with these arguments on every rank; else as :func:`fork_ranks`. ``before`` runs first."""
+    fork_ranks(partial(_run_stage, argv, before), folder, ranks, timeout_s)
+
+
+def _run_stage(argv: list[str], before: Callable[[], None] | None) -> int:
+    if before is not None:
+        before()
+    return runner.main(argv)
+
+
+def fork_ranks(work: Callable[[], int | None], folder: Path, ranks: int, timeout_s: float) -> None:
+    """``work`` on every rank, each logging into ``folder``; it can be pickled, and returns an exit code if not 0.
 
     Raises :class:`RanksFailed`.
     """
@@ -52,7 +64,7 @@ def run_on_ranks(
         for rank, log in enumerate(logs):
             log.write_bytes(b"")
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(FORKS.Process(target=_be_rank, args=(argv, environment | own, log, before)))
+            processes.append(FORKS.Process(target=_be_rank, args=(work, environment | own, log)))
             processes[-1].start()
         codes = _exit_codes(processes, timeout_s)
     finally:
@@ -65,16 +77,14 @@ def run_on_ranks(
         raise RanksFailed("\n".join(f"rank {n}, {ends[n]}:\n{said[n]}" for n in range(ranks)))
 
 
-def _be_rank(argv: list[str], environment: dict[str, str], log: Path, before: Callable[[], None] | None) -> None:
+def _be_rank(work: Callable[[], int | None], environment: dict[str, str], log: Path) -> None:
     os.environ.clear()
     # Its parent is the server, which ends with pytest.
     os.environ.update(environment | {PARENT: str(os.getppid())})
     words = os.open(log, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(words, stream)
-    if before is not None:
-        before()
-    sys.exit(runner.main(argv))
+    sys.exit(work())
 
 
 def _exit_codes(processes: list[ForkServerProcess], timeout_s: float) -> list[int | None]:

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from cosmos_rl_core import sharding
 from flows.requests import Run
 from stages.artifacts import Artifact, Attempt, input_of
 from stages.contracts import Request
@@ -79,11 +80,28 @@ def test_two_peers_make_what_one_process_makes_and_go_on_after_a_kill(wan_path: 
     require_same_metrics(update, both)
 
 
+def compile_for_no_device() -> None:
+    """Capture blocks as for any compiler, and run them without one: that would take minutes."""
+    setattr(sharding, "compile_blocks", partial(sharding.compile_blocks, backend="aot_eager"))  # noqa: B010
+
+
+@pytest.mark.slow
+def test_compiled_blocks_whose_weights_are_shared_too_train_as_in_one_process(
+    wan_path: str, prompt_dir: str, tmp_path: Path
+):
+    # Micro-batches of two samples and of one: what is compiled for one size meets another.
+    run = begun(tmp_path, longer(recipe(wan_path, prompt_dir, LORA)))
+    update, compiled = run.update(0), aside(run.update(0), "compiled", gradient_checkpointing=True)
+    make(update, tmp_path)
+    make_on_ranks(compiled, tmp_path, 4, *SHARDED_PEERS, "--compile", timeout_s=500, before=compile_for_no_device)
+    require_close(update, compiled, PARTS)
+
+
 def policy_gradient_recipe(wan_path: str, prompt_dir: str, folder: Path) -> dict[str, Any]:
     """DDRL, whose data term is on random pixels."""
     values = longer(ddrl_recipe(wan_path, prompt_dir, folder))
-    values["train"]["train_policy"]["data"] = {"name": "mock", "num_items": 2, "num_prompts": 2, "size": [16, 48]}
-    values["train"]["train_policy"]["data"]["frames"] = 9
+    shape = {"size": [16, 48], "frames": 9}
+    values["train"]["train_policy"]["data"] = {"name": "mock", "num_items": 2, "num_prompts": 2, **shape}
     return values
 
 
