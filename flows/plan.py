@@ -264,10 +264,16 @@ def _unfit(recipe: Recipe) -> list[str]:
 
 
 def _check_dropout(recipe: Recipe) -> None:
-    """Raise :class:`ConfigError` if adapters would drop out where a loss compares densities."""
+    """Raise :class:`ConfigError` if adapters would drop out where a loss compares densities, or tokens are shared."""
     lora, policy = recipe.policy.lora, recipe.train.train_policy
     if lora is None or lora.lora_dropout == 0:
         return
+    if recipe.launch.cp_size > 1:
+        raise ConfigError(
+            f"policy.lora.lora_dropout = {lora.lora_dropout:g}: what drops out is drawn for all tokens of a video at "
+            f"once, and with launch.cp_size = {recipe.launch.cp_size} no process has them. Set one of the two to its "
+            "default"
+        )
     if plugins.load("algorithms", policy.type).Algorithm(policy).transitions:
         raise ConfigError(
             f"policy.lora.lora_dropout = {lora.lora_dropout:g}: {policy.type} trains on the ratio of the policy's "
@@ -278,21 +284,15 @@ def _check_dropout(recipe: Recipe) -> None:
 
 def _check_shared_videos(recipe: Recipe) -> None:
     """Raise :class:`ConfigError` if ``launch.cp_size`` processes cannot share a video of this model and size."""
-    num_peers, diffusers, lora = recipe.launch.cp_size, recipe.policy.diffusers, recipe.policy.lora
+    num_peers, diffusers = recipe.launch.cp_size, recipe.policy.diffusers
     if num_peers == 1:
         return
     path = pipelines.resolve_path(recipe.policy.model_name_or_path)
     shape = sizes.latent_shape(path, diffusers.inference_size, diffusers.train_frames)
-    setting = f"launch.cp_size = {num_peers}"
     try:
         sequence_shares.check(pipelines.read_json(path, "transformer", "config.json"), shape, num_peers)
     except ConfigError as error:
-        raise ConfigError(f"{setting}: {error}") from error
-    if lora is not None and lora.lora_dropout:
-        raise ConfigError(
-            f"{setting} with policy.lora.lora_dropout = {lora.lora_dropout:g}: what drops out is drawn for all tokens "
-            "of a video at once, which no process has; set one of the two to its default"
-        )
+        raise ConfigError(f"launch.cp_size = {num_peers}: {error}") from error
 
 
 def _check_given_frames(recipe: Recipe) -> None:

@@ -134,8 +134,8 @@ def test_two_pairs_of_peers_share_weights_too_and_count_every_transition_once(
 
 
 def supervised(tmp_path: Path, wan_path: str) -> Run:
-    """A run on frames of random pixels, judged by five others in three batches."""
-    values = recipe(wan_path, "", LORA)
+    """A run of full fine-tuning on frames of random pixels, judged by five others in three batches."""
+    values = recipe(wan_path, "", None)
     values["policy"]["diffusers"] |= {"inference_size": [32, 64], "train_frames": 1}
     dataset = {"name": "mock", "num_items": 5, "num_prompts": 2, "size": [32, 64]}
     values["train"] = {
@@ -157,11 +157,11 @@ def test_supervised_steps_and_held_out_losses_are_those_of_one_process(wan_path:
     run = supervised(tmp_path, wan_path)
     for ask in (run.policy, run.embed, run.embed_held_out, run.encode_held_out, partial(run.validate, 0)):
         make(ask(), tmp_path)
-    finetune, both = run.finetune(0), aside(run.finetune(0), "both")
+    finetune, together = run.finetune(0), aside(run.finetune(0), "together")
     make(finetune, tmp_path)
-    make_on_ranks(both, tmp_path, 2, *PEERS)
-    require_close(finetune, both, {"current": PARTS["current"], "optimizer": PARTS["optimizer"]})
-    require_same_metrics(finetune, both)
+    make_on_ranks(together, tmp_path, 4, *SHARDED_PEERS)
+    require_close(finetune, together, {"current": PARTS["current"], "optimizer": PARTS["optimizer"]})
+    require_same_metrics(finetune, together)
 
     validate, sharing = run.validate(0), aside(run.validate(0), "sharing")
     make_on_ranks(sharing, tmp_path, 4, *SHARDED_PEERS)
