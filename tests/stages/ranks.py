@@ -24,7 +24,10 @@ LAST_WORDS = 4000
 """Characters of each rank in an error."""
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["stages.warm", "tests.stages.ranks"])
+FORKS.set_forkserver_preload(
+    # Of plugins, which stages load by name, those that most ranks need.
+    ["stages.warm", "tests.stages.ranks", "cosmos_rl_core.models.cosmos_predict2_5", "cosmos_rl_core.models.wan"]
+)
 
 
 class RanksFailed(RuntimeError):  # noqa: N818
