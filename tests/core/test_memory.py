@@ -1,0 +1,164 @@
+"""What a plan says of activations, against what autograd keeps; and plans of models that nobody could load here."""
+
+import json
+import struct
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import CosmosTransformer3DModel
+from diffusers.models.transformers import transformer_cosmos
+from torch import Tensor
+
+from cosmos_rl_core import memory, pipelines, sizes
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.config.recipe import check, read_values
+from cosmos_rl_core.memory import Bytes, Spread, Tokens
+from cosmos_rl_core.models._base import Conditioning, Model
+from cosmos_rl_core.policy_weights import prepare
+from flows import memory as stages_memory
+from tests.core.test_cosmos_predict2_5 import as_torchvision
+from tests.families import CPU, Family
+
+FACTOR = 1.7
+"""How far off an estimate may be."""
+TEXT, SIZE = 8, (64, 64)
+LORA = LoraConfig(r=2)
+
+
+def kept(model: Model, batch: int, shape: tuple[int, ...], conditioning: Conditioning, *, half: bool) -> int:
+    """Bytes that autograd keeps of a forward pass, weights and buffers aside."""
+    transformer = model.transformer
+    resting = {t.untyped_storage().data_ptr() for t in (*transformer.parameters(), *transformer.buffers())}
+    found: dict[int, tuple[int, Tensor]] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in resting:
+            # The tensor too, so that no other one comes to lie at its address.
+            found[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    noise = torch.zeros(batch, *shape, device=CPU)
+    given = {name: c[:1].repeat(batch, *[1] * (c.ndim - 1)) for name, c in conditioning.items()}
+    with (
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16) if half else nullcontext(),
+    ):
+        velocity = model.velocity(noise, torch.full((batch,), 0.5, device=CPU), given)
+    assert velocity.requires_grad
+    return sum(size for size, _ in found.values())
+
+
+@pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
+def test_what_is_kept_for_the_backward_pass_is_as_estimated(family: Family, lora: LoraConfig | None):
+    model = family.load("transformer", "vae")
+    prepare(model.transformer, lora, reference=False)
+    config, shapes = pipelines.read_json(family.folder, "transformer", "config.json"), sizes.weight_shapes(family.folder)
+    planned = sizes.latent_shape(family.folder, SIZE, family.frames)
+    assert planned is not None
+    tokens = Tokens(memory.num_tokens(planned, config), TEXT)
+    shape = model.latent_shape(SIZE, family.frames)
+    # Few words, because outside its blocks a transformer of two blocks does not have little to do with them.
+    conditioning = {name: c if "pooled" in name else c[:, :TEXT] for name, c in family.conditioning.items()}
+
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
+        for half in (False, True):
+            # What does not grow with the batch, such as casts of weights, is none of it.
+            one, three = (kept(model, batch, shape, conditioning, half=half) for batch in (1, 3))
+            options = {"lora": lora is not None, "half": half}
+            if checkpointing:
+                estimate = memory.block_inputs(shapes, config, tokens, **options)
+            else:
+                estimate = memory.activations(shapes, config, tokens, checkpointing=False, **options)
+            found = (three - one) / 2 / estimate
+            assert 1 / FACTOR < found < FACTOR, (checkpointing, half)
+
+
+def test_matrices_are_cut_by_rows_and_everything_else_is_whole():
+    shapes = {"blocks.0.to_q.weight": (5, 3), "blocks.0.to_q.bias": (5,), "to_q.lora_A.weight": (2, 3), "table": (4, 4)}
+    whole = 5 + 6 + 16
+    assert memory.resting(shapes, Spread()) == Bytes(4 * (whole + 15))
+    # The first of two ranks has three of five rows.
+    assert memory.resting(shapes, Spread(2)) == Bytes(4 * (whole + 9))
+    assert memory.resting(shapes, Spread(2, offload=True)) == Bytes(4 * whole, 4 * 9)
+
+
+def test_what_visits_is_the_largest_block_and_the_root_or_the_casts():
+    shapes = {"blocks.0.a.weight": (10, 10), "blocks.1.a.weight": (20, 10), "proj.weight": (3, 10), "norm.weight": (9,)}
+
+    def visiting(spread: Spread, **options: bool) -> int:
+        return memory.visiting(shapes, spread, **({"backward": True, "all_train": True} | options))
+
+    assert visiting(Spread(2), all_train=False) == 4 * 230
+    assert visiting(Spread(2, half=True), backward=False) == 2 * 230
+    assert visiting(Spread(2, half=True)) == (2 + 4) * 230
+    assert visiting(Spread()) == 0
+    assert visiting(Spread(half=True), checkpointing=True) == 2 * 330
+    assert visiting(Spread(half=True), all_train=False) == 2 * 300
+    assert visiting(Spread(half=True), all_train=False, checkpointing=True) == 2 * 200
+
+
+def cosmos_of(folder: Path, num_layers: int, num_heads: int) -> Path:
+    """A pipeline directory of the real settings whose weights are headers without tensors."""
+    settings: dict[str, Any] = {
+        "in_channels": 17, "out_channels": 16, "num_attention_heads": num_heads, "attention_head_dim": 128,
+        "num_layers": num_layers, "text_embed_dim": 1024, "adaln_lora_dim": 256, "max_size": (128, 240, 240),
+        "patch_size": (1, 2, 2), "rope_scale": (1.0, 3.0, 3.0), "extra_pos_embed_type": None,
+        "use_crossattn_projection": True, "crossattn_proj_in_channels": 100352, "encoder_hidden_states_channels": 1024,
+    }  # fmt: skip
+    with torch.device("meta"):
+        shapes = {name: p.shape for name, p in CosmosTransformer3DModel(**settings).named_parameters()}
+    header = json.dumps({name: {"shape": list(shape)} for name, shape in shapes.items()}).encode()
+    files = {
+        "model_index.json": {"_class_name": "Cosmos2_5_PredictBasePipeline", "text_encoder": ["transformers", "Qwen"]},
+        "transformer/config.json": settings | {"_class_name": "CosmosTransformer3DModel"},
+        "vae/config.json": {
+            "_class_name": "AutoencoderKLWan", "z_dim": 16, "scale_factor_spatial": 8, "scale_factor_temporal": 4,
+        },
+    }  # fmt: skip
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    (folder / "transformer/model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("path", "layers", "heads", "parameters"),
+    [("configs/ddrl/2b.toml", 28, 16, 2_059_174_912), ("configs/ddrl/14b.toml", 36, 40, 14_368_047_104)],
+)
+def test_the_real_cosmos_models_are_planned_from_the_headers_of_their_weights(
+    path: str, layers: int, heads: int, parameters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if not hasattr(transformer_cosmos, "transforms"):
+        monkeypatch.setattr(transformer_cosmos, "transforms", as_torchvision().transforms, raising=False)
+    folder = cosmos_of(tmp_path / "base", layers, heads)
+    shared = ("launch.processes=64", "launch.dp_shard_size=64", "train.param_dtype=bfloat16")
+
+    def update(*overrides: str) -> stages_memory.StageMemory:
+        recipe = check(read_values(path, [f"policy.model_name_or_path={folder}", *overrides]), path)
+        return next(stage for stage in stages_memory.stages(recipe) if stage.stage == "update")
+
+    alone, spread, offloaded = update(), update(*shared), update(*shared, "launch.fsdp_offload=true")
+    # Weights, two copies, gradients and two moments in float32.
+    whole = Bytes(4 * parameters)
+    assert (alone.rows["transformer"], alone.rows["copies"]) == (whole, whole * len(alone.parts))
+    assert (alone.rows["gradients"], alone.rows["optimizer"]) == (whole, whole * 2)
+    for kind in ("transformer", "copies", "gradients", "optimizer"):
+        mine, all_of_it, rests = spread.rows[kind], alone.rows[kind], offloaded.rows[kind]
+        assert mine is not None
+        assert all_of_it is not None
+        assert rests is not None
+        assert mine.device == pytest.approx(all_of_it.device / 64, rel=0.01)
+        assert rests.device + rests.cpu == mine.device
+        assert rests.cpu > 0.98 * mine.device
+    # 24 latent frames of 88 or 90 x 160, by patches of 2 x 2, with the float32 inputs of all blocks.
+    tokens, width = 24 * (90 // 2) * (160 // 2), 128 * heads
+    kept = spread.rows["activations, about"]
+    assert kept is not None
+    assert kept.device > 2 * layers * tokens * width
