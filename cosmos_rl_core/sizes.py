@@ -3,7 +3,7 @@
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +111,26 @@ BUFFERS = ("pos_embed.pos_embed",)
 """What the safetensors of a transformer hold besides its weights, and nothing trains."""
 
 
-def weight_shapes(pipeline: str, component: str = "transformer") -> dict[str, tuple[int, ...]]:
-    """Shapes of a component's tensors by name, from the headers of its safetensors files."""
+def weight_shapes(pipeline: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of the transformer's tensors by name, from the headers of its safetensors files."""
+    return _shapes_in(Path(pipeline, pipelines.TRANSFORMER, name) for name in pipelines.transformer_files(pipeline))
+
+
+def component_shapes(pipeline: str, component: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of another component's tensors by name; none if its weights are in other formats, or not here.
+
+    Several spellings of the same weights, such as half-precision variants, have the same names.
+    """
+    return _shapes_in(sorted(Path(pipeline, component).glob("*.safetensors")))
+
+
+def _shapes_in(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(Path(pipeline, component).glob("*.safetensors")):
+    for file in files:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             header = json.loads(stream.read(length))
         shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    if not shapes:
-        raise ConfigError(f"{pipeline!r} has no safetensors in its folder {component}; other formats are not read")
     return shapes
 
 

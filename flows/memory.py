@@ -7,7 +7,6 @@ from typing import Any
 
 from cosmos_rl_core import pipelines, sizes
 from cosmos_rl_core.config.recipe import Recipe
-from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.memory import Bytes, Shapes, Spread, Tokens, activations, num_tokens, passing, resting, visiting
 from flows import costs
 
@@ -140,10 +139,8 @@ class _Model:
             for name, value in index.items()
             if name.startswith(prefixes) and isinstance(value, list) and value[0] is not None
         ]
-        try:
-            return Bytes(sum(sizes.FLOAT32_BYTES * sizes.elements(sizes.weight_shapes(self.path, n)) for n in names))
-        except ConfigError:
-            return None
+        shapes = [sizes.component_shapes(self.path, name) for name in names]
+        return Bytes(sizes.FLOAT32_BYTES * sum(map(sizes.elements, shapes))) if all(shapes) else None
 
     @property
     def _guided(self) -> bool:
