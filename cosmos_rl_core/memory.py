@@ -4,7 +4,6 @@ Weights, copies, gradients and moments are counted. What a forward pass makes is
 into and come out of every matrix of the transformer's blocks, a token, and a factor that was measured.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -87,16 +86,18 @@ def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
 def visiting(shapes: Shapes, spread: Spread, *, backward: bool, all_train: bool, checkpointing: bool = False) -> int:
     """Bytes of the matrices of ``shapes`` in the form that they are computed with, where that is not how they rest.
 
-    Shared ones: the largest block and the root, and on the way ``backward`` their float32 gradients where
-    ``all_train``. On a rank with all weights: what autocast casts them to. It keeps every cast of a weight that trains,
-    and a way backward without ``checkpointing`` those of all blocks; else there is a block's at a time.
+    Shared ones: the root and, since the next block is fetched while one is at work, two of the largest; on the way
+    ``backward`` also the float32 gradients of one, and of the root, where ``all_train``. On a rank with all weights:
+    what autocast casts them to. It keeps every cast of a weight that trains, and a way backward without
+    ``checkpointing`` those of all blocks; else there is a block's at a time.
     """
     blocks = {block: sum(map(math.prod, matrices.values())) for block, matrices in _blocks(shapes).items()}
     largest, every = max(blocks.values(), default=0), sum(blocks.values())
     root = sum(math.prod(shape) for name, shape in shapes.items() if is_matrix(name, shape)) - every
     bytes_each = HALF_BYTES if spread.half else FLOAT32_BYTES
     if spread.shard_size > 1:
-        return (root + largest) * (bytes_each + (FLOAT32_BYTES if backward and all_train else 0))
+        gradients = FLOAT32_BYTES * (root + largest) if backward and all_train else 0
+        return bytes_each * (root + min(2 * largest, every)) + gradients
     if not spread.half:
         return 0
     return bytes_each * (root + every if all_train else every if backward and not checkpointing else largest)
@@ -136,16 +137,6 @@ def num_tokens(latent_shape: tuple[int, int, int, int], config: Mapping[str, Any
     patch = config.get("patch_size", 1)
     frames, height, width = (1, patch, patch) if isinstance(patch, int) else patch
     return math.prod(latent_shape[1:]) // (frames * height * width)
-
-
-def safetensors_bytes(shapes: Shapes) -> int:
-    """Size of a file of these tensors in float32, its header included."""
-    header, end = {}, 0
-    for name, shape in sorted(shapes.items()):
-        begin, end = end, end + FLOAT32_BYTES * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
-    length = len(json.dumps(header, separators=(",", ":")))
-    return 8 + -(-length // 8) * 8 + end
 
 
 def _bytes_each(half: bool) -> float:

@@ -83,8 +83,7 @@ def plan(
     _note_translation(recipe)
     settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster)
     console, planned = Console(highlight=False, markup=False), _or_exit(lambda: plan_of(settings))
-    console.print(describe_plan(planned, store))
-    for part in describe_memory(planned.recipe):
+    for part in (describe_plan(planned, store), "", *describe_memory(planned.recipe)):
         console.print(part, soft_wrap=isinstance(part, str))
 
 

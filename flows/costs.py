@@ -1,10 +1,11 @@
 """What a run will write, before it starts."""
 
+import math
+
 from cosmos_rl_core import pipelines, plugins, sizes
 from cosmos_rl_core.algorithms._base import Algorithm, trained_steps
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.memory import safetensors_bytes
 from cosmos_rl_core.sampling.solvers import planned_kernel
 
 GB = 10**9
@@ -39,31 +40,24 @@ def embedding_bytes(recipe: Recipe) -> int | None:
 
 
 def policy_bytes(recipe: Recipe) -> int:
-    """Bytes of one policy version: current weights, copies, and two moments of the optimizer, all float32.
+    """Bytes of one policy version that training goes on from.
 
     Raises :class:`ConfigError` for a LoRA target that the model does not have.
     """
-    path = pipelines.resolve_path(recipe.policy.model_name_or_path)
-    elements = sizes.trainable_elements(sizes.weight_shapes(path), recipe.policy.lora)
-    algorithm = algorithm_of(recipe)
-    has_old, has_reference = algorithm.old_decay(0) is not None, algorithm.reference_after(0) != "base"
-    return sizes.FLOAT32_BYTES * elements * (3 + has_old + has_reference + recipe.train.ema_enable)
+    return sum(policy_parts(recipe).values())
 
 
-def policy_files(recipe: Recipe) -> dict[str, int]:
-    """Bytes of the files of each part of a policy version that a training stage writes, the first aside."""
-    path = pipelines.resolve_path(recipe.policy.model_name_or_path)
-    shapes = sizes.trainable_shapes(sizes.weight_shapes(path), recipe.policy.lora)
-    algorithm = algorithm_of(recipe)
-    moments = {f"{moment}.{name}": shape for name, shape in shapes.items() for moment in ("exp_avg", "exp_avg_sq")}
+def policy_parts(recipe: Recipe) -> dict[str, int]:
+    """Bytes of each part of a policy version after the first: weights, copies and two moments, all float32."""
+    size, algorithm = sizes.FLOAT32_BYTES * parameters(recipe)[1], algorithm_of(recipe)
     parts = {
-        "current": shapes,
-        "old": shapes if algorithm.old_decay(0) is not None else {},
-        "ema": shapes if recipe.train.ema_enable else {},
-        "reference": shapes if algorithm.reference_after(0) != "base" else {},
-        "optimizer": moments | {f"step.{name}": () for name in shapes},
+        "current": size,
+        "old": size if algorithm.old_decay(0) is not None else 0,
+        "ema": size if recipe.train.ema_enable else 0,
+        "reference": size if algorithm.reference_after(0) != "base" else 0,
+        "optimizer": 2 * size,
     }
-    return {part: safetensors_bytes(tensors) for part, tensors in parts.items() if tensors}
+    return {part: number for part, number in parts.items() if number}
 
 
 def check_budget(recipe: Recipe) -> None:
@@ -87,32 +81,34 @@ def parameters(recipe: Recipe) -> tuple[int, int]:
 
 def in_words(size: int) -> str:
     """Bytes in the largest unit that fits."""
-    unit, name = next(((u, n) for u, n in ((GB, "GB"), (10**6, "MB"), (1000, "kB")) if size >= u), (1, "B"))
+    unit, name = next(((u, n) for u, n in _UNITS if size >= u), (1, "bytes"))
     return f"{size / unit:.3g} {name}" if size < 1000 * unit else f"{size / unit:.0f} {name}"
 
 
-def describe_iteration(recipe: Recipe) -> str:
-    """Files of one iteration, in words."""
-    files, written = policy_files(recipe), []
+_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def describe(recipe: Recipe) -> list[str]:
+    """What an iteration writes, and all of them leave, in words: a line each."""
+    parts, iterations = policy_parts(recipe), recipe.train.num_iterations
+    of_parts = ", ".join(f"{part} {in_words(size)}" for part, size in parts.items())
+    lines, left = [f"a policy of {in_words(sum(parts.values()))} an iteration: {of_parts}"], _kept_policies(recipe, parts)
     if recipe.train.train_policy.rewarded:
-        count, each, diffusers = recipe.train.train_batch_per_replica, sample_bytes(recipe), recipe.policy.diffusers
-        pixels = 3 * diffusers.train_frames * diffusers.inference_size[0] * diffusers.inference_size[1]
-        tensors = "tensors of a size that nobody can tell yet" if each is None else f"tensors of {in_words(each)}"
-        written.append(f"a rollout of {count} samples, each {tensors} and a picture of {in_words(pixels)} before compression")
-    parts = ", ".join(f"{part} {in_words(size)}" for part, size in files.items())
-    return ", ".join([*written, f"a policy of {in_words(sum(files.values()))} ({parts})"])
+        each, count, diffusers = sample_bytes(recipe), recipe.train.train_batch_per_replica, recipe.policy.diffusers
+        picture = in_words(3 * diffusers.train_frames * math.prod(diffusers.inference_size))
+        size = "a size that no file tells" if each is None else in_words(each)
+        lines.insert(0, f"{count} samples of {size} an iteration, each with a picture of {picture} before compression")
+        left += iterations * count * (each or 0)
+    embedding = embedding_bytes(recipe)
+    texts = "" if embedding is None else f"; embeddings of {in_words(embedding)} a prompt"
+    return [*lines, f"{in_words(left)} and the pictures in {iterations} iterations{texts}"]
 
 
-def describe(recipe: Recipe) -> str:
-    """In words."""
-    words = [f"{recipe.train.num_iterations} policies of {policy_bytes(recipe) / 10**6:.1f} MB"]
-    each = sample_bytes(recipe)
-    if recipe.train.train_policy.rewarded and each is not None:
-        count = recipe.train.num_iterations * recipe.train.train_batch_per_replica
-        words.insert(0, f"{count} samples of {each / 1000:.0f} kB and a picture each ({each * count / GB:.1f} GB)")
-    if (each := embedding_bytes(recipe)) is not None:
-        words.append(f"embeddings of {in_words(each)} a prompt")
-    return ", ".join(words)
+def _kept_policies(recipe: Recipe, parts: dict[str, int]) -> int:
+    """Bytes of all versions, of which older ones than ``max_keep`` have their weights and average alone."""
+    iterations = recipe.train.num_iterations
+    whole = min(iterations, recipe.train.ckpt.max_keep or iterations)
+    return whole * sum(parts.values()) + (iterations - whole) * (parts["current"] + parts.get("ema", 0))
 
 
 def algorithm_of(recipe: Recipe) -> Algorithm:

@@ -14,11 +14,13 @@ def describe_plan(plan: Plan, store_url: str) -> str:
     """What a run would do, and how much of it."""
     recipe = plan.recipe
     train, sample = recipe.train, recipe.policy.diffusers.sample
+    total, trained = costs.parameters(recipe)
     weights = f"LoRA of rank {recipe.policy.lora.r}" if recipe.policy.lora else "all weights"
     lines = [
         f"run        {plan.run_id}",
         f"store      {run_url(store_url, plan.run_id)}",
         f"model      {plan.model.path} ({plan.model.adapter}, {plan.model.digest[:12]}), {weights}",
+        f"trains     {_count(trained)} of {_count(total)} parameters",
         f"algorithm  {train.train_policy.type}, {train.num_iterations} iterations, seed {train.seed}",
         f"prompts    {len(plan.prompts)} to train on, {len(plan.validation_prompts)} held out",
     ]
@@ -29,52 +31,48 @@ def describe_plan(plan: Plan, store_url: str) -> str:
             f"iteration  {batch}, {sample.num_steps} {sample.solver} steps, guidance {sample.guidance_scale:g}",
             f"rewards    {rewards}",
         ]
-    lines.append(f"writes     {costs.describe(recipe)}")
+    writes = "\n           ".join(costs.describe(recipe))
+    lines.append(f"writes     {writes}")
     launch = recipe.launch
     lines.append(f"launch     {launch.mode}, {launch.processes} processes, {launch.threads} threads each")
     return "\n".join(lines)
 
 
 def describe_memory(recipe: Recipe) -> Iterator[str | Table]:
-    """What a rank of each stage holds, a column a stage; then the largest of them, and what an iteration writes."""
-    total, trained = costs.parameters(recipe)
-    yield f"\ntransformer of {_count(total)} parameters, of which {_count(trained)} train"
+    """What a rank of each stage holds, a column a stage."""
     found = memory.stages(recipe)
-    table = Table(box=None, pad_edge=False, header_style="bold", caption=_CAPTION, caption_justify="left")
-    table.add_column("memory of a rank")
+    peaks = [stage.peak for stage in found]
+    unit, name = (GIB, "GiB") if max(peak.device for peak in peaks) >= GIB else (MIB, "MiB")
+    table = Table(box=None, padding=(0, 2), collapse_padding=True, pad_edge=False, header_style="bold")
+    table.add_column(f"memory of a rank, {name}", no_wrap=True)
     for stage in found:
-        table.add_column(stage.stage, justify="right")
+        table.add_column(stage.stage, justify="right", no_wrap=True)
     table.add_row("ranks", *(str(stage.ranks) for stage in found))
     for row in memory.ROWS:
-        cells = [_cell(stage.rows.get(row, Bytes())) for stage in found]
-        if any(cells):
-            table.add_row(row, *cells)
-    table.add_row("together", *(_cell(stage.peak) for stage in found), style="bold")
+        held = [stage.rows.get(row, Bytes()) for stage in found]
+        if any(each != Bytes() for each in held):
+            table.add_row(row, *("?" if each is None else _cell(each.device + each.cpu, unit) for each in held))
+    table.add_row("on the device ~", *(_cell(peak.device, unit) for peak in peaks), style="bold")
+    if any(peak.cpu for peak in peaks):
+        table.add_row("beside it, on the CPU", *(_cell(peak.cpu, unit) for peak in peaks), style="bold")
     yield table
-    yield f"largest stage: {_largest(memory.largest(found))}"
-    yield f"each iteration writes {costs.describe_iteration(recipe)}"
+    yield _NOTES
 
 
-_CAPTION = """\
-a + b: on the device that computes + in the CPU's memory beside it; ?: no file says; together: with activations and \
-weights at work, or the optimizer step, whichever is more. Activations are within a factor of 1.7 of what was measured. \
-Not in it: what the VAE, the text encoders and a safety checker make as they work, and what CUDA takes."""
+MIB, GIB = 2**20, 2**30
+
+_NOTES = """
+~ is an estimate, within a factor of 1.7 of what was measured; ? is what no file tells. Not counted: that, what VAE,
+text encoders and safety checker take as they work, files as they are read and written, and CUDA itself."""
 
 
-def _largest(stage: memory.StageMemory) -> str:
-    copies = f", copies {', '.join(stage.parts)}" if stage.parts else ""
-    at_least = "at least " if None in stage.rows.values() else ""
-    cpu = f" and {costs.in_words(stage.peak.cpu)} of the CPU's memory" if stage.peak.cpu else ""
-    return f"{stage.stage}, {at_least}{costs.in_words(stage.peak.device)}{cpu} a rank{copies}"
-
-
-def _cell(held: Bytes | None) -> str:
-    if held is None:
-        return "?"
-    device, cpu = (costs.in_words(size) if size else "" for size in (held.device, held.cpu))
-    return f"{device} + {cpu}".strip() if cpu else device
+def _cell(size: int, unit: int) -> str:
+    return f"{size / unit:.2f}" if size else ""
 
 
 def _count(number: int) -> str:
-    unit, name = next(((u, n) for u, n in ((10**9, " billion"), (10**6, " million")) if number >= u), (1, ""))
-    return f"{number / unit:.4g}{name}"
+    unit, name = next(((u, n) for u, n in _NUMBERS if number >= u), (1, ""))
+    return f"{number / unit:.3g}{name}"
+
+
+_NUMBERS = ((10**9, " billion"), (10**6, " million"), (1000, " thousand"))

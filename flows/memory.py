@@ -1,7 +1,7 @@
 """What a rank of each stage will hold in memory, before it starts."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,54 +10,57 @@ from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.memory import Bytes, Shapes, Spread, Tokens, activations, num_tokens, passing, resting, visiting
 from flows import costs
 
-TRANSFORMER, COPIES, GRADIENTS, OPTIMIZER = "transformer", "copies", "gradients", "optimizer"
-OTHERS = "other components"
-SAMPLES, BATCH, VISITING = "samples trained on", "micro-batch", "weights at work"
-ACTIVATIONS, STEP = "activations, about", "optimizer step"
-ROWS = (TRANSFORMER, OTHERS, COPIES, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, VISITING, ACTIVATIONS, STEP)
+PARTS = ("old", "ema", "reference", "behaviour")
+"""Copies of what trains, each as large as that."""
+TRANSFORMER, OTHERS, GRADIENTS, OPTIMIZER = "transformer", "other components", "gradients", "optimizer"
+SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
+ACTIVATIONS, STEP = "activations ~", "optimizer's buffers"
+ROWS = (TRANSFORMER, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, VISITING, ACTIVATIONS, STEP)
 """Kinds of what a rank holds. The last is there when the two before it are not."""
 
 MOMENTS = 2
 """Averages that Adam and AdamW keep of every number that trains."""
 
+Rows = dict[str, Bytes | None]
+"""What a rank holds, by the kinds of :data:`ROWS`; None where no file says how large it is."""
+
 
 @dataclass(frozen=True)
 class StageMemory:
-    """One stage's, by the kinds of :data:`ROWS`; None for a kind whose size no file says."""
+    """One stage's, of one rank."""
 
     stage: str
     ranks: int
-    rows: dict[str, Bytes | None]
-    parts: tuple[str, ...] = ()
-    """The copies of what trains."""
+    rows: Rows
 
     @property
     def peak(self) -> Bytes:
-        """Of a rank, all that is known taken together."""
+        """All that is known taken together: at work, or as the optimizer steps, whichever is more."""
         known = {name: held for name, held in self.rows.items() if held is not None}
-        work, step = (known.get(VISITING, Bytes()) + known.get(ACTIVATIONS, Bytes()), known.get(STEP, Bytes()))
-        total = sum((held for name, held in known.items() if name not in (VISITING, ACTIVATIONS, STEP)), Bytes())
-        return total + Bytes(max(work.device, step.device), max(work.cpu, step.cpu))
+        work, step = known.get(VISITING, Bytes()) + known.get(ACTIVATIONS, Bytes()), known.get(STEP, Bytes())
+        always = sum((held for name, held in known.items() if name not in (VISITING, ACTIVATIONS, STEP)), Bytes())
+        return always + Bytes(max(work.device, step.device), max(work.cpu, step.cpu))
 
 
 def stages(recipe: Recipe) -> list[StageMemory]:
-    """Of every stage that loads a part of the pipeline, in the order of a run."""
+    """Of every stage that loads a part of the pipeline, in the order of a run.
+
+    The stages ``policy`` and ``export`` are none of them: they read weights a tensor at a time.
+    """
     model, algorithm, validation = _Model(recipe), costs.algorithm_of(recipe), recipe.validation
-    encodes = algorithm.given_frames[1] > 0 or algorithm.data_term is not None
-    found = [model.policy(), model.stage("embed", {OTHERS: model.others("text_encoder")})]
-    if encodes or (validation is not None and validation.data is not None):
-        found.append(model.stage("encode", {OTHERS: model.others("vae")}))
-    found += [model.rollout(), model.update()] if recipe.train.train_policy.rewarded else [model.finetune()]
-    if validation is not None and validation.data is not None:
-        found.append(model.validate(validation.batch_size))
+    held_out = validation is not None and validation.data is not None
+    found = {"embed": model.holding("text_encoder")}
+    if algorithm.given_frames[1] > 0 or algorithm.data_term is not None or held_out:
+        found["encode"] = model.holding("vae")
+    if recipe.train.train_policy.rewarded:
+        found |= {"rollout": model.rollout(), "update": model.update()}
+    else:
+        found["finetune"] = model.finetune()
+    if validation is not None and held_out:
+        found["validate"] = model.validate(validation.batch_size)
     if validation is not None and recipe.rewards:
-        found.append(model.evaluate(validation.batch_size))
-    return found
-
-
-def largest(found: Sequence[StageMemory]) -> StageMemory:
-    """The stage that needs most on a rank's device."""
-    return max(found, key=lambda stage: stage.peak.device)
+        found["evaluate"] = model.evaluate(validation.batch_size)
+    return [StageMemory(name, recipe.launch.processes_of(name), rows) for name, rows in found.items()]
 
 
 @dataclass(frozen=True)
@@ -87,52 +90,38 @@ class _Model:
         diffusers = self.recipe.policy.diffusers
         return sizes.latent_shape(self.path, diffusers.inference_size, diffusers.train_frames)
 
-    def policy(self) -> StageMemory:
-        """Version 0, which is made by one process that has all weights, with a copy to be written."""
-        written = Bytes(cpu=resting(self.trained, Spread()).device)
-        return StageMemory("policy", 1, {TRANSFORMER: self._transformer(Spread()), COPIES: written})
+    def rollout(self) -> Rows:
+        """The behaviour's weights, the VAE, and what is recorded of the samples that are being made."""
+        rollout, recorded = self.recipe.rollout, costs.sample_bytes(self.recipe)
+        batch = min(rollout.n_generation_mini_batch, rollout.samples_per_shard)
+        rows = self._forward(self._spread("rollout"), batch, guided=self._guided)
+        held = rows[BATCH]
+        rows[BATCH] = None if held is None or recorded is None else held + Bytes(batch * recorded)
+        return rows | self.holding("vae")
 
-    def rollout(self) -> StageMemory:
-        rollout, spread = self.recipe.rollout, self._spread("rollout")
-        batch, recorded = min(rollout.n_generation_mini_batch, rollout.samples_per_shard), costs.sample_bytes(self.recipe)
-        rows = self._forward(spread, batch, others=("vae",), guided=self._guided)
-        if (held := rows[BATCH]) is not None and recorded is not None:
-            rows[BATCH] = held + Bytes(batch * recorded)
-        return self.stage("rollout", rows)
+    def validate(self, batch: int) -> Rows:
+        """In float32."""
+        return self._forward(replace(self._spread("validate"), half=False), batch)
 
-    def validate(self, batch: int) -> StageMemory:
-        return self.stage("validate", self._forward(self._spread("validate"), batch, half=False))
-
-    def evaluate(self, batch: int) -> StageMemory:
+    def evaluate(self, batch: int) -> Rows:
         """By the whole stock pipeline, in float32, whose guidance is a batch of twice as many."""
-        rows = self._forward(Spread(), batch * (1 + self._guided), others=("vae", "text_encoder"))
-        return self.stage("evaluate", rows)
+        return self._forward(Spread(), batch * (1 + self._guided)) | self.holding("vae", "text_encoder")
 
-    def update(self) -> StageMemory:
-        algorithm, train = costs.algorithm_of(self.recipe), self.recipe.train
-        kept = {
-            "old": algorithm.old_decay(0) is not None,
-            "ema": train.ema_enable,
-            "reference": "reference" in algorithm.roles or algorithm.reference_after(0) != "base",
-            "behaviour": "behaviour" in algorithm.roles,
-        }
-        guided = self._guided and algorithm.transitions
-        rows = self._training("update", tuple(part for part in kept if kept[part]), guided=guided)
-        each = costs.sample_bytes(self.recipe)
+    def update(self) -> Rows:
+        """The parts that its algorithm compares with, or carries on."""
+        algorithm, train, each = costs.algorithm_of(self.recipe), self.recipe.train, costs.sample_bytes(self.recipe)
+        parts = {*algorithm.roles, *costs.policy_parts(self.recipe)}
+        rows = self._training("update", parts, guided=self._guided and algorithm.transitions)
         # Every rank reads all of them, and takes a micro-batch of its share to the device at a time.
         rows[SAMPLES] = None if each is None else Bytes(cpu=train.train_batch_per_replica * each)
-        return self.stage("update", rows, tuple(part for part in kept if kept[part]))
+        return rows
 
-    def finetune(self) -> StageMemory:
-        parts = ("ema",) if self.recipe.train.ema_enable else ()
-        rows = self._training("finetune", parts, guided=False)
-        return self.stage("finetune", rows | {OTHERS: self.others("vae")}, parts)
+    def finetune(self) -> Rows:
+        """With the VAE, by which media are encoded as they are drawn."""
+        return self._training("finetune", set(costs.policy_parts(self.recipe)), guided=False) | self.holding("vae")
 
-    def stage(self, name: str, rows: dict[str, Bytes | None], parts: tuple[str, ...] = ()) -> StageMemory:
-        return StageMemory(name, self.recipe.launch.processes_of(name), rows, parts)
-
-    def others(self, *prefixes: str) -> Bytes | None:
-        """Components in float32, whatever their files are of; None if one has no safetensors."""
+    def holding(self, *prefixes: str) -> Rows:
+        """The components of the pipeline whose names begin so, in float32, whatever their files are of."""
         index = pipelines.read_json(self.path, pipelines.INDEX)
         names = [
             name
@@ -140,7 +129,7 @@ class _Model:
             if name.startswith(prefixes) and isinstance(value, list) and value[0] is not None
         ]
         shapes = [sizes.component_shapes(self.path, name) for name in names]
-        return Bytes(sizes.FLOAT32_BYTES * sum(map(sizes.elements, shapes))) if all(shapes) else None
+        return {OTHERS: Bytes(sizes.FLOAT32_BYTES * sum(map(sizes.elements, shapes))) if all(shapes) else None}
 
     @property
     def _guided(self) -> bool:
@@ -174,44 +163,38 @@ class _Model:
             return None
         return Bytes(sizes.FLOAT32_BYTES * size * (num_states * states + (1 + guided) * elements))
 
-    def _forward(
-        self,
-        spread: Spread,
-        batch: int,
-        *,
-        others: tuple[str, ...] = (),
-        guided: bool = False,
-        half: bool | None = None,
-    ) -> dict[str, Bytes | None]:
+    def _forward(self, spread: Spread, batch: int, *, guided: bool = False) -> Rows:
         """Of a stage that trains nothing: state, noise, estimate and velocity of each sample, one more with guidance."""
-        half, tokens = spread.half if half is None else half, self._tokens()
-        all_train = self.recipe.policy.lora is None
+        tokens, all_train = self._tokens(), self.recipe.policy.lora is None
         return {
             TRANSFORMER: self._transformer(spread),
-            OTHERS: self.others(*others) if others else Bytes(),
             BATCH: self._batch(batch, 4 + guided, guided=guided),
             VISITING: Bytes(visiting(self.shapes, spread, backward=False, all_train=all_train)),
-            ACTIVATIONS: tokens and Bytes(batch * passing(self.shapes, self.config, tokens, half=half)),
+            ACTIVATIONS: tokens and Bytes(batch * passing(self.shapes, self.config, tokens, half=spread.half)),
         }
 
-    def _training(self, stage: str, parts: tuple[str, ...], *, guided: bool) -> dict[str, Bytes | None]:
+    def _training(self, stage: str, parts: Set[str], *, guided: bool) -> Rows:
         """Of a stage with an optimizer: latents, noise, state and target of each sample, and a velocity a part."""
         policy, spread, tokens = self.recipe.policy, self._spread(stage), self._tokens()
-        trained, lora, checkpointing = resting(self.trained, spread), policy.lora, policy.model_gradient_checkpointing
+        trained, all_train, checkpointing = (
+            resting(self.trained, spread),
+            policy.lora is None,
+            policy.model_gradient_checkpointing,
+        )
         kept = tokens and activations(
-            self.shapes, self.config, tokens, lora=lora is not None, half=spread.half, checkpointing=checkpointing
+            self.shapes, self.config, tokens, lora=not all_train, half=spread.half, checkpointing=checkpointing
         )
         # The gradient goes through both predictions where the algorithm trains the unconditional one too.
         doubled = guided and costs.algorithm_of(self.recipe).trains_unconditional
-        at_work = visiting(self.shapes, spread, backward=True, all_train=lora is None, checkpointing=checkpointing)
+        at_work = visiting(self.shapes, spread, backward=True, all_train=all_train, checkpointing=checkpointing)
         options, samples = self.recipe.train.train_policy, self.recipe.train.train_batch_per_replica
         batch = min(options.mini_batch, getattr(options, "batch_size_per_optimize", None) or samples)
-        return {
+        copies: Rows = {part: trained for part in PARTS if part in parts}
+        return copies | {
             TRANSFORMER: self._transformer(spread),
-            COPIES: trained * len(parts),
             GRADIENTS: trained,
             OPTIMIZER: trained * MOMENTS,
-            BATCH: self._batch(batch, 5 + len(parts), guided=guided),
+            BATCH: self._batch(batch, 5 + len(copies), guided=guided),
             VISITING: Bytes(at_work),
             ACTIVATIONS: None if kept is None else Bytes(batch * (1 + doubled) * kept),
             # The buffer that gradients are summed over ranks in, or what torch's fused loops take: as much again.
