@@ -92,7 +92,8 @@ def describe(recipe: Recipe) -> list[str]:
     """What an iteration writes, and all of them leave, in words: a line each."""
     parts, iterations = policy_parts(recipe), recipe.train.num_iterations
     of_parts = ", ".join(f"{part} {in_words(size)}" for part, size in parts.items())
-    lines, left = [f"a policy of {in_words(sum(parts.values()))} an iteration: {of_parts}"], _kept_policies(recipe, parts)
+    lines = [f"a policy of {in_words(sum(parts.values()))} an iteration: {of_parts}"]
+    left = _kept_policies(recipe, parts)
     if recipe.train.train_policy.rewarded:
         each, count, diffusers = sample_bytes(recipe), recipe.train.train_batch_per_replica, recipe.policy.diffusers
         picture = in_words(3 * diffusers.train_frames * math.prod(diffusers.inference_size))

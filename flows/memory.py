@@ -164,7 +164,7 @@ class _Model:
         return Bytes(sizes.FLOAT32_BYTES * size * (num_states * states + (1 + guided) * elements))
 
     def _forward(self, spread: Spread, batch: int, *, guided: bool = False) -> Rows:
-        """Of a stage that trains nothing: state, noise, estimate and velocity of each sample, one more with guidance."""
+        """Of a stage that trains nothing: state, noise, estimate and velocity of each sample, one more if guided."""
         tokens, all_train = self._tokens(), self.recipe.policy.lora is None
         return {
             TRANSFORMER: self._transformer(spread),

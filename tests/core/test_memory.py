@@ -1,8 +1,10 @@
-"""What a plan says of activations, against what autograd keeps; and plans of models that nobody could load here."""
+"""What a plan says of activations, against tensors that live at once; and plans of models too large to load here."""
 
 import json
 import struct
+import weakref
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import torch
 from diffusers import CosmosTransformer3DModel
 from diffusers.models.transformers import transformer_cosmos
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from cosmos_rl_core import memory, pipelines, sizes
 from cosmos_rl_core.config.policy import LoraConfig
@@ -28,28 +32,51 @@ TEXT, SIZE = 8, (64, 64)
 LORA = LoraConfig(r=2)
 
 
-def kept(model: Model, batch: int, shape: tuple[int, ...], conditioning: Conditioning, *, half: bool) -> int:
-    """Bytes that autograd keeps of a forward pass, weights and buffers aside."""
-    transformer = model.transformer
-    resting = {t.untyped_storage().data_ptr() for t in (*transformer.parameters(), *transformer.buffers())}
-    found: dict[int, tuple[int, Tensor]] = {}
+class Live(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made within it, and most of them at one time."""
 
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in resting:
-            # The tensor too, so that no other one comes to lie at its address.
-            found[storage.data_ptr()] = (storage.nbytes(), tensor)
-        return tensor
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.peak = 0
+        self.counted: dict[int, int] = {}
 
-    noise = torch.zeros(batch, *shape, device=CPU)
-    given = {name: c[:1].repeat(batch, *[1] * (c.ndim - 1)) for name, c in conditioning.items()}
-    with (
-        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-        torch.autocast("cpu", torch.bfloat16) if half else nullcontext(),
-    ):
-        velocity = model.velocity(noise, torch.full((batch,), 0.5, device=CPU), given)
-    assert velocity.requires_grad
-    return sum(size for size, _ in found.values())
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for storage in storages((args, kwargs)):
+            # What was there before.
+            self.counted.setdefault(storage._cdata, 0)
+        out = func(*args, **(kwargs or {}))
+        for storage in storages(out):
+            if storage._cdata not in self.counted:
+                self.counted[storage._cdata] = storage.nbytes()
+                self.bytes += storage.nbytes()
+                self.peak = max(self.peak, self.bytes)
+                weakref.finalize(storage, self.forget, storage._cdata)
+        return out
+
+    def forget(self, key: int) -> None:
+        self.bytes -= self.counted.pop(key, 0)
+
+
+def storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def peak(model: Model, shape: tuple[int, ...], conditioning: Conditioning, *, half: bool, trains: bool) -> float:
+    """Bytes that a sample adds to a forward pass, and the backward pass if it trains."""
+
+    def measured(batch: int) -> int:
+        noise = torch.zeros(batch, *shape, device=CPU)
+        given = {name: c[:1].repeat(batch, *[1] * (c.ndim - 1)) for name, c in conditioning.items()}
+        with Live() as live, torch.set_grad_enabled(trains):
+            with torch.autocast("cpu", torch.bfloat16) if half else nullcontext():
+                velocity = model.velocity(noise, torch.full((batch,), 0.5, device=CPU), given)
+            if trains:
+                velocity.sum().backward()
+        model.transformer.zero_grad(set_to_none=True)
+        return live.peak
+
+    # What does not grow with the batch, such as casts of weights and gradients, is none of it.
+    return (measured(3) - measured(1)) / 2
 
 
 def test_matrices_and_embeddings_are_those_of_the_model(family: Family):
@@ -65,32 +92,28 @@ def test_matrices_and_embeddings_are_those_of_the_model(family: Family):
 
 
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
-def test_what_is_kept_for_the_backward_pass_is_as_estimated(family: Family, lora: LoraConfig | None):
-    model = family.load("transformer", "vae")
-    weights = prepare(model.transformer, lora, reference=False)
-    config, shapes = pipelines.read_json(family.folder, "transformer", "config.json"), sizes.weight_shapes(family.folder)
+def test_work_takes_about_as_much_as_estimated(family: Family, lora: LoraConfig | None):
+    model, config = family.load("transformer", "vae"), pipelines.read_json(family.folder, "transformer", "config.json")
+    weights, shapes = prepare(model.transformer, lora, reference=False), sizes.weight_shapes(family.folder)
     trained = {name: tuple(parameter.shape) for name, parameter in weights.parameters.items()}
     assert sizes.trainable_shapes(shapes, lora) == trained
     planned = sizes.latent_shape(family.folder, SIZE, family.frames)
     assert planned is not None
     tokens = Tokens(memory.num_tokens(planned, config), TEXT)
-    shape = model.latent_shape(SIZE, family.frames)
     # Few words, because outside its blocks a transformer of two blocks does not have little to do with them.
     conditioning = {name: c if "pooled" in name else c[:, :TEXT] for name, c in family.conditioning.items()}
+    measure = partial(peak, model, model.latent_shape(SIZE, family.frames), conditioning)
 
+    for half in (False, True):
+        found = measure(half=half, trains=False) / memory.passing(shapes, config, tokens, half=half)
+        assert 1 / FACTOR < found < FACTOR, half
     for checkpointing in (False, True):
         if checkpointing:
             model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
         for half in (False, True):
-            # What does not grow with the batch, such as casts of weights, is none of it.
-            one, three = (kept(model, batch, shape, conditioning, half=half) for batch in (1, 3))
-            options = {"lora": lora is not None, "half": half}
-            if checkpointing:
-                estimate = memory.block_inputs(shapes, config, tokens, **options)
-            else:
-                estimate = memory.activations(shapes, config, tokens, checkpointing=False, **options)
-            found = (three - one) / 2 / estimate
-            assert 1 / FACTOR < found < FACTOR, (checkpointing, half)
+            options = {"lora": lora is not None, "half": half, "checkpointing": checkpointing}
+            estimate = memory.activations(shapes, config, tokens, **options)
+            assert 1 / FACTOR < measure(half=half, trains=True) / estimate < FACTOR, options
 
 
 def test_matrices_are_cut_by_rows_and_everything_else_is_whole():

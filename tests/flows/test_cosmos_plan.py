@@ -1,7 +1,5 @@
 """What a plan knows of Cosmos-Predict2.5 before torch is there: packages, sizes, targets, bytes, guidance."""
 
-import json
-
 import numpy as np
 import pytest
 
