@@ -62,8 +62,8 @@ def describe_memory(recipe: Recipe) -> Iterator[str | Table]:
 MIB, GIB = 2**20, 2**30
 
 _NOTES = """
-~ is an estimate, within a factor of 1.7 of what was measured; ? is what no file tells. Not counted: that, what VAE,
-text encoders and safety checker take as they work, files as they are read and written, and CUDA itself."""
+~ is an estimate, within a factor of 1.7 of what small models were measured to take; ? is what no file tells. Not
+counted: that, what VAE, text encoders and safety checker take to work, files on their way, and CUDA itself."""
 
 
 def _cell(size: int, unit: int) -> str:

@@ -1,5 +1,6 @@
 """What a rank of each stage will hold in memory, before it starts."""
 
+import math
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -148,20 +149,23 @@ class _Model:
         base = resting(self.shapes, spread)
         return base if self.recipe.policy.lora is None else base + resting(self.trained, spread)
 
+    @property
+    def _text_elements(self) -> int | None:
+        return sizes.embedding_elements(self.path, self.recipe.policy.diffusers.max_prompt_length)
+
     def _tokens(self) -> Tokens | None:
-        if self.latents is None:
+        """None for a VAE or a transformer that is not known."""
+        if self.latents is None or self._text_elements is None:
             return None
         text = sizes.text_tokens(self.path, self.recipe.policy.diffusers.max_prompt_length)
         return Tokens(num_tokens(self.latents, self.config), text)
 
     def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes | None:
         """So many tensors of the size of latents a sample, and the texts that it is conditioned on."""
-        elements = sizes.embedding_elements(self.path, self.recipe.policy.diffusers.max_prompt_length)
-        diffusers = self.recipe.policy.diffusers
-        states = sizes.latent_elements(self.path, diffusers.inference_size, diffusers.train_frames)
-        if elements is None or states is None:
+        if self.latents is None or self._text_elements is None:
             return None
-        return Bytes(sizes.FLOAT32_BYTES * size * (num_states * states + (1 + guided) * elements))
+        elements = num_states * math.prod(self.latents) + (1 + guided) * self._text_elements
+        return Bytes(sizes.FLOAT32_BYTES * size * elements)
 
     def _forward(self, spread: Spread, batch: int, *, guided: bool = False) -> Rows:
         """Of a stage that trains nothing: state, noise, estimate and velocity of each sample, one more if guided."""
@@ -176,11 +180,8 @@ class _Model:
     def _training(self, stage: str, parts: Set[str], *, guided: bool) -> Rows:
         """Of a stage with an optimizer: latents, noise, state and target of each sample, and a velocity a part."""
         policy, spread, tokens = self.recipe.policy, self._spread(stage), self._tokens()
-        trained, all_train, checkpointing = (
-            resting(self.trained, spread),
-            policy.lora is None,
-            policy.model_gradient_checkpointing,
-        )
+        trained, all_train = resting(self.trained, spread), policy.lora is None
+        checkpointing = policy.model_gradient_checkpointing
         kept = tokens and activations(
             self.shapes, self.config, tokens, lora=not all_train, half=spread.half, checkpointing=checkpointing
         )
