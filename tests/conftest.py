@@ -1,4 +1,4 @@
-"""Stores to test on: a local directory, and S3 from a moto server in a process of its own."""
+"""Where tests compute, and stores to test on: a local directory, and S3 from a moto server in a process of its own."""
 
 import os
 import secrets
@@ -12,9 +12,58 @@ from pathlib import Path
 
 import fsspec
 import pytest
+import torch
+
+from tests import other_device
 
 BUCKET = "tests"
 STARTUP_TIMEOUT_S = 60
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        choices=("cpu", "cuda", "other"),
+        default="cpu",
+        help="where tests with the fixture `device` compute; `other` has the CPU's numbers and fails where something was"
+        " not moved to it (tests/other_device.py)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--device") != "cuda":
+        # Also where there is a GPU, and also in the processes that tests start.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        return
+    if not torch.cuda.is_available():
+        raise pytest.UsageError(
+            f"--device cuda (`make test-gpu`) needs a CUDA device, and torch {torch.__version__} finds none on this "
+            "machine; nothing was tested. Without one, `make test` runs the same tests on the CPU"
+        )
+    # cuBLAS reads this when its first handle is made, which some test does before the first stage.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Convolutions round their factors to 10 bits otherwise: stock pipelines are compared in float32.
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--device") == "cuda" or "gpu" in config.option.markexpr:
+        return
+    skipped = pytest.mark.skip(reason="of the GPU lane: `make test-gpu`, or `-m gpu` to wait for it on the CPU")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skipped)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where tests compute: what ``--device`` says, the CPU by default."""
+    name = request.config.getoption("--device")
+    if name == "other":
+        with other_device.OtherDevice():
+            yield other_device.DEVICE
+    else:
+        yield torch.device(name, 0) if name == "cuda" else torch.device(name)
 
 
 @pytest.fixture(scope="session")

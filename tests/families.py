@@ -39,6 +39,7 @@ class Family:
 
     name: str
     folder: str
+    device: torch.device
     model: Model
     stock: Any
     conditioning: Conditioning
@@ -54,34 +55,34 @@ class Family:
 
     def load(self, *components: str) -> Model:
         """The model once more, to be changed."""
-        return _loading.adapter_of(self.folder).load(self.folder, components, CPU)
+        return _loading.adapter_of(self.folder).load(self.folder, components, self.device)
 
     def velocity(self, guidance_scale: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
         """What our samplers ask for each state and noise level."""
         return lambda x, t: guided_velocity(self.model, x, t, self.conditioning, self.negative, guidance_scale)
 
 
-def family_of(name: str, root: Path) -> Family:
+def family_of(name: str, root: Path, device: torch.device = CPU) -> Family:
     """Write the tiny pipeline of a model plugin below ``root`` and load it twice."""
     save = getattr(tiny_pipelines, f"save_{name}", None)
     if save is None:
         pytest.fail(f"cosmos_rl_core/models/{name}.py has no tiny pipeline: add save_{name} to tests/tiny_pipelines.py")
-    return load_family(name, str(save(root / name)))
+    return load_family(name, str(save(root / name)), device)
 
 
-def load_family(name: str, folder: str) -> Family:
+def load_family(name: str, folder: str, device: torch.device = CPU) -> Family:
     """Both from a tiny pipeline that lies in ``folder``."""
-    model, stock = _loading.adapter_of(folder).load(folder, COMPONENTS, CPU), stock_pipeline(folder)
+    model, stock = _loading.adapter_of(folder).load(folder, COMPONENTS, device), stock_pipeline(folder, device)
     shape = model.latent_shape(SIZE, frames_of(stock))
     noise = torch.stack([torch.from_numpy(seeds.normal(shape, "conformance", prompt)) for prompt in PROMPTS])
     conditioning, negative = (
-        stack(model.encode_prompts(prompts, LENGTH), CPU)
+        stack(model.encode_prompts(prompts, LENGTH), device)
         for prompts in (PROMPTS, [model.negative_prompt] * len(PROMPTS))
     )
-    return Family(name, folder, model, stock, conditioning, negative, noise)
+    return Family(name, folder, device, model, stock, conditioning, negative, noise.to(device))
 
 
-def stock_pipeline(folder: str | Path) -> Any:
+def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
     """The pipeline as users load it."""
     plugin: Any = _loading.adapter_of(str(folder))
     if hasattr(plugin, "load_stock"):
@@ -89,7 +90,7 @@ def stock_pipeline(folder: str | Path) -> Any:
     else:
         pipeline = diffusers.DiffusionPipeline.from_pretrained(str(folder), local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+    return pipeline.to(device)
 
 
 def frames_of(stock: Any) -> int:

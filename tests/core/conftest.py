@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from cosmos_rl_core import plugins
 from tests.families import Family, family_of
@@ -14,6 +15,6 @@ def families_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", params=plugins.known("models"))
-def family(request: pytest.FixtureRequest, families_dir: Path) -> Family:
+def family(request: pytest.FixtureRequest, families_dir: Path, device: torch.device) -> Family:
     """Each model plugin there is."""
-    return family_of(request.param, families_dir)
+    return family_of(request.param, families_dir, device)

@@ -19,13 +19,17 @@ from cosmos_rl_core.sampling.rollout import sample, table_of
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.transition import log_prob, mean, square_error
 from cosmos_rl_core.training import loss_share, make_optimizer, optimizer_step
-from tests.families import CPU, Family
+from tests.families import Family
 
 LORA = LoraConfig(r=4, lora_alpha=8.0)
 STEP = 1
 """The trained step of the rollout."""
 LEARNING_RATE = 1e-3
-ADVANTAGES = torch.tensor([1.5, -1.0], device=CPU)
+
+
+def mixed(family: Family) -> Tensor:
+    """Advantages of a good and of a bad sample."""
+    return torch.tensor([1.5, -1.0], device=family.device)
 
 
 def algorithm_of(kind: str, **options: Any) -> Any:
@@ -80,8 +84,8 @@ class Policy:
 def clean_batch(family: Family, advantages: Tensor | None) -> Batch:
     """Samples of the base model at two noise levels."""
     x_0 = sample(family.velocity(), family.noise, euler(schedule_of(family.model.scheduler, 4))).latents
-    noise = torch.from_numpy(seeds.normal(tuple(x_0.shape), "training noise"))
-    return Batch(x_0, noise, torch.tensor([0.7, 0.4], device=CPU), advantages)
+    noise = torch.from_numpy(seeds.normal(tuple(x_0.shape), "training noise")).to(family.device)
+    return Batch(x_0, noise, torch.tensor([0.7, 0.4], device=family.device), advantages)
 
 
 def transitions(family: Family) -> Transitions:
@@ -89,16 +93,16 @@ def transitions(family: Family) -> Transitions:
     steps = flow_sde(schedule_of(family.model.scheduler, 4), noise_level=0.7)
 
     def draw(index: int) -> Tensor:
-        return torch.from_numpy(seeds.normal(tuple(family.noise.shape), "transition noise", index))
+        return torch.from_numpy(seeds.normal(tuple(family.noise.shape), "transition noise", index)).to(family.device)
 
     rollout = sample(family.velocity(), family.noise, steps, draw=draw, record=[STEP])
     return Transitions(
         x=rollout.states[STEP],
         x_next=rollout.states[STEP + 1],
-        history=torch.zeros_like(family.noise, device=CPU),
-        at=table_of(steps, CPU).at(torch.full((2,), STEP, device=CPU)),
+        history=torch.zeros_like(family.noise, device=family.device),
+        at=table_of(steps, family.device).at(torch.full((2,), STEP, device=family.device)),
         log_prob=rollout.log_prob[STEP],
-        advantages=ADVANTAGES,
+        advantages=mixed(family),
     )
 
 
@@ -125,16 +129,16 @@ def test_supervised_training_lowers_the_error_on_what_it_saw(family: Family):
 
 
 def test_nft_moves_towards_good_samples_and_away_from_bad_ones(family: Family):
-    policy, batch = Policy.of(family), clean_batch(family, ADVANTAGES)
+    policy, batch = Policy.of(family), clean_batch(family, mixed(family))
     known = errors(policy, batch)
     before, after = policy.step(algorithm_of("nft"), [batch])
     assert float(after.mean()) < float(before.mean())
-    assert float((ADVANTAGES * (errors(policy, batch) - known)).mean()) < 0
+    assert float((mixed(family) * (errors(policy, batch) - known)).mean()) < 0
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_nft_follows_the_sign_of_an_advantage(family: Family, sign: int):
-    policy, batch = Policy.of(family), clean_batch(family, torch.full((2,), float(sign), device=CPU))
+    policy, batch = Policy.of(family), clean_batch(family, torch.full((2,), float(sign), device=family.device))
     known = errors(policy, batch)
     policy.step(algorithm_of("nft", kl_beta=0.0), [batch])
     assert sign * float((errors(policy, batch) - known).mean()) < 0
@@ -149,15 +153,15 @@ def test_a_policy_gradient_makes_good_steps_likelier_than_bad_ones(family: Famil
     media = [clean_batch(family, None)] if kind == "ddrl" else []
     known = log_density(policy, steps)
     assert torch.allclose(known, steps.log_prob, rtol=0, atol=1e-6)
-    assert torch.allclose(policy.loss(algorithm, [steps]), -ADVANTAGES)
+    assert torch.allclose(policy.loss(algorithm, [steps]), -mixed(family))
     before, after = policy.step(algorithm, [steps, *media])
     assert float(after.mean()) < float(before.mean())
-    assert float((ADVANTAGES * (log_density(policy, steps) - known)).mean()) > 0
+    assert float((mixed(family) * (log_density(policy, steps) - known)).mean()) > 0
 
 
 def test_ddrl_without_rewards_follows_its_data(family: Family):
     policy, media = Policy.of(family), clean_batch(family, None)
-    steps = replace(transitions(family), advantages=torch.zeros(2, device=CPU))
+    steps = replace(transitions(family), advantages=torch.zeros(2, device=family.device))
     known = errors(policy, media)
     before, after = policy.step(algorithm_of("ddrl"), [steps, media])
     assert float(after.mean()) < float(before.mean())

@@ -23,13 +23,13 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def conditioning(folder):
-    return stack(_loading.adapter_of(folder).load(folder, ("text",), CPU).encode_prompts(["a cat"], 16), CPU)
+def conditioning(folder, device):
+    return stack(_loading.adapter_of(folder).load(folder, ("text",), CPU).encode_prompts(["a cat"], 16), device)
 
 
 @pytest.fixture
-def model(folder):
-    return _loading.adapter_of(folder).load(folder, ("transformer",), CPU)
+def model(folder, device):
+    return _loading.adapter_of(folder).load(folder, ("transformer",), device)
 
 
 @pytest.fixture(params=["lora", "full"])
@@ -38,8 +38,9 @@ def lora(request):
 
 
 def output(model, conditioning):
-    x_t = torch.linspace(-2, 2, 256, device=CPU).reshape(1, 4, 8, 8)
-    return model.velocity(x_t, torch.tensor([0.6]), conditioning)
+    device = conditioning["prompt_embeds"].device
+    x_t = torch.linspace(-2, 2, 256, device=CPU).reshape(1, 4, 8, 8).to(device)
+    return model.velocity(x_t, torch.tensor([0.6], device=device), conditioning)
 
 
 def shapes(weights):
@@ -49,7 +50,7 @@ def shapes(weights):
 def noisy(weights, seed):
     generator = torch.Generator("cpu").manual_seed(seed)
     return {
-        name: parameter.data + 0.1 * torch.randn(parameter.shape, generator=generator, device=CPU)
+        name: parameter.data.cpu() + 0.1 * torch.randn(parameter.shape, generator=generator, device=CPU)
         for name, parameter in weights.parameters.items()
     }
 
@@ -222,10 +223,10 @@ def test_adding_an_adapter_leaves_the_global_generator_alone(model):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_alpha_over_r_scales_the_adapter(folder, conditioning):
+def test_alpha_over_r_scales_the_adapter(folder, conditioning, device):
     deltas = []
     for alpha in (4.0, 8.0):
-        model = _loading.adapter_of(folder).load(folder, ("transformer",), CPU)
+        model = _loading.adapter_of(folder).load(folder, ("transformer",), device)
         weights = prepare(model.transformer, LoraConfig(r=4, lora_alpha=alpha, target_modules=("proj_out",)))
         with torch.no_grad():
             base = output(model, conditioning)

@@ -50,14 +50,16 @@ def make_on_ranks(
     *extra_argv: str,
     timeout_s: float = 120.0,
     before: Callable[[], None] | None = None,
+    gpus: bool = False,
 ) -> Manifest:
     """Run a stage on so many ranks of a real gloo group, each a process: seconds, because nothing is imported again.
 
     ``extra_argv`` goes to ``stages.runner``; ``before`` runs first on every rank, and is a function of a module.
+    With ``gpus`` each has one, and their group NCCL.
     Raises :class:`tests.stages.ranks.RanksFailed` with what each rank said if one fails or ``timeout_s`` is over.
     Torchrun and its launcher are tested in ``test_distributed.py``.
     """
     path = tmp_path / f"{request.stage}.json"
     path.write_text(request.model_dump_json(), encoding="utf-8")
-    run_on_ranks([str(path), *extra_argv], tmp_path, ranks, timeout_s, before)
+    run_on_ranks([str(path), *extra_argv], tmp_path, ranks, timeout_s, before, gpus=gpus)
     return Artifact(input_of(request.slot)).manifest

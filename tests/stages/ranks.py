@@ -1,6 +1,7 @@
 """Ranks of a stage without torchrun: forks of one process that has imported everything, in a real gloo group.
 
 One such server for each pytest process, started by its first ranks; it ends with pytest, and its ranks with it.
+Ranks with a GPU each start anew instead: a process that has looked for one cannot be forked.
 """
 
 import multiprocessing
@@ -9,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing import connection
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch.distributed as dist
@@ -24,6 +25,7 @@ LAST_WORDS = 4000
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["stages.warm", "tests.stages.ranks"])
+STARTS = multiprocessing.get_context("spawn")
 
 
 class RanksFailed(RuntimeError):  # noqa: N818
@@ -31,11 +33,17 @@ class RanksFailed(RuntimeError):  # noqa: N818
 
 
 def run_on_ranks(
-    argv: list[str], folder: Path, ranks: int, timeout_s: float, before: Callable[[], None] | None = None
+    argv: list[str],
+    folder: Path,
+    ranks: int,
+    timeout_s: float,
+    before: Callable[[], None] | None = None,
+    *,
+    gpus: bool = False,
 ) -> None:
     """``stages.runner`` with these arguments on every rank, each logging into ``folder``; ``before`` runs first.
 
-    Raises :class:`RanksFailed`.
+    On the CPU, or with ``gpus`` each on its own. Raises :class:`RanksFailed`.
     """
     # Open before any rank is, as torchrun's agent has it: a free port that rank 0 is told to open may be taken by then.
     rendezvous = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -45,14 +53,16 @@ def run_on_ranks(
         "MASTER_PORT": str(rendezvous.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "GLOO_SOCKET_IFNAME": "lo",
+        **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),
     }
+    context = STARTS if gpus else FORKS
     logs = [folder / f"rank-{rank}.txt" for rank in range(ranks)]
-    processes: list[ForkServerProcess] = []
+    processes: list[BaseProcess] = []
     try:
         for rank, log in enumerate(logs):
             log.write_bytes(b"")
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(FORKS.Process(target=_be_rank, args=(argv, environment | own, log, before)))
+            processes.append(context.Process(target=_be_rank, args=(argv, environment | own, log, before)))
             processes[-1].start()
         codes = _exit_codes(processes, timeout_s)
     finally:
@@ -77,7 +87,7 @@ def _be_rank(argv: list[str], environment: dict[str, str], log: Path, before: Ca
     sys.exit(runner.main(argv))
 
 
-def _exit_codes(processes: list[ForkServerProcess], timeout_s: float) -> list[int | None]:
+def _exit_codes(processes: list[BaseProcess], timeout_s: float) -> list[int | None]:
     """How they ended; None where one had not when the time was over, which is soon after another has failed."""
     deadline_s = time.monotonic() + timeout_s
     while running := [process.sentinel for process in processes if process.exitcode is None]:
