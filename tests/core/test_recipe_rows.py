@@ -138,7 +138,8 @@ REFUSED = [
     (SD3, "policy.diffusers.sample.solver", "dance", "no such sampler"),
     (SD3, "policy.is_diffusers", False, "language models"),
     (SD3, "policy.lora.init_lora_weights", "pissa", "true or gaussian"),
-    (SD3, "train.optm_name", "Adam", "AdamW is the only"),
+    (SD3, "policy.lora.lora_path", "outputs/lora", "begins as exactly its base model"),
+    (SD3, "policy.lora.modules_to_save", ["proj_out"], "adapters alone"),
     (SD3, "train.resume", "outputs/x/policy", "no checkpoint of cosmos-rl is read"),
     (SD3, "train.train_policy.trainer_type", "grpo", "diffusion_nft"),
     (SD3, "train.train_batch_per_replica", "many", "whole number"),
@@ -148,7 +149,6 @@ REFUSED = [
     (DDRL, "model.rl.reward_config.aesthetic.enabled", True, "fails on every sample"),
     (DDRL, "optimizer.optim_type", "lion", "AdamW is the only"),
     (DDRL, "scheduler.f_max", [1.0, 0.5], "one cycle"),
-    (DDRL, "model.ema.rate", 0.05, "rate 0.1"),
     (DDRL, "dataloader_train.video_dataloader.batch_size", 2, "set it to 1"),
 ]
 
@@ -227,14 +227,28 @@ def test_a_cycle_that_falls_is_a_decay():
     assert train["optm_min_lr_factor"] == pytest.approx(0.2)
 
 
-def test_the_power_average_is_as_close_as_is_said():
+def test_the_power_average_is_theirs():
     train = translate(read(DDRL)).values["train"]
-    config = EmaConfig(ema_enable=train["ema_enable"], ema_decay=train["ema_decay"])
+    config = EmaConfig(ema_enable=train["ema_enable"], ema_rate=train["ema_rate"])
     gamma = 6.937204  # of rate 0.1
-    for step in (100, 1000, 10000):
-        ours = ema_decay(config, step)
-        assert ours is not None
-        assert math.isclose(ours, (1 - 1 / (step + 1)) ** (gamma + 1), abs_tol=0.006)
+    for step in (0, 1, 100, 10000):
+        assert ema_decay(config, step) == pytest.approx((1 - 1 / (step + 1)) ** (gamma + 1), abs=1e-6)
+    assert "ema_rate" not in translate(read(DDRL, model__ema__enabled=False)).values["train"]
+
+
+def test_options_of_adapters_and_the_optimizer_mean_what_they_say():
+    said = {
+        "lora_dropout": 0.1,
+        "use_rslora": True,
+        "r_pattern": {"attn.to_q": 8, "to_k": 2},
+        "alpha_pattern": {"attn.to_q": 4.0},
+        "target_modules": "all-linear",
+        "modules_to_save": "None",
+    }
+    changes = {f"policy__lora__{name}": value for name, value in said.items()}
+    values = translate(read(SD3, train__optm_name="Adam", **changes)).values
+    assert values["train"]["optm_name"] == "Adam"
+    assert {name: values["policy"]["lora"].get(name) for name in said} == said | {"modules_to_save": None}
 
 
 def test_media_are_asked_for_only_where_something_reads_them():

@@ -142,7 +142,7 @@ def wfm(
         "train.optm_warmup_start_factor": 1e-6,
         "train.optm_decay_type": "none",
         "train.ema_enable": True,
-        "train.ema_decay": 0.9999,
+        "train.ema_rate": 0.1,
         f"{POLICY}.type": kind,
         f"{POLICY}.ratio_mode": "unnormalised",
         f"{POLICY}.kl_mode": "unnormalised",

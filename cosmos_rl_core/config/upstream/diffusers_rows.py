@@ -96,11 +96,13 @@ def init_lora_row(key: str, value: Any, _: Upstream) -> Meaning:
     raise ConfigError("the adapters begin at the base model: choose true or gaussian")
 
 
-def targets_row(key: str, value: Any, _: Upstream) -> Meaning:
-    """Which modules get one."""
-    if isinstance(value, str):
-        raise ConfigError("name the suffixes of the modules in a list")
-    return Meaning("taken", {key: value})
+def pattern_row(key: str, _: Any, upstream: Upstream) -> Meaning:
+    """The whole table of ranks or strengths that a pattern is in: patterns have dots of their own."""
+    table = ".".join(key.split(".")[:3])
+    patterns = {
+        name.removeprefix(f"{table}."): value for name, value in upstream.values.items() if name.startswith(f"{table}.")
+    }
+    return Meaning("taken", {table: patterns})
 
 
 _SOLVERS = {

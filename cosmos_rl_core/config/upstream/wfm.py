@@ -114,7 +114,9 @@ _MODEL: dict[str, Row] = {
     "model.dp_replicate_size": special.instances_row,
     "model.loss_scale": to(f"{POLICY}.loss_scale"),
     "model.ema.enabled": to("train.ema_enable"),
-    "model.ema.rate": special.ema_rate_row,
+    "model.ema.rate": when(
+        lambda up: up["model.ema.enabled"] is True, to("train.ema_rate"), "model.ema.enabled is not true"
+    ),
     "model.ema.iteration_shift": only(0, "no shift", "the average counts from the first step: set it to 0"),
     "model.resolution": special.size_row,
     "model.state_t": special.frames_row,

@@ -19,8 +19,6 @@ LATENT_FRAMES = 4
 SIZES = {"256": (192, 320), "480": (432, 768), "480p": (480, 832), "512": (384, 640), "720": (704, 1280),
          "720p": (720, 1280), "1024": (768, 1280), "1080": (1072, 1920)}  # fmt: skip
 """Height and width of cosmos-rl's made-up clips, by ``resolution``."""
-EMA_RATE, EMA_CAP = 0.1, 0.9999
-"""The power average of this rate decays as ours does under this cap, up to 0.006 from step 100 on."""
 
 
 def trains_on_data(upstream: Upstream) -> bool:
@@ -70,18 +68,6 @@ def _revision(upstream: Upstream) -> str | None:
 def model_id_row(_: str, value: Any, upstream: Upstream) -> Meaning:
     """Which weights of a repository."""
     return model_row("checkpoint.load_path", upstream["checkpoint.load_path"], upstream)
-
-
-def ema_rate_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """The power average by ours."""
-    if upstream["model.ema.enabled"] is not True:
-        return Meaning("no effect here", why="model.ema.enabled is not true")
-    if number(value) != EMA_RATE:
-        raise ConfigError(
-            f"only the power average of rate {EMA_RATE} has a likeness here; set it, or ema.enabled = false"
-        )
-    why = "an average of power form, which min((1 + k) / (10 + k), cap) follows closely"
-    return Meaning("translated", {"train.ema_decay": EMA_CAP}, why)
 
 
 # Batch and media.
