@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 import torch
 
 from tests import other_device
+from tests.benchmarks import record
 
 BUCKET = "tests"
 STARTUP_TIMEOUT_S = 60
@@ -25,9 +27,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--device",
         choices=("cpu", "cuda", "other"),
         default="cpu",
-        help="where tests with the fixture `device` compute; `other` has the CPU's numbers and fails where something was"
-        " not moved to it (tests/other_device.py)",
+        help="where tests with the fixture `device` compute; elsewhere than on the CPU no other runs. `other` has the "
+        "CPU's numbers and fails where something was not moved to it (tests/other_device.py)",
     )
+    parser.addoption("--results", type=Path, help="a folder for what the tests measured, as JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,19 +43,28 @@ def pytest_configure(config: pytest.Config) -> None:
             f"--device cuda (`make test-gpu`) needs a CUDA device, and torch {torch.__version__} finds none on this "
             "machine; nothing was tested. Without one, `make test` runs the same tests on the CPU"
         )
-    # cuBLAS reads this when its first handle is made, which some test does before the first stage.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Convolutions round their factors to 10 bits otherwise: stock pipelines are compared in float32.
+    # Both are read when a library is first used, also by the processes that tests start. cuBLAS: the same bits twice.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    # float32 products and convolutions otherwise round their factors to 10 bits: stock pipelines are compared closer.
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
     torch.backends.cudnn.allow_tf32 = False
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--device") == "cuda" or "gpu" in config.option.markexpr:
+    if config.getoption("--device") == "cpu":
         return
-    skipped = pytest.mark.skip(reason="of the GPU lane: `make test-gpu`, or `-m gpu` to wait for it on the CPU")
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skipped)
+    here = [item for item in items if "device" in getattr(item, "fixturenames", ())]
+    config.hook.pytest_deselected(items=[item for item in items if item not in here])
+    items[:] = here
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    folder: Path | None = config.getoption("--results")
+    if folder is not None:
+        reports = [
+            report for kind in ("passed", "failed", "error", "skipped") for report in terminalreporter.getreports(kind)
+        ]
+        record.write_tests(folder, config.getoption("--device"), reports)
 
 
 @pytest.fixture(scope="session")

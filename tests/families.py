@@ -13,9 +13,14 @@ from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteSchedul
 from torch import Tensor, nn
 
 from cosmos_rl_core import pipelines, seeds
+from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import COMPONENTS, Conditioning, Model, guided_velocity, stack
-from tests import tiny_pipelines
+from cosmos_rl_core.precision import ParamDtype, computes_in
+from cosmos_rl_core.sampling.kernel import Kernel
+from cosmos_rl_core.sampling.schedule import schedule_of
+from cosmos_rl_core.sampling.solvers import kernel_of
+from tests import other_device, tiny_pipelines
 
 CPU = torch.device("cpu")
 PROMPTS = ["A red cube, 3 balls. ", "two"]
@@ -57,9 +62,16 @@ class Family:
         """The model once more, to be changed."""
         return _loading.adapter_of(self.folder).load(self.folder, components, self.device)
 
-    def velocity(self, guidance_scale: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
+    def velocity(
+        self, guidance_scale: float = 1.0, dtype: ParamDtype = "float32"
+    ) -> Callable[[Tensor, Tensor], Tensor]:
         """What our samplers ask for each state and noise level."""
-        return lambda x, t: guided_velocity(self.model, x, t, self.conditioning, self.negative, guidance_scale)
+
+        def velocity(x: Tensor, t: Tensor) -> Tensor:
+            with computes_in(dtype, self.device):
+                return guided_velocity(self.model, x, t, self.conditioning, self.negative, guidance_scale)
+
+        return velocity
 
 
 def family_of(name: str, root: Path, device: torch.device = CPU) -> Family:
@@ -93,6 +105,12 @@ def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
     return pipeline.to(device)
 
 
+def kernel(solver: Any, scheduler: Any, num_steps: int) -> Kernel:
+    """Of the noise levels that a pipeline's scheduler has."""
+    config = SolverConfig(solver=solver, num_steps=num_steps)
+    return kernel_of(config, lambda: schedule_of(scheduler, num_steps))
+
+
 def frames_of(stock: Any) -> int:
     """:data:`VIDEO_FRAMES`, or 1 for a pipeline that takes no number of frames."""
     return VIDEO_FRAMES if {"frames", "num_frames"} & _loading.stock_arguments(stock, SIZE, 1).keys() else 1
@@ -120,6 +138,11 @@ def fed_to(transformer: nn.Module) -> Iterator[list[dict[str, Any]]]:
         yield calls
     finally:
         hook.remove()
+
+
+def has_autocast(device: torch.device) -> bool:
+    """Whether it can compute in bfloat16 as stages do."""
+    return device != other_device.DEVICE
 
 
 def moved(tensors: dict[str, Tensor], by: float) -> dict[str, Tensor]:

@@ -97,7 +97,9 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not to_there:
         return found
     # In-place operations return what they are given.
-    return tree_map_only(Tensor, lambda tensor: wrappers[id(tensor)] if id(tensor) in wrappers else Elsewhere(tensor), found)
+    return tree_map_only(
+        Tensor, lambda tensor: wrappers[id(tensor)] if id(tensor) in wrappers else Elsewhere(tensor), found
+    )
 
 
 def _held(values: Any) -> Any:

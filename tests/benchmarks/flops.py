@@ -22,18 +22,20 @@ META = torch.device("meta")
 FORWARDS_OF_TRAINING = 2
 """Of adapters on frozen weights: the pass itself and the gradients of its activations."""
 
-PEAK_FLOPS: dict[str, dict[ParamDtype, float]] = {
-    "A100": {"bfloat16": 312e12, "float32": 19.5e12},
-    "H100 PCIe": {"bfloat16": 756e12, "float32": 51e12},
-    "H100 80GB HBM3": {"bfloat16": 989e12, "float32": 67e12},
-    "H200": {"bfloat16": 989e12, "float32": 67e12},
+_A100, _HOPPER = 312e12, 989e12
+PEAK_FLOPS: dict[tuple[str, ParamDtype], float] = {
+    ("NVIDIA A100-SXM4-40GB", "bfloat16"): _A100,
+    ("NVIDIA A100-SXM4-80GB", "bfloat16"): _A100,
+    ("NVIDIA A100 80GB PCIe", "bfloat16"): _A100,
+    ("NVIDIA H100 80GB HBM3", "bfloat16"): _HOPPER,
+    ("NVIDIA H200", "bfloat16"): _HOPPER,
 }
-"""By a part of the device's name: NVIDIA's data sheets, dense, bfloat16 on tensor cores and float32 without TF32."""
+"""By the device's whole name, since variants and slices of a chip have other peaks: NVIDIA's data sheets, dense."""
 
 
 def peak_flops(device_name: str, dtype: ParamDtype) -> float | None:
-    """Operations a second at most; None for a device that is not listed."""
-    return next((peaks[dtype] for part, peaks in PEAK_FLOPS.items() if part in device_name), None)
+    """Operations a second at most; None for a device that is not listed, of which no MFU is told."""
+    return PEAK_FLOPS.get((device_name, dtype))
 
 
 def forward_flops(shape: Shape) -> int:

@@ -17,7 +17,7 @@ from cosmos_rl_core.precision import ParamDtype, computes_in
 from cosmos_rl_core.sampling.rollout import Trajectory, sample, table_of
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
-from cosmos_rl_core.sharding import blocks
+from cosmos_rl_core.sharding import compile_blocks
 from stages.contracts import OptimizerSteps
 from stages.trainer import MicroBatch, Trainer
 from tests.benchmarks.models import Shape
@@ -38,8 +38,7 @@ class Bench:
         self.weights.load(CURRENT, initial_lora(shapes, lora, seed=0))
         self.weights.create("behaviour")
         if compiled:
-            for block in blocks(self.model.transformer):
-                block.compile()
+            compile_blocks(self.model.transformer)
         self.conditioning = shape.condition(group.device)
         self._latent_shape = (shape.batch, *self.model.latent_shape(shape.size, shape.frames))
         self._generator = torch.Generator(group.device).manual_seed(2)

@@ -117,7 +117,9 @@ def test_a_log_prob_is_that_of_the_normal_distribution_and_equal_on_replay(kerne
     assert set(trajectory.log_prob) == set(kernel.trainable)
     for i in kernel.trainable:
         x_next, center = replay(trajectory, kernel, list(range(5)), [i] * 5)
-        assert torch.equal(log_prob(square_error(x_next, center), rows(kernel, i, device=device).std), trajectory.log_prob[i])
+        assert torch.equal(
+            log_prob(square_error(x_next, center), rows(kernel, i, device=device).std), trajectory.log_prob[i]
+        )
         expected = torch.distributions.Normal(center, kernel.steps[i].std).log_prob(x_next.double())
         assert torch.allclose(trajectory.log_prob[i], expected.flatten(1).mean(1), rtol=1e-13, atol=1e-13)
 

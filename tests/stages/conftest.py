@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cosmos_rl_core.config.recipe import check
 from flows.plan import freeze, make_plan
@@ -14,8 +15,14 @@ from stages.contracts import Request
 from stages.manifest import Manifest
 from stages.outcome import Outcome
 from stages.runner import Settings, execute
-from tests import tiny_pipelines
+from tests import other_device, tiny_pipelines
 from tests.stages.ranks import run_on_ranks
+
+
+@pytest.fixture(scope="session")
+def device(device: torch.device) -> torch.device:
+    """Where stages compute, which they choose themselves: on a GPU or a CPU."""
+    return torch.device("cpu") if device == other_device.DEVICE else device
 
 
 @pytest.fixture(scope="session")
