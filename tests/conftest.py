@@ -64,13 +64,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         reports = [
             report for kind in ("passed", "failed", "error", "skipped") for report in terminalreporter.getreports(kind)
         ]
-        record.write_tests(folder, config.getoption("--device"), reports)
+        record.write_tests(folder, str(config.getoption("--device")), reports)
 
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """Where tests compute: what ``--device`` says, the CPU by default."""
-    name = request.config.getoption("--device")
+    name = str(request.config.getoption("--device"))
     if name == "other":
         with other_device.OtherDevice():
             yield other_device.DEVICE

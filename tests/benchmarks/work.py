@@ -30,7 +30,8 @@ class Bench:
     """A model of one shape, ready for each kind of work."""
 
     def __init__(self, shape: Shape, group: Group, dtype: ParamDtype, *, compiled: bool) -> None:
-        self.shape, self.group, self.dtype = shape, group, dtype
+        self.shape, self.group = shape, group
+        self.dtype: ParamDtype = dtype
         self.model = shape.model(group.device)
         lora = LoraConfig(r=shape.lora_rank, lora_alpha=2.0 * shape.lora_rank)
         self.weights = prepare(self.model.transformer, lora)

@@ -122,14 +122,18 @@ def test_exported_weights_make_the_policys_pictures_in_the_stock_pipeline(
     monkeypatch.setattr(stock, "scheduler", SCHEDULERS["euler"]())
     steps = kernel("euler", stock.scheduler, 3)
 
-    def of_policy(x: Tensor, t: Tensor) -> Tensor:
-        with weights.use(CURRENT), computes_in(dtype, family.device):
-            return model.velocity(x, t, family.conditioning)
+    def ours_in(dtype: ParamDtype) -> Tensor:
+        def velocity(x: Tensor, t: Tensor) -> Tensor:
+            with computes_in(dtype, family.device):
+                return model.velocity(x, t, family.conditioning)
+
+        with weights.use(CURRENT):
+            return sample(velocity, family.noise, steps).latents
 
     dtypes: tuple[ParamDtype, ...] = ("float32", "bfloat16") if has_autocast(family.device) else ("float32",)
     base = sample(family.velocity(), family.noise, steps).latents
     for dtype in dtypes:
-        ours = sample(of_policy, family.noise, steps).latents
+        ours = ours_in(dtype)
         with computes_in(dtype, family.device):
             theirs = run_stock(stock, family.noise, num_inference_steps=3)
             pictures = pixels_of(run_stock(stock, family.noise, num_inference_steps=3, output_type="pil"))

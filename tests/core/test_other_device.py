@@ -17,7 +17,7 @@ def test_what_was_not_moved_is_found():
     with OtherDevice():
         there = torch.ones(3, device=DEVICE)
         with pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
-            there + torch.ones(3, device=CPU)
+            _ = there + torch.ones(3, device=CPU)
         with pytest.raises(TypeError, match="can't convert a tensor on lazy:0 to numpy"):
             there.numpy()
         assert (there + 1).device == DEVICE
