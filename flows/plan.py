@@ -141,6 +141,8 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
         _collect(mistakes, lambda: _check_given_frames(recipe))
         _collect(mistakes, lambda: costs.policy_bytes(recipe))
         _collect(mistakes, lambda: costs.check_budget(recipe))
+    if model is None:
+        mistakes.append("the model is not here, so sizes and memory cannot be planned")
     if mistakes or model is None:
         raise ConfigError("\n".join([f"{source}:", *(f"  {mistake}" for mistake in dict.fromkeys(mistakes))]))
     plan = Plan(
