@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipes import Entry, translate, translated
 from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig
 from cosmos_rl_core.errors import ConfigError
@@ -97,7 +98,8 @@ def test_gpus_are_the_cluster_profiles(name: str):
     key = "policy.parallelism.dp_shard_size" if name == SD3 else "model_parallel.context_parallel_size"
     meaning = entry(read(name), key).meaning
     assert (meaning.verdict, dict(meaning.settings)) == ("no effect here", {})
-    assert "processes = ... in a cluster profile" in meaning.why
+    setting = "dp_shard_size" if name == SD3 else "processes"
+    assert f"{setting} = ... in a cluster profile" in meaning.why
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,9 @@ REFUSED = [
     (SD3, "policy.diffusers.sample.solver", "dance", "no such sampler"),
     (SD3, "policy.is_diffusers", False, "language models"),
     (SD3, "policy.lora.init_lora_weights", "pissa", "true or gaussian"),
-    (SD3, "train.optm_name", "Adam", "AdamW is the only"),
+    (SD3, "train.optm_name", "SGD", "AdamW or Adam"),
+    (SD3, "train.param_dtype", "float16", "bfloat16 or float32"),
+    (SD3, "policy.lora.target_modules", "to_q", "in a list"),
     (SD3, "train.resume", "outputs/x/policy", "no checkpoint of cosmos-rl is read"),
     (SD3, "train.train_policy.trainer_type", "grpo", "diffusion_nft"),
     (SD3, "train.train_batch_per_replica", "many", "whole number"),
@@ -146,9 +150,9 @@ REFUSED = [
     (SFT, "policy.diffusers.weighting_scheme", "mode", "logit_normal or uniform"),
     (DDRL, "model.rl.enabled", False, "configs/sft"),
     (DDRL, "model.rl.reward_config.aesthetic.enabled", True, "fails on every sample"),
-    (DDRL, "optimizer.optim_type", "lion", "AdamW is the only"),
+    (DDRL, "optimizer.optim_type", "lion", "fusedadam or adamw"),
     (DDRL, "scheduler.f_max", [1.0, 0.5], "one cycle"),
-    (DDRL, "model.ema.rate", 0.05, "rate 0.1"),
+    (DDRL, "model.precision", "float16", "bfloat16 or float32"),
     (DDRL, "dataloader_train.video_dataloader.batch_size", 2, "set it to 1"),
 ]
 
@@ -227,14 +231,48 @@ def test_a_cycle_that_falls_is_a_decay():
     assert train["optm_min_lr_factor"] == pytest.approx(0.2)
 
 
-def test_the_power_average_is_as_close_as_is_said():
+def test_the_power_average_is_cosmos_rls():
     train = translate(read(DDRL)).values["train"]
-    config = EmaConfig(ema_enable=train["ema_enable"], ema_decay=train["ema_decay"])
+    config = EmaConfig(ema_enable=train["ema_enable"], ema_rate=train["ema_rate"])
     gamma = 6.937204  # of rate 0.1
-    for step in (100, 1000, 10000):
-        ours = ema_decay(config, step)
-        assert ours is not None
-        assert math.isclose(ours, (1 - 1 / (step + 1)) ** (gamma + 1), abs_tol=0.006)
+    for step in (0, 1, 100, 10000):
+        assert ema_decay(config, step) == pytest.approx((1 - 1 / (step + 1)) ** (gamma + 1), abs=1e-7)
+    assert setting(read(DDRL, model__ema={"rate": 0.05}), "train.ema_rate") == 0.05
+    assert "ema_rate" not in translate(read(DDRL, model__ema={"enabled": False})).values["train"]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [(SD3, "train.param_dtype"), (GRPO, "model.precision")],
+)  # fmt: skip
+def test_the_precision_is_the_files_and_bfloat16_where_it_says_none(name: str, key: str):
+    key = key.replace(".", "__")
+    assert setting(read(name, **{key: "float32"}), "train.param_dtype") == "float32"
+    assert setting(read(name, **{key: None}), "train.param_dtype") == "bfloat16"
+
+
+def test_settings_of_adapters_are_taken_with_the_dots_of_their_patterns():
+    values = read(
+        SD3,
+        policy__lora__lora_dropout=0.1,
+        policy__lora__use_rslora=True,
+        policy__lora__r_pattern={"attn.to_q": 16, "blocks.[0-3].attn.to_k": 8},
+        policy__lora__alpha_pattern={},
+        policy__lora__target_modules="all-linear",
+    )
+    lora = LoraConfig.model_validate(setting(values, "policy.lora"))
+    assert (lora.lora_dropout, lora.use_rslora, lora.target_modules) == (0.1, True, ("all-linear",))
+    assert (lora.r_pattern, lora.alpha_pattern) == ({"attn.to_q": 16, "blocks.[0-3].attn.to_k": 8}, {})
+    assert setting(read(SD3, policy__lora__r_pattern="None"), "policy.lora").keys() == _parsed(SD3)["policy"][
+        "lora"
+    ].keys() - {"lora_names"}
+
+
+def test_a_run_that_cosmos_rl_never_ends_leaves_steps_out_that_are_not_finite():
+    assert setting(read(DDRL), "train.max_nonfinite_steps") == 10
+    values = read(DDRL)
+    for callback in values["trainer"]["callbacks"]:
+        callback.get("args", {}).pop("force_finite", None)
+    assert "max_nonfinite_steps" not in translate(values).values["train"]
 
 
 def test_media_are_asked_for_only_where_something_reads_them():
