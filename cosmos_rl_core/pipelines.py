@@ -141,6 +141,11 @@ def max_given_frames(class_name: str) -> int:
     return _declared(class_name, "MAX_GIVEN_FRAMES") or 0
 
 
+def frozen_prefix(class_name: str) -> str | None:
+    """The module of that pipeline class's transformer whose output may be stored in the place of text embeddings."""
+    return _declared(class_name, "FROZEN_PREFIX")
+
+
 def check_runs(path: str | Path) -> None:
     """Raise :class:`ConfigError` if the transformer needs a package that is not installed."""
     if read_json(path, "transformer", "config.json").get("concat_padding_mask"):

@@ -54,16 +54,40 @@ def _latent_frames(frames: int, temporal: int | None) -> int:
     return 1 if temporal is None else 1 + (frames - 1) // temporal
 
 
-def embedding_elements(pipeline: str, max_prompt_length: int) -> int | None:
-    """Numbers in the text embedding of one prompt; None for a text encoder that is not known here."""
+def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig | None = None) -> int | None:
+    """Numbers stored of one prompt's text embedding, after the prefix that ``lora`` leaves frozen, if there is one.
+
+    None for a text encoder that is not known here.
+    """
     if not Path(pipeline, "text_encoder", "config.json").is_file():
         return None
     encoder = pipelines.read_json(pipeline, "text_encoder", "config.json")
     if encoder.get("model_type") != "qwen2_5_vl":
         return None
+    if prefix := _frozen_prefix(pipeline, lora):
+        channels, _ = prefix[max(prefix)]
+        return max_prompt_length * channels
     # Cosmos-Predict2.5 takes the states of all layers, side by side.
     text = encoder.get("text_config", encoder)
     return max_prompt_length * text["num_hidden_layers"] * text["hidden_size"]
+
+
+def has_frozen_prefix(pipeline: str, lora: LoraConfig | None) -> bool:
+    """Whether the transformer passes texts first through a module that its plugin declares and training leaves alone.
+
+    Training every weight leaves none alone. Raises :class:`ConfigError` for a LoRA target that names no matrix.
+    """
+    return bool(_frozen_prefix(pipeline, lora))
+
+
+def _frozen_prefix(pipeline: str, lora: LoraConfig | None) -> dict[str, tuple[int, ...]]:
+    """Shapes of that module's matrices by name; empty where there is none, or where one of them is adapted."""
+    name = pipelines.frozen_prefix(pipelines.pipeline_class(pipeline)) if lora is not None else None
+    if name is None or lora is None:
+        return {}
+    matrices = _matrices(weight_shapes(pipeline))
+    prefix = {module: shape for module, shape in matrices.items() if module.startswith(f"{name}.")}
+    return {} if prefix.keys() & _adapted(matrices, lora) else prefix
 
 
 def _geometry(pipeline: str) -> tuple[int, int, int | None] | None:
@@ -104,11 +128,23 @@ def trainable_elements(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | No
     """
     if lora is None:
         return sum(math.prod(shape) for shape in shapes.values())
-    matrices = {
+    matrices = _matrices(shapes)
+    targeted = _adapted(matrices, lora)
+    adapters.check_patterns(lora, targeted)
+    return sum(adapters.rank(lora, m) * sum(matrices[m]) for m in targeted)
+
+
+def _matrices(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of linear modules, by the module's name."""
+    return {
         name.removesuffix(".weight"): shape
         for name, shape in shapes.items()
         if name.endswith(".weight") and len(shape) == 2
     }
+
+
+def _adapted(matrices: dict[str, tuple[int, ...]], lora: LoraConfig) -> set[str]:
+    """The matrices that get an adapter. Raises :class:`ConfigError` for a target that names none."""
     targets = adapters.targets(lora, matrices)
     found = {target: [m for m in matrices if m == target or m.endswith(f".{target}")] for target in targets}
     if lost := [target for target, modules in found.items() if not modules]:
@@ -117,9 +153,7 @@ def trainable_elements(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | No
             f"policy.lora.target_modules: no weight matrix of this transformer ends in {', '.join(lost)}; "
             f"it has {', '.join(endings)}"
         )
-    targeted = {module for modules in found.values() for module in modules}
-    adapters.check_patterns(lora, targeted)
-    return sum(adapters.rank(lora, m) * sum(matrices[m]) for m in targeted)
+    return {module for modules in found.values() for module in modules}
 
 
 def _ending(module: str) -> str:

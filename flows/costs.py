@@ -63,7 +63,7 @@ def describe(recipe: Recipe) -> str:
         count = recipe.train.num_iterations * recipe.train.train_batch_per_replica
         words.insert(0, f"{count} samples of {each / 1000:.0f} kB and a picture each ({each * count / GB:.1f} GB)")
     path, length = pipelines.resolve_path(recipe.policy.model_name_or_path), recipe.policy.diffusers.max_prompt_length
-    if (elements := sizes.embedding_elements(path, length)) is not None:
+    if (elements := sizes.embedding_elements(path, length, recipe.policy.lora)) is not None:
         words.append(f"embeddings of {sizes.FLOAT32_BYTES * elements / 10**6:.1f} MB a prompt")
     return ", ".join(words)
 

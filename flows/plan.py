@@ -51,6 +51,9 @@ class Plan(Section):
     """Prompts of the held-out media."""
     held_out_digest: str = Field(default="", json_schema_extra={"neutral": ""})
     """Digest of the files that the held-out media are read from."""
+    prefixed: bool = Field(default=False, json_schema_extra={"identity": False})
+    """Whether text embeddings are stored as they come out of a frozen prefix of the transformer: decided once, so that
+    a run which began without goes on without."""
     races_decided: bool
     """Whether the store refuses a second writer; where it does not, only one process may write a run."""
 
@@ -153,6 +156,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
         data_digest=data_digest,
         held_out_prompts=held_out_data[0],
         held_out_digest=held_out_data[1],
+        prefixed=sizes.has_frozen_prefix(pipelines.resolve_path(model.path), recipe.policy.lora),
         races_decided=True,
     )
     name = run_id or f"{Path(source).stem}-{digest(plan.identity())[:8]}"

@@ -85,6 +85,8 @@ class Embed(StageConfig):
     prompts: tuple[Prompt, ...]
     """The prompts; the model's negative one, for guidance, is added, and the empty one, for dropping texts."""
     max_prompt_length: int
+    prefixed: bool = Field(default=False, json_schema_extra={"neutral": False})
+    """Whether embeddings are stored as they come out of the frozen module of the base that they pass through first."""
     prompts_per_shard: int = 256
 
 

@@ -1,6 +1,7 @@
 """What a plan knows of Cosmos-Predict2.5 before torch is there: packages, sizes, targets, bytes, guidance."""
 
 import json
+import struct
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from cosmos_rl_core import media, pipelines, sizes
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from flows import costs
-from flows.plan import Plan, Settings, plan_of
+from flows.plan import Plan, Settings, freeze, plan_of
 from flows.requests import Run
 from flows.steps import steps
 from tests import tiny_pipelines
@@ -74,6 +75,7 @@ def test_bytes_are_those_of_latents_embeddings_and_adapters(cosmos, base):
     recipe = cosmos(f"{VIDEO}, max_prompt_length = 100").recipe
     assert costs.sample_bytes(recipe) == 4 * 4 * 3 * 4 * 8
     assert sizes.embedding_elements(str(base), 100) == 100 * 2 * 16
+    assert sizes.embedding_elements(str(base), 100, recipe.policy.lora) == 100 * 16
     assert "embeddings of 0.0 MB a prompt" in costs.describe(recipe)
     # to_q and to_out.0 of two attentions in each of two blocks are 32 x 32, and the text has 16 channels.
     square, cross = 2 * (32 + 32), 2 * (32 + 16)
@@ -88,6 +90,49 @@ def test_the_real_text_embedding_is_the_known_one(tmp_path):
     config = {"model_type": "qwen2_5_vl", "num_hidden_layers": 28, "hidden_size": 3584}
     (tmp_path / "text_encoder/config.json").write_text(json.dumps(config))
     assert sizes.embedding_elements(str(tmp_path), 512) == 512 * 100352
+    # 205 MB a prompt; where adapters leave the first projection alone, its 1024 channels are stored: 2 MB.
+    shapes = {"crossattn_proj.0": [1024, 100352], "blocks.0.attn2.to_k": [2048, 1024]}
+    header = json.dumps({f"{name}.weight": {"dtype": "F32", "shape": shape} for name, shape in shapes.items()})
+    (tmp_path / "transformer").mkdir()
+    (tmp_path / "transformer/model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode())
+    (tmp_path / "model_index.json").write_text('{"_class_name": "Cosmos2_5_PredictBasePipeline"}')
+    for targets, channels in ((("to_k",), 1024), (("to_k", "crossattn_proj.0"), 100352), (("all-linear",), 100352)):
+        lora = LoraConfig(target_modules=targets)
+        assert sizes.embedding_elements(str(tmp_path), 512, lora) == 512 * channels
+
+
+@pytest.mark.parametrize(
+    ("lora", "prefixed"),
+    [
+        ("lora = { r = 2 }", True),
+        ('lora = { r = 2, target_modules = ["to_q", "crossattn_proj.0"] }', False),
+        ('lora = { r = 2, target_modules = "all-linear" }', False),
+        ("", False),
+    ],
+)
+def test_embeddings_are_stored_behind_the_projection_where_training_leaves_it_alone(cosmos, lora, prefixed):
+    run = Run(cosmos(VIDEO, ("lora = { r = 2 }", lora)), "store")
+    assert run.plan.prefixed == prefixed
+    assert run.embed().config.identity().get("prefixed", False) == prefixed
+    other = Run(run.plan.model_copy(update={"prefixed": not prefixed}), "store")
+    assert run.embed_slot != other.embed_slot
+    assert run.plan.identity() == other.plan.identity()
+
+
+def test_precision_is_nothing_to_what_is_stored_and_other_models_have_no_such_projection(cosmos, recipe):
+    exact, coarse = (
+        Run(cosmos(VIDEO, ("[train]", f'[train]\nparam_dtype = "{dtype}"')), "store")
+        for dtype in ("float32", "bfloat16")
+    )
+    assert exact.embed() == coarse.embed()
+    assert exact.plan.prefixed
+    assert not plan_of(Settings(recipe())).prefixed
+
+
+def test_a_run_that_began_with_embeddings_as_they_are_goes_on_with_them(cosmos, tmp_path):
+    plan = cosmos(VIDEO)
+    before = freeze(plan.model_copy(update={"prefixed": False}), str(tmp_path))
+    assert (plan.prefixed, before.prefixed, freeze(plan, str(tmp_path)).prefixed) == (True, False, False)
 
 
 def test_a_transformer_that_scales_its_padding_mask_needs_torchvision(tmp_path, monkeypatch):
