@@ -26,8 +26,8 @@ class Group:
     mesh: DeviceMesh | None = None
     """Copies of the weights, and ranks that share one; None where each rank has all weights."""
 
-    def __init__(self, timeout_s: float, shard_size: int = 1, *, offload: bool = False) -> None:
-        self.offload = offload
+    def __init__(self, timeout_s: float, shard_size: int = 1, *, offload: bool = False, compiles: bool = False) -> None:
+        self.offload, self.compiles = offload, compiles
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))

@@ -10,10 +10,7 @@ from torch import Tensor
 
 from cosmos_rl_core import lora, pipelines
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.errors import ArtifactError, ConfigError
-
-_COMPONENT = "transformer"
-_WEIGHTS = "diffusion_pytorch_model.safetensors"
+from cosmos_rl_core.errors import ArtifactError
 
 
 def lora_files(tensors: Mapping[str, Tensor], config: LoraConfig) -> dict[str, bytes]:
@@ -25,8 +22,10 @@ def lora_files(tensors: Mapping[str, Tensor], config: LoraConfig) -> dict[str, b
     """
     adapted = {name.rpartition(".lora_")[0] for name in tensors}
     settings = lora.peft_settings(config, lora.targets(config, adapted))
-    metadata = json.dumps({f"{_COMPONENT}.{name}": value for name, value in settings.items()}, sort_keys=True)
-    named = {f"{_COMPONENT}.{name}": tensors[name].contiguous() for name in sorted(tensors)}
+    metadata = json.dumps(
+        {f"{pipelines.TRANSFORMER}.{name}": value for name, value in settings.items()}, sort_keys=True
+    )
+    named = {f"{pipelines.TRANSFORMER}.{name}": tensors[name].contiguous() for name in sorted(tensors)}
     adapter_config = {"peft_type": "LORA", "bias": "none", "inference_mode": True, **settings}
     return {
         "lora/model.safetensors": safetensors_torch.save(named, metadata={"lora_adapter_metadata": metadata}),
@@ -41,29 +40,18 @@ def full_pipeline(base: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[st
     files, its number types and every tensor that is not trained, such as buffers. Other spellings of its weights
     (pickles, half-precision variants) would still be the base model's and are left out. One file is in memory at once.
     """
-    weights = _weight_files(base)
-    stored = {name: file for file in weights for name in _names(Path(base, _COMPONENT, file))}
+    weights = pipelines.transformer_files(base)
+    stored = {name: file for file in weights for name in _names(Path(base, pipelines.TRANSFORMER, file))}
     unknown = sorted(tensors.keys() - stored.keys())
     if unknown:
         raise ArtifactError(f"{len(unknown)} tensors have no place in the transformer of {base!r}, e.g. {unknown[0]}")
-    copied = {"config.json"} if weights == [_WEIGHTS] else {"config.json", f"{_WEIGHTS}.index.json"}
+    copied = {"config.json"} if weights == [pipelines.WEIGHTS] else {"config.json", f"{pipelines.WEIGHTS}.index.json"}
     for name in pipelines.pipeline_files(base):
         folder, _, file = name.partition("/")
-        if folder != _COMPONENT or file in copied:
+        if folder != pipelines.TRANSFORMER or file in copied:
             yield name, Path(base, name)
         elif file in weights:
             yield name, _replaced(Path(base, name), tensors)
-
-
-def _weight_files(base: str) -> list[str]:
-    """File names of the transformer's weights: those of the index where there is one."""
-    folder = Path(base, _COMPONENT)
-    if (folder / f"{_WEIGHTS}.index.json").is_file():
-        index = pipelines.read_json(base, _COMPONENT, f"{_WEIGHTS}.index.json")
-        return sorted(set(index["weight_map"].values()))
-    if (folder / _WEIGHTS).is_file():
-        return [_WEIGHTS]
-    raise ConfigError(f"{str(folder)!r} has no {_WEIGHTS}; weights in other formats are not read")
 
 
 def _names(file: Path) -> list[str]:

@@ -16,6 +16,9 @@ from cosmos_rl_core.canonical import files_digest
 from cosmos_rl_core.errors import ConfigError
 
 INDEX = "model_index.json"
+TRANSFORMER = "transformer"
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+"""Name of a component's weights where they are one file; with ``.index.json`` behind it, the list of several."""
 PACKAGE_PREFIX = "package:"
 _SHIPPED = Path(__file__).parent / "tiny" / "pipelines"
 
@@ -81,6 +84,20 @@ def pipeline_files(path: str | Path) -> list[str]:
 def pipeline_digest(path: str | Path) -> str:
     """Content digest (sha256 hex) of a pipeline directory: its files' relative paths and bytes, and nothing else."""
     return files_digest({name: Path(path) / name for name in pipeline_files(path)})
+
+
+def transformer_files(path: str | Path) -> list[str]:
+    """Names of the files that hold the transformer's weights: those of the index where there is one.
+
+    Other spellings of the weights, such as half-precision variants, are none of them. Raises :class:`ConfigError` if
+    there are no safetensors.
+    """
+    folder = Path(path, TRANSFORMER)
+    if (folder / f"{WEIGHTS}.index.json").is_file():
+        return sorted(set(read_json(path, TRANSFORMER, f"{WEIGHTS}.index.json")["weight_map"].values()))
+    if (folder / WEIGHTS).is_file():
+        return [WEIGHTS]
+    raise ConfigError(f"{str(folder)!r} has no {WEIGHTS}; weights in other formats are not read")
 
 
 def read_json(path: str | Path, *names: str) -> dict:

@@ -8,17 +8,15 @@ consists of named float32 tensors of which some are this rank's rows alone; :cla
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.base_weights import BaseWeights
 
 REPLICATE, SHARD = "dp_replicate", "dp_shard"
 """Names of the dimensions of the mesh: copies of the weights, and the ranks that share one."""
@@ -122,19 +120,25 @@ def blocks(transformer: nn.Module) -> list[nn.Module]:
     return [module for module in transformer.modules() if type(module).__name__ in names]
 
 
+def compile_blocks(transformer: nn.Module, backend: str = "inductor") -> None:
+    """Compile the repeated blocks one by one: as they are equal, the first one's code serves all of them."""
+    for block in blocks(transformer):
+        block.compile(backend=backend)
+
+
 def spread(
     transformer: nn.Module,
     mesh: DeviceMesh,
-    folder: Path,
+    pipeline: str,
     device: torch.device,
     *,
     compute: torch.dtype | None,
     offload: bool = False,
 ) -> Shards:
-    """Cut a transformer that has no weights yet, on the meta device, and read this rank's rows from ``folder``."""
+    """Cut a transformer that has no weights yet, on the meta device, and read this rank's rows from ``pipeline``."""
     shards = shard(transformer, mesh, compute, offload=offload)
     materialise(transformer, device, offload=offload)
-    load_base(transformer, folder, shards)
+    load_base(transformer, pipeline, shards)
     return shards
 
 
@@ -153,29 +157,20 @@ def materialise(transformer: nn.Module, device: torch.device, *, offload: bool =
 
 
 @torch.no_grad()
-def load_base(transformer: nn.Module, folder: Path, shards: Shards) -> None:
-    """Fill weights and buffers from the safetensors of a diffusers folder; of what is cut, read this rank's rows alone.
+def load_base(transformer: nn.Module, pipeline: str, shards: Shards) -> None:
+    """Fill weights and buffers from a pipeline directory; of what is cut, only this rank's rows are read.
 
-    Raises :class:`ArtifactError` if the folder has no tensor of a weight's name and shape.
+    Raises :class:`ArtifactError` if it has no tensor of a weight's name and shape.
     """
-    wanted = {_base_name(name): name for name in transformer.state_dict() if ".lora_" not in name}
     live = _tensors(transformer)
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as stored:
-            for key in sorted(wanted.keys() & set(stored.keys())):
-                name = wanted.pop(key)
-                there = stored.get_slice(key)
-                found, expected = tuple(there.get_shape()), tuple(live[name].shape)
-                if found != expected:
-                    raise ArtifactError(f"{key} of {file} is {list(found)}, expected {list(expected)}")
-                tensor = live[name]
-                if isinstance(tensor, DTensor):
-                    first, count = shards.rows(expected[0])
-                    tensor.to_local().copy_(there[first : first + count])
-                else:
-                    tensor.copy_(there[...])
-    if wanted:
-        raise ArtifactError(f"{folder} has no safetensors with {len(wanted)} weights, e.g. {min(wanted)}")
+    names = {_base_name(name): name for name in transformer.state_dict() if ".lora_" not in name}
+    base = BaseWeights(pipeline, {key: tuple(live[name].shape) for key, name in names.items()})
+    for key, name in names.items():
+        tensor = live[name]
+        if isinstance(tensor, DTensor):
+            tensor.to_local().copy_(base.rows(key, *shards.rows(tensor.shape[0])))
+        else:
+            tensor.copy_(base[key])
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -110,13 +110,11 @@ _STOCK_MULTIPLES = {"WanPipeline": 16, "SanaPipeline": 32, "SanaVideoPipeline": 
 def weight_shapes(pipeline: str) -> dict[str, tuple[int, ...]]:
     """Shapes of the transformer's weights by name, from the headers of its safetensors files."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(Path(pipeline, "transformer").glob("*.safetensors")):
-        with file.open("rb") as stream:
+    for name in pipelines.transformer_files(pipeline):
+        with Path(pipeline, pipelines.TRANSFORMER, name).open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             header = json.loads(stream.read(length))
         shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    if not shapes:
-        raise ConfigError(f"{pipeline!r} has no safetensors in its folder transformer; other formats are not read")
     return shapes
 
 

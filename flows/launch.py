@@ -127,6 +127,7 @@ class Launcher:
         argv += ["--rank-timeout-s", str(2 * self.config.stall_timeout_s)]
         if STAGES[request.stage].distributed and (size := self.config.shard_size_of(request.stage)) > 1:
             argv += ["--dp-shard-size", str(size), *(["--fsdp-offload"] if self.config.fsdp_offload else [])]
+        argv += ["--compile"] if self.config.compile else []
         argv += ["--halve"] if request.slot in self._out_of_memory else []
         argv += [] if self.config.deterministic else ["--nondeterministic"]
         argv += ["--allow-numerics-change"] if self.allow_numerics_change else []

@@ -1,14 +1,13 @@
 """Policy version 0, and how every version lies on disk: ``<part>/<n>.safetensors``, cut by name and size alone."""
 
 import math
-from collections.abc import Mapping
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosmos_rl_core import pipelines, sharding
+from cosmos_rl_core.base_weights import BaseWeights
 from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Model
@@ -17,6 +16,7 @@ from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights, cut, from_byte
 from cosmos_rl_core.precision import half
 from cosmos_rl_core.seeds import derive
 from cosmos_rl_core.sharding import WHOLE, Shards
+from cosmos_rl_core.sizes import FLOAT32_BYTES
 from stages import contracts
 from stages.artifacts import Artifact, Attempt
 from stages.contracts import Input, ModelRef, OnPolicy, Request
@@ -29,15 +29,24 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     config = request.config
     assert isinstance(config, contracts.Policy)
     _check_base(config.model)
-    model = load_model(config.model, ("transformer",), context.ranks.device)
     if config.from_scratch:
+        model = load_model(config.model, ("transformer",), context.ranks.device)
         initialise(model.transformer, derive(request.seed, "transformer"))
+    else:
+        # A large model's weights are more than one process may hold: here are their names and shapes alone.
+        model = load_model(config.model, (EMPTY_TRANSFORMER,), context.ranks.device)
     weights = prepare(model.transformer, config.lora, reference=False)
-    if config.lora is not None:
-        shapes = {name: tuple(parameter.shape) for name, parameter in weights.parameters.items()}
-        weights.load(CURRENT, initial_lora(shapes, config.lora, derive(request.seed, "policy")))
-    write_part(context.attempt, CURRENT, weights.get(CURRENT), context.ranks)
-    return {"trainable": sum(parameter.numel() for parameter in weights.parameters.values())}
+    shapes = {name: tuple(parameter.shape) for name, parameter in weights.parameters.items()}
+    if config.from_scratch:
+        write_part(context.attempt, CURRENT, weights.here(CURRENT), context.ranks)
+    elif config.lora is not None:
+        tensors = initial_lora(shapes, config.lora, derive(request.seed, "policy"))
+        write_part(context.attempt, CURRENT, tensors, context.ranks)
+    else:
+        base = BaseWeights(pipelines.resolve_path(config.model.path), shapes)
+        sizes = {name: FLOAT32_BYTES * math.prod(shape) for name, shape in shapes.items()}
+        _write_files(context.attempt, CURRENT, sizes, base.__getitem__, context.ranks)
+    return {"trainable": sum(math.prod(shape) for shape in shapes.values())}
 
 
 def _check_base(ref: ModelRef) -> None:
@@ -52,12 +61,17 @@ def write_part(
     attempt: Attempt, part: str, tensors: Mapping[str, Tensor], group: Group, shards: Shards = WHOLE
 ) -> None:
     """Write one part's files, each gathered whole and written by one of the ranks, in turn; all ranks call this."""
-    shapes = {name: shards.shape(name, tensor) for name, tensor in tensors.items()}
-    sizes = {name: math.prod(shapes[name]) * tensors[name].element_size() for name in shapes}
+    sizes = {name: math.prod(shards.shape(name, tensor)) * tensor.element_size() for name, tensor in tensors.items()}
+    _write_files(attempt, part, sizes, lambda name: shards.whole(name, tensors[name]), group)
+
+
+def _write_files(
+    attempt: Attempt, part: str, sizes: Mapping[str, int], whole: Callable[[str], Tensor], group: Group
+) -> None:
     for index, names in enumerate(cut(sizes)):
-        whole = {name: shards.whole(name, tensors[name]) for name in names}
+        tensors = {name: whole(name) for name in names}
         if index % group.world_size == group.rank:
-            attempt.put(f"{part}/{index:05d}.safetensors", to_bytes(whole))
+            attempt.put(f"{part}/{index:05d}.safetensors", to_bytes(tensors))
 
 
 def read_part(source: Input, part: str, shards: Shards = WHOLE) -> dict[str, Tensor]:
@@ -80,21 +94,25 @@ def load_policy(
 
     On ranks that share their weights, each reads and keeps its rows alone.
     """
-    ref, lora, mesh = config.model, config.lora, group.mesh
-    if mesh is None:
-        model = load_model(ref, ("transformer", *components), group.device)
-        weights = prepare(model.transformer, lora, reference=reference)
-    else:
-        model = load_model(ref, (EMPTY_TRANSFORMER, *components), group.device)
-        folder = Path(pipelines.resolve_path(ref.path), "transformer")
-        spread = partial(
-            sharding.spread,
-            mesh=mesh,
-            folder=folder,
-            device=group.device,
+    mesh = group.mesh
+
+    def spread(transformer: nn.Module) -> Shards:
+        if group.compiles:
+            # Before FSDP, whose hooks are not to be compiled.
+            sharding.compile_blocks(transformer)
+        if mesh is None:
+            return WHOLE
+        return sharding.spread(
+            transformer,
+            mesh,
+            pipelines.resolve_path(config.model.path),
+            group.device,
             compute=half(config.param_dtype),
             offload=group.offload,
         )
-        weights = prepare(model.transformer, lora, reference=reference, spread=spread)
+
+    transformer = "transformer" if mesh is None else EMPTY_TRANSFORMER
+    model = load_model(config.model, (transformer, *components), group.device)
+    weights = prepare(model.transformer, config.lora, reference=reference, spread=spread)
     weights.load(CURRENT, read_part(source, source.part, weights.shards))
     return model, weights

@@ -104,6 +104,7 @@ class Settings:
     halve: bool = False
     dp_shard_size: int = 1
     fsdp_offload: bool = False
+    compile: bool = False
     rank_timeout_s: float = 3600.0
 
 
@@ -121,6 +122,7 @@ def main(argv: list[str] | None = None) -> int:
         halve=args.halve,
         dp_shard_size=args.dp_shard_size,
         fsdp_offload=args.fsdp_offload,
+        compile=args.compile,
         rank_timeout_s=args.rank_timeout_s,
     )
     outcome = Outcome(settings.outcome, int(os.environ.get("RANK", "0")))
@@ -199,6 +201,7 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
         timeout_s=settings.rank_timeout_s,
         dp_shard_size=settings.dp_shard_size,
         offload=settings.fsdp_offload,
+        compiles=settings.compile,
     )
     found = numerics(
         world_size=ranks.world_size,
@@ -210,6 +213,7 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
         "attention_backend": torch_runtime.ATTENTION_BACKEND,
         "dp_shard_size": settings.dp_shard_size,
         "fsdp_offload": settings.fsdp_offload,
+        "compile": settings.compile,
     }
 
 
@@ -268,6 +272,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rank-timeout-s", type=float, default=3600.0, help="how long a rank waits for the others, in seconds"
     )
     parser.add_argument("--dp-shard-size", type=int, default=1, help="how many ranks share one copy of the weights")
+    parser.add_argument("--compile", action="store_true", help="compile the transformer's blocks")
     parser.add_argument("--fsdp-offload", action="store_true", help="shared weights rest in the CPU's memory")
     parser.add_argument(
         "--halve",

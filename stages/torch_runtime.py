@@ -12,7 +12,13 @@ ATTENTION_BACKEND = constants.DIFFUSERS_ATTN_BACKEND
 
 
 def start(
-    *, threads: int, deterministic: bool, timeout_s: float, dp_shard_size: int = 1, offload: bool = False
+    *,
+    threads: int,
+    deterministic: bool,
+    timeout_s: float,
+    dp_shard_size: int = 1,
+    offload: bool = False,
+    compiles: bool = False,
 ) -> Group:
     """Set this process up and join its group, whose ranks wait at most ``timeout_s`` for one another."""
     torch.set_num_threads(threads)
@@ -20,4 +26,4 @@ def start(
         # cuBLAS reads this when its first handle is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    return Group(timeout_s, dp_shard_size, offload=offload)
+    return Group(timeout_s, dp_shard_size, offload=offload, compiles=compiles)

@@ -25,6 +25,8 @@ class LaunchConfig(Section):
     every distributed stage. 1 gives each rank all weights; fewer than there are ranks makes copies (HSDP)."""
     fsdp_offload: bool = False
     """Shared weights, their copies and their optimizer rest in the CPU's memory and visit the GPU by the block."""
+    compile: bool = False
+    """Compile the transformer's blocks (torch.compile): a minute at the start of each stage, then faster forwards."""
     stage_gpus: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = {}
     """GPUs of single stages, e.g. ``{update = [0, 1], rollout = [2, 3]}``; stages that run side by side need sets of
     their own. Absent means all there are."""

@@ -120,7 +120,7 @@ def test_pipelines_module_does_not_import_torch():
 
 
 def test_paths_that_are_no_pipelines_are_config_errors(tmp_path, folders):
-    with pytest.raises(ConfigError, match="names on a model hub are not downloaded"):
+    with pytest.raises(ConfigError, match="and is not downloaded"):
         pipelines.resolve_path("stabilityai/stable-diffusion-3.5-medium")
     with pytest.raises(ConfigError, match=r"no model_index\.json"):
         pipelines.resolve_path(str(tmp_path))

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import torch
 
-from cosmos_rl_core import policy_weights
+from cosmos_rl_core import policy_weights, sharding
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models import _loading
@@ -261,3 +261,22 @@ def test_equal_tensors_are_equal_bytes_and_come_back():
     assert hashlib.sha256(policy_weights.to_bytes(back)).digest() == hashlib.sha256(content).digest()
     with pytest.raises(ArtifactError, match="not a safetensors file"):
         policy_weights.from_bytes(content[:40])
+
+
+def test_compiled_blocks_run_with_the_part_in_use(model, folder, conditioning, lora):
+    compiled = _loading.adapter_of(folder).load(folder, ("transformer",), CPU)
+    weights = prepare(model.transformer, lora)
+    # Captured as for any compiler, and run without one: that would take a minute.
+    compiled_weights = prepare(
+        compiled.transformer,
+        lora,
+        spread=lambda transformer: sharding.compile_blocks(transformer, "aot_eager") or sharding.WHOLE,
+    )
+    old, current = noisy(weights, 1), noisy(weights, 2)
+    for each in (weights, compiled_weights):
+        each.create("old", old)
+        each.load("current", current)
+    for part in ("old", "current", "reference", "old"):
+        with weights.use(part), compiled_weights.use(part):
+            assert torch.equal(output(compiled, conditioning), output(model, conditioning)), part
+    torch._dynamo.reset()

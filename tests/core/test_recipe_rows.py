@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipes import Entry, translate, translated
 from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig
 from cosmos_rl_core.errors import ConfigError
@@ -140,9 +139,9 @@ REFUSED = [
     (SD3, "policy.diffusers.sample.solver", "dance", "no such sampler"),
     (SD3, "policy.is_diffusers", False, "language models"),
     (SD3, "policy.lora.init_lora_weights", "pissa", "true or gaussian"),
-    (SD3, "train.optm_name", "SGD", "AdamW or Adam"),
     (SD3, "train.param_dtype", "float16", "bfloat16 or float32"),
-    (SD3, "policy.lora.target_modules", "to_q", "in a list"),
+    (SD3, "policy.lora.lora_path", "outputs/lora", "begins as exactly its base model"),
+    (SD3, "policy.lora.modules_to_save", ["proj_out"], "adapters alone"),
     (SD3, "train.resume", "outputs/x/policy", "no checkpoint of cosmos-rl is read"),
     (SD3, "train.train_policy.trainer_type", "grpo", "diffusion_nft"),
     (SD3, "train.train_batch_per_replica", "many", "whole number"),
@@ -231,40 +230,35 @@ def test_a_cycle_that_falls_is_a_decay():
     assert train["optm_min_lr_factor"] == pytest.approx(0.2)
 
 
-def test_the_power_average_is_cosmos_rls():
+def test_the_power_average_is_theirs():
     train = translate(read(DDRL)).values["train"]
     config = EmaConfig(ema_enable=train["ema_enable"], ema_rate=train["ema_rate"])
     gamma = 6.937204  # of rate 0.1
     for step in (0, 1, 100, 10000):
-        assert ema_decay(config, step) == pytest.approx((1 - 1 / (step + 1)) ** (gamma + 1), abs=1e-7)
-    assert setting(read(DDRL, model__ema={"rate": 0.05}), "train.ema_rate") == 0.05
-    assert "ema_rate" not in translate(read(DDRL, model__ema={"enabled": False})).values["train"]
+        assert ema_decay(config, step) == pytest.approx((1 - 1 / (step + 1)) ** (gamma + 1), abs=1e-6)
+    assert "ema_rate" not in translate(read(DDRL, model__ema__enabled=False)).values["train"]
 
 
-@pytest.mark.parametrize(
-    ("name", "key"), [(SD3, "train.param_dtype"), (GRPO, "model.precision")],
-)  # fmt: skip
+def test_options_of_adapters_and_the_optimizer_mean_what_they_say():
+    said = {
+        "lora_dropout": 0.1,
+        "use_rslora": True,
+        "r_pattern": {"attn.to_q": 8, "to_k": 2},
+        "alpha_pattern": {},
+        "target_modules": "all-linear",
+        "modules_to_save": "None",
+    }
+    changes = {f"policy__lora__{name}": value for name, value in said.items()}
+    values = translate(read(SD3, train__optm_name="Adam", **changes)).values
+    assert values["train"]["optm_name"] == "Adam"
+    assert {name: values["policy"]["lora"].get(name) for name in said} == said | {"modules_to_save": None}
+
+
+@pytest.mark.parametrize(("name", "key"), [(SD3, "train.param_dtype"), (GRPO, "model.precision")])
 def test_the_precision_is_the_files_and_bfloat16_where_it_says_none(name: str, key: str):
     key = key.replace(".", "__")
     assert setting(read(name, **{key: "float32"}), "train.param_dtype") == "float32"
     assert setting(read(name, **{key: None}), "train.param_dtype") == "bfloat16"
-
-
-def test_settings_of_adapters_are_taken_with_the_dots_of_their_patterns():
-    values = read(
-        SD3,
-        policy__lora__lora_dropout=0.1,
-        policy__lora__use_rslora=True,
-        policy__lora__r_pattern={"attn.to_q": 16, "blocks.[0-3].attn.to_k": 8},
-        policy__lora__alpha_pattern={},
-        policy__lora__target_modules="all-linear",
-    )
-    lora = LoraConfig.model_validate(setting(values, "policy.lora"))
-    assert (lora.lora_dropout, lora.use_rslora, lora.target_modules) == (0.1, True, ("all-linear",))
-    assert (lora.r_pattern, lora.alpha_pattern) == ({"attn.to_q": 16, "blocks.[0-3].attn.to_k": 8}, {})
-    assert setting(read(SD3, policy__lora__r_pattern="None"), "policy.lora").keys() == _parsed(SD3)["policy"][
-        "lora"
-    ].keys() - {"lora_names"}
 
 
 def test_a_run_that_cosmos_rl_never_ends_leaves_steps_out_that_are_not_finite():

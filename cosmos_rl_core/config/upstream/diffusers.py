@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from cosmos_rl_core.config.policy import NOT_IN_LORA
 from cosmos_rl_core.config.upstream import diffusers_rows as special
 from cosmos_rl_core.config.upstream import diffusers_run as run
 from cosmos_rl_core.config.upstream.diffusers_run import DATASET, POLICY, SAMPLE
@@ -96,7 +97,7 @@ _TRAIN: dict[str, Row] = {
     "train.epoch": run.epoch_row,
     "train.max_num_steps": unless_none(run.max_num_steps_row),
     "train.train_batch_per_replica": run.batch_row,
-    "train.optm_name": among(("AdamW", "Adam"), taken, "choose AdamW or Adam"),
+    "train.optm_name": when(lambda up: up["train.optm_name"] != "AdamW", taken, "AdamW is what trains here"),
     "train.optm_impl": _SAME_ADAM,
     "train.optm_lr": taken,
     "train.optm_lr.*": refused("there is one learning rate for everything"),
@@ -182,13 +183,14 @@ _MODEL: dict[str, Row] = {
            "enable_liger_fused_cross_entropy aux_loss_coeff"),
     "policy.lora": taken,
     **rows(taken, "policy.lora.", "r lora_alpha"),
-    "policy.lora.target_modules": unless_none(special.targets_row),
+    "policy.lora.target_modules": unless_none(taken),
     "policy.lora.init_lora_weights": when(run.has_lora, special.init_lora_row, "there is no [policy.lora]"),
     **rows(no_effect("the algorithm says which copies of the adapters there are"), "policy.lora.",
            "lora_names primary_adapter"),
-    **rows(no_effect(NOT_READ), "policy.lora.", "lora_path modules_to_save"),
-    **rows(unless_none(special.unread_lora_row), "policy.lora.", "lora_dropout use_rslora"),
-    **rows(unless_none(special.pattern_row), "policy.lora.", "r_pattern r_pattern.* alpha_pattern alpha_pattern.*"),
+    # Meant by whoever wrote them, though cosmos-rl does not read them for diffusion models.
+    **rows(taken, "policy.lora.", "lora_dropout use_rslora"),
+    **rows(unless_none(special.pattern_row), "policy.lora.", "alpha_pattern alpha_pattern.* r_pattern r_pattern.*"),
+    **{f"policy.lora.{name}": unless_none(refused(NOT_IN_LORA[name])) for name in ("lora_path", "modules_to_save")},
     "policy.diffusers.is_video": special.is_video_row,
     "policy.diffusers.train_frames": special.train_frames_row,
     "policy.diffusers.inference_frames": no_effect("evaluations are as long as policy.diffusers.train_frames"),

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from cosmos_rl_core.config.policy import ALL_LINEAR
 from cosmos_rl_core.config.upstream.diffusers_run import (
     DATASET,
     POLICY,
@@ -17,10 +16,9 @@ from cosmos_rl_core.config.upstream.diffusers_run import (
     validates,
 )
 from cosmos_rl_core.config.upstream.rewards import default_reward
-from cosmos_rl_core.config.upstream.rows import NOT_READ, Meaning, Row, Upstream, count, number
+from cosmos_rl_core.config.upstream.rows import Meaning, Row, Upstream, count, number
 from cosmos_rl_core.errors import ConfigError
 
-_COUNTS = f"{NOT_READ}; here it counts"
 SANA_VIDEO_FRAMES = 81
 """What cosmos-rl makes with it, whatever is written."""
 
@@ -98,24 +96,12 @@ def init_lora_row(key: str, value: Any, _: Upstream) -> Meaning:
     raise ConfigError("the adapters begin at the base model: choose true or gaussian")
 
 
-def targets_row(key: str, value: Any, _: Upstream) -> Meaning:
-    """Which modules get one."""
-    if isinstance(value, str) and value != ALL_LINEAR:
-        raise ConfigError(f'name the suffixes of the modules in a list, or all of them by "{ALL_LINEAR}"')
-    return Meaning("taken", {key: value})
-
-
-def unread_lora_row(key: str, value: Any, _: Upstream) -> Meaning:
-    """Settings of adapters that cosmos-rl has for language models alone."""
-    return Meaning("taken", {key: value}, _COUNTS)
-
-
 def pattern_row(key: str, value: Any, upstream: Upstream) -> Meaning:
     """The whole table of patterns, of whichever it is asked: the dots in them are no tables' names."""
     table = "policy.lora." + key.split(".")[2]
     within = f"{table}."
     patterns = {name.removeprefix(within): held for name, held in upstream.values.items() if name.startswith(within)}
-    return Meaning("taken", {table: value if key == table else patterns}, _COUNTS)
+    return Meaning("taken", {table: value if key == table else patterns})
 
 
 _SOLVERS = {

@@ -119,7 +119,7 @@ _MODEL: dict[str, Row] = {
     "model.loss_scale": to(f"{POLICY}.loss_scale"),
     "model.ema.enabled": to("train.ema_enable"),
     "model.ema.rate": when(
-        lambda up: up["model.ema.enabled"] is True, to("train.ema_rate", number), "model.ema.enabled is not true"
+        lambda up: up["model.ema.enabled"] is True, to("train.ema_rate"), "model.ema.enabled is not true"
     ),
     "model.ema.iteration_shift": only(0, "no shift", "the average counts from the first step: set it to 0"),
     "model.resolution": special.size_row,
