@@ -55,6 +55,24 @@ def check_budget(recipe: Recipe) -> None:
         )
 
 
+def embedding_bytes(recipe: Recipe) -> int | None:
+    """Bytes stored of the text embedding of one prompt; None for a model of which nobody can tell."""
+    path = pipelines.resolve_path(recipe.policy.model_name_or_path)
+    elements = sizes.embedding_elements(path, recipe.policy.diffusers.max_prompt_length, recipe.policy.lora)
+    return None if elements is None else sizes.FLOAT32_BYTES * elements
+
+
+def check_embeddings(recipe: Recipe, num_prompts: int) -> None:
+    """Raise :class:`ConfigError` if the text embeddings of so many prompts would be more than the recipe allows."""
+    each = embedding_bytes(recipe)
+    if each is not None and each * num_prompts > recipe.rollout.store_budget_gb * GB:
+        raise ConfigError(
+            f"the text embeddings would take {each * num_prompts / GB:.2g} GB ({num_prompts} prompts of "
+            f"{each / 10**6:.2f} MB), more than rollout.store_budget_gb = {recipe.rollout.store_budget_gb:g}; raise it "
+            "or take fewer prompts"
+        )
+
+
 def describe(recipe: Recipe) -> str:
     """In words."""
     words = [f"{recipe.train.num_iterations} policies of {policy_bytes(recipe) / 10**6:.1f} MB"]
@@ -62,9 +80,8 @@ def describe(recipe: Recipe) -> str:
     if recipe.train.train_policy.rewarded and each is not None:
         count = recipe.train.num_iterations * recipe.train.train_batch_per_replica
         words.insert(0, f"{count} samples of {each / 1000:.0f} kB and a picture each ({each * count / GB:.1f} GB)")
-    path, length = pipelines.resolve_path(recipe.policy.model_name_or_path), recipe.policy.diffusers.max_prompt_length
-    if (elements := sizes.embedding_elements(path, length, recipe.policy.lora)) is not None:
-        words.append(f"embeddings of {sizes.FLOAT32_BYTES * elements / 10**6:.1f} MB a prompt")
+    if (each := embedding_bytes(recipe)) is not None:
+        words.append(f"embeddings of {each / 10**6:.1f} MB a prompt")
     return ", ".join(words)
 
 

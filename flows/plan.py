@@ -144,6 +144,8 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
         _collect(mistakes, lambda: _check_given_frames(recipe))
         _collect(mistakes, lambda: costs.policy_bytes(recipe))
         _collect(mistakes, lambda: costs.check_budget(recipe))
+        embedded = {prompt.id for prompt in (*prompts, *data_prompts, *held_out_data[0])}
+        _collect(mistakes, lambda: costs.check_embeddings(recipe, len(embedded)))
     if mistakes or model is None:
         raise ConfigError("\n".join([f"{source}:", *(f"  {mistake}" for mistake in dict.fromkeys(mistakes))]))
     plan = Plan(

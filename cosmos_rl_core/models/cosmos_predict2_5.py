@@ -6,7 +6,6 @@ The stock pipeline's ``guidance_scale`` g is ``v_c + g (v_c - v_u)``, which is o
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -223,7 +222,7 @@ def _passed_over(transformer: nn.Module, name: str) -> Iterator[None]:
 def _load_prefix(path: str, device: torch.device) -> nn.Module:
     """The base's projection of texts alone, with its weights."""
     module = _loading.empty_transformer(path).get_submodule(FROZEN_PREFIX).to_empty(device=device)
-    load_base(nn.ModuleDict({FROZEN_PREFIX: module}), Path(path, "transformer"), WHOLE)
+    load_base(nn.ModuleDict({FROZEN_PREFIX: module}), path, WHOLE)
     return module
 
 

@@ -1,8 +1,13 @@
 """Text embeddings of Cosmos-Predict2.5 that have been through its projection already, in the place of those before."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from cosmos_rl_core import pipelines
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.models import cosmos_predict2_5
 from cosmos_rl_core.models._base import COMPONENTS, PREFIX, Conditioning, given_frames, guided_velocity, stack
@@ -51,6 +56,18 @@ def test_what_is_stored_is_what_the_transformer_makes_of_the_embeddings_in_float
         assert before.keys().isdisjoint(after.keys())
 
 
+def test_nothing_else_of_the_transformer_is_read(folder, projected, tmp_path):
+    """Its file may as well hold nothing else, and no VAE be there."""
+    lean = tmp_path / "lean"
+    shutil.copytree(folder, lean, ignore=shutil.ignore_patterns(pipelines.WEIGHTS))
+    weights = load_file(Path(folder, pipelines.TRANSFORMER, pipelines.WEIGHTS))
+    prefix = {name: tensor for name, tensor in weights.items() if name.startswith("crossattn_proj.")}
+    assert len(prefix) < len(weights)
+    save_file(prefix, lean / pipelines.TRANSFORMER / pipelines.WEIGHTS)
+    (found,) = cosmos_predict2_5.load(str(lean), ("text", PREFIX), CPU).encode_prompts(PROMPTS[:1], LENGTH)
+    assert torch.equal(*(texts["projected_prompt_embeds"] for texts in (found, projected[0])))
+
+
 @torch.no_grad()
 def test_the_velocity_is_the_same_bits_from_either(model, raw, projected):
     (x_t, t), given = inputs(1), given_frames(inputs(1)[0][0, :, :1], 3)
@@ -86,7 +103,7 @@ def test_gradients_of_adapters_are_the_same_from_either(folder, raw, projected):
     weights = prepare(model.transformer, LoraConfig(r=2, target_modules=("to_q", "to_v")), reference=False)
     shapes = {name: parameter.shape for name, parameter in weights.parameters.items()}
     weights.load("current", {name: torch.full(shape, 0.1, device=CPU) for name, shape in shapes.items()})
-    model.transformer.enable_gradient_checkpointing()
+    model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
     found: list[dict[str, torch.Tensor]] = []
     for texts in (raw, projected):
         model.velocity(*inputs(1), stack(texts[:1], CPU)).square().sum().backward()

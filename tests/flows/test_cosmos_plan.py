@@ -1,10 +1,12 @@
 """What a plan knows of Cosmos-Predict2.5 before torch is there: packages, sizes, targets, bytes, guidance."""
 
 import json
+import shutil
 import struct
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from cosmos_rl_core import media, pipelines, sizes
 from cosmos_rl_core.config.policy import LoraConfig
@@ -90,11 +92,11 @@ def test_the_real_text_embedding_is_the_known_one(tmp_path):
     config = {"model_type": "qwen2_5_vl", "num_hidden_layers": 28, "hidden_size": 3584}
     (tmp_path / "text_encoder/config.json").write_text(json.dumps(config))
     assert sizes.embedding_elements(str(tmp_path), 512) == 512 * 100352
-    # 205 MB a prompt; where adapters leave the first projection alone, its 1024 channels are stored: 2 MB.
+    # 206 MB a prompt; where adapters leave the first projection alone, its 1024 channels are stored: 2 MB.
     shapes = {"crossattn_proj.0": [1024, 100352], "blocks.0.attn2.to_k": [2048, 1024]}
     header = json.dumps({f"{name}.weight": {"dtype": "F32", "shape": shape} for name, shape in shapes.items()})
     (tmp_path / "transformer").mkdir()
-    (tmp_path / "transformer/model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode())
+    (tmp_path / "transformer" / pipelines.WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header.encode())
     (tmp_path / "model_index.json").write_text('{"_class_name": "Cosmos2_5_PredictBasePipeline"}')
     for targets, channels in ((("to_k",), 1024), (("to_k", "crossattn_proj.0"), 100352), (("all-linear",), 100352)):
         lora = LoraConfig(target_modules=targets)
@@ -117,6 +119,30 @@ def test_embeddings_are_stored_behind_the_projection_where_training_leaves_it_al
     other = Run(run.plan.model_copy(update={"prefixed": not prefixed}), "store")
     assert run.embed_slot != other.embed_slot
     assert run.plan.identity() == other.plan.identity()
+
+
+def test_another_projection_is_another_embedding(cosmos, base, tmp_path):
+    """The projection is part of the base, whose digest the Request names."""
+    other = tmp_path / "other"
+    shutil.copytree(base, other)
+    weights = other / "transformer" / pipelines.WEIGHTS
+    tensors = load_file(weights)
+    tensors["crossattn_proj.0.weight"][0, 0] += 1
+    save_file(tensors, weights)
+    runs = [Run(cosmos(VIDEO, (str(base), str(path))), "store") for path in (base, other)]
+    assert runs[0].embed_slot != runs[1].embed_slot
+
+
+@pytest.mark.parametrize(("lora", "megabytes"), [("lora = { r = 2 }", "0.64"), ("", "1.28")])
+def test_embeddings_of_more_than_the_budget_are_refused(cosmos, lora, megabytes):
+    """10000 tokens of 16 numbers behind the projection, and of 32 before it."""
+    settings, adapters = f"{VIDEO}, max_prompt_length = 10000", ("lora = { r = 2 }", lora)
+    plan = cosmos(settings, adapters)
+    count, budget = len(plan.prompts), float(megabytes) / 1000 * len(plan.prompts)
+    assert costs.embedding_bytes(plan.recipe) == float(megabytes) * 10**6
+    cosmos(settings, adapters, ("[rollout]", f"[rollout]\nstore_budget_gb = {1.01 * budget}"))
+    with pytest.raises(ConfigError, match=rf"text embeddings would take .*\({count} prompts of {megabytes} MB\), more"):
+        cosmos(settings, adapters, ("[rollout]", f"[rollout]\nstore_budget_gb = {0.99 * budget}"))
 
 
 def test_precision_is_nothing_to_what_is_stored_and_other_models_have_no_such_projection(cosmos, recipe):

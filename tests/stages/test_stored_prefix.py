@@ -13,8 +13,9 @@ from flows.requests import Run
 from stages import embed
 from stages.artifacts import input_of
 from stages.policy import read_part
-from tests.stages.conftest import make, make_run
+from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.test_given_rollouts import values as given_values
+from tests.stages.test_sharding import aside, require_close
 
 SHAPES = {False: {"prompt_embeds": (200, 32)}, True: {"projected_prompt_embeds": (200, 16)}}
 """Tensors of a prompt's embedding, by whether it has been through the projection."""
@@ -59,6 +60,11 @@ def test_rollouts_and_an_update_with_a_loss_on_data(tmp_path: Path):
     assert one.content == other.content
     assert_same_policy(runs)
 
+    # Also by two ranks that share the weights, the projection's among them.
+    shared = aside(runs[0].update(0), "shared")
+    make_on_ranks(shared, tmp_path, 2, "--dp-shard-size", "2")
+    require_close(runs[0].update(0), shared, {"current": 2e-4})
+
 
 def test_supervised_steps_and_the_held_out_loss(tmp_path: Path):
     values = given_values(tmp_path / "inputs")
@@ -78,3 +84,19 @@ def test_supervised_steps_and_the_held_out_loss(tmp_path: Path):
         check_embeddings(run, prefixed=run.plan.prefixed)
     assert losses[0] == losses[1]
     assert_same_policy(runs)
+
+
+def test_training_every_weight_trains_the_projection_on_embeddings_before_it(tmp_path: Path):
+    values = given_values(tmp_path / "inputs")
+    del values["policy"]["lora"]
+    data = {"name": "mock", "num_items": 2, "num_prompts": 2, "size": [16, 16], "frames": 9}
+    values["train"]["train_policy"] = {"type": "sft", "mini_batch": 2, "steps_per_iteration": 1, "dataset": data}
+    values["train"]["train_batch_per_replica"] = 2
+    values["rewards"] = []
+    run = make_run(tmp_path, values)
+    for request in (run.policy, run.embed, partial(run.finetune, 0)):
+        make(request(), tmp_path)
+    check_embeddings(run, prefixed=False)
+    before, after = (read_part(input_of(slot), "current") for slot in (run.policy_slot, run.policy_after(1)))
+    for name in ("crossattn_proj.0.weight", "crossattn_proj.0.bias"):
+        assert (after[name] - before[name]).abs().max() > 1e-4
