@@ -254,7 +254,13 @@ def _model(recipe: Recipe) -> ModelRef:
     kept = name if name.startswith(pipelines.PACKAGE_PREFIX) else path
     guarded = pipelines.has_guardrail(path) and recipe.policy.diffusers.guardrail != "off"
     digest = pipelines.pipeline_digest(path)
-    return ModelRef(path=kept, adapter=adapter, digest=digest, guardrail=("guardrail",) if guarded else ())
+    return ModelRef(
+        path=kept,
+        adapter=adapter,
+        digest=digest,
+        guardrail=("guardrail",) if guarded else (),
+        complex_human_instruction=recipe.policy.diffusers.complex_human_instruction,
+    )
 
 
 def _unfit(recipe: Recipe) -> list[str]:
@@ -263,6 +269,8 @@ def _unfit(recipe: Recipe) -> list[str]:
     path, diffusers = pipelines.resolve_path(recipe.policy.model_name_or_path), recipe.policy.diffusers
     _collect(mistakes, lambda: pipelines.check_runs(path))
     _collect(mistakes, lambda: pipelines.check_guardrail(path, diffusers.guardrail))
+    if diffusers.complex_human_instruction is not None:
+        _collect(mistakes, lambda: pipelines.check_takes_instruction(path))
     if recipe.validation is not None:
         _collect(mistakes, lambda: pipelines.stock_guidance_scale(path, diffusers.sample.guidance_scale))
     return mistakes

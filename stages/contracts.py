@@ -45,6 +45,8 @@ class ModelRef(Section):
     """Digest of the pipeline's files, pinned by the plan."""
     guardrail: tuple[Literal["guardrail"], ...] = Field(default=(), json_schema_extra={"neutral": []})
     """The component of this name where prompts, and the media of rollouts and evaluations, go through it."""
+    complex_human_instruction: tuple[str, ...] | None = Field(default=None, json_schema_extra={"neutral": None})
+    """What is put before prompts; absent means the stock pipeline's own."""
 
 
 class MediaShape(Section):

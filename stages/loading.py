@@ -18,6 +18,12 @@ def load_model(ref: ModelRef, components: tuple[str, ...], device: torch.device)
     return plugins.load("models", ref.adapter).load(pipelines.resolve_path(ref.path), components, device)
 
 
+def prompt_options(ref: ModelRef) -> dict[str, list[str]]:
+    """What ``encode_prompts`` is told besides, and the call of the stock pipeline too."""
+    instruction = ref.complex_human_instruction
+    return {} if instruction is None else {"complex_human_instruction": list(instruction)}
+
+
 def load_stock(ref: ModelRef, path: str) -> Any:
     """The whole stock pipeline in ``path``, the base or an export of it, float32, on the CPU."""
     plugin = plugins.load("models", ref.adapter)

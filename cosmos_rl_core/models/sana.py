@@ -1,6 +1,7 @@
 """SANA and SANA 1.5: text to image, Gemma's text, 4-D latents of a deep-compression autoencoder."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from cosmos_rl_core.models import _loading, _sana
 from cosmos_rl_core.models._base import Conditioning
 
 PIPELINE_CLASSES = ("SanaPipeline",)
+TAKES_INSTRUCTION = True
 
 
 class Sana:
@@ -33,10 +35,15 @@ class Sana:
         """The denoiser."""
         return _loading.require(self._pipeline.transformer, "transformer")
 
-    def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
+    def encode_prompts(
+        self, prompts: list[str], max_prompt_length: int, complex_human_instruction: Sequence[str] | None = None
+    ) -> list[Conditioning]:
         """One by one; on the CPU."""
         _loading.require(self._pipeline.text_encoder, "text")
-        return [_sana.encode_prompt(self._pipeline, prompt, max_prompt_length, self._device) for prompt in prompts]
+        return [
+            _sana.encode_prompt(self._pipeline, prompt, max_prompt_length, complex_human_instruction, self._device)
+            for prompt in prompts
+        ]
 
     def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
         """``[C, H, W]``."""
