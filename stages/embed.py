@@ -9,7 +9,7 @@ from cosmos_rl_core.policy_weights import to_bytes
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Input, Request
-from stages.loading import load_model, prompt_options
+from stages.loading import load_model
 from stages.members import KEPT_BYTES, Members
 from stages.runner import Context
 from stages.samples import cut
@@ -30,10 +30,8 @@ def run(request: Request, context: Context) -> dict[str, int]:
     texts = {prompt.id: prompt.text for prompt in config.prompts} | added
     layout = context.layout({"shards": cut(list(texts), config.prompts_per_shard)})["shards"]
 
-    options = prompt_options(config.model)
-
     def encode(ids: list[str]) -> bytes:
-        conditionings = model.encode_prompts([texts[i] for i in ids], config.max_prompt_length, **options)
+        conditionings = model.encode_prompts([texts[i] for i in ids], config.max_prompt_length)
         return shards.pack({f"{i}.safetensors": to_bytes(c) for i, c in zip(ids, conditionings, strict=True)})
 
     for index in range(context.ranks.rank, len(layout), context.ranks.world_size):

@@ -21,6 +21,8 @@ class Sana:
     """See :class:`cosmos_rl_core.models._base.Model`. Conditioning: ``prompt_embeds`` and ``prompt_attention_mask``."""
 
     negative_prompt = ""
+    complex_human_instruction: Sequence[str] | None = None
+    """Comes before every prompt but the empty one; None means that of the stock pipeline's call."""
 
     def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
         _sana.check(path, "AutoencoderDC")
@@ -35,13 +37,11 @@ class Sana:
         """The denoiser."""
         return _loading.require(self._pipeline.transformer, "transformer")
 
-    def encode_prompts(
-        self, prompts: list[str], max_prompt_length: int, complex_human_instruction: Sequence[str] | None = None
-    ) -> list[Conditioning]:
+    def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
         """One by one; on the CPU."""
         _loading.require(self._pipeline.text_encoder, "text")
         return [
-            _sana.encode_prompt(self._pipeline, prompt, max_prompt_length, complex_human_instruction, self._device)
+            _sana.encode_prompt(self._pipeline, prompt, max_prompt_length, self.complex_human_instruction, self._device)
             for prompt in prompts
         ]
 

@@ -93,7 +93,8 @@ def test_another_instruction_of_sana_is_the_stock_pipelines_argument(name: str, 
     model, stock = load(folder, "text"), DiffusionPipeline.from_pretrained(folder, use_safetensors=True)
     (default,) = model.encode_prompts(["ab"], 10)
     for instruction in (["Make it bright.", "Prompt: "], []):
-        own, empty = model.encode_prompts(["ab", ""], 10, instruction)
+        model.complex_human_instruction = instruction
+        own, empty = model.encode_prompts(["ab", ""], 10)
         embeds, mask, negative, negative_mask = stock.encode_prompt(
             "ab", max_sequence_length=10, complex_human_instruction=instruction, device=CPU
         )
