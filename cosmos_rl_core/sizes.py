@@ -71,13 +71,17 @@ def text_tokens(pipeline: str, max_prompt_length: int) -> int:
     return pipelines.read_json(pipeline, "tokenizer", "tokenizer_config.json")["model_max_length"] + max_prompt_length
 
 
-def embedding_elements(pipeline: str, max_prompt_length: int) -> int | None:
-    """Numbers in the text embedding of one prompt, without masks; None for a transformer that is not known here."""
+def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig | None = None) -> int | None:
+    """Numbers stored of one prompt's text embedding, after the prefix that ``lora`` leaves frozen, if there is one.
+
+    Without masks. None for a transformer that is not known here.
+    """
     transformer = pipelines.read_json(pipeline, "transformer", "config.json")
-    if (channels := _TEXT_CHANNELS.get(transformer.get("_class_name", ""))) is None:
+    if (setting := _TEXT_CHANNELS.get(transformer.get("_class_name", ""))) is None:
         return None
-    pooled = transformer.get("pooled_projection_dim", 0)
-    return text_tokens(pipeline, max_prompt_length) * transformer[channels] + pooled
+    prefix = _frozen_prefix(pipeline, lora)
+    channels = prefix[max(prefix)][0] if prefix else transformer[setting]
+    return text_tokens(pipeline, max_prompt_length) * channels + transformer.get("pooled_projection_dim", 0)
 
 
 _TEXT_CHANNELS = {
@@ -88,6 +92,24 @@ _TEXT_CHANNELS = {
     "CosmosTransformer3DModel": "crossattn_proj_in_channels",
 }
 """The setting of a transformer, by its class, that says how many numbers a text token has."""
+
+
+def has_frozen_prefix(pipeline: str, lora: LoraConfig | None) -> bool:
+    """Whether the transformer passes texts first through a module that its plugin declares and training leaves alone.
+
+    Training every weight leaves none alone. Raises :class:`ConfigError` for a LoRA target that names no matrix.
+    """
+    return bool(_frozen_prefix(pipeline, lora))
+
+
+def _frozen_prefix(pipeline: str, lora: LoraConfig | None) -> dict[str, tuple[int, ...]]:
+    """Shapes of that module's matrices by name; empty where there is none, or where one of them is adapted."""
+    name = pipelines.frozen_prefix(pipelines.pipeline_class(pipeline)) if lora is not None else None
+    if name is None or lora is None:
+        return {}
+    matrices = _matrices(weight_shapes(pipeline))
+    prefix = {module: shape for module, shape in matrices.items() if module.startswith(f"{name}.")}
+    return {} if prefix.keys() & _adapted(matrices, lora) else prefix
 
 
 def _geometry(pipeline: str) -> tuple[int, int, int | None] | None:
@@ -147,20 +169,8 @@ def trainable_shapes(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | None
     """
     if lora is None:
         return {name: shape for name, shape in shapes.items() if name not in BUFFERS}
-    matrices = {
-        name.removesuffix(".weight"): shape
-        for name, shape in shapes.items()
-        if name.endswith(".weight") and len(shape) == 2
-    }
-    targets = adapters.targets(lora, matrices)
-    found = {target: [m for m in matrices if m == target or m.endswith(f".{target}")] for target in targets}
-    if lost := [target for target, modules in found.items() if not modules]:
-        endings = sorted({_ending(name) for name in matrices})
-        raise ConfigError(
-            f"policy.lora.target_modules: no weight matrix of this transformer ends in {', '.join(lost)}; "
-            f"it has {', '.join(endings)}"
-        )
-    targeted = {module for modules in found.values() for module in modules}
+    matrices = _matrices(shapes)
+    targeted = _adapted(matrices, lora)
     adapters.check_patterns(lora, targeted)
     factors: dict[str, tuple[int, ...]] = {}
     for module in sorted(targeted):
@@ -172,6 +182,28 @@ def trainable_shapes(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | None
 def trainable_elements(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | None) -> int:
     """Numbers that training moves; raises as :func:`trainable_shapes`."""
     return elements(trainable_shapes(shapes, lora))
+
+
+def _matrices(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of linear modules, by the module's name."""
+    return {
+        name.removesuffix(".weight"): shape
+        for name, shape in shapes.items()
+        if name.endswith(".weight") and len(shape) == 2
+    }
+
+
+def _adapted(matrices: dict[str, tuple[int, ...]], lora: LoraConfig) -> set[str]:
+    """The matrices that get an adapter. Raises :class:`ConfigError` for a target that names none."""
+    targets = adapters.targets(lora, matrices)
+    found = {target: [m for m in matrices if m == target or m.endswith(f".{target}")] for target in targets}
+    if lost := [target for target, modules in found.items() if not modules]:
+        endings = sorted({_ending(name) for name in matrices})
+        raise ConfigError(
+            f"policy.lora.target_modules: no weight matrix of this transformer ends in {', '.join(lost)}; "
+            f"it has {', '.join(endings)}"
+        )
+    return {module for modules in found.values() for module in modules}
 
 
 def _ending(module: str) -> str:

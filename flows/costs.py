@@ -35,7 +35,7 @@ def sample_bytes(recipe: Recipe) -> int | None:
 def embedding_bytes(recipe: Recipe) -> int | None:
     """Bytes of the text embedding of one prompt, without masks; None if nobody can tell."""
     path = pipelines.resolve_path(recipe.policy.model_name_or_path)
-    elements = sizes.embedding_elements(path, recipe.policy.diffusers.max_prompt_length)
+    elements = sizes.embedding_elements(path, recipe.policy.diffusers.max_prompt_length, recipe.policy.lora)
     return None if elements is None else sizes.FLOAT32_BYTES * elements
 
 
@@ -77,6 +77,17 @@ def parameters(recipe: Recipe) -> tuple[int, int]:
     """Numbers in the transformer's weights, without adapters, and numbers that train."""
     shapes = sizes.weight_shapes(pipelines.resolve_path(recipe.policy.model_name_or_path))
     return sizes.trainable_elements(shapes, None), sizes.trainable_elements(shapes, recipe.policy.lora)
+
+
+def check_embeddings(recipe: Recipe, num_prompts: int) -> None:
+    """Raise :class:`ConfigError` if the text embeddings of so many prompts would be more than the recipe allows."""
+    each = embedding_bytes(recipe)
+    if each is not None and each * num_prompts > recipe.rollout.store_budget_gb * GB:
+        raise ConfigError(
+            f"the text embeddings would take {each * num_prompts / GB:.2g} GB ({num_prompts} prompts of "
+            f"{each / 10**6:.2f} MB), more than rollout.store_budget_gb = {recipe.rollout.store_budget_gb:g}; raise it "
+            "or take fewer prompts"
+        )
 
 
 def in_words(size: int) -> str:

@@ -151,7 +151,8 @@ class _Model:
 
     @property
     def _text_elements(self) -> int | None:
-        return sizes.embedding_elements(self.path, self.recipe.policy.diffusers.max_prompt_length)
+        policy = self.recipe.policy
+        return sizes.embedding_elements(self.path, policy.diffusers.max_prompt_length, policy.lora)
 
     def _tokens(self) -> Tokens | None:
         """None for a VAE or a transformer that is not known."""

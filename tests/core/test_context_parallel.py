@@ -14,7 +14,7 @@ from cosmos_rl_core import context_parallel, sequence_shares
 from cosmos_rl_core.errors import ConfigError
 from tests import tiny_pipelines
 from tests.core.sequence_peers import cases, share, share_compiled
-from tests.stages.ranks import fork_ranks
+from tests.stages.ranks import start_ranks
 
 HEADS = 5
 """Of the tiny transformers: neither two nor four peers can share them evenly."""
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def of_ranks(folder: Path) -> list[dict[str, Any]]:
     """What each of four ranks found."""
-    fork_ranks(partial(share, folder), folder, ranks=4, timeout_s=120)
+    start_ranks(partial(share, folder), folder, ranks=4, timeout_s=120)
     return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(4)]
 
 
@@ -75,7 +75,7 @@ def test_peers_compute_what_one_process_computes(found: dict[str, Any], case: st
 def test_compiled_blocks_of_peers_compute_what_one_process_computes(folder: Path, tmp_path: Path):
     (tmp_path / "wan").symlink_to(folder / "wan")
     (tmp_path / "cosmos").symlink_to(folder / "cosmos")
-    fork_ranks(partial(share_compiled, tmp_path), tmp_path, ranks=2, timeout_s=300)
+    start_ranks(partial(share_compiled, tmp_path), tmp_path, ranks=2, timeout_s=300)
     results = json.loads((tmp_path / "0.json").read_text(encoding="utf-8"))
     assert len(results) == 2
     for result in results.values():
