@@ -37,6 +37,14 @@ def adapter_name(class_name: str) -> str:
     return adapters[class_name]
 
 
+def scheduler(path: str | Path) -> tuple[str, dict]:
+    """The class of the pipeline's scheduler and its settings; those that the file leaves out have the class's defaults.
+
+    The class is the index's, which is the one that diffusers loads, whatever the settings were written by.
+    """
+    return read_json(path, INDEX)["scheduler"][1], read_json(path, "scheduler", "scheduler_config.json")
+
+
 def resolve_path(model_name_or_path: str) -> str:
     """Absolute path of a pipeline directory.
 

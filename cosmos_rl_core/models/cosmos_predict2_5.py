@@ -266,7 +266,7 @@ def _load_pipeline(path: str, components: tuple[str, ...], device: torch.device)
 
 
 def _scheduler(path: str) -> Any:
-    name = pipelines.read_json(path, pipelines.INDEX)["scheduler"][1]
+    name, _ = pipelines.scheduler(path)
     return getattr(diffusers, name).from_pretrained(path, subfolder="scheduler", local_files_only=True)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_rl_core import sizes
+from cosmos_rl_core import pipelines, sizes
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
@@ -20,6 +20,7 @@ from cosmos_rl_core.models._base import guided_velocity, stack
 from cosmos_rl_core.policy_weights import prepare
 from cosmos_rl_core.precision import ParamDtype, computes_in
 from cosmos_rl_core.sampling.rollout import sample
+from cosmos_rl_core.sampling.solvers import own_solver
 from tests.families import (
     LENGTH,
     PROMPTS,
@@ -33,11 +34,6 @@ from tests.families import (
 
 LORA = LoraConfig(r=4, lora_alpha=12.0)
 MULTISTEP = ("dpm2", "unipc")
-
-
-def solver_of(scheduler: Any) -> str:
-    (solver,) = [name for name, make in SCHEDULERS.items() if type(make()) is type(scheduler)]
-    return solver
 
 
 # ---- what the transformer is fed
@@ -222,9 +218,11 @@ def test_our_solver_is_the_stock_pipeline_on_its_own_timesteps(
 
     In bfloat16 0.048 off.
     """
+    solver = own_solver(pipelines.scheduler(family.folder)[0])
     if scheduler in MULTISTEP:
         monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS[scheduler]())
-    steps = kernel(solver_of(family.stock.scheduler), family.stock.scheduler, num_steps)
+        solver = scheduler
+    steps = kernel(solver, family.stock.scheduler, num_steps)
     with fed_to(family.stock.transformer) as theirs, computes_in(dtype, family.device):
         options = {"num_inference_steps": num_steps, "guidance_scale": guidance_scale}
         expected = run_stock(family.stock, family.noise, **options)
