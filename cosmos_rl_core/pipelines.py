@@ -175,6 +175,11 @@ def max_given_frames(class_name: str) -> int:
     return _declared(class_name, "MAX_GIVEN_FRAMES") or 0
 
 
+def stock_multiple(class_name: str) -> int:
+    """Sides that are no multiple of it are refused by the stock pipeline of that class, whatever its VAE."""
+    return _declared(class_name, "STOCK_MULTIPLE") or 1
+
+
 def frozen_prefix(class_name: str) -> str | None:
     """The module of that pipeline class's transformer whose output may be stored in the place of text embeddings."""
     return _declared(class_name, "FROZEN_PREFIX")
