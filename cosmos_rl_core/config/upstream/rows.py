@@ -12,8 +12,6 @@ Verdict = Literal["taken", "translated", "no effect here", "open", "refused", "u
 """``open``: the file cannot say it, so whoever runs it must. ``refused`` and ``unknown`` are mistakes."""
 
 CLUSTER = "put processes = ..., dp_shard_size = ... and cp_size = ... in a cluster profile (--cluster)"
-    "put processes = ..., dp_shard_size = ..., cp_size = ... in a cluster profile (deployments/clusters, --cluster)"
-)
 SHARDS = "put dp_shard_size = ... in a cluster profile (deployments/clusters, --cluster)"
 LANGUAGE = "a setting of language models"
 NOT_READ = "cosmos-rl does not read it for diffusion models"
