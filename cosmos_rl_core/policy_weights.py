@@ -142,11 +142,18 @@ class PolicyWeights:
     @torch.no_grad()
     def _swap_cut(self, tensors: Mapping[str, Tensor]) -> None:
         # FSDP gathers from its own memory: what is there changes places with the part.
+        self._wait_for_gathers()
         for name in self._cut:
             here, there = self._parameters[name].data, tensors[name]
             before = here.to(there.device, copy=True)
             here.copy_(there)
             there.copy_(before)
+
+    def _wait_for_gathers(self) -> None:
+        """A GPU may still be about to read rows that rest on the CPU, which are written to at once."""
+        gathers_on_gpu = self.shards.mesh is not None and self.shards.mesh.device_type == "cuda"
+        if gathers_on_gpu and any(self._parameters[name].is_cpu for name in self._cut):
+            torch.cuda.synchronize()
 
     def _check_not_in_use(self) -> None:
         if self._in_use is not None:
