@@ -87,6 +87,13 @@ class PolicyWeights:
             name: source[name].detach().to(parameter.device, copy=True) for name, parameter in self._parameters.items()
         }
 
+    def share(self, part: str, other: str) -> None:
+        """Let ``part`` be ``other`` by a second name, until one of them is created anew; neither is ``current``."""
+        self._check_not_in_use()
+        if CURRENT in (part, other):
+            raise ValueError("`current` is the live weights; a part that is to stay as they are is made by create()")
+        self._parts[part] = self._tensors(other)
+
     def here(self, part: str) -> dict[str, Tensor]:
         """The part's own tensors as this rank has them, sorted by name: not to be written to."""
         self._check_not_in_use()
