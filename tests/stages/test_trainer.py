@@ -290,6 +290,21 @@ def test_only_the_policys_own_forward_drops_out(folder: str, conditioning: Condi
     assert trainer.rows[0]["old_deviation"] > 1e-4
 
 
+@pytest.mark.slow
+def test_compiled_blocks_drop_out_the_same_and_are_compiled_once_for_all_keys(folder: str, conditioning: Conditioning):
+    plain, compiled = (trainer_of(folder, "sft", DROPPED, 12) for _ in range(2))
+    # Captured as for any compiler, and run without one: that would take minutes.
+    sharding.compile_blocks(compiled.model.transformer, "aot_eager")
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for index in range(12):
+            micro = micro_batch(conditioning, slice(None), f"step {index}")
+            for trainer in (plain, compiled):
+                trainer.step(index, [micro], 2, 1)
+    torch._dynamo.reset()
+    found, expected = state_of(compiled), state_of(plain)
+    assert all(torch.allclose(found[name], expected[name], rtol=1e-4, atol=1e-6) for name in expected)
+
+
 def test_supervised_training_made_again_drops_out_the_same(store: Path):
     def trained(name: str, lora_dropout: float) -> str:
         lora = {"r": 2, "init_lora_weights": True, "lora_dropout": lora_dropout}
