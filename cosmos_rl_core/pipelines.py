@@ -20,6 +20,8 @@ TRANSFORMER = "transformer"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 """Name of a component's weights where they are one file; with ``.index.json`` behind it, the list of several."""
 PACKAGE_PREFIX = "package:"
+REVISIONS = {f"nvidia/Cosmos-Predict2.5-{size}": "diffusers/base/post-trained" for size in ("2B", "14B")}
+"""Where repositories of the Hugging Face hub have their pipeline whose main branch has weights of other code."""
 _SHIPPED = Path(__file__).parent / "tiny" / "pipelines"
 
 
@@ -42,11 +44,14 @@ def resolve_path(model_name_or_path: str) -> str:
 
     It is a local one, ``package:<name>``, one that ships with this project, or ``<owner>/<name>[@<revision>]``, a
     repository of the Hugging Face hub that is in the local cache: then it is the directory of the commit that the
-    revision (main, unless one is named) stood for when it was downloaded. Raises :class:`ConfigError` if there is none.
+    revision stood for when it was downloaded; where none is named, main or one of :data:`REVISIONS`. Raises
+    :class:`ConfigError` if there is none.
     """
     if model_name_or_path.startswith(PACKAGE_PREFIX):
         return _shipped_path(model_name_or_path.removeprefix(PACKAGE_PREFIX))
     path = Path(model_name_or_path)
+    if not path.is_dir() and path.suffix != ".pt":
+        path = _cached_path(model_name_or_path)
     if native := _native_weights(path):
         raise ConfigError(
             f"{model_name_or_path!r} has weights of cosmos's own code ({native.name}), expected the directory of a "
@@ -55,8 +60,6 @@ def resolve_path(model_name_or_path: str) -> str:
             f"scripts/convert_cosmos_to_diffusers.py --transformer_ckpt_path {native} --transformer_type "
             "Cosmos-2.5-Predict-Base-2B --vae_type wan2.1 --output_path DIRECTORY --save_pipeline"
         )
-    if not path.is_dir():
-        path = _cached_path(model_name_or_path)
     if not (path / INDEX).is_file():
         raise ConfigError(f"{model_name_or_path!r} has no {INDEX}, so it is not a diffusers pipeline directory")
     return str(path.resolve())
@@ -198,6 +201,7 @@ def _cached_path(name: str) -> Path:
     if found is None:
         raise _no_directory(name)
     repository, revision = found.groups()
+    revision = revision or REVISIONS.get(repository)
     try:
         return Path(snapshot_download(repository, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError as error:

@@ -44,6 +44,8 @@ def test_a_name_is_the_directory_of_the_commit_that_it_stands_for(cache: Path, n
     ("name", "command"),
     [
         ("owner/other", "hf download owner/other"),
+        ("nvidia/Cosmos-Predict2.5-2B",
+         "hf download nvidia/Cosmos-Predict2.5-2B --revision diffusers/base/post-trained"),
         ("owner/tiny@v2", "hf download owner/tiny --revision v2"),
         ("nvidia/Cosmos-Predict2.5-2B@diffusers/base/post-trained",
          "hf download nvidia/Cosmos-Predict2.5-2B --revision diffusers/base/post-trained"),
@@ -53,6 +55,14 @@ def test_what_is_not_in_the_cache_is_a_mistake_with_the_command_that_downloads_i
     with pytest.raises(ConfigError) as caught:
         pipelines.resolve_path(name)
     assert str(caught.value).endswith(f": {command}")
+
+
+def test_a_cached_repository_with_other_weights_is_told_how_they_become_a_pipeline(cache: Path):
+    snapshot = cache / "snapshots" / COMMIT
+    (snapshot / pipelines.INDEX).unlink()
+    (snapshot / "model.pt").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"cosmos-flows import-weights .*model\.pt BASE DIRECTORY"):
+        pipelines.resolve_path("owner/tiny")
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "a/b/c", "tiny", "owner/", "owner/two--words"])

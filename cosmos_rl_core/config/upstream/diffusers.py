@@ -119,7 +119,7 @@ _TRAIN: dict[str, Row] = {
     ),
     "train.output_dir": no_effect("--store says where runs are"),
     "train.timestamp": no_effect("--run-id says what a run is called"),
-    "train.compile": no_effect("nothing is compiled"),
+    "train.compile": no_effect("launch.compile of a cluster profile says it"),
     "train.deterministic": no_effect("launch.deterministic says it, and is true unless set"),
     "train.non_text": no_effect("samples are never text"),
     **rows(no_effect("stages run one after the other unless train.staleness is set"), "train.",

@@ -11,7 +11,7 @@ from cosmos_rl_core.errors import ConfigError
 Verdict = Literal["taken", "translated", "no effect here", "open", "refused", "unknown"]
 """``open``: the file cannot say it, so whoever runs it must. ``refused`` and ``unknown`` are mistakes."""
 
-CLUSTER = "put processes = ... in a cluster profile (deployments/clusters, --cluster)"
+CLUSTER = "put processes = ..., dp_shard_size = ... and cp_size = ... in a cluster profile (--cluster)"
 SHARDS = "put dp_shard_size = ... in a cluster profile (deployments/clusters, --cluster)"
 LANGUAGE = "a setting of language models"
 NOT_READ = "cosmos-rl does not read it for diffusion models"

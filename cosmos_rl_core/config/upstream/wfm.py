@@ -137,7 +137,7 @@ _MODEL: dict[str, Row] = {
     **rows(no_effect("train_policy.min_num_conditional_frames and max_... hold for data and rollouts"), "model.",
            "min_num_conditional_frames max_num_conditional_frames"),
     "model.precision": among(PRECISIONS, to("train.param_dtype"), NO_FLOAT16),
-    "model.use_torch_compile": no_effect("nothing is compiled"),
+    "model.use_torch_compile": no_effect("launch.compile of a cluster profile says it"),
     **rows(no_effect("media come from a folder"), "model.",
            "input_data_key input_caption_key input_image_key resize_online"),
     **rows(no_effect("the diffusion loss of data has the weight that cosmos-rl gives it"), "model.",
@@ -211,7 +211,7 @@ _TRAINING: dict[str, Row] = {
     "trainer.logging_iter": _REPORTED,
     "trainer.timeout_period": no_effect("launch.stall_timeout_s says it"),
     **rows(no_effect("launch.deterministic says it, and is true unless set"), "trainer.", "cudnn.*"),
-    **rows(no_effect("of no consequence in float32 on whole ranks"), "trainer.",
+    **rows(no_effect("of no consequence here: gradients are float32, and summed over ranks in one call"), "trainer.",
            "ddp.* grad_scaler_args.* grad_scaler_args memory_format straggler_detection.* profiling.*"),
 }  # fmt: skip
 
