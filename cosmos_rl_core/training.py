@@ -169,8 +169,7 @@ def clip_gradients(parameters: Parameters, max_norm: float, shards: Shards = WHO
 
 
 def _stacked(numbers: Sequence[Tensor]) -> Tensor:
-    """Numbers of which some may be on the CPU, as gradients of offloaded rows are: ``[len(numbers)]`` on the device of
-    the others, since the way there waits for nothing."""
+    """``[len(numbers)]``, on the device that computes: norms of gradients of offloaded rows are on the CPU."""
     device = next((number.device for number in numbers if number.device.type != "cpu"), torch.device("cpu"))
     return torch.stack([number.to(device) for number in numbers])
 

@@ -1,6 +1,7 @@
 """A run on disk, stage by stage, without Prefect: what stages are tested with."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,15 @@ def make(request: Request, tmp_path: Path, **settings: Any) -> Manifest:
     chosen = {"threads": 1, "deterministic": True, "numerics_record": None, "allow_numerics_change": False} | settings
     outcome = tmp_path / "outcome"
     return execute(request, Settings(outcome=outcome, **chosen), Outcome(outcome, 0))
+
+
+def make_iteration(run: Run, folder: Path) -> None:
+    """The first iteration of a run with data, from its policy to its update."""
+    for request in (run.policy, run.embed, run.encode, partial(run.rollout, 0)):
+        make(request(), folder)
+    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+        make(reward, folder)
+    make(run.update(0), folder)
 
 
 def make_on_ranks(

@@ -1,7 +1,7 @@
 """Videos that begin with frames of the data: from the rollout's states to what the update trains on."""
 
 import json
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from stages import embed, encode
 from stages.artifacts import Artifact, input_of
 from stages.draws import DataDraws, Stored, TransitionDraws
 from tests import tiny_pipelines
-from tests.stages.conftest import make, make_run
+from tests.stages.conftest import make, make_iteration, make_run
 from tests.stages.test_transitions import table_of, tensors_of
 from tests.stages.test_wan import LORA, recipe
 
@@ -70,11 +70,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One iteration, made."""
     folder = tmp_path_factory.mktemp("given")
     run = make_run(folder, values(folder / "inputs"))
-    for request in (run.policy, run.embed, run.encode, partial(run.rollout, 0)):
-        make(request(), folder)
-    for reward in run.rewards(run.iteration(0, "rollout"), 0):
-        make(reward, folder)
-    make(run.update(0), folder)
+    make_iteration(run, folder)
     return run
 
 

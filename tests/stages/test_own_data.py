@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from stages.artifacts import Artifact, input_of
 from stages.policy import read_part
 from tests.own_data import CAPTIONS, RECIPE, files_with, overrides_for
 from tests.reward_server import TOKEN, Frame, RewardServer, reward_server
-from tests.stages.conftest import make, make_run
+from tests.stages.conftest import make_iteration, make_run
 from tests.stages.test_transitions import table_of, tensors_of
 
 ROOT = Path(__file__).parents[2]
@@ -57,11 +56,7 @@ def run(folder: Path, server: RewardServer) -> Run:
     """One iteration, made."""
     values: dict[str, Any] = read_values(str(ROOT / RECIPE), overrides_for(folder / "inputs"))
     run = make_run(folder, values)
-    for request in (run.policy, run.embed, run.encode, partial(run.rollout, 0)):
-        make(request(), folder)
-    for reward in run.rewards(run.iteration(0, "rollout"), 0):
-        make(reward, folder)
-    make(run.update(0), folder)
+    make_iteration(run, folder)
     return run
 
 
