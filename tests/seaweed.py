@@ -46,14 +46,11 @@ class SeaweedFS:
         return f"http://127.0.0.1:{self._ports['s3.port']}"
 
     @property
-    def environment(self) -> dict[str, str]:
-        """Variables that lead a process to it."""
-        return {
-            "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_ACCESS_KEY_ID": "tests",
-            "AWS_SECRET_ACCESS_KEY": self.secret,
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
+    def variables(self) -> dict[str, str]:
+        """Cosmos-rl's environment variables that lead a process to it."""
+        found = {"ACCESS_KEY_ID": "tests", "SECRET_ACCESS_KEY": self.secret}
+        found |= {"ENDPOINT_URL": self.endpoint, "REGION_NAME": "us-east-1"}
+        return {f"PROD_S3_CHECKPOINT_{name}": value for name, value in found.items()}
 
     def start(self) -> None:
         """Start it, also after a kill; it answers some seconds later."""
