@@ -28,7 +28,7 @@ RETRY_FOR_S = 60.0
 """An operation that fails in a way that may pass is begun again for this long."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 8.0
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
-PART_BYTES = 2**24
+PART_BYTES = 2**23
 """Objects are read in parts of this size, and written in such parts from twice the size on."""
 PARTS_AT_ONCE = 8
 
@@ -125,9 +125,10 @@ class Objects(S3FileSystem):
                 data = await body.read()
             if len(data) != found["ContentLength"]:
                 raise ConnectionError(f"{len(data)} of {found['ContentLength']} bytes came")
-            # Absent where a server answers with the whole object.
-            size = int(found["ContentRange"].rpartition("/")[2])
-            return data, size, found["ETag"]
+            if "ContentRange" not in found:
+                # Some servers answer with the whole object.
+                return data[begin:end], len(data), found["ETag"]
+            return data, int(found["ContentRange"].rpartition("/")[2]), found["ETag"]
 
         try:
             return await _patiently(read, f"s3://{bucket}/{key}")
@@ -184,7 +185,7 @@ def options_of(url: str, environment: Mapping[str, str]) -> dict[str, str]:
     """
     profile = _profile(url, environment.get(PROFILES, ""))
     if profile is not None:
-        return _of_profile(profile)
+        return _of_profile(profile, environment.get("AWS_CONFIG_FILE"))
     names = {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}
     names |= {"ENDPOINT_URL": "endpoint_url", "REGION_NAME": "region_name"}
     found = {
@@ -206,7 +207,8 @@ def _profile(url: str, mapping: str) -> str | None:
     return profiles[max(fitting, key=len)] if fitting else None
 
 
-def _of_profile(profile: str) -> dict[str, str]:
+@cache
+def _of_profile(profile: str, _config_file: str | None) -> dict[str, str]:
     """A profile, and its endpoint and region: AWS's variables would come before those two."""
     session = AioSession(profile=profile)
     try:

@@ -28,7 +28,7 @@ class FaultyProxy(ThreadingHTTPServer):
         self.always: Callable[[Exchange], None] = Exchange.pass_on
         """What happens to all others."""
 
-    def handle_error(self, *_: object) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         """Connections that a fault has closed are no news."""
 
 
@@ -69,7 +69,7 @@ class Exchange(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
 
 

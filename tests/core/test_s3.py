@@ -273,6 +273,15 @@ def test_a_part_that_another_object_took_the_place_of_is_not_mixed_in(proxy, far
         store.read(f"{far_url}/object")
 
 
+def test_a_server_that_knows_no_ranges_gives_the_same_bytes(proxy, far_url, monkeypatch):
+    monkeypatch.setattr(s3, "PART_BYTES", 1000)
+    data = os.urandom(2500)
+    store.write(f"{far_url}/object", data)
+    proxy.always = lambda request: request.reply(*request.ask("Range"))
+    assert store.read(f"{far_url}/object") == data
+    assert store.read(f"{far_url}/object", 700, 1900) == data[700:1900]
+
+
 def test_a_server_without_conditional_writes_is_found_out_and_still_keeps_what_is_there(proxy, far_url):
     assert store.decides_races(far_url)
     proxy.always = faulty_proxy.unconditional
