@@ -11,10 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-import boto3
+import fsspec
 import pytest
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
 
 BUCKET = "runs"
 READER = "reader"
@@ -64,21 +62,17 @@ class SeaweedFS:
 
     def make_bucket(self) -> None:
         """Wait until it answers and can store something, and make the bucket."""
-        client = boto3.client(
-            "s3",
-            endpoint_url=self.endpoint,
-            aws_access_key_id="tests",
-            aws_secret_access_key=self.secret,
-            region_name="us-east-1",
-            config=Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=10),
-        )
+        client = fsspec.filesystem("s3", key="tests", secret=self.secret, endpoint_url=self.endpoint)
         deadline_s = time.monotonic() + STARTUP_TIMEOUT_S
         while True:
             try:
-                client.create_bucket(Bucket=BUCKET)
-                client.put_object(Bucket=BUCKET, Key="ready", Body=b"")
+                # Before it listens, s3fs would try again for longer than it takes to start.
+                socket.create_connection(("127.0.0.1", self._ports["s3.port"]), timeout=1).close()
+                if not client.exists(BUCKET):
+                    client.mkdir(BUCKET)
+                client.pipe_file(f"{BUCKET}/ready", b"")
                 return
-            except (BotoCoreError, ClientError) as error:
+            except OSError as error:
                 if time.monotonic() > deadline_s:
                     raise TimeoutError((self.folder / "log.txt").read_text(encoding="utf-8")[-4000:]) from error
                 time.sleep(0.1)
