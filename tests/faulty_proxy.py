@@ -21,6 +21,10 @@ class FaultyProxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Exchange)
         self.target = urlsplit(target).netloc
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+        self.reset()
+
+    def reset(self) -> None:
+        """Fail no more, and forget what was asked."""
         self.asked: list[str] = []
         """Methods of the requests so far."""
         self.faults: list[Callable[[Exchange], None]] = []

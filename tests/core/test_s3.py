@@ -22,12 +22,19 @@ def url(seaweed: SeaweedFS) -> str:
     return f"s3://{BUCKET}/{secrets.token_hex(8)}"
 
 
-@pytest.fixture
-def proxy(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """What stands between this test and moto."""
+@pytest.fixture(scope="module")
+def shared_proxy(s3_url: str) -> Iterator[FaultyProxy]:
+    """One for all tests, as each address costs the making of a client."""
     with faulty_proxy.faulty_proxy(os.environ["AWS_ENDPOINT_URL"]) as proxy:
-        monkeypatch.setenv("PROD_S3_CHECKPOINT_ENDPOINT_URL", proxy.endpoint)
         yield proxy
+
+
+@pytest.fixture
+def proxy(shared_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> FaultyProxy:
+    """What stands between this test and moto."""
+    monkeypatch.setenv("PROD_S3_CHECKPOINT_ENDPOINT_URL", shared_proxy.endpoint)
+    shared_proxy.reset()
+    return shared_proxy
 
 
 @pytest.fixture
