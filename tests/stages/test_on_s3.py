@@ -3,6 +3,7 @@
 import io
 import secrets
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -107,7 +108,8 @@ def test_webdataset_streams_the_shards_from_the_bucket(slot):
             "index.parquet": b"",
         },
     )
-    found = list(web_dataset(slot).decode("rgb8"))
+    dataset: Any = web_dataset(slot).decode("rgb8")
+    found = list(dataset)
     assert [(sample["__key__"], sample["json"]["n"]) for sample in found] == [(str(n), n) for n in range(4)]
     for sample, picture in zip(found, pixels, strict=True):
         assert (Image.fromarray(sample[media.IMAGE]).tobytes(), sample["__url__"][:5]) == (picture.tobytes(), "s3://")
