@@ -113,7 +113,7 @@ def _valid(kind: Any, value: Any) -> Any:
 
 
 def make_plan(recipe: Recipe, run_id: str | None, source: str, known: Sequence[str] = ()) -> Plan:
-    """Resolve and check all that plan time can know. Raises one :class:`ConfigError` with every mistake, known or new."""
+    """Resolve and check all that plan time can know. Raises one :class:`ConfigError` with every mistake, old or new."""
     mistakes = [*known, *_misplaced(recipe)]
     model = _collect(mistakes, lambda: _model(recipe))
     prompts = _collect(mistakes, lambda: _prompts(recipe.train.train_policy.dataset)) or ()
