@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -101,8 +101,8 @@ class _Model:
         return rows | self.holding("vae")
 
     def validate(self, batch: int) -> Rows:
-        """In float32."""
-        return self._forward(replace(self._spread("validate"), half=False), batch)
+        """Without guidance."""
+        return self._forward(self._spread("validate"), batch)
 
     def evaluate(self, batch: int) -> Rows:
         """By the whole stock pipeline, in float32, whose guidance is a batch of twice as many."""

@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from cosmos_rl_core import pipelines, plugins, sizes, store
+from cosmos_rl_core import pipelines, plugins, sequence_shares, sizes, store
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
@@ -148,6 +148,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str, known: Sequence[s
         _collect(mistakes, lambda: _check_given_frames(recipe))
         _collect(mistakes, lambda: costs.policy_bytes(recipe))
         _collect(mistakes, lambda: costs.check_budget(recipe))
+        _collect(mistakes, lambda: _check_shared_videos(recipe))
         embedded = {prompt.id for prompt in (*prompts, *data_prompts, *held_out_data[0])}
         _collect(mistakes, lambda: costs.check_embeddings(recipe, len(embedded)))
     if model is None:
@@ -284,16 +285,35 @@ def _unfit(recipe: Recipe) -> list[str]:
 
 
 def _check_dropout(recipe: Recipe) -> None:
-    """Raise :class:`ConfigError` if adapters would drop out where a loss compares densities."""
+    """Raise :class:`ConfigError` if adapters would drop out where a loss compares densities, or tokens are shared."""
     lora, policy = recipe.policy.lora, recipe.train.train_policy
     if lora is None or lora.lora_dropout == 0:
         return
+    if recipe.launch.cp_size > 1:
+        raise ConfigError(
+            f"policy.lora.lora_dropout = {lora.lora_dropout:g}: what drops out is drawn for all tokens of a video at "
+            f"once, and with launch.cp_size = {recipe.launch.cp_size} no process has them. Set one of the two to its "
+            "default"
+        )
     if plugins.load("algorithms", policy.type).Algorithm(policy).transitions:
         raise ConfigError(
             f"policy.lora.lora_dropout = {lora.lora_dropout:g}: {policy.type} trains on the ratio of the policy's "
             "density to that of the rollout, which is exactly 1 until weights move; with dropout in one of the two it "
             "would be noise. Set it to 0"
         )
+
+
+def _check_shared_videos(recipe: Recipe) -> None:
+    """Raise :class:`ConfigError` if ``launch.cp_size`` processes cannot share a video of this model and size."""
+    num_peers, diffusers = recipe.launch.cp_size, recipe.policy.diffusers
+    if num_peers == 1:
+        return
+    path = pipelines.resolve_path(recipe.policy.model_name_or_path)
+    shape = sizes.latent_shape(path, diffusers.inference_size, diffusers.train_frames)
+    try:
+        sequence_shares.check(pipelines.read_json(path, "transformer", "config.json"), shape, num_peers)
+    except ConfigError as error:
+        raise ConfigError(f"launch.cp_size = {num_peers}: {error}") from error
 
 
 def _check_given_frames(recipe: Recipe) -> None:
