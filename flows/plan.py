@@ -1,6 +1,5 @@
 """Everything a run needs to know before anything runs: resolved, checked at once, and written once as ``plan.json``."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -74,9 +73,8 @@ def plan_of(settings: Settings) -> Plan:
     try:
         recipe = check(values, settings.recipe)
     except ConfigError as error:
-        mistakes += _beyond(values)
-        raise ConfigError("\n".join([str(error), *(f"  {mistake}" for mistake in mistakes)])) from error
-    return make_plan(recipe, settings.run_id, settings.recipe, mistakes)
+        raise ConfigError("\n  ".join([str(error), *mistakes, *_beyond(values)])) from error
+    return make_plan(recipe, settings.run_id, settings.recipe, tuple(mistakes))
 
 
 def _beyond(values: dict[str, Any]) -> list[str]:
@@ -112,7 +110,7 @@ def _valid(kind: Any, value: Any) -> Any:
         return None
 
 
-def make_plan(recipe: Recipe, run_id: str | None, source: str, known: Sequence[str] = ()) -> Plan:
+def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str, ...] = ()) -> Plan:
     """Resolve and check all that plan time can know. Raises one :class:`ConfigError` with every mistake, old or new."""
     mistakes = [*known, *_misplaced(recipe)]
     model = _collect(mistakes, lambda: _model(recipe))

@@ -1,4 +1,4 @@
-"""Where tests compute, and stores to test on: a directory, and S3 from servers in their own processes: moto, SeaweedFS."""
+"""Where tests compute, and stores to test on: a directory, and S3 from servers in own processes: moto, SeaweedFS."""
 
 import os
 import secrets
