@@ -8,6 +8,7 @@ from cosmos_rl_core.config.launch import ON_POLICY, LaunchConfig
 from cosmos_rl_core.errors import ConfigError
 from flows.display import Display
 from flows.launch import Launcher
+from flows.memory import ACTIVATIONS, stages
 from flows.plan import Settings, freeze, plan_of
 from flows.requests import Run
 from stages import contracts
@@ -77,3 +78,18 @@ def test_ranks_of_stages_that_run_our_own_transformer_are_told(wan, tmp_path):
     assert "--dp-shard-size 2 --cp-size 2 --compile" in update
     alone = Launcher(str(tmp_path), LaunchConfig(), Display())._argv(policy, Path("request.json"))
     assert {"--cp-size", "--dp-shard-size", "--compile"}.isdisjoint(alone)
+
+
+def test_memory_is_planned_for_the_tokens_of_one_peer(wan):
+    """Each peer has half of the tokens of the video; weights and text are whole."""
+    alone, shared = (
+        {stage.stage: stage.rows for stage in stages(plan_of(Settings(wan, overrides=launch)).recipe)}
+        for launch in (("launch.processes=2",), TWO)
+    )
+    for stage in ("rollout", "update"):
+        one, other = alone[stage], shared[stage]
+        assert {name for name in one if one[name] != other[name]} == {ACTIVATIONS}
+        whole, half = one[ACTIVATIONS], other[ACTIVATIONS]
+        assert whole is not None
+        assert half is not None
+        assert whole.device > half.device
