@@ -68,11 +68,13 @@ def plan_of(settings: Settings) -> Plan:
     """The plan that these settings ask for; nothing is written. Raises :class:`ConfigError` with every mistake."""
     overrides = [*settings.overrides, *([f"train.num_iterations={settings.iterations}"] if settings.iterations else [])]
     values = read_values(settings.recipe, overrides, settings.cluster)
+    mistakes: list[str] = []
+    _collect(mistakes, lambda: store.check_readable(settings.store))
     try:
         recipe = check(values, settings.recipe)
     except ConfigError as error:
-        raise ConfigError("\n".join([str(error), *(f"  {mistake}" for mistake in _beyond(values))])) from error
-    return make_plan(recipe, settings.run_id, settings.recipe)
+        raise ConfigError("\n  ".join([str(error), *mistakes, *_beyond(values)])) from error
+    return make_plan(recipe, settings.run_id, settings.recipe, tuple(mistakes))
 
 
 def _beyond(values: dict[str, Any]) -> list[str]:
@@ -108,9 +110,9 @@ def _valid(kind: Any, value: Any) -> Any:
         return None
 
 
-def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
-    """Resolve and check everything that plan time can know. Raises one :class:`ConfigError` with every mistake."""
-    mistakes = _misplaced(recipe)
+def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str, ...] = ()) -> Plan:
+    """Resolve and check all that plan time can know. Raises one :class:`ConfigError` with every mistake, old or new."""
+    mistakes = [*known, *_misplaced(recipe)]
     model = _collect(mistakes, lambda: _model(recipe))
     prompts = _collect(mistakes, lambda: _prompts(recipe.train.train_policy.dataset)) or ()
     held_out = _collect(mistakes, lambda: _prompts(recipe.validation.dataset) if recipe.validation else ()) or ()
@@ -195,6 +197,7 @@ def freeze(plan: Plan, store_url: str) -> Plan:
     """
     root = run_url(store_url, plan.run_id)
     url = store.join(root, "plan.json")
+    store.check_writable(root)
     if store.read_if_exists(url) is None:
         plan = plan.model_copy(update={"races_decided": store.decides_races(root)})
         store.put_if_absent(url, canonical_json(plan.model_dump(mode="json")))

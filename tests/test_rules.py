@@ -38,9 +38,11 @@ UNPICKLES = ("cosmos_rl_core/native_weights.py", "tests/core/test_native_weights
 
 READS_ENVIRONMENT = (
     "flows/",
+    "cosmos_rl_core/cache.py",
     "cosmos_rl_core/distributed.py",
     "cosmos_rl_core/processes.py",
     "cosmos_rl_core/reward_client.py",
+    "cosmos_rl_core/s3.py",
     "stages/torch_runtime.py",
     "stages/runner.py",
 )
