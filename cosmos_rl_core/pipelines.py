@@ -20,9 +20,7 @@ TRANSFORMER = "transformer"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 """Name of a component's weights where they are one file; with ``.index.json`` behind it, the list of several."""
 PACKAGE_PREFIX = "package:"
-REVISIONS = dict.fromkeys(
-    ("nvidia/Cosmos-Predict2.5-2B", "nvidia/Cosmos-Predict2.5-14B"), "diffusers/base/post-trained"
-)
+REVISIONS = {f"nvidia/Cosmos-Predict2.5-{size}": "diffusers/base/post-trained" for size in ("2B", "14B")}
 """Where repositories of the Hugging Face hub have their pipeline whose main branch has weights of other code."""
 _SHIPPED = Path(__file__).parent / "tiny" / "pipelines"
 
