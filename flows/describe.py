@@ -25,5 +25,6 @@ def describe_plan(plan: Plan, store_url: str) -> str:
         ]
     lines.append(f"writes     {costs.describe(recipe)}")
     launch = recipe.launch
-    lines.append(f"launch     {launch.mode}, {launch.processes} processes, {launch.threads} threads each")
+    how = launch.mode if launch.launcher == "local" else launch.launcher
+    lines.append(f"launch     {how}, {launch.processes} processes, {launch.threads} threads each")
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """Everything a run needs to know before anything runs: resolved, checked at once, and written once as ``plan.json``."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -162,12 +163,22 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
 
 
 def _misplaced(recipe: Recipe) -> list[str]:
-    """Settings of how processes are launched that name no distributed stage."""
+    """Settings of how processes are launched that name no stage, or none that has ranks."""
+    launch = recipe.launch
+    distributed = {"stage_processes": launch.stage_processes, "stage_gpus": launch.stage_gpus}
+    any_stage = {"stage_time_limits_s": launch.stage_time_limits_s, "slurm.stages": launch.slurm.stages}
+    any_stage |= {} if launch.kubernetes is None else {"kubernetes.stages": launch.kubernetes.stages}
     known = sorted(name for name, stage in STAGES.items() if stage.distributed)
-    launch = {"stage_processes": recipe.launch.stage_processes, "stage_gpus": recipe.launch.stage_gpus}
     return [
-        f"launch.{field}.{name}: no distributed stage of that name; known: {', '.join(known)}"
-        for field, stages in launch.items()
+        *_unknown(distributed, "distributed stage", known),
+        *_unknown(any_stage, "stage", sorted(STAGES)),
+    ]
+
+
+def _unknown(fields: Mapping[str, Mapping[str, object]], what: str, known: list[str]) -> list[str]:
+    return [
+        f"launch.{field}.{name}: no {what} of that name; known: {', '.join(known)}"
+        for field, stages in fields.items()
         for name in stages
         if name not in known
     ]
