@@ -30,7 +30,9 @@ from stages.manifest import Manifest
 from stages.outcome import read_failures, read_status
 
 POLL_INTERVAL_S = 0.05
-KILLED, KILLED_IN_SHELL = -9, 128 + 9
+KILLED = -9
+KILLING = (9, 15)
+"""Signals, SIGKILL and SIGTERM, that somebody sends: the kernel for want of memory, a scheduler that wants its node."""
 LOG_TAIL = 30
 """Lines of a failed stage's log that are shown."""
 KIND_OF_EXIT = {code: kind for kind, code in EXIT_CODES.items()}
@@ -233,7 +235,9 @@ class _Running:
 
 def _killed(code: int | None, log: Sequence[str]) -> bool:
     # torchrun exits with 1 whatever happened to a worker; only its report says how the worker ended.
-    return code in (KILLED, KILLED_IN_SHELL) or bool(re.search(r"exitcode\s*:\s*-9\b", "\n".join(log[-200:])))
+    # A shell, or srun, adds 128 to the signal.
+    by_signal = code is not None and (-code in KILLING or code - 128 in KILLING)
+    return by_signal or bool(re.search(r"exitcode\s*:\s*-9\b", "\n".join(log[-200:])))
 
 
 def _worth_retrying(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:

@@ -43,11 +43,13 @@ READS_ENVIRONMENT = (
     "cosmos_rl_core/reward_client.py",
     "stages/torch_runtime.py",
     "stages/runner.py",
+    "stages/allocation.py",
 )
 TORCH_FREE = (
     "stages.contracts",
     "stages.artifacts",
     "stages.runner",
+    "stages.allocation",
     "stages.samples",
     "cosmos_rl_core.pipelines",
     "cosmos_rl_core.sequence_shares",

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import urllib3
 from kubernetes import client
@@ -26,7 +26,8 @@ from stages.allocation import is_shared
 
 REQUEST_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 300.0
-JOBSET = {"group": "jobset.x-k8s.io", "version": "v1alpha2", "plural": "jobsets"}
+GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
+"""What JobSets are in Kubernetes' API."""
 NODE = "node"
 """The JobSet's only kind of Job, and every pod's only container."""
 CANNOT_START = {"ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"}
@@ -51,7 +52,7 @@ class Kubernetes:
     def __init__(self, config: LaunchConfig) -> None:
         assert config.kubernetes is not None
         self._config, self._settings = config, config.kubernetes
-        api = _api_client()
+        self._api = api = _api_client()
         self._jobs, self._pods, self._sets = client.BatchV1Api(api), client.CoreV1Api(api), client.CustomObjectsApi(api)
 
     def find(self, allocation: Allocation) -> str | None:
@@ -67,7 +68,7 @@ class Kubernetes:
 
     def start(self, allocation: Allocation) -> str:
         """Create it; one that another flow created in the meantime is as good."""
-        manifest = self.manifest(allocation)
+        manifest: Any = self.manifest(allocation)
         namespace = self._settings.namespace
         try:
             with _answers():
@@ -75,7 +76,7 @@ class Kubernetes:
                     self._jobs.create_namespaced_job(namespace, manifest, _request_timeout=REQUEST_TIMEOUT_S)
                 else:
                     self._sets.create_namespaced_custom_object(
-                        **JOBSET, namespace=namespace, body=manifest, _request_timeout=REQUEST_TIMEOUT_S
+                        GROUP, VERSION, namespace, PLURAL, manifest, _request_timeout=REQUEST_TIMEOUT_S
                     )
         except ApiException as error:
             if error.status != HTTPStatus.CONFLICT:
@@ -105,8 +106,7 @@ class Kubernetes:
             "network": {"enableDNSHostnames": True, "subdomain": allocation.name, "publishNotReadyAddresses": True},
             "failurePolicy": {"maxRestarts": 0},
         }
-        version = f"{JOBSET['group']}/{JOBSET['version']}"
-        return {"apiVersion": version, "kind": "JobSet", "metadata": metadata, "spec": spec | keep}
+        return {"apiVersion": f"{GROUP}/{VERSION}", "kind": "JobSet", "metadata": metadata, "spec": spec | keep}
 
     def _pod(self, allocation: Allocation) -> dict[str, Any]:
         resources = allocation.resources
@@ -161,21 +161,32 @@ class Kubernetes:
         for pod in pods:
             if (why := _waits_for_ever(pod)) is not None:
                 return JobState("ended", kind="config", reason=f"{allocation_id}: {why}")
-        running = [pod for pod in pods if pod.status.phase in ("Running", "Succeeded")]
+        running = [pod for pod in pods if pod["status"].get("phase") in ("Running", "Succeeded")]
         waiting = f"{allocation_id}: {len(running)} of {max(len(pods), 1)} pods run"
         return JobState("running" if pods and len(running) == len(pods) else "waiting", reason=waiting)
 
     def end(self, allocation_id: str) -> None:
         """Delete it with its pods."""
         kind, _, name = allocation_id.partition("/")
-        options = {"propagation_policy": "Foreground", "_request_timeout": REQUEST_TIMEOUT_S}
         namespace = self._settings.namespace
-        if kind == "job":
-            _unless_absent(lambda: self._jobs.delete_namespaced_job(name, namespace, **options))
-        else:
-            _unless_absent(
-                lambda: self._sets.delete_namespaced_custom_object(**JOBSET, namespace=namespace, name=name, **options)
-            )
+
+        def delete() -> None:
+            if kind == "job":
+                self._jobs.delete_namespaced_job(
+                    name, namespace, propagation_policy="Foreground", _request_timeout=REQUEST_TIMEOUT_S
+                )
+            else:
+                self._sets.delete_namespaced_custom_object(
+                    GROUP,
+                    VERSION,
+                    namespace,
+                    PLURAL,
+                    name,
+                    propagation_policy="Foreground",
+                    _request_timeout=REQUEST_TIMEOUT_S,
+                )
+
+        _unless_absent(delete)
         wait_until_gone(
             lambda: self._read(allocation_id) is None and not self._pods_of(allocation_id), allocation_id, END_TIMEOUT_S
         )
@@ -183,23 +194,23 @@ class Kubernetes:
     def _read(self, allocation_id: str) -> dict[str, Any] | None:
         kind, _, name = allocation_id.partition("/")
         namespace = self._settings.namespace
-        if kind == "job":
-            found = _unless_absent(
-                lambda: self._jobs.read_namespaced_job(name, namespace, _request_timeout=REQUEST_TIMEOUT_S)
-            )
-            return None if found is None else client.ApiClient().sanitize_for_serialization(found)
-        return _unless_absent(
-            lambda: self._sets.get_namespaced_custom_object(
-                **JOBSET, namespace=namespace, name=name, _request_timeout=REQUEST_TIMEOUT_S
-            )
-        )
 
-    def _pods_of(self, allocation_id: str) -> list[client.V1Pod]:
+        def read() -> Any:
+            if kind == "job":
+                return self._jobs.read_namespaced_job(name, namespace, _request_timeout=REQUEST_TIMEOUT_S)
+            return self._sets.get_namespaced_custom_object(
+                GROUP, VERSION, namespace, PLURAL, name, _request_timeout=REQUEST_TIMEOUT_S
+            )
+
+        return cast("dict[str, Any] | None", self._api.sanitize_for_serialization(_unless_absent(read)))
+
+    def _pods_of(self, allocation_id: str) -> list[dict[str, Any]]:
         label = f"cosmos-flows/allocation={allocation_id.partition('/')[2]}"
         with _answers():
-            return self._pods.list_namespaced_pod(
+            found = self._pods.list_namespaced_pod(
                 self._settings.namespace, label_selector=label, _request_timeout=REQUEST_TIMEOUT_S
-            ).items
+            )
+        return cast("dict[str, Any]", self._api.sanitize_for_serialization(found))["items"]
 
     @property
     def _python(self) -> str:
@@ -231,24 +242,30 @@ def _ended(found: dict[str, Any]) -> str | None:
     return None
 
 
-def _end_of(pod: client.V1Pod) -> tuple[str, str] | None:
+def _end_of(pod: dict[str, Any]) -> tuple[str, str] | None:
     """Kind and words of a pod that failed."""
-    for status in pod.status.container_statuses or ():
-        ended = status.state.terminated
-        if ended is not None and ended.reason == "OOMKilled":
-            return "out_of_memory", f"{pod.metadata.name} was killed for its memory"
-        if ended is not None and ended.exit_code not in (0, None):
-            return "crash", f"{pod.metadata.name} ended with {ended.exit_code} {ended.reason or ''}".rstrip()
+    name = pod["metadata"]["name"]
+    for container in _containers(pod, "terminated"):
+        if container.get("reason") == "OOMKilled":
+            return "out_of_memory", f"{name} was killed for its memory"
+        if container["exitCode"] != 0:
+            return "crash", f"{name} ended with {container['exitCode']} {container.get('reason', '')}".rstrip()
     # Evicted, preempted, its node gone.
-    return ("killed", f"{pod.metadata.name}: {pod.status.reason}") if pod.status.reason else None
+    return ("killed", f"{name}: {pod['status']['reason']}") if pod["status"].get("reason") else None
 
 
-def _waits_for_ever(pod: client.V1Pod) -> str | None:
-    for status in pod.status.container_statuses or ():
-        waiting = status.state.waiting
-        if waiting is not None and waiting.reason in CANNOT_START:
-            return f"{pod.metadata.name} cannot start ({waiting.reason}): {waiting.message or ''}".rstrip(": ")
+def _waits_for_ever(pod: dict[str, Any]) -> str | None:
+    for container in _containers(pod, "waiting"):
+        if container["reason"] in CANNOT_START:
+            name, message = pod["metadata"]["name"], container.get("message", "")
+            return f"{name} cannot start ({container['reason']}): {message}".rstrip(": ")
     return None
+
+
+def _containers(pod: dict[str, Any], state: str) -> list[dict[str, Any]]:
+    """What its containers that are in a state say of it."""
+    states = [status.get("state", {}) for status in pod["status"].get("containerStatuses") or ()]
+    return [found[state] for found in states if state in found]
 
 
 def _unless_absent(ask: Callable[[], Any]) -> Any:
