@@ -52,6 +52,9 @@ class Plan(Section):
     """Prompts of the held-out media."""
     held_out_digest: str = Field(default="", json_schema_extra={"neutral": ""})
     """Digest of the files that the held-out media are read from."""
+    prefixed: bool = Field(default=False, json_schema_extra={"identity": False})
+    """Whether text embeddings are stored as they come out of a frozen prefix of the transformer: decided once, so that
+    a run which began without goes on without."""
     races_decided: bool
     """Whether the store refuses a second writer; where it does not, only one process may write a run."""
 
@@ -142,6 +145,10 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
         _collect(mistakes, lambda: _check_given_frames(recipe))
         _collect(mistakes, lambda: costs.policy_bytes(recipe))
         _collect(mistakes, lambda: costs.check_budget(recipe))
+        embedded = {prompt.id for prompt in (*prompts, *data_prompts, *held_out_data[0])}
+        _collect(mistakes, lambda: costs.check_embeddings(recipe, len(embedded)))
+    if model is None:
+        mistakes.append("the model is not here, so sizes and memory cannot be planned")
     if mistakes or model is None:
         raise ConfigError("\n".join([f"{source}:", *(f"  {mistake}" for mistake in dict.fromkeys(mistakes))]))
     plan = Plan(
@@ -154,6 +161,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
         data_digest=data_digest,
         held_out_prompts=held_out_data[0],
         held_out_digest=held_out_data[1],
+        prefixed=sizes.has_frozen_prefix(pipelines.resolve_path(model.path), recipe.policy.lora),
         races_decided=True,
     )
     name = run_id or f"{Path(source).stem}-{digest(plan.identity())[:8]}"
@@ -259,7 +267,13 @@ def _model(recipe: Recipe) -> ModelRef:
     kept = name if name.startswith(pipelines.PACKAGE_PREFIX) else path
     guarded = pipelines.has_guardrail(path) and recipe.policy.diffusers.guardrail != "off"
     digest = pipelines.pipeline_digest(path)
-    return ModelRef(path=kept, adapter=adapter, digest=digest, guardrail=("guardrail",) if guarded else ())
+    return ModelRef(
+        path=kept,
+        adapter=adapter,
+        digest=digest,
+        guardrail=("guardrail",) if guarded else (),
+        complex_human_instruction=recipe.policy.diffusers.complex_human_instruction,
+    )
 
 
 def _unfit(recipe: Recipe) -> list[str]:
@@ -268,6 +282,8 @@ def _unfit(recipe: Recipe) -> list[str]:
     path, diffusers = pipelines.resolve_path(recipe.policy.model_name_or_path), recipe.policy.diffusers
     _collect(mistakes, lambda: pipelines.check_runs(path))
     _collect(mistakes, lambda: pipelines.check_guardrail(path, diffusers.guardrail))
+    if diffusers.complex_human_instruction is not None:
+        _collect(mistakes, lambda: pipelines.check_takes_instruction(path))
     if recipe.validation is not None:
         _collect(mistakes, lambda: pipelines.stock_guidance_scale(path, diffusers.sample.guidance_scale))
     return mistakes

@@ -12,7 +12,7 @@ from cosmos_rl_core.models._loading import stock_arguments
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Request
-from stages.loading import load_stock
+from stages.loading import load_stock, prompt_options
 from stages.runner import Context
 from stages.samples import SamplePlan, plan_samples, sample_files, write_samples
 
@@ -60,6 +60,7 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
         max_sequence_length=config.max_prompt_length,
         generator=generators,
         output_type="np",
+        **prompt_options(config.model),
         **stock_arguments(pipeline, config.media.size, config.media.frames),
     )
     pixels = np.asarray(output.frames if video else output.images)
