@@ -62,7 +62,7 @@ PartitionName=other Nodes=n2 MaxTime=INFINITE State=UP
 
 def jobs(*options: str) -> list[list[str]]:
     """Number, name, partition and state of what is in the queue."""
-    said = _call("squeue", "--noheader", "--format", "%A %j %P %T", *options)
+    said = _call("squeue", "--noheader", "--format", "%A %j %P %T", "--sort", "i", *options)
     return [line.split() for line in said.splitlines()]
 
 
