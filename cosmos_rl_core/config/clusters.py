@@ -47,7 +47,7 @@ class KubernetesResources(Resources):
     """Labels that a node must have."""
 
 
-class Held(Section):
+class Holding(Section):
     """How a flow deals with its allocations."""
 
     hold: bool = True
@@ -59,7 +59,7 @@ class Held(Section):
     """How often the scheduler is asked how an allocation is; stages are watched without it."""
 
 
-class SlurmConfig(SlurmResources, Held):
+class SlurmConfig(SlurmResources, Holding):
     """Stages as steps of Slurm jobs."""
 
     work_dir: str | None = Field(default=None, min_length=1)
@@ -75,7 +75,7 @@ class SlurmConfig(SlurmResources, Held):
         return SlurmResources.model_validate(_merged(self, SlurmResources, self.stages.get(stage)))
 
 
-class KubernetesConfig(KubernetesResources, Held):
+class KubernetesConfig(KubernetesResources, Holding):
     """Stages in the pods of Jobs."""
 
     namespace: Name = "default"

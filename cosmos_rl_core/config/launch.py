@@ -23,7 +23,8 @@ class LaunchConfig(Section):
     python: str | None = Field(default=None, min_length=1)
     """Interpreter of the stages, where they run. None: the flow's own, in a container ``python``."""
     environment: dict[str, str] = {}
-    """More environment variables of every stage. Not for secrets: the run's plan shows them."""
+    """More environment variables of every stage; Slurm adds those of the flow itself. Not for secrets: the run's plan
+    shows them."""
     mode: Literal["cold", "warm"] = "cold"
     """``cold`` starts every stage anew, under torchrun if it is distributed. ``warm`` forks them from one process that
     has imported everything: 0.1 s instead of 5 s a stage, for one process on a CPU."""
@@ -40,7 +41,8 @@ class LaunchConfig(Section):
     """Compile the transformer's blocks (torch.compile): a minute at the start of each stage, then faster forwards."""
     stage_gpus: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = {}
     """GPUs of single stages, e.g. ``{update = [0, 1], rollout = [2, 3]}``; stages that run side by side need sets of
-    their own. Absent means all there are."""
+    their own. Absent means all there are. With Slurm and Kubernetes only their number counts: each set is an allocation
+    of its own."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each process."""
     deterministic: bool = True

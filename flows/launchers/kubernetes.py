@@ -41,7 +41,7 @@ class JobLauncher(AllocatedJobs):
         root = store.join(store.absolute(run_url), "allocations")
         if is_shared(root):
             raise ConfigError(f"pods cannot reach the store {run_url}; launcher = 'kubernetes' needs a URL (s3://...)")
-        super().__init__(run_url, config, root, Kubernetes(config))
+        super().__init__(run_url, config, root, Kubernetes(config, run_url.rpartition("/")[2]))
 
 
 class Kubernetes:
@@ -49,8 +49,10 @@ class Kubernetes:
 
     agents_per_node = True
 
-    def __init__(self, config: LaunchConfig) -> None:
+    def __init__(self, config: LaunchConfig, run: str) -> None:
         assert config.kubernetes is not None
+        # A label has at most 63 characters, the last of them a letter or a digit.
+        self._run = run[:63].rstrip("-_.")
         self._config, self._settings = config, config.kubernetes
         self._api = api = _api_client()
         self._jobs, self._pods, self._sets = client.BatchV1Api(api), client.CoreV1Api(api), client.CustomObjectsApi(api)
@@ -85,7 +87,11 @@ class Kubernetes:
 
     def manifest(self, allocation: Allocation) -> dict[str, Any]:
         """The Job, or the JobSet whose only Job has a pod a node."""
-        labels = {"app.kubernetes.io/managed-by": "cosmos-flows", "cosmos-flows/allocation": allocation.name}
+        labels = {
+            "app.kubernetes.io/managed-by": "cosmos-flows",
+            "cosmos-flows/allocation": allocation.name,
+            "cosmos-flows/run": self._run,
+        }
         metadata = {"name": allocation.name, "namespace": self._settings.namespace, "labels": labels}
         limit_min = allocation.resources.time_limit_min
         job: dict[str, Any] = {

@@ -85,10 +85,6 @@ def running(folder: Path) -> Iterator[Path]:
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
-    # munge refuses a socket in a folder that others cannot reach.
-    for parent in (folder, *folder.parents[:-1]):
-        if parent.is_relative_to(folder.parents[2]):
-            parent.chmod(parent.stat().st_mode | 0o055)
     conf = folder / "slurm.conf"
     conf.write_text(CONF.format(folder=folder, ports=_free_ports(3)), encoding="utf-8")
     munge = ["--force", f"--socket={folder}/munge.socket", f"--key-file={key}", f"--pid-file={folder}/munged.pid"]

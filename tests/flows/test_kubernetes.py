@@ -52,7 +52,7 @@ def config(**options: Any) -> LaunchConfig:
 def manifest_of(config: LaunchConfig, agents: int) -> dict[str, Any]:
     assert config.kubernetes is not None
     allocation = Allocation("cosmos-1", "s3://bucket/x", agents, config.kubernetes.resources_of("update"))
-    return Kubernetes(config).manifest(allocation)
+    return Kubernetes(config, "nft-1").manifest(allocation)
 
 
 def test_a_job_is_never_started_again_by_kubernetes(cluster: Cluster) -> None:
@@ -66,6 +66,7 @@ def test_a_job_is_never_started_again_by_kubernetes(cluster: Cluster) -> None:
     assert container["envFrom"] == [{"secretRef": {"name": "store"}}]
     assert container["image"] == "registry/cosmos:1"
     assert pod["serviceAccountName"] == "flow"
+    assert job["metadata"]["labels"]["cosmos-flows/run"] == "nft-1"
     broken = {**job, "spec": spec | {"backoffLimits": 0}}
     with pytest.raises(kubernetes_validate.ValidationError, match="backoffLimits"):
         validate(broken)
@@ -86,7 +87,7 @@ def test_several_nodes_are_a_jobset_whose_pods_meet_at_the_first(cluster: Cluste
     )
     assert two.kubernetes is not None
     allocation = Allocation("cosmos-1", "s3://bucket/x", 2, two.kubernetes.resources_of("embed"))
-    command = Kubernetes(two).command(Job(request, ()), allocation, "embed-1")
+    command = Kubernetes(two, "nft-1").command(Job(request, ()), allocation, "embed-1")
     options = dict(itertools.pairwise(command))
     # <jobset>-<job>-<number>-<pod>.<subdomain>
     assert options["--rdzv-endpoint"].partition(":")[0] == "cosmos-1-node-0-0.cosmos-1"
@@ -149,7 +150,7 @@ def container(**state: Any) -> list[dict[str, Any]]:
 def test_how_a_pod_ends_says_whether_another_try_can_help(pod: dict[str, Any], kind: str, cluster: Cluster) -> None:
     settings = config()
     assert settings.kubernetes is not None
-    kubernetes = Kubernetes(settings.model_copy(update={"python": "true"}))
+    kubernetes = Kubernetes(settings.model_copy(update={"python": "true"}), "nft-1")
     allocation = Allocation("cosmos-1", "s3://bucket/x", 1, settings.kubernetes.resources_of("update"))
     assert kubernetes.find(allocation) is None
     found = kubernetes.start(allocation)

@@ -9,12 +9,14 @@ from pydantic import ValidationError
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import read_toml
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, StageError
 from flows import launchers
 from flows.launchers._base import Job, JobState
 from flows.launchers.slurm import JobLauncher, Slurm
 from flows.plan import Settings, plan_of
+from stages.artifacts import Artifact, input_of
 from stages.contracts import Embed, ModelRef, Report, Request
+from tests.flows.allocated import Work
 
 CLUSTERS = Path(__file__).parents[2] / "deployments" / "clusters"
 TWO_NODES = {"nodes": 2, "gpus_per_node": 8, "partition": "h100", "options": ["--account=mine"]}
@@ -135,6 +137,19 @@ def test_slurm_needs_a_directory_that_nodes_share() -> None:
     with pytest.raises(ConfigError, match=r"launch\.slurm\.work_dir"):
         launchers.load("s3://bucket/runs/r", config({}))
     assert launchers.load("s3://bucket/runs/r", config({"work_dir": "/shared"}))
+
+
+def test_on_this_machine_a_stage_has_a_time_limit_and_the_environment_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work(tmp_path, monkeypatch)
+    limited = LaunchConfig(stage_time_limits_s={"report": 0.2}, environment={"ASKED_FOR": "this"})
+    with pytest.raises(StageError, match=r"took longer than its 0\.2 s and was ended") as error:
+        work.launcher(limited)._make("wave", [work.request("a")])
+    assert error.value.kind == "hung"
+    work.go()
+    work.launcher(limited.model_copy(update={"stage_time_limits_s": {}}))._make("wave", [work.request("a")])
+    assert Artifact(input_of(work.request("a").slot)).json("done.json") == "this"
 
 
 @pytest.mark.parametrize(
