@@ -107,15 +107,29 @@ def test_with_a_job_a_stage_one_that_was_submitted_and_not_written_down_is_found
 
 
 def test_an_interrupted_flow_leaves_no_step_and_no_job(work: Work) -> None:
-    flow = start_flow(work, config(), "a")
-    ((*_, pid),) = work.wait_until_ran(1)
-    flow.send_signal(signal.SIGINT)
-    flow.wait(60)
+    def interrupt() -> None:
+        work.wait_until_ran(1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    # A shell that starts the tests in the background has them ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    launcher = work.launcher(config())
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                launcher._make("wave", [work.request("a")])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    ((*_, pid),) = work.ran()
     assert not psutil.pid_exists(int(pid))
+    assert slurm.jobs()
+    launcher.close()
     assert not slurm.jobs()
     assert standing_manifest(work.request("a")) is None
 
 
+@pytest.mark.slow
 def test_a_held_job_outlives_a_cancelled_stage_and_a_failed_one_but_not_the_flow(work: Work) -> None:
     held = config(idle_s=5.0)
     jobs = launchers.load(work.run_url, held)
