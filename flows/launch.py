@@ -31,8 +31,6 @@ from stages.outcome import read_failures, read_status
 
 POLL_INTERVAL_S = 0.05
 KILLED = -9
-KILLING = (9, 15)
-"""Signals, SIGKILL and SIGTERM, that somebody sends: the kernel for want of memory, a scheduler that wants its node."""
 LOG_TAIL = 30
 """Lines of a failed stage's log that are shown."""
 KIND_OF_EXIT = {code: kind for kind, code in EXIT_CODES.items()}
@@ -228,16 +226,18 @@ class _Running:
             )
         log = (self.jobs.logs(self.job_id) or b"(no log)").decode(errors="replace").splitlines()
         code = self.state.exit_code
-        kind = self.state.kind or ("killed" if _killed(code, log) else KIND_OF_EXIT.get(code or 0, "crash"))
+        kind = self.state.kind or _kind_of(self.state, log)
         how = self.state.reason or f"exit code {code}"
         return StageError.of(kind, f"{where} ended ({kind}, {how}):\n" + "\n".join(log[-LOG_TAIL:]))
 
 
-def _killed(code: int | None, log: Sequence[str]) -> bool:
+def _kind_of(state: JobState, log: Sequence[str]) -> str:
+    report = "\n".join(log[-200:])
     # torchrun exits with 1 whatever happened to a worker; only its report says how the worker ended.
-    # A shell, or srun, adds 128 to the signal.
-    by_signal = code is not None and (-code in KILLING or code - 128 in KILLING)
-    return by_signal or bool(re.search(r"exitcode\s*:\s*-9\b", "\n".join(log[-200:])))
+    if state.killed or re.search(r"exitcode\s*:\s*-9\b", report):
+        # As Slurm says it.
+        return "out_of_memory" if re.search(r"oom[-_]kill|Out Of Memory", report) else "killed"
+    return KIND_OF_EXIT.get(state.exit_code or 0, "crash")
 
 
 def _worth_retrying(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:

@@ -61,7 +61,7 @@ class Orders(Section):
     """What a flow wants of an allocation now."""
 
     beat: int = 0
-    """Grows whenever the flow writes: while it does, somebody wants the allocation."""
+    """Grows from 1 whenever the flow writes: while it does, somebody wants the allocation."""
     orders: tuple[Order, ...] = ()
 
 
@@ -125,7 +125,8 @@ class Agent:
         return time.monotonic() - self._heard_s < self.idle_s
 
     def _obey(self, orders: Orders) -> None:
-        if orders.beat == self._beat:
+        # A file that is not there for a moment takes nothing back.
+        if orders.beat in (0, self._beat):
             return
         wanted = {order.id: order for order in orders.orders if self.node < order.nodes}
         for name, started in self._started.items():

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -167,7 +167,7 @@ class AllocatedJobs:
     def _look(self, job: Ordered, now_s: float) -> JobState:
         held = job.held
         if (state := self._ended(job)) is not None:
-            return state
+            return self._why_killed(state, held) if state.killed else state
         if now_s - held.asked_s > self._settings.query_s:
             held.state, held.asked_s = self._scheduler.state(held.id), now_s
         if held.state.phase == "ended":
@@ -181,9 +181,20 @@ class AllocatedJobs:
         code = returncode_of(job.held.allocation.mailbox, job.order)
         if code is None:
             return None
-        ranks = range(self._config.processes_of(job.order.name.rpartition("-")[0]))
-        self._fetch(job, ["status.json", *(f"error.{rank}.json" for rank in ranks)])
+        self._fetch(job, self._words(job))
         return JobState("ended", code)
+
+    def _why_killed(self, state: JobState, held: Held) -> JobState:
+        """The scheduler's reason, once it has taken the allocation back; it kills what runs there first."""
+        held.state = self._scheduler.state(held.id)
+        if held.state.phase == "ended":
+            return replace(state, kind=held.state.kind, reason=held.state.reason)
+        return held.state if held.state.phase == "ending" else state
+
+    def _words(self, job: Ordered) -> list[str]:
+        """Names of what the stage itself writes."""
+        ranks = range(self._config.processes_of(job.order.name.rpartition("-")[0]))
+        return ["status.json", *(f"error.{rank}.json" for rank in ranks)]
 
     def outcome(self, job_id: str) -> Path:
         """In the mailbox, or copied from there."""
@@ -211,7 +222,7 @@ class AllocatedJobs:
         mailbox, agents = held.allocation.mailbox, held.allocation.agents
         while carried_out(mailbox, agents) < held.beat:
             # One that waits has no agents, and one that has ended has none any more.
-            if self._scheduler.state(held.id).phase != "running":
+            if self._scheduler.state(held.id).phase in ("waiting", "ended"):
                 return
             if time.monotonic() > deadline_s:
                 self._scheduler.end(held.id)
@@ -219,13 +230,17 @@ class AllocatedJobs:
             time.sleep(LOOK_S)
 
     def discard(self, job_id: str) -> None:
-        """Remove its files from the mailbox."""
+        """Remove its files from the mailbox, or the mailbox if it had one of its own."""
         job = self._jobs.pop(job_id)
+        allocation = job.held.allocation
         job.held.orders.pop(job_id, None)
         shutil.rmtree(job.directory, ignore_errors=True)
-        if not is_shared(job.held.allocation.mailbox):
-            for name in ("status.json", *_by_node("returncode.{}", job), *_by_node("log.{}.txt", job)):
+        if not is_shared(allocation.mailbox):
+            for name in (*self._words(job), *_by_node("returncode.{}", job), *_by_node("log.{}.txt", job)):
                 store.remove(store.join(self._url(job), name))
+        if not self._settings.hold:
+            _forget(allocation)
+            del self._held[allocation.name]
 
     def close(self) -> None:
         """Give all allocations back."""
@@ -236,8 +251,9 @@ class AllocatedJobs:
 
     def _give_back(self, held: Held) -> None:
         try:
-            if held.id:
-                self._scheduler.end(held.id)
+            # A flow that was interrupted while it submitted does not know the id.
+            if allocation_id := held.id or self._scheduler.find(held.allocation):
+                self._scheduler.end(allocation_id)
             _forget(held.allocation)
         except CosmosRLError as error:
             print(f"an allocation ends by itself later: {error}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """The interface of launchers: a stage is submitted, polled, read, cancelled; what a dead flow left is re-attached."""
 
+import signal
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Literal, Protocol
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.launch import LaunchConfig
 from stages.contracts import Request
+
+KILLING = (signal.SIGKILL, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,19 @@ class Job:
 class JobState:
     """How a job, or an allocation, is."""
 
-    phase: Literal["waiting", "running", "ended"]
+    phase: Literal["waiting", "running", "ending", "ended"]
     exit_code: int | None = None
     """Of an ended job: the runner's or torchrun's, or the negative number of the signal."""
     kind: str | None = None
     """Why it ended, where the scheduler knows: a kind of :mod:`cosmos_rl_core.errors`."""
     reason: str = ""
     """The scheduler's own words."""
+
+    @property
+    def killed(self) -> bool:
+        """Whether it ended by a signal that somebody else sends: a scheduler that wants its node, or the kernel."""
+        # A shell, or srun, adds 128 to the signal.
+        return self.exit_code is not None and (-self.exit_code in KILLING or self.exit_code - 128 in KILLING)
 
 
 NOT_BEGUN = JobState("waiting")

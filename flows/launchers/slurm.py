@@ -21,7 +21,8 @@ from stages.contracts import STAGES
 COMMAND_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 300.0
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
-RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+RUNNING = {"RUNNING", "SUSPENDED", "STOPPED", "RESIZING"}
+ENDING = {"COMPLETING", "SIGNALING", "STAGE_OUT"}
 KIND_OF_STATE = {
     "TIMEOUT": "killed",
     "DEADLINE": "killed",
@@ -113,6 +114,8 @@ class Slurm:
             return JobState("waiting", reason=reason)
         if name in RUNNING:
             return JobState("running", reason=reason)
+        if name in ENDING:
+            return JobState("ending", reason=reason)
         return JobState("ended", kind=KIND_OF_STATE.get(name, "crash"), reason=reason)
 
     def end(self, allocation_id: str) -> None:

@@ -157,7 +157,7 @@ def test_on_this_machine_a_stage_has_a_time_limit_and_the_environment_that_is_as
     [
         ("PENDING|Resources", "waiting", None),
         ("RUNNING|None", "running", None),
-        ("COMPLETING|None", "running", None),
+        ("COMPLETING|None", "ending", None),
         ("TIMEOUT|TimeLimit", "ended", "killed"),
         ("NODE_FAIL|None", "ended", "killed"),
         ("PREEMPTED|None", "ended", "killed"),

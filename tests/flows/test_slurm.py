@@ -104,6 +104,7 @@ def test_with_a_job_a_stage_one_that_was_submitted_and_not_written_down_is_found
     assert [[number, "main"]] == [line[1:3] for line in work.ran()]
     assert standing_manifest(work.request("a"))
     assert not slurm.jobs()
+    assert not list((work.folder / "run" / "allocations").iterdir())
 
 
 def test_an_interrupted_flow_leaves_no_step_and_no_job(work: Work) -> None:
