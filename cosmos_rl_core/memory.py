@@ -37,6 +37,8 @@ class Spread:
     shard_size: int = 1
     offload: bool = False
     half: bool = False
+    peers: int = 1
+    """Ranks that share the tokens of a sample."""
 
 
 @dataclass(frozen=True)

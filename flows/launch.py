@@ -139,6 +139,8 @@ class Launcher:
         flags += ["--rank-timeout-s", str(2 * self.config.stall_timeout_s)]
         if STAGES[request.stage].distributed and (size := self.config.shard_size_of(request.stage)) > 1:
             flags += ["--dp-shard-size", str(size), *(["--fsdp-offload"] if self.config.fsdp_offload else [])]
+        if (size := self.config.cp_size_of(request.stage)) > 1:
+            flags += ["--cp-size", str(size)]
         flags += ["--compile"] if self.config.compile else []
         flags += ["--halve"] if request.slot in self._out_of_memory else []
         flags += [] if self.config.deterministic else ["--nondeterministic"]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -101,8 +101,8 @@ class _Model:
         return rows | self.holding("vae")
 
     def validate(self, batch: int) -> Rows:
-        """In float32."""
-        return self._forward(replace(self._spread("validate"), half=False), batch)
+        """Without guidance."""
+        return self._forward(self._spread("validate"), batch)
 
     def evaluate(self, batch: int) -> Rows:
         """By the whole stock pipeline, in float32, whose guidance is a batch of twice as many."""
@@ -143,7 +143,8 @@ class _Model:
     def _spread(self, stage: str) -> Spread:
         launch = self.recipe.launch
         shard_size = launch.shard_size_of(stage)
-        return Spread(shard_size, launch.fsdp_offload and shard_size > 1, self._half)
+        offload = launch.fsdp_offload and shard_size > 1
+        return Spread(shard_size, offload, self._half, launch.cp_size_of(stage))
 
     def _transformer(self, spread: Spread) -> Bytes:
         base = resting(self.shapes, spread)
@@ -154,12 +155,12 @@ class _Model:
         policy = self.recipe.policy
         return sizes.embedding_elements(self.path, policy.diffusers.max_prompt_length, policy.lora)
 
-    def _tokens(self) -> Tokens | None:
+    def _tokens(self, spread: Spread) -> Tokens | None:
         """None for a VAE or a transformer that is not known."""
         if self.latents is None or self._text_elements is None:
             return None
         text = sizes.text_tokens(self.path, self.recipe.policy.diffusers.max_prompt_length)
-        return Tokens(num_tokens(self.latents, self.config), text)
+        return Tokens(-(-num_tokens(self.latents, self.config) // spread.peers), text)
 
     def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes | None:
         """So many tensors of the size of latents a sample, and the texts that it is conditioned on."""
@@ -170,7 +171,7 @@ class _Model:
 
     def _forward(self, spread: Spread, batch: int, *, guided: bool = False) -> Rows:
         """Of a stage that trains nothing: state, noise, estimate and velocity of each sample, one more if guided."""
-        tokens, all_train = self._tokens(), self.recipe.policy.lora is None
+        tokens, all_train = self._tokens(spread), self.recipe.policy.lora is None
         return {
             TRANSFORMER: self._transformer(spread),
             BATCH: self._batch(batch, 4 + guided, guided=guided),
@@ -180,7 +181,8 @@ class _Model:
 
     def _training(self, stage: str, parts: Set[str], *, guided: bool) -> Rows:
         """Of a stage with an optimizer: latents, noise, state and target of each sample, and a velocity a part."""
-        policy, spread, tokens = self.recipe.policy, self._spread(stage), self._tokens()
+        policy, spread = self.recipe.policy, self._spread(stage)
+        tokens = self._tokens(spread)
         trained, all_train = resting(self.trained, spread), policy.lora is None
         checkpointing = policy.model_gradient_checkpointing
         kept = tokens and activations(

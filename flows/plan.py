@@ -1,13 +1,12 @@
 """Everything a run needs to know before anything runs: resolved, checked at once, and written once as ``plan.json``."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from cosmos_rl_core import pipelines, plugins, sizes, store
+from cosmos_rl_core import pipelines, plugins, sequence_shares, sizes, store
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
@@ -15,8 +14,8 @@ from cosmos_rl_core.config.train import AnyDataset, DatasetOptions
 from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.sampling.solvers import check_settings
-from flows import costs
-from stages.contracts import FORMAT, STAGES, ModelRef
+from flows import costs, launchers
+from stages.contracts import FORMAT, ModelRef
 
 DEFAULT_STORE = "outputs"
 
@@ -111,7 +110,7 @@ def _valid(kind: Any, value: Any) -> Any:
 
 def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
     """Resolve and check everything that plan time can know. Raises one :class:`ConfigError` with every mistake."""
-    mistakes = _misplaced(recipe)
+    mistakes = launchers.misplaced(recipe.launch)
     model = _collect(mistakes, lambda: _model(recipe))
     prompts = _collect(mistakes, lambda: _prompts(recipe.train.train_policy.dataset)) or ()
     held_out = _collect(mistakes, lambda: _prompts(recipe.validation.dataset) if recipe.validation else ()) or ()
@@ -145,6 +144,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
         _collect(mistakes, lambda: _check_given_frames(recipe))
         _collect(mistakes, lambda: costs.policy_bytes(recipe))
         _collect(mistakes, lambda: costs.check_budget(recipe))
+        _collect(mistakes, lambda: _check_shared_videos(recipe))
         embedded = {prompt.id for prompt in (*prompts, *data_prompts, *held_out_data[0])}
         _collect(mistakes, lambda: costs.check_embeddings(recipe, len(embedded)))
     if model is None:
@@ -168,28 +168,6 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise ConfigError(f"run id {name!r} must be letters, digits, '-', '_' and '.'")
     return plan.model_copy(update={"run_id": name})
-
-
-def _misplaced(recipe: Recipe) -> list[str]:
-    """Settings of how processes are launched that name no stage, or none that has ranks."""
-    launch = recipe.launch
-    distributed = {"stage_processes": launch.stage_processes, "stage_gpus": launch.stage_gpus}
-    any_stage = {"stage_time_limits_s": launch.stage_time_limits_s, "slurm.stages": launch.slurm.stages}
-    any_stage |= {} if launch.kubernetes is None else {"kubernetes.stages": launch.kubernetes.stages}
-    known = sorted(name for name, stage in STAGES.items() if stage.distributed)
-    return [
-        *_unknown(distributed, "distributed stage", known),
-        *_unknown(any_stage, "stage", sorted(STAGES)),
-    ]
-
-
-def _unknown(fields: Mapping[str, Mapping[str, object]], what: str, known: list[str]) -> list[str]:
-    return [
-        f"launch.{field}.{name}: no {what} of that name; known: {', '.join(known)}"
-        for field, stages in fields.items()
-        for name in stages
-        if name not in known
-    ]
 
 
 def run_url(store_url: str, run_id: str) -> str:
@@ -290,16 +268,35 @@ def _unfit(recipe: Recipe) -> list[str]:
 
 
 def _check_dropout(recipe: Recipe) -> None:
-    """Raise :class:`ConfigError` if adapters would drop out where a loss compares densities."""
+    """Raise :class:`ConfigError` if adapters would drop out where a loss compares densities, or tokens are shared."""
     lora, policy = recipe.policy.lora, recipe.train.train_policy
     if lora is None or lora.lora_dropout == 0:
         return
+    if recipe.launch.cp_size > 1:
+        raise ConfigError(
+            f"policy.lora.lora_dropout = {lora.lora_dropout:g}: what drops out is drawn for all tokens of a video at "
+            f"once, and with launch.cp_size = {recipe.launch.cp_size} no process has them. Set one of the two to its "
+            "default"
+        )
     if plugins.load("algorithms", policy.type).Algorithm(policy).transitions:
         raise ConfigError(
             f"policy.lora.lora_dropout = {lora.lora_dropout:g}: {policy.type} trains on the ratio of the policy's "
             "density to that of the rollout, which is exactly 1 until weights move; with dropout in one of the two it "
             "would be noise. Set it to 0"
         )
+
+
+def _check_shared_videos(recipe: Recipe) -> None:
+    """Raise :class:`ConfigError` if ``launch.cp_size`` processes cannot share a video of this model and size."""
+    num_peers, diffusers = recipe.launch.cp_size, recipe.policy.diffusers
+    if num_peers == 1:
+        return
+    path = pipelines.resolve_path(recipe.policy.model_name_or_path)
+    shape = sizes.latent_shape(path, diffusers.inference_size, diffusers.train_frames)
+    try:
+        sequence_shares.check(pipelines.read_json(path, "transformer", "config.json"), shape, num_peers)
+    except ConfigError as error:
+        raise ConfigError(f"launch.cp_size = {num_peers}: {error}") from error
 
 
 def _check_given_frames(recipe: Recipe) -> None:

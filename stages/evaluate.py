@@ -1,4 +1,7 @@
-"""What a user would see: samples of the stock diffusers pipeline with the exported weights, prompts and seeds fixed."""
+"""What a user would see: samples of the stock diffusers pipeline with the exported weights, prompts and seeds fixed.
+
+As users run it, it is not split: each rank makes videos of its own, whatever ``launch.cp_size`` is.
+"""
 
 import tempfile
 from pathlib import Path
