@@ -243,7 +243,12 @@ class AllocatedJobs:
             del self._held[allocation.name]
 
     def close(self) -> None:
-        """Give all allocations back."""
+        """Give all allocations back, also what an earlier flow of this run held and this one had no use for."""
+        with suppress(UnavailableError):  # those end by themselves
+            for stage in STAGES if self._settings.hold else ():
+                allocation = self._shared_allocation(stage, self._config.stage_gpus.get(stage, ()))
+                if read_orders(allocation.mailbox).beat:
+                    self._hold(allocation)
         with ExitStack() as all_of_them:
             for held in self._held.values():
                 all_of_them.callback(self._give_back, held)
@@ -260,25 +265,27 @@ class AllocatedJobs:
 
     def _allocation(self, job: Job) -> Allocation:
         """Where a job runs: in the one that all jobs with the same resources share, or in one of its own."""
-        resources = self._resources(job)
-        name = job.name
+        stage, request = STAGES[job.request.stage], job.request
         if self._settings.hold:
-            shared_by = {"run": self._run_url, "resources": resources.model_dump(), "gpus": list(job.request.gpus)}
-            name = f"cosmos-{digest(shared_by)[:20]}"
-        agents = resources.nodes if self._scheduler.agents_per_node else 1
-        return Allocation(name, store.join(self._root, name), agents, resources)
-
-    def _resources(self, job: Job) -> Resources:
-        stage = STAGES[job.request.stage]
-        resources = self._settings.resources_of(stage.name)
-        if job.request.gpus:
-            return resources.model_copy(update={"gpus_per_node": len(job.request.gpus)})
-        if self._settings.hold:
-            return resources
+            return self._shared_allocation(stage.name, request.gpus)
         own = self._settings.stages.get(stage.name)
         need = ({} if stage.distributed else {"nodes": 1}) | ({} if stage.torch else {"gpus_per_node": 0})
         given = set() if own is None else own.model_fields_set
-        return resources.model_copy(update={name: n for name, n in need.items() if name not in given})
+        less = {name: n for name, n in need.items() if name not in given}
+        return self._named(job.name, self._resources(stage.name, request.gpus).model_copy(update=less))
+
+    def _shared_allocation(self, stage: str, gpus: tuple[int, ...]) -> Allocation:
+        resources = self._resources(stage, gpus)
+        shared_by = {"run": self._run_url, "resources": resources.model_dump(), "gpus": list(gpus)}
+        return self._named(f"cosmos-{digest(shared_by)[:20]}", resources)
+
+    def _named(self, name: str, resources: Resources) -> Allocation:
+        agents = resources.nodes if self._scheduler.agents_per_node else 1
+        return Allocation(name, store.join(self._root, name), agents, resources)
+
+    def _resources(self, stage: str, gpus: tuple[int, ...]) -> Resources:
+        resources = self._settings.resources_of(stage)
+        return resources.model_copy(update={"gpus_per_node": len(gpus)}) if gpus else resources
 
     def _hold(self, allocation: Allocation) -> Held:
         if allocation.name not in self._held:
