@@ -14,8 +14,8 @@ from cosmos_rl_core.config.train import AnyDataset, DatasetOptions
 from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.sampling.solvers import check_settings
-from flows import costs
-from stages.contracts import FORMAT, STAGES, ModelRef
+from flows import costs, launchers
+from stages.contracts import FORMAT, ModelRef
 
 DEFAULT_STORE = "outputs"
 
@@ -112,7 +112,7 @@ def _valid(kind: Any, value: Any) -> Any:
 
 def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str, ...] = ()) -> Plan:
     """Resolve and check all that plan time can know. Raises one :class:`ConfigError` with every mistake, old or new."""
-    mistakes = [*known, *_misplaced(recipe)]
+    mistakes = [*known, *launchers.misplaced(recipe.launch)]
     model = _collect(mistakes, lambda: _model(recipe))
     prompts = _collect(mistakes, lambda: _prompts(recipe.train.train_policy.dataset)) or ()
     held_out = _collect(mistakes, lambda: _prompts(recipe.validation.dataset) if recipe.validation else ()) or ()
@@ -170,18 +170,6 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str,
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise ConfigError(f"run id {name!r} must be letters, digits, '-', '_' and '.'")
     return plan.model_copy(update={"run_id": name})
-
-
-def _misplaced(recipe: Recipe) -> list[str]:
-    """Settings of how processes are launched that name no distributed stage."""
-    known = sorted(name for name, stage in STAGES.items() if stage.distributed)
-    launch = {"stage_processes": recipe.launch.stage_processes, "stage_gpus": recipe.launch.stage_gpus}
-    return [
-        f"launch.{field}.{name}: no distributed stage of that name; known: {', '.join(known)}"
-        for field, stages in launch.items()
-        for name in stages
-        if name not in known
-    ]
 
 
 def run_url(store_url: str, run_id: str) -> str:

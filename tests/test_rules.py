@@ -45,11 +45,13 @@ READS_ENVIRONMENT = (
     "cosmos_rl_core/s3.py",
     "stages/torch_runtime.py",
     "stages/runner.py",
+    "stages/allocation.py",
 )
 TORCH_FREE = (
     "stages.contracts",
     "stages.artifacts",
     "stages.runner",
+    "stages.allocation",
     "stages.samples",
     "cosmos_rl_core.pipelines",
     "cosmos_rl_core.sequence_shares",
