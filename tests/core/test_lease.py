@@ -85,9 +85,9 @@ def test_a_counter_that_moves_late_is_seen_too(tmp_path: Path):
 
 def test_who_loses_it_is_told(tmp_path: Path):
     with lease(str(tmp_path)) as first:
-        store.put_if_absent(f"{tmp_path}/2.json", json.dumps(ELSEWHERE).encode())
         first.check()
-        time.sleep(0.5)
+        store.put_if_absent(f"{tmp_path}/2.json", json.dumps(ELSEWHERE).encode())
+        time.sleep(1)
         with pytest.raises(LeaseError, match="pid 4 on node-7"):
             first.check()
 
