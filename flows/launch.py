@@ -46,6 +46,8 @@ class Launcher:
     run_url: str
     config: LaunchConfig
     display: Display
+    check: Callable[[], None]
+    """Raises when the work must end although nothing of it failed."""
     allow_numerics_change: bool = False
     on_done: Callable[[Sequence[Request], Sequence[Manifest]], None] | None = None
     """Told of every wave that stands, made now or before."""
@@ -81,6 +83,7 @@ class Launcher:
             self._warm.close()
 
     def _wave(self, name: str, requests: Sequence[Request]) -> Any:
+        self.check()
         missing = [request for request in requests if standing_manifest(request) is None]
         if missing:
             self._make(name, missing)
@@ -101,6 +104,7 @@ class Launcher:
                     running.append(self._start(request, directory))
                 while any(one.returncode is None for one in running):
                     time.sleep(POLL_INTERVAL_S)
+                    self.check()
                     for one in running:
                         one.look(self.config.stall_timeout_s)
                     self.display.progress(name, [one.status for one in running if one.status is not None])
