@@ -20,6 +20,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import launch_of
 from cosmos_rl_core.errors import ConfigError, CosmosRLError
 from flows import export as export_command
+from flows import gc as gc_command
 from flows import import_recipe as import_command
 from flows import rerun as rerun_command
 from flows import status as status_command
@@ -168,6 +169,21 @@ def import_weights(
     # In a process of its own: it needs torch, which no command imports.
     command = [sys.executable, "-m", "cosmos_rl_core.native_weights", weights, base, directory]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+@app.command()
+def gc(
+    run_id: RunArgument,
+    store: StoreOption = DEFAULT_STORE,
+    superseded: Annotated[bool, typer.Option(help="Also the files of generations that were made again")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Say it, delete nothing")] = False,
+) -> None:
+    """Delete files that killed attempts left and no artifact holds. Refused while a process works on the run.
+
+    Example: cosmos-flows gc nft-1a2b3c4d --dry-run
+    """
+    for line in _or_exit(lambda: gc_command.gc(store, run_id, superseded=superseded, dry_run=dry_run)):
+        typer.echo(line)
 
 
 infra_app = typer.Typer(no_args_is_help=True, help="What runs stand on: Prefect's pools and limits, stores, services.")

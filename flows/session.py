@@ -9,9 +9,8 @@ from prefect import Flow, flow, get_run_logger
 from prefect.runtime import deployment, flow_run
 from pydantic import Field
 
-from cosmos_rl_core import plugins, store
+from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.lease import Lease
 from cosmos_rl_core.rewards._base import ServedReward
 from flows.display import Display
 from flows.launch import Launcher
@@ -87,7 +86,7 @@ def train(settings: Settings, algorithm: str) -> None:
     _check_services(plan)
     plan = freeze(plan, settings.store)
     run = Run(plan, settings.store)
-    with lease_of(run) as lease, display() as shown:
+    with run.lease() as lease, display() as shown:
         shown.note(f"run {plan.run_id}: {run.url}")
         if not plan.races_decided:
             shown.note("this store lets a second writer replace the first: have one process write this run at a time")
@@ -101,11 +100,6 @@ def train(settings: Settings, algorithm: str) -> None:
                 launcher.close()
         for line in closing_lines(run, settings, result):
             shown.note(line)
-
-
-def lease_of(run: Run) -> Lease:
-    """What only one process at a time has that makes artifacts of a run."""
-    return Lease(store.join(run.url, "lease"))
 
 
 def _check_services(plan: Plan) -> None:

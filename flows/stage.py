@@ -10,7 +10,7 @@ from cosmos_rl_core.config.recipe import launch_of
 from flows.launch import Launcher
 from flows.plan import DEFAULT_STORE
 from flows.rerun import rerun
-from flows.session import RunId, display, lease_of
+from flows.session import RunId, display
 from flows.steps import find, open_run, steps
 from stages.artifacts import has_begun
 
@@ -47,7 +47,7 @@ def run(
     opened = open_run(store, run_id)
     step = find(steps(opened), run_id, stage, iteration)
     config = launch_of(cluster) if cluster else opened.recipe.launch
-    with lease_of(opened) as lease, display() as shown:
+    with opened.lease() as lease, display() as shown:
         if force and has_begun(step.slot):
             for line in rerun(store, run_id, stage, iteration):
                 shown.note(line)

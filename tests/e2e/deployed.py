@@ -117,10 +117,11 @@ class Deployed(Flows):
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """The server's answer; one that is too busy is asked again, as Prefect's own client does."""
+        response = self.api.request(method, path, json=body)
         for _ in range(10):
-            response = self.api.request(method, path, json=body)
             if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 break
             time.sleep(1.0)
+            response = self.api.request(method, path, json=body)
         assert response.is_success, response.text
         return response.json() if response.content else None
