@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # uv does not read pip's setting for a local folder of wheels.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: demo test test-all lint format install tiny-base replicate-ddrl clean
+.PHONY: demo test test-all test-gpu bench lint format install tiny-base replicate-ddrl clean
 
 demo: $(VENV)/installed
 	$(BIN)/cosmos-flows run configs/tiny/nft.toml
@@ -15,6 +15,15 @@ test: $(VENV)/installed
 
 test-all: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# Needs a CUDA device. One process, since all tests share it. The true Cosmos shape also needs torchvision.
+test-gpu: $(VENV)/installed
+	$(BIN)/python -m pytest --device cuda --results tests/benchmarks/results
+	$(BIN)/python -m tests.benchmarks
+
+# The second half of it with compiled blocks too: minutes more.
+bench: $(VENV)/installed
+	$(BIN)/python -m tests.benchmarks --compile --repeats 5
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -20,31 +20,54 @@ from cosmos_rl_core.sharding import REPLICATE, SHARD
 class Group:
     """Ranks that work together. With one process and no torchrun every collective is the identity.
 
-    Raises :class:`ConfigError` unless ``shard_size``, how many ranks share one copy of the weights, divides them.
+    Consecutive ranks share the tokens of each video, ``cp_size`` of them: what follows calls them peers, of which the
+    first leads. They are given the same work, so that work is dealt by ``data_rank`` of ``data_world_size``. Who shares
+    weights with whom is another matter: the mesh spans all ranks.
+
+    Raises :class:`ConfigError` unless ``cp_size``, and ``shard_size``, how many ranks share one copy of the weights,
+    divide them.
     """
 
     mesh: DeviceMesh | None = None
     """Copies of the weights, and ranks that share one; None where each rank has all weights."""
 
-    def __init__(self, timeout_s: float, shard_size: int = 1, *, offload: bool = False, compiles: bool = False) -> None:
+    peers: dist.ProcessGroup | None = None
+    """This rank's peers and itself; None where each rank has videos of its own."""
+
+    def __init__(
+        self,
+        timeout_s: float,
+        shard_size: int = 1,
+        *,
+        cp_size: int = 1,
+        offload: bool = False,
+        compiles: bool = False,
+    ) -> None:
         self.offload, self.compiles = offload, compiles
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+        self.data_rank, self.data_world_size = self.rank // cp_size, self.world_size // cp_size
+        self.leads = self.rank % cp_size == 0
         if cuda:
             torch.cuda.set_device(self.device)
+        timeout = datetime.timedelta(seconds=timeout_s)
         if self.world_size > 1:
-            timeout = datetime.timedelta(seconds=timeout_s)
             # One backend per device: objects and CPU tensors go over gloo, gradients over NCCL where there is CUDA.
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
-        if self.world_size % shard_size:
-            raise ConfigError(f"launch.dp_shard_size = {shard_size} does not divide {self.world_size} ranks")
+        for setting, size in {"dp_shard_size": shard_size, "cp_size": cp_size}.items():
+            if self.world_size % size:
+                raise ConfigError(f"launch.{setting} = {size} does not divide {self.world_size} ranks")
         if shard_size > 1:
             replicas = self.world_size // shard_size
             mesh = init_device_mesh(self.device.type, (replicas, shard_size), mesh_dim_names=(REPLICATE, SHARD))
             self.mesh = mesh if replicas > 1 else mesh[SHARD]
+        if cp_size > 1:
+            peers, _ = dist.new_subgroups(cp_size, timeout=timeout)
+            assert isinstance(peers, dist.ProcessGroup)
+            self.peers = peers
 
     def all_reduce_sum_(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks, in place."""
@@ -56,25 +79,32 @@ class Group:
         """Rank 0's JSON value on every rank."""
         return self.gather(value if self.rank == 0 else None)[0]
 
+    def broadcast_to_peers(self, value: Any) -> Any:
+        """The JSON value of the peers' leader on each of them."""
+        return value if self.peers is None else _gather(value if self.leads else None, self.peers)[0]
+
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's JSON value, in rank order, on every rank. Travels as JSON, not as a pickle."""
-        if self.world_size == 1:
-            return [value]
-        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        cpu = torch.device("cpu")
-        sizes = [torch.zeros(1, dtype=torch.int64, device=cpu) for _ in range(self.world_size)]
-        dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64, device=cpu))
-        longest = int(max(sizes))
-        padded = torch.zeros(longest, dtype=torch.uint8, device=cpu)
-        padded[: len(data)] = data
-        parts = [torch.zeros(longest, dtype=torch.uint8, device=cpu) for _ in range(self.world_size)]
-        dist.all_gather(parts, padded)
-        return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
+        """Every rank's JSON value, in rank order, on every rank."""
+        return [value] if self.world_size == 1 else _gather(value, None)
 
     def close(self) -> None:
         """Leave the group."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """The JSON value of every rank of ``group``, None for all, in rank order. Travels as JSON, not as a pickle."""
+    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    cpu = torch.device("cpu")
+    sizes = [torch.zeros(1, dtype=torch.int64, device=cpu) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64, device=cpu), group)
+    longest = int(max(sizes))
+    padded = torch.zeros(longest, dtype=torch.uint8, device=cpu)
+    padded[: len(data)] = data
+    parts = [torch.zeros(longest, dtype=torch.uint8, device=cpu) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, padded, group)
+    return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
 
 
 def is_collective(error: BaseException) -> bool:

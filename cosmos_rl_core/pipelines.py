@@ -130,6 +130,15 @@ def check_guardrail(path: str | Path, setting: Literal["required", "off"] | None
         raise ConfigError(f'policy.diffusers.guardrail = "{setting}": {name} has no guardrail; leave the setting out')
 
 
+def check_takes_instruction(path: str | Path) -> None:
+    """Raise :class:`ConfigError` if ``policy.diffusers.complex_human_instruction`` would change nothing."""
+    name = pipeline_class(path)
+    if not _declared(name, "TAKES_INSTRUCTION"):
+        raise ConfigError(
+            f"policy.diffusers.complex_human_instruction: {name} puts no instruction before prompts; leave it out"
+        )
+
+
 def stock_guidance_scale(model_name_or_path: str, guidance_scale: float) -> float:
     """What the stock pipeline's argument ``guidance_scale`` has to be for the guidance that we call so.
 
@@ -156,6 +165,11 @@ def guidance_offset(class_name: str) -> float:
 def max_given_frames(class_name: str) -> int:
     """How many latent frames may be given at the start of a video of that pipeline class; 0 for most."""
     return _declared(class_name, "MAX_GIVEN_FRAMES") or 0
+
+
+def frozen_prefix(class_name: str) -> str | None:
+    """The module of that pipeline class's transformer whose output may be stored in the place of text embeddings."""
+    return _declared(class_name, "FROZEN_PREFIX")
 
 
 def check_runs(path: str | Path) -> None:

@@ -10,8 +10,8 @@ TRANSFORMERS = ("CosmosTransformer3DModel", "WanTransformer3DModel")
 """Classes of the transformers that :mod:`cosmos_rl_core.context_parallel` knows how to split."""
 
 
-def check(transformer: Mapping[str, Any], latent_shape: tuple[int, ...], num_peers: int) -> None:
-    """Whether ``num_peers`` processes can share latents of ``latent_shape``, ``[C, T, H, W]``.
+def check(transformer: Mapping[str, Any], latent_shape: tuple[int, ...] | None, num_peers: int) -> None:
+    """Whether ``num_peers`` processes can share latents of ``latent_shape``, ``[C, T, H, W]``; None if not known yet.
 
     ``transformer`` is its ``config.json``. Raises :class:`ConfigError` for a transformer that cannot be split, and
     where a peer would be left without a token or without an attention head.
@@ -21,6 +21,8 @@ def check(transformer: Mapping[str, Any], latent_shape: tuple[int, ...], num_pee
     if (name := transformer["_class_name"]) not in TRANSFORMERS:
         raise unknown(name)
     shares("attention heads", transformer["num_attention_heads"], num_peers)
+    if latent_shape is None:
+        return
     grid = (side // patch for side, patch in zip(latent_shape[1:], transformer["patch_size"], strict=True))
     shares("tokens", math.prod(grid), num_peers)
 

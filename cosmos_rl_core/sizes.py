@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,15 @@ FLOAT32_BYTES = 4
 
 def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | None:
     """Numbers in one sample's latents; None for a VAE whose geometry is not known here.
+
+    Raises as :func:`latent_shape`.
+    """
+    shape = latent_shape(pipeline, size, frames)
+    return None if shape is None else math.prod(shape)
+
+
+def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int, int, int, int] | None:
+    """Channels, frames (1 for images), height and width of one sample's latents; None for a VAE that is not known here.
 
     ``size`` is height and width in pixels. Raises :class:`ConfigError` for a size or a number of frames that the VAE,
     the transformer's patches or the stock pipeline cannot do.
@@ -35,13 +45,13 @@ def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | 
         raise ConfigError(f"train_frames = {frames}: this model makes images, whose frames are 1")
     if temporal is not None and (frames - 1) % temporal:
         raise ConfigError(f"train_frames = {frames} must be 1 plus a multiple of {temporal} for this model")
-    shape = (_latent_frames(frames, temporal), *(side // spatial for side in size))
+    shape = (_latent_frames(frames, temporal), size[0] // spatial, size[1] // spatial)
     if (limits := transformer.get("max_size")) and any(n > most for n, most in zip(shape, limits, strict=True)):
         raise ConfigError(
             f"inference_size {list(size)} and train_frames = {frames} are latents of {list(shape)} (frames, height, "
             f"width); at most {list(limits)} for this model"
         )
-    return channels * math.prod(shape)
+    return (channels, *shape)
 
 
 def latent_frames(pipeline: str, frames: int) -> int | None:
@@ -54,16 +64,52 @@ def _latent_frames(frames: int, temporal: int | None) -> int:
     return 1 if temporal is None else 1 + (frames - 1) // temporal
 
 
-def embedding_elements(pipeline: str, max_prompt_length: int) -> int | None:
-    """Numbers in the text embedding of one prompt; None for a text encoder that is not known here."""
-    if not Path(pipeline, "text_encoder", "config.json").is_file():
+def text_tokens(pipeline: str, max_prompt_length: int) -> int:
+    """Tokens of one prompt that the transformer is given; SD3's are those of CLIP and then those of T5."""
+    if pipelines.pipeline_class(pipeline) != "StableDiffusion3Pipeline":
+        return max_prompt_length
+    return pipelines.read_json(pipeline, "tokenizer", "tokenizer_config.json")["model_max_length"] + max_prompt_length
+
+
+def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig | None = None) -> int | None:
+    """Numbers stored of one prompt's text embedding, after the prefix that ``lora`` leaves frozen, if there is one.
+
+    Without masks. None for a transformer that is not known here.
+    """
+    transformer = pipelines.read_json(pipeline, "transformer", "config.json")
+    if (setting := _TEXT_CHANNELS.get(transformer.get("_class_name", ""))) is None:
         return None
-    encoder = pipelines.read_json(pipeline, "text_encoder", "config.json")
-    if encoder.get("model_type") != "qwen2_5_vl":
-        return None
-    # Cosmos-Predict2.5 takes the states of all layers, side by side.
-    text = encoder.get("text_config", encoder)
-    return max_prompt_length * text["num_hidden_layers"] * text["hidden_size"]
+    prefix = _frozen_prefix(pipeline, lora)
+    channels = prefix[max(prefix)][0] if prefix else transformer[setting]
+    return text_tokens(pipeline, max_prompt_length) * channels + transformer.get("pooled_projection_dim", 0)
+
+
+_TEXT_CHANNELS = {
+    "SD3Transformer2DModel": "joint_attention_dim",
+    "WanTransformer3DModel": "text_dim",
+    "SanaTransformer2DModel": "caption_channels",
+    "SanaVideoTransformer3DModel": "caption_channels",
+    "CosmosTransformer3DModel": "crossattn_proj_in_channels",
+}
+"""The setting of a transformer, by its class, that says how many numbers a text token has."""
+
+
+def has_frozen_prefix(pipeline: str, lora: LoraConfig | None) -> bool:
+    """Whether the transformer passes texts first through a module that its plugin declares and training leaves alone.
+
+    Training every weight leaves none alone. Raises :class:`ConfigError` for a LoRA target that names no matrix.
+    """
+    return bool(_frozen_prefix(pipeline, lora))
+
+
+def _frozen_prefix(pipeline: str, lora: LoraConfig | None) -> dict[str, tuple[int, ...]]:
+    """Shapes of that module's matrices by name; empty where there is none, or where one of them is adapted."""
+    name = pipelines.frozen_prefix(pipelines.pipeline_class(pipeline)) if lora is not None else None
+    if name is None or lora is None:
+        return {}
+    matrices = _matrices(weight_shapes(pipeline))
+    prefix = {module: shape for module, shape in matrices.items() if module.startswith(f"{name}.")}
+    return {} if prefix.keys() & _adapted(matrices, lora) else prefix
 
 
 def _geometry(pipeline: str) -> tuple[int, int, int | None] | None:
@@ -83,30 +129,72 @@ _STOCK_MULTIPLES = {"WanPipeline": 16, "SanaPipeline": 32, "SanaVideoPipeline": 
 """Sides that are no multiple of it are refused by the stock pipeline of that class, whatever its VAE."""
 
 
+BUFFERS = ("pos_embed.pos_embed",)
+"""What the safetensors of a transformer hold besides its weights, and nothing trains."""
+
+
 def weight_shapes(pipeline: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of the transformer's weights by name, from the headers of its safetensors files."""
+    """Shapes of the transformer's tensors by name, from the headers of its safetensors files."""
+    return _shapes_in(Path(pipeline, pipelines.TRANSFORMER, name) for name in pipelines.transformer_files(pipeline))
+
+
+def component_shapes(pipeline: str, component: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of another component's tensors by name; none if its weights are in other formats, or not here.
+
+    Several spellings of the same weights, such as half-precision variants, have the same names.
+    """
+    return _shapes_in(sorted(Path(pipeline, component).glob("*.safetensors")))
+
+
+def _shapes_in(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
-    for name in pipelines.transformer_files(pipeline):
-        with Path(pipeline, pipelines.TRANSFORMER, name).open("rb") as stream:
+    for file in files:
+        with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             header = json.loads(stream.read(length))
         shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
     return shapes
 
 
-def trainable_elements(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | None) -> int:
-    """Numbers that training moves: all weights, or two factors of rank r for each targeted matrix.
+def elements(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Numbers in all the tensors."""
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def trainable_shapes(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | None) -> dict[str, tuple[int, ...]]:
+    """Shapes of what training moves, by name: all weights, or two factors of rank r for each targeted matrix.
 
     Matrices are the weights of linear modules; convolutions and tables have none. Raises :class:`ConfigError` for a
     target that names no matrix, and as :func:`adapters.check_patterns`.
     """
     if lora is None:
-        return sum(math.prod(shape) for shape in shapes.values())
-    matrices = {
+        return {name: shape for name, shape in shapes.items() if name not in BUFFERS}
+    matrices = _matrices(shapes)
+    targeted = _adapted(matrices, lora)
+    adapters.check_patterns(lora, targeted)
+    factors: dict[str, tuple[int, ...]] = {}
+    for module in sorted(targeted):
+        (rows, columns), rank = matrices[module], adapters.rank(lora, module)
+        factors |= {f"{module}.lora_A.weight": (rank, columns), f"{module}.lora_B.weight": (rows, rank)}
+    return factors
+
+
+def trainable_elements(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | None) -> int:
+    """Numbers that training moves; raises as :func:`trainable_shapes`."""
+    return elements(trainable_shapes(shapes, lora))
+
+
+def _matrices(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of linear modules, by the module's name."""
+    return {
         name.removesuffix(".weight"): shape
         for name, shape in shapes.items()
         if name.endswith(".weight") and len(shape) == 2
     }
+
+
+def _adapted(matrices: dict[str, tuple[int, ...]], lora: LoraConfig) -> set[str]:
+    """The matrices that get an adapter. Raises :class:`ConfigError` for a target that names none."""
     targets = adapters.targets(lora, matrices)
     found = {target: [m for m in matrices if m == target or m.endswith(f".{target}")] for target in targets}
     if lost := [target for target, modules in found.items() if not modules]:
@@ -115,9 +203,7 @@ def trainable_elements(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | No
             f"policy.lora.target_modules: no weight matrix of this transformer ends in {', '.join(lost)}; "
             f"it has {', '.join(endings)}"
         )
-    targeted = {module for modules in found.values() for module in modules}
-    adapters.check_patterns(lora, targeted)
-    return sum(adapters.rank(lora, m) * sum(matrices[m]) for m in targeted)
+    return {module for modules in found.values() for module in modules}
 
 
 def _ending(module: str) -> str:

@@ -24,7 +24,7 @@ from flows import gc as gc_command
 from flows import import_recipe as import_command
 from flows import rerun as rerun_command
 from flows import status as status_command
-from flows.describe import describe_plan
+from flows.describe import describe_memory, describe_plan
 from flows.plan import DEFAULT_STORE, Settings, plan_of
 from flows.server import prefect_server, server_is_named
 
@@ -79,13 +79,17 @@ def plan(
     overrides: OverridesOption = None,
     cluster: ClusterOption = None,
 ) -> None:
-    """Resolve a recipe, report every mistake at once, and say what a run would do. Starts and writes nothing.
+    """Resolve a recipe, report every mistake at once, and say what a run would do and what memory its stages need.
+
+    Starts and writes nothing.
 
     Example: cosmos-flows plan configs/tiny/nft.toml --set rollout.n_generation=8
     """
     _note_translation(recipe)
     settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster)
-    Console(highlight=False).print(describe_plan(_or_exit(lambda: plan_of(settings)), store), markup=False)
+    console, planned = Console(highlight=False, markup=False), _or_exit(lambda: plan_of(settings))
+    for part in (describe_plan(planned, store), "", *describe_memory(planned.recipe)):
+        console.print(part, soft_wrap=isinstance(part, str))
 
 
 @app.command()

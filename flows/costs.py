@@ -1,5 +1,7 @@
 """What a run will write, before it starts."""
 
+import math
+
 from cosmos_rl_core import pipelines, plugins, sizes
 from cosmos_rl_core.algorithms._base import Algorithm, trained_steps
 from cosmos_rl_core.config.recipe import Recipe
@@ -19,7 +21,7 @@ def sample_bytes(recipe: Recipe) -> int | None:
     elements = sizes.latent_elements(path, diffusers.inference_size, diffusers.train_frames)
     if elements is None:
         return None
-    kernel, train_on = planned_kernel(diffusers.sample.rollout), _algorithm(recipe).train_on
+    kernel, train_on = planned_kernel(diffusers.sample.rollout), algorithm_of(recipe).train_on
     if train_on:
         trained_steps(train_on, len(kernel.steps), kernel.trainable)
     # A random step has neighbours that are stored or not: two states and a look back are the most that it can need.
@@ -30,16 +32,32 @@ def sample_bytes(recipe: Recipe) -> int | None:
     return sizes.FLOAT32_BYTES * elements * (1 + states + history)
 
 
+def embedding_bytes(recipe: Recipe) -> int | None:
+    """Bytes of the text embedding of one prompt, without masks; None if nobody can tell."""
+    path = pipelines.resolve_path(recipe.policy.model_name_or_path)
+    elements = sizes.embedding_elements(path, recipe.policy.diffusers.max_prompt_length, recipe.policy.lora)
+    return None if elements is None else sizes.FLOAT32_BYTES * elements
+
+
 def policy_bytes(recipe: Recipe) -> int:
-    """Bytes of one policy version: current weights, copies, and two moments of the optimizer, all float32.
+    """Bytes of one policy version that training goes on from.
 
     Raises :class:`ConfigError` for a LoRA target that the model does not have.
     """
-    path = pipelines.resolve_path(recipe.policy.model_name_or_path)
-    elements = sizes.trainable_elements(sizes.weight_shapes(path), recipe.policy.lora)
-    algorithm = _algorithm(recipe)
-    has_old, has_reference = algorithm.old_decay(0) is not None, algorithm.reference_after(0) != "base"
-    return sizes.FLOAT32_BYTES * elements * (3 + has_old + has_reference + recipe.train.ema_enable)
+    return sum(policy_parts(recipe).values())
+
+
+def policy_parts(recipe: Recipe) -> dict[str, int]:
+    """Bytes of each part of a policy version after the first: weights, copies and two moments, all float32."""
+    size, algorithm = sizes.FLOAT32_BYTES * parameters(recipe)[1], algorithm_of(recipe)
+    parts = {
+        "current": size,
+        "old": size if algorithm.old_decay(0) is not None else 0,
+        "ema": size if recipe.train.ema_enable else 0,
+        "reference": size if algorithm.reference_after(0) != "base" else 0,
+        "optimizer": 2 * size,
+    }
+    return {part: number for part, number in parts.items() if number}
 
 
 def check_budget(recipe: Recipe) -> None:
@@ -55,19 +73,56 @@ def check_budget(recipe: Recipe) -> None:
         )
 
 
-def describe(recipe: Recipe) -> str:
-    """In words."""
-    words = [f"{recipe.train.num_iterations} policies of {policy_bytes(recipe) / 10**6:.1f} MB"]
-    each = sample_bytes(recipe)
-    if recipe.train.train_policy.rewarded and each is not None:
-        count = recipe.train.num_iterations * recipe.train.train_batch_per_replica
-        words.insert(0, f"{count} samples of {each / 1000:.0f} kB and a picture each ({each * count / GB:.1f} GB)")
-    path, length = pipelines.resolve_path(recipe.policy.model_name_or_path), recipe.policy.diffusers.max_prompt_length
-    if (elements := sizes.embedding_elements(path, length)) is not None:
-        words.append(f"embeddings of {sizes.FLOAT32_BYTES * elements / 10**6:.1f} MB a prompt")
-    return ", ".join(words)
+def parameters(recipe: Recipe) -> tuple[int, int]:
+    """Numbers in the transformer's weights, without adapters, and numbers that train."""
+    shapes = sizes.weight_shapes(pipelines.resolve_path(recipe.policy.model_name_or_path))
+    return sizes.trainable_elements(shapes, None), sizes.trainable_elements(shapes, recipe.policy.lora)
 
 
-def _algorithm(recipe: Recipe) -> Algorithm:
+def check_embeddings(recipe: Recipe, num_prompts: int) -> None:
+    """Raise :class:`ConfigError` if the text embeddings of so many prompts would be more than the recipe allows."""
+    each = embedding_bytes(recipe)
+    if each is not None and each * num_prompts > recipe.rollout.store_budget_gb * GB:
+        raise ConfigError(
+            f"the text embeddings would take {each * num_prompts / GB:.2g} GB ({num_prompts} prompts of "
+            f"{each / 10**6:.2f} MB), more than rollout.store_budget_gb = {recipe.rollout.store_budget_gb:g}; raise it "
+            "or take fewer prompts"
+        )
+
+
+def in_words(size: int) -> str:
+    """Bytes in the largest unit that fits."""
+    unit, name = next(((u, n) for u, n in _UNITS if size >= u), (1, "bytes"))
+    return f"{size / unit:.3g} {name}" if size < 1000 * unit else f"{size / unit:.0f} {name}"
+
+
+_UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def describe(recipe: Recipe) -> list[str]:
+    """What an iteration writes, and all of them leave, in words: a line each."""
+    parts, iterations = policy_parts(recipe), recipe.train.num_iterations
+    of_parts = ", ".join(f"{part} {in_words(size)}" for part, size in parts.items())
+    lines = [f"a policy of {in_words(sum(parts.values()))} an iteration: {of_parts}"]
+    left = _kept_policies(recipe, parts)
+    if recipe.train.train_policy.rewarded:
+        each, count, diffusers = sample_bytes(recipe), recipe.train.train_batch_per_replica, recipe.policy.diffusers
+        picture = in_words(3 * diffusers.train_frames * math.prod(diffusers.inference_size))
+        size = "a size that no file tells" if each is None else in_words(each)
+        lines.insert(0, f"{count} samples of {size} an iteration, each with a picture of {picture} before compression")
+        left += iterations * count * (each or 0)
+    embedding = embedding_bytes(recipe)
+    texts = "" if embedding is None else f"; embeddings of {in_words(embedding)} a prompt"
+    return [*lines, f"{in_words(left)} and the pictures in {iterations} iterations{texts}"]
+
+
+def _kept_policies(recipe: Recipe, parts: dict[str, int]) -> int:
+    """Bytes of all versions, of which older ones than ``max_keep`` have their weights and average alone."""
+    iterations = recipe.train.num_iterations
+    whole = min(iterations, recipe.train.ckpt.max_keep or iterations)
+    return whole * sum(parts.values()) + (iterations - whole) * (parts["current"] + parts.get("ema", 0))
+
+
+def algorithm_of(recipe: Recipe) -> Algorithm:
     options = recipe.train.train_policy
     return plugins.load("algorithms", options.type).Algorithm(options)

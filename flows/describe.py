@@ -1,6 +1,12 @@
 """A plan in words, for people who want to know before they run."""
 
-from flows import costs
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.memory import Bytes
+from flows import costs, memory
 from flows.plan import Plan, run_url
 
 
@@ -8,11 +14,13 @@ def describe_plan(plan: Plan, store_url: str) -> str:
     """What a run would do, and how much of it."""
     recipe = plan.recipe
     train, sample = recipe.train, recipe.policy.diffusers.sample
+    total, trained = costs.parameters(recipe)
     weights = f"LoRA of rank {recipe.policy.lora.r}" if recipe.policy.lora else "all weights"
     lines = [
         f"run        {plan.run_id}",
         f"store      {run_url(store_url, plan.run_id)}",
         f"model      {plan.model.path} ({plan.model.adapter}, {plan.model.digest[:12]}), {weights}",
+        f"trains     {_count(trained)} of {_count(total)} parameters",
         f"algorithm  {train.train_policy.type}, {train.num_iterations} iterations, seed {train.seed}",
         f"prompts    {len(plan.prompts)} to train on, {len(plan.validation_prompts)} held out",
     ]
@@ -23,7 +31,48 @@ def describe_plan(plan: Plan, store_url: str) -> str:
             f"iteration  {batch}, {sample.num_steps} {sample.solver} steps, guidance {sample.guidance_scale:g}",
             f"rewards    {rewards}",
         ]
-    lines.append(f"writes     {costs.describe(recipe)}")
+    writes = "\n           ".join(costs.describe(recipe))
+    lines.append(f"writes     {writes}")
     launch = recipe.launch
     lines.append(f"launch     {launch.mode}, {launch.processes} processes, {launch.threads} threads each")
     return "\n".join(lines)
+
+
+def describe_memory(recipe: Recipe) -> Iterator[str | Table]:
+    """What a rank of each stage holds, a column a stage."""
+    found = memory.stages(recipe)
+    peaks = [stage.peak for stage in found]
+    unit, name = (GIB, "GiB") if max(peak.device for peak in peaks) >= GIB else (MIB, "MiB")
+    table = Table(box=None, padding=(0, 2), collapse_padding=True, pad_edge=False, header_style="bold")
+    table.add_column(f"memory of a rank, {name}", no_wrap=True)
+    for stage in found:
+        table.add_column(stage.stage, justify="right", no_wrap=True)
+    table.add_row("ranks", *(str(stage.ranks) for stage in found))
+    for row in memory.ROWS:
+        held = [stage.rows.get(row, Bytes()) for stage in found]
+        if any(each != Bytes() for each in held):
+            table.add_row(row, *("?" if each is None else _cell(each.device + each.cpu, unit) for each in held))
+    table.add_row("on the device ~", *(_cell(peak.device, unit) for peak in peaks), style="bold")
+    if any(peak.cpu for peak in peaks):
+        table.add_row("beside it, on the CPU", *(_cell(peak.cpu, unit) for peak in peaks), style="bold")
+    yield table
+    yield _NOTES
+
+
+MIB, GIB = 2**20, 2**30
+
+_NOTES = """
+~ is an estimate, within a factor of 1.7 of what small models were measured to take; ? is what no file tells. Not
+counted: that, what VAE, text encoders and safety checker take to work, files on their way, and CUDA itself."""
+
+
+def _cell(size: int, unit: int) -> str:
+    return f"{size / unit:.2f}" if size else ""
+
+
+def _count(number: int) -> str:
+    unit, name = next(((u, n) for u, n in _NUMBERS if number >= u), (1, ""))
+    return f"{number / unit:.3g}{name}"
+
+
+_NUMBERS = ((10**9, " billion"), (10**6, " million"), (1000, " thousand"))

@@ -125,22 +125,27 @@ class Launcher:
     def _start(self, request: Request, directory: Path) -> "_Running":
         path = directory / "request.json"
         path.write_text(request.model_dump_json(indent=1), encoding="utf-8")
+        argv, log = self._argv(request, path), directory / "log.txt"
+        if self.config.mode == "warm":
+            process = self._fork_server().start(argv, log)
+        else:
+            process = start_cold(request, argv, log, self.config)
+        return _Running(request, process, directory, log, self.display.note)
+
+    def _argv(self, request: Request, path: Path) -> list[str]:
+        """What ``stages.runner`` is given on each rank."""
         argv = [str(path), "--threads", str(self.config.threads)]
         argv += ["--numerics-record", store.join(self.run_url, "numerics", f"{request.stage}.json")]
         # Longer than what counts as hung, so that the supervisor decides and not a rank that waits for a large write.
         argv += ["--rank-timeout-s", str(2 * self.config.stall_timeout_s)]
         if STAGES[request.stage].distributed and (size := self.config.shard_size_of(request.stage)) > 1:
             argv += ["--dp-shard-size", str(size), *(["--fsdp-offload"] if self.config.fsdp_offload else [])]
+        if (size := self.config.cp_size_of(request.stage)) > 1:
+            argv += ["--cp-size", str(size)]
         argv += ["--compile"] if self.config.compile else []
         argv += ["--halve"] if request.slot in self._out_of_memory else []
         argv += [] if self.config.deterministic else ["--nondeterministic"]
-        argv += ["--allow-numerics-change"] if self.allow_numerics_change else []
-        log = directory / "log.txt"
-        if self.config.mode == "warm":
-            process = self._fork_server().start(argv, log)
-        else:
-            process = start_cold(request, argv, log, self.config)
-        return _Running(request, process, directory, log, self.display.note)
+        return argv + (["--allow-numerics-change"] if self.allow_numerics_change else [])
 
     def _fork_server(self) -> WarmServer:
         """The one that runs, or a new one."""

@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from cosmos_rl_core import pipelines, plugins, sizes, store
+from cosmos_rl_core import pipelines, plugins, sequence_shares, sizes, store
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
@@ -51,6 +51,9 @@ class Plan(Section):
     """Prompts of the held-out media."""
     held_out_digest: str = Field(default="", json_schema_extra={"neutral": ""})
     """Digest of the files that the held-out media are read from."""
+    prefixed: bool = Field(default=False, json_schema_extra={"identity": False})
+    """Whether text embeddings are stored as they come out of a frozen prefix of the transformer: decided once, so that
+    a run which began without goes on without."""
     races_decided: bool
     """Whether the store refuses a second writer; where it does not, only one process may write a run."""
 
@@ -141,6 +144,11 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
         _collect(mistakes, lambda: _check_given_frames(recipe))
         _collect(mistakes, lambda: costs.policy_bytes(recipe))
         _collect(mistakes, lambda: costs.check_budget(recipe))
+        _collect(mistakes, lambda: _check_shared_videos(recipe))
+        embedded = {prompt.id for prompt in (*prompts, *data_prompts, *held_out_data[0])}
+        _collect(mistakes, lambda: costs.check_embeddings(recipe, len(embedded)))
+    if model is None:
+        mistakes.append("the model is not here, so sizes and memory cannot be planned")
     if mistakes or model is None:
         raise ConfigError("\n".join([f"{source}:", *(f"  {mistake}" for mistake in dict.fromkeys(mistakes))]))
     plan = Plan(
@@ -153,6 +161,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
         data_digest=data_digest,
         held_out_prompts=held_out_data[0],
         held_out_digest=held_out_data[1],
+        prefixed=sizes.has_frozen_prefix(pipelines.resolve_path(model.path), recipe.policy.lora),
         races_decided=True,
     )
     name = run_id or f"{Path(source).stem}-{digest(plan.identity())[:8]}"
@@ -248,7 +257,13 @@ def _model(recipe: Recipe) -> ModelRef:
     kept = name if name.startswith(pipelines.PACKAGE_PREFIX) else path
     guarded = pipelines.has_guardrail(path) and recipe.policy.diffusers.guardrail != "off"
     digest = pipelines.pipeline_digest(path)
-    return ModelRef(path=kept, adapter=adapter, digest=digest, guardrail=("guardrail",) if guarded else ())
+    return ModelRef(
+        path=kept,
+        adapter=adapter,
+        digest=digest,
+        guardrail=("guardrail",) if guarded else (),
+        complex_human_instruction=recipe.policy.diffusers.complex_human_instruction,
+    )
 
 
 def _unfit(recipe: Recipe) -> list[str]:
@@ -257,22 +272,43 @@ def _unfit(recipe: Recipe) -> list[str]:
     path, diffusers = pipelines.resolve_path(recipe.policy.model_name_or_path), recipe.policy.diffusers
     _collect(mistakes, lambda: pipelines.check_runs(path))
     _collect(mistakes, lambda: pipelines.check_guardrail(path, diffusers.guardrail))
+    if diffusers.complex_human_instruction is not None:
+        _collect(mistakes, lambda: pipelines.check_takes_instruction(path))
     if recipe.validation is not None:
         _collect(mistakes, lambda: pipelines.stock_guidance_scale(path, diffusers.sample.guidance_scale))
     return mistakes
 
 
 def _check_dropout(recipe: Recipe) -> None:
-    """Raise :class:`ConfigError` if adapters would drop out where a loss compares densities."""
+    """Raise :class:`ConfigError` if adapters would drop out where a loss compares densities, or tokens are shared."""
     lora, policy = recipe.policy.lora, recipe.train.train_policy
     if lora is None or lora.lora_dropout == 0:
         return
+    if recipe.launch.cp_size > 1:
+        raise ConfigError(
+            f"policy.lora.lora_dropout = {lora.lora_dropout:g}: what drops out is drawn for all tokens of a video at "
+            f"once, and with launch.cp_size = {recipe.launch.cp_size} no process has them. Set one of the two to its "
+            "default"
+        )
     if plugins.load("algorithms", policy.type).Algorithm(policy).transitions:
         raise ConfigError(
             f"policy.lora.lora_dropout = {lora.lora_dropout:g}: {policy.type} trains on the ratio of the policy's "
             "density to that of the rollout, which is exactly 1 until weights move; with dropout in one of the two it "
             "would be noise. Set it to 0"
         )
+
+
+def _check_shared_videos(recipe: Recipe) -> None:
+    """Raise :class:`ConfigError` if ``launch.cp_size`` processes cannot share a video of this model and size."""
+    num_peers, diffusers = recipe.launch.cp_size, recipe.policy.diffusers
+    if num_peers == 1:
+        return
+    path = pipelines.resolve_path(recipe.policy.model_name_or_path)
+    shape = sizes.latent_shape(path, diffusers.inference_size, diffusers.train_frames)
+    try:
+        sequence_shares.check(pipelines.read_json(path, "transformer", "config.json"), shape, num_peers)
+    except ConfigError as error:
+        raise ConfigError(f"launch.cp_size = {num_peers}: {error}") from error
 
 
 def _check_given_frames(recipe: Recipe) -> None:

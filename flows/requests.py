@@ -147,7 +147,10 @@ class Run:
 
     def _embed(self, prompts: tuple[Prompt, ...]) -> Request:
         length = self.recipe.policy.diffusers.max_prompt_length
-        return self._shared(contracts.Embed(model=self.plan.model, prompts=prompts, max_prompt_length=length))
+        config = contracts.Embed(
+            model=self.plan.model, prompts=prompts, max_prompt_length=length, prefixed=self.plan.prefixed
+        )
+        return self._shared(config)
 
     def _encode(self, data: DatasetOptions, dataset_digest: str) -> Request:
         return self._shared(

@@ -315,17 +315,16 @@ class Attempt:
         A shard that ``keep`` refuses is part of this attempt but not offered to another. One whose files were lost is
         made again.
         """
-        marker = self._marker(index)
-        if not self._adopt(marker):
+        if not self.adopt(index):
             made = make()
-            entries = {name: self._write(name, data) for name, data in made.items()}
-            body = {"attempt": self.id, "files": {name: entry.model_dump() for name, entry in entries.items()}}
-            if not keep(made) or store.put_if_absent(marker, canonical_json(body)) or not self._adopt(marker):
-                self.files |= entries
+            self.finish(index, made, offered=keep(made))
 
-    def is_finished(self, index: int) -> bool:
-        """Whether an earlier attempt marked shard ``index`` as finished."""
-        return store.size(self._marker(index)) is not None
+    def finish(self, index: int, made: dict[str, bytes], *, offered: bool = True) -> None:
+        """Write the files of shard ``index``, unless another attempt was faster; ``offered`` lets others adopt them."""
+        entries = {name: self._write(name, data) for name, data in made.items()}
+        body = {"attempt": self.id, "files": {name: entry.model_dump() for name, entry in entries.items()}}
+        if not offered or store.put_if_absent(self._marker(index), canonical_json(body)) or not self.adopt(index):
+            self.files |= entries
 
     def _marker(self, index: int) -> str:
         return self.url(self._shards, f"{index:05d}.json")
@@ -334,9 +333,9 @@ class Attempt:
         """Bytes of a file that this attempt made or adopted."""
         return read_entry(self.request.slot, self.files[name])
 
-    def _adopt(self, marker: str) -> bool:
-        """Take the shard of a marker, every byte checked. False if there is no marker, or a file of it is missing."""
-        data = store.read_if_exists(marker)
+    def adopt(self, index: int) -> bool:
+        """Take a shard that an attempt finished, every byte checked. False if none did, or a file of it is missing."""
+        data = store.read_if_exists(marker := self._marker(index))
         if data is None:
             return False
         try:

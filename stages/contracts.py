@@ -45,6 +45,8 @@ class ModelRef(Section):
     """Digest of the pipeline's files, pinned by the plan."""
     guardrail: tuple[Literal["guardrail"], ...] = Field(default=(), json_schema_extra={"neutral": []})
     """The component of this name where prompts, and the media of rollouts and evaluations, go through it."""
+    complex_human_instruction: tuple[str, ...] | None = Field(default=None, json_schema_extra={"neutral": None})
+    """What is put before prompts; absent means the stock pipeline's own."""
 
 
 class MediaShape(Section):
@@ -85,6 +87,8 @@ class Embed(StageConfig):
     prompts: tuple[Prompt, ...]
     """The prompts; the model's negative one, for guidance, is added, and the empty one, for dropping texts."""
     max_prompt_length: int
+    prefixed: bool = Field(default=False, json_schema_extra={"neutral": False})
+    """Whether embeddings are stored as they come out of the frozen module of the base that they pass through first."""
     prompts_per_shard: int = 256
 
 

@@ -27,12 +27,13 @@ class DriftWatch:
             trainer.watch, trainer.may_step = self._see, self._may_step
 
     def write(self) -> None:
-        """Write ``transitions.parquet``, all ranks' rows in order, and add to the trainer's rows what they make
-        together."""
+        """Write ``transitions.parquet``, all ranks' rows in order, those of peers once, and add to the trainer's rows
+        what they make together."""
         if self.limits is None:
             return
-        rows = [row for ranks_rows in self.context.ranks.gather(self.rows) for row in ranks_rows]
-        if self.context.ranks.rank != 0:
+        ranks = self.context.ranks
+        rows = [row for ranks_rows in ranks.gather(self.rows if ranks.leads else []) for row in ranks_rows]
+        if ranks.rank != 0:
             return
         table = pd.DataFrame(rows).sort_values(["optimizer_step", "sample_id", "step"], ignore_index=True)
         self.context.attempt.put(TRANSITIONS, to_parquet(table))

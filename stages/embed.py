@@ -4,7 +4,7 @@ from safetensors.torch import load as load_tensors
 
 from cosmos_rl_core import shards
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.models._base import PREFIX, Conditioning
 from cosmos_rl_core.policy_weights import to_bytes
 from stages import contracts
 from stages.artifacts import Artifact
@@ -24,7 +24,8 @@ def run(request: Request, context: Context) -> dict[str, int]:
     """Write ``embeddings/<n>.tar`` of ``<prompt id>.safetensors`` and ``index.json`` (prompt id to shard)."""
     config = request.config
     assert isinstance(config, contracts.Embed)
-    model = load_model(config.model, ("text", *config.model.guardrail), context.ranks.device)
+    prefix = (PREFIX,) if config.prefixed else ()
+    model = load_model(config.model, ("text", *config.model.guardrail, *prefix), context.ranks.device)
     added = {NEGATIVE: model.negative_prompt} | ({EMPTY: ""} if model.negative_prompt else {})
     texts = {prompt.id: prompt.text for prompt in config.prompts} | added
     layout = context.layout({"shards": cut(list(texts), config.prompts_per_shard)})["shards"]

@@ -1,4 +1,7 @@
-"""What a user would see: samples of the stock diffusers pipeline with the exported weights, prompts and seeds fixed."""
+"""What a user would see: samples of the stock diffusers pipeline with the exported weights, prompts and seeds fixed.
+
+As users run it, it is not split: each rank makes videos of its own, whatever ``launch.cp_size`` is.
+"""
 
 import tempfile
 from pathlib import Path
@@ -12,7 +15,7 @@ from cosmos_rl_core.models._loading import stock_arguments
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Request
-from stages.loading import load_stock
+from stages.loading import load_stock, prompt_options
 from stages.runner import Context
 from stages.samples import SamplePlan, plan_samples, sample_files, write_samples
 
@@ -60,6 +63,7 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
         max_sequence_length=config.max_prompt_length,
         generator=generators,
         output_type="np",
+        **prompt_options(config.model),
         **stock_arguments(pipeline, config.media.size, config.media.frames),
     )
     pixels = np.asarray(output.frames if video else output.images)

@@ -15,7 +15,16 @@ from stages.contracts import ModelRef
 
 def load_model(ref: ModelRef, components: tuple[str, ...], device: torch.device) -> Model:
     """The named components of the base pipeline, float32, frozen, on ``device``."""
-    return plugins.load("models", ref.adapter).load(pipelines.resolve_path(ref.path), components, device)
+    model = plugins.load("models", ref.adapter).load(pipelines.resolve_path(ref.path), components, device)
+    if ref.complex_human_instruction is not None:
+        model.complex_human_instruction = ref.complex_human_instruction
+    return model
+
+
+def prompt_options(ref: ModelRef) -> dict[str, list[str]]:
+    """What the call of the stock pipeline is told of prompts besides them."""
+    instruction = ref.complex_human_instruction
+    return {} if instruction is None else {"complex_human_instruction": list(instruction)}
 
 
 def load_stock(ref: ModelRef, path: str) -> Any:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from cosmos_rl_core import pipelines, sharding
 from cosmos_rl_core.base_weights import BaseWeights
+from cosmos_rl_core.context_parallel import split_sequence
 from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Model
@@ -92,7 +93,8 @@ def load_policy(
 ) -> tuple[Model, PolicyWeights]:
     """The model with ``components`` beside its transformer, which has ``source.part`` as its live, trainable weights.
 
-    On ranks that share their weights, each reads and keeps its rows alone.
+    On ranks that share their weights, each reads and keeps its rows alone; peers then share the tokens of all that goes
+    through the transformer.
     """
     mesh = group.mesh
 
@@ -115,4 +117,6 @@ def load_policy(
     model = load_model(config.model, (transformer, *components), group.device)
     weights = prepare(model.transformer, config.lora, reference=reference, spread=spread)
     weights.load(CURRENT, read_part(source, source.part, weights.shards))
+    if group.peers is not None:
+        split_sequence(model.transformer, group.peers)
     return model, weights

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import trained_steps
+from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.models._base import (
     CONDITIONAL_LATENTS,
     Conditioning,
@@ -39,25 +40,25 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         request.iteration or 0,
         same_noise=config.use_same_seed,
     )
-    model, _ = policy.load_policy(
-        config, ("vae", *config.model.guardrail), request.one("policy"), context.ranks, reference=False
-    )
+    ranks = context.ranks
+    components = ("vae", *config.model.guardrail) if ranks.leads else ()
+    model, _ = policy.load_policy(config, components, request.one("policy"), ranks, reference=False)
     kernel = kernel_of(config.sample, lambda: schedule_of(model.scheduler, config.sample.num_steps))
     kernel.check_trainable(step for step in config.train_on if step != -1)
     conditioning = embed.Embeddings(request.one("embeddings"), [*(p.id for p in config.prompts), embed.NEGATIVE])
-    generate = _Generator(request, config, model, conditioning, kernel, context.ranks.device)
+    generate = _Generator(request, config, model, conditioning, kernel, ranks)
     return write_samples(
         context,
         samples,
         generate,
         samples_per_shard=config.samples_per_shard,
         tile=config.batch_size,
-        in_step=context.ranks.mesh is not None,
+        in_step=ranks.mesh is not None,
     )
 
 
 class _Generator:
-    """Turns planned samples into files, one forward batch at a time."""
+    """Turns planned samples into files, one forward batch at a time; of peers, who all sample, the leader alone."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class _Generator:
         model: Model,
         conditioning: embed.Embeddings,
         kernel: Kernel,
-        device: torch.device,
+        ranks: Group,
     ) -> None:
         self.config, self.model, self.conditioning, self.kernel = config, model, conditioning, kernel
         self.facts = {
@@ -77,10 +78,12 @@ class _Generator:
         self.given = GivenMedia.of(request)
         self.recorded = {p.id: _recorded(request, config, kernel, p.id) for p in config.prompts}
         self.shape = model.latent_shape(config.media.size, config.media.frames)
-        self.device = device
+        self.device, self.leads = ranks.device, ranks.leads
 
     def __call__(self, plans: list[SamplePlan]) -> dict[str, bytes]:
         trajectory = self._sample(plans)
+        if not self.leads:
+            return {}
         with torch.no_grad():
             pixels = self.model.decode(trajectory.latents).cpu().numpy()
         files: dict[str, bytes] = {}

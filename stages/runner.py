@@ -103,6 +103,7 @@ class Settings:
     allow_numerics_change: bool
     halve: bool = False
     dp_shard_size: int = 1
+    cp_size: int = 1
     fsdp_offload: bool = False
     compile: bool = False
     rank_timeout_s: float = 3600.0
@@ -121,6 +122,7 @@ def main(argv: list[str] | None = None) -> int:
         allow_numerics_change=args.allow_numerics_change,
         halve=args.halve,
         dp_shard_size=args.dp_shard_size,
+        cp_size=args.cp_size,
         fsdp_offload=args.fsdp_offload,
         compile=args.compile,
         rank_timeout_s=args.rank_timeout_s,
@@ -200,6 +202,7 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
         deterministic=settings.deterministic,
         timeout_s=settings.rank_timeout_s,
         dp_shard_size=settings.dp_shard_size,
+        cp_size=settings.cp_size,
         offload=settings.fsdp_offload,
         compiles=settings.compile,
     )
@@ -212,6 +215,7 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
     return ranks, found | {
         "attention_backend": torch_runtime.ATTENTION_BACKEND,
         "dp_shard_size": settings.dp_shard_size,
+        "cp_size": settings.cp_size,
         "fsdp_offload": settings.fsdp_offload,
         "compile": settings.compile,
     }
@@ -243,9 +247,9 @@ def _pinned(url: str) -> dict[str, Any] | None:
 
 
 def _shared(first: dict[str, Any], found: dict[str, Any]) -> list[dict[str, Any]]:
-    """What both stages have; the number of ranks may differ from stage to stage."""
+    """What both stages have; ranks, and what they share, may differ from stage to stage."""
     packages = first["packages"].keys() & found["packages"].keys()
-    keys = (first.keys() & found.keys()) - {"world_size", "packages"}
+    keys = (first.keys() & found.keys()) - {"world_size", "dp_shard_size", "cp_size", "fsdp_offload", "packages"}
     return [{k: n[k] for k in keys} | {p: n["packages"][p] for p in packages} for n in (first, found)]
 
 
@@ -272,6 +276,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rank-timeout-s", type=float, default=3600.0, help="how long a rank waits for the others, in seconds"
     )
     parser.add_argument("--dp-shard-size", type=int, default=1, help="how many ranks share one copy of the weights")
+    parser.add_argument("--cp-size", type=int, default=1, help="how many ranks share the tokens of a video")
     parser.add_argument("--compile", action="store_true", help="compile the transformer's blocks")
     parser.add_argument("--fsdp-offload", action="store_true", help="shared weights rest in the CPU's memory")
     parser.add_argument(

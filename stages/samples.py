@@ -87,41 +87,51 @@ def write_samples(
     in_step: bool = False,
 ) -> dict[str, float]:
     """Write ``samples/<n>.tar`` and ``index.parquet``: every rank its shards, adopted where an earlier attempt made
-    them.
+    them; peers have the same, and their leader writes them.
 
     ``generate`` turns at most ``tile`` samples, all of one shard, into shard members. ``in_step`` says that all ranks
     must call it equally often, as they share the weights: who has less to do makes samples that nobody keeps.
     """
+    ranks = context.ranks
     by_id = {sample.sample_id: sample for sample in samples}
     layout = context.layout({"shards": cut(list(by_id), samples_per_shard), "tile": context.shrunk(tile)})
     shard_ids: list[list[str]] = layout["shards"]
     tiles = [cut([by_id[sample_id] for sample_id in ids], layout["tile"]) for ids in shard_ids]
-    mine = range(context.ranks.rank, len(shard_ids), context.ranks.world_size)
-    total = sum(len(shard_ids[index]) for index in mine)
-    to_make = sum(len(tiles[index]) for index in mine if not context.attempt.is_finished(index))
-    rounds = max(context.ranks.gather(to_make)) if in_step else 0
-    done = made = 0
-    for index in mine:
-
-        def make(index: int = index, done: int = done) -> dict[str, bytes]:
-            nonlocal made
-            members: dict[str, bytes] = {}
-            for plans in tiles[index]:
-                context.progress("sampling", done + sum(name.endswith(".json") for name in members), total)
-                members |= generate(plans)
-                made += 1
-            return {shard_name(index): shards.pack(members)}
-
-        context.attempt.shard(index, make)
-        done += len(shard_ids[index])
+    mine = {index: len(shard_ids[index]) for index in range(ranks.data_rank, len(shard_ids), ranks.data_world_size)}
+    total = sum(mine.values())
+    adopted = _adopt(context, mine)
+    to_make = [index for index in mine if index not in adopted]
+    num_calls = sum(len(tiles[index]) for index in to_make)
+    rounds = max(ranks.gather(num_calls)) if in_step else 0
+    done = sum(mine[index] for index in adopted)
+    for index in to_make:
+        members: dict[str, bytes] = {}
+        for plans in tiles[index]:
+            context.progress("sampling", done, total)
+            members |= generate(plans)
+            done += len(plans)
+        if ranks.leads:
+            context.attempt.finish(index, {shard_name(index): shards.pack(members)})
         context.progress("sampling", done, total)
-    for left in range(made, rounds):
-        context.progress("sampling beside the others", left, rounds)
+    for call in range(num_calls, rounds):
+        context.progress("sampling beside the others", call, rounds)
         generate(tiles[0][0])
-    if context.ranks.rank == 0:
+    if ranks.rank == 0:
         context.attempt.put(INDEX, index_of(samples, shard_ids))
     size = sum(entry.size for name, entry in context.attempt.files.items() if name.startswith("samples/"))
     return {"samples": len(samples)} | ({"kb_per_sample": size / total / 1000} if total else {})
+
+
+def _adopt(context: Context, sizes: dict[int, int]) -> set[int]:
+    """Which of the shards, of known numbers of samples, an earlier attempt finished; they are part of this one now.
+
+    Asked once, of the peers' leader: peers make the others together, and ranks in step must know how many they are.
+    """
+    found: list[int] = []
+    for index in sizes if context.ranks.leads else ():
+        context.progress("sampling", sum(sizes[one] for one in found), sum(sizes.values()))
+        found += [index] if context.attempt.adopt(index) else []
+    return set(context.ranks.broadcast_to_peers(found))
 
 
 def shard_name(index: int) -> str:

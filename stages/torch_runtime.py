@@ -17,6 +17,7 @@ def start(
     deterministic: bool,
     timeout_s: float,
     dp_shard_size: int = 1,
+    cp_size: int = 1,
     offload: bool = False,
     compiles: bool = False,
 ) -> Group:
@@ -26,4 +27,4 @@ def start(
         # cuBLAS reads this when its first handle is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    return Group(timeout_s, dp_shard_size, offload=offload, compiles=compiles)
+    return Group(timeout_s, dp_shard_size, cp_size=cp_size, offload=offload, compiles=compiles)

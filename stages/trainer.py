@@ -213,6 +213,9 @@ class Trainer:
         return self.algorithm.loss(velocity, batch)
 
     def _over_ranks(self, totals: dict[str, float]) -> dict[str, float]:
+        if not self.group.leads:
+            # Peers had the same losses, which count once.
+            totals = dict.fromkeys(totals, 0.0)
         # A rank may have had batches of one kind only.
         names = sorted({name for ranks_names in self.group.gather(sorted(totals)) for name in ranks_names})
         values = torch.tensor([totals.get(name, 0.0) for name in names], dtype=torch.float64, device=self.group.device)
@@ -281,10 +284,10 @@ def _clocks(policy: Input) -> dict[str, int]:
 
 
 def my_share(items: list[Callable[[float], MicroBatch]], group: Group) -> Iterator[MicroBatch]:
-    """This rank's micro-batches, every ``world_size``-th; padded with weight 0 to the same number on all ranks.
+    """This rank's micro-batches, every ``data_world_size``-th; padded with weight 0 to the same number on all ranks.
 
     Each is built when it is asked for, so that one at a time is in memory.
     """
-    for first in range(0, len(items), group.world_size):
-        index = first + group.rank
+    for first in range(0, len(items), group.data_world_size):
+        index = first + group.data_rank
         yield items[index](1.0) if index < len(items) else items[0](0.0)

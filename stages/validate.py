@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cosmos_rl_core.models._base import Conditioning, Model, stack
+from cosmos_rl_core.precision import computes_in
 from cosmos_rl_core.training import DrawKey, training_noise
 from stages import contracts, embed, encode, policy
 from stages.contracts import Request
@@ -31,13 +32,17 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     tiles = context.layout({"tiles": cut(list(prompt_of), context.shrunk(config.batch_size))})["tiles"]
     model, _ = policy.load_policy(config, (), request.one("policy"), ranks, reference=False)
     rows: list[dict[str, Any]] = []
-    mine = range(ranks.rank, len(tiles), ranks.world_size)
-    for done, number in enumerate(mine):
-        context.progress("validating", done, len(mine))
-        items = tiles[number]
+    mine = range(ranks.data_rank, len(tiles), ranks.data_world_size)
+    # Ranks that share weights run in step: who has nothing left does a tile again, which nobody keeps.
+    rounds = len(mine) if ranks.mesh is None else math.ceil(len(tiles) / ranks.data_world_size)
+    for done in range(rounds):
+        context.progress("validating", done, rounds)
+        is_mine = done < len(mine)
+        items = tiles[mine[done] if is_mine else 0]
         given = stack([embeddings[prompt_of[item]] for item in items], ranks.device)
         x_0 = torch.stack([latents[item] for item in items]).to(ranks.device)
-        rows += _losses(request.seed, config.num_levels, model, items, x_0, given)
+        losses = _losses(request.seed, config, model, items, x_0, given)
+        rows += losses if is_mine and ranks.leads else []
     table = pd.DataFrame([row for ranks_rows in ranks.gather(rows) for row in ranks_rows])
     table = table.sort_values(["item_id", "t"], ignore_index=True)
     if ranks.rank == 0:
@@ -49,15 +54,16 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
 @torch.no_grad()
 def _losses(
-    seed: int, num_levels: int, model: Model, items: list[str], x_0: Tensor, conditioning: Conditioning
+    seed: int, config: contracts.Validate, model: Model, items: list[str], x_0: Tensor, conditioning: Conditioning
 ) -> list[dict[str, Any]]:
     """A row an item and noise level."""
     rows: list[dict[str, Any]] = []
-    for level, t in enumerate((np.arange(num_levels) + 0.5) / num_levels):
+    for level, t in enumerate((np.arange(config.num_levels) + 0.5) / config.num_levels):
         draws = [training_noise(tuple(x_0.shape[1:]), DrawKey(seed, 0, 0, item), level) for item in items]
         noise = torch.stack(draws).to(x_0.device)
         times = torch.full((len(items),), float(t), device=x_0.device)
-        velocity = model.velocity((1 - float(t)) * x_0 + float(t) * noise, times, conditioning)
+        with computes_in(config.param_dtype, x_0.device):
+            velocity = model.velocity((1 - float(t)) * x_0 + float(t) * noise, times, conditioning)
         losses = (velocity - (noise - x_0)).square().flatten(1).mean(1)
         pairs = zip(items, losses.tolist(), strict=True)
         rows += [{"item_id": item, "t": float(t), "loss": loss} for item, loss in pairs]

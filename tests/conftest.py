@@ -1,4 +1,4 @@
-"""Stores to test on: a local directory, and S3 from a moto server in a process of its own."""
+"""Where tests compute, and stores to test on: a local directory, and S3 from a moto server in a process of its own."""
 
 import os
 import secrets
@@ -9,12 +9,73 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+import torch
+
+from tests import other_device
+from tests.benchmarks import record
 
 BUCKET = "tests"
 STARTUP_TIMEOUT_S = 60
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        choices=("cpu", "cuda", "other"),
+        default="cpu",
+        help="where tests with the fixture `device` compute; elsewhere than on the CPU no other runs. `other` has the "
+        "CPU's numbers and fails where something was not moved to it (tests/other_device.py)",
+    )
+    parser.addoption("--results", type=Path, help="a folder for what the tests measured, as JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--device") != "cuda":
+        # Also where there is a GPU, and also in the processes that tests start.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        return
+    if not torch.cuda.is_available():
+        raise pytest.UsageError(
+            f"--device cuda (`make test-gpu`) needs a CUDA device, and torch {torch.__version__} finds none on this "
+            "machine; nothing was tested. Without one, `make test` runs the same tests on the CPU"
+        )
+    # Both are read when a library is first used, also by the processes that tests start. cuBLAS: the same bits twice.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    # float32 products and convolutions otherwise round their factors to 10 bits: stock pipelines are compared closer.
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--device") == "cpu":
+        return
+    here = [item for item in items if "device" in getattr(item, "fixturenames", ())]
+    config.hook.pytest_deselected(items=[item for item in items if item not in here])
+    items[:] = here
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    folder: Path | None = config.getoption("--results")
+    if folder is not None:
+        reports = [
+            report for kind in ("passed", "failed", "error", "skipped") for report in terminalreporter.getreports(kind)
+        ]
+        record.write_tests(folder, str(config.getoption("--device")), reports)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where tests compute: what ``--device`` says, the CPU by default."""
+    name = str(request.config.getoption("--device"))
+    if name == "other":
+        with other_device.OtherDevice():
+            yield other_device.DEVICE
+    else:
+        yield torch.device(name, 0) if name == "cuda" else torch.device(name)
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,14 @@ from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteSchedul
 from torch import Tensor, nn
 
 from cosmos_rl_core import pipelines, seeds
+from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import COMPONENTS, Conditioning, Model, guided_velocity, stack
-from tests import tiny_pipelines
+from cosmos_rl_core.precision import ParamDtype, computes_in
+from cosmos_rl_core.sampling.kernel import Kernel
+from cosmos_rl_core.sampling.schedule import schedule_of
+from cosmos_rl_core.sampling.solvers import kernel_of
+from tests import other_device, tiny_pipelines
 
 CPU = torch.device("cpu")
 PROMPTS = ["A red cube, 3 balls. ", "two"]
@@ -39,6 +44,7 @@ class Family:
 
     name: str
     folder: str
+    device: torch.device
     model: Model
     stock: Any
     conditioning: Conditioning
@@ -54,34 +60,41 @@ class Family:
 
     def load(self, *components: str) -> Model:
         """The model once more, to be changed."""
-        return _loading.adapter_of(self.folder).load(self.folder, components, CPU)
+        return _loading.adapter_of(self.folder).load(self.folder, components, self.device)
 
-    def velocity(self, guidance_scale: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
+    def velocity(
+        self, guidance_scale: float = 1.0, dtype: ParamDtype = "float32"
+    ) -> Callable[[Tensor, Tensor], Tensor]:
         """What our samplers ask for each state and noise level."""
-        return lambda x, t: guided_velocity(self.model, x, t, self.conditioning, self.negative, guidance_scale)
+
+        def velocity(x: Tensor, t: Tensor) -> Tensor:
+            with computes_in(dtype, self.device):
+                return guided_velocity(self.model, x, t, self.conditioning, self.negative, guidance_scale)
+
+        return velocity
 
 
-def family_of(name: str, root: Path) -> Family:
+def family_of(name: str, root: Path, device: torch.device = CPU) -> Family:
     """Write the tiny pipeline of a model plugin below ``root`` and load it twice."""
     save = getattr(tiny_pipelines, f"save_{name}", None)
     if save is None:
         pytest.fail(f"cosmos_rl_core/models/{name}.py has no tiny pipeline: add save_{name} to tests/tiny_pipelines.py")
-    return load_family(name, str(save(root / name)))
+    return load_family(name, str(save(root / name)), device)
 
 
-def load_family(name: str, folder: str) -> Family:
+def load_family(name: str, folder: str, device: torch.device = CPU) -> Family:
     """Both from a tiny pipeline that lies in ``folder``."""
-    model, stock = _loading.adapter_of(folder).load(folder, COMPONENTS, CPU), stock_pipeline(folder)
+    model, stock = _loading.adapter_of(folder).load(folder, COMPONENTS, device), stock_pipeline(folder, device)
     shape = model.latent_shape(SIZE, frames_of(stock))
     noise = torch.stack([torch.from_numpy(seeds.normal(shape, "conformance", prompt)) for prompt in PROMPTS])
     conditioning, negative = (
-        stack(model.encode_prompts(prompts, LENGTH), CPU)
+        stack(model.encode_prompts(prompts, LENGTH), device)
         for prompts in (PROMPTS, [model.negative_prompt] * len(PROMPTS))
     )
-    return Family(name, folder, model, stock, conditioning, negative, noise)
+    return Family(name, folder, device, model, stock, conditioning, negative, noise.to(device))
 
 
-def stock_pipeline(folder: str | Path) -> Any:
+def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
     """The pipeline as users load it."""
     plugin: Any = _loading.adapter_of(str(folder))
     if hasattr(plugin, "load_stock"):
@@ -89,7 +102,13 @@ def stock_pipeline(folder: str | Path) -> Any:
     else:
         pipeline = diffusers.DiffusionPipeline.from_pretrained(str(folder), local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+    return pipeline.to(device)
+
+
+def kernel(solver: Any, scheduler: Any, num_steps: int) -> Kernel:
+    """Of the noise levels that a pipeline's scheduler has."""
+    config = SolverConfig(solver=solver, num_steps=num_steps)
+    return kernel_of(config, lambda: schedule_of(scheduler, num_steps))
 
 
 def frames_of(stock: Any) -> int:
@@ -119,6 +138,11 @@ def fed_to(transformer: nn.Module) -> Iterator[list[dict[str, Any]]]:
         yield calls
     finally:
         hook.remove()
+
+
+def has_autocast(device: torch.device) -> bool:
+    """Whether it can compute in bfloat16 as stages do."""
+    return device != other_device.DEVICE
 
 
 def moved(tensors: dict[str, Tensor], by: float) -> dict[str, Tensor]:

@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 
 from cosmos_rl_core.config.base import Section
 
+ON_POLICY = ("rollout", "update", "finetune", "validate")
+"""Stages that run our own transformer on latents, whose tokens processes can share."""
+
 
 class LaunchConfig(Section):
     """Where the processes of a run live; a recipe may hold one, a file in ``deployments/clusters`` replaces it."""
@@ -23,6 +26,9 @@ class LaunchConfig(Section):
     dp_shard_size: int = Field(default=1, ge=1)
     """Ranks that share one copy of the weights, each with some rows of every matrix (FSDP2); must divide the ranks of
     every distributed stage. 1 gives each rank all weights; fewer than there are ranks makes copies (HSDP)."""
+    cp_size: int = Field(default=1, ge=1)
+    """Ranks that share the tokens of each video (context parallelism; Wan2.1 and Cosmos-Predict2.5), and with them the
+    activations; must divide the ranks of every stage that runs the transformer. 1 gives each rank videos of its own."""
     fsdp_offload: bool = False
     """Shared weights, their copies and their optimizer rest in the CPU's memory and visit the GPU by the block."""
     compile: bool = False
@@ -52,6 +58,9 @@ class LaunchConfig(Section):
                 raise ValueError(
                     f"dp_shard_size = {self.dp_shard_size} does not divide the {ranks} processes of {stage}"
                 )
+        if uneven := [stage for stage in ON_POLICY if self.processes_of(stage) % self.cp_size]:
+            found = ", ".join(f"{self.processes_of(stage)} of {stage}" for stage in uneven)
+            raise ValueError(f"cp_size = {self.cp_size} must divide the processes of {', '.join(ON_POLICY)}: {found}")
         for stage, gpus in self.stage_gpus.items():
             if len(set(gpus)) != len(gpus) or len(gpus) < self.processes_of(stage):
                 raise ValueError(
@@ -63,6 +72,10 @@ class LaunchConfig(Section):
     def shard_size_of(self, stage: str) -> int:
         """Ranks of one stage that share one copy of the weights."""
         return min(self.dp_shard_size, self.processes_of(stage))
+
+    def cp_size_of(self, stage: str) -> int:
+        """Ranks of one stage that share the tokens of a video."""
+        return self.cp_size if stage in ON_POLICY else 1
 
     def processes_of(self, stage: str) -> int:
         """Ranks of one stage."""

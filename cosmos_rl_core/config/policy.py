@@ -177,6 +177,9 @@ class DiffusersConfig(TimeDensity):
     faces in it, in rollouts too: rewards see what it leaves. ``off`` never loads it, which the model's licence may
     forbid. Absent means ``required`` for a model whose stock pipeline does not run without one, because to turn a
     safety checker off is for whoever runs the model to say, not for a default. Models without one take no setting."""
+    complex_human_instruction: tuple[str, ...] | None = Field(default=None, json_schema_extra={"neutral": None})
+    """For SANA: lines put before every prompt but the empty one; the prompt follows the last line directly. ``[]`` puts
+    none; absent means those of the stock pipeline's call. Users of the exported weights give that call the same."""
     sample: SampleConfig = SampleConfig()
     """How rollouts are sampled."""
 

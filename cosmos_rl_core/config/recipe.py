@@ -57,7 +57,8 @@ class RolloutConfig(Section):
     samples_per_shard: int = Field(default=32, ge=1)
     """Samples in one file: the unit that a retry keeps."""
     store_budget_gb: float = Field(default=1000.0, gt=0, json_schema_extra={"identity": False})
-    """A plan whose rollouts would take more than this, in units of 10^9 bytes and without pictures, is refused."""
+    """A plan whose rollouts without pictures, or whose text embeddings, would take more than this, in units of 10^9
+    bytes, is refused."""
 
 
 class RewardConfig(Section):

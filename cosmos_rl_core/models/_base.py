@@ -7,7 +7,10 @@ plugin and nowhere else.
 A plugin file has ``PIPELINE_CLASSES`` (values of ``_class_name`` in ``model_index.json``) and a function ``load``. It
 may have ``GUARDRAIL_PACKAGE``, the package of the safety checker that the stock pipeline insists on;
 ``GUIDANCE_OFFSET``, how much less than ours the stock pipeline's ``guidance_scale`` is; ``MAX_GIVEN_FRAMES``, how many
-latent frames at most may be given at the start of a video, where its ``velocity`` takes :func:`given_frames`; and
+latent frames at most may be given at the start of a video, where its ``velocity`` takes :func:`given_frames`;
+``FROZEN_PREFIX``, the module of the transformer through which text embeddings pass first, by itself and far smaller
+afterwards, where ``load`` takes :data:`PREFIX` and ``velocity`` what comes of that; ``TAKES_INSTRUCTION``, true where
+the model has a ``complex_human_instruction`` to set, as the stock pipeline's call takes one; and
 ``load_stock(path, guardrail)``, where ``from_pretrained`` alone does not load the stock pipeline. The constants are
 literals, because plans read them from the source.
 """
@@ -34,6 +37,10 @@ EMPTY_TRANSFORMER = "empty transformer"
 GUARDRAIL = "guardrail"
 """One more component, of those plugins alone that have a ``GUARDRAIL_PACKAGE``; needed with the text encoders, where it
 refuses prompts, and with the VAE, where it looks at what was decoded."""
+
+PREFIX = "prefix"
+"""One more component, of those plugins alone that have a ``FROZEN_PREFIX``: with it ``encode_prompts`` gives what comes
+out of that module, float32, under a name of its own. For policies that do not train it: `embed` stores that instead."""
 
 
 class Model(Protocol):

@@ -1,6 +1,7 @@
 """What SANA's image and video pipelines share: Gemma's text and the transformer's call."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,18 +28,21 @@ def check(path: str, vae_class: str) -> None:
 
 
 @torch.no_grad()
-def encode_prompt(pipeline: Any, prompt: str, max_prompt_length: int, device: torch.device) -> Conditioning:
+def encode_prompt(
+    pipeline: Any, prompt: str, max_prompt_length: int, instruction: Sequence[str] | None, device: torch.device
+) -> Conditioning:
     """Embeddings ``[max_prompt_length, D]`` and their mask, 1 at tokens, on the CPU.
 
-    A prompt comes after the stock pipeline's own instruction, of whose embeddings the first and the last are kept; the
-    empty prompt, which is the negative one, comes without.
+    A prompt comes after the ``instruction``, if None the stock pipeline's own, of whose embeddings the first and the
+    last are kept; the empty prompt, which is the negative one, comes without.
     """
+    given = _stock_instruction(type(pipeline)) if instruction is None else list(instruction)
     embeds, mask, _, _ = pipeline.encode_prompt(
         prompt,
         do_classifier_free_guidance=False,
         device=device,
         max_sequence_length=max_prompt_length,
-        complex_human_instruction=_instruction(type(pipeline)) if prompt else None,
+        complex_human_instruction=given if prompt else None,
     )
     return {"prompt_embeds": embeds[0].cpu(), "prompt_attention_mask": mask[0].cpu()}
 
@@ -56,6 +60,6 @@ def velocity(transformer: Any, x_t: Tensor, timestep: Tensor, conditioning: Cond
     return answer[:, : x_t.shape[1]]
 
 
-def _instruction(pipeline_class: type) -> list[str]:
+def _stock_instruction(pipeline_class: type) -> list[str]:
     """What the stock call puts before every prompt: the default of its argument, so that no copy of it can differ."""
     return inspect.signature(pipeline_class.__call__).parameters["complex_human_instruction"].default

@@ -4,6 +4,8 @@ The stock pipeline's ``guidance_scale`` g is ``v_c + g (v_c - v_u)``, which is o
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import diffusers
@@ -23,13 +25,19 @@ from cosmos_rl_core.models._base import (
     CONDITIONAL_MASK,
     EMPTY_TRANSFORMER,
     GUARDRAIL,
+    PREFIX,
     Conditioning,
 )
+from cosmos_rl_core.sharding import WHOLE, load_base
 
 PIPELINE_CLASSES = ("Cosmos2_5_PredictBasePipeline",)
 GUARDRAIL_PACKAGE = "cosmos_guardrail"
 GUIDANCE_OFFSET = 1
 MAX_GIVEN_FRAMES = 2
+FROZEN_PREFIX = "crossattn_proj"
+"""Of the real ones 100352 channels to 1024."""
+EMBEDS, PROJECTED = "prompt_embeds", "projected_prompt_embeds"
+"""Names of text embeddings in a conditioning: before that projection, and after it."""
 
 _STOCK_MULTIPLE = 16
 """The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor."""
@@ -38,7 +46,8 @@ _GIVEN_T = 1e-4
 
 
 class CosmosPredict25:
-    """See :class:`cosmos_rl_core.models._base.Model`. Conditioning: ``prompt_embeds``, and frames where some are given.
+    """See :class:`cosmos_rl_core.models._base.Model`. Conditioning: ``prompt_embeds`` or, where they have been through
+    the projection, ``projected_prompt_embeds``; and frames where some are given.
 
     Every token position counts, also padding: prompts of one run need one ``max_prompt_length``, 512 in the stock.
     """
@@ -50,7 +59,9 @@ class CosmosPredict25:
         self._vae_config = pipelines.read_json(path, "vae", "config.json")
         _check_is_predict(path, self._transformer_config, self._vae_config)
         self._guardrail = _guardrail(device) if GUARDRAIL in components else None
-        self._pipeline = _load_pipeline(path, tuple(name for name in components if name != GUARDRAIL), device)
+        self._prefix = _load_prefix(path, device) if PREFIX in components else None
+        stock_parts = tuple(name for name in components if name not in (GUARDRAIL, PREFIX))
+        self._pipeline = _load_pipeline(path, stock_parts, device)
         self._device = device
         self.scheduler = self._pipeline.scheduler
 
@@ -61,7 +72,8 @@ class CosmosPredict25:
 
     @torch.no_grad()
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
-        """One by one; on the CPU. ``[max_prompt_length, layers x hidden size]``, the system prompt among the tokens.
+        """One by one; on the CPU. ``[max_prompt_length, layers x hidden size]``, the system prompt among the tokens; or
+        as they come out of the projection, if that was loaded.
 
         Raises :class:`ConfigError` for a prompt that the guardrail, if it was loaded, does not let pass.
         """
@@ -73,7 +85,9 @@ class CosmosPredict25:
         embeds, _ = self._pipeline.encode_prompt(
             prompt, do_classifier_free_guidance=False, max_sequence_length=max_prompt_length, device=self._device
         )
-        return {"prompt_embeds": embeds[0].cpu()}
+        if self._prefix is None:
+            return {EMBEDS: embeds[0].cpu()}
+        return {PROJECTED: self._prefix(embeds)[0].cpu()}
 
     def _check_prompts(self, prompts: list[str]) -> None:
         if self._guardrail is None:
@@ -132,14 +146,16 @@ class CosmosPredict25:
         given = conditioning.get(CONDITIONAL_MASK, x_t.new_zeros(batch, 1, frames, 1, 1))
         if CONDITIONAL_MASK in conditioning:
             x_t = x_t.where(given == 0, conditioning[CONDITIONAL_LATENTS])
-        velocity = self.transformer(
-            hidden_states=x_t,
-            condition_mask=given.expand(-1, -1, -1, height, width),
-            timestep=given * _GIVEN_T + (1 - given) * t,
-            encoder_hidden_states=conditioning["prompt_embeds"],
-            padding_mask=x_t.new_zeros(1, 1, height * self._scale, width * self._scale),
-            return_dict=False,
-        )[0].float()
+        projected = PROJECTED in conditioning
+        with _passed_over(self.transformer, FROZEN_PREFIX) if projected else nullcontext():
+            velocity = self.transformer(
+                hidden_states=x_t,
+                condition_mask=given.expand(-1, -1, -1, height, width),
+                timestep=given * _GIVEN_T + (1 - given) * t,
+                encoder_hidden_states=conditioning[PROJECTED if projected else EMBEDS],
+                padding_mask=x_t.new_zeros(1, 1, height * self._scale, width * self._scale),
+                return_dict=False,
+            )[0].float()
         return velocity * (1 - given)
 
     @property
@@ -166,8 +182,8 @@ class CosmosPredict25:
 def load(path: str, components: tuple[str, ...], device: torch.device) -> CosmosPredict25:
     """Load the named components of the pipeline directory ``path``, float32, frozen, in eval mode.
 
-    Takes ``guardrail`` besides. Raises :class:`ConfigError` if that is not installed, and for a transformer that needs
-    torchvision without it.
+    Takes ``guardrail`` and ``prefix`` besides. Raises :class:`ConfigError` if the first is not installed, and for a
+    transformer that needs torchvision without it.
     """
     return CosmosPredict25(path, components, device)
 
@@ -189,6 +205,25 @@ class _Unchecked:
     def check_text_safety(self, _: str) -> bool:
         """Lets every prompt pass."""
         return True
+
+
+@contextmanager
+def _passed_over(transformer: nn.Module, name: str) -> Iterator[None]:
+    """Inside, the child module ``name`` of the transformer hands on what it is given."""
+    module = transformer.get_submodule(name)
+    assert not any(p.requires_grad for p in module.parameters()), f"{name} is trained, and so must not be passed over"
+    setattr(transformer, name, nn.Identity())
+    try:
+        yield
+    finally:
+        setattr(transformer, name, module)
+
+
+def _load_prefix(path: str, device: torch.device) -> nn.Module:
+    """The base's projection of texts alone, with its weights."""
+    module = _loading.empty_transformer(path).get_submodule(FROZEN_PREFIX).to_empty(device=device)
+    load_base(nn.ModuleDict({FROZEN_PREFIX: module}), path, WHOLE)
+    return module
 
 
 def _guardrail(device: torch.device) -> Any:

@@ -1,6 +1,7 @@
 """SANA and SANA 1.5: text to image, Gemma's text, 4-D latents of a deep-compression autoencoder."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,12 +14,15 @@ from cosmos_rl_core.models import _loading, _sana
 from cosmos_rl_core.models._base import Conditioning
 
 PIPELINE_CLASSES = ("SanaPipeline",)
+TAKES_INSTRUCTION = True
 
 
 class Sana:
     """See :class:`cosmos_rl_core.models._base.Model`. Conditioning: ``prompt_embeds`` and ``prompt_attention_mask``."""
 
     negative_prompt = ""
+    complex_human_instruction: Sequence[str] | None = None
+    """Comes before every prompt but the empty one; None means that of the stock pipeline's call."""
 
     def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
         _sana.check(path, "AutoencoderDC")
@@ -36,7 +40,10 @@ class Sana:
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
         """One by one; on the CPU."""
         _loading.require(self._pipeline.text_encoder, "text")
-        return [_sana.encode_prompt(self._pipeline, prompt, max_prompt_length, self._device) for prompt in prompts]
+        return [
+            _sana.encode_prompt(self._pipeline, prompt, max_prompt_length, self.complex_human_instruction, self._device)
+            for prompt in prompts
+        ]
 
     def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
         """``[C, H, W]``."""

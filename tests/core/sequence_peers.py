@@ -1,47 +1,28 @@
-"""Four gloo processes that share sequences, all together and in two pairs: ``python -m tests.core.sequence_peers DIR``.
-
-Prints, as JSON, how far each case is from what the same process computes alone. All are forked from one that has
-imported everything, which is most of the time.
-"""
+"""What gloo ranks do that share sequences: say how far each case is from what one of them computes alone."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from diffusers import CosmosTransformer3DModel, WanTransformer3DModel
-from torch import Tensor, multiprocessing, nn
+from torch import Tensor, nn
 
-from cosmos_rl_core import context_parallel, policy_weights
+from cosmos_rl_core import context_parallel, policy_weights, sharding
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning, Model, given_frames, guided_velocity, stack
-from tests import tiny_pipelines
 
-WORLD, PAIRS, ALL = 4, [[0, 1], [2, 3]], [[0, 1, 2, 3]]
 CPU = torch.device("cpu")
-HEADS, TEXT_CHANNELS = 5, 32
+TEXT_CHANNELS = 32
 LORA = LoraConfig(r=2, target_modules=("to_q", "to_k", "to_v", "to_out.0", "proj_out", "linear_1"))
 
 Build = Callable[[], tuple[nn.Module, Callable[[], list[Tensor]], list[Tensor]]]
 """A transformer with its policy's weights, calls of it, and their inputs that want gradients."""
-
-
-def save(folder: Path) -> None:
-    """Tiny pipelines whose transformers have five heads, which neither two nor four peers can share evenly."""
-    kinds: Any = (
-        (WanTransformer3DModel, tiny_pipelines.save_wan(folder / "wan")),
-        (CosmosTransformer3DModel, tiny_pipelines.save_cosmos_predict2_5(folder / "cosmos")),
-    )
-    for cls, path in kinds:
-        torch.manual_seed(1)
-        settings = json.loads((path / "transformer" / "config.json").read_text(encoding="utf-8"))
-        cls.from_config(settings | {"num_attention_heads": HEADS}).save_pretrained(path / "transformer")
 
 
 def load(folder: Path) -> Model:
@@ -114,7 +95,7 @@ def cases(folder: Path, num_peers: int) -> Iterator[tuple[str, Build]]:
         yield f"{path.name} lora", velocities(path, [(3, 3, 5)], lora=LORA)
         # Both forwards come before the backward pass that computes their blocks again.
         yield f"{path.name} two sizes, checkpointed", velocities(path, [(3, 3, 3), (3, 2, 3)], checkpointing=True)
-    if num_peers == WORLD:
+    if num_peers == 4:
         return
     for path in (wan, cosmos):
         yield f"{path.name} autocast", velocities(path, [(3, 3, 5)], lora=LORA)
@@ -123,6 +104,12 @@ def cases(folder: Path, num_peers: int) -> Iterator[tuple[str, Build]]:
     yield "cosmos by sample", transformer_alone(cosmos, torch.tensor([0.3, 0.8]))
     by_frame, learnable = torch.linspace(0.1, 0.9, 6).view(2, 1, 3, 1, 1), {"extra_pos_embed_type": "learnable"}
     yield "cosmos positions", transformer_alone(cosmos, by_frame, max_size=(8, 16, 16), **learnable)
+
+
+def compiled_cases(folder: Path) -> Iterator[tuple[str, Build]]:
+    """Each is captured and compiled once for each length of sequence."""
+    for name in ("wan", "cosmos"):
+        yield f"{name} compiled", velocities(folder / name, [(3, 3, 5)], lora=LORA, checkpointing=True)
 
 
 def run(transformer: nn.Module, call: Callable[[], list[Tensor]], inputs: list[Tensor], half: bool) -> Any:
@@ -139,26 +126,36 @@ def run(transformer: nn.Module, call: Callable[[], list[Tensor]], inputs: list[T
     return [output.detach() for output in outputs], gradients
 
 
-def compare(build: Build, group: dist.ProcessGroup, half: bool) -> dict[str, Any]:
-    """Alone and shared, on the same weights and inputs: largest differences, as parts of the largest value."""
+def compare(name: str, build: Build, group: dist.ProcessGroup) -> dict[str, Any] | None:
+    """Shared, and by the first peer alone, on the same weights and inputs: how far off, as parts of the largest value.
+
+    None for the other peers.
+    """
+    half, alone = "autocast" in name, dist.get_rank(group) == 0
     transformer, call, inputs = build()
-    outputs, gradients = run(transformer, call, inputs, half)
+    expected = run(transformer, call, inputs, half) if alone else None
+    if "compiled" in name:
+        # Captured as for any compiler, and run without one: that would take a minute.
+        sharding.compile_blocks(transformer, "aot_eager")
     context_parallel.split_sequence(transformer, group)
-    shared, partial = run(transformer, call, inputs, half)
-    worst = {}
-    for name, own in partial.items():
-        total = own.clone()
-        dist.all_reduce(total, group=group)
-        worst[name] = float((total - gradients[name]).abs().max() / gradients[name].abs().max())
-    everyone = [[torch.empty_like(output) for _ in range(dist.get_world_size(group))] for output in shared]
-    for output, found in zip(shared, everyone, strict=True):
+    outputs, gradients = run(transformer, call, inputs, half)
+    for own in gradients.values():
+        dist.all_reduce(own, group=group)
+    everyone = [[torch.empty_like(output) for _ in range(dist.get_world_size(group))] for output in outputs]
+    for output, found in zip(outputs, everyone, strict=True):
         dist.all_gather(found, output, group=group)
+    if expected is None:
+        return None
     return {
-        "output": max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(outputs, shared, strict=True)),
-        "gradients": worst,
-        "missing": sorted(gradients.keys() ^ partial.keys()),
-        "agree": all(torch.equal(a, b) for a, found in zip(shared, everyone, strict=True) for b in found),
+        "output": max(map(far, outputs, expected[0])),
+        "gradients": {key: far(total, expected[1][key]) for key, total in gradients.items() if key in expected[1]},
+        "missing": sorted(expected[1].keys() ^ gradients.keys()),
+        "agree": all(torch.equal(a, b) for a, found in zip(outputs, everyone, strict=True) for b in found),
     }
+
+
+def far(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def refusals(folder: Path, group: dist.ProcessGroup) -> dict[str, str]:
@@ -184,28 +181,43 @@ def refusals(folder: Path, group: dist.ProcessGroup) -> dict[str, str]:
     return found
 
 
-def peer(rank: int, folder: Path) -> None:
-    """One of four."""
+def share(folder: Path) -> None:
+    """One of four ranks: two pairs, who have every other case, then all together.
+
+    Each leaves what it found of its cases, by name, and what it was told of mistakes in ``<rank>.json``.
+    """
+    with ranks() as rank:
+        pair = group_of([[0, 1], [2, 3]])
+        together = group_of([[0, 1, 2, 3]])
+        work = [(f"{name}, 2 peers", build, pair) for name, build in list(cases(folder, 2))[rank // 2 :: 2]]
+        work += [(f"{name}, 4 peers", build, together) for name, build in cases(folder, 4)]
+        leave(folder, rank, work, {"refusals": refusals(folder, together)})
+
+
+def share_compiled(folder: Path) -> None:
+    """One of two ranks."""
+    with ranks() as rank:
+        pair = group_of([[0, 1]])
+        leave(folder, rank, [(name, build, pair) for name, build in compiled_cases(folder)], {})
+
+
+@contextmanager
+def ranks() -> Iterator[int]:
+    """This process among the ranks."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD)
-    found: dict[str, Any] = {}
-    for groups in (PAIRS, ALL):
-        group, _ = dist.new_subgroups_by_enumeration(groups)
-        assert isinstance(group, dist.ProcessGroup)
-        for name, build in cases(folder, len(groups[0])):
-            found[f"{name}, {len(groups[0])} peers"] = compare(build, group, half="autocast" in name)
-    found["refusals"] = refusals(folder, dist.group.WORLD)  # pyright: ignore[reportArgumentType]
-    (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.init_process_group("gloo")
+    yield dist.get_rank()
     dist.destroy_process_group()
 
 
-def main(folder: Path) -> None:
-    """Fork the peers, and print what all of them found; if one fails, the others end and its words are raised."""
-    torch.set_num_threads(1)
-    save(folder)
-    multiprocessing.start_processes(peer, args=(folder,), nprocs=WORLD, start_method="fork")
-    print(json.dumps([json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(WORLD)]))
+def group_of(members: list[list[int]]) -> dist.ProcessGroup:
+    """The one of these groups that this rank is in."""
+    group, _ = dist.new_subgroups_by_enumeration(members)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def leave(folder: Path, rank: int, work: list[tuple[str, Build, dist.ProcessGroup]], found: dict[str, Any]) -> None:
+    results = {name: compare(name, build, group) for name, build, group in work}
+    found |= {name: result for name, result in results.items() if result is not None}
+    (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")

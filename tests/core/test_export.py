@@ -1,6 +1,6 @@
 """Exports as files: their layout, their determinism, what they leave out and refuse.
 
-That stock pipelines make the policy's media of them is tested in test_conformance.py.
+That stock pipelines make the policy's media of them is tested in test_conformance_media.py.
 """
 
 import json

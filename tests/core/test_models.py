@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import DiffusionPipeline
 
 from cosmos_rl_core import pipelines
 from cosmos_rl_core.errors import ConfigError
@@ -84,6 +85,24 @@ def test_sana_puts_the_stock_instruction_before_prompts_and_keeps_the_prompts_en
     assert [int(c["prompt_attention_mask"].sum()) for c in (short, cut, empty)] == [4, 10, 1]
     assert {tuple(c["prompt_embeds"].shape) for c in (short, cut, empty)} == {(10, 16)}
     assert torch.equal(short["prompt_embeds"][0], cut["prompt_embeds"][0])
+
+
+@pytest.mark.parametrize("name", ["sana", "sana_video"])
+def test_another_instruction_of_sana_is_the_stock_pipelines_argument(name: str, tmp_path: Path):
+    folder = getattr(tiny_pipelines, f"save_{name}")(tmp_path)
+    model, stock = load(folder, "text"), DiffusionPipeline.from_pretrained(folder, use_safetensors=True)
+    (default,) = model.encode_prompts(["ab"], 10)
+    for instruction in (["Make it bright.", "Prompt: "], []):
+        model.complex_human_instruction = instruction
+        own, empty = model.encode_prompts(["ab", ""], 10)
+        embeds, mask, negative, negative_mask = stock.encode_prompt(
+            "ab", max_sequence_length=10, complex_human_instruction=instruction, device=CPU
+        )
+        assert torch.equal(own["prompt_embeds"], embeds[0])
+        assert torch.equal(own["prompt_attention_mask"], mask[0])
+        assert torch.equal(empty["prompt_embeds"], negative[0])
+        assert torch.equal(empty["prompt_attention_mask"], negative_mask[0])
+        assert (own["prompt_embeds"] - default["prompt_embeds"]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["sana", "sana_video"])

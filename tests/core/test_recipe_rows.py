@@ -97,7 +97,8 @@ def test_gpus_are_the_cluster_profiles(name: str):
     key = "policy.parallelism.dp_shard_size" if name == SD3 else "model_parallel.context_parallel_size"
     meaning = entry(read(name), key).meaning
     assert (meaning.verdict, dict(meaning.settings)) == ("no effect here", {})
-    assert "processes = ... in a cluster profile" in meaning.why
+    setting = "dp_shard_size" if name == SD3 else "processes"
+    assert f"{setting} = ... in a cluster profile" in meaning.why
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,7 @@ REFUSED = [
     (SD3, "policy.diffusers.sample.solver", "dance", "no such sampler"),
     (SD3, "policy.is_diffusers", False, "language models"),
     (SD3, "policy.lora.init_lora_weights", "pissa", "true or gaussian"),
+    (SD3, "train.param_dtype", "float16", "bfloat16 or float32"),
     (SD3, "policy.lora.lora_path", "outputs/lora", "begins as exactly its base model"),
     (SD3, "policy.lora.modules_to_save", ["proj_out"], "adapters alone"),
     (SD3, "train.resume", "outputs/x/policy", "no checkpoint of cosmos-rl is read"),
@@ -147,8 +149,9 @@ REFUSED = [
     (SFT, "policy.diffusers.weighting_scheme", "mode", "logit_normal or uniform"),
     (DDRL, "model.rl.enabled", False, "configs/sft"),
     (DDRL, "model.rl.reward_config.aesthetic.enabled", True, "fails on every sample"),
-    (DDRL, "optimizer.optim_type", "lion", "AdamW is the only"),
+    (DDRL, "optimizer.optim_type", "lion", "fusedadam or adamw"),
     (DDRL, "scheduler.f_max", [1.0, 0.5], "one cycle"),
+    (DDRL, "model.precision", "float16", "bfloat16 or float32"),
     (DDRL, "dataloader_train.video_dataloader.batch_size", 2, "set it to 1"),
 ]
 
@@ -241,7 +244,7 @@ def test_options_of_adapters_and_the_optimizer_mean_what_they_say():
         "lora_dropout": 0.1,
         "use_rslora": True,
         "r_pattern": {"attn.to_q": 8, "to_k": 2},
-        "alpha_pattern": {"attn.to_q": 4.0},
+        "alpha_pattern": {},
         "target_modules": "all-linear",
         "modules_to_save": "None",
     }
@@ -249,6 +252,21 @@ def test_options_of_adapters_and_the_optimizer_mean_what_they_say():
     values = translate(read(SD3, train__optm_name="Adam", **changes)).values
     assert values["train"]["optm_name"] == "Adam"
     assert {name: values["policy"]["lora"].get(name) for name in said} == said | {"modules_to_save": None}
+
+
+@pytest.mark.parametrize(("name", "key"), [(SD3, "train.param_dtype"), (GRPO, "model.precision")])
+def test_the_precision_is_the_files_and_bfloat16_where_it_says_none(name: str, key: str):
+    key = key.replace(".", "__")
+    assert setting(read(name, **{key: "float32"}), "train.param_dtype") == "float32"
+    assert setting(read(name, **{key: None}), "train.param_dtype") == "bfloat16"
+
+
+def test_a_run_that_cosmos_rl_never_ends_leaves_steps_out_that_are_not_finite():
+    assert setting(read(DDRL), "train.max_nonfinite_steps") == 10
+    values = read(DDRL)
+    for callback in values["trainer"]["callbacks"]:
+        callback.get("args", {}).pop("force_finite", None)
+    assert "max_nonfinite_steps" not in translate(values).values["train"]
 
 
 def test_media_are_asked_for_only_where_something_reads_them():

@@ -1,15 +1,18 @@
 """What a plan knows of Cosmos-Predict2.5 before torch is there: packages, sizes, targets, bytes, guidance."""
 
 import json
+import shutil
+import struct
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from cosmos_rl_core import media, pipelines, sizes
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from flows import costs
-from flows.plan import Plan, Settings, plan_of
+from flows.plan import Plan, Settings, freeze, plan_of
 from flows.requests import Run
 from flows.steps import steps
 from tests import tiny_pipelines
@@ -74,7 +77,8 @@ def test_bytes_are_those_of_latents_embeddings_and_adapters(cosmos, base):
     recipe = cosmos(f"{VIDEO}, max_prompt_length = 100").recipe
     assert costs.sample_bytes(recipe) == 4 * 4 * 3 * 4 * 8
     assert sizes.embedding_elements(str(base), 100) == 100 * 2 * 16
-    assert "embeddings of 0.0 MB a prompt" in costs.describe(recipe)
+    assert sizes.embedding_elements(str(base), 100, recipe.policy.lora) == 100 * 16
+    assert "embeddings of 6.25 KiB a prompt" in costs.describe(recipe)[-1]
     # to_q and to_out.0 of two attentions in each of two blocks are 32 x 32, and the text has 16 channels.
     square, cross = 2 * (32 + 32), 2 * (32 + 16)
     assert sizes.trainable_elements(sizes.weight_shapes(str(base)), LoraConfig(r=2)) == 2 * (6 * square + 2 * cross)
@@ -84,10 +88,76 @@ def test_bytes_are_those_of_latents_embeddings_and_adapters(cosmos, base):
 
 def test_the_real_text_embedding_is_the_known_one(tmp_path):
     """28 layers of 3584 channels: 100352 numbers a token."""
-    (tmp_path / "text_encoder").mkdir()
-    config = {"model_type": "qwen2_5_vl", "num_hidden_layers": 28, "hidden_size": 3584}
-    (tmp_path / "text_encoder/config.json").write_text(json.dumps(config))
+    (tmp_path / "transformer").mkdir()
+    config = {"_class_name": "CosmosTransformer3DModel", "crossattn_proj_in_channels": 28 * 3584}
+    (tmp_path / "transformer/config.json").write_text(json.dumps(config))
+    (tmp_path / "model_index.json").write_text('{"_class_name": "Cosmos2_5_PredictBasePipeline"}')
     assert sizes.embedding_elements(str(tmp_path), 512) == 512 * 100352
+    # 206 MB a prompt; where adapters leave the first projection alone, its 1024 channels are stored: 2 MB.
+    shapes = {"crossattn_proj.0": [1024, 100352], "blocks.0.attn2.to_k": [2048, 1024]}
+    header = json.dumps({f"{name}.weight": {"dtype": "F32", "shape": shape} for name, shape in shapes.items()})
+    (tmp_path / "transformer" / pipelines.WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header.encode())
+    for targets, channels in ((("to_k",), 1024), (("to_k", "crossattn_proj.0"), 100352), (("all-linear",), 100352)):
+        lora = LoraConfig(target_modules=targets)
+        assert sizes.embedding_elements(str(tmp_path), 512, lora) == 512 * channels
+
+
+@pytest.mark.parametrize(
+    ("lora", "prefixed"),
+    [
+        ("lora = { r = 2 }", True),
+        ('lora = { r = 2, target_modules = ["to_q", "crossattn_proj.0"] }', False),
+        ('lora = { r = 2, target_modules = "all-linear" }', False),
+        ("", False),
+    ],
+)
+def test_embeddings_are_stored_behind_the_projection_where_training_leaves_it_alone(cosmos, lora, prefixed):
+    run = Run(cosmos(VIDEO, ("lora = { r = 2 }", lora)), "store")
+    assert run.plan.prefixed == prefixed
+    assert run.embed().config.identity().get("prefixed", False) == prefixed
+    other = Run(run.plan.model_copy(update={"prefixed": not prefixed}), "store")
+    assert run.embed_slot != other.embed_slot
+    assert run.plan.identity() == other.plan.identity()
+
+
+def test_another_projection_is_another_embedding(cosmos, base, tmp_path):
+    """The projection is part of the base, whose digest the Request names."""
+    other = tmp_path / "other"
+    shutil.copytree(base, other)
+    weights = other / "transformer" / pipelines.WEIGHTS
+    tensors = load_file(weights)
+    tensors["crossattn_proj.0.weight"][0, 0] += 1
+    save_file(tensors, weights)
+    runs = [Run(cosmos(VIDEO, (str(base), str(path))), "store") for path in (base, other)]
+    assert runs[0].embed_slot != runs[1].embed_slot
+
+
+@pytest.mark.parametrize(("lora", "megabytes"), [("lora = { r = 2 }", "0.64"), ("", "1.28")])
+def test_embeddings_of_more_than_the_budget_are_refused(cosmos, lora, megabytes):
+    """10000 tokens of 16 numbers behind the projection, and of 32 before it."""
+    settings, adapters = f"{VIDEO}, max_prompt_length = 10000", ("lora = { r = 2 }", lora)
+    plan = cosmos(settings, adapters)
+    count, budget = len(plan.prompts), float(megabytes) / 1000 * len(plan.prompts)
+    assert costs.embedding_bytes(plan.recipe) == float(megabytes) * 10**6
+    cosmos(settings, adapters, ("[rollout]", f"[rollout]\nstore_budget_gb = {1.01 * budget}"))
+    with pytest.raises(ConfigError, match=rf"text embeddings would take .*\({count} prompts of {megabytes} MB\), more"):
+        cosmos(settings, adapters, ("[rollout]", f"[rollout]\nstore_budget_gb = {0.99 * budget}"))
+
+
+def test_precision_is_nothing_to_what_is_stored_and_other_models_have_no_such_projection(cosmos, recipe):
+    exact, coarse = (
+        Run(cosmos(VIDEO, ("[train]", f'[train]\nparam_dtype = "{dtype}"')), "store")
+        for dtype in ("float32", "bfloat16")
+    )
+    assert exact.embed() == coarse.embed()
+    assert exact.plan.prefixed
+    assert not plan_of(Settings(recipe())).prefixed
+
+
+def test_a_run_that_began_with_embeddings_as_they_are_goes_on_with_them(cosmos, tmp_path):
+    plan = cosmos(VIDEO)
+    before = freeze(plan.model_copy(update={"prefixed": False}), str(tmp_path))
+    assert (plan.prefixed, before.prefixed, freeze(plan, str(tmp_path)).prefixed) == (True, False, False)
 
 
 def test_a_transformer_that_scales_its_padding_mask_needs_torchvision(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cosmos_rl_core.config.recipe import check
 from flows.plan import freeze, make_plan
@@ -14,8 +15,14 @@ from stages.contracts import Request
 from stages.manifest import Manifest
 from stages.outcome import Outcome
 from stages.runner import Settings, execute
-from tests import tiny_pipelines
+from tests import other_device, tiny_pipelines
 from tests.stages.ranks import run_on_ranks
+
+
+@pytest.fixture(scope="session")
+def device(device: torch.device) -> torch.device:
+    """Where stages compute, which they choose themselves: on a GPU or a CPU."""
+    return torch.device("cpu") if device == other_device.DEVICE else device
 
 
 @pytest.fixture(scope="session")
@@ -50,14 +57,16 @@ def make_on_ranks(
     *extra_argv: str,
     timeout_s: float = 120.0,
     before: Callable[[], None] | None = None,
+    gpus: bool = False,
 ) -> Manifest:
     """Run a stage on so many ranks of a real gloo group, each a process: seconds, because nothing is imported again.
 
     ``extra_argv`` goes to ``stages.runner``; ``before`` runs first on every rank, and is a function of a module.
+    With ``gpus`` each has one, and their group NCCL.
     Raises :class:`tests.stages.ranks.RanksFailed` with what each rank said if one fails or ``timeout_s`` is over.
     Torchrun and its launcher are tested in ``test_distributed.py``.
     """
     path = tmp_path / f"{request.stage}.json"
     path.write_text(request.model_dump_json(), encoding="utf-8")
-    run_on_ranks([str(path), *extra_argv], tmp_path, ranks, timeout_s, before)
+    run_on_ranks([str(path), *extra_argv], tmp_path, ranks, timeout_s, before, gpus=gpus)
     return Artifact(input_of(request.slot)).manifest

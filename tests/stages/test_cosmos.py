@@ -9,6 +9,7 @@ import torch
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.models import cosmos_predict2_5
+from cosmos_rl_core.models._base import PREFIX
 from stages import embed
 from stages.artifacts import Artifact, input_of
 from stages.policy import read_part
@@ -46,11 +47,11 @@ def test_an_iteration_and_the_stock_pipelines_evaluation_of_it(values: dict[str,
     before, after = (read_part(input_of(slot), "current") for slot in (run.policy_slot, run.policy_after(1)))
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
     path = values["policy"]["model_name_or_path"]
-    model = cosmos_predict2_5.load(path, ("text",), CPU)
+    model = cosmos_predict2_5.load(path, ("text", PREFIX), CPU)
     stored = embed.Embeddings(input_of(run.embed_slot), [embed.NEGATIVE, embed.EMPTY])
     for name, text in ((embed.NEGATIVE, model.negative_prompt), (embed.EMPTY, "")):
         (expected,) = model.encode_prompts([text], LENGTH)
-        assert torch.equal(stored[name]["prompt_embeds"], expected["prompt_embeds"])
+        assert torch.equal(stored[name]["projected_prompt_embeds"], expected["projected_prompt_embeds"])
 
     # What was evaluated is the stock pipeline's own call, whose guidance of 2 is ours of 3.
     artifact = Artifact(input_of(run.version(1, "evaluate")))

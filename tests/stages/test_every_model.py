@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.models import _loading
@@ -17,7 +18,7 @@ from tests.stages.test_wan import LORA, recipe
 
 
 @pytest.mark.parametrize("name", plugins.known("models"))
-def test_an_iteration_and_its_evaluation(name: str, prompt_dir: str, tmp_path: Path):
+def test_an_iteration_and_its_evaluation(name: str, prompt_dir: str, tmp_path: Path, device: torch.device):
     path = str(getattr(tiny_pipelines, f"save_{name}")(tmp_path / "base"))
     held_out = tmp_path / "held-out"
     held_out.mkdir()
@@ -40,6 +41,7 @@ def test_an_iteration_and_its_evaluation(name: str, prompt_dir: str, tmp_path: P
     before, after = (read_part(input_of(slot), "current") for slot in (run.policy_slot, run.policy_after(1)))
     assert max(float((after[part] - before[part]).abs().max()) for part in before) > 1e-4
     artifact = Artifact(input_of(run.version(1, "evaluate")))
+    assert (artifact.manifest.numerics["device"] == "cpu") == (device.type != "cuda")
     (sample,) = read_shard(artifact, shard_names(artifact)[0])
     assert sample.pixels.shape == (frames, *SIZE, 3)
     assert sample.pixels.std() > 1

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flows.requests import Run
 from stages import trainer
@@ -81,28 +82,35 @@ def die_in_the_second_step() -> None:
     step = trainer.Trainer.step
 
     def step_or_die(self: trainer.Trainer, index: int, *work: Any) -> bool:
-        if index == 1 and self.group.rank == 1:
+        if index == 1 and self.group.rank == self.group.world_size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return step(self, index, *work)
 
     setattr(trainer.Trainer, "step", step_or_die)  # noqa: B010
 
 
-def test_full_fine_tuning_on_two_ranks_in_bfloat16_begins_again_after_a_kill_with_the_same_bits(
-    wan_path: str, prompt_dir: str, tmp_path: Path
+def test_full_fine_tuning_on_ranks_in_bfloat16_begins_again_after_a_kill_with_the_same_bits(
+    wan_path: str, prompt_dir: str, tmp_path: Path, device: torch.device
 ):
+    """On two ranks; on GPUs, one each, on as many as there are, up to two."""
+    gpus = device.type == "cuda"
+    ranks = min(2, torch.cuda.device_count()) if gpus else 2
+
+    def make_shared(request: Request, **options: Any) -> None:
+        make_on_ranks(request, tmp_path, ranks, "--dp-shard-size", str(ranks), gpus=gpus, **options)
+
     values = recipe(wan_path, prompt_dir, None)
     values["train"]["param_dtype"] = "bfloat16"
     run = begun(tmp_path, values)
     shared = aside(run.rollout(0), "shared")
-    make_on_ranks(shared, tmp_path, 2, "--dp-shard-size", "2")
+    make_shared(shared)
     assert input_of(shared.slot).content == input_of(run.rollout(0).slot).content
 
     unkilled, killed = (aside(run.update(0), name) for name in ("unkilled", "killed"))
-    make_on_ranks(unkilled, tmp_path, 2, "--dp-shard-size", "2")
+    make_shared(unkilled)
     with pytest.raises(RanksFailed):
-        make_on_ranks(killed, tmp_path, 2, "--dp-shard-size", "2", before=die_in_the_second_step)
-    make_on_ranks(killed, tmp_path, 2, "--dp-shard-size", "2")
+        make_shared(killed, before=die_in_the_second_step)
+    make_shared(killed)
     assert input_of(killed.slot).content == input_of(unkilled.slot).content
     make(run.update(0), tmp_path)
     # Adam's steps are of 1e-3, and of a sign that rounding in bfloat16 may turn where gradients are tiny.

@@ -142,7 +142,7 @@ def test_more_in_a_row_than_may_be_end_the_training(folder: str, conditioning: C
 class OtherRankDiverges:
     """A group of two whose other rank has gradients that are not finite."""
 
-    rank, world_size, device = 0, 2, CPU
+    rank, world_size, leads, device = 0, 2, True, CPU
 
     def gather(self, value: Any) -> list[Any]:
         return [value, value]

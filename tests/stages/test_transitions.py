@@ -207,10 +207,12 @@ def test_leaving_out_a_prediction_that_is_not_made_is_a_mistake_of_the_recipe(tm
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, CLIP / 100), (torch.bfloat16, CLIP / 2)])
-def test_rollout_and_update_agree_on_the_density_in_any_batch(dtype: torch.dtype, limit: float, tmp_path: Path):
+def test_rollout_and_update_agree_on_the_density_in_any_batch(
+    dtype: torch.dtype, limit: float, tmp_path: Path, device: torch.device
+):
     """Of the same samples in batches of 1, 2 and all, in another order than they were sampled in, by moved weights."""
     drifts = []
-    with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32):
         for mini_batch in (1, 2, 4):
             run = started(tmp_path, recipe(SDE, mini_batch=mini_batch, max_logp_drift=limit), str(mini_batch))
             for k in range(2):
@@ -222,13 +224,15 @@ def test_rollout_and_update_agree_on_the_density_in_any_batch(dtype: torch.dtype
     assert max(drifts) < limit
 
 
-def test_an_update_that_computes_otherwise_than_the_rollout_refuses_by_sample_and_step(tmp_path: Path):
+def test_an_update_that_computes_otherwise_than_the_rollout_refuses_by_sample_and_step(
+    tmp_path: Path, device: torch.device
+):
     run = started(tmp_path, recipe(SDE, max_logp_drift=1e-6))
     make(run.rollout(0), tmp_path)
     for reward in run.rewards(run.iteration(0, "rollout"), 0):
         make(reward, tmp_path)
     with (
-        torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.autocast(device.type, dtype=torch.bfloat16),
         pytest.raises(DriftError, match=r"sample p-[0-9a-f]+-00\d, step [02]: .* at most 1e-06 is allowed"),
     ):
         make(run.update(0), tmp_path)
@@ -252,12 +256,12 @@ def test_a_stored_density_that_is_not_a_number_refuses_to_train_by_sample_and_st
         make(run.update(0), tmp_path)
 
 
-def test_stored_densities_take_the_drift_into_the_ratio(tmp_path: Path):
+def test_stored_densities_take_the_drift_into_the_ratio(tmp_path: Path, device: torch.device):
     run = started(tmp_path, recipe(SDE, logp_old="stored", max_logp_drift=1.0))
     make(run.rollout(0), tmp_path)
     for reward in run.rewards(run.iteration(0, "rollout"), 0):
         make(reward, tmp_path)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device.type, dtype=torch.bfloat16):
         table = table_of(updated(run.update(0), tmp_path))
     first = table[table["optimizer_step"] == 0]
     assert first["log_ratio_per_dim"].abs().tolist() == first["logp_drift"].tolist()

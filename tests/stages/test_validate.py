@@ -16,6 +16,7 @@ from stages.loading import load_model
 from stages.samples import read_table
 from stages.validate import LOSSES
 from tests.stages.conftest import make, make_on_ranks, make_run
+from tests.stages.test_sharding import aside
 
 CPU = torch.device("cpu")
 ITEMS, LEVELS, SEED = 5, 8, 3
@@ -89,3 +90,14 @@ def test_runs_of_other_seeds_draw_the_same_noise_and_two_ranks_find_the_same_byt
     found = make(one.validate(0), tmp_path)
     assert make_on_ranks(two.validate(0), tmp_path, ranks=2).content == found.content
     assert make(alone.validate(0), tmp_path).summary["loss"] == pytest.approx(found.summary["loss"], rel=1e-5)
+
+
+def test_ranks_that_share_weights_find_the_same_bytes_in_bfloat16_also_where_one_has_less_to_do(tmp_path: Path):
+    run = run_of(tmp_path, "run")
+    half, shared = (aside(run.validate(0), name, param_dtype="bfloat16") for name in ("half", "shared"))
+    found = make(half, tmp_path)
+    # Three batches on two ranks.
+    assert make_on_ranks(shared, tmp_path, 2, "--dp-shard-size", "2").content == found.content
+    exact = make(run.validate(0), tmp_path).summary["loss"]
+    assert found.summary["loss"] != exact
+    assert found.summary["loss"] == pytest.approx(exact, rel=0.02)

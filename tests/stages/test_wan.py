@@ -127,6 +127,18 @@ def test_a_video_model_takes_one_nft_update_on_one_rank_and_on_two(
         assert max(float((a[name] - before[name]).abs().max()) for name in a) > 1e-4
 
 
+def test_a_rollout_is_the_same_bytes_on_one_rank_and_on_four(wan_path: str, prompt_dir: str, tmp_path: Path):
+    values = recipe(wan_path, prompt_dir, LORA)
+    # Six shards: two ranks have one more than the others.
+    values["rollout"]["samples_per_shard"] = 1
+    run = make_run(tmp_path, values)
+    for request in (run.policy, run.embed, partial(run.rollout, 0)):
+        make(request(), tmp_path)
+    alone = run.rollout(0)
+    four = alone.model_copy(update={"slot": f"{alone.slot}-on-four-ranks"})
+    assert make_on_ranks(four, tmp_path, 4).content == input_of(alone.slot).content
+
+
 def test_a_rollout_stores_what_the_reward_saw_and_the_latents_it_came_from(
     wan_path: str, prompt_dir: str, tmp_path: Path
 ):

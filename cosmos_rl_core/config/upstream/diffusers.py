@@ -10,9 +10,13 @@ from cosmos_rl_core.config.upstream.rewards import REMOTE_ROWS
 from cosmos_rl_core.config.upstream.rows import (
     CLUSTER,
     LANGUAGE,
+    NO_FLOAT16,
     NOT_READ,
+    PRECISIONS,
+    SHARDS,
     Row,
     Upstream,
+    among,
     no_effect,
     only,
     refused,
@@ -31,6 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "train.optm_lr": 1e-6,
     "train.optm_warmup_steps": 20,
     "train.epsilon": 1e-6,
+    "train.param_dtype": "bfloat16",
     "train.train_batch_per_replica": 8,
     "train.ckpt.save_freq": 20,
     "train.ckpt.max_keep": 5,
@@ -104,10 +109,10 @@ _TRAIN: dict[str, Row] = {
     "train.ema_decay": when(lambda up: up["train.ema_enable"] is True, taken, "train.ema_enable is not true"),
     "train.ema_update_step_interval": to("train.ema_update_step_interval", lambda steps: steps or 1),
     "train.seed": unless_none(special.seed_row),
-    # Precision: one line each, once recipes have train.param_dtype.
-    "train.param_dtype": _FLOAT32,
+    "train.param_dtype": among(PRECISIONS, taken, NO_FLOAT16),
     **rows(_FLOAT32, "train.", "master_dtype transfer_dtype fsdp_reduce_dtype logprob_dtype"),
-    **rows(no_effect("shards follow the cluster profile"), "train.", "fsdp_offload fsdp_reshard_after_forward"),
+    "train.fsdp_offload": no_effect("put fsdp_offload = ... in a cluster profile (deployments/clusters, --cluster)"),
+    "train.fsdp_reshard_after_forward": no_effect("weights that ranks share are let go of after each block's pass"),
     "train.resume": only(
         (True, False), "the same command goes on where it stopped",
         "no checkpoint of cosmos-rl is read: make a pipeline of it and name that in policy.model_name_or_path",
@@ -172,6 +177,7 @@ _MODEL: dict[str, Row] = {
     "policy.model_revision": unless_none(special.revision_row),
     "policy.model_gradient_checkpointing": taken,
     **rows(no_effect(CLUSTER), "policy.parallelism.", _PARALLEL),
+    "policy.parallelism.dp_shard_size": no_effect(SHARDS),
     **rows(no_effect(LANGUAGE), "policy.", "model_safetensor_path model_max_length trainable_map trainable_map.* "
            "freeze_pattern trainable_pattern enable_liger_kernel enable_liger_cross_entropy "
            "enable_liger_fused_cross_entropy aux_loss_coeff"),
@@ -183,7 +189,7 @@ _MODEL: dict[str, Row] = {
            "lora_names primary_adapter"),
     # Meant by whoever wrote them, though cosmos-rl does not read them for diffusion models.
     **rows(taken, "policy.lora.", "lora_dropout use_rslora"),
-    **rows(special.pattern_row, "policy.lora.", "alpha_pattern.* r_pattern.*"),
+    **rows(unless_none(special.pattern_row), "policy.lora.", "alpha_pattern alpha_pattern.* r_pattern r_pattern.*"),
     **{f"policy.lora.{name}": unless_none(refused(NOT_IN_LORA[name])) for name in ("lora_path", "modules_to_save")},
     "policy.diffusers.is_video": special.is_video_row,
     "policy.diffusers.train_frames": special.train_frames_row,

@@ -96,13 +96,12 @@ def init_lora_row(key: str, value: Any, _: Upstream) -> Meaning:
     raise ConfigError("the adapters begin at the base model: choose true or gaussian")
 
 
-def pattern_row(key: str, _: Any, upstream: Upstream) -> Meaning:
-    """The whole table of ranks or strengths that a pattern is in: patterns have dots of their own."""
-    table = ".".join(key.split(".")[:3])
-    patterns = {
-        name.removeprefix(f"{table}."): value for name, value in upstream.values.items() if name.startswith(f"{table}.")
-    }
-    return Meaning("taken", {table: patterns})
+def pattern_row(key: str, value: Any, upstream: Upstream) -> Meaning:
+    """The whole table of patterns, of whichever it is asked: the dots in them are no tables' names."""
+    table = "policy.lora." + key.split(".")[2]
+    within = f"{table}."
+    patterns = {name.removeprefix(within): held for name, held in upstream.values.items() if name.startswith(within)}
+    return Meaning("taken", {table: value if key == table else patterns})
 
 
 _SOLVERS = {

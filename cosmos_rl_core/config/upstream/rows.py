@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,8 +12,11 @@ Verdict = Literal["taken", "translated", "no effect here", "open", "refused", "u
 """``open``: the file cannot say it, so whoever runs it must. ``refused`` and ``unknown`` are mistakes."""
 
 CLUSTER = "put processes = ... in a cluster profile (deployments/clusters, --cluster)"
+SHARDS = "put dp_shard_size = ... in a cluster profile (deployments/clusters, --cluster)"
 LANGUAGE = "a setting of language models"
 NOT_READ = "cosmos-rl does not read it for diffusion models"
+PRECISIONS = ("bfloat16", "float32")
+NO_FLOAT16 = "choose bfloat16 or float32: float16 needs a scale of the loss, which there is none of here"
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,17 @@ def only(expected: Any, why: str, otherwise: str) -> Row:
         return Meaning("no effect here", why=why)
 
     return row
+
+
+def among(allowed: Collection[Any], row: Row, otherwise: str) -> Row:
+    """As ``row`` at the ``allowed`` values; refused at any other."""
+
+    def checked(key: str, value: Any, upstream: Upstream) -> Meaning:
+        if value not in allowed:
+            raise ConfigError(otherwise)
+        return row(key, value, upstream)
+
+    return checked
 
 
 def refused(why: str) -> Row:

@@ -6,9 +6,12 @@ from typing import Any
 from cosmos_rl_core.config.upstream import wfm_rows as special
 from cosmos_rl_core.config.upstream.rows import (
     CLUSTER,
+    NO_FLOAT16,
+    PRECISIONS,
     Meaning,
     Row,
     Upstream,
+    among,
     no_effect,
     number,
     only,
@@ -33,6 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "model.ema.enabled": True,
     "model.ema.rate": 0.1,
     "model.loss_scale": 10.0,
+    "model.precision": "bfloat16",
     "model.resolution": "480",
     "model.state_t": 24,
     "model.conditioner[text].dropout_rate": 0.0,
@@ -132,7 +136,7 @@ _MODEL: dict[str, Row] = {
     **rows(_NOISE_OF_DATA, "model.", "sde.p_mean sde.p_std high_sigma_ratio low_sigma_ratio high_sigma_strategy"),
     **rows(no_effect("train_policy.min_num_conditional_frames and max_... hold for data and rollouts"), "model.",
            "min_num_conditional_frames max_num_conditional_frames"),
-    "model.precision": no_effect("weights, states and gradients are float32 here"),
+    "model.precision": among(PRECISIONS, to("train.param_dtype"), NO_FLOAT16),
     "model.use_torch_compile": no_effect("nothing is compiled"),
     **rows(no_effect("media come from a folder"), "model.",
            "input_data_key input_caption_key input_image_key resize_online"),
@@ -171,7 +175,7 @@ _RL: dict[str, Row] = {
 }  # fmt: skip
 
 _TRAINING: dict[str, Row] = {
-    "optimizer.optim_type": only(("fusedadam", "adamw"), "AdamW both", "AdamW is the only optimizer here"),
+    "optimizer.optim_type": only(("fusedadam", "adamw"), "AdamW both", "choose fusedadam or adamw"),
     "optimizer.lr": special.peak_row,
     "optimizer.weight_decay": to("train.optm_weight_decay"),
     "optimizer.betas": to("train.optm_betas"),
@@ -188,7 +192,7 @@ _TRAINING: dict[str, Row] = {
     "trainer.grad_accum_iter": special.instances_row,
     "trainer.seed": to("train.seed"),
     "trainer.callbacks[grad_clip].args.clip_norm": to("train.optm_grad_norm_clip", number),
-    "trainer.callbacks[grad_clip].args.force_finite": no_effect("gradients that are not finite end the run"),
+    "trainer.callbacks[grad_clip].args.force_finite": special.force_finite_row,
     "trainer.callbacks[grad_clip].name": no_effect("names the callback"),
     "trainer.callbacks[wandb].name": special.wandb_row,
     "trainer.callbacks[wandb_10x].name": special.wandb_row,

@@ -19,6 +19,8 @@ LATENT_FRAMES = 4
 SIZES = {"256": (192, 320), "480": (432, 768), "480p": (480, 832), "512": (384, 640), "720": (704, 1280),
          "720p": (720, 1280), "1024": (768, 1280), "1080": (1072, 1920)}  # fmt: skip
 """Height and width of cosmos-rl's made-up clips, by ``resolution``."""
+NONFINITE_STEPS = 10
+"""Steps in a row that are left out where cosmos-rl never ends a run; after so many a policy is lost."""
 
 
 def trains_on_data(upstream: Upstream) -> bool:
@@ -78,7 +80,7 @@ def instances_row(_: str, value: Any, upstream: Upstream) -> Meaning:
     count(value)
     shards, copies = upstream.count("model.fsdp_shard_size"), upstream.count("model.dp_replicate_size")
     batch = shards * copies * upstream.count("trainer.grad_accum_iter")
-    why = "one sample a model instance, fsdp_shard_size x dp_replicate_size of them; GPUs are the cluster profile's"
+    why = "one sample a model instance, fsdp_shard_size x dp_replicate_size; GPUs and shards are the cluster profile's"
     return Meaning("translated", {"train.train_batch_per_replica": batch}, why)
 
 
@@ -222,6 +224,14 @@ def decay_row(_: str, value: Any, upstream: Upstream) -> Meaning:
         "train.optm_min_lr_factor": floor,
     }
     return Meaning("translated", settings, "over the cycle")
+
+
+def force_finite_row(_: str, value: Any, upstream: Upstream) -> Meaning:
+    """What becomes of a step whose gradients are not finite."""
+    if value is not True:
+        return Meaning("no effect here", why="gradients that are not finite end the run")
+    why = "cosmos-rl puts 0 for what is not finite; here such a step is left out, and more in a row end the run"
+    return Meaning("translated", {"train.max_nonfinite_steps": NONFINITE_STEPS}, why)
 
 
 def wandb_row(_: str, value: Any, upstream: Upstream) -> Meaning:

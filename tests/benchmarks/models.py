@@ -1,0 +1,100 @@
+"""The models that are measured: the published shapes in ``shapes/``, with random weights and no files of weights."""
+
+import json
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_rl_core import sharding
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Conditioning, Model
+
+SHAPES = Path(__file__).parent / "shapes"
+_MASKS = ("prompt_attention_mask",)
+_WEIGHT_STD = 0.02
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A pipeline's configuration files, and what it is measured at."""
+
+    name: str
+    pipeline: str
+    num_parameters: int
+    """Of the published transformer."""
+    components: dict[str, str]
+    """Class of each that has a configuration here."""
+    without: tuple[str, ...]
+    """Components that are not there: text comes as random embeddings."""
+    configs: dict[str, dict[str, Any]]
+    size: tuple[int, int]
+    frames: int
+    batch: int
+    """Samples at once."""
+    solver: str
+    num_steps: int
+    lora_rank: int
+    gradient_checkpointing: bool
+    conditioning: dict[str, list[int]]
+    """Shape of each tensor of one prompt."""
+
+    @classmethod
+    def read(cls, name: str, *, tiny: bool = False) -> "Shape":
+        """``shapes/<name>.toml``, or what its section ``tiny`` makes of it."""
+        values = tomllib.loads((SHAPES / f"{name}.toml").read_text(encoding="utf-8"))
+        small = values.pop("tiny")
+        configs = {part: values.pop(part) for part in ("transformer", "vae", "scheduler")}
+        workload = values.pop("workload") | (small["workload"] if tiny else {})
+        configs["transformer"] |= small["transformer"] if tiny else {}
+        without, size = tuple(values.pop("without")), tuple(workload.pop("size"))
+        return cls(name=name, configs=configs, without=without, size=size, **values, **workload)
+
+    def empty_model(self, device: torch.device) -> Model:
+        """The model plugin on this pipeline: no VAE, no text encoders, and a transformer without weights, on meta."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._write(Path(folder))
+            return _loading.adapter_of(folder).load(folder, (EMPTY_TRANSFORMER,), device)
+
+    def model(self, device: torch.device) -> Model:
+        """The same with random weights, float32."""
+        model = self.empty_model(device)
+        sharding.materialise(model.transformer, device)
+        generator = torch.Generator(device).manual_seed(0)
+        with torch.no_grad():
+            for parameter in model.transformer.parameters():
+                parameter.normal_(std=_WEIGHT_STD, generator=generator)
+        if self.gradient_checkpointing:
+            model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
+        return model
+
+    def condition(self, device: torch.device, batch: int | None = None) -> Conditioning:
+        """Of ``batch`` random prompts, of which every token counts."""
+
+        def tensor(name: str, shape: list[int]) -> Tensor:
+            whole = (self.batch if batch is None else batch, *shape)
+            if name in _MASKS or device.type == "meta":
+                return torch.ones(whole, device=device)
+            return torch.randn(whole, generator=torch.Generator(device).manual_seed(1), device=device)
+
+        return {name: tensor(name, shape) for name, shape in self.conditioning.items()}
+
+    def _write(self, folder: Path) -> None:
+        index: dict[str, Any] = {"_class_name": self.pipeline, "_diffusers_version": "0.42.1"}
+        index |= {name: ["diffusers", kind] for name, kind in self.components.items()}
+        index |= {name: ["transformers", "none"] for name in self.without}
+        (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
+        for name, config in self.configs.items():
+            (folder / name).mkdir()
+            file = "scheduler_config.json" if name == "scheduler" else "config.json"
+            whole = {"_class_name": self.components[name], **config}
+            (folder / name / file).write_text(json.dumps(whole), encoding="utf-8")
+
+
+def known() -> list[str]:
+    """Names of the shapes there are."""
+    return sorted(path.stem for path in SHAPES.glob("*.toml"))

@@ -1,0 +1,57 @@
+"""The benchmarks on tiny shapes, and what they say of the true ones without measuring anything."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import diffusers
+import pytest
+
+from tests.benchmarks import __main__ as bench
+from tests.benchmarks import flops, models
+from tests.benchmarks.models import Shape
+
+
+@pytest.mark.parametrize("name", models.known())
+def test_a_true_shape_has_as_many_weights_as_it_says(name: str):
+    """By its class alone: the model plugin asks for torchvision where Cosmos has a padding mask."""
+    shape = Shape.read(name)
+    with flops.META:
+        transformer = getattr(diffusers, shape.components["transformer"]).from_config(shape.configs["transformer"])
+    assert sum(parameter.numel() for parameter in transformer.parameters()) == shape.num_parameters
+
+
+def test_attention_is_counted_as_four_times_the_width_for_each_pair_of_tokens():
+    """Between sizes of 1, 2 and 3 tokens: what grows otherwise than linearly."""
+    tiny = Shape.read("sd3_5_medium", tiny=True)
+    one, two, three = (flops.forward_flops(replace(tiny, size=(16, 16 * tokens))) for tokens in (1, 2, 3))
+    # Two blocks attend to text and image together, and the first one once more to the image alone.
+    assert three - 2 * two + one == 2 * 4 * 16 * 3
+
+
+@pytest.mark.parametrize("name", models.known())
+def test_a_run_on_tiny_shapes_says_what_it_was_measured_on(name: str, tmp_path: Path):
+    assert bench.main([name, "--tiny", "--repeats", "1", "--output", str(tmp_path)]) == 0
+    (path,) = tmp_path.iterdir()
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert path.name == f"{result['date']}-cpu-tiny-shapes.json"
+    assert result["device"] == "cpu"
+    rows = {row["work"]: row for row in result["measured"]}
+    assert all(row["seconds"] > 0 and row["mfu"] is None for row in rows.values())
+    shape = Shape.read(name, tiny=True)
+    # EDM asks once more at its end. Old and reference beside a trained pass; the old one beside two trained ones.
+    passes = {"sampling": shape.num_steps + (shape.solver == "edm"), "nft step": 2 + 2, "ddrl step": 1 + 2 + 2}
+    expected = {work: n * shape.batch * flops.forward_flops(shape) for work, n in passes.items()}
+    assert {work: row["flops"] for work, row in rows.items()} == expected
+
+
+def test_the_true_shapes_are_not_measured_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert bench.main(["--output", str(tmp_path)]) == 1
+    assert "need a CUDA device" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_peak_of_a_device_that_is_not_listed_is_unknown():
+    assert flops.peak_flops("NVIDIA H200", "bfloat16") == 989e12
+    assert flops.peak_flops("NVIDIA H200 NVL", "bfloat16") is None
+    assert flops.peak_flops("NVIDIA H200", "float32") is None

@@ -1,0 +1,44 @@
+"""The device that CPUs stand in for: what is not moved to it fails, and what is has the CPU's numbers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.models._base import stack
+from tests import tiny_pipelines
+from tests.families import CPU, LENGTH, PROMPTS
+from tests.other_device import DEVICE, OtherDevice
+
+
+def test_what_was_not_moved_is_found():
+    with OtherDevice():
+        there = torch.ones(3, device=DEVICE)
+        with pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
+            _ = there + torch.ones(3, device=CPU)
+        with pytest.raises(TypeError, match="can't convert a tensor on lazy:0 to numpy"):
+            there.numpy()
+        assert (there + 1).device == DEVICE
+        assert (there + torch.ones(3, device=CPU).to(DEVICE)).cpu().numpy().tolist() == [2, 2, 2]
+
+
+def test_a_model_computes_there_what_it_computes_on_the_cpu(tmp_path: Path):
+    folder = str(tiny_pipelines.save_sd3(tmp_path / "sd3"))
+
+    def gradient(device: torch.device) -> Tensor:
+        model = _loading.adapter_of(folder).load(folder, ("text", "transformer"), device)
+        weight = next(p for name, p in model.transformer.named_parameters() if name.endswith("to_q.weight"))
+        weight.requires_grad_()
+        x = torch.linspace(-2, 2, 512, device=CPU).reshape(2, 4, 8, 8).to(device)
+        conditioning = stack(model.encode_prompts(PROMPTS, LENGTH), device)
+        velocity = model.velocity(x, torch.tensor([0.3, 0.9], device=device), conditioning)
+        (found,) = torch.autograd.grad(velocity.square().mean(), weight)
+        assert found.device == device
+        return found.to(CPU)
+
+    with OtherDevice():
+        found, expected = gradient(DEVICE), gradient(CPU)
+    # Attention is another sequence of operations there.
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()

@@ -1,0 +1,95 @@
+"""Plans of videos whose tokens several processes share: what they are told, what is refused and why."""
+
+from pathlib import Path
+
+import pytest
+
+from cosmos_rl_core.config.launch import ON_POLICY, LaunchConfig
+from cosmos_rl_core.errors import ConfigError
+from flows.display import Display
+from flows.launch import Launcher
+from flows.memory import ACTIVATIONS, stages
+from flows.plan import Settings, freeze, plan_of
+from flows.requests import Run
+from stages import contracts
+from tests import tiny_pipelines
+
+TWO = ("launch.processes=2", "launch.cp_size=2")
+FOUR = ("launch.processes=4", "launch.cp_size=4")
+DROPOUT = "policy.lora.lora_dropout=0.1"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two attention heads."""
+    return tiny_pipelines.save_wan(tmp_path_factory.mktemp("plans") / "wan")
+
+
+@pytest.fixture
+def wan(recipe, base) -> str:
+    size = "diffusers = { inference_size = [32, 64], train_frames = 5 }"
+    return recipe(("diffusers = { inference_size = [32, 64] }", size), ('"package:tiny-sd3"', f'"{base}"'))
+
+
+def mistakes_of(path: str, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(Settings(path, overrides=overrides))
+    return str(caught.value).splitlines()[1:]
+
+
+def test_who_cannot_share_a_video_is_told_why_and_of_dropout_too(recipe, wan):
+    heads = "launch.cp_size = 4: 2 attention heads cannot be shared by 4 context-parallel peers; at most 2"
+    assert mistakes_of(wan, *FOUR) == [f"  {heads}"]
+    # One token: 1 x 1 patches of one frame.
+    one = ("policy.diffusers.train_frames=1", "policy.diffusers.inference_size=[16, 16]")
+    (tokens,) = mistakes_of(wan, *TWO, *one)
+    assert tokens == "  launch.cp_size = 2: 1 tokens cannot be shared by 2 context-parallel peers; at most 1"
+    dropout, others = mistakes_of(wan, *FOUR, DROPOUT)
+    assert others == f"  {heads}"
+    assert "policy.lora.lora_dropout = 0.1: what drops out is drawn for all tokens of a video at once" in dropout
+    plan_of(Settings(wan, overrides=(DROPOUT,)))
+    (images,) = mistakes_of(recipe(), *TWO)
+    assert images.startswith("  launch.cp_size = 2: no context parallelism for a SD3Transformer2DModel; there is for C")
+
+
+def test_only_as_many_as_the_stages_have_can_share(wan):
+    (mistake,) = mistakes_of(
+        wan, "launch.cp_size=2", "launch.stage_processes={ rollout = 4, update = 3, evaluate = 1 }"
+    )
+    assert mistake.endswith(
+        "cp_size = 2 must divide the processes of rollout, update, finetune, validate: 3 of update, 1 of finetune, "
+        "1 of validate"
+    )
+
+
+def test_ranks_of_stages_that_run_our_own_transformer_are_told(wan, tmp_path):
+    plan = plan_of(Settings(wan, overrides=(*TWO, "launch.compile=true", "launch.dp_shard_size=2")))
+    run = Run(freeze(plan, str(tmp_path)), str(tmp_path))
+    launcher = Launcher(str(tmp_path), plan.recipe.launch, Display())
+    policy = run.policy()
+    told = {
+        stage: launcher._argv(policy.model_copy(update={"stage": stage}), Path("request.json"))
+        for stage, config in contracts.STAGES.items()
+        if config.torch
+    }
+    assert {stage for stage, argv in told.items() if "--cp-size 2" in " ".join(argv)} == set(ON_POLICY)
+    assert set(ON_POLICY) == {stage for stage in told if issubclass(contracts.STAGES[stage], contracts.OnPolicy)}
+    update = " ".join(told["update"])
+    assert "--dp-shard-size 2 --cp-size 2 --compile" in update
+    alone = Launcher(str(tmp_path), LaunchConfig(), Display())._argv(policy, Path("request.json"))
+    assert {"--cp-size", "--dp-shard-size", "--compile"}.isdisjoint(alone)
+
+
+def test_memory_is_planned_for_the_tokens_of_one_peer(wan):
+    """Each peer has half of the tokens of the video; weights and text are whole."""
+    alone, shared = (
+        {stage.stage: stage.rows for stage in stages(plan_of(Settings(wan, overrides=launch)).recipe)}
+        for launch in (("launch.processes=2",), TWO)
+    )
+    for stage in ("rollout", "update"):
+        one, other = alone[stage], shared[stage]
+        assert {name for name in one if one[name] != other[name]} == {ACTIVATIONS}
+        whole, half = one[ACTIVATIONS], other[ACTIVATIONS]
+        assert whole is not None
+        assert half is not None
+        assert whole.device > half.device

@@ -1,0 +1,78 @@
+"""What `plan` prints of memory and files."""
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from cosmos_rl_core import pipelines
+from flows import cli
+
+FULL = ("lora = { r = 2 }\n", "")
+KL = ("timesteps_fraction = 1.0", "timesteps_fraction = 1.0\nkl_beta = 0.1")
+
+
+def printed(path: str, *overrides: str) -> list[str]:
+    argv = ["plan", path, *(word for override in overrides for word in ("--set", override))]
+    ended = CliRunner().invoke(cli.app, argv)
+    assert ended.exit_code == 0, ended.stderr
+    return ended.stdout.splitlines()
+
+
+def table_of(lines: list[str]) -> dict[str, list[str]]:
+    """The cells of each row that are not empty."""
+    (start,) = (index for index, line in enumerate(lines) if line.startswith("memory of a rank"))
+    rows = lines[start : lines.index("", start)]
+    assert len({len(row) for row in rows}) == 1
+    assert len(rows[0]) <= 80
+    names = ("memory of a rank, MiB", "on the device ~", "beside it, on the CPU", "other components", "activations ~")
+    cut = {row: next((n for n in names if row.startswith(n)), row.split()[0]) for row in rows}
+    return {name: row.removeprefix(name).split() for row, name in cut.items()}
+
+
+@pytest.mark.parametrize(
+    ("full", "elements", "written"),
+    [
+        # Two factors of rank 2 on four matrices of 128 x 128 in each of four blocks.
+        (False, 4 * 4 * 2 * 256, "160 KiB an iteration: current 32 KiB, old 32 KiB, ema 32 KiB, optimizer 64 KiB"),
+        (True, 2309008, "44 MiB an iteration: current 8.81 MiB, old 8.81 MiB, ema 8.81 MiB, optimizer 17.6 MiB"),
+    ],
+    ids=["lora", "full"],
+)
+def test_every_copy_of_a_policy_says_what_it_costs(recipe, full: bool, elements: int, written: str):
+    lines = printed(recipe(KL, *([FULL] if full else [])), "train.ema_enable=true")
+    table = table_of(lines)
+    assert table["memory of a rank, MiB"] == ["embed", "rollout", "update"]
+    for part in ("old", "ema", "reference", "behaviour", "gradients"):
+        assert table[part] == [f"{4 * elements / 2**20:.2f}"]
+    assert table["optimizer"] == [f"{8 * elements / 2**20:.2f}"]
+    assert f"           a policy of {written}" in lines
+
+
+def test_ranks_that_share_the_weights_hold_a_part_of_them(recipe):
+    path = recipe(FULL)
+    alone, shared = (table_of(printed(path, *more)) for more in ((), ("launch.processes=8", "launch.dp_shard_size=8")))
+    assert shared["ranks"] == ["8", "8", "8"]
+    for row in ("transformer", "old", "gradients", "optimizer"):
+        assert 1 / 8 < float(shared[row][-1]) / float(alone[row][-1]) < 1.3 / 8
+
+
+def test_without_the_model_a_plan_says_that_there_are_no_sizes(recipe):
+    ended = CliRunner().invoke(cli.app, ["plan", recipe(('"package:tiny-sd3"', '"no/such"'))])
+    assert ended.exit_code == 64
+    assert ": hf download no/such\n" in ended.stderr
+    assert "\n  the model is not here, so sizes and memory cannot be planned\n" in ended.stderr
+
+
+def test_what_no_file_tells_is_a_question_mark(recipe, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(pipelines.resolve_path("package:tiny-sd3"), base)
+    (base / "vae" / pipelines.WEIGHTS).rename(base / "vae" / "diffusion_pytorch_model.bin")
+    settings = pipelines.read_json(base, "transformer", "config.json") | {"_class_name": "UnheardOf"}
+    (base / "transformer/config.json").write_text(json.dumps(settings), encoding="utf-8")
+    table = table_of(printed(recipe(), f"policy.model_name_or_path={base}"))
+    assert table["other components"] == ["1.05", "?"]
+    assert table["micro-batch"] == table["activations ~"] == ["?", "?"]
+    # With three copies, gradients, two moments and the optimizer's buffers, 32 KiB each.
+    assert table["on the device ~"] == ["1.05", "8.87", "9.09"]

@@ -1,0 +1,169 @@
+"""Ranks that share the tokens of each video make the samples and, rounding aside, the policies of one process."""
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from cosmos_rl_core import sharding
+from flows.requests import Run
+from stages.artifacts import Artifact, Attempt, input_of
+from stages.contracts import Request
+from stages.drift import TRANSITIONS
+from stages.samples import read_shard, read_table, shard_names
+from stages.trainer import METRICS
+from stages.validate import LOSSES
+from tests.stages.conftest import make, make_on_ranks, make_run
+from tests.stages.ranks import RanksFailed
+from tests.stages.test_sharding import PARTS, aside, begun, require_close, sampled
+from tests.stages.test_wan import LORA, ddrl_recipe, recipe
+
+PEERS = ("--cp-size", "2")
+SHARDED_PEERS = ("--dp-shard-size", "2", *PEERS)
+
+
+def longer(values: dict[str, Any]) -> dict[str, Any]:
+    """Videos of 3 latent frames of 1 x 3 tokens, which two peers share as 5 and 4."""
+    values["policy"]["diffusers"] |= {"inference_size": [16, 48], "train_frames": 9}
+    return values
+
+
+def latents_of(request: Request) -> dict[str, torch.Tensor]:
+    artifact = Artifact(input_of(request.slot))
+    stored = [sample for name in shard_names(artifact) for sample in read_shard(artifact, name)]
+    return {sample.sample_id: torch.from_numpy(sample.final_latents) for sample in stored}
+
+
+def require_same_samples(alone: Request, shared: Request) -> None:
+    mine, others = latents_of(alone), latents_of(shared)
+    assert mine.keys() == others.keys()
+    for name, latents in mine.items():
+        torch.testing.assert_close(others[name], latents, rtol=1e-4, atol=1e-5)
+
+
+def require_same_metrics(alone: Request, shared: Request) -> None:
+    mine, others = (read_table(Artifact(input_of(request.slot)), METRICS) for request in (alone, shared))
+    pd.testing.assert_frame_equal(mine, others, rtol=1e-4, atol=1e-6)
+
+
+def die_in_the_second_shard() -> None:
+    finish = Attempt.finish
+
+    def finish_or_die(self: Attempt, index: int, made: dict[str, bytes]) -> None:
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        finish(self, index, made)
+
+    setattr(Attempt, "finish", finish_or_die)  # noqa: B010
+
+
+def test_two_peers_make_what_one_process_makes_and_go_on_after_a_kill(wan_path: str, prompt_dir: str, tmp_path: Path):
+    run = begun(tmp_path, longer(recipe(wan_path, prompt_dir, LORA)))
+    shared = aside(run.rollout(0), "shared")
+    with pytest.raises(RanksFailed):
+        make_on_ranks(shared, tmp_path, 2, *PEERS, before=die_in_the_second_shard)
+    # The first shard is adopted by one peer for both.
+    manifest = make_on_ranks(shared, tmp_path, 2, *PEERS)
+    assert len({entry.path.split("/")[1] for name, entry in manifest.files.items() if name.startswith("samples/")}) == 2
+    assert manifest.numerics["cp_size"] == 2
+    require_same_samples(run.rollout(0), shared)
+
+    update, both = run.update(0), aside(run.update(0), "both", gradient_checkpointing=True)
+    make(update, tmp_path)
+    make_on_ranks(both, tmp_path, 2, *PEERS)
+    require_close(update, both, PARTS)
+    require_same_metrics(update, both)
+
+
+def compile_for_no_device() -> None:
+    """Capture blocks as for any compiler, and run them without one: that would take minutes."""
+    setattr(sharding, "compile_blocks", partial(sharding.compile_blocks, backend="aot_eager"))  # noqa: B010
+
+
+@pytest.mark.slow
+def test_compiled_blocks_whose_weights_are_shared_too_train_as_in_one_process(
+    wan_path: str, prompt_dir: str, tmp_path: Path
+):
+    # Micro-batches of two samples and of one: what is compiled for one size meets another.
+    run = begun(tmp_path, longer(recipe(wan_path, prompt_dir, LORA)))
+    update, compiled = run.update(0), aside(run.update(0), "compiled", gradient_checkpointing=True)
+    make(update, tmp_path)
+    make_on_ranks(compiled, tmp_path, 4, *SHARDED_PEERS, "--compile", timeout_s=500, before=compile_for_no_device)
+    require_close(update, compiled, PARTS)
+
+
+def policy_gradient_recipe(wan_path: str, prompt_dir: str, folder: Path) -> dict[str, Any]:
+    """DDRL, whose data term is on random pixels."""
+    values = longer(ddrl_recipe(wan_path, prompt_dir, folder))
+    shape = {"size": [16, 48], "frames": 9}
+    values["train"]["train_policy"]["data"] = {"name": "mock", "num_items": 2, "num_prompts": 2, **shape}
+    return values
+
+
+def test_two_pairs_of_peers_share_weights_too_and_count_every_transition_once(
+    wan_path: str, prompt_dir: str, tmp_path: Path
+):
+    values = policy_gradient_recipe(wan_path, prompt_dir, tmp_path / "clips")
+    # Shards of 4 and 2 samples: one pair has more to do.
+    values["rollout"]["samples_per_shard"] = 4
+    run, record = make_run(tmp_path, values), str(tmp_path / "numerics")
+    make(run.policy(), tmp_path, numerics_record=f"{record}/policy.json")
+    for request in (run.embed(), run.encode()):
+        make(request, tmp_path)
+    sampled(run, 0, tmp_path)
+    shared = aside(run.rollout(0), "shared")
+    # As in a run: what ranks share differs from what policy 0 was made with, which may be.
+    make_on_ranks(shared, tmp_path, 4, *SHARDED_PEERS, "--numerics-record", f"{record}/rollout.json")
+    require_same_samples(run.rollout(0), shared)
+
+    update, together = run.update(0), aside(run.update(0), "together")
+    make(update, tmp_path)
+    make_on_ranks(together, tmp_path, 4, *SHARDED_PEERS)
+    require_close(update, together, {part: PARTS[part] for part in ("current", "ema", "optimizer")})
+    require_same_metrics(update, together)
+    mine, others = (read_table(Artifact(input_of(request.slot)), TRANSITIONS) for request in (update, together))
+    assert len(mine) == 12
+    for column in ("optimizer_step", "sample_id", "step"):
+        assert mine[column].tolist() == others[column].tolist()
+    assert others["log_ratio"].tolist() == [0.0] * 12
+
+
+def supervised(tmp_path: Path, wan_path: str) -> Run:
+    """A run of full fine-tuning on frames of random pixels, judged by five others in three batches."""
+    values = recipe(wan_path, "", None)
+    values["policy"]["diffusers"] |= {"inference_size": [32, 64], "train_frames": 1}
+    dataset = {"name": "mock", "num_items": 5, "num_prompts": 2, "size": [32, 64]}
+    values["train"] = {
+        "num_iterations": 1,
+        "train_batch_per_replica": 5,
+        "optm_lr": 1e-3,
+        "train_policy": {"type": "sft", "steps_per_iteration": 2, "mini_batch": 2, "dataset": dataset},
+    }
+    values["validation"] = {
+        "batch_size": 2,
+        "dataset": {"name": "rendered_text", "split": "test", "num_items": 5},
+        "data": {"name": "rendered_text", "split": "test", "num_items": 5},
+    }
+    del values["rollout"], values["rewards"]
+    return make_run(tmp_path, values)
+
+
+def test_supervised_steps_and_held_out_losses_are_those_of_one_process(wan_path: str, tmp_path: Path):
+    run = supervised(tmp_path, wan_path)
+    for ask in (run.policy, run.embed, run.embed_held_out, run.encode_held_out, partial(run.validate, 0)):
+        make(ask(), tmp_path)
+    finetune, together = run.finetune(0), aside(run.finetune(0), "together")
+    make(finetune, tmp_path)
+    make_on_ranks(together, tmp_path, 4, *SHARDED_PEERS)
+    require_close(finetune, together, {"current": PARTS["current"], "optimizer": PARTS["optimizer"]})
+    require_same_metrics(finetune, together)
+
+    validate, sharing = run.validate(0), aside(run.validate(0), "sharing")
+    make_on_ranks(sharing, tmp_path, 4, *SHARDED_PEERS)
+    mine, others = (read_table(Artifact(input_of(request.slot)), LOSSES) for request in (validate, sharing))
+    pd.testing.assert_frame_equal(mine, others, rtol=1e-5)
