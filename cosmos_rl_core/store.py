@@ -95,6 +95,19 @@ def write(url: str, data: bytes) -> None:
         raise _failed_write(url, len(data), error) from error
 
 
+def files(url: str) -> dict[str, int]:
+    """Sizes in bytes of all objects under ``url``, by their names below it.
+
+    A listing may lag behind what was written; nothing but the deletion of garbage may go by it.
+    """
+    fs, path = _resolve(url)
+    try:
+        found = cast("dict[str, dict[str, int]]", fs.find(path, detail=True))
+    except _failures() as error:
+        raise UnavailableError(f"cannot list {url}: {error}") from error
+    return {name.removeprefix(path).lstrip("/"): int(entry["size"]) for name, entry in found.items()}
+
+
 def remove(url: str) -> None:
     """Delete an object, if there is one."""
     fs, path = _resolve(url)

@@ -44,6 +44,8 @@ class Launcher:
     run_url: str
     config: LaunchConfig
     display: Display
+    check: Callable[[], None]
+    """Raises when the work must end although nothing of it failed."""
     allow_numerics_change: bool = False
     on_done: Callable[[Sequence[Request], Sequence[Manifest]], None] | None = None
     """Told of every wave that stands, made now or before."""
@@ -81,6 +83,7 @@ class Launcher:
         self._jobs.close()
 
     def _wave(self, name: str, requests: Sequence[Request]) -> Any:
+        self.check()
         missing = [request for request in requests if standing_manifest(request) is None]
         if missing:
             self._make(name, missing)
@@ -98,6 +101,7 @@ class Launcher:
                 self._start([Job(request, self._flags(request)) for request in requests], running, at_the_end)
                 while any(one.state.phase != "ended" for one in running):
                     time.sleep(POLL_INTERVAL_S)
+                    self.check()
                     for one in running:
                         one.look(self.config)
                     self.display.progress(name, [one.status for one in running if one.status is not None])
