@@ -103,7 +103,7 @@ def files(url: str) -> dict[str, int]:
     fs, path = _resolve(url)
     try:
         found = cast("dict[str, dict[str, int]]", fs.find(path, detail=True))
-    except _failures() as error:
+    except OSError as error:
         raise UnavailableError(f"cannot list {url}: {error}") from error
     return {name.removeprefix(path).lstrip("/"): int(entry["size"]) for name, entry in found.items()}
 

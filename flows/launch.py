@@ -44,11 +44,11 @@ class Launcher:
     run_url: str
     config: LaunchConfig
     display: Display
-    check: Callable[[], None]
-    """Raises when the work must end although nothing of it failed."""
     allow_numerics_change: bool = False
     on_done: Callable[[Sequence[Request], Sequence[Manifest]], None] | None = None
     """Told of every wave that stands, made now or before."""
+    check: Callable[[], None] = lambda: None
+    """Raises where the work must end although nothing of it failed."""
     _jobs: JobLauncher = field(init=False)
     _out_of_memory: set[str] = field(default_factory=set)
     """Slots whose last try ran out of memory: the next one takes half as many samples at once."""

@@ -92,7 +92,7 @@ def train(settings: Settings, algorithm: str) -> None:
             shown.note("this store lets a second writer replace the first: have one process write this run at a time")
         with Tracker(run, shown.note) as tracker:
             launcher = Launcher(
-                run.url, plan.recipe.launch, shown, lease.check, settings.allow_numerics_change, tracker.done
+                run.url, plan.recipe.launch, shown, settings.allow_numerics_change, tracker.done, lease.check
             )
             try:
                 result = post_train(run, launcher)

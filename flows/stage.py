@@ -51,7 +51,7 @@ def run(
         if force and has_begun(step.slot):
             for line in rerun(store, run_id, stage, iteration):
                 shown.note(line)
-        launcher = Launcher(opened.url, config, shown, lease.check, allow_numerics_change)
+        launcher = Launcher(opened.url, config, shown, allow_numerics_change, check=lease.check)
         try:
             launcher.launch(step.name, step.request())
         finally:

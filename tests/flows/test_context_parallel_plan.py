@@ -65,7 +65,7 @@ def test_only_as_many_as_the_stages_have_can_share(wan):
 def test_ranks_of_stages_that_run_our_own_transformer_are_told(wan, tmp_path):
     plan = plan_of(Settings(wan, overrides=(*TWO, "launch.compile=true", "launch.dp_shard_size=2")))
     run = Run(freeze(plan, str(tmp_path)), str(tmp_path))
-    launcher = Launcher(str(tmp_path), plan.recipe.launch, Display(), lambda: None)
+    launcher = Launcher(str(tmp_path), plan.recipe.launch, Display())
     policy = run.policy()
     told = {
         stage: launcher._flags(policy.model_copy(update={"stage": stage}))
@@ -76,7 +76,7 @@ def test_ranks_of_stages_that_run_our_own_transformer_are_told(wan, tmp_path):
     assert set(ON_POLICY) == {stage for stage in told if issubclass(contracts.STAGES[stage], contracts.OnPolicy)}
     update = " ".join(told["update"])
     assert "--dp-shard-size 2 --cp-size 2 --compile" in update
-    alone = Launcher(str(tmp_path), LaunchConfig(), Display(), lambda: None)._flags(policy)
+    alone = Launcher(str(tmp_path), LaunchConfig(), Display())._flags(policy)
     assert {"--cp-size", "--dp-shard-size", "--compile"}.isdisjoint(alone)
 
 

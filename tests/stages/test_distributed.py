@@ -95,7 +95,7 @@ def request_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Req
 
 def launcher_of(request: Request, **options: Any) -> Launcher:
     """What a flow makes the request with."""
-    return Launcher(str(Path(request.slot).parent), LaunchConfig(**options), Display(), lambda: None)
+    return Launcher(str(Path(request.slot).parent), LaunchConfig(**options), Display())
 
 
 def make(request: Request) -> None:
