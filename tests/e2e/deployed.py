@@ -23,7 +23,7 @@ class Deployed(Flows):
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         super().__init__(folder, environment | {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_CLI_PROMPT": "false"})
         self.api = httpx.Client(base_url=environment["PREFECT_API_URL"], timeout=60.0)
-        self.worker: subprocess.Popen[bytes] | None = None
+        self.prefect_worker: subprocess.Popen[bytes] | None = None
 
     def prefect(self, *arguments: str, expect: int = 0) -> str:
         """A command of Prefect, to its end."""
@@ -44,7 +44,7 @@ class Deployed(Flows):
     def start_worker(self) -> None:
         """One that takes up what is scheduled."""
         with (self.folder / "worker.txt").open("ab") as log:
-            self.worker = subprocess.Popen(
+            self.prefect_worker = subprocess.Popen(
                 [sys.executable, "-m", "prefect", "worker", "start", "--pool", "cosmos"],
                 cwd=ROOT,
                 env=self.environment,
@@ -91,12 +91,12 @@ class Deployed(Flows):
 
     def flow_process(self) -> psutil.Process:
         """The one that runs the flow: the worker's child."""
-        (process,) = psutil.Process(self.worker.pid if self.worker else 0).children()
+        (process,) = psutil.Process(self.prefect_worker.pid if self.prefect_worker else 0).children()
         return process
 
     def leftovers(self) -> list[psutil.Process]:
         """What runs besides the worker."""
-        worker = self.worker.pid if self.worker and self.worker.poll() is None else 0
+        worker = self.prefect_worker.pid if self.prefect_worker and self.prefect_worker.poll() is None else 0
         return [process for process in self.processes() if process.pid != worker]
 
     @property
@@ -108,10 +108,10 @@ class Deployed(Flows):
     def close(self) -> None:
         """End the worker, as Ctrl-C does, and whatever else there is."""
         self.api.close()
-        if self.worker is not None:
-            os.kill(self.worker.pid, signal.SIGINT)
+        if self.prefect_worker is not None:
+            os.kill(self.prefect_worker.pid, signal.SIGINT)
             end_s = time.monotonic() + 15
-            while self.worker.poll() is None and time.monotonic() < end_s:
+            while self.prefect_worker.poll() is None and time.monotonic() < end_s:
                 time.sleep(0.1)
         self.kill_all()
 

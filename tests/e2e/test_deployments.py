@@ -140,10 +140,10 @@ def test_a_run_whose_worker_was_killed_too_goes_on_by_its_run_id(begun: Deployed
     wait_until(begun, lambda: begun.markers(REWARD, 0))
     before = begun.manifests()
     flow = begun.flow_process()
-    assert begun.worker is not None
-    os.kill(begun.worker.pid, signal.SIGKILL)
+    assert begun.prefect_worker is not None
+    os.kill(begun.prefect_worker.pid, signal.SIGKILL)
     flow.kill()
-    begun.worker.wait()
+    begun.prefect_worker.wait()
     assert nothing_is_left(begun)
     begun.start_worker()
     begun.wait(begun.schedule("nft/tiny", begun.parameters()), "COMPLETED")
