@@ -31,7 +31,9 @@ class KeyedDropout(nn.Module):
         self.dropped = round(p * _LEVELS)
         self.keys: tuple[DropoutKey, ...] = ()
 
-    def forward(self, x: Tensor) -> Tensor:
+    # A compiler would make code for the keys it sees, and these are others each time.
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """``[B m, ...]``, of which ``m`` rows in a row are of one sample, to the same."""
         if not self.keys:
             return x

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cosmos_rl_core.sizes import FLOAT32_BYTES
+from cosmos_rl_core.sizes import FLOAT32_BYTES, patch_shape
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of tensors, by name."""
@@ -130,9 +130,7 @@ def passing(shapes: Shapes, config: Mapping[str, Any], tokens: Tokens, *, half: 
 
 def num_tokens(latent_shape: tuple[int, int, int, int], config: Mapping[str, Any]) -> int:
     """Tokens that a transformer with this ``config`` cuts latents ``[C, T, H, W]`` into."""
-    patch = config.get("patch_size", 1)
-    frames, height, width = (1, patch, patch) if isinstance(patch, int) else patch
-    return math.prod(latent_shape[1:]) // (frames * height * width)
+    return math.prod(latent_shape[1:]) // math.prod(patch_shape(config))
 
 
 def _bytes_each(half: bool) -> float:

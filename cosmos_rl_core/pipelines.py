@@ -39,6 +39,14 @@ def adapter_name(class_name: str) -> str:
     return adapters[class_name]
 
 
+def scheduler(path: str | Path) -> tuple[str, dict]:
+    """The class of the pipeline's scheduler and its settings; those that the file leaves out have the class's defaults.
+
+    The class is the index's, which is the one that diffusers loads, whatever the settings were written by.
+    """
+    return read_json(path, INDEX)["scheduler"][1], read_json(path, "scheduler", "scheduler_config.json")
+
+
 def resolve_path(model_name_or_path: str) -> str:
     """Absolute path of a pipeline directory.
 
@@ -168,6 +176,11 @@ def guidance_offset(class_name: str) -> float:
 def max_given_frames(class_name: str) -> int:
     """How many latent frames may be given at the start of a video of that pipeline class; 0 for most."""
     return _declared(class_name, "MAX_GIVEN_FRAMES") or 0
+
+
+def stock_multiple(class_name: str) -> int:
+    """Sides that are no multiple of it are refused by the stock pipeline of that class, whatever its VAE."""
+    return _declared(class_name, "STOCK_MULTIPLE") or 1
 
 
 def frozen_prefix(class_name: str) -> str | None:

@@ -87,6 +87,13 @@ class PolicyWeights:
             name: source[name].detach().to(parameter.device, copy=True) for name, parameter in self._parameters.items()
         }
 
+    def share(self, part: str, other: str) -> None:
+        """Let ``part`` be ``other`` by a second name, until one of them is created anew; neither is ``current``."""
+        self._check_not_in_use()
+        if CURRENT in (part, other):
+            raise ValueError("`current` is the live weights; a part that is to stay as they are is made by create()")
+        self._parts[part] = self._tensors(other)
+
     def here(self, part: str) -> dict[str, Tensor]:
         """The part's own tensors as this rank has them, sorted by name: not to be written to."""
         self._check_not_in_use()
@@ -142,11 +149,18 @@ class PolicyWeights:
     @torch.no_grad()
     def _swap_cut(self, tensors: Mapping[str, Tensor]) -> None:
         # FSDP gathers from its own memory: what is there changes places with the part.
+        self._wait_for_gathers()
         for name in self._cut:
             here, there = self._parameters[name].data, tensors[name]
             before = here.to(there.device, copy=True)
             here.copy_(there)
             there.copy_(before)
+
+    def _wait_for_gathers(self) -> None:
+        """A GPU may still be about to read rows that rest on the CPU, which are written to at once."""
+        gathers_on_gpu = self.shards.mesh is not None and self.shards.mesh.device_type == "cuda"
+        if gathers_on_gpu and any(self._parameters[name].is_cpu for name in self._cut):
+            torch.cuda.synchronize()
 
     def _check_not_in_use(self) -> None:
         if self._in_use is not None:

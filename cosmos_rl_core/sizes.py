@@ -34,17 +34,20 @@ def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int
         return None
     channels, spatial, temporal = geometry
     transformer = pipelines.read_json(pipeline, "transformer", "config.json")
-    patch = transformer.get("patch_size", 1)
-    patch_pixels = spatial * (patch if isinstance(patch, int) else patch[-1])
-    multiple = math.lcm(patch_pixels, _STOCK_MULTIPLES.get(pipelines.pipeline_class(pipeline), 1))
+    patch_frames, *patch = patch_shape(transformer)
+    stock_multiple = pipelines.stock_multiple(pipelines.pipeline_class(pipeline))
+    multiple = math.lcm(stock_multiple, *(spatial * side for side in patch))
     if any(side % multiple for side in size):
         raise ConfigError(f"inference_size {list(size)}: height and width must be multiples of {multiple} pixels here")
-    if (patches := transformer.get("pos_embed_max_size")) and max(size) > patches * patch_pixels:
-        raise ConfigError(f"inference_size {list(size)}: at most {patches * patch_pixels} pixels for this model")
+    limit = transformer.get("pos_embed_max_size", 0) * spatial * max(patch)
+    if limit and max(size) > limit:
+        raise ConfigError(f"inference_size {list(size)}: at most {limit} pixels for this model")
     if temporal is None and frames != 1:
         raise ConfigError(f"train_frames = {frames}: this model makes images, whose frames are 1")
-    if temporal is not None and (frames - 1) % temporal:
-        raise ConfigError(f"train_frames = {frames} must be 1 plus a multiple of {temporal} for this model")
+    if temporal is not None:
+        fewest, step = frame_counts(temporal, patch_frames)
+        if (frames - fewest) % step:
+            raise ConfigError(f"train_frames = {frames} must be {fewest} plus a multiple of {step} for this model")
     shape = (_latent_frames(frames, temporal), size[0] // spatial, size[1] // spatial)
     if (limits := transformer.get("max_size")) and any(n > most for n, most in zip(shape, limits, strict=True)):
         raise ConfigError(
@@ -52,6 +55,22 @@ def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int
             f"width); at most {list(limits)} for this model"
         )
     return (channels, *shape)
+
+
+def patch_shape(transformer: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Latent frames, height and width of one token of the transformer with this ``config.json``."""
+    patch = transformer.get("patch_size", 1)
+    frames, height, width = (1, patch, patch) if isinstance(patch, int) else patch
+    return frames, height, width
+
+
+def frame_counts(temporal: int, patch_frames: int) -> tuple[int, int]:
+    """The fewest frames of a video, and how many more a longer one has, or a multiple of that.
+
+    The VAE keeps the first frame and makes one latent frame of each ``temporal`` others; the transformer takes
+    ``patch_frames`` latent frames at a time.
+    """
+    return 1 + temporal * (patch_frames - 1), temporal * patch_frames
 
 
 def latent_frames(pipeline: str, frames: int) -> int | None:
@@ -124,10 +143,6 @@ _GEOMETRY: dict[str, Any] = {
     "AutoencoderDC": lambda c: (c["latent_channels"], 2 ** (len(c["encoder_block_out_channels"]) - 1), None),
 }
 """Channels, pixels to a latent, frames to a latent after the first (None: images only), by the VAE's class."""
-
-_STOCK_MULTIPLES = {"WanPipeline": 16, "SanaPipeline": 32, "SanaVideoPipeline": 32}
-"""Sides that are no multiple of it are refused by the stock pipeline of that class, whatever its VAE."""
-
 
 BUFFERS = ("pos_embed.pos_embed",)
 """What the safetensors of a transformer hold besides its weights, and nothing trains."""

@@ -7,7 +7,7 @@ micro-batches nor ranks nor retries can be told from the result, rounding aside.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
@@ -153,8 +153,8 @@ def clip_gradients(parameters: Parameters, max_norm: float, shards: Shards = WHO
     """
     names = sorted(parameters)
     gradients = [_gradient(parameters[name]) for name in names]
-    here = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients])
-    norms = shards.norms(names, here).tolist()
+    here = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+    norms = shards.norms(names, _stacked(here)).tolist()
     norm = math.hypot(*norms)
     if not math.isfinite(norm):
         broken = [name for name, value in zip(names, norms, strict=True) if not math.isfinite(value)]
@@ -166,6 +166,13 @@ def clip_gradients(parameters: Parameters, max_norm: float, shards: Shards = WHO
         for gradient in gradients:
             gradient.mul_(max_norm / norm)
     return norm
+
+
+def _stacked(numbers: Sequence[Tensor]) -> Tensor:
+    """Numbers of which some may be on the CPU, as gradients of offloaded rows are: ``[len(numbers)]`` on the device of
+    the others, since the way there waits for nothing."""
+    device = next((number.device for number in numbers if number.device.type != "cpu"), torch.device("cpu"))
+    return torch.stack([number.to(device) for number in numbers])
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

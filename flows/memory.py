@@ -109,9 +109,13 @@ class _Model:
         return self._forward(Spread(), batch * (1 + self._guided)) | self.holding("vae", "text_encoder")
 
     def update(self) -> Rows:
-        """The parts that its algorithm compares with, or carries on."""
+        """The parts that its algorithm compares with, or carries on, each once."""
         algorithm, train, each = costs.algorithm_of(self.recipe), self.recipe.train, costs.sample_bytes(self.recipe)
-        parts = {*algorithm.roles, *costs.policy_parts(self.recipe)}
+        carried = costs.policy_parts(self.recipe)
+        parts = {*algorithm.roles, *carried}
+        if train.staleness == 0 and algorithm.behaviour != "current" and algorithm.behaviour in carried:
+            # The copy that made the rollouts serves by both names.
+            parts.discard("behaviour")
         rows = self._training("update", parts, guided=self._guided and algorithm.transitions)
         # Every rank reads all of them, and takes a micro-batch of its share to the device at a time.
         rows[SAMPLES] = None if each is None else Bytes(cpu=train.train_batch_per_replica * each)

@@ -15,6 +15,7 @@ from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.sampling.solvers import check_settings
 from flows import costs, launchers
+from flows.solver import with_solver
 from stages.contracts import FORMAT, ModelRef
 
 DEFAULT_STORE = "outputs"
@@ -113,6 +114,7 @@ def _valid(kind: Any, value: Any) -> Any:
 def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str, ...] = ()) -> Plan:
     """Resolve and check all that plan time can know. Raises one :class:`ConfigError` with every mistake, old or new."""
     mistakes = [*known, *launchers.misplaced(recipe.launch)]
+    recipe = _collect(mistakes, lambda: with_solver(recipe)) or recipe
     model = _collect(mistakes, lambda: _model(recipe))
     prompts = _collect(mistakes, lambda: _prompts(recipe.train.train_policy.dataset)) or ()
     held_out = _collect(mistakes, lambda: _prompts(recipe.validation.dataset) if recipe.validation else ()) or ()
@@ -132,14 +134,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str,
         recipe, judged_by, held_out_data, (data_prompts or prompts, data_digest)
     ):
         mistakes.append("validation.data has media that are trained on; name others, or another split")
-    _collect(
-        mistakes,
-        lambda: (
-            plugins.load("algorithms", recipe.train.train_policy.type)
-            .Algorithm(recipe.train.train_policy)
-            .check(recipe.policy.diffusers.sample.rollout)
-        ),
-    )
+    _collect(mistakes, lambda: costs.algorithm_of(recipe).check(recipe.policy.diffusers.sample.rollout))
     _collect(mistakes, lambda: _check_dropout(recipe))
     if model is not None:
         mistakes += _unfit(recipe)

@@ -103,9 +103,10 @@ class LatentDraws:
         x_0 = self.stored.stack(ids, "latents")
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, place) for key in keys])
         t = torch.tensor(times, dtype=torch.float32, device=self.stored.device)
-        batch = Batch(x_0, noise.to(self.stored.device), t, self.stored.advantages_of(ids))
+        conditioning, advantages = self.stored.condition(ids), self.stored.advantages_of(ids)
+        batch = Batch(x_0, noise.to(self.stored.device), t, advantages, generated(conditioning))
         dropout_keys = tuple((*astuple(key), place) for key in keys)
-        return MicroBatch(batch, self.stored.condition(ids), weight, keys=dropout_keys)
+        return MicroBatch(batch, conditioning, weight, keys=dropout_keys)
 
 
 @dataclass(frozen=True)

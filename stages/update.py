@@ -11,6 +11,7 @@ from cosmos_rl_core.algorithms._base import Algorithm
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._base import Model
+from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.training import FINE_GRID
@@ -27,6 +28,9 @@ from stages.trainer import Trainer, check_clocks, my_share
 
 ADVANTAGES = "advantages.parquet"
 
+_STILL = ("old", "reference")
+"""Copies that stay as they are until the last step is done."""
+
 
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write the next policy's parts, ``advantages.parquet`` (what trained), ``metrics.parquet`` (a row a step) and, of
@@ -42,8 +46,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     copies = _copies(config)
     trainer = Trainer.load(config, (), algorithm, policy, context, copies)
     if "behaviour" in algorithm.roles:
-        source = request.inputs["behaviours"][0]
-        trainer.weights.create("behaviour", read_part(source, source.part, trainer.weights.shards))
+        _take_up_behaviour(request, trainer.weights, copies)
     draws = _draws(request, config, algorithm, trainer.model, Stored.read(request, table, group.device))
     drift = DriftWatch(algorithm.drift_limits, trainer, context)
     _train(trainer, layout["steps"], config, draws)
@@ -58,6 +61,16 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         context.attempt.put(ADVANTAGES, to_parquet(table))
     excluded = len(table[~table["used"]])
     return trainer.summary() | drift.summary() | ({"excluded": excluded} if excluded else {})
+
+
+def _take_up_behaviour(request: Request, weights: PolicyWeights, copies: list[str]) -> None:
+    """Make the part ``behaviour``: a second name of the copy whose bytes it has, if there is one that keeps still."""
+    source, policy = request.inputs["behaviours"][0], Artifact(request.one("policy")).manifest
+    for part in (copy for copy in copies if copy in _STILL):
+        if policy.part_content(part if policy.has_part(part) else CURRENT) == source.content:
+            weights.share("behaviour", part)
+            return
+    weights.create("behaviour", read_part(source, source.part, weights.shards))
 
 
 def _train(

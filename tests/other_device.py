@@ -18,6 +18,8 @@ _MOVES = {_aten.copy_.default, _aten._to_copy.default, _aten._foreach_copy_.defa
 """What takes tensors of two devices."""
 _INDEXES = {_aten.index.Tensor, _aten.index_put_.default, _aten._index_put_impl_.default}
 """What takes indices from the CPU, also on a GPU."""
+_LISTS = {_aten.stack.default, _aten.cat.default}
+"""What takes not even a single number from the CPU."""
 
 
 class Elsewhere(Tensor):
@@ -107,7 +109,8 @@ def _held(values: Any) -> Any:
 
 
 def _check_together(func: Any, args: Any, tensors: list[Tensor]) -> None:
-    """As on a GPU, a single number, or the indices of a tensor, may come from the CPU, and nothing else."""
+    """As on a GPU, most often a single number, or the indices of a tensor, may come from the CPU, and nothing else."""
     checked = args[:1] if func in _INDEXES else tensors
-    if any(not isinstance(tensor, Elsewhere) and tensor.ndim > 0 for tensor in checked):
+    least = 0 if func in _LISTS else 1
+    if any(not isinstance(tensor, Elsewhere) and tensor.ndim >= least for tensor in checked):
         raise RuntimeError(f"{func}: expected all tensors to be on the same device, found cpu and another one")

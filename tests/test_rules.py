@@ -197,6 +197,12 @@ def test_files_and_functions_are_short():
     refuse(long_files + violations(sources(*LAYERS), too_long))
 
 
+def test_test_files_have_names_of_their_own():
+    """Two of one name are one module to pytest, which then collects neither."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_nothing_is_pickled():
     def pickles(node: ast.AST) -> str | None:
         if isinstance(node, ast.keyword) and node.arg in PICKLING_NAMES:

@@ -184,8 +184,9 @@ class Algorithm(Protocol):
 
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch | Transitions) -> Loss:
         """``velocity(part)`` is the prediction at ``batch.x_t, batch.t`` of a policy part: ``current`` with gradient,
-        every other (``old``, ``behaviour``, ``reference``) without. Call ``current`` last. Takes only the kinds of
-        batch that ``transitions`` and ``data_term`` announce."""
+        every other (``old``, ``behaviour``, ``reference``) without. Call ``current`` last: then no
+        other forward pass has to fit beside what it keeps for its backward pass, nor are weights swapped before that
+        has gathered them again. Takes only the kinds of batch that ``transitions`` and ``data_term`` announce."""
         ...
 
     def reference_after(self, iteration: int) -> Literal["base", "kept", "renewed"]:

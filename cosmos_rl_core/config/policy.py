@@ -96,6 +96,9 @@ class LoraConfig(Section):
         return value
 
 
+Solver = Literal["euler", "dpm2", "unipc", "flow_sde", "cps", "edm"]
+
+
 class SolverConfig(Section):
     """From noise to a sample. The settings from ``sigma_max`` on are those of ``solver = "edm"`` alone."""
 
@@ -103,11 +106,12 @@ class SolverConfig(Section):
     """Solver steps of a rollout. More is slower and truer to the model."""
     guidance_scale: float = Field(default=1.0, ge=1)
     """Classifier-free guidance weight; 1 turns guidance off and halves the cost of a step."""
-    solver: Literal["euler", "dpm2", "unipc", "flow_sde", "cps", "edm"] = "euler"
-    """Without noise: ``euler``, first order, as SD3's stock pipeline samples; ``dpm2``, DPM-Solver++ 2M, as SANA's,
-    better on fine grids, over-dispersed on coarse ones; ``unipc``, the same with a corrector, as Wan's. With noise,
-    which policy gradients need: ``flow_sde``, FlowGRPO's; ``cps``, which leaves less noise in the sample; ``edm``,
-    cosmos-rl's, on a grid of its own."""
+    solver: Solver | None = None
+    """Absent means the one that takes the steps of the pipeline's own scheduler; the plan has its name. Without noise:
+    ``euler``, first order, as SD3's stock pipeline samples; ``dpm2``, DPM-Solver++ 2M, as SANA's, better on fine grids,
+    over-dispersed on coarse ones; ``unipc``, the same with a corrector, as Wan's. With noise, which policy gradients
+    need: ``flow_sde``, FlowGRPO's; ``cps``, which leaves less noise in the sample; ``edm``, cosmos-rl's, on a grid of
+    its own."""
     noise_level: float = Field(default=0.7, gt=0)
     """Noise of ``flow_sde`` and ``cps``: more explores further and blurs the samples. At most 1 for ``cps``."""
     sigma_max: float = Field(default=200.0, gt=0)

@@ -11,9 +11,6 @@ from cosmos_rl_core import pipelines
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Conditioning
 
-STOCK_MULTIPLE = 32
-"""The stock pipelines refuse sides that are no multiple of it, whatever the VAE's own factor."""
-
 
 def check(path: str, vae_class: str) -> None:
     """Raise :class:`ConfigError` on a VAE other than ``vae_class``, or a transformer that is told the guidance.

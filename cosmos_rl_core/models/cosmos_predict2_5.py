@@ -39,7 +39,7 @@ FROZEN_PREFIX = "crossattn_proj"
 EMBEDS, PROJECTED = "prompt_embeds", "projected_prompt_embeds"
 """Names of text embeddings in a conditioning: before that projection, and after it."""
 
-_STOCK_MULTIPLE = 16
+STOCK_MULTIPLE = 16
 """The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor."""
 _GIVEN_T = 1e-4
 """Noise level that the transformer is told of given frames: the stock pipeline's ``conditional_frame_timestep``."""
@@ -101,10 +101,8 @@ class CosmosPredict25:
         """``[C, T, H, W]``; the VAE keeps the first frame and compresses the others in time."""
         spatial, temporal = self._vae_config["scale_factor_spatial"], self._vae_config["scale_factor_temporal"]
         _, patch_h, patch_w = self._transformer_config["patch_size"]
-        _loading.check_multiple(size, math.lcm(_STOCK_MULTIPLE, spatial * patch_h, spatial * patch_w))
-        if frames < 1 or (frames - 1) % temporal:
-            raise ConfigError(f"frames must be 1 plus a multiple of {temporal} for this model, got {frames}")
-        shape = ((frames - 1) // temporal + 1, size[0] // spatial, size[1] // spatial)
+        _loading.check_multiple(size, math.lcm(STOCK_MULTIPLE, spatial * patch_h, spatial * patch_w))
+        shape = (_loading.latent_frames(frames, temporal), size[0] // spatial, size[1] // spatial)
         limits = self._transformer_config["max_size"]
         if any(found > most for found, most in zip(shape, limits, strict=True)):
             raise ConfigError(f"latents are at most {list(limits)} (frames, height, width), these are {list(shape)}")
@@ -266,7 +264,7 @@ def _load_pipeline(path: str, components: tuple[str, ...], device: torch.device)
 
 
 def _scheduler(path: str) -> Any:
-    name = pipelines.read_json(path, pipelines.INDEX)["scheduler"][1]
+    name, _ = pipelines.scheduler(path)
     return getattr(diffusers, name).from_pretrained(path, subfolder="scheduler", local_files_only=True)
 
 

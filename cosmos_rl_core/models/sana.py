@@ -15,6 +15,8 @@ from cosmos_rl_core.models._base import Conditioning
 
 PIPELINE_CLASSES = ("SanaPipeline",)
 TAKES_INSTRUCTION = True
+STOCK_MULTIPLE = 32
+"""The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor."""
 
 
 class Sana:
@@ -50,7 +52,7 @@ class Sana:
         if frames != 1:
             raise ConfigError(f"this model makes images: frames must be 1, got {frames}")
         scale = 2 ** (len(self._vae_config["encoder_block_out_channels"]) - 1)
-        _loading.check_multiple(size, math.lcm(_sana.STOCK_MULTIPLE, scale * self._transformer_config["patch_size"]))
+        _loading.check_multiple(size, math.lcm(STOCK_MULTIPLE, scale * self._transformer_config["patch_size"]))
         return (self._transformer_config["in_channels"], size[0] // scale, size[1] // scale)
 
     @torch.no_grad()

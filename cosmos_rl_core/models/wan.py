@@ -14,7 +14,7 @@ from cosmos_rl_core.models._base import Conditioning
 
 PIPELINE_CLASSES = ("WanPipeline",)
 
-_STOCK_MULTIPLE = 16
+STOCK_MULTIPLE = 16
 """The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor."""
 
 
@@ -52,10 +52,8 @@ class Wan:
         """``[C, T, H, W]``; the VAE keeps the first frame and compresses the others in time."""
         spatial, temporal = self._vae_config["scale_factor_spatial"], self._vae_config["scale_factor_temporal"]
         patch_t, patch_h, patch_w = self._transformer_config["patch_size"]
-        _loading.check_multiple(size, math.lcm(_STOCK_MULTIPLE, spatial * patch_h, spatial * patch_w))
-        latent_frames = (frames - 1) // temporal + 1
-        if frames < 1 or (frames - 1) % temporal or latent_frames % patch_t:
-            raise ConfigError(f"frames must be 1 plus a multiple of {temporal} for this model, got {frames}")
+        _loading.check_multiple(size, math.lcm(STOCK_MULTIPLE, spatial * patch_h, spatial * patch_w))
+        latent_frames = _loading.latent_frames(frames, temporal, patch_t)
         return (self._vae_config["z_dim"], latent_frames, size[0] // spatial, size[1] // spatial)
 
     @torch.no_grad()

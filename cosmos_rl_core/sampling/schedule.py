@@ -1,5 +1,6 @@
 """The noise levels of a rollout, as the pipeline's own scheduler lays them out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -34,21 +35,14 @@ class Schedule:
 def schedule_of(scheduler: Any, num_steps: int) -> Schedule:
     """The grid of ``num_steps`` steps of a diffusers flow scheduler, in float64. The scheduler is left as it was.
 
-    Raises :class:`ConfigError` for a scheduler that does not sample a flow, reads the model's answer as another thing,
-    shifts its levels by the size of the image, or lays out a grid that is not one level per step ending at 0 (Heun's
+    Raises :class:`ConfigError` as :func:`check_flow`, and for a grid that is not one level per step ending at 0 (Heun's
     repeated levels, an inverted grid).
     """
     if num_steps < 1:
         raise ConfigError(f"a rollout needs at least 1 step, found {num_steps}")
-    name, config = type(scheduler).__name__, scheduler.config
-    if not name.startswith("FlowMatch") and not config.get("use_flow_sigmas"):
-        expected = "FlowMatchEulerDiscreteScheduler, or one with use_flow_sigmas = true"
-        raise ConfigError(f"{name} is not a flow scheduler; expected {expected}")
-    if (prediction := config.get("prediction_type", "flow_prediction")) != "flow_prediction":
-        raise ConfigError(f"{name} has prediction_type = {prediction!r}; a flow needs 'flow_prediction'")
-    if config.get("use_dynamic_shifting"):
-        raise ConfigError(f"{name} has use_dynamic_shifting = true; only a static shift is supported")
-    own = type(scheduler).from_config(config)
+    name = type(scheduler).__name__
+    check_flow(name, scheduler.config)
+    own = type(scheduler).from_config(scheduler.config)
     own.set_timesteps(num_steps)
     sigmas = tuple(_rounded(float(sigma)) for sigma in own.sigmas)
     if len(sigmas) != num_steps + 1:
@@ -57,6 +51,21 @@ def schedule_of(scheduler: Any, num_steps: int) -> Schedule:
         return Schedule(sigmas)
     except ConfigError as error:
         raise ConfigError(f"{name} cannot be used: {error}") from error
+
+
+def check_flow(name: str, settings: Mapping[str, Any]) -> None:
+    """Whether a scheduler of the class ``name`` lays out the levels of a flow, by itself.
+
+    Raises :class:`ConfigError` for one that does not sample a flow, reads the model's answer as another thing, or
+    shifts its levels by the size of the image. Torch-free, so that a plan can ask.
+    """
+    if not name.startswith("FlowMatch") and not settings.get("use_flow_sigmas"):
+        expected = "FlowMatchEulerDiscreteScheduler, or one with use_flow_sigmas = true"
+        raise ConfigError(f"{name} is not a flow scheduler; expected {expected}")
+    if (prediction := settings.get("prediction_type", "flow_prediction")) != "flow_prediction":
+        raise ConfigError(f"{name} has prediction_type = {prediction!r}; a flow needs 'flow_prediction'")
+    if settings.get("use_dynamic_shifting"):
+        raise ConfigError(f"{name} has use_dynamic_shifting = true; only a static shift is supported")
 
 
 def _rounded(sigma: float) -> float:

@@ -1,9 +1,12 @@
 """The sampler that a recipe names."""
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from cosmos_rl_core.config.policy import SolverConfig
+from cosmos_rl_core.config.policy import Solver, SolverConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.sampling.edm import edm
 from cosmos_rl_core.sampling.flow import cps, dpm2, euler, flow_sde, unipc
@@ -27,11 +30,88 @@ def check_settings(config: SolverConfig) -> None:
         )
 
 
+def own_solver(scheduler: str) -> Solver:
+    """The solver that takes the steps of the scheduler class ``scheduler`` of diffusers.
+
+    Raises :class:`ConfigError` if there is none.
+    """
+    if scheduler not in _OWN:
+        known = ", ".join(f"{name} ({own.solver})" for name, own in _OWN.items())
+        raise ConfigError(
+            f"policy.diffusers.sample.solver is not set, and no solver takes the steps of {scheduler}, which the "
+            f"pipeline samples by; known: {known}. Name the solver to sample with instead"
+        )
+    return _OWN[scheduler].solver
+
+
+def check_own(solver: Solver, scheduler: str, settings: Mapping[str, Any]) -> None:
+    """Whether ``solver``, if it is the one of the pipeline's own scheduler, takes the same steps as that.
+
+    Raises :class:`ConfigError` for settings of the scheduler by which it takes others. Another solver than its own was
+    asked for by name, and has no such settings.
+    """
+    own = _OWN.get(scheduler)
+    if own is None or own.solver != solver:
+        return
+    found = {name: settings.get(name, alike[0]) for name, alike in own.settings.items()}
+    if other := {name: value for name, value in found.items() if value not in own.settings[name]}:
+        expected = {name: own.settings[name][0] for name in other}
+        raise ConfigError(
+            f"policy.diffusers.sample: solver = {solver!r}, of the pipeline's own {scheduler}, takes its steps with "
+            f"{_settings(expected)}; found {_settings(other)} in scheduler/scheduler_config.json, by which it samples "
+            "something else. Change that there, or name another solver"
+        )
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {json.dumps(value, default=str)}" for name, value in values.items())
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The solver of a scheduler's class, and the settings with which their steps are equal.
+
+    Of each setting all values that mean the same, since the classes read each other's; the first is the default.
+    """
+
+    solver: Solver
+    settings: Mapping[str, tuple[Any, ...]]
+
+
+_OWN = {
+    "FlowMatchEulerDiscreteScheduler": _Own("euler", {"stochastic_sampling": (False,)}),
+    # euler_at_final and lower_order_final change nothing: a last step to sigma = 0 is first order anyway
+    "DPMSolverMultistepScheduler": _Own(
+        "dpm2",
+        {
+            "solver_order": (2,),
+            "algorithm_type": ("dpmsolver++",),
+            "solver_type": ("midpoint", "logrho", "bh1", "bh2"),
+            "thresholding": (False,),
+        },
+    ),
+    "UniPCMultistepScheduler": _Own(
+        "unipc",
+        {
+            "solver_order": (2,),
+            "solver_type": ("bh2", "midpoint", "heun", "logrho"),
+            "predict_x0": (True,),
+            "thresholding": (False,),
+            "lower_order_final": (True,),
+            "disable_corrector": ([],),
+            "solver_p": (None,),
+        },
+    ),
+}
+
+
 def kernel_of(config: SolverConfig, schedule: Callable[[], Schedule]) -> Kernel:
     """The table of steps. ``schedule`` gives the grid of the flow solvers; ``edm`` has its own and does not ask.
 
     Raises :class:`ConfigError` if the solver and its settings do not go together.
     """
+    if config.solver is None:
+        raise ConfigError("sample.solver is not set; plans and requests name it, of recipes that leave it out too")
     if config.solver == "edm":
         return edm(
             config.num_steps,
@@ -49,5 +129,9 @@ def kernel_of(config: SolverConfig, schedule: Callable[[], Schedule]) -> Kernel:
 
 
 def planned_kernel(config: SolverConfig) -> Kernel:
-    """The sampler on an even grid: which of its steps have noise does not depend on the grid, so a plan can tell."""
+    """The sampler on an even grid: which of its steps have noise does not depend on the grid, so a plan can tell.
+
+    A solver that is not named is the pipeline's own, and none of those has noise.
+    """
+    config = config.model_copy(update={"solver": config.solver or "euler"})
     return kernel_of(config, lambda: Schedule((*(1 - i / config.num_steps for i in range(config.num_steps)), 0.0)))

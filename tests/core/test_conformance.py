@@ -5,21 +5,26 @@ allows about twice as much. In bfloat16 the stock pipeline runs under autocast a
 ours, as in stages, the transformer does alone. Sizes, loading and fresh weights have one precision only.
 """
 
+import json
+import os
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from cosmos_rl_core import sizes
+from cosmos_rl_core import memory, pipelines, sizes
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import guided_velocity, stack
+from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Conditioning, Model, guided_velocity, stack
 from cosmos_rl_core.policy_weights import prepare
 from cosmos_rl_core.precision import ParamDtype, computes_in
 from cosmos_rl_core.sampling.rollout import sample
+from cosmos_rl_core.sampling.solvers import own_solver
 from tests.families import (
     LENGTH,
     PROMPTS,
@@ -33,11 +38,6 @@ from tests.families import (
 
 LORA = LoraConfig(r=4, lora_alpha=12.0)
 MULTISTEP = ("dpm2", "unipc")
-
-
-def solver_of(scheduler: Any) -> str:
-    (solver,) = [name for name, make in SCHEDULERS.items() if type(make()) is type(scheduler)]
-    return solver
 
 
 # ---- what the transformer is fed
@@ -222,9 +222,11 @@ def test_our_solver_is_the_stock_pipeline_on_its_own_timesteps(
 
     In bfloat16 0.048 off.
     """
+    solver = own_solver(pipelines.scheduler(family.folder)[0])
     if scheduler in MULTISTEP:
         monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS[scheduler]())
-    steps = kernel(solver_of(family.stock.scheduler), family.stock.scheduler, num_steps)
+        solver = scheduler
+    steps = kernel(solver, family.stock.scheduler, num_steps)
     with fed_to(family.stock.transformer) as theirs, computes_in(dtype, family.device):
         options = {"num_inference_steps": num_steps, "guidance_scale": guidance_scale}
         expected = run_stock(family.stock, family.noise, **options)
@@ -250,16 +252,56 @@ def test_our_solver_is_the_stock_pipeline_on_its_own_timesteps(
 # ---- sizes
 
 
-@pytest.mark.parametrize("frames", [1, 2, 5, 8, 9])
-@pytest.mark.parametrize("size", [(32, 32), (32, 64), (16, 48), (36, 33), (24, 40), (64, 4096)])
-def test_a_plan_refuses_the_sizes_that_the_model_refuses(family: Family, size: tuple[int, int], frames: int):
-    try:
-        expected = int(np.prod(family.model.latent_shape(size, frames)))
-    except ConfigError:
-        with pytest.raises(ConfigError, match=r"inference_size|train_frames"):
-            sizes.latent_elements(family.folder, size, frames)
-    else:
-        assert sizes.latent_elements(family.folder, size, frames) == expected
+def possible_sizes(model: Model, folder: str) -> dict[tuple[tuple[int, int], int], tuple[int, ...]]:
+    """Latents by size and frames, of those that the model does not refuse; a plan refuses and counts the same."""
+    found, odd = {}, ((16, 48), (36, 33), (8, 16), (64, 4096))
+    for size, frames in [*((SIZE, n) for n in (1, 2, 5, 8, 9, 13)), *((size, n) for size in odd for n in (1, 5))]:
+        try:
+            channels, *shape = found[size, frames] = model.latent_shape(size, frames)
+        except ConfigError:
+            with pytest.raises(ConfigError, match=r"inference_size|train_frames"):
+                sizes.latent_shape(folder, size, frames)
+        else:
+            assert sizes.latent_shape(folder, size, frames) == (channels, *[1] * (3 - len(shape)), *shape)
+    return found
+
+
+def test_a_plan_refuses_the_sizes_that_the_model_refuses(family: Family):
+    assert (SIZE, family.frames) in possible_sizes(family.model, family.folder)
+
+
+@pytest.mark.parametrize("patch", [(1, 1, 1), (2, 2, 2), (1, 4, 1)])
+def test_a_plan_knows_the_sizes_and_tokens_of_other_patches_too(
+    family: Family, patch: tuple[int, int, int], tmp_path: Path
+):
+    shutil.copytree(family.folder, tmp_path / "pipeline", copy_function=os.symlink)
+    folder, file = str(tmp_path / "pipeline"), tmp_path / "pipeline/transformer/config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    alone = family.name == "cosmos_predict2_5"  # each latent frame has a noise level of its own
+    config["patch_size"] = patch[1] if family.frames == 1 else (1, *patch[1:]) if alone else patch
+    file.unlink()
+    file.write_text(json.dumps(config), encoding="utf-8")
+    model = _loading.adapter_of(folder).load(folder, (EMPTY_TRANSFORMER,), family.device)
+    (size, frames), shape = next(iter(possible_sizes(model, folder).items()))
+    planned = sizes.latent_shape(folder, size, frames)
+    assert planned is not None
+    assert memory.num_tokens(planned, config) == tokens_of(model, shape, family.conditioning)
+
+
+@torch.no_grad()
+def tokens_of(model: Model, shape: tuple[int, ...], conditioning: Conditioning) -> int:
+    """Tokens that the first block of the transformer is given, without computing anything."""
+    transformer: Any = model.transformer.to("meta")
+    first = getattr(transformer, "transformer_blocks", None) or transformer.blocks
+    given = []
+
+    def note(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        given.append((*arguments, *named.values())[0].shape[1])
+
+    first[0].register_forward_pre_hook(note, with_kwargs=True)
+    texts = {name: value.to("meta") for name, value in conditioning.items()}
+    model.velocity(torch.empty(2, *shape, device="meta"), torch.empty(2, device="meta"), texts)
+    return given[0]
 
 
 def test_a_plan_knows_how_much_lora_trains(family: Family):

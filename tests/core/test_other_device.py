@@ -18,6 +18,10 @@ def test_what_was_not_moved_is_found():
         there = torch.ones(3, device=DEVICE)
         with pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
             _ = there + torch.ones(3, device=CPU)
+        number = torch.tensor(1.0, device=CPU)
+        assert (there * number).device == DEVICE
+        with pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
+            torch.stack([there.sum(), number])
         with pytest.raises(TypeError, match="can't convert a tensor on lazy:0 to numpy"):
             there.numpy()
         assert (there + 1).device == DEVICE

@@ -92,6 +92,20 @@ def test_using_a_part_gives_what_loading_it_gives(model, conditioning, lora):
     assert weights.parts == ("current", "reference", "old")
 
 
+def test_a_part_by_a_second_name_takes_no_memory_of_its_own(model, conditioning):
+    weights = prepare(model.transformer, LORA)
+    weights.create("old", noisy(weights, 1))
+    weights.share("behaviour", "old")
+    with weights.use("old"):
+        expected = output(model, conditioning)
+    with weights.use("behaviour"):
+        assert torch.equal(output(model, conditioning), expected)
+    assert all(tensor is weights.here("old")[name] for name, tensor in weights.here("behaviour").items())
+    for pair in (("behaviour", "current"), ("current", "old")):
+        with pytest.raises(ValueError, match="`current` is the live weights"):
+            weights.share(*pair)
+
+
 def test_only_current_has_gradients_and_flags_never_change(model, conditioning, lora):
     weights = prepare(model.transformer, lora)
     weights.load("current", noisy(weights, 1))

@@ -12,11 +12,13 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchE
 from diffusers.schedulers.scheduling_flow_match_heun_discrete import FlowMatchHeunDiscreteScheduler
 from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
 
+from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.sampling.flow import dpm2, euler, unipc
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
+from cosmos_rl_core.sampling.solvers import check_own, kernel_of, own_solver
 
 CPU = torch.device("cpu")
 SD3_SHIFT = 3.0
@@ -33,7 +35,17 @@ def noise(*shape: int) -> torch.Tensor:
 
 
 def curved_velocity(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    return torch.sin(3 * x) + x * t.view(-1, 1)
+    return torch.sin(3 * x) + x * t.view(-1, *[1] * (x.dim() - 1))
+
+
+def by_diffusers(scheduler: Any, num_steps: int, x: torch.Tensor) -> torch.Tensor:
+    """Where the scheduler takes ``x`` along that velocity, on its own levels."""
+    scheduler.set_timesteps(num_steps)
+    if not type(scheduler).__name__.startswith("FlowMatch"):
+        scheduler.timesteps = torch.arange(num_steps, device=CPU)  # only looked up, and must not repeat
+    for t, sigma in zip(scheduler.timesteps, scheduler.sigmas, strict=False):
+        x = scheduler.step(curved_velocity(x, sigma.expand(len(x))), t, x, return_dict=False)[0]
+    return x
 
 
 def gaussian_velocity(std: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -126,13 +138,10 @@ def test_levels_that_are_no_grid_are_refused(sigmas: tuple[float, ...]):
 
 @pytest.mark.parametrize("num_steps", [1, 2, 10, 20])
 def test_euler_equals_diffusers(num_steps: int):
-    scheduler: Any = FlowMatchEulerDiscreteScheduler(shift=SD3_SHIFT)
     x = noise(3, 5)
     ours = sample(curved_velocity, x, euler(sd3_schedule(num_steps))).latents
-    scheduler.set_timesteps(num_steps)
-    for t, sigma in zip(scheduler.timesteps, scheduler.sigmas, strict=False):
-        x = scheduler.step(curved_velocity(x, sigma.expand(3)), t, x, return_dict=False)[0]
-    assert torch.allclose(ours, x, rtol=0, atol=1e-6)
+    stock = by_diffusers(FlowMatchEulerDiscreteScheduler(shift=SD3_SHIFT), num_steps, x)
+    assert torch.allclose(ours, stock, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 10, 20])
@@ -159,14 +168,74 @@ def test_dpm2_equals_diffusers_on_the_same_levels(num_steps: int, grid: str):
 )
 def test_unipc_equals_diffusers(num_steps: int, grid: dict[str, Any]):
     """Up to the rounding of diffusers, which computes its weights in float32: 3.6e-6 at most over these cases."""
-    scheduler: Any = UniPCMultistepScheduler(**grid, **FLOW)
-    scheduler.set_timesteps(num_steps)
-    scheduler.timesteps = torch.arange(num_steps, device=CPU)  # only looked up, and must not repeat
-    schedule, x = schedule_of(scheduler, num_steps), noise(3, 5)
-    ours = sample(curved_velocity, x, unipc(schedule)).latents
-    for t, sigma in zip(scheduler.timesteps, scheduler.sigmas, strict=False):
-        x = scheduler.step(curved_velocity(x, sigma.expand(3)), t, x, return_dict=False)[0]
-    assert torch.allclose(ours, x, rtol=0, atol=5e-6)
+    scheduler, x = UniPCMultistepScheduler(**grid, **FLOW), noise(3, 5)
+    ours = sample(curved_velocity, x, unipc(schedule_of(scheduler, num_steps))).latents
+    assert torch.allclose(ours, by_diffusers(scheduler, num_steps, x), rtol=0, atol=5e-6)
+
+
+EULER, DPM, UNIPC = FlowMatchEulerDiscreteScheduler, DPMSolverMultistepScheduler, UniPCMultistepScheduler
+KARRAS: dict[str, Any] = {"use_karras_sigmas": True, "sigma_max": 200.0, "sigma_min": 0.01}
+
+
+def both_ways(scheduler_class: Any, settings: dict[str, Any], num_steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the solver that a plan takes for a scheduler ends, and where the scheduler does."""
+    scheduler, x = scheduler_class(**settings, **({} if scheduler_class is EULER else FLOW)), noise(3, 5, 1, 1)
+    config = SolverConfig(solver=own_solver(scheduler_class.__name__), num_steps=num_steps)
+    ours = sample(curved_velocity, x, kernel_of(config, lambda: schedule_of(scheduler, num_steps))).latents
+    return ours, by_diffusers(scheduler, num_steps, x)
+
+
+def check(scheduler_class: Any, settings: dict[str, Any]) -> None:
+    name = scheduler_class.__name__
+    check_own(own_solver(name), name, settings)
+
+
+@pytest.mark.parametrize("num_steps", [5, 16])
+@pytest.mark.parametrize(
+    ("scheduler_class", "settings"),
+    [
+        (EULER, {"use_karras_sigmas": True}),
+        (EULER, {"use_exponential_sigmas": True}),
+        (EULER, {"shift": 3.0, "shift_terminal": 0.02}),
+        (DPM, {"euler_at_final": True}),
+        (DPM, {"lower_order_final": False}),
+        (DPM, {"solver_type": "bh2"}),
+        (UNIPC, {"solver_type": "midpoint", **KARRAS}),
+        (UNIPC, {"flow_shift": 3.0, "shift_terminal": 0.02}),
+    ],
+)
+def test_a_plan_takes_the_solver_that_equals_the_pipelines_own_scheduler(
+    scheduler_class: Any, settings: dict[str, Any], num_steps: int
+):
+    check(scheduler_class, settings)
+    ours, stock = both_ways(scheduler_class, settings, num_steps)
+    assert torch.allclose(ours, stock, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+    ("scheduler_class", "settings", "expected"),
+    [
+        (EULER, {"stochastic_sampling": True}, "stochastic_sampling = false"),
+        (DPM, {"solver_order": 1}, "solver_order = 2"),
+        (DPM, {"solver_order": 3}, "solver_order = 2"),
+        (DPM, {"solver_type": "heun"}, 'solver_type = "midpoint"'),
+        (DPM, {"algorithm_type": "sde-dpmsolver++"}, r'algorithm_type = "dpmsolver\+\+"'),
+        (DPM, {"thresholding": True}, "thresholding = false"),
+        (UNIPC, {"solver_order": 3, "flow_shift": 3.0}, "solver_order = 2"),
+        (UNIPC, {"solver_type": "bh1"}, 'solver_type = "bh2"'),
+        (UNIPC, {"thresholding": True}, "thresholding = false"),
+        (UNIPC, {"lower_order_final": False}, "lower_order_final = true"),
+        (UNIPC, {"disable_corrector": [1]}, r"disable_corrector = \[\]"),
+    ],
+)
+def test_settings_by_which_the_scheduler_samples_something_else_are_refused(
+    scheduler_class: Any, settings: dict[str, Any], expected: str
+):
+    name = scheduler_class.__name__
+    with pytest.raises(ConfigError, match=f"of the pipeline's own {name}, takes its steps with {expected}; found "):
+        check(scheduler_class, settings)
+    ours, stock = both_ways(scheduler_class, settings, 5)
+    assert not torch.allclose(ours, stock, rtol=0, atol=1e-3)
 
 
 def test_the_first_two_steps_from_pure_noise_and_the_last_one_are_first_order():

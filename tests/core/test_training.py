@@ -23,6 +23,7 @@ from cosmos_rl_core.training import (
     sum_gradients,
     training_noise,
 )
+from tests.other_device import DEVICE, OtherDevice
 
 CPU = torch.device("cpu")
 KEY = DrawKey(run_seed=1, iteration=2, epoch=0, sample_id="p3-4")
@@ -244,6 +245,29 @@ def test_a_parameter_without_a_gradient_has_one_of_0_and_a_full_state():
     optimizer = adamw(named)
     optimizer_step(optimizer, named, lr=0.1, max_norm=1.0, group=None)
     assert optimizer_state(optimizer, named)["exp_avg.bias"].tolist() == [0, 0, 0]
+
+
+def test_weights_on_the_cpu_and_on_another_device_step_together():
+    """Offloaded rows rest in the CPU's memory, their gradients too; all else is on the device."""
+
+    def stepped(*there: str) -> dict[str, list[float]]:
+        named, gradients = parameters(), parameters(1)
+        for name in there:
+            named[name] = nn.Parameter(named[name].detach().to(DEVICE))
+            gradients[name] = nn.Parameter(gradients[name].detach().to(DEVICE))
+        for name, parameter in named.items():
+            parameter.grad = gradients[name].detach().clone()
+        found = optimizer_step(adamw(named), named, lr=0.1, max_norm=0.5, group=None)
+        assert [parameter.device == DEVICE for parameter in named.values()] == [name in there for name in named]
+        return {name: parameter.detach().cpu().tolist() for name, parameter in named.items()} | {
+            name: [number] for name, number in found.items()
+        }
+
+    expected = stepped()
+    with OtherDevice():
+        # The first by name is on either side, and so is the last.
+        assert stepped("bias") == expected
+        assert stepped("down.weight", "up.weight") == expected
 
 
 class TwoRanks:

@@ -41,11 +41,15 @@ def table_of(lines: list[str]) -> dict[str, list[str]]:
     ids=["lora", "full"],
 )
 def test_every_copy_of_a_policy_says_what_it_costs(recipe, full: bool, elements: int, written: str):
-    lines = printed(recipe(KL, *([FULL] if full else [])), "train.ema_enable=true")
+    path = recipe(KL, *([FULL] if full else []))
+    lines = printed(path, "train.ema_enable=true")
     table = table_of(lines)
     assert table["memory of a rank, MiB"] == ["embed", "rollout", "update"]
-    for part in ("old", "ema", "reference", "behaviour", "gradients"):
+    for part in ("old", "ema", "reference", "gradients"):
         assert table[part] == [f"{4 * elements / 2**20:.2f}"]
+    # Rollouts by an older policy are of other weights than the old copy that training goes on from.
+    assert "behaviour" not in table
+    assert table_of(printed(path, "train.staleness=1"))["behaviour"] == table["old"]
     assert table["optimizer"] == [f"{8 * elements / 2**20:.2f}"]
     assert f"           a policy of {written}" in lines
 
@@ -74,5 +78,5 @@ def test_what_no_file_tells_is_a_question_mark(recipe, tmp_path):
     table = table_of(printed(recipe(), f"policy.model_name_or_path={base}"))
     assert table["other components"] == ["1.05", "?"]
     assert table["micro-batch"] == table["activations ~"] == ["?", "?"]
-    # With three copies, gradients, two moments and the optimizer's buffers, 32 KiB each.
-    assert table["on the device ~"] == ["1.05", "8.87", "9.09"]
+    # With two copies, gradients, two moments and the optimizer's buffers, 32 KiB each.
+    assert table["on the device ~"] == ["1.05", "8.87", "9.06"]

@@ -1,15 +1,18 @@
 """Optimizer steps by a trainer made by hand: steps that are left out, and adapters that drop out."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
-from cosmos_rl_core import plugins, seeds
+from cosmos_rl_core import plugins, seeds, sharding
 from cosmos_rl_core.algorithms._base import Batch
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.train import DatasetOptions
@@ -19,6 +22,7 @@ from cosmos_rl_core.lora_dropout import dropping
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning, stack
 from cosmos_rl_core.policy_weights import CURRENT, prepare
+from cosmos_rl_core.sharding import WHOLE, Shards
 from cosmos_rl_core.training import optimizer_state
 from stages.artifacts import Artifact, input_of
 from stages.contracts import OptimizerSteps
@@ -27,6 +31,7 @@ from stages.trainer import MicroBatch, Trainer
 from tests import tiny_pipelines
 from tests.families import CPU, moved
 from tests.stages.conftest import make, make_run
+from tests.stages.ranks import start_ranks
 
 WORDS = {"name": "rendered_text", "alphabet": "AB", "num_test_words": 1, "num_items": 8}
 DROPPED = LoraConfig(r=4, lora_alpha=8.0, lora_dropout=0.4)
@@ -45,13 +50,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def conditioning(folder: str) -> Conditioning:
+    return conditioning_of(folder)
+
+
+def conditioning_of(folder: str) -> Conditioning:
     return stack(_loading.adapter_of(folder).load(folder, ("text",), CPU).encode_prompts(["a", "b"], 16), CPU)
 
 
-def trainer_of(folder: str, kind: str, lora: LoraConfig, steps: int = 1, **options: Any) -> Trainer:
-    """On adapters that have moved already; the behaviour is where they are, the average starts there too."""
+def trainer_of(
+    folder: str, kind: str, lora: LoraConfig | None, steps: int = 1, group: Group | None = None, **options: Any
+) -> Trainer:
+    """On weights that have moved already; the behaviour is where they are, the average starts there too."""
+    group = group or Group(60.0)
     model = _loading.adapter_of(folder).load(folder, ("transformer",), CPU)
-    weights = prepare(model.transformer, lora)
+    weights = prepare(model.transformer, lora, spread=partial(cut_over, group.mesh))
     weights.load(CURRENT, moved(weights.get(CURRENT), 0.1))
     weights.create("behaviour")
     weights.create("ema")
@@ -60,7 +72,11 @@ def trainer_of(folder: str, kind: str, lora: LoraConfig, steps: int = 1, **optio
     planned = {"lrs": [1e-3] * steps, "ema_decays": [0.5] * steps, "first_step": 0} | options
     numbers = {"betas": (0.9, 0.99), "epsilon": 1e-8, "weight_decay": 0.01, "grad_norm_clip": 1.0}
     asked = OptimizerSteps.model_validate(planned | numbers)
-    return Trainer(model, algorithm, weights, asked, "float32", Group(60.0), lambda _: None)
+    return Trainer(model, algorithm, weights, asked, "float32", group, lambda _: None)
+
+
+def cut_over(mesh: DeviceMesh | None, transformer: nn.Module) -> Shards:
+    return WHOLE if mesh is None else sharding.shard(transformer, mesh, None)
 
 
 def micro_batch(conditioning: Conditioning, samples: slice, key: str = "") -> MicroBatch:
@@ -162,6 +178,39 @@ def test_a_rank_whose_own_gradients_are_finite_leaves_the_step_out_with_the_othe
     assert trainer.nonfinite_in_a_row == 1
 
 
+def leave_one_step_of_three_out(folder: str) -> None:
+    """The second, because one rank has NaN in a row of its own: the other has not, and none after it can be told."""
+    group = Group(60.0, 2)
+    mine = micro_batch(conditioning_of(folder), slice(group.rank, group.rank + 1))
+    left_out = trainer_of(folder, "sft", None, 3, group, max_nonfinite=1, lrs=[1e-3, 9.0, 1e-4])
+    straight = trainer_of(folder, "sft", None, 2, group, lrs=[1e-3, 1e-4])
+    matrix = next(p for p in left_out.model.transformer.parameters() if isinstance(p, DTensor))
+
+    def poison_own_row(index: int, _: dict[str, float]) -> bool:
+        if index == 1 and group.rank == 1:
+            assert isinstance(matrix.grad, DTensor)
+            matrix.grad.to_local()[0] = math.nan
+        return True
+
+    left_out.may_step = poison_own_row
+    in_a_row: list[int] = []
+    for index in range(3):
+        left_out.step(index, [mine], 2, 1)
+        in_a_row.append(left_out.nonfinite_in_a_row)
+    for index in range(2):
+        straight.step(index, [mine], 2, 1)
+    assert group.gather(in_a_row) == [[0, 1, 0]] * 2
+    assert [row["lr"] for row in left_out.rows] == [1e-3, 0, 1e-4]
+    found, expected = state_of(left_out), state_of(straight)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    group.close()
+
+
+def test_ranks_leave_a_step_out_together_for_rows_that_only_one_of_them_has(folder: str, tmp_path: Path):
+    start_ranks(partial(leave_one_step_of_three_out, folder), tmp_path, 2, 60.0)
+
+
 def test_the_count_goes_on_from_iteration_to_iteration_and_its_limit_may_be_raised(store: Path):
     """A learning rate without measure: the first step leaves weights that have no finite gradient any more."""
 
@@ -239,6 +288,21 @@ def test_only_the_policys_own_forward_drops_out(folder: str, conditioning: Condi
     trainer.step(0, [micro], 2, 1)
     assert trainer.rows[0]["old_deviation"] == pytest.approx(float((dropped - plain).square().mean()), rel=1e-4)
     assert trainer.rows[0]["old_deviation"] > 1e-4
+
+
+@pytest.mark.slow
+def test_compiled_blocks_drop_out_the_same_and_are_compiled_once_for_all_keys(folder: str, conditioning: Conditioning):
+    plain, compiled = (trainer_of(folder, "sft", DROPPED, 12) for _ in range(2))
+    # Captured as for any compiler, and run without one: that would take minutes.
+    sharding.compile_blocks(compiled.model.transformer, "aot_eager")
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for index in range(12):
+            micro = micro_batch(conditioning, slice(None), f"step {index}")
+            for trainer in (plain, compiled):
+                trainer.step(index, [micro], 2, 1)
+    torch._dynamo.reset()
+    found, expected = state_of(compiled), state_of(plain)
+    assert all(torch.allclose(found[name], expected[name], rtol=1e-4, atol=1e-6) for name in expected)
 
 
 def test_supervised_training_made_again_drops_out_the_same(store: Path):
