@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.config.recipe import read_toml
+from cosmos_rl_core.config.recipe import launch_of, read_toml
 from cosmos_rl_core.errors import ConfigError, StageError
 from flows import launchers
 from flows.launchers._base import Job, JobState
@@ -126,9 +126,9 @@ def test_a_stage_that_there_is_not_is_refused_by_the_plan(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("path", sorted(CLUSTERS.glob("*.toml")), ids=lambda path: path.stem)
-def test_every_shipped_profile_resolves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(CLUSTERS.parents[1])
-    launch = plan_of(Settings("configs/tiny/nft.toml", cluster=str(path))).recipe.launch
+def test_every_shipped_profile_resolves(path: Path) -> None:
+    launch = launch_of(str(path))
+    assert not launchers.misplaced(launch)
     assert launch.launcher == read_toml(str(path), "")["launch"].get("launcher", "local")
     assert launch.processes_of("update") % launch.nodes_of("update") == 0
 
