@@ -3,8 +3,8 @@
 RETRYABLE_KINDS = frozenset({"unavailable", "out_of_memory", "killed", "hung", "crash"})
 """Kinds of failure that another attempt may survive; ``config`` and ``data`` repeat themselves."""
 
-EXIT_CODES = {"config": 64, "data": 65, "unavailable": 75}
-"""The runner's exit code by kind (sysexits.h); every other failure exits with 70."""
+EXIT_CODES = {"config": 64, "data": 65, "busy": 75, "unavailable": 75}
+"""Exit code by kind (sysexits.h); every other failure exits with 70. No stage is ever ``busy``, only a run."""
 
 
 class CosmosRLError(Exception):
@@ -57,6 +57,12 @@ class UnavailableError(CosmosRLError):
     """Something outside did not answer: a store, a service. Worth another try."""
 
     kind = "unavailable"
+
+
+class LeaseError(CosmosRLError):
+    """Another process works on the same run, or has taken it over. It is for people to say which one goes on."""
+
+    kind = "busy"
 
 
 class StageError(CosmosRLError):

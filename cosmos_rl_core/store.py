@@ -5,18 +5,28 @@ larger artifact cuts it into objects. :func:`put_if_absent` is the only operatio
 """
 
 import errno
+import importlib
 import os
 import secrets
-import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from cosmos_rl_core.errors import UnavailableError
+
+AT_ONCE = 4
+"""Objects that are read ahead of their use, or asked for side by side."""
+
+STREAMED_BYTES = 2**22
+"""Of a stream, fetched at once."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -41,7 +51,7 @@ def read(url: str, start: int | None = None, end: int | None = None) -> bytes:
         return cast("bytes", fs.cat_file(path, start=start, end=end))
     except FileNotFoundError:
         raise
-    except _failures() as error:
+    except OSError as error:
         raise UnavailableError(f"cannot read {url}: {error}") from error
 
 
@@ -53,6 +63,12 @@ def read_if_exists(url: str) -> bytes | None:
         return None
 
 
+def stream(url: str) -> BinaryIO:
+    """The object as a file, fetched as it is read. Raises ``FileNotFoundError`` if there is none."""
+    fs, path = _resolve(url)
+    return cast("BinaryIO", fs.open(path, "rb", block_size=STREAMED_BYTES))
+
+
 def size(url: str) -> int | None:
     """Size of the object in bytes, or None if there is none."""
     fs, path = _resolve(url)
@@ -60,7 +76,7 @@ def size(url: str) -> int | None:
         return int(fs.info(path)["size"])
     except FileNotFoundError:
         return None
-    except _failures() as error:
+    except OSError as error:
         raise UnavailableError(f"cannot look up {url}: {error}") from error
 
 
@@ -75,8 +91,21 @@ def write(url: str, data: bytes) -> None:
             _write_local(Path(path), data)
         else:
             fs.pipe_file(path, data)
-    except _failures() as error:
+    except OSError as error:
         raise _failed_write(url, len(data), error) from error
+
+
+def files(url: str) -> dict[str, int]:
+    """Sizes in bytes of all objects under ``url``, by their names below it.
+
+    A listing may lag behind what was written; nothing but the deletion of garbage may go by it.
+    """
+    fs, path = _resolve(url)
+    try:
+        found = cast("dict[str, dict[str, int]]", fs.find(path, detail=True))
+    except OSError as error:
+        raise UnavailableError(f"cannot list {url}: {error}") from error
+    return {name.removeprefix(path).lstrip("/"): int(entry["size"]) for name, entry in found.items()}
 
 
 def remove(url: str) -> None:
@@ -86,7 +115,7 @@ def remove(url: str) -> None:
         fs.rm_file(path)
     except FileNotFoundError:
         return
-    except _failures() as error:
+    except OSError as error:
         raise UnavailableError(f"cannot delete {url}: {error}") from error
 
 
@@ -95,41 +124,87 @@ def put_if_absent(url: str, data: bytes) -> bool:
 
     Whatever the store answers (exists, precondition failed, a timeout after which the write may or may not have
     happened), the object is read back and compared, so callers that contend must write different bytes, e.g. with an
-    attempt id in them.
+    attempt id in them. A store that ignores the condition is asked before, which is enough for one writer at a time.
     """
-    fs, path = _resolve(url)
-    try:
-        if isinstance(fs, LocalFileSystem):
-            _link_local(Path(path), data)
-        else:
-            fs.pipe_file(path, data, mode="create")
-    except _failures() as error:
-        found = read_if_exists(url)
-        if found is None:
-            raise _failed_write(url, len(data), error) from error
-        return found == data
-    return True
+    found = read_if_exists(url)
+    if found is None:
+        try:
+            _create(url, data)
+            return True
+        except OSError as error:
+            found = read_if_exists(url)
+            if found is None:
+                raise _failed_write(url, len(data), error) from error
+    return found == data
 
 
 def decides_races(root: str) -> bool:
     """Whether conditional writes truly work under ``root``: a second, different write of one object must be refused."""
     probe = join(root, ".probe", secrets.token_hex(8))
-    return put_if_absent(probe, b"first") and not put_if_absent(probe, b"second") and read(probe) == b"first"
+    put_if_absent(probe, b"first")
+    with suppress(OSError):
+        _create(probe, b"second")
+    return read(probe) == b"first"
+
+
+def check_readable(root: str) -> None:
+    """Raise what a store that cannot be used raises, :class:`ConfigError` for wrong keys or no bucket; writes
+    nothing."""
+    read_if_exists(join(root, ".probe", "written"))
+
+
+def check_writable(root: str) -> None:
+    """Raise what a store that cannot be written raises, :class:`ConfigError` for keys that may not."""
+    write(join(root, ".probe", "written"), b"")
+
+
+def sizes(urls: Sequence[str]) -> list[int | None]:
+    """:func:`size` of several objects, asked for side by side where each answer takes its time."""
+    if len(urls) < 2 or "://" not in urls[0]:
+        return [size(url) for url in urls]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(size, urls))
+
+
+def ahead(names: Iterable[str], read: Callable[[str], bytes]) -> Iterator[tuple[str, bytes]]:
+    """Each name and what ``read`` gives for it, in order; the next ones are read while the caller works on one.
+
+    Memory holds at most ``AT_ONCE`` of them besides.
+    """
+    left = iter(names)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        coming = deque((name, pool.submit(read, name)) for name in islice(left, AT_ONCE))
+        try:
+            while coming:
+                name, data = coming.popleft()
+                found = data.result()
+                coming.extend((following, pool.submit(read, following)) for following in islice(left, 1))
+                yield name, found
+        finally:
+            for _, data in coming:
+                data.cancel()
+
+
+def _create(url: str, data: bytes) -> None:
+    """Write an object on the condition that there is none; raises some ``OSError`` where the store says there is."""
+    fs, path = _resolve(url)
+    if isinstance(fs, LocalFileSystem):
+        _link_local(Path(path), data)
+    else:
+        fs.pipe_file(path, data, mode="create")
 
 
 def _resolve(url: str) -> tuple[AbstractFileSystem, str]:
+    if url.startswith("s3://"):
+        # Only here: its imports take half a second, and most stores are directories.
+        fs = importlib.import_module("cosmos_rl_core.s3").filesystem(url)
+        return fs, url.removeprefix("s3://")
     fs, path = fsspec.core.url_to_fs(url)
     return fs, str(path)
 
 
-def _failures() -> tuple[type[Exception], ...]:
-    """What a store raises when it fails: botocore, loaded only where S3 is used, has errors that are no ``OSError``."""
-    botocore = sys.modules.get("botocore.exceptions")
-    return (OSError,) if botocore is None else (OSError, botocore.BotoCoreError)
-
-
-def _failed_write(url: str, num_bytes: int, error: Exception) -> UnavailableError:
-    if isinstance(error, OSError) and error.errno in _FULL:
+def _failed_write(url: str, num_bytes: int, error: OSError) -> UnavailableError:
+    if error.errno in _FULL:
         return UnavailableError(
             f"no space left to write {num_bytes} bytes to {url}: {error.strerror}; free some and run again"
         )

@@ -4,24 +4,29 @@ Exit codes: 0 done, 64 config or command line, 65 data, 75 unavailable, 70 other
 """
 
 import importlib
+import json
 import shlex
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from dataclasses import asdict
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.config.recipe import launch_of
 from cosmos_rl_core.errors import ConfigError, CosmosRLError
 from flows import export as export_command
+from flows import gc as gc_command
 from flows import import_recipe as import_command
 from flows import rerun as rerun_command
 from flows import status as status_command
 from flows.describe import describe_memory, describe_plan
 from flows.plan import DEFAULT_STORE, Settings, plan_of
-from flows.server import prefect_server
+from flows.server import prefect_server, server_is_named
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Returned = TypeVar("Returned")
@@ -168,6 +173,64 @@ def import_weights(
     # In a process of its own: it needs torch, which no command imports.
     command = [sys.executable, "-m", "cosmos_rl_core.native_weights", weights, base, directory]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+@app.command()
+def gc(
+    run_id: RunArgument,
+    store: StoreOption = DEFAULT_STORE,
+    superseded: Annotated[bool, typer.Option(help="Also the files of generations that were made again")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Say it, delete nothing")] = False,
+) -> None:
+    """Delete files that killed attempts left and no artifact holds. Refused while a process works on the run.
+
+    Example: cosmos-flows gc nft-1a2b3c4d --dry-run
+    """
+    for line in _or_exit(lambda: gc_command.gc(store, run_id, superseded=superseded, dry_run=dry_run)):
+        typer.echo(line)
+
+
+infra_app = typer.Typer(no_args_is_help=True, help="What runs stand on: Prefect's pools and limits, stores, services.")
+app.add_typer(infra_app, name="infra")
+
+
+@infra_app.command("init")
+def infra_init(
+    gpus: Annotated[int, typer.Option(min=0, help="Slots of the global concurrency limit `gpus`")] = 8,
+    pool_type: Annotated[str, typer.Option(help="Where flows run: process, kubernetes, ...")] = "process",
+) -> None:
+    """Make the work pool, its queues, the limit for GPUs and the automation for dead flow runs. Safe to repeat.
+
+    Example: cosmos-flows infra init --gpus 8
+    """
+    for line in _or_exit(lambda: _with_server("flows.pools").set_up(gpus, pool_type)):
+        typer.echo(line)
+
+
+@infra_app.command("check")
+def infra_check(
+    store: StoreOption = DEFAULT_STORE,
+    cluster: ClusterOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+) -> None:
+    """Check server, pool, worker, GPUs, ranks, store and services. Exit code 75 if something failed.
+
+    Example: cosmos-flows infra check --store s3://bucket/prefix
+    """
+    check = importlib.import_module("flows.flight_check")
+    findings = check.flight_check(store, _or_exit(lambda: launch_of(cluster)) if cluster else LaunchConfig())
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        Console(highlight=False).print(check.table(findings))
+    _or_exit(lambda: check.require(findings))
+
+
+def _with_server(module: str) -> Any:
+    """A module that asks Prefect's server. Raises :class:`ConfigError` if none is named."""
+    if not server_is_named():
+        raise ConfigError("no Prefect server is named: start one with `prefect server start` and set PREFECT_API_URL")
+    return importlib.import_module(module)
 
 
 def _note_translation(recipe: str) -> None:

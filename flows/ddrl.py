@@ -2,6 +2,7 @@
 
 from flows.session import training_flow
 
-ddrl = training_flow(
-    "ddrl", "DDRL: a policy gradient towards the reward, held near the data by the ordinary diffusion loss on it."
-)
+
+@training_flow
+def ddrl() -> None:
+    """DDRL: a policy gradient towards the reward, held near the data by the ordinary diffusion loss on it."""

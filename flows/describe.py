@@ -34,7 +34,8 @@ def describe_plan(plan: Plan, store_url: str) -> str:
     writes = "\n           ".join(costs.describe(recipe))
     lines.append(f"writes     {writes}")
     launch = recipe.launch
-    lines.append(f"launch     {launch.mode}, {launch.processes} processes, {launch.threads} threads each")
+    how = launch.mode if launch.launcher == "local" else launch.launcher
+    lines.append(f"launch     {how}, {launch.processes} processes, {launch.threads} threads each")
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """What a person sees of a run: one progress line while a stage works, one line when it is done."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -14,8 +14,10 @@ from stages.outcome import Status
 class Display:
     """Progress bars on a terminal, plain lines elsewhere."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, log: Callable[[str], None] | None = None) -> None:
+        """With ``log``, lines go there and not to the console."""
         self.console = console or Console(highlight=False, soft_wrap=True)
+        self._log = log
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(30),
@@ -58,8 +60,11 @@ class Display:
         shown = "  ".join(
             f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in numbers.items()
         )
-        self.console.print(f"{name:<28} {'stands' if skipped else f'{seconds:5.1f} s'}  {shown}", markup=False)
+        self.note(f"{name:<28} {'stands' if skipped else f'{seconds:5.1f} s'}  {shown}")
 
     def note(self, message: str) -> None:
         """Something that people should know."""
-        self.console.print(message, markup=False)
+        if self._log is None:
+            self.console.print(message, markup=False)
+        else:
+            self._log(message)

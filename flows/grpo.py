@@ -2,4 +2,7 @@
 
 from flows.session import training_flow
 
-grpo = training_flow("grpo", "FlowGRPO: a policy gradient towards the reward, held near a reference policy.")
+
+@training_flow
+def grpo() -> None:
+    """FlowGRPO: a policy gradient towards the reward, held near a reference policy."""

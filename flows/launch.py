@@ -6,13 +6,10 @@ store what stands. Prefect's task cache is off.
 
 import re
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 from prefect import get_run_logger, task
@@ -24,15 +21,16 @@ from prefect.tasks import Task, exponential_backoff
 from cosmos_rl_core import store
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import EXIT_CODES, ConfigError, CosmosRLError, StageError
+from flows import launchers
 from flows.display import Display
-from flows.processes import StageProcess, WarmServer, kill, start_cold, tree
+from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState
 from stages.artifacts import standing, why_stale
 from stages.contracts import STAGES, Request
 from stages.manifest import Manifest
 from stages.outcome import read_failures, read_status
 
 POLL_INTERVAL_S = 0.05
-TREE_INTERVAL_S = 1.0
+KILLED = -9
 LOG_TAIL = 30
 """Lines of a failed stage's log that are shown."""
 KIND_OF_EXIT = {code: kind for kind, code in EXIT_CODES.items()}
@@ -49,9 +47,14 @@ class Launcher:
     allow_numerics_change: bool = False
     on_done: Callable[[Sequence[Request], Sequence[Manifest]], None] | None = None
     """Told of every wave that stands, made now or before."""
-    _warm: WarmServer | None = None
+    check: Callable[[], None] = lambda: None
+    """Raises where the work must end although nothing of it failed."""
+    _jobs: JobLauncher = field(init=False)
     _out_of_memory: set[str] = field(default_factory=set)
     """Slots whose last try ran out of memory: the next one takes half as many samples at once."""
+
+    def __post_init__(self) -> None:
+        self._jobs = launchers.load(self.run_url, self.config)
 
     def launch(self, name: str, *requests: Request) -> list[Manifest]:
         """Run a wave side by side and return its manifests, in order.
@@ -76,11 +79,11 @@ class Launcher:
         return manifests
 
     def close(self) -> None:
-        """End the fork server, if there is one."""
-        if self._warm is not None:
-            self._warm.close()
+        """Give back what the launcher holds between stages."""
+        self._jobs.close()
 
     def _wave(self, name: str, requests: Sequence[Request]) -> Any:
+        self.check()
         missing = [request for request in requests if standing_manifest(request) is None]
         if missing:
             self._make(name, missing)
@@ -91,23 +94,22 @@ class Launcher:
         return manifests if missing else Completed(name="Skipped", data=manifests)
 
     def _make(self, name: str, requests: Sequence[Request]) -> None:
-        """Start, watch and end the processes; whatever happens here, none of them is left."""
+        """Start, watch and end the jobs; whatever happens here, none of them is left."""
         running: list[_Running] = []
         with ExitStack() as at_the_end:
             try:
-                for request in requests:
-                    directory = Path(tempfile.mkdtemp(prefix=f"cosmos-flows-{request.stage}-"))
-                    at_the_end.callback(shutil.rmtree, directory, ignore_errors=True)
-                    running.append(self._start(request, directory))
-                while any(one.returncode is None for one in running):
+                self._start([Job(request, self._flags(request)) for request in requests], running, at_the_end)
+                while any(one.state.phase != "ended" for one in running):
                     time.sleep(POLL_INTERVAL_S)
+                    self.check()
                     for one in running:
-                        one.look(self.config.stall_timeout_s)
+                        one.look(self.config)
                     self.display.progress(name, [one.status for one in running if one.status is not None])
             finally:
                 # All are ended before anything else that could fail.
-                for one in running:
-                    one.end()
+                with ExitStack() as all_of_them:
+                    for one in running:
+                        all_of_them.callback(one.end)
                 for one in running:
                     one.keep_log()
             failed = {one.request.slot: error for one in running if (error := one.failure()) is not None}
@@ -118,36 +120,36 @@ class Launcher:
             # What cannot be helped by another try comes first.
             raise min(failed.values(), key=lambda error: error.retryable)
 
-    def _start(self, request: Request, directory: Path) -> "_Running":
-        path = directory / "request.json"
-        path.write_text(request.model_dump_json(indent=1), encoding="utf-8")
-        argv, log = self._argv(request, path), directory / "log.txt"
-        if self.config.mode == "warm":
-            process = self._fork_server().start(argv, log)
-        else:
-            process = start_cold(request, argv, log, self.config)
-        return _Running(request, process, directory, log, self.display.note)
+    def _start(self, jobs: Sequence[Job], running: list["_Running"], at_the_end: ExitStack) -> None:
+        def watch(job: Job, job_id: str) -> None:
+            at_the_end.callback(self._jobs.discard, job_id)
+            running.append(_Running(job.request, job_id, self._jobs, self.display.note))
 
-    def _argv(self, request: Request, path: Path) -> list[str]:
-        """What ``stages.runner`` is given on each rank."""
-        argv = [str(path), "--threads", str(self.config.threads)]
-        argv += ["--numerics-record", store.join(self.run_url, "numerics", f"{request.stage}.json")]
+        # Before anything is submitted: an allocation ends what the flow that has it does not know.
+        left = {job.name: job_id for job in jobs if (job_id := self._jobs.reattach(job)) is not None}
+        for job in jobs:
+            if job.name in left:
+                watch(job, left[job.name])
+                self.display.note(f"{job.request.stage}: goes on as {left[job.name]}, which an earlier flow submitted")
+        for job in jobs:
+            if job.name not in left:
+                watch(job, self._jobs.submit(job))
+
+    def _flags(self, request: Request) -> tuple[str, ...]:
+        """The runner's, after the request's path."""
+        flags = ["--threads", str(self.config.threads)]
+        flags += ["--numerics-record", store.join(self.run_url, "numerics", f"{request.stage}.json")]
         # Longer than what counts as hung, so that the supervisor decides and not a rank that waits for a large write.
-        argv += ["--rank-timeout-s", str(2 * self.config.stall_timeout_s)]
+        flags += ["--rank-timeout-s", str(2 * self.config.stall_timeout_s)]
         if STAGES[request.stage].distributed and (size := self.config.shard_size_of(request.stage)) > 1:
-            argv += ["--dp-shard-size", str(size), *(["--fsdp-offload"] if self.config.fsdp_offload else [])]
+            flags += ["--dp-shard-size", str(size), *(["--fsdp-offload"] if self.config.fsdp_offload else [])]
         if (size := self.config.cp_size_of(request.stage)) > 1:
-            argv += ["--cp-size", str(size)]
-        argv += ["--compile"] if self.config.compile else []
-        argv += ["--halve"] if request.slot in self._out_of_memory else []
-        argv += [] if self.config.deterministic else ["--nondeterministic"]
-        return argv + (["--allow-numerics-change"] if self.allow_numerics_change else [])
-
-    def _fork_server(self) -> WarmServer:
-        """The one that runs, or a new one."""
-        if self._warm is None or not self._warm.alive:
-            self._warm = WarmServer(self.config)
-        return self._warm
+            flags += ["--cp-size", str(size)]
+        flags += ["--compile"] if self.config.compile else []
+        flags += ["--halve"] if request.slot in self._out_of_memory else []
+        flags += [] if self.config.deterministic else ["--nondeterministic"]
+        flags += ["--allow-numerics-change"] if self.allow_numerics_change else []
+        return tuple(flags)
 
 
 def standing_manifest(request: Request) -> Manifest | None:
@@ -161,54 +163,58 @@ def standing_manifest(request: Request) -> Manifest | None:
 @dataclass
 class _Running:
     request: Request
-    process: StageProcess
-    directory: Path
-    log: Path
+    job_id: str
+    jobs: JobLauncher
     note: Callable[[str], None]
-    returncode: int | None = None
+    state: JobState = NOT_BEGUN
     status: Any = None
-    hung: bool = False
+    stopped: str | None = None
+    """Why we ended it."""
     _notes_seen: int = 0
+    _began_s: float = field(default_factory=time.monotonic)
     _alive_s: float = field(default_factory=time.monotonic)
-    _looked_s: float = 0.0
-    _tree: list[Any] = field(default_factory=list)
 
-    def look(self, stall_timeout_s: float) -> None:
+    def look(self, config: LaunchConfig) -> None:
         """Notice the end, progress, or the lack of it."""
         now_s = time.monotonic()
+        before = self.state
         # Before the status is read, so that the last words of a process that has ended are not missed.
-        if self.returncode is None:
-            self.returncode = self.process.poll()
-        if now_s - self._looked_s > TREE_INTERVAL_S:
-            self._looked_s = now_s
-            self._tree = tree(self.process.pid) or self._tree
-        status = read_status(self.directory)
+        self.state = self.jobs.poll(self.job_id)
+        if self.state.phase == "waiting":
+            self._began_s = self._alive_s = now_s
+            if self.state.reason != before.reason:
+                self.note(f"{self.request.stage}: {self.state.reason}")
+        status = read_status(self.jobs.outcome(self.job_id))
         if status is not None and (self.status is None or status.sequence != self.status.sequence):
             self._alive_s = now_s
             for message in status.notes[self._notes_seen :]:
                 self.note(f"{self.request.stage}: {message}")
             self._notes_seen = len(status.notes)
             self.status = status
-        if self.returncode is None and now_s - self._alive_s > stall_timeout_s:
-            self.hung = True
-            self.end()
+        if self.state.phase == "ended":
+            return
+        limit_s = config.time_limit_of(self.request.stage)
+        if now_s - self._alive_s > config.stall_timeout_s:
+            self._stop("gave no sign of life")
+        elif limit_s is not None and now_s - self._began_s > limit_s:
+            self._stop(f"took longer than its {limit_s:g} s")
+
+    def _stop(self, why: str) -> None:
+        self.stopped = why
+        self.end()
+        self.state = JobState("ended", KILLED)
 
     def end(self) -> None:
-        """Leave no process."""
-        if self.returncode is None:
-            kill(tree(self.process.pid))
-            self.returncode = self.process.poll()
-            self.returncode = -9 if self.returncode is None else self.returncode
-        kill(self._tree)
+        """Leave nothing running."""
+        self.jobs.cancel(self.job_id)
 
     def keep_log(self) -> None:
         """Put the log beside the artifact. Where that fails, the stage's own words matter more."""
-        if not self.log.exists():
-            return
         name = f"logs/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}.log"
         try:
-            store.write(store.join(self.request.slot, name), self.log.read_bytes())
-        except CosmosRLError as error:
+            if (log := self.jobs.logs(self.job_id)) is not None:
+                store.write(store.join(self.request.slot, name), log)
+        except (CosmosRLError, OSError) as error:
             self.note(f"the log could not be kept: {error}")
 
     def failure(self) -> StageError | None:
@@ -217,24 +223,27 @@ class _Running:
             return None
         name = self.request.slot.rsplit("/", 2)
         where = "/".join(name[-2:])
-        failures = read_failures(self.directory)
+        failures = read_failures(self.jobs.outcome(self.job_id))
         if failures and not failures[0].collective:
             return StageError.of(failures[0].kind, f"{where} failed ({failures[0].kind}): {failures[0].message}")
-        if self.hung:
+        if self.stopped is not None:
             return StageError.of(
-                "hung", f"{where} gave no sign of life and was ended; its log is under {self.request.slot}/logs"
+                "hung", f"{where} {self.stopped} and was ended; its log is under {self.request.slot}/logs"
             )
-        kind = "killed" if self._killed() else KIND_OF_EXIT.get(self.returncode or 0, "crash")
-        return StageError.of(kind, f"{where} ended ({kind}, exit code {self.returncode}):\n{self._tail()}")
+        log = (self.jobs.logs(self.job_id) or b"(no log)").decode(errors="replace").splitlines()
+        code = self.state.exit_code
+        kind = self.state.kind or _kind_of(self.state, log)
+        how = self.state.reason or f"exit code {code}"
+        return StageError.of(kind, f"{where} ended ({kind}, {how}):\n" + "\n".join(log[-LOG_TAIL:]))
 
-    def _killed(self) -> bool:
-        # torchrun exits with 1 whatever happened to a worker; only its report says how the worker ended.
-        return self.returncode == -9 or bool(re.search(r"exitcode\s*:\s*-9\b", self._tail(200)))
 
-    def _tail(self, lines: int = LOG_TAIL) -> str:
-        if not self.log.exists():
-            return "(no log)"
-        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+def _kind_of(state: JobState, log: Sequence[str]) -> str:
+    report = "\n".join(log[-200:])
+    # torchrun exits with 1 whatever happened to a worker; only its report says how the worker ended.
+    if state.killed or re.search(r"exitcode\s*:\s*-9\b", report):
+        # As Slurm says it.
+        return "out_of_memory" if re.search(r"oom[-_]kill|Out Of Memory", report) else "killed"
+    return KIND_OF_EXIT.get(state.exit_code or 0, "crash")
 
 
 def _worth_retrying(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:

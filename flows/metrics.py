@@ -46,8 +46,8 @@ import pandas as pd
 
 from cosmos_rl_core import plugins, store
 from stages import contracts
-from stages.artifacts import read_entry
 from stages.contracts import Request
+from stages.files import read_entry
 from stages.manifest import Manifest
 from stages.report import ADVANTAGES, METRICS
 from stages.reward import SCORES

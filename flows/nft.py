@@ -2,7 +2,7 @@
 
 from flows.session import training_flow
 
-nft = training_flow(
-    "nft",
-    "DiffusionNFT: rollout, reward, update, again and again; a model learns from its own samples, good and bad.",
-)
+
+@training_flow
+def nft() -> None:
+    """DiffusionNFT: rollout, reward, update, again and again; a model learns from its own samples, good and bad."""

@@ -14,9 +14,9 @@ from cosmos_rl_core.config.train import AnyDataset, DatasetOptions
 from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.sampling.solvers import check_settings
-from flows import costs
+from flows import costs, launchers
 from flows.solver import with_solver
-from stages.contracts import FORMAT, STAGES, ModelRef
+from stages.contracts import FORMAT, ModelRef
 
 DEFAULT_STORE = "outputs"
 
@@ -69,11 +69,13 @@ def plan_of(settings: Settings) -> Plan:
     """The plan that these settings ask for; nothing is written. Raises :class:`ConfigError` with every mistake."""
     overrides = [*settings.overrides, *([f"train.num_iterations={settings.iterations}"] if settings.iterations else [])]
     values = read_values(settings.recipe, overrides, settings.cluster)
+    mistakes: list[str] = []
+    _collect(mistakes, lambda: store.check_readable(settings.store))
     try:
         recipe = check(values, settings.recipe)
     except ConfigError as error:
-        raise ConfigError("\n".join([str(error), *(f"  {mistake}" for mistake in _beyond(values))])) from error
-    return make_plan(recipe, settings.run_id, settings.recipe)
+        raise ConfigError("\n  ".join([str(error), *mistakes, *_beyond(values)])) from error
+    return make_plan(recipe, settings.run_id, settings.recipe, tuple(mistakes))
 
 
 def _beyond(values: dict[str, Any]) -> list[str]:
@@ -109,9 +111,9 @@ def _valid(kind: Any, value: Any) -> Any:
         return None
 
 
-def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
-    """Resolve and check everything that plan time can know. Raises one :class:`ConfigError` with every mistake."""
-    mistakes = _misplaced(recipe)
+def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str, ...] = ()) -> Plan:
+    """Resolve and check all that plan time can know. Raises one :class:`ConfigError` with every mistake, old or new."""
+    mistakes = [*known, *launchers.misplaced(recipe.launch)]
     recipe = _collect(mistakes, lambda: with_solver(recipe)) or recipe
     model = _collect(mistakes, lambda: _model(recipe))
     prompts = _collect(mistakes, lambda: _prompts(recipe.train.train_policy.dataset)) or ()
@@ -165,18 +167,6 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str) -> Plan:
     return plan.model_copy(update={"run_id": name})
 
 
-def _misplaced(recipe: Recipe) -> list[str]:
-    """Settings of how processes are launched that name no distributed stage."""
-    known = sorted(name for name, stage in STAGES.items() if stage.distributed)
-    launch = {"stage_processes": recipe.launch.stage_processes, "stage_gpus": recipe.launch.stage_gpus}
-    return [
-        f"launch.{field}.{name}: no distributed stage of that name; known: {', '.join(known)}"
-        for field, stages in launch.items()
-        for name in stages
-        if name not in known
-    ]
-
-
 def run_url(store_url: str, run_id: str) -> str:
     """Where a run's artifacts go."""
     return store.join(store.absolute(store_url), "runs", run_id)
@@ -190,6 +180,7 @@ def freeze(plan: Plan, store_url: str) -> Plan:
     """
     root = run_url(store_url, plan.run_id)
     url = store.join(root, "plan.json")
+    store.check_writable(root)
     if store.read_if_exists(url) is None:
         plan = plan.model_copy(update={"races_decided": store.decides_races(root)})
         store.put_if_absent(url, canonical_json(plan.model_dump(mode="json")))

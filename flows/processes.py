@@ -1,4 +1,4 @@
-"""Start stage processes, cold or warm, and end whole process trees."""
+"""Start stage processes on this machine, cold or warm."""
 
 import json
 import os
@@ -16,11 +16,10 @@ import psutil
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import StageError
+from cosmos_rl_core.process_trees import kill_tree
 from cosmos_rl_core.processes import PARENT
 from stages.contracts import STAGES, Request
 
-GRACE_S = 10.0
-"""Wait for killed processes to be gone."""
 REPLY_TIMEOUT_S = 120.0
 """For the fork server's imports, on a slow disk; every later reply comes at once."""
 
@@ -37,17 +36,10 @@ class StageProcess(Protocol):
 
 def start_cold(request: Request, argv: Sequence[str], log: Path, launch: LaunchConfig) -> StageProcess:
     """A new interpreter, under ``torch.distributed.run`` if the stage is distributed."""
-    stage = STAGES[request.stage]
-    command = [sys.executable, "-m", "cosmos_rl_core.processes", sys.executable, "-m"]
-    if stage.distributed:
-        # Not --standalone: it resolves the host's name and listens on every interface.
-        # No restarts: a retry is a new attempt.
-        ranks = str(launch.processes_of(request.stage))
-        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-        command += ["torch.distributed.run", *rendezvous, "--nproc-per-node", ranks, "--max-restarts", "0", "-m"]
+    python = launch.python or sys.executable
     with log.open("ab") as file:
         return subprocess.Popen(
-            [*command, "stages.runner", *argv],
+            [python, "-m", "cosmos_rl_core.processes", *stage_command(request.stage, argv, python, launch)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
@@ -55,10 +47,35 @@ def start_cold(request: Request, argv: Sequence[str], log: Path, launch: LaunchC
         )
 
 
+def stage_command(
+    stage: str, argv: Sequence[str], python: str, launch: LaunchConfig, rendezvous: tuple[str, str] | None = None
+) -> list[str]:
+    """What makes a stage, on each of its nodes; ``rendezvous`` is the endpoint and the id that several of them need."""
+    if not STAGES[stage].distributed:
+        return [python, "-m", "stages.runner", *argv]
+    nodes = launch.nodes_of(stage)
+    if nodes == 1:
+        # Not --standalone: it resolves the host's name and listens on every interface.
+        meeting = ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    else:
+        assert rendezvous is not None
+        endpoint, name = rendezvous
+        meeting = ["--nnodes", str(nodes), "--rdzv-endpoint", endpoint, "--rdzv-id", name]
+    ranks = str(launch.processes_of(stage) // nodes)
+    # No restarts: a retry is a new attempt.
+    torchrun = ["torch.distributed.run", "--rdzv-backend", "c10d", *meeting, "--nproc-per-node", ranks]
+    return [python, "-m", *torchrun, "--max-restarts", "0", "-m", "stages.runner", *argv]
+
+
+def stage_environment(launch: LaunchConfig) -> dict[str, str]:
+    """The variables of every stage process, wherever it is."""
+    return {"OMP_NUM_THREADS": str(launch.threads), "PYTHONUNBUFFERED": "1"} | launch.environment
+
+
 def _environment(gpus: tuple[int, ...], launch: LaunchConfig) -> dict[str, str]:
     """Of a stage process; all ranks are on this machine."""
     environment = {"GLOO_SOCKET_IFNAME": "lo"} | os.environ
-    environment |= {"OMP_NUM_THREADS": str(launch.threads), "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
+    environment |= stage_environment(launch) | {PARENT: str(os.getpid())}
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     return environment
@@ -153,30 +170,3 @@ def _is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def tree(pid: int) -> list[psutil.Process]:
-    """A process and everything it started.
-
-    Torchrun's workers live in sessions of their own, so process groups do not reach them.
-    """
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def kill(processes: Sequence[psutil.Process]) -> None:
-    """Kill these and wait until they are gone, so that their memory is free for the next attempt."""
-    for process in processes:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(processes, timeout=GRACE_S)
-
-
-def kill_tree(pid: int) -> None:
-    """Kill a process and everything it started."""
-    kill(tree(pid))

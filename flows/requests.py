@@ -8,6 +8,7 @@ from cosmos_rl_core.algorithms._base import Algorithm
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig
 from cosmos_rl_core.config.train import DatasetOptions, RewardedOptions, SupervisedOptions
 from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.lease import Lease
 from cosmos_rl_core.schedules import ema_decay, lr_factor
 from flows.plan import Plan, data_of, run_url
 from stages import contracts
@@ -79,6 +80,10 @@ class Run:
     def slot(self, *names: str) -> str:
         """URL of a slot of this run."""
         return store.join(self.url, *names)
+
+    def lease(self) -> Lease:
+        """What only one process at a time has that makes or deletes artifacts of this run."""
+        return Lease(self.slot("lease"))
 
     def iteration(self, k: int, stage: str) -> str:
         """URL of a stage's slot in iteration k."""

@@ -1,12 +1,11 @@
 """Make one stage of a run again."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 
 from cosmos_rl_core import store
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from flows.requests import Run
-from flows.steps import Step, open_run, steps
+from flows.steps import Step, find, open_run, steps
 from stages.artifacts import current_generation, has_begun, invalidate, is_committed, read_manifest
 from stages.contracts import Input
 from stages.manifest import Manifest
@@ -23,7 +22,7 @@ def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None)
     """
     run = open_run(store_url, run_id)
     every = steps(run)
-    step = _named(every, run_id, stage, iteration)
+    step = find(every, run_id, stage, iteration)
     generation = current_generation(step.slot)
     if not has_begun(step.slot, generation):
         raise ConfigError(f"{step.name} of {run_id} has no artifact and no unfinished one; just run it")
@@ -34,26 +33,6 @@ def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None)
     invalidate(step.slot, generation, "asked for by `cosmos-flows rerun`")
     ended = "invalidated" if committed else "nothing will be adopted from the unfinished"
     return [*lines, f"{ended} generation {generation} of {step.slot}; run the recipe again to make it"]
-
-
-def _named(every: Sequence[Step], run_id: str, stage: str, iteration: int | None) -> Step:
-    """The step that the options name. Raises :class:`ConfigError` if there is none."""
-    known = list(dict.fromkeys(step.stage for step in every))
-    if stage not in known:
-        close = difflib.get_close_matches(stage, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"unknown stage {stage!r}; known: {', '.join(known)}{hint}")
-    found = {step.k: step for step in every if step.stage == stage}
-    if iteration in found:
-        return found[iteration]
-    if None in found:
-        raise ConfigError(f"a run has one {stage}; leave --iteration out")
-    ks = list(found)
-    counted = "policy version" if found[ks[0]].group.startswith("policy-") else "iteration"
-    if iteration is None:
-        raise ConfigError(f"{stage} needs --iteration: which {counted}, from 0")
-    shown = f"0 to {ks[-1]}" if ks == list(range(len(ks))) else ", ".join(map(str, ks))
-    raise ConfigError(f"{run_id} has no {stage} of {counted} {iteration}; known: {shown}")
 
 
 def _cost(name: str, below: Sequence[tuple[str, float | None]]) -> list[str]:

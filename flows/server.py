@@ -35,7 +35,7 @@ def prefect_server() -> Iterator[None]:
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    if "PREFECT_API_URL" in os.environ or _profile_has_server():
+    if server_is_named():
         yield
         return
     with socket.socket() as free:
@@ -62,8 +62,10 @@ def prefect_server() -> Iterator[None]:
         server.wait()
 
 
-def _profile_has_server() -> bool:
-    """Whether Prefect's active profile, as `prefect config set` writes it, names a server."""
+def server_is_named() -> bool:
+    """Whether the environment or Prefect's active profile, as `prefect config set` writes it, names a server."""
+    if "PREFECT_API_URL" in os.environ:
+        return True
     home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
     path = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml"))
     if not path.is_file():

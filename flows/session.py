@@ -1,9 +1,13 @@
 """What every flow does around the loop: plan, freeze, run, say how it went."""
 
 import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
 
-from prefect import Flow, flow
-from prefect.runtime import flow_run
+from prefect import Flow, flow, get_run_logger
+from prefect.runtime import deployment, flow_run
+from pydantic import Field
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError
@@ -16,40 +20,57 @@ from flows.requests import Run
 from flows.tracking import Tracker
 from stages.manifest import Manifest
 
-
-def run_name() -> str:
-    """The flow run's name in the UI: its run id, or its recipe's name."""
-    parameters = flow_run.get_parameters()
-    return str(parameters.get("run_id") or parameters["recipe"])
+RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)]
+Override = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+=", description="section.key=value")]
 
 
-def training_flow(algorithm: str, description: str) -> Flow[..., None]:
-    """The Prefect flow of one algorithm; all of them take the same parameters."""
+def default_run_id(algorithm: str, recipe: str) -> str:
+    """The name of a run that was given none: of this flow run, so that its retries go on with the same run."""
+    return f"{algorithm}-{deployment.get_name() or Path(recipe).stem}-{str(flow_run.get_id())[-8:]}"
 
-    @flow(name=algorithm, description=description, flow_run_name=run_name)
+
+def display() -> Display:
+    """On a worker, people read the flow run's log in the UI; elsewhere the console."""
+    return Display(log=get_run_logger().info if deployment.get_id() else None)
+
+
+def training_flow(named: Callable[[], None]) -> Flow[..., None]:
+    """Make the Prefect flow of an algorithm from a function of its name and description; all take the same parameters.
+
+    A function, because Prefect looks for a ``def`` of the flow's name in its file.
+    """
+    algorithm = named.__name__
+
+    def run_name() -> str:
+        """The flow run's name in the UI."""
+        parameters = flow_run.get_parameters()
+        return str(parameters.get("run_id") or default_run_id(algorithm, str(parameters["recipe"])))
+
+    @flow(name=algorithm, description=named.__doc__, flow_run_name=run_name)
     def run(
         recipe: str,
         store: str = DEFAULT_STORE,
-        run_id: str | None = None,
-        iterations: int | None = None,
-        overrides: list[str] | None = None,
+        run_id: RunId | None = None,
+        iterations: Annotated[int, Field(ge=1, le=1_000_000)] | None = None,
+        overrides: list[Override] | None = None,
         cluster: str | None = None,
         allow_numerics_change: bool = False,
     ) -> None:
         """Take a recipe to its end, or go on with it.
 
         Args:
-            recipe: Path of the TOML recipe.
+            recipe: Path of the TOML recipe. It names the model.
             store: Directory or URL (s3://bucket/prefix) of all runs.
-            run_id: Name of the run; the same name goes on with the same run. Default: from the recipe and its contents.
+            run_id: Name of the run; the same name goes on with the same run. Default: made of this flow run's id, so
+                that its retries go on with it.
             iterations: How far to go, instead of the recipe's number.
-            overrides: Settings of the recipe to change, as section.key=value.
+            overrides: Settings of the recipe to change, one a line, as section.key=value.
             cluster: Path of a TOML file that says how processes are launched, e.g. deployments/clusters/local.toml.
             allow_numerics_change: Go on under other versions, threads or devices than the run began with.
         """
+        name = run_id or default_run_id(algorithm, recipe)
         train(
-            Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster, allow_numerics_change),
-            algorithm,
+            Settings(recipe, store, name, iterations, tuple(overrides or ()), cluster, allow_numerics_change), algorithm
         )
 
     return run
@@ -65,18 +86,20 @@ def train(settings: Settings, algorithm: str) -> None:
     _check_services(plan)
     plan = freeze(plan, settings.store)
     run = Run(plan, settings.store)
-    with Display() as display:
-        display.note(f"run {plan.run_id}: {run.url}")
+    with run.lease() as lease, display() as shown:
+        shown.note(f"run {plan.run_id}: {run.url}")
         if not plan.races_decided:
-            display.note("this store lets a second writer replace the first: have one process write this run at a time")
-        with Tracker(run, display.note) as tracker:
-            launcher = Launcher(run.url, plan.recipe.launch, display, settings.allow_numerics_change, tracker.done)
+            shown.note("this store lets a second writer replace the first: have one process write this run at a time")
+        with Tracker(run, shown.note) as tracker:
+            launcher = Launcher(
+                run.url, plan.recipe.launch, shown, settings.allow_numerics_change, tracker.done, lease.check
+            )
             try:
                 result = post_train(run, launcher)
             finally:
                 launcher.close()
         for line in closing_lines(run, settings, result):
-            display.note(line)
+            shown.note(line)
 
 
 def _check_services(plan: Plan) -> None:

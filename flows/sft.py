@@ -2,4 +2,7 @@
 
 from flows.session import training_flow
 
-sft = training_flow("sft", "Supervised fine-tuning: ranges of flow-matching steps on a media set.")
+
+@training_flow
+def sft() -> None:
+    """Supervised fine-tuning: ranges of flow-matching steps on a media set."""

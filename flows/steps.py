@@ -1,10 +1,12 @@
 """A run as a list: every stage that :func:`flows.post_train.post_train` goes through, in its order."""
 
+import difflib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from cosmos_rl_core.errors import ConfigError
 from flows.plan import read_plan
 from flows.requests import Run
 from stages.artifacts import has_begun
@@ -58,6 +60,26 @@ def steps(run: Run) -> list[Step]:
             found += _evaluation(run, k + 1)
     scored = [k for k in range(count + 1) if run.is_due(k) and run.evaluates]
     return [*found, Step("report", run.slot("report"), partial(run.report, count, scored))]
+
+
+def find(every: Sequence[Step], run_id: str, stage: str, iteration: int | None) -> Step:
+    """The step of that name, and iteration or policy version. Raises :class:`ConfigError` if there is none."""
+    known = list(dict.fromkeys(step.stage for step in every))
+    if stage not in known:
+        close = difflib.get_close_matches(stage, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"unknown stage {stage!r}; known: {', '.join(known)}{hint}")
+    found = {step.k: step for step in every if step.stage == stage}
+    if iteration in found:
+        return found[iteration]
+    if None in found:
+        raise ConfigError(f"a run has one {stage}; leave --iteration out")
+    ks = list(found)
+    counted = "policy version" if found[ks[0]].group.startswith("policy-") else "iteration"
+    if iteration is None:
+        raise ConfigError(f"{stage} needs --iteration: which {counted}, from 0")
+    shown = f"0 to {ks[-1]}" if ks == list(range(len(ks))) else ", ".join(map(str, ks))
+    raise ConfigError(f"{run_id} has no {stage} of {counted} {iteration}; known: {shown}")
 
 
 def _iteration(run: Run, k: int) -> list[Step]:

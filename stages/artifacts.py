@@ -17,6 +17,7 @@ from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json, digest, sha256
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from stages.contracts import FORMAT, Input, Request
+from stages.files import read_entry, read_stored
 from stages.manifest import FileEntry, Manifest, Reference, content_of
 
 Log = Callable[[str], None]
@@ -94,9 +95,8 @@ def why_stale(manifest: Manifest, request: Request) -> str | None:
     """
     if (reason := manifest.why_not(request)) is not None:
         return reason
-    for name, entry in manifest.files.items():
-        url = store.join(manifest.slot, entry.path)
-        found = store.size(url)
+    urls = [store.join(manifest.slot, entry.path) for entry in manifest.files.values()]
+    for (name, entry), url, found in zip(manifest.files.items(), urls, store.sizes(urls), strict=True):
         if found is None and name.partition("/")[0] in _dropped(manifest):
             continue
         if found is None:
@@ -206,25 +206,11 @@ class Artifact:
 
     def copy_to(self, directory: Path) -> list[str]:
         """Copy every file, its bytes checked, into a local directory; returns their names."""
-        for name in self.names():
+        for name, data in store.ahead(self.names(), self.read):
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self.read(name))
+            path.write_bytes(data)
         return self.names()
-
-
-def read_entry(slot: str, entry: FileEntry) -> bytes:
-    """The bytes of one listed file; raises :class:`ArtifactError` unless they are exactly those listed."""
-    url = store.join(slot, entry.path)
-    data = store.read_if_exists(url)
-    if data is None:
-        raise ArtifactError(f"{url} is missing; its manifest lists it")
-    if sha256(data) != entry.sha256:
-        raise ArtifactError(
-            f"{url} is not what was committed: sha256 {sha256(data)}, expected {entry.sha256}; "
-            "restore it, or remove it to have it made again"
-        )
-    return data
 
 
 class Attempt:
@@ -342,10 +328,10 @@ class Attempt:
             entries = {name: FileEntry.model_validate(entry) for name, entry in json.loads(data)["files"].items()}
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"{marker} is not a shard marker: {error}") from error
-        if any(store.size(self.url(entry.path)) is None for entry in entries.values()):
+        if None in store.sizes([self.url(entry.path) for entry in entries.values()]):
             return False
         for entry in entries.values():
-            read_entry(self.request.slot, entry)
+            read_stored(self.request.slot, entry)
         self.adopted += 1
         self.files |= entries
         return True

@@ -23,7 +23,7 @@ from stages import embed, encode
 from stages.artifacts import Artifact
 from stages.contracts import Request
 from stages.given import NUM_GIVEN, num_given
-from stages.samples import read_shard, shard_names
+from stages.samples import read_shards
 from stages.trainer import MicroBatch
 
 Draw = Callable[[list[str], int, int, float], MicroBatch]
@@ -52,12 +52,10 @@ class Stored:
         tensors: dict[str, dict[str, Tensor]] = {}
         about: dict[str, dict[str, Any]] = {}
         for source in request.inputs["rollouts"]:
-            artifact = Artifact(source)
-            for name in shard_names(artifact):
-                for stored in read_shard(artifact, name):
-                    if stored.sample_id in prompt_ids and stored.latents is not None:
-                        tensors[stored.sample_id] = load_tensors(stored.latents)
-                        about[stored.sample_id] = stored.about
+            for stored in read_shards(Artifact(source)):
+                if stored.sample_id in prompt_ids and stored.latents is not None:
+                    tensors[stored.sample_id] = load_tensors(stored.latents)
+                    about[stored.sample_id] = stored.about
         if missing := sorted(prompt_ids.keys() - tensors.keys()):
             raise ArtifactError(f"the rollouts hold no tensors of {len(missing)} samples, e.g. {missing[0]}")
         conditioning = embed.Embeddings(request.one("embeddings"), [*sorted(set(prompt_ids.values())), embed.NEGATIVE])

@@ -2,10 +2,10 @@
 
 from collections import OrderedDict
 
-from cosmos_rl_core import shards, store
-from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core import shards
 from cosmos_rl_core.errors import ArtifactError
 from stages.artifacts import Artifact
+from stages.files import read_member
 
 KEPT_BYTES = 2**28
 """Members that were read last are kept, up to this many bytes of them."""
@@ -44,17 +44,7 @@ class Members:
             member = self._member(shard, name)
             return whole[member.start : member.end]
         member = self._member(shard, name)
-        url = store.join(self.artifact.url, self.artifact.manifest.files[shard].path)
-        try:
-            data = store.read(url, member.start, member.end)
-        except FileNotFoundError as error:
-            raise ArtifactError(f"{url} is missing; it was there when this process read it first") from error
-        if sha256(data) != member.sha256:
-            raise ArtifactError(
-                f"{name} in {url} is not what was committed: sha256 {sha256(data)}, expected {member.sha256}; "
-                "the file has changed since this process read it first; restore it, or remove it to have it made again"
-            )
-        return data
+        return read_member(self.artifact.url, self.artifact.manifest.files[shard], name, member)
 
     def _member(self, shard: str, name: str) -> shards.Member:
         table = self._tables[shard]

@@ -1,4 +1,4 @@
-"""Where tests compute, and stores to test on: a local directory, and S3 from a moto server in a process of its own."""
+"""Where tests compute, and stores to test on: a directory, and S3 from servers in own processes: moto, SeaweedFS."""
 
 import os
 import secrets
@@ -17,6 +17,7 @@ import torch
 
 from tests import other_device
 from tests.benchmarks import record
+from tests.seaweed import SeaweedFS
 
 BUCKET = "tests"
 STARTUP_TIMEOUT_S = 60
@@ -99,6 +100,26 @@ def s3_url() -> Iterator[str]:
         finally:
             os.kill(server.pid, signal.SIGKILL)
             server.wait()
+
+
+@pytest.fixture(scope="session")
+def seaweed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
+    """A real S3 server."""
+    server = SeaweedFS(tmp_path_factory.mktemp("seaweed"))
+    try:
+        server.start()
+        server.make_bucket()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def seaweed(seaweed_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> SeaweedFS:
+    """The server, which all s3:// URLs are at: cosmos-rl's variables come before AWS's, which lead to moto."""
+    for name, value in seaweed_server.variables.items():
+        monkeypatch.setenv(name, value)
+    return seaweed_server
 
 
 @pytest.fixture(params=["local", "s3"])

@@ -38,16 +38,20 @@ UNPICKLES = ("cosmos_rl_core/native_weights.py", "tests/core/test_native_weights
 
 READS_ENVIRONMENT = (
     "flows/",
+    "cosmos_rl_core/cache.py",
     "cosmos_rl_core/distributed.py",
     "cosmos_rl_core/processes.py",
     "cosmos_rl_core/reward_client.py",
+    "cosmos_rl_core/s3.py",
     "stages/torch_runtime.py",
     "stages/runner.py",
+    "stages/allocation.py",
 )
 TORCH_FREE = (
     "stages.contracts",
     "stages.artifacts",
     "stages.runner",
+    "stages.allocation",
     "stages.samples",
     "cosmos_rl_core.pipelines",
     "cosmos_rl_core.sequence_shares",

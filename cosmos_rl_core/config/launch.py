@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.clusters import KubernetesConfig, SlurmConfig
 
 ON_POLICY = ("rollout", "update", "finetune", "validate")
 """Stages that run our own transformer on latents, whose tokens processes can share."""
@@ -16,6 +17,17 @@ ON_POLICY = ("rollout", "update", "finetune", "validate")
 class LaunchConfig(Section):
     """Where the processes of a run live; a recipe may hold one, a file in ``deployments/clusters`` replaces it."""
 
+    launcher: Literal["local", "slurm", "kubernetes"] = "local"
+    """Who starts the processes: this machine, Slurm (``[launch.slurm]``) or Kubernetes (``[launch.kubernetes]``)."""
+    slurm: SlurmConfig = SlurmConfig()
+    """What Slurm is asked for."""
+    kubernetes: KubernetesConfig | None = None
+    """What Kubernetes is asked for."""
+    python: str | None = Field(default=None, min_length=1)
+    """Interpreter of the stages, where they run. None: the flow's own, in a container ``python``."""
+    environment: dict[str, str] = {}
+    """More environment variables of every stage; Slurm adds those of the flow itself. Not for secrets: the run's plan
+    shows them."""
     mode: Literal["cold", "warm"] = "cold"
     """``cold`` starts every stage anew, under torchrun if it is distributed. ``warm`` forks them from one process that
     has imported everything: 0.1 s instead of 5 s a stage, for one process on a CPU."""
@@ -35,7 +47,8 @@ class LaunchConfig(Section):
     """Compile the transformer's blocks (torch.compile): a minute at the start of each stage, then faster forwards."""
     stage_gpus: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = {}
     """GPUs of single stages, e.g. ``{update = [0, 1], rollout = [2, 3]}``; stages that run side by side need sets of
-    their own. Absent means all there are."""
+    their own. Absent means all there are. With Slurm and Kubernetes only their number counts: each set is an allocation
+    of its own."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each process."""
     deterministic: bool = True
@@ -46,6 +59,10 @@ class LaunchConfig(Section):
     """Wait before the second try; doubles each time, with jitter."""
     stall_timeout_s: float = Field(default=1800.0, gt=0)
     """A stage without a sign of life for this long is ended and counts as hung."""
+    time_limit_s: float | None = Field(default=None, gt=0)
+    """A stage that has run for this long is ended and counts as hung. None: no limit."""
+    stage_time_limits_s: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """Limits of single stages where they differ, e.g. ``{rollout = 7200}``."""
 
     @model_validator(mode="after")
     def _stages_have_room(self) -> "LaunchConfig":
@@ -68,6 +85,39 @@ class LaunchConfig(Section):
                     f"{self.processes_of(stage)} processes"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _launcher_has_its_settings(self) -> "LaunchConfig":
+        if self.launcher == "local":
+            return self
+        if self.mode == "warm":
+            raise ValueError(f"mode = 'warm' forks on this machine; launcher = {self.launcher!r} needs mode = 'cold'")
+        if self.launcher == "kubernetes" and self.kubernetes is None:
+            raise ValueError("launcher = 'kubernetes' needs a table [launch.kubernetes] with an image")
+        stages = {*self.allocations.stages, *self.stage_processes}
+        for stage, nodes in {
+            "every stage": self.allocations.nodes,
+            **{stage: self.nodes_of(stage) for stage in stages},
+        }.items():
+            if self.processes_of(stage) % nodes:
+                raise ValueError(f"{self.processes_of(stage)} processes of {stage} cannot be spread over {nodes} nodes")
+        return self
+
+    @property
+    def allocations(self) -> SlurmConfig | KubernetesConfig:
+        """The settings of the scheduler; only of a launcher that has one."""
+        if self.launcher == "kubernetes":
+            assert self.kubernetes is not None
+            return self.kubernetes
+        return self.slurm
+
+    def nodes_of(self, stage: str) -> int:
+        """Machines of one distributed stage."""
+        return 1 if self.launcher == "local" else self.allocations.resources_of(stage).nodes
+
+    def time_limit_of(self, stage: str) -> float | None:
+        """Seconds that one stage may take."""
+        return self.stage_time_limits_s.get(stage, self.time_limit_s)
 
     def shard_size_of(self, stage: str) -> int:
         """Ranks of one stage that share one copy of the weights."""

@@ -181,13 +181,25 @@ def read_values(path: str, overrides: list[str] | None = None, cluster: str | No
     """
     values = translated(read_toml(path, "configs/tiny/nft.toml"), path)
     if cluster is not None:
-        profile = read_toml(cluster, "deployments/clusters/local.toml")
-        if profile.keys() != {"launch"}:
-            raise ConfigError(f"{cluster} must have the table [launch] and nothing else, found {sorted(profile)}")
-        values |= profile
+        values |= _profile(cluster)
     for override in overrides or []:
         _apply(values, override)
     return values
+
+
+def launch_of(cluster: str) -> LaunchConfig:
+    """What a cluster's TOML file says. Raises :class:`ConfigError` if it is not there or not valid."""
+    try:
+        return LaunchConfig.model_validate_json(json.dumps(_profile(cluster)["launch"]), strict=True)
+    except ValidationError as error:
+        raise ConfigError("\n".join([f"{cluster}:", *describe(error, LaunchConfig)])) from error
+
+
+def _profile(cluster: str) -> dict[str, Any]:
+    profile = read_toml(cluster, "deployments/clusters/local.toml")
+    if profile.keys() != {"launch"}:
+        raise ConfigError(f"{cluster} must have the table [launch] and nothing else, found {sorted(profile)}")
+    return profile
 
 
 def read_toml(path: str, example: str) -> dict[str, Any]:

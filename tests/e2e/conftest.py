@@ -21,10 +21,10 @@ TWO_RANKS = (*COLD, "--set", "launch.processes=2")
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep these tests on one worker: another would make the reference runs once more."""
+    """Keep these tests on one worker: another would make the reference runs once more; deployments have their own."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("e2e"))
+            item.add_marker(pytest.mark.xdist_group("deployments" if item.path.stem == "test_deployments" else "e2e"))
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +40,8 @@ def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_UI_ENABLED": "false",
         "DO_NOT_TRACK": "1",
+        # Schedules become flow runs at once, not within a minute.
+        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
     }
     with (folder / "server.txt").open("wb") as log:
         server = subprocess.Popen(

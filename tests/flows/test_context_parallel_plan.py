@@ -68,7 +68,7 @@ def test_ranks_of_stages_that_run_our_own_transformer_are_told(wan, tmp_path):
     launcher = Launcher(str(tmp_path), plan.recipe.launch, Display())
     policy = run.policy()
     told = {
-        stage: launcher._argv(policy.model_copy(update={"stage": stage}), Path("request.json"))
+        stage: launcher._flags(policy.model_copy(update={"stage": stage}))
         for stage, config in contracts.STAGES.items()
         if config.torch
     }
@@ -76,7 +76,7 @@ def test_ranks_of_stages_that_run_our_own_transformer_are_told(wan, tmp_path):
     assert set(ON_POLICY) == {stage for stage in told if issubclass(contracts.STAGES[stage], contracts.OnPolicy)}
     update = " ".join(told["update"])
     assert "--dp-shard-size 2 --cp-size 2 --compile" in update
-    alone = Launcher(str(tmp_path), LaunchConfig(), Display())._argv(policy, Path("request.json"))
+    alone = Launcher(str(tmp_path), LaunchConfig(), Display())._flags(policy)
     assert {"--cp-size", "--dp-shard-size", "--compile"}.isdisjoint(alone)
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import StageError
+from cosmos_rl_core.process_trees import GRACE_S
 from flows.display import Display
 from flows.launch import Launcher
-from flows.processes import GRACE_S
 from stages.artifacts import Artifact, input_of
 from stages.contracts import Embed, ModelRef, Report, Request
 

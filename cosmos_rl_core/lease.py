@@ -1,0 +1,133 @@
+"""One writer at a time, by a lease in the store: a counter that its holder advances. No two clocks are compared.
+
+``<url>/<n>.json`` says who took it, for the n-th time, and decides races because it is written only if absent. The
+holder keeps rewriting ``<n>.count``; ``<n>.released`` ends it. Whoever wants a lease that is held watches the counter
+by its own clock. A lease saves work and keeps people from surprises; that artifacts are whole never depends on it.
+"""
+
+import itertools
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from cosmos_rl_core import store
+from cosmos_rl_core.canonical import canonical_json
+from cosmos_rl_core.errors import LeaseError, UnavailableError
+
+BEAT_S = 2.0
+"""How often a holder advances its counter."""
+PATIENCE_S = 20.0
+"""How long a counter may stand still before its holder counts as gone."""
+
+
+class Lease:
+    """Held between ``with`` and its end.
+
+    Entering raises :class:`LeaseError` while another holder's counter advances. A holder that is known to be dead,
+    because it was a process of this machine, is not waited for.
+    """
+
+    def __init__(self, url: str, beat_s: float = BEAT_S, patience_s: float = PATIENCE_S) -> None:
+        self._url, self._beat_s, self._patience_s = url, beat_s, patience_s
+        self._number = 0
+        self._left = threading.Event()
+        self._successor: dict[str, Any] | None = None
+        self._beats = threading.Thread(target=self._keep, name="lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        newest = next(n for n in itertools.count() if store.size(self._path(n + 1, "json")) is None)
+        if newest:
+            self._outlast(newest)
+        self._number = newest + 1
+        if not store.put_if_absent(self._path(self._number, "json"), canonical_json(_this_process())):
+            raise self._held_by(_read(self._path(self._number, "json")))
+        self._beats.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.set()
+        self._beats.join()
+        # Without this word the next one waits until the counter has stood still for long enough.
+        with suppress(UnavailableError):
+            store.write(self._path(self._number, "released"), b"")
+
+    def check(self) -> None:
+        """Raise :class:`LeaseError` if another has taken it over."""
+        if self._successor is not None:
+            raise self._held_by(self._successor)
+
+    def _outlast(self, number: int) -> None:
+        """Return when the holder is gone; raise :class:`LeaseError` at the first sign that it is not."""
+        holder = _read(self._path(number, "json"))
+        began_s, count = time.monotonic(), store.read_if_exists(self._path(number, "count"))
+        while store.size(self._path(number, "released")) is None and not _is_dead(holder):
+            if store.read_if_exists(self._path(number, "count")) != count:
+                raise self._held_by(holder)
+            if time.monotonic() - began_s > self._patience_s:
+                return
+            time.sleep(min(self._beat_s, self._patience_s) / 4)
+
+    def _keep(self) -> None:
+        for count in itertools.count(1):
+            try:
+                store.write(self._path(self._number, "count"), str(count).encode())
+                if (successor := store.read_if_exists(self._path(self._number + 1, "json"))) is not None:
+                    self._successor = json.loads(successor)
+                    return
+            except UnavailableError:
+                # Whoever can reach the store may take the lease; the next beat that reaches it tells.
+                pass
+            if self._left.wait(self._beat_s):
+                return
+
+    def _path(self, number: int, kind: str) -> str:
+        return store.join(self._url, f"{number}.{kind}")
+
+    def _held_by(self, holder: dict[str, Any]) -> LeaseError:
+        return LeaseError(
+            f"another process works on {self._url.rpartition('/')[0]}: pid {holder['pid']} on {holder['host']}; wait "
+            "for its end, or end it and give the same command again"
+        )
+
+
+def _read(url: str) -> dict[str, Any]:
+    return json.loads(store.read(url))
+
+
+def _this_process() -> dict[str, Any]:
+    process = psutil.Process()
+    return {
+        "holder": secrets.token_hex(8),
+        "host": socket.gethostname(),
+        "machine": _machine(),
+        "pid": process.pid,
+        "started": process.create_time(),
+    }
+
+
+def _machine() -> str | None:
+    """What processes have in common that see each other's numbers; None where the system does not say."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{boot.read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}" if boot.exists() else None
+
+
+def _is_dead(holder: dict[str, Any]) -> bool:
+    """Whether a holder was a process of this machine that is no more."""
+    if holder["machine"] is None or holder["machine"] != _machine():
+        return False
+    try:
+        process = psutil.Process(holder["pid"])
+        return process.create_time() != holder["started"] or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,23 @@
+"""The flight check as a Prefect flow: ``prefect deployment run infra/check``, and on a schedule."""
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.config.recipe import launch_of
+from flows.flight_check import flight_check, require
+from flows.plan import DEFAULT_STORE
+
+
+@flow(name="infra", description="Is everything there that a run needs: server, worker, GPUs, store, services?")
+def check(store: str = DEFAULT_STORE, cluster: str | None = None) -> None:
+    """Check everything, on the worker's machine; fails if a check does.
+
+    Args:
+        store: Directory or URL (s3://bucket/prefix) of all runs.
+        cluster: Path of a TOML file that says how processes are launched.
+    """
+    findings = flight_check(store, launch_of(cluster) if cluster else LaunchConfig())
+    rows = [{"check": f.name, "": f.word, "found": f.detail, "seconds": round(f.seconds, 1)} for f in findings]
+    create_table_artifact(rows, key="infra-check", description="What the flight check found")
+    require(findings)

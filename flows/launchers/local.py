@@ -1,0 +1,106 @@
+"""This machine: a process a stage, under torchrun if it is distributed, or a fork of one that has imported everything.
+
+None outlives the flow, so there is never anything to re-attach.
+"""
+
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.process_trees import kill, tree
+from flows.launchers._base import Job, JobState
+from flows.processes import StageProcess, WarmServer, start_cold
+
+TREE_INTERVAL_S = 1.0
+KILLED = -9
+
+
+class JobLauncher:
+    """See :class:`flows.launchers._base.JobLauncher`; an id is the job's directory."""
+
+    def __init__(self, run_url: str, config: LaunchConfig) -> None:
+        self._config = config
+        self._running: dict[str, Running] = {}
+        self._warm: WarmServer | None = None
+
+    def submit(self, job: Job) -> str:
+        """Start its process."""
+        directory = Path(tempfile.mkdtemp(prefix=f"cosmos-flows-{job.request.stage}-"))
+        try:
+            path = directory / "request.json"
+            path.write_text(job.request.model_dump_json(indent=1), encoding="utf-8")
+            self._running[str(directory)] = Running(self._start(job, [str(path), *job.flags], directory / "log.txt"))
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        return str(directory)
+
+    def _start(self, job: Job, argv: list[str], log: Path) -> StageProcess:
+        if self._config.mode == "cold":
+            return start_cold(job.request, argv, log, self._config)
+        if self._warm is None or not self._warm.alive:
+            self._warm = WarmServer(self._config)
+        return self._warm.start(argv, log)
+
+    def reattach(self, job: Job) -> str | None:
+        """Nothing: processes of a dead flow are dead."""
+
+    def poll(self, job_id: str) -> JobState:
+        """Ask the process."""
+        return self._running[job_id].look()
+
+    def outcome(self, job_id: str) -> Path:
+        """Where the process writes."""
+        return Path(job_id)
+
+    def logs(self, job_id: str) -> bytes | None:
+        """Of all ranks."""
+        log = Path(job_id, "log.txt")
+        return log.read_bytes() if log.exists() else None
+
+    def cancel(self, job_id: str) -> None:
+        """Leave no process."""
+        self._running[job_id].end()
+
+    def discard(self, job_id: str) -> None:
+        """Remove its directory."""
+        self._running.pop(job_id)
+        shutil.rmtree(job_id, ignore_errors=True)
+
+    def close(self) -> None:
+        """End the fork server, if there is one."""
+        if self._warm is not None:
+            self._warm.close()
+
+
+@dataclass
+class Running:
+    """A process, and what it started."""
+
+    process: StageProcess
+    returncode: int | None = None
+    _looked_s: float = 0.0
+    _tree: list[psutil.Process] = field(default_factory=list)
+
+    def look(self) -> JobState:
+        """Notice the end."""
+        now_s = time.monotonic()
+        if self.returncode is None:
+            self.returncode = self.process.poll()
+        if now_s - self._looked_s > TREE_INTERVAL_S:
+            self._looked_s = now_s
+            self._tree = tree(self.process.pid) or self._tree
+        return JobState("running") if self.returncode is None else JobState("ended", self.returncode)
+
+    def end(self) -> None:
+        """Kill the process, and the workers of a torchrun that ended without them."""
+        if self.returncode is None:
+            kill(tree(self.process.pid))
+            self.returncode = self.process.poll()
+            self.returncode = KILLED if self.returncode is None else self.returncode
+        kill(self._tree)

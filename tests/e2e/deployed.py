@@ -1,0 +1,124 @@
+"""A worker and the deployments of ``deployments/prefect.yaml``, as people use them: Prefect's command line and API."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.e2e.flow_process import RECIPE, ROOT, RUN_ID, Flows
+
+ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+
+
+class Deployed(Flows):
+    """One store, and flow runs of deployments that work on it."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        super().__init__(folder, environment | {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_CLI_PROMPT": "false"})
+        self.api = httpx.Client(base_url=environment["PREFECT_API_URL"], timeout=60.0)
+        self.prefect_worker: subprocess.Popen[bytes] | None = None
+
+    def prefect(self, *arguments: str, expect: int = 0) -> str:
+        """A command of Prefect, to its end."""
+        ended = subprocess.run(
+            [sys.executable, "-m", "prefect", *arguments],
+            cwd=ROOT,
+            env=self.environment | {"COLUMNS": "200"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert ended.returncode == expect, ended.stdout
+        return ended.stdout
+
+    def start_worker(self) -> None:
+        """One that takes up what is scheduled."""
+        with (self.folder / "worker.txt").open("ab") as log:
+            self.prefect_worker = subprocess.Popen(
+                [sys.executable, "-m", "prefect", "worker", "start", "--pool", "cosmos"],
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+
+    def parameters(self, **changes: object) -> dict[str, object]:
+        """Of a small run in this store."""
+        return {"recipe": RECIPE, "store": self.store, "run_id": RUN_ID} | changes
+
+    def schedule(self, deployment: str, parameters: dict[str, object]) -> str:
+        """A flow run of a deployment, as the UI makes it; returns its id."""
+        path = f"/deployments/{self.deployment(deployment)['id']}/create_flow_run"
+        return self.ask("POST", path, {"parameters": parameters})["id"]
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        """What the server has of a deployment."""
+        return self.ask("GET", f"/deployments/name/{name}")
+
+    def state(self, flow_run: str) -> dict[str, Any]:
+        """The flow run's state now."""
+        return self.ask("GET", f"/flow_runs/{flow_run}")["state"]
+
+    def wait(self, flow_run: str, *types: str, timeout_s: float = 120.0) -> dict[str, Any]:
+        """The flow run's state, once it is of one of these types; fails if it ends otherwise."""
+        end_s = time.monotonic() + timeout_s
+        while (state := self.state(flow_run))["type"] not in {*types} | ENDED:
+            assert time.monotonic() < end_s, f"{state}\n{self.said}"
+            # The server has one process for all.
+            time.sleep(0.3)
+        assert state["type"] in types, f"{state}\n{self.said}"
+        return state
+
+    def task_states(self, flow_run: str) -> Counter[str]:
+        """How many tasks of the flow run are in which state, all tries together."""
+        tasks = self.ask("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})
+        return Counter(task["state_name"] for task in tasks)
+
+    def flow_process(self) -> psutil.Process:
+        """The one that runs the flow: the worker's child."""
+        (process,) = psutil.Process(self.prefect_worker.pid if self.prefect_worker else 0).children()
+        return process
+
+    def leftovers(self) -> list[psutil.Process]:
+        """What runs besides the worker."""
+        worker = self.prefect_worker.pid if self.prefect_worker and self.prefect_worker.poll() is None else 0
+        return [process for process in self.processes() if process.pid != worker]
+
+    @property
+    def said(self) -> str:
+        """What the worker and its flows said."""
+        log = self.folder / "worker.txt"
+        return log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+
+    def close(self) -> None:
+        """End the worker, as Ctrl-C does, and whatever else there is."""
+        self.api.close()
+        if self.prefect_worker is not None:
+            os.kill(self.prefect_worker.pid, signal.SIGINT)
+            end_s = time.monotonic() + 15
+            while self.prefect_worker.poll() is None and time.monotonic() < end_s:
+                time.sleep(0.1)
+        self.kill_all()
+
+    def ask(self, method: str, path: str, body: object = None) -> Any:
+        """The server's answer; one that is too busy is asked again, as Prefect's own client does."""
+        response = self.api.request(method, path, json=body)
+        for _ in range(10):
+            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(1.0)
+            response = self.api.request(method, path, json=body)
+        assert response.is_success, response.text
+        return response.json() if response.content else None

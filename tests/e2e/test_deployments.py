@@ -1,0 +1,191 @@
+"""Deployments on a real server with a real worker: started, killed, cancelled, retried, scheduled."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cosmos_rl_core import store
+from flows.plan import Settings, plan_of
+from tests.e2e.deployed import Deployed
+from tests.e2e.flow_process import ROOT, RUN_ID, Flows, eventually, require_same_run, require_untouched
+
+FILE = "deployments/prefect.yaml"
+NAMES = {
+    "ddrl": {"2b", "14b", "tiny"},
+    "nft": {"sd3", "sana-image", "sana-video", "cosmos-2b", "tiny"},
+    "grpo": {"2b", "2b-mock", "tiny"},
+    "sft": {"sd3", "sd3-lora", "sana-image", "sana-image-lora", "sana-video", "sana-video-lora", "tiny"},
+    "stage": {"run"},
+    "infra": {"check"},
+}
+REWARD = "iterations/0001/reward-ocr"
+TASKS = 14
+"""Of the small run, when nobody interrupts it: 3 iterations of 3, policy, embed, two exports, report."""
+CANCEL_TIMEOUT_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def deployed(prefect_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    """The commands of the README: pools, all deployments, a worker."""
+    deployed = Deployed(tmp_path_factory.mktemp("deployed"), prefect_environment)
+    deployed.start_command("flows.cli", "infra", "init", "--gpus", "2").finish()
+    deployed.prefect("--no-prompt", "deploy", "--all", "--prefect-file", FILE)
+    deployed.start_worker()
+    yield deployed
+    deployed.close()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Flows:
+    """A run by ``prefect deployment run --watch``."""
+    options = [f"-p{name}={value}" for name, value in deployed.parameters().items()]
+    assert "Completed" in deployed.prefect("deployment", "run", "nft/tiny", *options, "--watch")
+    kept = Flows(tmp_path_factory.mktemp("uninterrupted"), {})
+    shutil.copytree(deployed.store, kept.store)
+    return kept
+
+
+@pytest.fixture
+def begun(deployed: Deployed, uninterrupted: Flows) -> Deployed:
+    """An empty store; the deployments' runs are in it."""
+    assert uninterrupted.root.exists()
+    shutil.rmtree(deployed.store, ignore_errors=True)
+    return deployed
+
+
+def wait_until(deployed: Deployed, happened: object, timeout_s: float = 120.0) -> None:
+    assert callable(happened)
+    assert eventually(happened, timeout_s), deployed.said
+
+
+def nothing_is_left(deployed: Deployed) -> bool:
+    return eventually(lambda: not deployed.leftovers(), 10.0)
+
+
+def test_the_file_names_every_deployment_once_and_its_recipes_resolve():
+    entries = yaml.safe_load((ROOT / FILE).read_text())["deployments"]
+    named = [(entry["entrypoint"].rpartition(":")[2], entry["name"]) for entry in entries]
+    flows = {"run": "stage", "check": "infra"}
+    found = sorted((flows.get(flow, flow), name) for flow, name in named)
+    assert found == sorted((flow, name) for flow, names in NAMES.items() for name in names)
+    for entry in entries:
+        parameters = entry["parameters"]
+        if (recipe := parameters.get("recipe")) is None:
+            continue
+        algorithm = entry["entrypoint"].rpartition(":")[2]
+        assert f'type = "{algorithm}"' in (ROOT / recipe).read_text()
+        if entry["name"] == "tiny":
+            plan = plan_of(Settings(recipe, cluster=parameters.get("cluster")))
+            assert plan.recipe.train.train_policy.type == algorithm
+
+
+def test_every_deployment_is_on_the_server_and_refuses_what_it_does_not_know(deployed: Deployed):
+    for flow, names in NAMES.items():
+        for name in names:
+            found = deployed.deployment(f"{flow}/{name}")
+            assert found["enforce_parameter_schema"]
+            assert all(entry.get("description") for entry in found["parameter_openapi_schema"]["properties"].values())
+    assert "'nope'" in deployed.prefect("deployment", "run", "ddrl/2b", "-pnope=1", expect=1)
+    assert "less than the minimum" in deployed.prefect("deployment", "run", "ddrl/2b", "-piterations=0", expect=1)
+
+
+def test_infra_init_may_be_given_again(deployed: Deployed):
+    said = deployed.start_command("flows.cli", "infra", "init", "--gpus", "3").finish()
+    assert "global concurrency limit 'gpus' is now 3, not 2" in said
+    assert said.count("is there") == 4
+
+
+def test_a_killed_flow_is_retried_where_it_stopped(begun: Deployed, uninterrupted: Flows):
+    flow_run = begun.schedule("nft/tiny", begun.parameters())
+    wait_until(begun, lambda: begun.markers(REWARD, 0))
+    before = begun.manifests()
+    begun.flow_process().kill()
+    begun.wait(flow_run, "CRASHED")
+    assert nothing_is_left(begun)
+    assert begun.manifests() == before
+    begun.prefect("flow-run", "retry", flow_run)
+    begun.wait(flow_run, "COMPLETED")
+    require_untouched(begun, before)
+    require_same_run(begun, uninterrupted)
+    states = begun.task_states(flow_run)
+    assert states["Skipped"] == len({path.rpartition("/")[0] for path in before} | {"embed"}) - len(REWARD[:0])
+    assert states["Skipped"] + states["Completed"] >= TASKS
+
+
+def test_a_cancelled_run_ends_soon_and_goes_on(begun: Deployed):
+    flow_run = begun.schedule("nft/tiny", begun.parameters(iterations=9))
+    wait_until(begun, lambda: begun.markers(REWARD, 0))
+    began_s = time.monotonic()
+    begun.prefect("flow-run", "cancel", flow_run)
+    begun.wait(flow_run, "CANCELLED")
+    assert nothing_is_left(begun)
+    assert time.monotonic() - began_s < CANCEL_TIMEOUT_S
+    before = begun.manifests()
+    begun.prefect("flow-run", "retry", flow_run)
+    begun.wait(flow_run, "COMPLETED")
+    require_untouched(begun, before)
+
+
+def test_a_second_flow_run_on_a_run_is_refused(begun: Deployed, uninterrupted: Flows):
+    shutil.copytree(uninterrupted.store, begun.store)
+    with begun.planned.lease():
+        second = begun.schedule("nft/tiny", begun.parameters())
+        assert "another process works on" in begun.wait(second, "FAILED")["message"]
+    assert begun.wait(begun.schedule("nft/tiny", begun.parameters()), "COMPLETED")
+
+
+@pytest.mark.slow
+def test_a_run_whose_worker_was_killed_too_goes_on_by_its_run_id(begun: Deployed, uninterrupted: Flows):
+    begun.schedule("nft/tiny", begun.parameters())
+    wait_until(begun, lambda: begun.markers(REWARD, 0))
+    before = begun.manifests()
+    flow = begun.flow_process()
+    assert begun.prefect_worker is not None
+    os.kill(begun.prefect_worker.pid, signal.SIGKILL)
+    flow.kill()
+    begun.prefect_worker.wait()
+    assert nothing_is_left(begun)
+    begun.start_worker()
+    begun.wait(begun.schedule("nft/tiny", begun.parameters()), "COMPLETED")
+    require_untouched(begun, before)
+    require_same_run(begun, uninterrupted)
+
+
+def test_one_stage_is_made_again(begun: Deployed, uninterrupted: Flows):
+    shutil.copytree(uninterrupted.store, begun.store)
+    before = begun.manifests()
+    options = [f"-pstore={begun.store}", f"-prun_id={RUN_ID}", "-pstage=reward-ocr", "-piteration=1"]
+    begun.prefect("deployment", "run", "stage/run", *options, "--watch")
+    assert begun.manifests() == before
+    begun.prefect("deployment", "run", "stage/run", *options, "-pforce=true", "--watch")
+    (new,) = begun.manifests().keys() - before.keys()
+    assert new == f"{REWARD}/manifest.2.json"
+    require_untouched(begun, {path: data for path, data in before.items() if not path.startswith(REWARD)})
+
+
+def test_a_schedule_fires(deployed: Deployed, tmp_path: Path):
+    check = deployed.deployment("infra/check")
+    every = {"schedule": {"interval": 20}, "active": True, "parameters": {"store": str(tmp_path)}}
+    (made,) = deployed.ask("POST", f"/deployments/{check['id']}/schedules", [every])
+    by_schedule = {
+        "deployments": {"id": {"any_": [check["id"]]}},
+        "flow_runs": {"state": {"type": {"any_": ["COMPLETED", "FAILED"]}}},
+    }
+
+    def ended() -> list[dict[str, object]]:
+        return deployed.ask("POST", "/flow_runs/filter", by_schedule)
+
+    try:
+        wait_until(deployed, ended)
+    finally:
+        deployed.ask("DELETE", f"/deployments/{check['id']}/schedules/{made['id']}")
+    (flow_run, *_) = ended()
+    assert flow_run["auto_scheduled"]
+    assert flow_run["state_type"] == "COMPLETED", deployed.said
+    assert store.size(str(tmp_path / ".check")) is None or not list((tmp_path / ".check").glob("*/data"))

@@ -1,0 +1,105 @@
+"""Whole runs on a real S3 server, which may go away meanwhile: the bytes of a run in a directory."""
+
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+from cosmos_rl_core import cache, s3
+from tests.e2e.flow_process import COLD, Flows, require_same_run
+from tests.seaweed import BUCKET, SeaweedFS
+
+AWAY_S = 5.0
+
+
+class FlowsOnS3(Flows):
+    """The commands, on a prefix of a bucket, with copies on this node."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], server: SeaweedFS) -> None:
+        self.copies = folder / "copies"
+        super().__init__(folder, environment | server.variables | {cache.DIRECTORY: str(self.copies)})
+        self.server = server
+        self.prefix = secrets.token_hex(8)
+        self.store = f"s3://{BUCKET}/{self.prefix}"
+
+    def fetch(self) -> Flows:
+        """The store as a directory, listed and read by another client."""
+        here = Flows(self.folder / "fetched", {})
+        names = [f"{s3.CHECKPOINT}{name}" for name in ("ENDPOINT_URL", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY")]
+        endpoint, key, secret = (self.server.variables[name] for name in names)
+        client = boto3.client(
+            "s3", endpoint_url=endpoint, aws_access_key_id=key, aws_secret_access_key=secret, region_name="us-east-1"
+        )
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{self.prefix}/"):
+            for found in page["Contents"]:
+                path = Path(here.store) / found["Key"].removeprefix(f"{self.prefix}/")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                client.download_file(BUCKET, found["Key"], str(path))
+        return here
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SeaweedFS]:
+    """A server that this test alone may kill."""
+    server = SeaweedFS(tmp_path / "seaweed")
+    try:
+        server.start()
+        server.make_bucket()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def on_s3(server: SeaweedFS, prefect_environment: dict[str, str], tmp_path: Path) -> Iterator[FlowsOnS3]:
+    """A run of its own, of which nothing is there yet."""
+    flows = FlowsOnS3(tmp_path / "flows", prefect_environment, server)
+    yield flows
+    flows.kill_all()
+
+
+def files_with(secret: str, *folders: Path) -> list[Path]:
+    """Files that hold a word."""
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert files
+    return [path for path in files if secret.encode() in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_a_warm_run_on_s3_has_the_bytes_of_one_in_a_directory_and_the_secret_is_nowhere(
+    on_s3: FlowsOnS3, reference: Flows, prefect_environment: dict[str, str]
+) -> None:
+    said = on_s3.run()
+    here = on_s3.fetch()
+    require_same_run(here, reference)
+    assert any(on_s3.copies.iterdir())
+    assert "second writer" not in said
+    assert files_with(on_s3.server.secret, on_s3.folder, Path(prefect_environment["PREFECT_HOME"])) == []
+
+    before = here.manifests()
+    assert on_s3.run().count("stands") == len(before) + 1
+    assert on_s3.fetch().manifests() == before
+    assert "to be made" not in on_s3.command("status")
+    assert on_s3.nothing_is_left()
+
+
+@pytest.mark.slow
+def test_a_cold_run_whose_server_is_killed_within_stages_goes_on_and_has_the_same_bytes(
+    on_s3: FlowsOnS3, reference: Flows
+) -> None:
+    run = on_s3.start(*COLD, "--set", "launch.max_attempts=1")
+    for stage, phase in (("rollout", "sampling"), ("reward", "scoring"), ("update", "training")):
+        run.wait_until(lambda stage=stage, phase=phase: on_s3.phases(stage, phase), timeout_s=300)
+        on_s3.server.kill()
+        time.sleep(AWAY_S)
+        assert run.process.poll() is None
+        on_s3.server.start()
+    run.finish(timeout_s=600)
+    here = on_s3.fetch()
+    require_same_run(here, reference)
+    # Nothing was made twice: the stages waited for the store.
+    assert all(len(list(logs.iterdir())) == 1 for logs in here.root.glob("iterations/*/*/logs"))
+    assert on_s3.nothing_is_left()
