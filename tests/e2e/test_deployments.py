@@ -12,7 +12,7 @@ import yaml
 
 from cosmos_rl_core import store
 from flows.plan import Settings, plan_of
-from tests.e2e.deployed import Deployed
+from tests.e2e.deployed import TIMEOUT_S, Deployed
 from tests.e2e.flow_process import ROOT, RUN_ID, Flows, eventually, require_same_run, require_untouched
 
 FILE = "deployments/prefect.yaml"
@@ -58,7 +58,7 @@ def begun(deployed: Deployed, uninterrupted: Flows) -> Deployed:
     return deployed
 
 
-def wait_until(deployed: Deployed, happened: Callable[[], object], timeout_s: float = 120.0) -> None:
+def wait_until(deployed: Deployed, happened: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
     assert eventually(happened, timeout_s), deployed.said
 
 
@@ -119,8 +119,8 @@ def test_a_killed_flow_is_retried_where_it_stopped(begun: Deployed, uninterrupte
 def test_a_cancelled_run_ends_soon_and_goes_on(begun: Deployed):
     flow_run = begun.schedule("nft/tiny", begun.parameters(iterations=9))
     wait_until(begun, lambda: begun.markers(REWARD, 0))
-    began_s = time.monotonic()
     begun.prefect("flow-run", "cancel", flow_run)
+    began_s = time.monotonic()
     begun.wait(flow_run, "CANCELLED")
     assert nothing_is_left(begun)
     assert time.monotonic() - began_s < CANCEL_TIMEOUT_S
