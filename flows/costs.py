@@ -1,6 +1,7 @@
 """What a run will write, before it starts."""
 
 import math
+from typing import Literal
 
 from cosmos_rl_core import pipelines, plugins, sizes
 from cosmos_rl_core.algorithms._base import Algorithm, trained_steps
@@ -54,10 +55,22 @@ def policy_parts(recipe: Recipe) -> dict[str, int]:
         "current": size,
         "old": size if algorithm.old_decay(0) is not None else 0,
         "ema": size if recipe.train.ema_enable else 0,
-        "reference": size if algorithm.reference_after(0) != "base" else 0,
+        "reference": size if reference_after(recipe, 0) != "base" else 0,
         "optimizer": 2 * size,
     }
     return {part: number for part, number in parts.items() if number}
+
+
+def reference_after(recipe: Recipe, iteration: int) -> Literal["base", "kept", "renewed"]:
+    """Where the reference of the policy after ``iteration`` comes from.
+
+    A policy that began from scratch is compared with where it began, which no file of the base holds: it carries that
+    on from its first version.
+    """
+    algorithm = algorithm_of(recipe)
+    after = algorithm.reference_after(iteration)
+    carries = recipe.policy.from_scratch and "reference" in algorithm.roles
+    return "kept" if after == "base" and carries else after
 
 
 def check_budget(recipe: Recipe) -> None:

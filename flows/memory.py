@@ -145,10 +145,7 @@ class _Model:
         return self.recipe.train.param_dtype == "bfloat16"
 
     def _spread(self, stage: str) -> Spread:
-        launch = self.recipe.launch
-        shard_size = launch.shard_size_of(stage)
-        offload = launch.fsdp_offload and shard_size > 1
-        return Spread(shard_size, offload, self._half, launch.cp_size_of(stage))
+        return Spread(self.recipe.launch.parallelism_of(stage), half=self._half)
 
     def _transformer(self, spread: Spread) -> Bytes:
         base = resting(self.shapes, spread)
@@ -164,7 +161,7 @@ class _Model:
         if self.latents is None or self._text_elements is None:
             return None
         text = sizes.text_tokens(self.path, self.recipe.policy.diffusers.max_prompt_length)
-        return Tokens(-(-num_tokens(self.latents, self.config) // spread.peers), text)
+        return Tokens(-(-num_tokens(self.latents, self.config) // spread.parallelism.cp_size), text)
 
     def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes | None:
         """So many tensors of the size of latents a sample, and the texts that it is conditioned on."""

@@ -10,6 +10,7 @@ from cosmos_rl_core.config.train import DatasetOptions, RewardedOptions, Supervi
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.lease import Lease
 from cosmos_rl_core.schedules import ema_decay, lr_factor
+from flows import costs
 from flows.plan import Plan, data_of, run_url
 from stages import contracts
 from stages.artifacts import drop, input_of
@@ -233,7 +234,7 @@ class Run:
             steps=self._steps(k * num_steps, num_steps),
             keeps_ema=recipe.train.ema_enable,
             old_decay=self._algorithm.old_decay(k),
-            reference=self._algorithm.reference_after(k),
+            reference=costs.reference_after(recipe, k),
             density=recipe.policy.diffusers.density,
         )
         inputs = {
