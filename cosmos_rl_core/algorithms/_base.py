@@ -184,7 +184,8 @@ class Algorithm(Protocol):
         """``velocity(part)`` is the prediction at ``batch.x_t, batch.t`` of a policy part: ``current`` with gradient,
         every other (``old``, ``behaviour``, ``reference``) without. Call ``current`` last: then no
         other forward pass has to fit beside what it keeps for its backward pass, nor are weights swapped before that
-        has gathered them again. Takes only the kinds of batch that ``transitions`` and ``data_term`` announce."""
+        has gathered them again. Takes only the kinds of batch that ``transitions`` and ``data_term`` announce, and
+        counts of each only what its mask says was generated: frames may be given in any."""
         ...
 
     def reference_after(self, iteration: int) -> Literal["base", "kept", "renewed"]:
