@@ -12,10 +12,11 @@ from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict
 from PIL import Image
 from torch import Tensor
 
-from cosmos_rl_core import plugins, seeds
+from cosmos_rl_core import pipelines, plugins, seeds
 from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, generated, given_frames, guided_velocity, stack
 from cosmos_rl_core.precision import ParamDtype, computes_in
 from cosmos_rl_core.sampling.rollout import sample
+from cosmos_rl_core.sampling.solvers import own_solver
 from tests.families import PROMPTS, SCHEDULERS, SIZE, Family, as_torchvision, kernel, run_stock
 
 FRAMES, LATENT_FRAMES, STEPS = 9, 3, 3
@@ -23,10 +24,16 @@ ABLE = [name for name in plugins.known("models") if hasattr(plugins.load("models
 
 
 def cases() -> list[Any]:
-    """What is given, latent frames of it, guidance and precision."""
-    often = [("image", 1, 1.0, "float32"), ("video", 2, 3.0, "float32"), ("image", 1, 3.0, "bfloat16")]
+    """Scheduler, what is given, latent frames of it, guidance and precision."""
+    often = [
+        ("euler", "image", 1, 1.0, "float32"),
+        ("euler", "video", 2, 3.0, "float32"),
+        ("euler", "image", 1, 3.0, "bfloat16"),
+        ("as it ships", "video", 1, 3.0, "float32"),
+    ]
     given = (("image", 1), ("video", 1), ("video", 2))
-    every = [(*g, s, d) for g in given for s in (1.0, 3.0) for d in ("float32", "bfloat16")]
+    kinds = [(*what, scale, dtype) for what in given for scale in (1.0, 3.0) for dtype in ("float32", "bfloat16")]
+    every = [(scheduler, *kind) for scheduler in ("euler", "as it ships") for kind in kinds]
     return [*often, *(pytest.param(*case, marks=pytest.mark.slow) for case in every if case not in often)]
 
 
@@ -38,9 +45,10 @@ def stock_arguments(given_as: str, num_given: int, clip: np.ndarray) -> dict[str
 
 
 @pytest.mark.parametrize("family", ABLE, indirect=True)
-@pytest.mark.parametrize(("given_as", "num_given", "guidance_scale", "dtype"), cases(), indirect=["dtype"])
+@pytest.mark.parametrize(("scheduler", "given_as", "num_given", "guidance_scale", "dtype"), cases(), indirect=["dtype"])
 def test_a_video_from_given_frames_is_the_stock_pipelines(
     family: Family,
+    scheduler: str,
     given_as: str,
     num_given: int,
     guidance_scale: float,
@@ -50,9 +58,12 @@ def test_a_video_from_given_frames_is_the_stock_pipelines(
 ):
     """Of a longer clip the stock pipeline takes the last frames.
 
-    In bfloat16, in which it encodes them too, 0.047 off.
+    In bfloat16, in which it encodes them too, 0.046 off by Euler's steps and 0.069 by its own.
     """
-    monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS["euler"]())
+    solver = own_solver(pipelines.scheduler(family.folder)[0])
+    if scheduler == "euler":
+        monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS["euler"]())
+        solver = "euler"
     if not hasattr(pipeline_cosmos2_5_predict, "torchvision"):
         monkeypatch.setattr(pipeline_cosmos2_5_predict, "torchvision", as_torchvision(), raising=False)
     noise = torch.from_numpy(seeds.normal(family.model.latent_shape(SIZE, FRAMES), "given"))[None].to(family.device)
@@ -71,13 +82,15 @@ def test_a_video_from_given_frames_is_the_stock_pipelines(
             with computes_in(dtype, family.device):
                 return guided_velocity(family.model, x, t, conditioning, negative, guidance_scale)
 
-        steps = kernel("euler", family.stock.scheduler, STEPS)
+        steps = kernel(solver, family.stock.scheduler, STEPS)
         held = {"mask": generated(conditioning), "given": conditioning[CONDITIONAL_LATENTS]}
         return sample(velocity, noise, steps, **held).latents
 
     found = ours(given)
-    drift = float((found - expected).abs().max())
+    # Where noise levels begin below 1, the stock pipeline's given frames end off what was given: by 0.018 here.
+    compared = slice(0 if scheduler == "euler" else num_given, None)
+    drift = float((found - expected)[:, :, compared].abs().max())
     record_property("drift", drift)
-    assert drift < {"float32": 1e-4, "bfloat16": 0.09}[dtype]
+    assert drift < {"float32": 1e-4, "bfloat16": 0.14}[dtype]
     assert torch.equal(found[0, :, :num_given], given)
     assert (found - ours(given[:, :0]))[:, :, num_given:].abs().max() > 1e-3
