@@ -10,8 +10,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from cosmos_rl_core import pipelines, plugins, sizes
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core import pipelines, plugins
 from cosmos_rl_core.models._base import COMPONENTS, EMPTY_TRANSFORMER, ModelPlugin
 
 Pipeline = TypeVar("Pipeline", bound=DiffusionPipeline)
@@ -77,20 +76,6 @@ def stock_arguments(pipeline: DiffusionPipeline, size: tuple[int, int], frames: 
     wanted = {"height": size[0], "width": size[1], "num_frames": frames, "frames": frames}
     wanted["use_resolution_binning"] = False
     return {name: value for name, value in wanted.items() if name in known}
-
-
-def check_multiple(size: tuple[int, int], multiple: int) -> None:
-    """Raise :class:`ConfigError` unless height and width are positive multiples of ``multiple`` pixels."""
-    if any(side < 1 or side % multiple for side in size):
-        raise ConfigError(f"height and width must be multiples of {multiple} pixels for this model, got {list(size)}")
-
-
-def latent_frames(frames: int, temporal: int, patch_frames: int = 1) -> int:
-    """Of a video. Raises :class:`ConfigError` unless the VAE and the transformer's patches can make so many frames."""
-    fewest, step = sizes.frame_counts(temporal, patch_frames)
-    if frames < 1 or (frames - fewest) % step:
-        raise ConfigError(f"frames must be {fewest} plus a multiple of {step} for this model, got {frames}")
-    return (frames - 1) // temporal + 1
 
 
 def pixels_to_unit(pixels: Tensor) -> Tensor:

@@ -288,6 +288,34 @@ def test_a_plan_knows_the_sizes_and_tokens_of_other_patches_too(
     assert memory.num_tokens(planned, config) == tokens_of(model, shape, family.conditioning)
 
 
+@pytest.mark.parametrize("grows", ["frames", "height", "width"])
+def test_a_plan_refuses_just_the_sizes_that_the_transformer_has_no_positions_for(family: Family, grows: str):
+    """The largest that a plan lets pass runs, the next is stopped by the transformer too."""
+    model = family.load("transformer")
+
+    def latents(times: int) -> tuple[int, ...]:
+        frames = 4 * times - 3 if grows == "frames" else family.frames
+        sides = [32 * times if grows == side else 32 for side in ("height", "width")]
+        return model.latent_shape((sides[0], sides[1]), frames)
+
+    axis = ("frames", "height", "width").index(grows) - 3
+    for times in range(1, 40):
+        try:
+            shape = latents(times)
+        except ConfigError as error:
+            if "positions" not in str(error):
+                return  # images have no frames
+            break
+    else:
+        assert family.name == "sana"  # positions, where it has any, are made for the size
+        return
+    assert tokens_of(model, shape, family.conditioning)
+    step = shape[axis] // (times - 1)
+    beyond = tuple(n + step if i == len(shape) + axis else n for i, n in enumerate(shape))
+    with pytest.raises((RuntimeError, ValueError)):
+        tokens_of(model, beyond, family.conditioning)
+
+
 @torch.no_grad()
 def tokens_of(model: Model, shape: tuple[int, ...], conditioning: Conditioning) -> int:
     """Tokens that the first block of the transformer is given, without computing anything."""

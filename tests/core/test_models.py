@@ -3,6 +3,7 @@
 What every model plugin has to do is tested in test_conformance.py.
 """
 
+import inspect
 import json
 import shutil
 import subprocess
@@ -10,11 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import AutoencoderKLWan, Cosmos2_5_PredictBasePipeline, DiffusionPipeline
 
-from cosmos_rl_core import pipelines
+from cosmos_rl_core import pipelines, sizes
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.sampling.flow import euler
@@ -41,14 +43,47 @@ def load(folder: Path | str, *components: str) -> Any:
 def test_impossible_sizes_and_frames_are_refused_by_name(folders):
     image, video = load(folders["sd3"]), load(folders["wan"])
     for model, multiple in ((image, 8), (video, 16)):
-        with pytest.raises(ConfigError, match=rf"multiples of {multiple} pixels for this model, got \[36, 33\]"):
+        with pytest.raises(ConfigError, match=rf"multiples of {multiple} pixels for this model"):
             model.latent_shape((36, 33), 1)
-    with pytest.raises(ConfigError, match="frames must be 1, got 3"):
+    with pytest.raises(ConfigError, match="train_frames = 3: this model makes images"):
         image.latent_shape((32, 32), 3)
-    with pytest.raises(ConfigError, match="frames must be 1 plus a multiple of 4 for this model, got 3"):
+    with pytest.raises(ConfigError, match="train_frames = 3 must be 1 plus a multiple of 4"):
         video.latent_shape((32, 32), 3)
-    with pytest.raises(ConfigError, match="at most 64 pixels"):
+    with pytest.raises(ConfigError, match=r"are \[1, 16, 4\] tokens .* at most \[1, 8, 8\]"):
         image.latent_shape((128, 32), 1)
+
+
+@pytest.mark.parametrize("name", pipelines._DEFAULTS)
+def test_settings_that_a_checkpoint_leaves_out_are_those_of_its_class(name: str):
+    parameters = inspect.signature(getattr(diffusers, name).__init__).parameters
+    for setting, value in pipelines._DEFAULTS[name].items():
+        default = parameters[setting].default
+        assert (tuple(default) if isinstance(default, list) else default) == value
+
+
+def test_a_vae_whose_settings_are_those_of_an_old_checkpoint_is_read_as_the_stock_pipeline_reads_it(tmp_path: Path):
+    """Wan 2.1's own do not say by how much it compresses."""
+    folder = Path(tiny_pipelines.save_wan(tmp_path))
+    file = folder / "vae/config.json"
+    late = ("scale_factor_spatial", "scale_factor_temporal", "patch_size", "in_channels", "out_channels")
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k not in late}))
+    assert load(folder).latent_shape((32, 64), 9) == (4, 3, 4, 8)
+    assert sizes.latent_shape(str(folder), (32, 64), 9) == (4, 3, 4, 8)
+
+
+def test_cosmos_compression_is_reckoned_as_the_stock_pipeline_does(tmp_path: Path):
+    """By how often the VAE halves, not by the factors that its settings name."""
+    folder = Path(tiny_pipelines.save_cosmos_predict2_5(tmp_path))
+    change(folder / "vae/config.json", temperal_downsample=[False, True], dim_mult=[1, 1, 1])
+    for component in ("vae", "transformer"):
+        (folder / component / pipelines.WEIGHTS).unlink()
+    stock = Cosmos2_5_PredictBasePipeline(
+        **dict.fromkeys(("text_encoder", "tokenizer", "transformer", "scheduler")),
+        vae=AutoencoderKLWan.from_config(pipelines.read_json(folder, "vae", "config.json")),
+        safety_checker=tiny_pipelines.LetsPass(),
+    )
+    assert (stock.vae_scale_factor_spatial, stock.vae_scale_factor_temporal) == (4, 2)
+    assert sizes.latent_shape(str(folder), (32, 64), 5) == (4, 3, 8, 16)
 
 
 def test_sd3_refuses_prompts_that_the_stock_pipeline_refuses(folders):
@@ -108,17 +143,17 @@ def test_another_instruction_of_sana_is_the_stock_pipelines_argument(name: str, 
 @pytest.mark.parametrize("name", ["sana", "sana_video"])
 def test_sana_models_that_are_told_the_guidance_or_have_another_vae_are_refused(name: str, tmp_path: Path):
     folder = getattr(tiny_pipelines, f"save_{name}")(tmp_path, guidance_embeds=True)
-    with pytest.raises(ConfigError, match="guidance_embeds, so it is a distilled model"):
+    with pytest.raises(ConfigError, match=r"has guidance_embeds = True, so it is .*a distilled model"):
         load(folder)
-    change(folder / "vae/config.json", _class_name="AutoencoderKLLTX2Video")
-    with pytest.raises(ConfigError, match=r"the VAE AutoencoderKLLTX2Video; supported here: Autoencoder(DC|KLWan)$"):
+    change(folder / "vae/config.json", _class_name="AutoencoderKL")
+    with pytest.raises(ConfigError, match=r"AutoencoderKL; supported here: Autoencoder(DC|KLWan, .*LTX2Video)$"):
         load(folder)
 
 
 def test_wan_two_stage_and_image_to_video_pipelines_are_refused(folders, tmp_path):
     folder = Path(tiny_pipelines.save_wan(tmp_path / "wan"))
     change(folder / "transformer/config.json", in_channels=36)
-    with pytest.raises(ConfigError, match="not a text-to-video model"):
+    with pytest.raises(ConfigError, match="takes 36 channels and the VAE makes 4: not a model"):
         load(folder)
     change(folder / "model_index.json", boundary_ratio=0.9)
     with pytest.raises(ConfigError, match=r"Wan 2\.2"):
