@@ -10,12 +10,12 @@ index and the transformer's settings, with what they would mean; ``MASK_CHANNELS
 the latents' own; ``GUARDRAIL_PACKAGE``, the package of the safety checker that the stock pipeline insists on;
 ``GUIDANCE_OFFSET``, how much less than ours the stock pipeline's ``guidance_scale`` is; ``MAX_GIVEN_FRAMES``, how many
 latent frames at most may be given at the start of a video, where its ``velocity`` takes :func:`given_frames`;
-``FROZEN_PREFIX``, the module of the transformer through which text embeddings pass first, by itself and far smaller
-afterwards, where ``load`` takes :data:`PREFIX` and ``velocity`` what comes of that; ``TAKES_INSTRUCTION``, true where
-the model has a ``complex_human_instruction`` to set, as the stock pipeline's call takes one; ``STOCK_MULTIPLE``, of
-which both sides have to be multiples for the stock pipeline, in pixels; and ``load_stock(path, guardrail)``, where
-``from_pretrained`` alone does not load the stock pipeline. The constants are literals, because plans read them from the
-source.
+``SHIFTS_BY_SIZE``, true where the stock pipeline tells its scheduler how large the image is; ``FROZEN_PREFIX``, the
+module of the transformer through which text embeddings pass first, by itself and far smaller afterwards, where ``load``
+takes :data:`PREFIX` and ``velocity`` what comes of that; ``TAKES_INSTRUCTION``, true where the model has a
+``complex_human_instruction`` to set, as the stock pipeline's call takes one; ``STOCK_MULTIPLE``, of which both sides
+have to be multiples for the stock pipeline, in pixels; and ``load_stock(path, guardrail)``, where ``from_pretrained``
+alone does not load the stock pipeline. The constants are literals, because plans read them from the source.
 """
 
 from typing import Any, Protocol

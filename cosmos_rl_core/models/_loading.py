@@ -32,8 +32,7 @@ def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], dev
     Reads safetensors alone, never a pickle.
     """
     check_components(components)
-    index = pipelines.read_json(path, pipelines.INDEX)
-    skipped = {name: None for name, value in index.items() if isinstance(value, list) and not _asked(name, components)}
+    skipped = {name: None for name, there in _parts(path).items() if not there or not _asked(name, components)}
     given = {"transformer": empty_transformer(path)} if EMPTY_TRANSFORMER in components else {}
     pipeline = cls.from_pretrained(
         path, dtype=torch.float32, use_safetensors=True, local_files_only=True, **skipped | given
@@ -42,6 +41,11 @@ def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], dev
         if isinstance(part, nn.Module) and name not in given:
             part.requires_grad_(False).eval().to(device)
     return pipeline
+
+
+def absent(path: str) -> dict[str, None]:
+    """The parts that a pipeline directory was saved without, which ``from_pretrained`` wants to be told again."""
+    return {name: None for name, there in _parts(path).items() if not there}
 
 
 def empty_transformer(path: str) -> nn.Module:
@@ -97,6 +101,12 @@ def initialise(transformer: nn.Module, seed: int) -> None:
         torch.manual_seed(seed)
         fresh = type(transformer).from_config(transformer.config)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
     transformer.load_state_dict(fresh.state_dict())
+
+
+def _parts(path: str) -> dict[str, bool]:
+    """Names of the parts that a pipeline directory's index lists, and whether they are there."""
+    index = pipelines.read_json(path, pipelines.INDEX)
+    return {name: value[0] is not None for name, value in index.items() if isinstance(value, list)}
 
 
 def _asked(name: str, components: Sequence[str]) -> bool:

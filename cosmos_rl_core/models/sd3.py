@@ -11,9 +11,11 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._adapter import Adapter
 from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
 
 PIPELINE_CLASSES = ("StableDiffusion3Pipeline",)
 VAE_CLASSES = ("AutoencoderKL",)
+SHIFTS_BY_SIZE = True
 
 _MAX_PROMPT_LENGTH = 512
 
@@ -24,17 +26,20 @@ class StableDiffusion3(Adapter):
     def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
         checkpoints.check(path)
         super().__init__(_loading.load_pipeline(StableDiffusion3Pipeline, path, components, device), path, device)
+        self._texts = self._pipeline
         if "text" in components and self._pipeline.text_encoder_3 is None:
-            raise ConfigError(f"{path!r} has no text_encoder_3 (T5); pipelines without it are not supported")
+            # What stands for T5's tokens is as wide as the transformer's settings say.
+            parts = self._pipeline.components | {"transformer": _loading.empty_transformer(path)}
+            self._texts = StableDiffusion3Pipeline(**parts)
 
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
-        """One by one; on the CPU. CLIP keeps its own 77 tokens, ``max_prompt_length`` is T5's."""
+        """One by one; on the CPU. CLIP keeps its own 77 tokens, ``max_prompt_length`` is T5's, 0 where it is absent."""
         if max_prompt_length > _MAX_PROMPT_LENGTH:
             raise ConfigError(f"max_prompt_length is at most {_MAX_PROMPT_LENGTH} here, got {max_prompt_length}")
         return super().encode_prompts(prompts, max_prompt_length)
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
-        encoded: Any = self._pipeline.encode_prompt(
+        encoded: Any = self._texts.encode_prompt(
             prompt,
             prompt,
             prompt,
@@ -44,6 +49,12 @@ class StableDiffusion3(Adapter):
         )
         embeds, _, pooled, _ = encoded
         return {"prompt_embeds": embeds[0].cpu(), "pooled_prompt_embeds": pooled[0].cpu()}
+
+    def schedule(self, num_steps: int, size: tuple[int, int], frames: int) -> Schedule:
+        """Of the pipeline's own scheduler, which is told how many tokens an image of that size has."""
+        _, height, width = self.latent_shape(size, frames)
+        patch = self._transformer_config["patch_size"]
+        return schedule_of(self.scheduler, num_steps, (height // patch) * (width // patch))
 
     @torch.no_grad()
     def encode_media(self, pixels: Tensor) -> Tensor:

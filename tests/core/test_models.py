@@ -14,7 +14,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from diffusers import AutoencoderKLWan, Cosmos2_5_PredictBasePipeline, DiffusionPipeline
+from diffusers import DiffusionPipeline
 
 from cosmos_rl_core import pipelines, sizes
 from cosmos_rl_core.errors import ConfigError
@@ -23,7 +23,7 @@ from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
 from tests import tiny_pipelines
-from tests.families import CPU, SCHEDULERS, load_family, run_stock
+from tests.families import CPU, LENGTH, PROMPTS, SCHEDULERS, load_family, run_stock
 
 
 @pytest.fixture(scope="session")
@@ -75,13 +75,7 @@ def test_cosmos_compression_is_reckoned_as_the_stock_pipeline_does(tmp_path: Pat
     """By how often the VAE halves, not by the factors that its settings name."""
     folder = Path(tiny_pipelines.save_cosmos_predict2_5(tmp_path))
     change(folder / "vae/config.json", temperal_downsample=[False, True], dim_mult=[1, 1, 1])
-    for component in ("vae", "transformer"):
-        (folder / component / pipelines.WEIGHTS).unlink()
-    stock = Cosmos2_5_PredictBasePipeline(
-        **dict.fromkeys(("text_encoder", "tokenizer", "transformer", "scheduler")),
-        vae=AutoencoderKLWan.from_config(pipelines.read_json(folder, "vae", "config.json")),
-        safety_checker=tiny_pipelines.LetsPass(),
-    )
+    stock = load(folder)._pipeline
     assert (stock.vae_scale_factor_spatial, stock.vae_scale_factor_temporal) == (4, 2)
     assert sizes.latent_shape(str(folder), (32, 64), 5) == (4, 3, 8, 16)
 
@@ -89,6 +83,24 @@ def test_cosmos_compression_is_reckoned_as_the_stock_pipeline_does(tmp_path: Pat
 def test_sd3_refuses_prompts_that_the_stock_pipeline_refuses(folders):
     with pytest.raises(ConfigError, match="at most 512"):
         load(folders["sd3"], "text").encode_prompts(["a"], 513)
+
+
+def test_sd3_without_t5_gives_zeros_in_its_place_as_the_stock_pipeline_does(tmp_path: Path):
+    folder = Path(tiny_pipelines.save_sd3(tmp_path))
+    change(folder / pipelines.INDEX, text_encoder_3=[None, None], tokenizer_3=[None, None])
+    for part in ("text_encoder_3", "tokenizer_3"):
+        shutil.rmtree(folder / part)
+    family = load_family("sd3", str(folder))
+    text = family.load("text")
+    (alone,) = text.encode_prompts(PROMPTS[:1], LENGTH)
+    assert all(torch.equal(alone[name], family.conditioning[name][0]) for name in alone)
+    assert alone["prompt_embeds"].shape == (sizes.text_tokens(str(folder), LENGTH), 32)
+    assert not alone["prompt_embeds"][-LENGTH:].any()
+    with pytest.raises(RuntimeError, match="'transformer', which was not loaded"):
+        _ = text.transformer
+    expected = run_stock(family.stock, family.noise, guidance_scale=3.0)
+    ours = sample(family.velocity(3.0), family.noise, euler(schedule_of(family.stock.scheduler, 5))).latents
+    assert (ours - expected).abs().max() < 1e-4
 
 
 # Of SANA's checkpoints some predict a variance besides, some scale the time, and large ones have positions.
