@@ -9,6 +9,7 @@ from torch import nn
 from cosmos_rl_core import pipelines, sizes
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.precision import keep_float32
 from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
 
 
@@ -23,6 +24,8 @@ class Adapter:
         self._path, self._device = path, device
         self._transformer_config = pipelines.settings(path, "transformer")
         self.scheduler = self._pipeline.scheduler
+        if self._pipeline.transformer is not None:
+            keep_float32(self._pipeline.transformer)
 
     @property
     def transformer(self) -> nn.Module:
