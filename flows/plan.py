@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from cosmos_rl_core import pipelines, plugins, sequence_shares, sizes, store
+from cosmos_rl_core import checkpoints, pipelines, plugins, sequence_shares, sizes, store
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
@@ -257,6 +257,7 @@ def _unfit(recipe: Recipe) -> list[str]:
     mistakes: list[str] = []
     path, diffusers = pipelines.resolve_path(recipe.policy.model_name_or_path), recipe.policy.diffusers
     _collect(mistakes, lambda: pipelines.check_runs(path))
+    _collect(mistakes, lambda: checkpoints.check(path))
     _collect(mistakes, lambda: pipelines.check_guardrail(path, diffusers.guardrail))
     if diffusers.complex_human_instruction is not None:
         _collect(mistakes, lambda: pipelines.check_takes_instruction(path))

@@ -12,7 +12,6 @@ from cosmos_rl_core.algorithms._base import Algorithm, Batch
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Conditioning, Model, generated, stack
-from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.training import FINE_GRID, DrawKey, sft_time, training_noise
 from stages import contracts, embed
 from stages.contracts import Request
@@ -67,7 +66,7 @@ class _Draws:
         self.seed, self.shape = request.seed, config.media
         self.density, self.given_frames = config.density, config.algorithm.given_frames
         self.model, self.media, self.conditioning = model, media, conditioning
-        self.sigmas = schedule_of(model.scheduler, FINE_GRID).sigmas
+        self.sigmas = model.schedule(FINE_GRID, config.media.size, config.media.frames).sigmas
         self.device = device
 
     def __call__(self, items: list[tuple[int, int]], weight: float) -> MicroBatch:

@@ -103,7 +103,9 @@ def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
     if hasattr(plugin, "load_stock"):
         pipeline = plugin.load_stock(str(folder), guardrail=False)
     else:
-        pipeline = diffusers.DiffusionPipeline.from_pretrained(str(folder), local_files_only=True)
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(
+            str(folder), local_files_only=True, **_loading.absent(str(folder))
+        )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(device)
 

@@ -25,12 +25,15 @@ from cosmos_rl_core.sampling.transition import Coefficients
 
 
 def check_offers(plugin: type, protocol: type) -> None:
-    """A class has the members of a protocol, with arguments of the same names."""
+    """A class, with what it inherits, has the members of a protocol, with arguments of the same names."""
     where = f"{inspect.getfile(plugin)}:{inspect.getsourcelines(plugin)[1]}"
-    nodes = list(ast.walk(ast.parse(inspect.getsource(plugin))))
+    own = [cls for cls in plugin.__mro__ if cls.__module__.partition(".")[0] == plugin.__module__.partition(".")[0]]
+    nodes = [node for cls in own for node in ast.walk(ast.parse(inspect.getsource(cls)))]
     assigned: list[ast.expr] = [target for n in nodes if isinstance(n, ast.Assign) for target in n.targets]
     assigned += [n.target for n in nodes if isinstance(n, ast.AnnAssign)]
-    offered = {ast.unparse(target).removeprefix("self.") for target in assigned} | set(vars(plugin))
+    offered = {ast.unparse(target).removeprefix("self.") for target in assigned} | {
+        name for cls in own for name in vars(cls)
+    }
     wanted = {name for name in (*vars(protocol), *protocol.__annotations__) if not name.startswith("_")}
     assert wanted <= offered, f"{where}: {plugin.__name__} needs {', '.join(sorted(wanted - offered))}"
     for name in wanted:
@@ -65,6 +68,7 @@ def test_a_model_plugin_conforms(name: str):
     module = plugins.load("models", name)
     file = f"cosmos_rl_core/models/{name}.py:1"
     assert module.PIPELINE_CLASSES, f"{file}: PIPELINE_CLASSES is empty"
+    assert module.VAE_CLASSES, f"{file}: VAE_CLASSES is empty"
     for class_name in module.PIPELINE_CLASSES:
         # Read from the source, as flows do; two plugins cannot claim one class.
         assert pipelines.adapter_name(class_name) == name, f"{file}: {class_name} belongs to another plugin too"

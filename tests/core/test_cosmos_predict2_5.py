@@ -279,9 +279,11 @@ def test_impossible_sizes_and_frames_are_refused(model):
         model.latent_shape((40, 32), FRAMES)
     with pytest.raises(ConfigError, match="1 plus a multiple of 4"):
         model.latent_shape(SIZE, 8)
-    with pytest.raises(ConfigError, match=r"at most \[8, 8, 8\].*these are \[1, 4, 10\]"):
-        model.latent_shape((32, 80), 1)
-    with pytest.raises(ConfigError, match=r"these are \[9, 4, 4\]"):
+    # Of max_size (8, 8, 8) in patches of (1, 2, 2) the longest counts, 8 patches, whatever the side.
+    assert model.latent_shape((32, 128), 1) == (4, 1, 4, 16)
+    with pytest.raises(ConfigError, match=r"are \[1, 2, 9\] tokens .* at most \[8, 8, 8\]"):
+        model.latent_shape((32, 144), 1)
+    with pytest.raises(ConfigError, match=r"are \[9, 2, 2\] tokens"):
         model.latent_shape(SIZE, 33)
 
 
