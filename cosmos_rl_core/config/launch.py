@@ -26,8 +26,8 @@ class LaunchConfig(Section):
     python: str | None = Field(default=None, min_length=1)
     """Interpreter of the stages, where they run. None: the flow's own, in a container ``python``."""
     environment: dict[str, str] = {}
-    """More environment variables of every stage; Slurm adds those of the flow itself. Not for secrets: the run's plan
-    shows them."""
+    """More environment variables of every stage, beside those of the flow's that stages read (:mod:`flows.variables`).
+    Not for secrets: the run's plan shows them."""
     mode: Literal["cold", "warm"] = "cold"
     """``cold`` starts every stage anew, under torchrun if it is distributed. ``warm`` forks them from one process that
     has imported everything: 0.1 s instead of 5 s a stage, for one process on a CPU."""
