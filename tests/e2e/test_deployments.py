@@ -59,7 +59,7 @@ def begun(deployed: Deployed, uninterrupted: Flows) -> Deployed:
     return deployed
 
 
-def wait_until(deployed: Deployed, happened: object, timeout_s: float = 120.0) -> None:
+def wait_until(deployed: Deployed, happened: object, timeout_s: float = 300.0) -> None:
     assert callable(happened)
     assert eventually(happened, timeout_s), deployed.said
 
