@@ -44,7 +44,7 @@ class Lease:
         self._beats = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def __enter__(self) -> Self:
-        newest = next(n for n in itertools.count() if store.size(self._path(n + 1, "json")) is None)
+        newest = _newest(self._url)
         if newest:
             self._outlast(newest)
         self._number = newest + 1
@@ -99,6 +99,32 @@ class Lease:
             f"another process works on {self._url.rpartition('/')[0]}: pid {holder['pid']} on {holder['host']}; wait "
             "for its end, or end it and give the same command again"
         )
+
+
+def holder_of(url: str, beat_s: float = BEAT_S) -> dict[str, Any] | None:
+    """Who holds the lease: ``pid`` and ``host``; None if nobody does. Takes nothing, and writes nothing.
+
+    A holder on another machine has two beats to advance its counter, which is what the answer may take.
+    """
+    newest = _newest(url)
+    place = store.join(url, str(newest))
+    if newest == 0 or store.size(f"{place}.released") is not None:
+        return None
+    holder = _read(f"{place}.json")
+    shown = {key: holder[key] for key in ("pid", "host")}
+    if holder["machine"] is not None and holder["machine"] == _machine():
+        return None if _is_dead(holder) else shown
+    count, began_s = store.read_if_exists(f"{place}.count"), time.monotonic()
+    while time.monotonic() - began_s < 2 * beat_s:
+        time.sleep(beat_s / 4)
+        if store.read_if_exists(f"{place}.count") != count:
+            return shown
+    return None
+
+
+def _newest(url: str) -> int:
+    """How often the lease was taken."""
+    return next(n for n in itertools.count() if store.size(store.join(url, f"{n + 1}.json")) is None)
 
 
 def _read(url: str) -> dict[str, Any]:

@@ -98,7 +98,8 @@ def write(url: str, data: bytes) -> None:
 def files(url: str) -> dict[str, int]:
     """Sizes in bytes of all objects under ``url``, by their names below it.
 
-    A listing may lag behind what was written; nothing but the deletion of garbage may go by it.
+    A listing may lag behind what was written; nothing but the deletion of garbage, and what people are shown, may go by
+    it.
     """
     fs, path = _resolve(url)
     try:
@@ -106,6 +107,17 @@ def files(url: str) -> dict[str, int]:
     except OSError as error:
         raise UnavailableError(f"cannot list {url}: {error}") from error
     return {name.removeprefix(path).lstrip("/"): int(entry["size"]) for name, entry in found.items()}
+
+
+def names(url: str) -> set[str]:
+    """Names of what lies directly below ``url``, objects and folders; as late as :func:`files`."""
+    fs, path = _resolve(url)
+    try:
+        return {str(name).rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise UnavailableError(f"cannot list {url}: {error}") from error
 
 
 def remove(url: str) -> None:
