@@ -21,7 +21,7 @@ import psutil
 
 from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json
-from cosmos_rl_core.errors import LeaseError, UnavailableError
+from cosmos_rl_core.errors import ArtifactError, LeaseError, UnavailableError
 
 BEAT_S = 2.0
 """How often a holder advances its counter."""
@@ -128,7 +128,12 @@ def _newest(url: str) -> int:
 
 
 def _read(url: str) -> dict[str, Any]:
-    return json.loads(store.read(url))
+    """Raises :class:`ArtifactError` if it does not say who."""
+    try:
+        found = json.loads(store.read(url))
+        return {**found, **{key: found[key] for key in ("host", "machine", "pid", "started")}}
+    except (ValueError, TypeError, KeyError) as error:
+        raise ArtifactError(f"{url} is damaged ({error!r}); remove it if no process works on the run") from error
 
 
 def _this_process() -> dict[str, Any]:

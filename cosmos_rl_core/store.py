@@ -20,7 +20,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.errors import ConfigError, UnavailableError
 
 AT_ONCE = 4
 """Objects that are read ahead of their use, or asked for side by side."""
@@ -211,7 +211,10 @@ def _resolve(url: str) -> tuple[AbstractFileSystem, str]:
         # Only here: its imports take half a second, and most stores are directories.
         fs = importlib.import_module("cosmos_rl_core.s3").filesystem(url)
         return fs, url.removeprefix("s3://")
-    fs, path = fsspec.core.url_to_fs(url)
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"{url}: {error}; a store is a directory or s3://bucket/prefix") from error
     return fs, str(path)
 
 

@@ -98,7 +98,11 @@ def run(
     with prefect_server():
         # Prefect reads its settings when it is imported.
         flow = getattr(importlib.import_module(f"flows.{algorithm}"), algorithm)
-        flow(recipe, store, plan.run_id, iterations, overrides, cluster, allow_numerics_change)
+        try:
+            flow(recipe, store, plan.run_id, iterations, overrides, cluster, allow_numerics_change)
+        except KeyboardInterrupt:
+            typer.echo(f"stopped; the same command goes on with {plan.run_id}", err=True)
+            raise
 
 
 @_command(
@@ -262,7 +266,8 @@ def infra_init(
     """Make the work pool, its queues, the limit for GPUs and the automation for dead flow runs. Safe to repeat."""
     if named_server() is None:
         raise ConfigError(
-            "no Prefect server is named: start one with `prefect server start` and set PREFECT_API_URL to what it says"
+            "no Prefect server is named: start one with `prefect server start`, then `prefect config set "
+            "PREFECT_API_URL=http://127.0.0.1:4200/api`"
         )
     _print_lines(importlib.import_module("flows.pools").set_up(gpus, pool_type))
 
