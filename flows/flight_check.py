@@ -84,7 +84,7 @@ def _find(name: str, check: Callable[[], str]) -> Finding:
         word, detail = "ok", check()
     except NotSetUp as nothing:
         word, detail = "not set up", str(nothing)
-    except (CosmosRLError, httpx.HTTPError, OSError) as error:
+    except (CosmosRLError, httpx.HTTPError, subprocess.SubprocessError, OSError) as error:
         word, detail = "failed", str(error) or type(error).__name__
     return Finding(name, word, detail, time.monotonic() - began_s)
 

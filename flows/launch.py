@@ -21,6 +21,7 @@ from prefect.tasks import Task, exponential_backoff
 from cosmos_rl_core import store
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import EXIT_CODES, ConfigError, CosmosRLError, StageError
+from cosmos_rl_core.parallelism import Parallelism
 from flows import gpus, launchers
 from flows.display import Display
 from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState
@@ -142,11 +143,9 @@ class Launcher:
         flags += ["--numerics-record", store.join(self.run_url, "numerics", f"{request.stage}.json")]
         # Longer than what counts as hung, so that the supervisor decides and not a rank that waits for a large write.
         flags += ["--rank-timeout-s", str(2 * self.config.stall_timeout_s)]
-        if STAGES[request.stage].distributed and (size := self.config.shard_size_of(request.stage)) > 1:
-            flags += ["--dp-shard-size", str(size), *(["--fsdp-offload"] if self.config.fsdp_offload else [])]
-        if (size := self.config.cp_size_of(request.stage)) > 1:
-            flags += ["--cp-size", str(size)]
-        flags += ["--compile"] if self.config.compile else []
+        alone = Parallelism(compile=self.config.compile)
+        distributed = STAGES[request.stage].distributed
+        flags += (self.config.parallelism_of(request.stage) if distributed else alone).flags
         flags += ["--halve"] if request.slot in self._out_of_memory else []
         flags += [] if self.config.deterministic else ["--nondeterministic"]
         flags += ["--allow-numerics-change"] if self.allow_numerics_change else []
