@@ -12,8 +12,8 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from cosmos_rl_core import models, plugins
-from cosmos_rl_core.canonical import files_digest
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.file_digests import files_digest
 
 INDEX = "model_index.json"
 TRANSFORMER = "transformer"

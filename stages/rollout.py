@@ -53,7 +53,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         generate,
         samples_per_shard=config.samples_per_shard,
         tile=config.batch_size,
-        in_step=ranks.mesh is not None,
+        accompany=None if ranks.mesh is None else generate.sample,
     )
 
 
@@ -81,7 +81,7 @@ class _Generator:
         self.device, self.leads = ranks.device, ranks.leads
 
     def __call__(self, plans: list[SamplePlan]) -> dict[str, bytes]:
-        trajectory = self._sample(plans)
+        trajectory = self.sample(plans)
         if not self.leads:
             return {}
         with torch.no_grad():
@@ -94,7 +94,8 @@ class _Generator:
             files |= sample_files(plan, picture, to_bytes(_stored(trajectory, place, steps)), facts)
         return files
 
-    def _sample(self, plans: list[SamplePlan]) -> Trajectory:
+    def sample(self, plans: list[SamplePlan]) -> Trajectory:
+        """All that needs the transformer."""
         conditioning = stack([self._condition(plan.prompt.id) for plan in plans], self.device)
         scale = self.config.sample.guidance_scale
         negative = stack([self.conditioning[embed.NEGATIVE]] * len(plans), self.device) if scale != 1 else None

@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,6 +111,20 @@ def check_loss(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Tr
     assert all(value.shape == (3,) and not value.requires_grad for value in loss.metrics.values())
 
 
+def check_mask(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Transitions) -> None:
+    """What was given, here the first row, has no part in the gradient."""
+    prediction = torch.full((3, 2, 4, 4), 0.5, device="cpu", requires_grad=True)
+    mask = torch.tensor([0.0, 1.0, 1.0, 1.0], device="cpu").view(1, 1, 4, 1)
+
+    def velocity(part: str) -> torch.Tensor:
+        return prediction if part == "current" else torch.zeros_like(prediction)
+
+    loss = algorithm.loss(velocity, replace(batch, mask=mask))
+    (gradient,) = torch.autograd.grad(loss.per_sample.sum(), prediction)
+    assert gradient[:, :, 0].count_nonzero() == 0, f"{type(algorithm).__module__}: its loss does not heed batch.mask"
+    assert gradient[:, :, 1:].count_nonzero() > 0
+
+
 @pytest.mark.parametrize("name", plugins.known("algorithms"))
 def test_an_algorithm_plugin_conforms(name: str):
     options = options_of("algorithms", name, AlgorithmOptions, "type", dataset={"name": "rendered_text"})
@@ -126,6 +141,7 @@ def test_an_algorithm_plugin_conforms(name: str):
     assert algorithm.transitions or algorithm.data_term is None
     for batch in batches_of(algorithm, rewarded=options.rewarded):
         check_loss(algorithm, batch)
+        check_mask(algorithm, batch)
 
     if options.rewarded:
         scored = {
