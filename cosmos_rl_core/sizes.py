@@ -128,7 +128,7 @@ def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig |
 
     Without masks. None for a transformer that is not known here.
     """
-    transformer = pipelines.read_json(pipeline, "transformer", "config.json")
+    transformer = pipelines.settings(pipeline, "transformer")
     if (setting := _TEXT_CHANNELS.get(transformer.get("_class_name", ""))) is None:
         return None
     prefix = _frozen_prefix(pipeline, lora)

@@ -76,7 +76,7 @@ class _Model:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return pipelines.read_json(self.path, "transformer", "config.json")
+        return pipelines.settings(self.path, "transformer")
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -304,7 +304,7 @@ def _check_shared_videos(recipe: Recipe) -> None:
     path = pipelines.resolve_path(recipe.policy.model_name_or_path)
     shape = sizes.latent_shape(path, diffusers.inference_size, diffusers.train_frames)
     try:
-        sequence_shares.check(pipelines.read_json(path, "transformer", "config.json"), shape, num_peers)
+        sequence_shares.check(pipelines.settings(path, "transformer"), shape, num_peers)
     except ConfigError as error:
         raise ConfigError(f"launch.cp_size = {num_peers}: {error}") from error
 

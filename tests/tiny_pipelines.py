@@ -9,6 +9,7 @@ import torch
 from diffusers import (
     AutoencoderDC,
     AutoencoderKL,
+    AutoencoderKLLTX2Video,
     AutoencoderKLWan,
     Cosmos2_5_PredictBasePipeline,
     CosmosTransformer3DModel,
@@ -145,6 +146,37 @@ def _wan_vae(channels: int = 4) -> AutoencoderKLWan:
         latents_mean=[0.1, -0.2, 0.3, 0.0] * (channels // 4),
         latents_std=[1.5, 0.7, 2.0, 1.0] * (channels // 4),
     )
+
+
+def save_ltx2_vae(folder: Path) -> None:
+    """Write LTX2's VAE in the place of the one that the SANA-Video pipeline in ``folder`` has: 8 x 8 x 2 compression.
+
+    Its statistics are among its weights.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        vae = AutoencoderKLLTX2Video(
+            latent_channels=4,
+            block_out_channels=(8,),
+            down_block_types=("LTX2VideoDownBlock3D",),
+            decoder_block_out_channels=(16,),  # pyright: ignore[reportArgumentType]
+            layers_per_block=(1, 1),  # pyright: ignore[reportArgumentType]
+            decoder_layers_per_block=(1, 1),  # pyright: ignore[reportArgumentType]
+            spatio_temporal_scaling=(True,),
+            decoder_spatio_temporal_scaling=(True,),
+            downsample_type=("spatiotemporal",),  # pyright: ignore[reportArgumentType]
+            upsample_type=("spatiotemporal",),  # pyright: ignore[reportArgumentType]
+            upsample_residual=(True,),
+            upsample_factor=(2,),  # pyright: ignore[reportArgumentType]
+            spatial_compression_ratio=8,
+            temporal_compression_ratio=2,
+        )
+        vae.get_buffer("latents_mean").copy_(torch.tensor([0.1, -0.2, 0.3, 0.0]))
+        vae.get_buffer("latents_std").copy_(torch.tensor([1.5, 0.7, 2.0, 1.0]))
+    vae.save_pretrained(folder / "vae")
+    index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
+    index["vae"] = ["diffusers", "AutoencoderKLLTX2Video"]
+    (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
 def _sana(transformer: dict[str, Any]) -> SanaPipeline:

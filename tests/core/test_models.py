@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
 
-from cosmos_rl_core import pipelines, sizes
+from cosmos_rl_core import checkpoints, pipelines, sizes
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.sampling.flow import euler
@@ -160,6 +161,23 @@ def test_sana_models_that_are_told_the_guidance_or_have_another_vae_are_refused(
     change(folder / "vae/config.json", _class_name="AutoencoderKL")
     with pytest.raises(ConfigError, match=r"AutoencoderKL; supported here: Autoencoder(DC|KLWan, .*LTX2Video)$"):
         load(folder)
+
+
+def test_sana_video_with_the_vae_of_ltx2_makes_what_the_stock_pipeline_makes(tmp_path: Path):
+    folder = Path(tiny_pipelines.save_sana_video(tmp_path))
+    tiny_pipelines.save_ltx2_vae(folder)
+    family = load_family("sana_video", str(folder))
+    assert family.noise.shape[1:] == (4, 3, 4, 8)
+    latents = run_stock(family.stock, family.noise, num_inference_steps=2)
+    videos = run_stock(family.stock, family.noise, num_inference_steps=2, output_type="pil")
+    pixels = family.model.decode(latents)
+    assert torch.equal(pixels, torch.stack([torch.stack([torch.tensor(np.asarray(f)) for f in v]) for v in videos]))
+    mean, std = (family.stock.vae.get_buffer(f"latents_{name}").view(-1, 1, 1, 1) for name in ("mean", "std"))
+    encoded = family.stock.vae.encode(pixels.permute(0, 4, 1, 2, 3) / 127.5 - 1).latent_dist.mode()
+    assert torch.allclose(family.model.encode_media(pixels), (encoded - mean) / std, atol=1e-5)
+    change(folder / "vae/config.json", spatial_compression_ratio=None)
+    with pytest.raises(ConfigError, match=r"vae/config\.json does not say how many pixels and frames"):
+        checkpoints.check(str(folder))
 
 
 def test_wan_two_stage_and_image_to_video_pipelines_are_refused(folders, tmp_path):

@@ -1,6 +1,7 @@
 """What a plan knows of Cosmos-Predict2.5 before torch is there: packages, sizes, targets, bytes, guidance."""
 
 import json
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -47,17 +48,39 @@ def test_off_is_planned_and_pinned_only_where_it_changes_something(cosmos):
 def test_every_mistake_about_the_model_is_in_one_message(cosmos):
     with pytest.raises(ConfigError) as caught:
         cosmos(
-            "inference_size = [32, 160], train_frames = 9, sample = { guidance_scale = 1.5 }",
+            "inference_size = [32, 144], train_frames = 9, sample = { guidance_scale = 1.5 }",
             ("lora = { r = 2 }", 'lora = { r = 2, target_modules = ["to_q", "to_v_proj"] }'),
             ("[rollout]", '[validation]\ndataset = { name = "rendered_text" }\n[rollout]'),
         )
     for expected in (
         'policy.diffusers.guardrail, "required" unless it is set, needs the package cosmos_guardrail: pip install',
         "no weight matrix of this transformer ends in to_v_proj; it has",
-        "are [3, 2, 10] tokens (frames, height, width); the transformer has positions for at most [8, 8, 8]",
+        "are [3, 2, 9] tokens (frames, height, width); the transformer has positions for at most [8, 8, 8]",
         "guidance_scale = 1.5: evaluations are made by Cosmos2_5_PredictBasePipeline, which has no guidance below ours",
     ):
         assert str(caught.value).count(expected) == 1, (expected, str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "said"),
+    [
+        ("transformer", {"patch_size": [2, 2, 2]}, "patches of 2 latent frames have no noise level of their own each"),
+        ("transformer", {"in_channels": 4}, "takes 4 channels and the VAE makes 4 beside 1 of a mask"),
+        (
+            "vae",
+            {"_class_name": "AutoencoderKLCosmos"},
+            "has the VAE AutoencoderKLCosmos; supported here: AutoencoderKLWan",
+        ),
+    ],
+)
+def test_other_kinds_of_checkpoints_are_refused(cosmos, base, tmp_path, file, values, said):
+    folder = shutil.copytree(base, tmp_path / "other", copy_function=os.symlink)
+    config = folder / file / "config.json"
+    written = json.dumps(json.loads(config.read_text(encoding="utf-8")) | values)
+    config.unlink()
+    config.write_text(written, encoding="utf-8")
+    with pytest.raises(ConfigError, match=said):
+        cosmos(VIDEO, (f'"{base}"', f'"{folder}"'))
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_a_prompt_that_a_file_says_twice_is_one_prompt(recipe, words):
     [
         (("lora = { r = 2 }", 'lora = { target_modules = ["to_q", "to_x"] }'), "ends in to_x; it has "),
         (("[32, 64]", "[32, 60]"), "must be multiples of 8 pixels"),
-        (("[32, 64]", "[32, 128]"), "at most 64 pixels for this model"),
+        (("[32, 64]", "[32, 128]"), "the transformer has positions for at most [1, "),
         (("[32, 64]", "[32, -64]"), "policy.diffusers.inference_size.1: Input should be greater than or equal to 1"),
         (("[32, 64] }", "[32, 64], train_frames = 5 }"), "train_frames = 5: this model makes images"),
         (
