@@ -48,7 +48,7 @@ def test_a_rerun_is_made_again_shows_in_the_status_and_leaves_equal_artifacts_be
 ) -> None:
     before = flows.manifests()
     assert "iteration-0002/update" in flows.command("rerun", "--iteration", "2", "--stage", "reward-ocr")
-    assert "to be made" in flows.command("status")
+    assert "invalidated" in flows.command("status")
     flows.run(*COLD)
 
     assert "generation 2" in " ".join(flows.command("status").split())
