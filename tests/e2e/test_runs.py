@@ -168,7 +168,7 @@ def test_a_run_that_is_interrupted_by_ctrl_c_leaves_no_process(flows: Flows) -> 
     run.wait_until(lambda: flows.markers(REWARD, 0))
     run.process.send_signal(signal.SIGINT)
     try:
-        assert run.process.wait(30) != 0
+        assert run.process.wait(30) == 130
     except subprocess.TimeoutExpired:
         pytest.fail(f"it did not end:\n{run.said}")
     assert flows.nothing_is_left()
