@@ -43,7 +43,7 @@ class Rerun:
         what = f"generation {self.generation} of {self.step.slot}"
         if self.dry_run:
             return [*lines, f"nothing was changed; without --dry-run {what} would be ended and made again"]
-        return [*lines, f"{ended} {what}; run the recipe again to make it"]
+        return [*lines, f"{ended} {what}; give its command again or retry its flow run to make it"]
 
     def as_json(self) -> dict[str, Any]:
         """For scripts: ``run``, ``name``, ``slot``, ``generation`` that was ended, whether it was ``committed``,

@@ -30,8 +30,15 @@ class State:
     manifest: Manifest | None = None
     why: str = ""
     """Why it is stale, damaged or failed."""
-    attempts: int = 0
-    """Tries that left a log or files, those of ended generations too, and the one at work."""
+    logs: int = 0
+    """Of tries that ended before their flow did."""
+    folders: int = 0
+    """Of tries that wrote files."""
+
+    @property
+    def attempts(self) -> int:
+        """Tries that left a trace, those of ended generations too, and the one at work."""
+        return max(self.folders, self.logs + (self.word == "running"))
 
     @property
     def seconds(self) -> float | None:
@@ -160,14 +167,15 @@ def _states(every: Sequence[Step], kept: dict[str, State]) -> list[State]:
 
 def _state(step: Step, in_doubt: set[str]) -> State:
     """``in_doubt`` are the slots of earlier stages that do not stand."""
-    attempts = max(len(store.names(store.join(step.slot, folder))) for folder in ("attempts", "logs"))
+    logs, folders = (len(store.names(store.join(step.slot, name))) for name in ("logs", "attempts"))
+    found = State(step, "waits", logs=logs, folders=folders)
     try:
         generation, manifest = standing(step.slot)
     except ArtifactError as error:
-        return State(step, "damaged", why=_first_line(error), attempts=attempts)
+        return replace(found, word="damaged", why=_first_line(error))
+    found = replace(found, generation=generation, manifest=manifest)
     if manifest is None:
-        return State(step, "invalidated" if generation > 1 else "missing", generation, attempts=attempts)
-    found = State(step, "waits", generation, manifest, attempts=attempts)
+        return replace(found, word="invalidated" if generation > 1 else "missing")
     try:
         request = step.request()
     except ArtifactError:
@@ -192,11 +200,7 @@ def _with_progress(found: list[State], life: Life, progress: Progress) -> list[S
         left = {step.name for step in wave if step.name in left and step.slot.endswith(f"/{where}")} or left
     words: dict[Life, Word] = {"running": "running", "failed": "failed", "stopped": "interrupted"}
     word, why = words.get(life, "interrupted"), _first_line(progress.error) if life == "failed" else ""
-    more = 1 if word == "running" else 0
-    return [
-        replace(state, word=word, why=why, attempts=state.attempts + more) if state.step.name in left else state
-        for state in found
-    ]
+    return [replace(state, word=word, why=why) if state.step.name in left else state for state in found]
 
 
 def _first_line(error: object) -> str:

@@ -52,7 +52,7 @@ def rendered(overview: Overview, height: int | None = None) -> Iterator[str | Ta
     yield _table(overview, height)
     yield from (f"{state.step.name} is {state.word}: {state.why}" for state in overview.states if state.why)
     left = len(overview.states) - overview.standing
-    go_on = "; the command that it was run with goes on" if left and overview.life != "running" else ""
+    go_on = "; to go on, give its command again or retry its flow run" if left and overview.life != "running" else ""
     yield f"{overview.standing} of {len(overview.states)} stages stand{go_on}"
 
 

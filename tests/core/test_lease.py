@@ -1,6 +1,8 @@
 """A lease in the store: who gets it, who is refused, and how the one who lost it learns of it."""
 
+import itertools
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -11,7 +13,7 @@ import pytest
 
 from cosmos_rl_core import store
 from cosmos_rl_core.errors import LeaseError
-from cosmos_rl_core.lease import Lease
+from cosmos_rl_core.lease import Lease, holder_of
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = {"holder": "x", "host": "node-7", "machine": "another", "pid": 4, "started": 1.0}
@@ -114,3 +116,35 @@ def test_of_several_at_once_one_gets_it(tmp_path: Path):
     for thread in threads:
         thread.join()
     assert (len(taken), len(refused)) == (1, 7)
+
+
+def test_whoever_asks_is_told_the_holder_and_takes_nothing(tmp_path: Path):
+    url = f"{tmp_path}/run/lease"
+    assert holder_of(url) is None
+    with lease(url):
+        found = holder_of(url)
+        assert found is not None
+        assert found["pid"] == os.getpid()
+        before = set(store.files(url))
+        assert holder_of(url) == found
+        assert set(store.files(url)) == before
+    assert holder_of(url) is None
+
+
+def test_a_holder_elsewhere_is_one_as_long_as_its_counter_moves(tmp_path: Path):
+    url = f"{tmp_path}/run/lease"
+    held_elsewhere(url)
+    assert holder_of(url, beat_s=0.05) is None
+    ended = threading.Event()
+
+    def beat() -> None:
+        for count in itertools.count(42):
+            store.write(f"{url}/1.count", str(count).encode())
+            if ended.wait(0.02):
+                return
+
+    beats = threading.Thread(target=beat)
+    beats.start()
+    assert holder_of(url, beat_s=0.5) == {"pid": 4, "host": "node-7"}
+    ended.set()
+    beats.join()

@@ -111,6 +111,14 @@ def test_a_written_object_has_its_bytes_and_size(store_url):
     assert store.size(url) == 0
 
 
+def test_what_lies_directly_below_is_named_once(store_url):
+    for name in ("a/1", "a/2/x", "b", "a/2/y"):
+        store.write(f"{store_url}/names/{name}", b"x")
+    assert store.names(f"{store_url}/names") == {"a", "b"}
+    assert store.names(f"{store_url}/names/a") == {"1", "2"}
+    assert store.names(f"{store_url}/names/nothing") == set()
+
+
 def test_an_object_is_seen_as_soon_as_another_process_has_written_it(store_url):
     url = store.join(store_url, "later")
     assert store.read_if_exists(url) is None

@@ -41,7 +41,7 @@ def test_a_run_on_own_videos_asks_the_service_for_every_score_and_keeps_its_toke
         evaluations = [("cosmos_reason1", "video", 1), ("dance_grpo", "video", 1)]
         assert sent == sorted(2 * (rollout + evaluations))
 
-        assert "to be made" not in flows.command("status")
+        assert "to go on" not in flows.command("status")
     assert TOKEN not in said
     assert files_with(tmp_path, TOKEN) == []
     assert json.dumps(metrics(flows)).count("reward/remote-cosmos_reason1-no_score") > 0

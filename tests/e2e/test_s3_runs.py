@@ -65,7 +65,7 @@ def test_a_warm_run_on_s3_has_the_bytes_of_one_in_a_directory_and_the_secret_is_
     before = here.manifests()
     assert on_s3.run().count("stands") == len(before) + 1
     assert on_s3.fetch().manifests() == before
-    assert "to be made" not in on_s3.command("status")
+    assert "to go on" not in on_s3.command("status")
     assert on_s3.nothing_is_left()
 
 

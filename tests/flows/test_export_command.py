@@ -54,6 +54,6 @@ def test_a_newer_one_that_does_not_stand_is_passed_over_and_said(recipe, tmp_pat
     rerun(run.store_url, "hand", "export", 2)
     said, passed_over = export(run.store_url, "hand", str(tmp_path / "out"))
     assert said.startswith("policy 0 of hand: 1 files in ")
-    assert passed_over == "policy-0002/export is to be made"
+    assert passed_over == "policy-0002/export is invalidated"
     make_one(run.export(2))
     assert export(run.store_url, "hand", str(tmp_path / "out"))[0].startswith("policy 2 of hand")

@@ -66,7 +66,7 @@ def test_what_may_become_stale_is_what_was_made_from_it(recipe, tmp_path, stage,
     assert [name for name, word in after.items() if word == "waits"] == expected
     slot = before[ended].step.slot
     assert standing(slot) == (2, None)
-    assert lines[-1] == f"invalidated generation 1 of {slot}; run the recipe again to make it"
+    assert lines[-1] == f"invalidated generation 1 of {slot}; give its command again or retry its flow run to make it"
     assert store.size(store.join(slot, "manifest.1.json")) is not None
     assert json.loads(store.read(store.join(slot, "invalidated.1.json")))["reason"].startswith("asked for by")
 
@@ -169,7 +169,8 @@ def test_an_unfinished_generation_is_ended_and_nothing_of_it_adopted(recipe, tmp
 
     assert rerun(run.store_url, "hand", "rollout", 2) == [
         "nothing was made from iteration-0002/rollout",
-        f"nothing will be adopted from the unfinished generation 1 of {request.slot}; run the recipe again to make it",
+        f"nothing will be adopted from the unfinished generation 1 of {request.slot}; "
+        "give its command again or retry its flow run to make it",
     ]
     fresh = begin(request, layout=cut)
     fresh.shard(0, lambda: {"a": b"made anew"})

@@ -55,7 +55,7 @@ def test_of_a_run_that_has_not_begun_nothing_stands(recipe, tmp_path):
         ],
         [
             f"hand ({run.url}): no process works on it",
-            "0 of 11 stages stand; the command that it was run with goes on",
+            "0 of 11 stages stand; to go on, give its command again or retry its flow run",
         ],
     )
 

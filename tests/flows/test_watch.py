@@ -50,6 +50,8 @@ def begun(recipe, tmp_path) -> Run:
 def test_the_wave_at_work_is_running_and_its_tries_count(recipe, tmp_path):
     run = begun(recipe, tmp_path)
     store.write(store.join(run.iteration(0, "rollout"), "logs", "first.log"), b"killed")
+    # The second has written a file already.
+    store.write(store.join(run.iteration(0, "rollout"), "attempts", "second", "00000.tar"), b"samples")
     with run.lease(), Reporter(run.url) as reporter:
         reporter.working("iteration-0000/rollout", [AT])
         found = look(run.store_url, "hand")
