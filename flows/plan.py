@@ -14,12 +14,8 @@ from cosmos_rl_core.config.train import AnyDataset
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.sampling.solvers import check_settings
-<<<<<<< HEAD
-from flows import costs, launchers
-from flows.datasets import data_prompts_of, is_trained_on, media_of, prompts_of
-=======
 from flows import costs, known_runs, launchers
->>>>>>> f3eb04146764be271ee14d6386e67df7571660e9
+from flows.datasets import data_prompts_of, is_trained_on, media_of, prompts_of
 from flows.solver import with_solver
 from stages.contracts import FORMAT, ModelRef
 
