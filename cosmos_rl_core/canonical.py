@@ -26,9 +26,10 @@ def sha256(data: bytes) -> str:
 
 def files_digest(files: dict[str, Path]) -> str:
     """Sha256 (hex) over names and bytes of files; times, order and where they lie do not count."""
-    return digest([[name, _file_sha256(files[name])] for name in sorted(files)])
+    return digest([[name, file_sha256(files[name])] for name in sorted(files)])
 
 
-def _file_sha256(file: Path) -> str:
+def file_sha256(file: Path) -> str:
+    """Sha256 (hex) of a file's bytes, which are not in memory as a whole."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
