@@ -98,7 +98,7 @@ def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
     """The pipeline as users load it."""
     plugin: Any = _loading.adapter_of(str(folder))
     if hasattr(plugin, "load_stock"):
-        pipeline = plugin.load_stock(str(folder), guardrail=False)
+        pipeline = plugin.load_stock(str(folder), guardrail=False, device=CPU)
     else:
         pipeline = diffusers.DiffusionPipeline.from_pretrained(str(folder), local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)

@@ -86,7 +86,7 @@ def test_an_export_takes_a_small_part_of_the_models_size_and_reloads_equal(
     assert peak < 8 * BLOCK_BYTES + 4 * largest + 2**18
     assert peak < 0.2 * model
 
-    Artifact(input_of(whole.slot)).copy_to(tmp_path / "out")
+    Artifact(input_of(whole.slot)).bring_to(tmp_path / "out")
     out = tmp_path / "out/pipeline"
     assert pipelines.pipeline_files(out) == pipelines.pipeline_files(base)
     assert len(pipelines.transformer_files(out)) > 3
