@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from cosmos_rl_core import plugins
+from cosmos_rl_core import plugins, sizes
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.export import full_pipeline, lora_files
-from cosmos_rl_core.memory import is_matrix
+from cosmos_rl_core.memory import in_half, is_matrix
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.policy_weights import CURRENT, prepare
 from cosmos_rl_core.precision import ParamDtype, computes_in
@@ -91,12 +91,15 @@ def test_in_bfloat16_the_pictures_are_nearly_those_of_float32(
     autocast(whole.transformer)
     assert np.array_equal(found, pictures(whole))
 
+    held, shapes = halved.transformer.state_dict(), sizes.weight_shapes(path)
+    planned = in_half(shapes) + (in_half(sizes.trainable_shapes(shapes, lora)) if lora else 0)
+    assert sum(tensor.nbytes for tensor in held.values()) == planned
     for name, component in halved.components.items():
         for key, tensor in component.named_parameters() if isinstance(component, nn.Module) else ():
             plain = key.replace(".base_layer.", ".")
-            in_half = name == "transformer" and is_matrix(plain, tuple(tensor.shape))
+            halved_too = name == "transformer" and is_matrix(plain, tuple(tensor.shape))
             if ".lora_" not in key:
-                assert tensor.dtype == (torch.bfloat16 if in_half else torch.float32), (name, key)
+                assert tensor.dtype == (torch.bfloat16 if halved_too else torch.float32), (name, key)
 
 
 @pytest.mark.slow
