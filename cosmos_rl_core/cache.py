@@ -125,3 +125,11 @@ def of_node(url: str, environment: Mapping[str, str] = os.environ) -> Cache | No
     except OSError as error:
         raise ConfigError(f"{DIRECTORY} = {name!r} cannot be used: {error.strerror}") from error
     return Cache(Path(name), max_bytes)
+
+
+def of_user(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Where this user's programs keep what may be forgotten; None where the environment names no such place."""
+    if found := environment.get("XDG_CACHE_HOME"):
+        return Path(found, "cosmos-rl-flows")
+    home = environment.get("HOME")
+    return Path(home, ".cache", "cosmos-rl-flows") if home else None

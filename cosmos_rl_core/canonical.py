@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 
@@ -22,14 +21,3 @@ def digest(value: Any) -> str:
 def sha256(data: bytes) -> str:
     """Sha256 (hex) of bytes."""
     return hashlib.sha256(data).hexdigest()
-
-
-def files_digest(files: dict[str, Path]) -> str:
-    """Sha256 (hex) over names and bytes of files; times, order and where they lie do not count."""
-    return digest([[name, file_sha256(files[name])] for name in sorted(files)])
-
-
-def file_sha256(file: Path) -> str:
-    """Sha256 (hex) of a file's bytes, which are not in memory as a whole."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,6 +1,6 @@
 """The process group, small: what stages need of ``torch.distributed``, and one process without it.
 
-It reads the environment, which few modules do: torchrun's rank and size.
+It reads the environment, which few modules do: torchrun's rank.
 """
 
 import datetime
@@ -13,19 +13,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.parallelism import ALONE, Parallelism
 from cosmos_rl_core.sharding import REPLICATE, SHARD
 
 
 class Group:
     """Ranks that work together. With one process and no torchrun every collective is the identity.
 
-    Consecutive ranks share the tokens of each video, ``cp_size`` of them: what follows calls them peers, of which the
-    first leads. They are given the same work, so that work is dealt by ``data_rank`` of ``data_world_size``. Who shares
-    weights with whom is another matter: the mesh spans all ranks.
-
-    Raises :class:`ConfigError` unless ``cp_size``, and ``shard_size``, how many ranks share one copy of the weights,
-    divide them.
+    What follows calls ranks that share the tokens of a video peers, of which the first leads. They are given the same
+    work, so that work is dealt by ``data_rank`` of ``data_world_size``. Who shares weights with whom is another matter:
+    the mesh spans all ranks.
     """
 
     mesh: DeviceMesh | None = None
@@ -34,36 +31,25 @@ class Group:
     peers: dist.ProcessGroup | None = None
     """This rank's peers and itself; None where each rank has videos of its own."""
 
-    def __init__(
-        self,
-        timeout_s: float,
-        shard_size: int = 1,
-        *,
-        cp_size: int = 1,
-        offload: bool = False,
-        compiles: bool = False,
-    ) -> None:
-        self.offload, self.compiles = offload, compiles
+    def __init__(self, timeout_s: float, parallelism: Parallelism = ALONE) -> None:
+        self.parallelism = parallelism
         self.rank = int(os.environ.get("RANK", "0"))
-        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.world_size, self.data_world_size = parallelism.world_size, parallelism.data_world_size
+        cp_size = parallelism.cp_size
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         cuda = torch.cuda.is_available()
         self.device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
-        self.data_rank, self.data_world_size = self.rank // cp_size, self.world_size // cp_size
-        self.leads = self.rank % cp_size == 0
+        self.data_rank, self.leads = self.rank // cp_size, self.rank % cp_size == 0
         if cuda:
             torch.cuda.set_device(self.device)
         timeout = datetime.timedelta(seconds=timeout_s)
         if self.world_size > 1:
             # One backend per device: objects and CPU tensors go over gloo, gradients over NCCL where there is CUDA.
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
-        for setting, size in {"dp_shard_size": shard_size, "cp_size": cp_size}.items():
-            if self.world_size % size:
-                raise ConfigError(f"launch.{setting} = {size} does not divide {self.world_size} ranks")
-        if shard_size > 1:
-            replicas = self.world_size // shard_size
-            mesh = init_device_mesh(self.device.type, (replicas, shard_size), mesh_dim_names=(REPLICATE, SHARD))
-            self.mesh = mesh if replicas > 1 else mesh[SHARD]
+        if parallelism.dp_shard_size > 1:
+            shape = parallelism.dp_replicate_size, parallelism.dp_shard_size
+            mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=(REPLICATE, SHARD))
+            self.mesh = mesh if shape[0] > 1 else mesh[SHARD]
         if cp_size > 1:
             peers, _ = dist.new_subgroups(cp_size, timeout=timeout)
             assert isinstance(peers, dist.ProcessGroup)

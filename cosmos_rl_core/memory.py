@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cosmos_rl_core.parallelism import ALONE, Parallelism
 from cosmos_rl_core.sizes import FLOAT32_BYTES, patch_shape
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -34,11 +35,8 @@ NOISE_LEVELS = {"CosmosTransformer3DModel": 5}
 class Spread:
     """How the ranks of a stage share a transformer's weights, and what they compute with."""
 
-    shard_size: int = 1
-    offload: bool = False
+    parallelism: Parallelism = ALONE
     half: bool = False
-    peers: int = 1
-    """Ranks that share the tokens of a sample."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +66,16 @@ class Tokens:
 def resting(shapes: Shapes, spread: Spread) -> Bytes:
     """One float32 copy of these tensors, as :func:`cosmos_rl_core.sharding.shard` leaves it on a rank.
 
-    Matrices are cut by rows, and with ``offload`` rest in the CPU's memory; everything else is whole.
+    Matrices are cut by rows, and with ``fsdp_offload`` rest in the CPU's memory; everything else is whole.
     """
     whole = cut = 0
+    ranks = spread.parallelism.dp_shard_size
     for name, shape in shapes.items():
-        if spread.shard_size > 1 and is_matrix(name, shape):
-            cut += -(-shape[0] // spread.shard_size) * math.prod(shape[1:])
+        if ranks > 1 and is_matrix(name, shape):
+            cut += -(-shape[0] // ranks) * math.prod(shape[1:])
         else:
             whole += math.prod(shape)
-    on_cpu = cut if spread.offload else 0
+    on_cpu = cut if spread.parallelism.fsdp_offload else 0
     return Bytes(FLOAT32_BYTES * (whole + cut - on_cpu), FLOAT32_BYTES * on_cpu)
 
 
@@ -106,7 +105,7 @@ def visiting(shapes: Shapes, spread: Spread, *, backward: bool, all_train: bool,
     largest, every = max(blocks.values(), default=0), sum(blocks.values())
     root = sum(math.prod(shape) for name, shape in shapes.items() if is_matrix(name, shape)) - every
     bytes_each = HALF_BYTES if spread.half else FLOAT32_BYTES
-    if spread.shard_size > 1:
+    if spread.parallelism.dp_shard_size > 1:
         gradients = FLOAT32_BYTES * (root + largest) if backward and all_train else 0
         return bytes_each * (root + min(2 * largest, every)) + gradients
     if not spread.half:

@@ -1,6 +1,7 @@
 """What a run will write, before it starts."""
 
 import math
+from typing import Literal
 
 from cosmos_rl_core import pipelines, plugins, sizes
 from cosmos_rl_core.algorithms._base import Algorithm, trained_steps
@@ -54,10 +55,22 @@ def policy_parts(recipe: Recipe) -> dict[str, int]:
         "current": size,
         "old": size if algorithm.old_decay(0) is not None else 0,
         "ema": size if recipe.train.ema_enable else 0,
-        "reference": size if algorithm.reference_after(0) != "base" else 0,
+        "reference": size if reference_after(recipe, 0) != "base" else 0,
         "optimizer": 2 * size,
     }
     return {part: number for part, number in parts.items() if number}
+
+
+def reference_after(recipe: Recipe, iteration: int) -> Literal["base", "kept", "renewed"]:
+    """Where the reference of the policy after ``iteration`` comes from.
+
+    A policy that began from scratch is compared with where it began, which no file of the base holds: it carries that
+    on from its first version.
+    """
+    algorithm = algorithm_of(recipe)
+    after = algorithm.reference_after(iteration)
+    carries = recipe.policy.from_scratch and "reference" in algorithm.roles
+    return "kept" if after == "base" and carries else after
 
 
 def check_budget(recipe: Recipe) -> None:
@@ -121,6 +134,12 @@ def _kept_policies(recipe: Recipe, parts: dict[str, int]) -> int:
     iterations = recipe.train.num_iterations
     whole = min(iterations, recipe.train.ckpt.max_keep or iterations)
     return whole * sum(parts.values()) + (iterations - whole) * (parts["current"] + parts.get("ema", 0))
+
+
+def needs_data(recipe: Recipe) -> bool:
+    """Whether rollouts or updates read prepared media; supervised training encodes them as they are drawn."""
+    policy = recipe.train.train_policy
+    return algorithm_of(recipe).data_term is not None or (policy.rewarded and policy.given_frames[1] > 0)
 
 
 def algorithm_of(recipe: Recipe) -> Algorithm:

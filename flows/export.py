@@ -1,10 +1,10 @@
 """Bring a run's exported weights to where they are wanted, laid out as cosmos-rl lays them out."""
 
+import hashlib
 import secrets
 import shutil
 from pathlib import Path
 
-from cosmos_rl_core.canonical import file_sha256
 from cosmos_rl_core.errors import ConfigError
 from flows.requests import Run
 from flows.status import states
@@ -48,9 +48,7 @@ def _copy(artifact: Artifact, target: Path) -> int:
     files = {name.removeprefix(PIPELINE): name for name in artifact.names()}
     if target.exists():
         there = {str(path.relative_to(target)): path for path in target.rglob("*") if path.is_file()}
-        if there.keys() == files.keys() and all(
-            file_sha256(there[n]) == artifact.entry(files[n]).sha256 for n in files
-        ):
+        if there.keys() == files.keys() and all(_sha256(there[n]) == artifact.entry(files[n]).sha256 for n in files):
             return len(files)
         raise ConfigError(f"{target} exists and holds something else; name another directory, or remove it")
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
@@ -59,6 +57,13 @@ def _copy(artifact: Artifact, target: Path) -> int:
             (partial / path).parent.mkdir(parents=True, exist_ok=True)
             copy(artifact.url, artifact.entry(name), partial / path)
         partial.rename(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}; name another directory") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return len(files)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -21,7 +21,8 @@ from prefect.tasks import Task, exponential_backoff
 from cosmos_rl_core import store
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import EXIT_CODES, ConfigError, CosmosRLError, StageError
-from flows import launchers
+from cosmos_rl_core.parallelism import Parallelism
+from flows import gpus, launchers
 from flows.display import Display
 from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState
 from stages.artifacts import standing, why_stale
@@ -86,7 +87,8 @@ class Launcher:
         self.check()
         missing = [request for request in requests if standing_manifest(request) is None]
         if missing:
-            self._make(name, missing)
+            with gpus.taken(missing, self.config, self.display.note, self.check):
+                self._make(name, missing)
         manifests = [standing_manifest(request) for request in requests]
         if any(manifest is None for manifest in manifests):
             raise StageError.of("crash", f"{name} ended without an artifact that stands")
@@ -141,11 +143,9 @@ class Launcher:
         flags += ["--numerics-record", store.join(self.run_url, "numerics", f"{request.stage}.json")]
         # Longer than what counts as hung, so that the supervisor decides and not a rank that waits for a large write.
         flags += ["--rank-timeout-s", str(2 * self.config.stall_timeout_s)]
-        if STAGES[request.stage].distributed and (size := self.config.shard_size_of(request.stage)) > 1:
-            flags += ["--dp-shard-size", str(size), *(["--fsdp-offload"] if self.config.fsdp_offload else [])]
-        if (size := self.config.cp_size_of(request.stage)) > 1:
-            flags += ["--cp-size", str(size)]
-        flags += ["--compile"] if self.config.compile else []
+        alone = Parallelism(compile=self.config.compile)
+        distributed = STAGES[request.stage].distributed
+        flags += (self.config.parallelism_of(request.stage) if distributed else alone).flags
         flags += ["--halve"] if request.slot in self._out_of_memory else []
         flags += [] if self.config.deterministic else ["--nondeterministic"]
         flags += ["--allow-numerics-change"] if self.allow_numerics_change else []
@@ -256,6 +256,6 @@ def _worth_retrying(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bo
 
 def _refuse_overlap(requests: Sequence[Request]) -> None:
     slots = [request.slot for request in requests]
-    gpus = [gpu for request in requests for gpu in request.gpus]
-    if len(set(slots)) != len(slots) or len(set(gpus)) != len(gpus):
+    sets = [gpu for request in requests for gpu in request.gpus]
+    if len(set(slots)) != len(slots) or len(set(sets)) != len(sets):
         raise ConfigError("requests of one wave must have slots and GPU sets of their own")

@@ -58,10 +58,10 @@ class StageMemory:
 
 def stages(recipe: Recipe) -> list[StageMemory]:
     """Of every stage that loads a part of the pipeline or goes through its weights, in the order of a run."""
-    model, algorithm, validation = _Model(recipe), costs.algorithm_of(recipe), recipe.validation
+    model, validation = _Model(recipe), recipe.validation
     held_out = validation is not None and validation.data is not None
     found = {"embed": model.holding("text_encoder")}
-    if algorithm.given_frames[1] > 0 or algorithm.data_term is not None or held_out:
+    if costs.needs_data(recipe) or held_out:
         found["encode"] = model.holding("vae")
     if recipe.train.train_policy.rewarded:
         found |= {"rollout": model.rollout(), "update": model.update()}
@@ -168,10 +168,7 @@ class _Model:
         return self.recipe.train.param_dtype == "bfloat16"
 
     def _spread(self, stage: str) -> Spread:
-        launch = self.recipe.launch
-        shard_size = launch.shard_size_of(stage)
-        offload = launch.fsdp_offload and shard_size > 1
-        return Spread(shard_size, offload, self._half, launch.cp_size_of(stage))
+        return Spread(self.recipe.launch.parallelism_of(stage), half=self._half)
 
     def _transformer(self, spread: Spread) -> Bytes:
         base = resting(self.shapes, spread)
@@ -187,7 +184,7 @@ class _Model:
         if self.latents is None or self._text_elements is None:
             return None
         text = sizes.text_tokens(self.path, self.recipe.policy.diffusers.max_prompt_length)
-        return Tokens(-(-num_tokens(self.latents, self.config) // spread.peers), text)
+        return Tokens(-(-num_tokens(self.latents, self.config) // spread.parallelism.cp_size), text)
 
     def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes | None:
         """So many tensors of the size of latents a sample, and the texts that it is conditioned on."""

@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from cosmos_rl_core import plugins, seeds, store
 from cosmos_rl_core.algorithms._base import Algorithm
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig
 from cosmos_rl_core.config.train import DatasetOptions, RewardedOptions, SupervisedOptions
 from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.lease import Lease
+from cosmos_rl_core.lease import Lease, holder_of
 from cosmos_rl_core.schedules import ema_decay, lr_factor
+from flows import costs
 from flows.plan import Plan, data_of, run_url
 from stages import contracts
 from stages.artifacts import drop, input_of
@@ -50,11 +52,7 @@ class Run:
     @property
     def needs_data(self) -> bool:
         """Whether rollouts or updates read prepared media."""
-        return self._gives_frames or self._algorithm.data_term is not None
-
-    @property
-    def _gives_frames(self) -> bool:
-        return self._algorithm.given_frames[1] > 0
+        return costs.needs_data(self.recipe)
 
     @property
     def evaluates(self) -> bool:
@@ -84,6 +82,10 @@ class Run:
     def lease(self) -> Lease:
         """What only one process at a time has that makes or deletes artifacts of this run."""
         return Lease(self.slot("lease"))
+
+    def holder(self) -> dict[str, Any] | None:
+        """``pid`` and ``host`` of the process that has the lease; None if nobody works on the run."""
+        return holder_of(self.slot("lease"))
 
     def iteration(self, k: int, stage: str) -> str:
         """URL of a stage's slot in iteration k."""
@@ -165,7 +167,7 @@ class Run:
 
     def rollout(self, k: int) -> Request:
         """Samples of iteration k from the behaviour part of policy k."""
-        rollout = self.recipe.rollout
+        rollout, given_frames = self.recipe.rollout, self.recipe.train.train_policy.given_frames
         config = contracts.Rollout(
             model=self.plan.model,
             lora=self.recipe.policy.lora,
@@ -176,14 +178,14 @@ class Run:
             sample=self.recipe.policy.diffusers.sample.rollout,
             train_on=self._algorithm.train_on,
             use_same_seed=self._algorithm.use_same_seed,
-            given_frames=self._algorithm.given_frames,
+            given_frames=given_frames,
             batch_size=rollout.n_generation_mini_batch,
             samples_per_shard=rollout.samples_per_shard,
         )
         inputs = {
             "policy": (self._behaviour(k),),
             "embeddings": (input_of(self.embed_slot),),
-            "data": (input_of(self.encode_slot),) if self._gives_frames else (),
+            "data": (input_of(self.encode_slot),) if given_frames[1] > 0 else (),
         }
         return self._request(self.iteration(k, "rollout"), config, k, inputs)
 
@@ -233,7 +235,7 @@ class Run:
             steps=self._steps(k * num_steps, num_steps),
             keeps_ema=recipe.train.ema_enable,
             old_decay=self._algorithm.old_decay(k),
-            reference=self._algorithm.reference_after(k),
+            reference=costs.reference_after(recipe, k),
             density=recipe.policy.diffusers.density,
         )
         inputs = {

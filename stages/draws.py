@@ -19,7 +19,7 @@ from cosmos_rl_core.sampling.schedule import Schedule
 from cosmos_rl_core.training import DrawKey, random_times, sft_time, training_noise
 from stages import embed, encode
 from stages.contracts import Request
-from stages.given import NUM_GIVEN, num_given
+from stages.given import NUM_GIVEN, own_frames
 from stages.sample_tensors import SampleTensors
 from stages.trainer import MicroBatch
 
@@ -189,7 +189,7 @@ class DataDraws:
         x_0 = [self.latents[item] for item, _ in items]
         own = [
             self.conditioning[embed.EMPTY if self._drop(sample_id, epoch, place) else prompt_id]
-            | self._given(latents, sample_id, epoch, place)
+            | own_frames(latents, self.term.given_frames, self._generator("data given frames", sample_id, epoch, place))
             for sample_id, latents, (_, prompt_id) in zip(ids, x_0, items, strict=True)
         ]
         conditioning = stack(own, device)
@@ -205,14 +205,6 @@ class DataDraws:
     def _item(self, sample_id: str, epoch: int, place: int) -> tuple[str, str]:
         generator = self._generator("data item", sample_id, epoch, place)
         return self.latents.choose(self.steps.stored.prompt_ids[sample_id], generator)
-
-    def _given(self, latents: Tensor, sample_id: str, epoch: int, place: int) -> Conditioning:
-        """The item's own first frames, as many as are drawn; nothing for models that are given none."""
-        bounds = self.term.given_frames
-        if bounds[1] == 0:
-            return {}
-        count = num_given(bounds, self._generator("data given frames", sample_id, epoch, place))
-        return given_frames(latents[:, :count], latents.shape[1])
 
     def _noised(self, sample_id: str, epoch: int, place: int) -> tuple[float, Tensor]:
         """Noise level and noise."""

@@ -9,6 +9,7 @@ from cosmos_rl_core import half_weights, pipelines, plugins
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.precision import ParamDtype
 from stages.contracts import ModelRef
@@ -46,7 +47,7 @@ def load_stock(ref: ModelRef, path: str, param_dtype: ParamDtype, device: torch.
         local_files_only=True,
         # Not by way of the CPU's memory, which all ranks of a machine share.
         device_map=device.type,
-        **({} if transformer is None else {"transformer": transformer}),
+        **_loading.absent(path) | ({} if transformer is None else {"transformer": transformer}),
     )
 
 

@@ -105,7 +105,7 @@ def load_policy(
     mesh = group.mesh
 
     def spread(transformer: nn.Module) -> Shards:
-        if group.compiles:
+        if group.parallelism.compile:
             # Before FSDP, whose hooks are not to be compiled.
             sharding.compile_blocks(transformer)
         if mesh is None:
@@ -116,7 +116,7 @@ def load_policy(
             pipelines.resolve_path(config.model.path),
             group.device,
             compute=half(config.param_dtype),
-            offload=group.offload,
+            offload=group.parallelism.fsdp_offload,
         )
 
     transformer = "transformer" if mesh is None else EMPTY_TRANSFORMER

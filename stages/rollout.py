@@ -20,7 +20,6 @@ from cosmos_rl_core.policy_weights import to_bytes
 from cosmos_rl_core.precision import computes_in
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import Trajectory, sample
-from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
 from stages import contracts, embed, policy
 from stages.contracts import Request
@@ -43,7 +42,8 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     ranks = context.ranks
     components = ("vae", *config.model.guardrail) if ranks.leads else ()
     model, _ = policy.load_policy(config, components, request.one("policy"), ranks, reference=False)
-    kernel = kernel_of(config.sample, lambda: schedule_of(model.scheduler, config.sample.num_steps))
+    size = config.media.size, config.media.frames
+    kernel = kernel_of(config.sample, lambda: model.schedule(config.sample.num_steps, *size))
     kernel.check_trainable(step for step in config.train_on if step != -1)
     conditioning = embed.Embeddings(request.one("embeddings"), [*(p.id for p in config.prompts), embed.NEGATIVE])
     generate = _Generator(request, config, model, conditioning, kernel, ranks)
@@ -53,7 +53,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         generate,
         samples_per_shard=config.samples_per_shard,
         tile=config.batch_size,
-        in_step=ranks.mesh is not None,
+        accompany=None if ranks.mesh is None else generate.sample,
     )
 
 
@@ -81,7 +81,7 @@ class _Generator:
         self.device, self.leads = ranks.device, ranks.leads
 
     def __call__(self, plans: list[SamplePlan]) -> dict[str, bytes]:
-        trajectory = self._sample(plans)
+        trajectory = self.sample(plans)
         if not self.leads:
             return {}
         with torch.no_grad():
@@ -94,7 +94,8 @@ class _Generator:
             files |= sample_files(plan, picture, to_bytes(_stored(trajectory, place, steps)), facts)
         return files
 
-    def _sample(self, plans: list[SamplePlan]) -> Trajectory:
+    def sample(self, plans: list[SamplePlan]) -> Trajectory:
+        """All that needs the transformer."""
         conditioning = stack([self._condition(plan.prompt.id) for plan in plans], self.device)
         scale = self.config.sample.guidance_scale
         negative = stack([self.conditioning[embed.NEGATIVE]] * len(plans), self.device) if scale != 1 else None

@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.numerics import numerics
+from cosmos_rl_core.parallelism import ALONE, Parallelism
 from cosmos_rl_core.processes import die_with_parent
 from stages.artifacts import Attempt, differences, layout_halvings, read_manifest, read_record
 from stages.contracts import Request
@@ -102,10 +103,7 @@ class Settings:
     numerics_record: str | None
     allow_numerics_change: bool
     halve: bool = False
-    dp_shard_size: int = 1
-    cp_size: int = 1
-    fsdp_offload: bool = False
-    compile: bool = False
+    parallelism: Parallelism = ALONE
     rank_timeout_s: float = 3600.0
 
 
@@ -114,22 +112,9 @@ def main(argv: list[str] | None = None) -> int:
     die_with_parent()
     args = _parser().parse_args(argv)
     path = Path(args.request)
-    settings = Settings(
-        outcome=Path(args.outcome) if args.outcome else path.parent,
-        threads=args.threads,
-        deterministic=not args.nondeterministic,
-        numerics_record=args.numerics_record,
-        allow_numerics_change=args.allow_numerics_change,
-        halve=args.halve,
-        dp_shard_size=args.dp_shard_size,
-        cp_size=args.cp_size,
-        fsdp_offload=args.fsdp_offload,
-        compile=args.compile,
-        rank_timeout_s=args.rank_timeout_s,
-    )
-    outcome = Outcome(settings.outcome, int(os.environ.get("RANK", "0")))
+    outcome = Outcome(Path(args.outcome) if args.outcome else path.parent, int(os.environ.get("RANK", "0")))
     try:
-        execute(Request.model_validate_json(path.read_bytes()), settings, outcome)
+        execute(Request.model_validate_json(path.read_bytes()), _settings(args, outcome.directory), outcome)
     except Exception as error:
         failure = failure_of(error, collective=_is_collective(error))
         try:
@@ -143,6 +128,25 @@ def main(argv: list[str] | None = None) -> int:
         )
         return failure.exit_code
     return 0
+
+
+def _settings(args: argparse.Namespace, outcome: Path) -> Settings:
+    return Settings(
+        outcome=outcome,
+        threads=args.threads,
+        deterministic=not args.nondeterministic,
+        numerics_record=args.numerics_record,
+        allow_numerics_change=args.allow_numerics_change,
+        halve=args.halve,
+        parallelism=Parallelism(
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            dp_shard_size=args.dp_shard_size,
+            cp_size=args.cp_size,
+            fsdp_offload=args.fsdp_offload,
+            compile=args.compile,
+        ),
+        rank_timeout_s=args.rank_timeout_s,
+    )
 
 
 def execute(request: Request, settings: Settings, outcome: Outcome) -> Manifest:
@@ -201,10 +205,7 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
         threads=settings.threads,
         deterministic=settings.deterministic,
         timeout_s=settings.rank_timeout_s,
-        dp_shard_size=settings.dp_shard_size,
-        cp_size=settings.cp_size,
-        offload=settings.fsdp_offload,
-        compiles=settings.compile,
+        parallelism=settings.parallelism,
     )
     found = numerics(
         world_size=ranks.world_size,
@@ -212,13 +213,7 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
         deterministic=settings.deterministic,
         torch=torch_runtime.torch,
     )
-    return ranks, found | {
-        "attention_backend": torch_runtime.ATTENTION_BACKEND,
-        "dp_shard_size": settings.dp_shard_size,
-        "cp_size": settings.cp_size,
-        "fsdp_offload": settings.fsdp_offload,
-        "compile": settings.compile,
-    }
+    return ranks, found | {"attention_backend": torch_runtime.ATTENTION_BACKEND, **asdict(settings.parallelism)}
 
 
 def _check_numerics(stage: str, found: dict[str, Any], settings: Settings, outcome: Outcome) -> list[str]:

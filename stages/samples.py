@@ -84,13 +84,14 @@ def write_samples(
     *,
     samples_per_shard: int,
     tile: int,
-    in_step: bool = False,
+    accompany: Callable[[list[SamplePlan]], object] | None = None,
 ) -> dict[str, float]:
     """Write ``samples/<n>.tar`` and ``index.parquet``: every rank its shards, adopted where an earlier attempt made
     them; peers have the same, and their leader writes them.
 
-    ``generate`` turns at most ``tile`` samples, all of one shard, into shard members. ``in_step`` says that all ranks
-    must call it equally often, as they share the weights: who has less to do makes samples that nobody keeps.
+    ``generate`` turns at most ``tile`` samples, all of one shard, into shard members. ``accompany`` is for ranks that
+    share weights, all of which must do as many forward passes: what of ``generate`` needs those weights, and no more,
+    for who has less to make than others.
     """
     ranks = context.ranks
     by_id = {sample.sample_id: sample for sample in samples}
@@ -102,7 +103,8 @@ def write_samples(
     adopted = _adopt(context, mine)
     to_make = [index for index in mine if index not in adopted]
     num_calls = sum(len(tiles[index]) for index in to_make)
-    rounds = max(ranks.gather(num_calls)) if in_step else 0
+    # Before the first of them, whose forward pass waits for all ranks.
+    most_calls = num_calls if accompany is None else max(ranks.gather(num_calls))
     done = sum(mine[index] for index in adopted)
     for index in to_make:
         members: dict[str, bytes] = {}
@@ -113,9 +115,10 @@ def write_samples(
         if ranks.leads:
             context.attempt.finish(index, {shard_name(index): shards.pack(members)})
         context.progress("sampling", done, total)
-    for call in range(num_calls, rounds):
-        context.progress("sampling beside the others", call, rounds)
-        generate(tiles[0][0])
+    if accompany is not None:
+        for call in range(num_calls, most_calls):
+            context.progress("sampling beside the others", call, most_calls)
+            accompany(tiles[0][0])
     if ranks.rank == 0:
         context.attempt.put(INDEX, index_of(samples, shard_ids))
     size = sum(entry.size for name, entry in context.attempt.files.items() if name.startswith("samples/"))

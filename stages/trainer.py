@@ -110,7 +110,9 @@ class Trainer:
         copies: list[str],
     ) -> "Trainer":
         """Take up the policy where the last stage left it; a copy that it does not have yet starts as ``current``."""
-        reference, steps = "reference" in algorithm.roles, config.steps
+        steps = config.steps
+        # The base's, unless this policy carries one on.
+        reference = "reference" in algorithm.roles and "reference" not in copies
         model, weights = load_policy(config, components, policy, context.ranks, reference=reference)
         if config.gradient_checkpointing:
             model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]

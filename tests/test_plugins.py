@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,12 +25,15 @@ from cosmos_rl_core.sampling.transition import Coefficients
 
 
 def check_offers(plugin: type, protocol: type) -> None:
-    """A class has the members of a protocol, with arguments of the same names."""
+    """A class, with what it inherits, has the members of a protocol, with arguments of the same names."""
     where = f"{inspect.getfile(plugin)}:{inspect.getsourcelines(plugin)[1]}"
-    nodes = list(ast.walk(ast.parse(inspect.getsource(plugin))))
+    own = [cls for cls in plugin.__mro__ if cls.__module__.partition(".")[0] == plugin.__module__.partition(".")[0]]
+    nodes = [node for cls in own for node in ast.walk(ast.parse(inspect.getsource(cls)))]
     assigned: list[ast.expr] = [target for n in nodes if isinstance(n, ast.Assign) for target in n.targets]
     assigned += [n.target for n in nodes if isinstance(n, ast.AnnAssign)]
-    offered = {ast.unparse(target).removeprefix("self.") for target in assigned} | set(vars(plugin))
+    offered = {ast.unparse(target).removeprefix("self.") for target in assigned} | {
+        name for cls in own for name in vars(cls)
+    }
     wanted = {name for name in (*vars(protocol), *protocol.__annotations__) if not name.startswith("_")}
     assert wanted <= offered, f"{where}: {plugin.__name__} needs {', '.join(sorted(wanted - offered))}"
     for name in wanted:
@@ -64,6 +68,7 @@ def test_a_model_plugin_conforms(name: str):
     module = plugins.load("models", name)
     file = f"cosmos_rl_core/models/{name}.py:1"
     assert module.PIPELINE_CLASSES, f"{file}: PIPELINE_CLASSES is empty"
+    assert module.VAE_CLASSES, f"{file}: VAE_CLASSES is empty"
     for class_name in module.PIPELINE_CLASSES:
         # Read from the source, as flows do; two plugins cannot claim one class.
         assert pipelines.adapter_name(class_name) == name, f"{file}: {class_name} belongs to another plugin too"
@@ -106,6 +111,20 @@ def check_loss(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Tr
     assert all(value.shape == (3,) and not value.requires_grad for value in loss.metrics.values())
 
 
+def check_mask(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Transitions) -> None:
+    """What was given, here the first row, has no part in the gradient."""
+    prediction = torch.full((3, 2, 4, 4), 0.5, device="cpu", requires_grad=True)
+    mask = torch.tensor([0.0, 1.0, 1.0, 1.0], device="cpu").view(1, 1, 4, 1)
+
+    def velocity(part: str) -> torch.Tensor:
+        return prediction if part == "current" else torch.zeros_like(prediction)
+
+    loss = algorithm.loss(velocity, replace(batch, mask=mask))
+    (gradient,) = torch.autograd.grad(loss.per_sample.sum(), prediction)
+    assert gradient[:, :, 0].count_nonzero() == 0, f"{type(algorithm).__module__}: its loss does not heed batch.mask"
+    assert gradient[:, :, 1:].count_nonzero() > 0
+
+
 @pytest.mark.parametrize("name", plugins.known("algorithms"))
 def test_an_algorithm_plugin_conforms(name: str):
     options = options_of("algorithms", name, AlgorithmOptions, "type", dataset={"name": "rendered_text"})
@@ -122,6 +141,7 @@ def test_an_algorithm_plugin_conforms(name: str):
     assert algorithm.transitions or algorithm.data_term is None
     for batch in batches_of(algorithm, rewarded=options.rewarded):
         check_loss(algorithm, batch)
+        check_mask(algorithm, batch)
 
     if options.rewarded:
         scored = {

@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.clusters import KubernetesConfig, SlurmConfig
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.parallelism import Parallelism
 
 ON_POLICY = ("rollout", "update", "finetune", "validate")
 """Stages that run our own transformer on latents, whose tokens processes can share."""
@@ -26,8 +28,8 @@ class LaunchConfig(Section):
     python: str | None = Field(default=None, min_length=1)
     """Interpreter of the stages, where they run. None: the flow's own, in a container ``python``."""
     environment: dict[str, str] = {}
-    """More environment variables of every stage; Slurm adds those of the flow itself. Not for secrets: the run's plan
-    shows them."""
+    """More environment variables of every stage, beside those of the flow's that stages read (:mod:`flows.variables`).
+    Not for secrets: the run's plan shows them."""
     mode: Literal["cold", "warm"] = "cold"
     """``cold`` starts every stage anew, under torchrun if it is distributed. ``warm`` forks them from one process that
     has imported everything: 0.1 s instead of 5 s a stage, for one process on a CPU."""
@@ -49,6 +51,10 @@ class LaunchConfig(Section):
     """GPUs of single stages, e.g. ``{update = [0, 1], rollout = [2, 3]}``; stages that run side by side need sets of
     their own. Absent means all there are. With Slurm and Kubernetes only their number counts: each set is an allocation
     of its own."""
+    gpu_limit: str | None = Field(default=None, min_length=1)
+    """Global concurrency limit of the Prefect server whose slots are this machine's GPUs, as ``cosmos-flows infra init
+    --gpus N`` makes ``gpus``: stages wait until as many are free as they use. None: they start at once. Slurm and
+    Kubernetes have queues of their own."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each process."""
     deterministic: bool = True
@@ -68,16 +74,14 @@ class LaunchConfig(Section):
     def _stages_have_room(self) -> "LaunchConfig":
         if self.mode == "warm" and (max([self.processes, *self.stage_processes.values()]) > 1 or self.stage_gpus):
             raise ValueError("mode = 'warm' forks single processes on the CPU; use mode = 'cold' for ranks and GPUs")
-        if self.fsdp_offload and self.dp_shard_size == 1:
-            raise ValueError("fsdp_offload = true is for weights that ranks share; set dp_shard_size above 1")
-        for stage, ranks in {"every stage": self.processes, **self.stage_processes}.items():
-            if max(ranks, self.dp_shard_size) % min(ranks, self.dp_shard_size):
-                raise ValueError(
-                    f"dp_shard_size = {self.dp_shard_size} does not divide the {ranks} processes of {stage}"
-                )
-        if uneven := [stage for stage in ON_POLICY if self.processes_of(stage) % self.cp_size]:
-            found = ", ".join(f"{self.processes_of(stage)} of {stage}" for stage in uneven)
-            raise ValueError(f"cp_size = {self.cp_size} must divide the processes of {', '.join(ON_POLICY)}: {found}")
+        mistakes: dict[str, list[str]] = {}
+        for stage in dict.fromkeys((*ON_POLICY, *self.stage_processes, "any other stage")):
+            try:
+                self.parallelism_of(stage)
+            except ConfigError as error:
+                mistakes.setdefault(str(error), []).append(stage)
+        if mistakes:
+            raise ValueError("; ".join(f"{', '.join(stages)}: {mistake}" for mistake, stages in mistakes.items()))
         for stage, gpus in self.stage_gpus.items():
             if len(set(gpus)) != len(gpus) or len(gpus) < self.processes_of(stage):
                 raise ValueError(
@@ -90,6 +94,8 @@ class LaunchConfig(Section):
     def _launcher_has_its_settings(self) -> "LaunchConfig":
         if self.launcher == "local":
             return self
+        if self.gpu_limit is not None:
+            raise ValueError(f"gpu_limit is for GPUs of this machine; launcher = {self.launcher!r} has its own queue")
         if self.mode == "warm":
             raise ValueError(f"mode = 'warm' forks on this machine; launcher = {self.launcher!r} needs mode = 'cold'")
         if self.launcher == "kubernetes" and self.kubernetes is None:
@@ -119,13 +125,21 @@ class LaunchConfig(Section):
         """Seconds that one stage may take."""
         return self.stage_time_limits_s.get(stage, self.time_limit_s)
 
-    def shard_size_of(self, stage: str) -> int:
-        """Ranks of one stage that share one copy of the weights."""
-        return min(self.dp_shard_size, self.processes_of(stage))
+    def parallelism_of(self, stage: str) -> Parallelism:
+        """How the ranks of one distributed stage share its work. Raises :class:`ConfigError` if they cannot.
 
-    def cp_size_of(self, stage: str) -> int:
-        """Ranks of one stage that share the tokens of a video."""
-        return self.cp_size if stage in ON_POLICY else 1
+        All ranks of a stage that has fewer than ``dp_shard_size`` share one copy of the weights; a single one has
+        nothing to share.
+        """
+        ranks = self.processes_of(stage)
+        dp_shard_size = self.dp_shard_size if self.dp_shard_size % ranks else ranks
+        return Parallelism(
+            world_size=ranks,
+            dp_shard_size=dp_shard_size,
+            cp_size=self.cp_size if stage in ON_POLICY else 1,
+            fsdp_offload=self.fsdp_offload and (dp_shard_size > 1 or self.dp_shard_size == 1),
+            compile=self.compile,
+        )
 
     def processes_of(self, stage: str) -> int:
         """Ranks of one stage."""

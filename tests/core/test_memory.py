@@ -4,6 +4,7 @@ import json
 import struct
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,17 @@ from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import check, read_values
 from cosmos_rl_core.memory import Bytes, Spread, Tokens
 from cosmos_rl_core.models._base import Conditioning, Model
+from cosmos_rl_core.parallelism import Parallelism
 from cosmos_rl_core.policy_weights import prepare
 from flows import memory as stages_memory
 from stages.members import KEPT_BYTES
-from tests.core.test_cosmos_predict2_5 import as_torchvision
-from tests.families import CPU, LENGTH, Family
+from tests.families import CPU, LENGTH, Family, as_torchvision
 
 FACTOR = 1.7
 """How far off an estimate may be."""
 TEXT, SIZE = 8, (64, 64)
 LORA = LoraConfig(r=2)
+TWO = Parallelism(world_size=2, dp_shard_size=2)
 
 
 class Live(TorchDispatchMode):
@@ -122,8 +124,8 @@ def test_matrices_are_cut_by_rows_and_everything_else_is_whole():
     whole = 5 + 6 + 16
     assert memory.resting(shapes, Spread()) == Bytes(4 * (whole + 15))
     # The first of two ranks has three of five rows.
-    assert memory.resting(shapes, Spread(2)) == Bytes(4 * (whole + 9))
-    assert memory.resting(shapes, Spread(2, offload=True)) == Bytes(4 * whole, 4 * 9)
+    assert memory.resting(shapes, Spread(TWO)) == Bytes(4 * (whole + 9))
+    assert memory.resting(shapes, Spread(replace(TWO, fsdp_offload=True))) == Bytes(4 * whole, 4 * 9)
 
 
 def test_what_visits_is_the_root_and_two_blocks_or_the_casts():
@@ -133,9 +135,9 @@ def test_what_visits_is_the_root_and_two_blocks_or_the_casts():
     def visiting(spread: Spread, **options: bool) -> int:
         return memory.visiting(shapes, spread, **({"backward": True, "all_train": True} | options))
 
-    assert visiting(Spread(2), all_train=False) == 4 * 430
-    assert visiting(Spread(2, half=True), backward=False) == 2 * 430
-    assert visiting(Spread(2, half=True)) == 2 * 430 + 4 * 230
+    assert visiting(Spread(TWO), all_train=False) == 4 * 430
+    assert visiting(Spread(TWO, half=True), backward=False) == 2 * 430
+    assert visiting(Spread(TWO, half=True)) == 2 * 430 + 4 * 230
     assert visiting(Spread()) == 0
     assert visiting(Spread(half=True), checkpointing=True) == 2 * 430
     assert visiting(Spread(half=True), all_train=False) == 2 * 400

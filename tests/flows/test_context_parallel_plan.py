@@ -57,8 +57,7 @@ def test_only_as_many_as_the_stages_have_can_share(wan):
         wan, "launch.cp_size=2", "launch.stage_processes={ rollout = 4, update = 3, evaluate = 1 }"
     )
     assert mistake.endswith(
-        "cp_size = 2 must divide the processes of rollout, update, finetune, validate: 3 of update, 1 of finetune, "
-        "1 of validate"
+        "update: cp_size = 2 does not divide 3 processes; finetune, validate: cp_size = 2 does not divide 1 process"
     )
 
 

@@ -16,7 +16,7 @@ from cosmos_rl_core.models import _loading
 from cosmos_rl_core.policy_weights import CURRENT, prepare
 from cosmos_rl_core.precision import ParamDtype, computes_in
 from stages.artifacts import input_of
-from stages.contracts import ModelRef
+from stages.contracts import Evaluate, ModelRef
 from stages.loading import load_stock
 from tests import tiny_pipelines
 from tests.families import CPU, LENGTH, PROMPTS, SIZE, frames_of, moved, write_files
@@ -110,6 +110,7 @@ def test_ranks_of_one_machine_share_what_is_brought_and_make_the_same_samples(tm
     make(run.policy(), tmp_path)
     make(run.export(0), tmp_path)
     alone = run.evaluate(0)
+    assert isinstance(alone.config, Evaluate)
     few = alone.config.model_copy(update={"prompts": alone.config.prompts[:2], "samples_per_shard": 1})
     alone, shared = (
         alone.model_copy(update={"slot": f"{alone.slot}-{name}", "config": few}) for name in ("alone", "shared")

@@ -36,7 +36,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(0)
         transformer = WanTransformer3DModel.from_config(settings)
     assert isinstance(transformer, WanTransformer3DModel)
-    transformer.to(torch.bfloat16).save_pretrained(folder / "transformer", max_shard_size="1MB")
+    transformer.bfloat16().save_pretrained(folder / "transformer", max_shard_size="1MB")
     return folder
 
 

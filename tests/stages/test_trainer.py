@@ -21,6 +21,7 @@ from cosmos_rl_core.errors import DivergenceError
 from cosmos_rl_core.lora_dropout import dropping
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning, stack
+from cosmos_rl_core.parallelism import Parallelism
 from cosmos_rl_core.policy_weights import CURRENT, prepare
 from cosmos_rl_core.sharding import WHOLE, Shards
 from cosmos_rl_core.training import optimizer_state
@@ -180,7 +181,7 @@ def test_a_rank_whose_own_gradients_are_finite_leaves_the_step_out_with_the_othe
 
 def leave_one_step_of_three_out(folder: str) -> None:
     """The second, because one rank has NaN in a row of its own: the other has not, and none after it can be told."""
-    group = Group(60.0, 2)
+    group = Group(60.0, Parallelism(world_size=2, dp_shard_size=2))
     mine = micro_batch(conditioning_of(folder), slice(group.rank, group.rank + 1))
     left_out = trainer_of(folder, "sft", None, 3, group, max_nonfinite=1, lrs=[1e-3, 9.0, 1e-4])
     straight = trainer_of(folder, "sft", None, 2, group, lrs=[1e-3, 1e-4])

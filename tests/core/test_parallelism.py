@@ -1,0 +1,58 @@
+"""How ranks are cut, what is refused."""
+
+from dataclasses import astuple, replace
+
+import pytest
+from pydantic import ValidationError
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.parallelism import ALONE, Parallelism
+
+
+def test_ranks_are_cut_twice_each_time_by_all_of_them():
+    shared = Parallelism(world_size=12, dp_shard_size=4, cp_size=3)
+    assert (shared.dp_replicate_size, shared.data_world_size) == (3, 4)
+    assert (ALONE.dp_replicate_size, ALONE.data_world_size) == (1, 1)
+
+
+def test_everything_that_does_not_fit_is_said_at_once():
+    with pytest.raises(ConfigError) as error:
+        Parallelism(world_size=3, dp_shard_size=2, cp_size=0)
+    assert str(error.value) == (
+        "dp_shard_size = 2 does not divide 3 processes; cp_size = 0 does not divide 3 processes"
+    )
+    with pytest.raises(ConfigError, match="set dp_shard_size above 1"):
+        Parallelism(world_size=2, fsdp_offload=True)
+
+
+def test_a_stage_of_fewer_ranks_shares_among_those_it_has():
+    launch = LaunchConfig(
+        processes=8, stage_processes={"rollout": 2, "validate": 1}, dp_shard_size=4, cp_size=1, fsdp_offload=True
+    )
+    found = {stage: astuple(launch.parallelism_of(stage)) for stage in ("update", "rollout", "validate")}
+    assert found == {
+        "update": (8, 4, 1, True, False),
+        "rollout": (2, 2, 1, True, False),
+        "validate": (1, 1, 1, False, False),
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"processes": 6, "dp_shard_size": 4}, "any other stage: dp_shard_size = 4 does not divide 6 processes"),
+        ({"dp_shard_size": 8, "stage_processes": {"evaluate": 3}}, "evaluate: dp_shard_size = 8 does not divide 3 "),
+        ({"processes": 2, "fsdp_offload": True}, "fsdp_offload = true is for weights that ranks share"),
+    ],
+)
+def test_a_recipe_is_told_which_stages_cannot_share(settings: dict[str, object], said: str):
+    with pytest.raises(ValidationError, match=said):
+        LaunchConfig.model_validate(settings)
+
+
+def test_flags_name_what_is_not_as_by_default():
+    assert ALONE.flags == []
+    four = Parallelism(world_size=4, dp_shard_size=2, cp_size=4, fsdp_offload=True, compile=True)
+    assert four.flags == ["--dp-shard-size", "2", "--cp-size", "4", "--fsdp-offload", "--compile"]
+    assert replace(four, fsdp_offload=False, compile=False).flags == ["--dp-shard-size", "2", "--cp-size", "4"]
