@@ -3,7 +3,7 @@
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -11,11 +11,12 @@ from cosmos_rl_core import checkpoints, pipelines, plugins, sequence_shares, siz
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
-from cosmos_rl_core.config.train import AnyDataset, DatasetOptions
-from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
+from cosmos_rl_core.config.train import AnyDataset
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.sampling.solvers import check_settings
 from flows import costs, launchers
+from flows.datasets import data_prompts_of, is_trained_on, media_of, prompts_of
 from flows.solver import with_solver
 from stages.contracts import FORMAT, ModelRef
 
@@ -89,10 +90,10 @@ def _beyond(values: dict[str, Any]) -> list[str]:
     prompts: list[Prompt] = []
     for place in (("train", "train_policy", "dataset"), ("validation", "dataset")):
         if (dataset := _valid(AnyDataset, _look(values, *place))) is not None:
-            prompts += _collect(mistakes, lambda dataset=dataset: _prompts(dataset)) or ()
+            prompts += _collect(mistakes, lambda dataset=dataset: prompts_of(dataset)) or ()
     for place in (("train", "train_policy", "data"), ("validation", "data")):
         if (data := _valid(AnyDataset, _look(values, *place))) is not None:
-            _collect(mistakes, lambda data=data: _prompts(data))
+            _collect(mistakes, lambda data=data: prompts_of(data))
     rewards = values.get("rewards")
     for value in rewards if isinstance(rewards, list) else []:
         if (reward := _valid(RewardConfig, value)) is not None:
@@ -119,11 +120,11 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str,
     mistakes = [*known, *launchers.misplaced(recipe.launch)]
     recipe = _collect(mistakes, lambda: with_solver(recipe)) or recipe
     model = _collect(mistakes, lambda: _model(recipe))
-    prompts = _collect(mistakes, lambda: _prompts(recipe.train.train_policy.dataset)) or ()
-    held_out = _collect(mistakes, lambda: _prompts(recipe.validation.dataset) if recipe.validation else ()) or ()
-    data_prompts, data_digest = _collect(mistakes, lambda: _data(recipe)) or ((), "")
+    prompts = _collect(mistakes, lambda: prompts_of(recipe.train.train_policy.dataset)) or ()
+    held_out = _collect(mistakes, lambda: prompts_of(recipe.validation.dataset) if recipe.validation else ()) or ()
+    data_prompts, data_digest = _collect(mistakes, lambda: data_prompts_of(recipe)) or ((), "")
     judged_by = recipe.validation.data if recipe.validation else None
-    held_out_data = _collect(mistakes, lambda: _media(recipe, judged_by, "validation.data")) or ((), "")
+    held_out_data = _collect(mistakes, lambda: media_of(recipe, judged_by, "validation.data")) or ((), "")
     for reward in recipe.rewards:
         _collect(mistakes, lambda reward=reward: _check_reward(reward, (*prompts, *held_out)))
     _collect(mistakes, lambda: check_settings(recipe.policy.diffusers.sample))
@@ -133,7 +134,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str,
     overlap = {p.id for p in (*prompts, *data_prompts)} & {p.id for p in held_out}
     if overlap:
         mistakes.append(f"{len(overlap)} validation prompts are also trained on, e.g. {min(overlap)}")
-    if judged_by is not None and _is_trained_on(
+    if judged_by is not None and is_trained_on(
         recipe, judged_by, held_out_data, (data_prompts or prompts, data_digest)
     ):
         mistakes.append("validation.data has media that are trained on; name others, or another split")
@@ -322,77 +323,6 @@ def _check_given_frames(recipe: Recipe) -> None:
             f"{setting} leaves none of {total} latent frames (train_frames = {frames}) to generate; lower it, or raise "
             "policy.diffusers.train_frames"
         )
-
-
-def _prompts(dataset: DatasetOptions) -> tuple[Prompt, ...]:
-    return plugins.load("datasets", dataset.name).prompts(dataset)
-
-
-def data_of(recipe: Recipe) -> DatasetOptions | None:
-    """The media that an algorithm with rewards reads besides its prompts; None where it has none."""
-    return getattr(recipe.train.train_policy, "data", None)
-
-
-def _data(recipe: Recipe) -> tuple[tuple[Prompt, ...], str]:
-    """Prompts of the algorithm's data, none without, and the digest of the files that its media are read from."""
-    policy = recipe.train.train_policy
-    if not policy.rewarded:
-        return (), _media_plugin(policy.dataset).digest(policy.dataset)
-    data, most = data_of(recipe), policy.given_frames[1]
-    if data is None and most > 0:
-        raise ConfigError(
-            f"max_num_conditional_frames = {most} takes the first frames of media: name them in "
-            "[train.train_policy.data], or leave it at 0"
-        )
-    if data is not None and not costs.needs_data(recipe):
-        raise ConfigError(
-            "nothing reads the media in [train.train_policy.data]: leave them out, or set max_num_conditional_frames, "
-            "or the weight of a loss on media if the algorithm has one, above 0"
-        )
-    return _media(recipe, data, "train.train_policy.data")
-
-
-def _media(recipe: Recipe, data: DatasetOptions | None, place: str) -> tuple[tuple[Prompt, ...], str]:
-    """Prompts and digest of prepared media, nothing without; their size must be the one that is trained on."""
-    if data is None:
-        return (), ""
-    plugin = _media_plugin(data)
-    prompts, diffusers = plugin.prompts(data), recipe.policy.diffusers
-    found = plugin.Media(data).item(0)[0].shape[:3]
-    if found != (expected := (diffusers.train_frames, *diffusers.inference_size)):
-        raise ConfigError(
-            f"{place} gives media of {_times(found)} (frames, height, width), policy.diffusers trains "
-            f"on {_times(expected)}; make its settings equal"
-        )
-    return prompts, plugin.digest(data)
-
-
-def _is_trained_on(
-    recipe: Recipe,
-    judged_by: DatasetOptions,
-    held_out: tuple[tuple[Prompt, ...], str],
-    trained: tuple[tuple[Prompt, ...], str],
-) -> bool:
-    """Whether held-out media are the trained ones: the same files or, where they are generated, some of their prompts.
-
-    Both as prompts and digest.
-    """
-    media = recipe.train.train_policy.dataset if not recipe.train.train_policy.rewarded else data_of(recipe)
-    if media is None or media.name != judged_by.name or held_out[1] != trained[1]:
-        return False
-    return bool(held_out[1]) or bool({p.id for p in held_out[0]} & {p.id for p in trained[0]})
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return " x ".join(str(length) for length in shape)
-
-
-def _media_plugin(dataset: DatasetOptions) -> MediaPlugin:
-    plugin = plugins.load("datasets", dataset.name)
-    if not hasattr(plugin, "Media"):
-        able = [name for name in plugins.known("datasets") if hasattr(plugins.load("datasets", name), "Media")]
-        raise ConfigError(f"the dataset {dataset.name!r} has prompts only; with media: {', '.join(able)}")
-    return cast("MediaPlugin", plugin)
 
 
 def _check_reward(reward: RewardConfig, prompts: tuple[Prompt, ...]) -> None:

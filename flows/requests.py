@@ -12,7 +12,8 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.lease import Lease, holder_of
 from cosmos_rl_core.schedules import ema_decay, lr_factor
 from flows import costs
-from flows.plan import Plan, data_of, run_url
+from flows.datasets import data_of
+from flows.plan import Plan, run_url
 from stages import contracts
 from stages.artifacts import drop, input_of
 from stages.contracts import Input, MediaShape, OptimizerSteps, Request, StageConfig

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import boto3
 import fsspec
 import pytest
 
@@ -76,6 +77,21 @@ class SeaweedFS:
                 if time.monotonic() > deadline_s:
                     raise TimeoutError((self.folder / "log.txt").read_text(encoding="utf-8")[-4000:]) from error
                 time.sleep(0.1)
+
+    def fetch(self, prefix: str, folder: Path) -> None:
+        """What the bucket has under a prefix, listed and read by another client than ours."""
+        client = boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id="tests",
+            aws_secret_access_key=self.secret,
+            region_name="us-east-1",
+        )
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{prefix}/"):
+            for found in page["Contents"]:
+                path = folder / found["Key"].removeprefix(f"{prefix}/")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                client.download_file(BUCKET, found["Key"], str(path))
 
     def kill(self) -> None:
         """SIGKILL; asked to end, it takes more than ten seconds."""

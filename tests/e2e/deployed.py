@@ -98,6 +98,13 @@ class Deployed(Flows):
         worker = self.prefect_worker.pid if self.prefect_worker and self.prefect_worker.poll() is None else 0
         return [process for process in self.processes() if process.pid != worker]
 
+    def environments(self) -> list[Path]:
+        """Private folders by which Prefect's worker gives a flow its environment, and which it removes when the flow
+        has ended; those of a worker that was killed stay."""
+        found = list(self.temporary.glob("prefect-workspace-attempt-*"))
+        assert all(folder.stat().st_mode & 0o077 == 0 for folder in found)
+        return found
+
     @property
     def said(self) -> str:
         """What the worker and its flows said."""

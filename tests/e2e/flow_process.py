@@ -208,6 +208,13 @@ def eventually(happened: Callable[[], object], timeout_s: float) -> bool:
         time.sleep(max(0.002, 3 * (ended_s - began_s)))
 
 
+def files_with(word: str, *folders: Path) -> list[Path]:
+    """Files, databases too, that hold a word."""
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert files
+    return [path for path in files if word.encode() in path.read_bytes()]
+
+
 def final_policy(flows: Flows) -> dict[str, bytes]:
     """The bytes of every part of the last policy, read and checked as a stage reads them."""
     artifact = Artifact(input_of(flows.planned.policy_after(ITERATIONS)))

@@ -5,11 +5,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
 
-from cosmos_rl_core import cache, s3
-from tests.e2e.flow_process import COLD, Flows, require_same_run
+from cosmos_rl_core import cache
+from tests.e2e.flow_process import COLD, Flows, files_with, require_same_run
 from tests.seaweed import BUCKET, SeaweedFS
 
 AWAY_S = 5.0
@@ -28,16 +27,7 @@ class FlowsOnS3(Flows):
     def fetch(self) -> Flows:
         """The store as a directory, listed and read by another client."""
         here = Flows(self.folder / "fetched", {})
-        names = [f"{s3.CHECKPOINT}{name}" for name in ("ENDPOINT_URL", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY")]
-        endpoint, key, secret = (self.server.variables[name] for name in names)
-        client = boto3.client(
-            "s3", endpoint_url=endpoint, aws_access_key_id=key, aws_secret_access_key=secret, region_name="us-east-1"
-        )
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{self.prefix}/"):
-            for found in page["Contents"]:
-                path = Path(here.store) / found["Key"].removeprefix(f"{self.prefix}/")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                client.download_file(BUCKET, found["Key"], str(path))
+        self.server.fetch(self.prefix, Path(here.store))
         return here
 
 
@@ -59,13 +49,6 @@ def on_s3(server: SeaweedFS, prefect_environment: dict[str, str], tmp_path: Path
     flows = FlowsOnS3(tmp_path / "flows", prefect_environment, server)
     yield flows
     flows.kill_all()
-
-
-def files_with(secret: str, *folders: Path) -> list[Path]:
-    """Files that hold a word."""
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    assert files
-    return [path for path in files if secret.encode() in path.read_bytes()]
 
 
 @pytest.mark.slow

@@ -47,14 +47,14 @@ def test_off_is_planned_and_pinned_only_where_it_changes_something(cosmos):
 def test_every_mistake_about_the_model_is_in_one_message(cosmos):
     with pytest.raises(ConfigError) as caught:
         cosmos(
-            "inference_size = [32, 128], train_frames = 9, sample = { guidance_scale = 1.5 }",
+            "inference_size = [32, 160], train_frames = 9, sample = { guidance_scale = 1.5 }",
             ("lora = { r = 2 }", 'lora = { r = 2, target_modules = ["to_q", "to_v_proj"] }'),
             ("[rollout]", '[validation]\ndataset = { name = "rendered_text" }\n[rollout]'),
         )
     for expected in (
         'policy.diffusers.guardrail, "required" unless it is set, needs the package cosmos_guardrail: pip install',
         "no weight matrix of this transformer ends in to_v_proj; it has",
-        "are latents of [3, 4, 16] (frames, height, width); at most [8, 8, 8] for this model",
+        "are [3, 2, 10] tokens (frames, height, width); the transformer has positions for at most [8, 8, 8]",
         "guidance_scale = 1.5: evaluations are made by Cosmos2_5_PredictBasePipeline, which has no guidance below ours",
     ):
         assert str(caught.value).count(expected) == 1, (expected, str(caught.value))
@@ -65,7 +65,7 @@ def test_every_mistake_about_the_model_is_in_one_message(cosmos):
     [
         ("inference_size = [32, 72], train_frames = 9", "multiples of 16 pixels"),
         ("inference_size = [32, 64], train_frames = 8", "1 plus a multiple of 4"),
-        ("inference_size = [32, 64], train_frames = 33", r"latents of \[9, 4, 8\]"),
+        ("inference_size = [32, 64], train_frames = 33", r"are \[9, 2, 4\] tokens"),
     ],
 )
 def test_sizes_that_it_cannot_do_are_refused(cosmos, settings, said):
