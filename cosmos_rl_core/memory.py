@@ -79,6 +79,15 @@ def resting(shapes: Shapes, spread: Spread) -> Bytes:
     return Bytes(FLOAT32_BYTES * (whole + cut - on_cpu), FLOAT32_BYTES * on_cpu)
 
 
+def in_half(shapes: Shapes) -> int:
+    """Bytes of these tensors where matrices, and adapters, are of a half type and everything else of float32, as
+    :mod:`cosmos_rl_core.half_weights` leaves them."""
+    return sum(
+        math.prod(shape) * (HALF_BYTES if is_matrix(name, shape) or ".lora_" in name else FLOAT32_BYTES)
+        for name, shape in shapes.items()
+    )
+
+
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is the weight of a linear or convolution module of the base model."""
     return name.endswith(".weight") and len(shape) > 1 and ".lora_" not in name

@@ -91,7 +91,7 @@ def shard(transformer: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None,
     gradients come as sums over all ranks, in float32. With ``offload`` they rest in the CPU's memory. Call it after
     adapters were added; ``transformer`` may be on the meta device.
     """
-    matrices = {name: p for name, p in transformer.named_parameters() if name in _matrix_names(transformer)}
+    matrices = {name: p for name, p in transformer.named_parameters() if name in matrix_names(transformer)}
     whole = {p for p in transformer.parameters() if not any(p is matrix for matrix in matrices.values())}
     kept = float32_modules(transformer)
     rest = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
@@ -182,7 +182,8 @@ def _base_name(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
 
-def _matrix_names(transformer: nn.Module) -> set[str]:
+def matrix_names(transformer: nn.Module) -> set[str]:
+    """Names of the weights that autocast computes with in a half type."""
     return {
         f"{name}.weight"
         for name, module in transformer.named_modules()

@@ -13,6 +13,8 @@ NUM_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1}
 """Bytes of a number, by the format's name of its type; in the order in which the format's own writer sorts tensors."""
 
 _LENGTH = struct.Struct("<Q")
+_MAX_LENGTH = 10**8
+"""The format's own bound."""
 _ALIGNED = 8
 _METADATA = "__metadata__"
 
@@ -45,6 +47,8 @@ def read_header(stream: Readable) -> list[Entry]:
     """
     try:
         (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
+        if length > _MAX_LENGTH:
+            raise ValueError(f"a header of {length} bytes")
         header: dict[str, dict] = json.loads(stream.read(length))
         header.pop(_METADATA, None)
         begin = _LENGTH.size + length

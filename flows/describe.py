@@ -85,7 +85,7 @@ def describe_memory(recipe: Recipe) -> Iterator[str | Table]:
     peaks = [stage.peak for stage in found]
     unit, name = (GIB, "GiB") if max(peak.device for peak in peaks) >= GIB else (MIB, "MiB")
     table = Table(box=None, padding=(0, 2), collapse_padding=True, pad_edge=False, header_style="bold")
-    table.add_column(f"memory of a rank, {name}", no_wrap=True)
+    table.add_column(f"a rank's memory, {name}", no_wrap=True)
     for stage in found:
         table.add_column(stage.stage, justify="right", no_wrap=True)
     table.add_row("ranks", *(str(stage.ranks) for stage in found))
@@ -95,7 +95,7 @@ def describe_memory(recipe: Recipe) -> Iterator[str | Table]:
             table.add_row(row, *("?" if each is None else _cell(each.device + each.cpu, unit) for each in held))
     table.add_row("on the device ~", *(_cell(peak.device, unit) for peak in peaks), style="bold")
     if any(peak.cpu for peak in peaks):
-        table.add_row("beside it, on the CPU", *(_cell(peak.cpu, unit) for peak in peaks), style="bold")
+        table.add_row("beside it on the CPU", *(_cell(peak.cpu, unit) for peak in peaks), style="bold")
     yield table
     yield _NOTES
 

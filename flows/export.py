@@ -1,5 +1,6 @@
 """Bring a run's exported weights to where they are wanted, laid out as cosmos-rl lays them out."""
 
+import hashlib
 import secrets
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from flows.requests import Run
 from flows.status import states
 from flows.steps import open_run
 from stages.artifacts import Artifact, input_of, standing
+from stages.files import copy
 
 PIPELINE = "pipeline/"
 """Where an artifact keeps a whole pipeline, which lies at the top of what is exported."""
@@ -46,17 +48,22 @@ def _copy(artifact: Artifact, target: Path) -> int:
     files = {name.removeprefix(PIPELINE): name for name in artifact.names()}
     if target.exists():
         there = {str(path.relative_to(target)): path for path in target.rglob("*") if path.is_file()}
-        if there.keys() == files.keys() and all(there[n].read_bytes() == artifact.read(files[n]) for n in files):
+        if there.keys() == files.keys() and all(_sha256(there[n]) == artifact.entry(files[n]).sha256 for n in files):
             return len(files)
         raise ConfigError(f"{target} exists and holds something else; name another directory, or remove it")
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         for path, name in files.items():
             (partial / path).parent.mkdir(parents=True, exist_ok=True)
-            (partial / path).write_bytes(artifact.read(name))
+            copy(artifact.url, artifact.entry(name), partial / path)
         partial.rename(target)
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}; name another directory") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return len(files)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -8,15 +8,28 @@ from typing import Any
 
 from cosmos_rl_core import pipelines, sizes
 from cosmos_rl_core.config.recipe import Recipe
-from cosmos_rl_core.memory import Bytes, Shapes, Spread, Tokens, activations, num_tokens, passing, resting, visiting
+from cosmos_rl_core.memory import (
+    Bytes,
+    Shapes,
+    Spread,
+    Tokens,
+    activations,
+    in_half,
+    num_tokens,
+    passing,
+    resting,
+    visiting,
+)
 from flows import costs
+from stages.members import KEPT_BYTES
 
 PARTS = ("old", "ema", "reference", "behaviour")
 """Copies of what trains, each as large as that."""
 TRANSFORMER, OTHERS, GRADIENTS, OPTIMIZER = "transformer", "other components", "gradients", "optimizer"
 SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
+IN_PASSING = "largest tensor twice"
 ACTIVATIONS, STEP = "activations ~", "optimizer's buffers"
-ROWS = (TRANSFORMER, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, VISITING, ACTIVATIONS, STEP)
+ROWS = (TRANSFORMER, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, IN_PASSING, VISITING, ACTIVATIONS, STEP)
 """Kinds of what a rank holds. The last is there when the two before it are not."""
 
 MOMENTS = 2
@@ -44,10 +57,7 @@ class StageMemory:
 
 
 def stages(recipe: Recipe) -> list[StageMemory]:
-    """Of every stage that loads a part of the pipeline, in the order of a run.
-
-    The stages ``policy`` and ``export`` are none of them: they read weights a tensor at a time.
-    """
+    """Of every stage that loads a part of the pipeline or goes through its weights, in the order of a run."""
     model, validation = _Model(recipe), recipe.validation
     held_out = validation is not None and validation.data is not None
     found = {"embed": model.holding("text_encoder")}
@@ -59,9 +69,11 @@ def stages(recipe: Recipe) -> list[StageMemory]:
         found["finetune"] = model.finetune()
     if validation is not None and held_out:
         found["validate"] = model.validate(validation.batch_size)
+    found["export"] = model.export()
     if validation is not None and recipe.rewards:
         found["evaluate"] = model.evaluate(validation.batch_size)
-    return [StageMemory(name, recipe.launch.processes_of(name), rows) for name, rows in found.items()]
+    ranks = {name: recipe.launch.processes_of(name) for name in found} | {"export": 1}
+    return [StageMemory(name, ranks[name], rows) for name, rows in found.items()]
 
 
 @dataclass(frozen=True)
@@ -104,9 +116,20 @@ class _Model:
         """Without guidance."""
         return self._forward(self._spread("validate"), batch)
 
+    def export(self) -> Rows:
+        """A tensor at a time: as it was read, and as numbers."""
+        largest = max(map(math.prod, self.trained.values()))
+        return {IN_PASSING: Bytes(cpu=2 * sizes.FLOAT32_BYTES * largest)}
+
     def evaluate(self, batch: int) -> Rows:
-        """By the whole stock pipeline, in float32, whose guidance is a batch of twice as many."""
-        return self._forward(Spread(), batch * (1 + self._guided)) | self.holding("vae", "text_encoder")
+        """By the whole stock pipeline, whose guidance is a batch of twice as many. The matrices of its transformer are
+        of the type that they are computed with, and nothing is cast."""
+        spread = Spread(half=self._half)
+        rows = self._forward(spread, batch * (1 + self._guided)) | self.holding("vae", "text_encoder")
+        if not self._half:
+            return rows
+        adapters = {} if self.recipe.policy.lora is None else self.trained
+        return rows | {TRANSFORMER: Bytes(in_half(self.shapes) + in_half(adapters)), VISITING: Bytes()}
 
     def update(self) -> Rows:
         """The parts that its algorithm compares with, or carries on, each once."""
@@ -117,8 +140,8 @@ class _Model:
             # The copy that made the rollouts serves by both names.
             parts.discard("behaviour")
         rows = self._training("update", parts, guided=self._guided and algorithm.transitions)
-        # Every rank reads all of them, and takes a micro-batch of its share to the device at a time.
-        rows[SAMPLES] = None if each is None else Bytes(cpu=train.train_batch_per_replica * each)
+        # Read as they are drawn: of all of them, what was read last is kept.
+        rows[SAMPLES] = None if each is None else Bytes(cpu=min(train.train_batch_per_replica * each, KEPT_BYTES))
         return rows
 
     def finetune(self) -> Rows:

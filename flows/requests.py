@@ -305,6 +305,7 @@ class Run:
         assert validation is not None
         config = contracts.Evaluate(
             model=self.plan.model,
+            param_dtype=self.recipe.train.param_dtype,
             prompts=self.plan.validation_prompts,
             n_generation=validation.n_generation,
             media=self._media,

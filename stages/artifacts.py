@@ -210,11 +210,13 @@ class Artifact:
         """One JSON file."""
         return json.loads(self.read(name))
 
-    def copy_to(self, directory: Path) -> list[str]:
-        """Copy every file, its bytes checked, into a local directory; returns their names."""
+    def bring_to(self, directory: Path) -> list[str]:
+        """Have every file, its bytes checked, in a local directory: links where the store is one; returns their
+        names."""
+        bring = files.copy if "://" in self.url else files.link
         for name in self.names():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            files.copy(self.url, self.entry(name), directory / name)
+            bring(self.url, self.entry(name), directory / name)
         return self.names()
 
 

@@ -235,6 +235,8 @@ class Evaluate(StageConfig):
     distributed = True
     inputs = {"export": "one"}
     model: ModelRef
+    param_dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra={"neutral": "float32"})
+    """What the transformer computes with; its matrices rest in that type."""
     prompts: tuple[Prompt, ...]
     n_generation: int
     media: MediaShape

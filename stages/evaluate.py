@@ -1,9 +1,16 @@
 """What a user would see: samples of the stock diffusers pipeline with the exported weights, prompts and seeds fixed.
 
-As users run it, it is not split: each rank makes videos of its own, whatever ``launch.cp_size`` is.
+As users run it, it is not split: each rank makes videos of its own, whatever ``launch.dp_shard_size`` and
+``launch.cp_size`` are. Its device holds the whole pipeline: text encoders and VAE in float32, as `embed` and `rollout`
+have them, and the transformer's matrices in ``param_dtype``: 29 GB of the 57 GB of one of 14B in bfloat16. The CPU's
+memory holds a tensor at a time of the transformer. Where the store is no directory, a machine's ranks share one copy of
+the export on its disk.
 """
 
+import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +18,11 @@ import numpy as np
 import torch
 
 from cosmos_rl_core import pipelines, seeds
+from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.models._loading import stock_arguments
 from stages import contracts
 from stages.artifacts import Artifact
-from stages.contracts import Request
+from stages.contracts import Input, Request
 from stages.loading import load_stock, prompt_options
 from stages.runner import Context
 from stages.samples import SamplePlan, plan_samples, sample_files, write_samples
@@ -24,7 +32,7 @@ def run(request: Request, context: Context) -> dict[str, float]:
     """Write ``samples/<n>.tar`` and ``index.parquet``, as a rollout does, without latents."""
     config = request.config
     assert isinstance(config, contracts.Evaluate)
-    pipeline = _load(request, config, context.ranks.device)
+    pipeline = _load(request, config, context.ranks)
     facts = {"export": request.one("export").content}
 
     def generate(plans: list[SamplePlan]) -> dict[str, bytes]:
@@ -37,19 +45,31 @@ def run(request: Request, context: Context) -> dict[str, float]:
     return write_samples(context, samples, generate, samples_per_shard=config.samples_per_shard, tile=config.batch_size)
 
 
-def _load(request: Request, config: contracts.Evaluate, device: torch.device) -> Any:
+def _load(request: Request, config: contracts.Evaluate, ranks: Group) -> Any:
     """The stock pipeline: the base with the exported LoRA loaded into it, or the exported pipeline itself."""
-    with tempfile.TemporaryDirectory() as folder:
-        names = Artifact(request.one("export")).copy_to(Path(folder))
-        full = any(name.startswith("pipeline/") for name in names)
+    with _brought(request.one("export"), ranks) as folder:
+        full = Path(folder, "pipeline").is_dir()
         path = str(Path(folder, "pipeline")) if full else pipelines.resolve_path(config.model.path)
-        pipeline = load_stock(config.model, path)
+        pipeline = load_stock(config.model, path, config.param_dtype, ranks.device)
         if not full:
             pipeline.load_lora_weights(
                 str(Path(folder, "lora")), weight_name="model.safetensors", adapter_name="default"
             )
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to(device)
+    return pipeline.to(ranks.device)
+
+
+@contextmanager
+def _brought(export: Input, ranks: Group) -> Iterator[Path]:
+    """A local directory with the export's files, every byte checked, for as long as a rank of this machine is in it."""
+    machines = ranks.gather(socket.gethostname())
+    first = machines.index(machines[ranks.rank])
+    with tempfile.TemporaryDirectory() as own:
+        if first == ranks.rank:
+            Artifact(export).bring_to(Path(own))
+        yield Path(ranks.gather(own)[first])
+        # Nobody is in it any more.
+        ranks.gather(None)
 
 
 def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate) -> np.ndarray:

@@ -1,26 +1,30 @@
 """The policy as users load it: diffusers' own layout, from the average if there is one."""
 
-from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core import pipelines
 from cosmos_rl_core.export import full_pipeline, lora_files
 from stages import contracts
 from stages.contracts import Request
-from stages.policy import read_part
+from stages.part_tensors import PartTensors
 from stages.runner import Context
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
-    """Write ``lora/model.safetensors`` and ``lora/adapter_config.json``, or a whole pipeline under ``pipeline/``."""
+    """Write ``lora/model.safetensors`` and ``lora/adapter_config.json``, or a whole pipeline under ``pipeline/``.
+
+    Tensors pass from the policy to the files one at a time: memory holds the largest of them a few times over, and a
+    few blocks of what is copied.
+    """
     config = request.config
     assert isinstance(config, contracts.Export)
     source = request.one("policy")
-    tensors = read_part(source, source.part)
+    tensors = PartTensors(source, source.part)
     if config.lora is not None:
-        for name, data in lora_files(tensors, config.lora).items():
-            context.attempt.put(name, data)
-        return {}
-    for name, data in full_pipeline(pipelines.resolve_path(config.model.path), tensors):
-        context.attempt.put(f"pipeline/{name}", data.read_bytes() if isinstance(data, Path) else data)
+        files, folder = lora_files(tensors, config.lora), ""
+    else:
+        files, folder = full_pipeline(pipelines.resolve_path(config.model.path), tensors), "pipeline/"
+    for number, (name, chunks) in enumerate(files):
+        context.progress("exporting", number, number + 1)
+        context.attempt.put_stream(folder + name, chunks)
     return {}

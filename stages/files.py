@@ -90,6 +90,12 @@ def copy(slot: str, entry: FileEntry, path: Path) -> None:
         raise
 
 
+def link(slot: str, entry: FileEntry, path: Path) -> None:
+    """As :func:`copy`, a link to the file, of a store that is a directory."""
+    scan(slot, entry, lambda _: None)
+    path.symlink_to(Path(store.join(slot, entry.path)).resolve())
+
+
 def read_pieces(slot: str, entry: FileEntry, name: str, pieces: Sequence[Piece]) -> bytes:
     """Consecutive pieces of a listed file, once their digests were made by a :func:`scan` of the whole; raises
     :class:`ArtifactError`, which calls them ``name``, unless they are the same as then."""

@@ -2,15 +2,16 @@
 
 from typing import Any
 
+import diffusers
 import torch
-from diffusers import DiffusionPipeline
 
-from cosmos_rl_core import pipelines, plugins
+from cosmos_rl_core import half_weights, pipelines, plugins
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Model
+from cosmos_rl_core.precision import ParamDtype
 from stages.contracts import ModelRef
 
 
@@ -28,13 +29,25 @@ def prompt_options(ref: ModelRef) -> dict[str, list[str]]:
     return {} if instruction is None else {"complex_human_instruction": list(instruction)}
 
 
-def load_stock(ref: ModelRef, path: str) -> Any:
-    """The whole stock pipeline in ``path``, the base or an export of it, float32, on the CPU."""
+def load_stock(ref: ModelRef, path: str, param_dtype: ParamDtype, device: torch.device) -> Any:
+    """The whole stock pipeline in ``path``, the base or an export of it, on ``device``.
+
+    In float32 each component is read straight there, and the transformer is the stock one. In a half type that is the
+    type of its matrices alone (:mod:`cosmos_rl_core.half_weights`).
+    """
+    transformer = None if param_dtype == "float32" else half_weights.load(path, param_dtype, device)
     plugin = plugins.load("models", ref.adapter)
     if hasattr(plugin, "load_stock"):
-        return plugin.load_stock(path, bool(ref.guardrail))
-    return DiffusionPipeline.from_pretrained(
-        path, dtype=torch.float32, use_safetensors=True, local_files_only=True, **_loading.absent(path)
+        return plugin.load_stock(path, bool(ref.guardrail), device, transformer)
+    # By its own class: DiffusionPipeline's passes over a given transformer that may be left out, and reads another.
+    return getattr(diffusers, pipelines.pipeline_class(path)).from_pretrained(
+        path,
+        dtype=torch.float32,
+        use_safetensors=True,
+        local_files_only=True,
+        # Not by way of the CPU's memory, which all ranks of a machine share.
+        device_map=device.type,
+        **_loading.absent(path) | ({} if transformer is None else {"transformer": transformer}),
     )
 
 

@@ -13,14 +13,17 @@ from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Model
 from cosmos_rl_core.models._loading import initialise
-from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights, cut, from_bytes, initial_lora, prepare, to_bytes
+from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights, cut, initial_lora, prepare, to_bytes
 from cosmos_rl_core.precision import half
 from cosmos_rl_core.seeds import derive
 from cosmos_rl_core.sharding import WHOLE, Shards
 from cosmos_rl_core.sizes import FLOAT32_BYTES
+from cosmos_rl_core.tensor_files import read_tensors
+from cosmos_rl_core.tensor_headers import Readable
 from stages import contracts
 from stages.artifacts import Artifact, Attempt
 from stages.contracts import Input, ModelRef, OnPolicy, Request
+from stages.files import scan
 from stages.loading import load_model
 from stages.runner import Context
 
@@ -76,15 +79,18 @@ def _write_files(
 
 
 def read_part(source: Input, part: str, shards: Shards = WHOLE) -> dict[str, Tensor]:
-    """One part's tensors, on the CPU; empty if the policy has no such part. Of what is cut, this rank's rows alone."""
+    """One part's tensors, on the CPU; empty if the policy has no such part. Of what is cut, this rank's rows alone:
+    besides them, memory holds one whole tensor at a time."""
     artifact = Artifact(source)
     tensors: dict[str, Tensor] = {}
+
+    def take(stream: Readable) -> None:
+        for key, tensor in read_tensors(stream):
+            # A copy of the rows, so that the tensor's others go.
+            tensors[key] = shards.local(key, tensor).clone() if shards.cuts(key) else tensor
+
     for name in artifact.names(f"{part}/"):
-        # A copy of the rows, so that the file's other bytes go.
-        tensors |= {
-            key: shards.local(key, tensor).clone() if shards.cuts(key) else tensor
-            for key, tensor in from_bytes(artifact.read(name)).items()
-        }
+        scan(artifact.url, artifact.entry(name), take)
     return tensors
 
 

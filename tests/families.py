@@ -1,6 +1,6 @@
 """Every model plugin with a tiny pipeline of its own, and that pipeline as users call it: what conformance means."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteSchedul
 from PIL import Image
 from torch import Tensor, nn
 
-from cosmos_rl_core import pipelines, seeds
+from cosmos_rl_core import export, pipelines, seeds
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import COMPONENTS, Conditioning, Model, guided_velocity, stack
@@ -101,7 +101,7 @@ def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
     """The pipeline as users load it."""
     plugin: Any = _loading.adapter_of(str(folder))
     if hasattr(plugin, "load_stock"):
-        pipeline = plugin.load_stock(str(folder), guardrail=False)
+        pipeline = plugin.load_stock(str(folder), guardrail=False, device=CPU)
     else:
         pipeline = diffusers.DiffusionPipeline.from_pretrained(
             str(folder), local_files_only=True, **_loading.absent(str(folder))
@@ -148,6 +148,13 @@ def fed_to(transformer: nn.Module) -> Iterator[list[dict[str, Any]]]:
 def has_autocast(device: torch.device) -> bool:
     """Whether it can compute in bfloat16 as stages do."""
     return device != other_device.DEVICE
+
+
+def write_files(files: Iterable[export.File], folder: Path) -> None:
+    """What an export consists of."""
+    for name, chunks in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"".join(chunks))
 
 
 def moved(tensors: dict[str, Tensor], by: float) -> dict[str, Tensor]:

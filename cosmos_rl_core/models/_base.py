@@ -14,8 +14,9 @@ latent frames at most may be given at the start of a video, where its ``velocity
 module of the transformer through which text embeddings pass first, by itself and far smaller afterwards, where ``load``
 takes :data:`PREFIX` and ``velocity`` what comes of that; ``TAKES_INSTRUCTION``, true where the model has a
 ``complex_human_instruction`` to set, as the stock pipeline's call takes one; ``STOCK_MULTIPLE``, of which both sides
-have to be multiples for the stock pipeline, in pixels; and ``load_stock(path, guardrail)``, where ``from_pretrained``
-alone does not load the stock pipeline. The constants are literals, because plans read them from the source.
+have to be multiples for the stock pipeline, in pixels; and ``load_stock(path, guardrail, device, transformer)``, where
+``from_pretrained`` alone does not load the stock pipeline: with ``transformer`` in the place of its own, unless that is
+None. The constants are literals, because plans read them from the source.
 """
 
 from typing import Any, Protocol

@@ -19,7 +19,6 @@ from cosmos_rl_core import checkpoints, pipelines
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import (
-    COMPONENTS,
     CONDITIONAL_LATENTS,
     CONDITIONAL_MASK,
     EMPTY_TRANSFORMER,
@@ -139,11 +138,17 @@ def load(path: str, components: tuple[str, ...], device: torch.device) -> Cosmos
     return CosmosPredict25(path, components, device)
 
 
-def load_stock(path: str, guardrail: bool) -> Cosmos2_5_PredictBasePipeline:
-    """The whole stock pipeline, float32, on the CPU; without ``guardrail``, with one that lets everything pass."""
-    pipeline = _load_pipeline(path, COMPONENTS, torch.device("cpu"))
+def load_stock(
+    path: str, guardrail: bool, device: torch.device, transformer: nn.Module | None = None
+) -> Cosmos2_5_PredictBasePipeline:
+    """The whole stock pipeline, float32, read straight to ``device``; without ``guardrail``, with one that lets
+    everything pass. ``transformer``, if it is given, has the place of the directory's own."""
+    own = "transformer" if transformer is None else EMPTY_TRANSFORMER
+    pipeline = _load_pipeline(path, (own, "vae", "text"), device, device_map=device.type)
+    if transformer is not None:
+        pipeline.register_modules(transformer=transformer)
     if guardrail:
-        pipeline.register_modules(safety_checker=_guardrail(torch.device("cpu")))
+        pipeline.register_modules(safety_checker=_guardrail(device))
     return pipeline
 
 
@@ -184,8 +189,11 @@ def _guardrail(device: torch.device) -> Any:
     return checker
 
 
-def _load_pipeline(path: str, components: tuple[str, ...], device: torch.device) -> Cosmos2_5_PredictBasePipeline:
+def _load_pipeline(
+    path: str, components: tuple[str, ...], device: torch.device, **reading: Any
+) -> Cosmos2_5_PredictBasePipeline:
     """The stock pipeline with the asked ``components`` (and the scheduler) loaded and every other one None.
+    ``reading`` is how ``from_pretrained`` is to read them.
 
     Part by part, because ``from_pretrained`` makes a guardrail of its own, or fails where the directory names one that
     is not installed.
@@ -193,7 +201,7 @@ def _load_pipeline(path: str, components: tuple[str, ...], device: torch.device)
     _loading.check_components(components)
     if {"transformer", EMPTY_TRANSFORMER} & set(components):
         _check_pads(path)
-    options: Any = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
+    options: Any = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True, **reading}
     parts: dict[str, Any] = dict.fromkeys(("transformer", "vae", "text_encoder", "tokenizer"))
     if "transformer" in components:
         parts["transformer"] = CosmosTransformer3DModel.from_pretrained(path, subfolder="transformer", **options)

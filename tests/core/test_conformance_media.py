@@ -26,6 +26,7 @@ from tests.families import (
     moved,
     run_stock,
     stock_pipeline,
+    write_files,
 )
 
 LORA = LoraConfig(r=4, lora_alpha=12.0)
@@ -104,14 +105,11 @@ def test_exported_weights_make_the_policys_pictures_in_the_stock_pipeline(
     weights = prepare(model.transformer, lora)
     weights.load(CURRENT, moved(weights.get(CURRENT), 0.2 if lora else 0.05))
     files = (
-        export.lora_files(weights.get(CURRENT), lora).items()
+        export.lora_files(weights.get(CURRENT), lora)
         if lora
         else export.full_pipeline(family.folder, weights.get(CURRENT))
     )
-    for name, content in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content.read_bytes() if isinstance(content, Path) else content)
-
+    write_files(files, tmp_path)
     if lora is None:
         assert pipelines.pipeline_files(tmp_path) == pipelines.pipeline_files(family.folder)
     stock = stock_pipeline(family.folder if lora else tmp_path, family.device)

@@ -18,7 +18,7 @@ from cosmos_rl_core.sampling.flow import euler, flow_sde
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
 from tests import tiny_pipelines
-from tests.families import as_torchvision
+from tests.families import as_torchvision, write_files
 
 CPU = torch.device("cpu")
 PROMPT = "a red cube, 3 balls."
@@ -311,9 +311,7 @@ def test_an_exported_lora_gives_the_policys_latents_in_the_stock_pipeline(folder
     shapes = {name: p.shape for name, p in weights.parameters.items()}
     moved = {name: 0.2 * torch.randn(shape, generator=generator, device=CPU) for name, shape in shapes.items()}
     weights.load("current", moved)
-    for name, content in export.lora_files(weights.get("current"), LORA).items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(content)
+    write_files(export.lora_files(weights.get("current"), LORA), tmp_path)
     stock = load_stock(folder)
     stock.scheduler = FlowMatchEulerDiscreteScheduler(shift=SHIFT)
     base = stock_output(stock, noise, 2.0)

@@ -4,8 +4,8 @@ That stock pipelines make the policy's media of them is tested in test_conforman
 """
 
 import json
+import shutil
 import struct
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.policy_weights import prepare
 from tests import tiny_pipelines
+from tests.families import write_files
 
 CPU = torch.device("cpu")
 LORA = LoraConfig(r=4, lora_alpha=12.0)
@@ -50,31 +51,31 @@ def stock(folder):
     return DiffusionPipeline.from_pretrained(folder, local_files_only=True)
 
 
-def write(files, folder):
-    for name, content in files:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.read_bytes() if isinstance(content, Path) else content)
-
-
 def header(content):
     (size,) = struct.unpack("<Q", content[:8])
     return json.loads(content[8 : 8 + size])
 
 
+def contents(files):
+    return {name: b"".join(chunks) for name, chunks in files}
+
+
 def test_the_lora_file_is_deterministic_and_in_diffusers_layout(trained):
     _, tensors = trained["lora"]
-    files = export.lora_files(tensors, LORA)
-    assert files == export.lora_files(dict(reversed(tensors.items())), LORA)
+    files = contents(export.lora_files(tensors, LORA))
+    assert files == contents(export.lora_files(dict(reversed(tensors.items())), LORA))
     content = header(files["lora/model.safetensors"])
-    assert list(content.pop("__metadata__")) == ["lora_adapter_metadata"]
+    metadata = content.pop("__metadata__")
+    assert list(metadata) == ["lora_adapter_metadata"]
     assert set(content) == {f"transformer.{name}" for name in tensors}
     assert json.loads(files["lora/adapter_config.json"])["lora_alpha"] == 12.0
+    named = {f"transformer.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    assert files["lora/model.safetensors"] == safetensors_torch.save(named, metadata)
 
 
 def test_a_cut_transformer_stays_cut_and_stale_spellings_are_left_out(folder, trained, tmp_path):
     base = tmp_path / "base"
-    write(((name, Path(folder, name)) for name in pipelines.pipeline_files(folder)), base)
+    shutil.copytree(folder, base)
     weights = base / "transformer/diffusion_pytorch_model.safetensors"
     tensors = safetensors_torch.load_file(weights)
     weights.rename(base / "transformer/diffusion_pytorch_model.fp16.safetensors")
@@ -87,7 +88,7 @@ def test_a_cut_transformer_stays_cut_and_stale_spellings_are_left_out(folder, tr
     index = json.dumps({"metadata": {"total_size": 0}, "weight_map": places})
     (base / "transformer/diffusion_pytorch_model.safetensors.index.json").write_text(index)
     transformer, moved = trained["full"]
-    write(export.full_pipeline(str(base), moved), tmp_path / "out")
+    write_files(export.full_pipeline(str(base), moved), tmp_path / "out")
     assert sorted(p.name for p in (tmp_path / "out/transformer").iterdir()) == sorted(
         ["config.json", "diffusion_pytorch_model.safetensors.index.json", *halves]
     )
@@ -95,9 +96,33 @@ def test_a_cut_transformer_stays_cut_and_stale_spellings_are_left_out(folder, tr
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in transformer.state_dict().items())
 
 
-def test_weights_of_another_model_are_refused(folder, trained):
+def test_a_transformer_in_files_that_are_too_large_is_cut_as_diffusers_cuts(folder, trained, tmp_path):
+    transformer, moved = trained["full"]
+    largest = max(tensor.nbytes for tensor in moved.values())
+    for name, limit in (("whole", 10**9), ("small", 2 * largest), ("smallest", 1)):
+        write_files(export.full_pipeline(folder, moved, limit), tmp_path / name)
+        loaded = stock(tmp_path / name).transformer.state_dict()
+        assert all(torch.equal(tensor, loaded[key]) for key, tensor in transformer.state_dict().items())
+        files = {path.name: header(path.read_bytes()) for path in (tmp_path / name).glob("transformer/*.safetensors")}
+        if name == "whole":
+            assert list(files) == [pipelines.WEIGHTS]
+            assert not (tmp_path / name / f"transformer/{pipelines.WEIGHTS}.index.json").exists()
+            continue
+        assert files.keys() == {
+            f"diffusion_pytorch_model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)
+        }
+        for tensors in files.values():
+            tensors.pop("__metadata__")
+            assert len(tensors) == 1 or max(entry["data_offsets"][1] for entry in tensors.values()) <= limit
+        index = json.loads((tmp_path / name / f"transformer/{pipelines.WEIGHTS}.index.json").read_bytes())
+        assert index["weight_map"] == {key: file for file, tensors in files.items() for key in tensors}
+        # Diffusers' own writer, told the same, counts the same bytes.
+        assert index["metadata"]["total_size"] == sum(t.nbytes for t in transformer.state_dict().values())
+
+
+def test_weights_of_another_model_are_refused(folder, trained, tmp_path):
     _, tensors = trained["lora"]
     with pytest.raises(ArtifactError, match="have no place in the transformer"):
         list(export.full_pipeline(folder, tensors))
     with pytest.raises(ArtifactError, match=r"proj_out\.bias is \[1\]"):
-        list(export.full_pipeline(folder, {"proj_out.bias": torch.zeros(1, device=CPU)}))
+        write_files(export.full_pipeline(folder, {"proj_out.bias": torch.zeros(1, device=CPU)}), tmp_path)

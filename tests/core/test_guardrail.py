@@ -65,7 +65,7 @@ def test_a_guardrail_that_is_not_installed_is_an_error_and_never_skipped(folder)
     with pytest.raises(ConfigError, match="pip install cosmos_guardrail"):
         cosmos_predict2_5.load(folder, ("text", "guardrail"), CPU)
     with pytest.raises(ConfigError, match="pip install cosmos_guardrail"):
-        cosmos_predict2_5.load_stock(folder, guardrail=True)
+        cosmos_predict2_5.load_stock(folder, guardrail=True, device=CPU)
 
 
 @pytest.mark.usefixtures("installed")
@@ -86,7 +86,7 @@ def test_the_guardrail_refuses_prompts_and_changes_videos(folder, latents):
 
 @pytest.mark.usefixtures("installed")
 def test_the_stock_pipeline_has_the_guardrail_that_is_asked_for(folder, latents):
-    guarded, free = (cosmos_predict2_5.load_stock(folder, guardrail=asked) for asked in (True, False))
+    guarded, free = (cosmos_predict2_5.load_stock(folder, guardrail=asked, device=CPU) for asked in (True, False))
     with pytest.raises(ValueError, match="detected unsafe text"):
         run_stock(guarded, "a bomb", latents)
     assert run_stock(free, "a bomb", latents).shape == (1, 9, 32, 32, 3)

@@ -16,7 +16,7 @@ from cosmos_rl_core.policy_weights import CURRENT, add_lora, initial_lora, prepa
 from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
-from tests.families import CPU, SCHEDULERS, Family, family_of, moved, run_stock, stock_pipeline
+from tests.families import CPU, SCHEDULERS, Family, family_of, moved, run_stock, stock_pipeline, write_files
 
 
 def config(**fields: Any) -> LoraConfig:
@@ -199,9 +199,7 @@ def test_an_exported_adapter_with_all_options_makes_the_policys_pictures_in_the_
     model = sd3.load("transformer")
     weights = prepare(model.transformer, lora, reference=False)
     weights.load(CURRENT, moved(weights.get(CURRENT), by))
-    for name, content in export.lora_files(weights.get(CURRENT), lora).items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(content)
+    write_files(export.lora_files(weights.get(CURRENT), lora), tmp_path)
     stock = stock_pipeline(sd3.folder)
     stock.load_lora_weights(tmp_path / "lora", weight_name="model.safetensors", adapter_name="default")
     layers: dict[str, Any] = dict(stock.transformer.named_modules())

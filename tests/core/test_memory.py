@@ -25,6 +25,7 @@ from cosmos_rl_core.models._base import Conditioning, Model
 from cosmos_rl_core.parallelism import Parallelism
 from cosmos_rl_core.policy_weights import prepare
 from flows import memory as stages_memory
+from stages.members import KEPT_BYTES
 from tests.families import CPU, LENGTH, Family, as_torchvision
 
 FACTOR = 1.7
@@ -180,11 +181,15 @@ def test_the_real_cosmos_models_are_planned_from_the_headers_of_their_weights(
     folder = cosmos_of(tmp_path / "base", layers, heads)
     shared = ("launch.processes=8", "launch.dp_shard_size=8", "train.param_dtype=bfloat16")
 
-    def update(*overrides: str) -> stages_memory.StageMemory:
-        recipe = check(read_values(path, [f"policy.model_name_or_path={folder}", *overrides]), path)
-        return next(stage for stage in stages_memory.stages(recipe) if stage.stage == "update")
+    judged = ("validation.batch_size=1", "validation.dataset.name=prompts", "validation.dataset.path=held_out.txt")
 
-    alone, spread, offloaded = update(), update(*shared), update(*shared, "launch.fsdp_offload=true")
+    def planned(stage: str, *overrides: str) -> stages_memory.StageMemory:
+        recipe = check(read_values(path, [f"policy.model_name_or_path={folder}", *overrides]), path)
+        return next(found for found in stages_memory.stages(recipe) if found.stage == stage)
+
+    alone, spread, offloaded = (
+        planned("update", *more) for more in ((), shared, (*shared, "launch.fsdp_offload=true"))
+    )
     # Weights, gradients and two moments in float32, and the copies; nothing else is as large.
     kinds = {"transformer": 1, "gradients": 1, "optimizer": 2, "ema": 1, "behaviour": 1}
     assert {kind: alone.rows.get(kind) for kind in kinds} == {k: Bytes(4 * parameters) * n for k, n in kinds.items()}
@@ -199,3 +204,12 @@ def test_the_real_cosmos_models_are_planned_from_the_headers_of_their_weights(
     kept, tokens = spread.rows["activations ~"], 24 * (90 // 2) * (160 // 2)
     assert kept is not None
     assert kept.device > 2 * layers * tokens * 128 * heads
+    # Of the samples, of which one alone is more, a rank keeps what it read last.
+    assert spread.rows["samples"] == Bytes(cpu=KEPT_BYTES)
+    # A rank has all of the transformer to evaluate it; everything but matrices is float32, and next to nothing.
+    evaluated, exported = planned("evaluate", *shared, *judged), planned("export", *shared)
+    assert evaluated.rows["transformer"] is not None
+    assert evaluated.rows["transformer"].device == pytest.approx(2 * parameters, rel=0.01)
+    assert exported.ranks == 1
+    assert exported.peak.device == 0
+    assert exported.peak.cpu < 2**30

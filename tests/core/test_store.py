@@ -3,13 +3,14 @@ import secrets
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from cosmos_rl_core import store
-from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.errors import ArtifactError, UnavailableError
 from tests.seaweed import BUCKET
 
 
@@ -201,3 +202,21 @@ def test_a_local_path_means_the_same_in_every_process(tmp_path, monkeypatch):
     assert store.absolute("outputs") == str(tmp_path / "outputs")
     assert store.absolute("s3://bucket/prefix") == "s3://bucket/prefix"
     assert store.join("s3://bucket/prefix/", "a", "b") == "s3://bucket/prefix/a/b"
+
+
+@pytest.mark.parametrize("num_chunks", [0, 1, 20])
+def test_a_stream_is_written_whole_or_not_at_all(store_url: str, num_chunks: int):
+    chunks = [bytes([n]) * 2**20 for n in range(num_chunks)]
+
+    def breaking() -> Iterator[bytes | memoryview]:
+        yield from chunks
+        raise ArtifactError("the rest is damaged")
+
+    url = store.join(store_url, "stream")
+    with pytest.raises(ArtifactError, match="the rest is damaged"):
+        store.write_stream(url, breaking())
+    assert store.read_if_exists(url) is None
+    store.write_stream(url, (memoryview(chunk) for chunk in chunks))
+    assert store.read(url) == b"".join(chunks)
+    store.write_stream(url, [b"another"])
+    assert store.files(store_url) == {"stream": 7}

@@ -56,9 +56,9 @@ def test_an_iteration_and_the_stock_pipelines_evaluation_of_it(values: dict[str,
     # What was evaluated is the stock pipeline's own call, whose guidance of 2 is ours of 3.
     artifact = Artifact(input_of(run.version(1, "evaluate")))
     (sample,) = read_shard(artifact, shard_names(artifact)[0])
-    pipeline: Any = cosmos_predict2_5.load_stock(path, guardrail=False)
+    pipeline: Any = cosmos_predict2_5.load_stock(path, guardrail=False, device=CPU)
     pipeline.set_progress_bar_config(disable=True)
-    Artifact(input_of(run.export_slot(1))).copy_to(tmp_path / "export")
+    Artifact(input_of(run.export_slot(1))).bring_to(tmp_path / "export")
     lora = str(tmp_path / "export/lora")
     pipeline.load_lora_weights(lora, weight_name="model.safetensors", adapter_name="default")
     generator = torch.Generator(CPU).manual_seed(seeds.derive(sample.about["seed"], "evaluation"))

@@ -19,7 +19,7 @@ def test_the_reference_of_a_policy_from_scratch_is_where_it_began(wan_path: str,
     fresh = make_run(tmp_path, values, "fresh")
     one_iteration(fresh, tmp_path, 1)
     make(fresh.export(0), tmp_path)
-    Artifact(input_of(fresh.export_slot(0))).copy_to(tmp_path / "exported")
+    Artifact(input_of(fresh.export_slot(0))).bring_to(tmp_path / "exported")
 
     based = make_run(tmp_path, recipe(str(tmp_path / "exported/pipeline"), prompt_dir, None), "based")
     one_iteration(based, tmp_path, 1)

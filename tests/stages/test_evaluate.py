@@ -1,0 +1,120 @@
+"""Evaluations in half precision: the stock pipelines' own pictures, from half the memory."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cosmos_rl_core import plugins, sizes
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.export import full_pipeline, lora_files
+from cosmos_rl_core.memory import in_half, is_matrix
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.policy_weights import CURRENT, prepare
+from cosmos_rl_core.precision import ParamDtype, computes_in
+from stages.artifacts import input_of
+from stages.contracts import Evaluate, ModelRef
+from stages.loading import load_stock
+from tests import tiny_pipelines
+from tests.families import CPU, LENGTH, PROMPTS, SIZE, frames_of, moved, write_files
+from tests.stages.conftest import make, make_on_ranks, make_run
+from tests.stages.test_pins import recipe
+
+LORA = LoraConfig(r=4, lora_alpha=12.0)
+LEVELS = 2.5
+"""Of 255: how far off pictures may be, as the root of the mean square."""
+
+
+def pictures(pipeline: Any) -> np.ndarray:
+    """With noise of the pipeline's own, as `evaluate` has it draw it; as 256 levels."""
+    pipeline.set_progress_bar_config(disable=True)
+    generators = [torch.Generator(CPU).manual_seed(seed) for seed in range(len(PROMPTS))]
+    sizes = _loading.stock_arguments(pipeline, SIZE, frames_of(pipeline))
+    output = pipeline(
+        prompt=PROMPTS, num_inference_steps=2, guidance_scale=3.0, max_sequence_length=LENGTH, generator=generators,
+        output_type="np", **sizes,
+    )  # fmt: skip
+    return 255 * np.asarray(output.frames if hasattr(output, "frames") else output.images)
+
+
+def autocast(transformer: nn.Module) -> None:
+    """Have a float32 transformer compute as in rollouts."""
+    forward = transformer.forward
+
+    def computed(*arguments: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+        with computes_in("bfloat16", CPU):
+            return tuple(tensor.float() for tensor in forward(*arguments, **named))
+
+    transformer.forward = computed
+
+
+@pytest.fixture(params=plugins.known("models"))
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> ModelRef:
+    """Of each family."""
+    save = getattr(tiny_pipelines, f"save_{request.param}")
+    return ModelRef(path=str(save(tmp_path / "base")), adapter=request.param, digest="")
+
+
+def export_of(model: ModelRef, lora: LoraConfig | None, folder: Path) -> str:
+    """Weights that moved, in ``folder``; the directory of the pipeline that they go with."""
+    transformer = _loading.adapter_of(model.path).load(model.path, ("transformer",), CPU).transformer
+    weights = prepare(transformer, lora, reference=False)
+    tensors = moved(weights.get(CURRENT), 0.2 if lora else 0.05)
+    write_files(lora_files(tensors, lora) if lora else full_pipeline(model.path, tensors), folder)
+    return model.path if lora else str(folder)
+
+
+@pytest.mark.parametrize("lora", [LORA, pytest.param(None, marks=pytest.mark.slow)], ids=["lora", "full"])
+def test_in_bfloat16_the_pictures_are_nearly_those_of_float32(
+    model: ModelRef, lora: LoraConfig | None, tmp_path: Path, record_property
+):
+    path = export_of(model, lora, tmp_path / "export")
+
+    def loaded(param_dtype: ParamDtype) -> Any:
+        pipeline = load_stock(model, path, param_dtype, CPU)
+        if lora:
+            folder = tmp_path / "export/lora"
+            pipeline.load_lora_weights(folder, weight_name="model.safetensors", adapter_name="default")
+        return pipeline
+
+    whole, halved = loaded("float32"), loaded("bfloat16")
+    expected, found = pictures(whole), pictures(halved)
+    drift = float(np.sqrt(np.square(found - expected).mean()))
+    record_property("drift", drift)
+    assert drift < LEVELS
+    assert expected.std() > 3
+    assert drift > 0
+    # They are those of autocast with float32 weights, which rollouts are made by, to the bit.
+    autocast(whole.transformer)
+    assert np.array_equal(found, pictures(whole))
+
+    held, shapes = halved.transformer.state_dict(), sizes.weight_shapes(path)
+    planned = in_half(shapes) + (in_half(sizes.trainable_shapes(shapes, lora)) if lora else 0)
+    assert sum(tensor.nbytes for tensor in held.values()) == planned
+    for name, component in halved.components.items():
+        for key, tensor in component.named_parameters() if isinstance(component, nn.Module) else ():
+            plain = key.replace(".base_layer.", ".")
+            halved_too = name == "transformer" and is_matrix(plain, tuple(tensor.shape))
+            if ".lora_" not in key:
+                assert tensor.dtype == (torch.bfloat16 if halved_too else torch.float32), (name, key)
+
+
+@pytest.mark.slow
+def test_ranks_of_one_machine_share_what_is_brought_and_make_the_same_samples(tmp_path: Path):
+    run = make_run(
+        tmp_path, recipe({"type": "nft", "dataset": {"name": "ocr"}, "batch_size_per_optimize": 4}), "shared"
+    )
+    make(run.policy(), tmp_path)
+    make(run.export(0), tmp_path)
+    alone = run.evaluate(0)
+    assert isinstance(alone.config, Evaluate)
+    few = alone.config.model_copy(update={"prompts": alone.config.prompts[:2], "samples_per_shard": 1})
+    alone, shared = (
+        alone.model_copy(update={"slot": f"{alone.slot}-{name}", "config": few}) for name in ("alone", "shared")
+    )
+    make(alone, tmp_path)
+    make_on_ranks(shared, tmp_path, 2)
+    assert input_of(shared.slot).content == input_of(alone.slot).content
