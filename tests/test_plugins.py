@@ -1,6 +1,7 @@
 """What every plugin file promises, tested the moment the file exists: its settings, its members, its behaviour."""
 
 import ast
+import importlib
 import inspect
 import json
 import re
@@ -57,6 +58,17 @@ def options_of(kind: str, name: str, base: type[Section], key: str, **given: Any
     assert not undescribed, f"{file}: settings without a docstring: {', '.join(undescribed)}"
     needed = {field for field, info in fields.items() if info.is_required()} - given.keys() - {key}
     return None if needed else module.Options.model_validate({key: name, **given})
+
+
+def test_the_readmes_model_has_the_members_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    readme = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
+    source = readme.partition("```python\n# cosmos_rl_core/models/x.py\n")[2].partition("```")[0]
+    (tmp_path / "readmes_x.py").write_text(source.replace("XPipeline", "WanPipeline"), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("readmes_x")
+    assert module.PIPELINE_CLASSES == ("WanPipeline",)
+    assert list(inspect.signature(module.load).parameters) == ["path", "components", "device"]
+    check_offers(module.X, models_base.Model)
 
 
 @pytest.mark.parametrize("name", plugins.known("models"))
