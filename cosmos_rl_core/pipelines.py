@@ -122,6 +122,44 @@ def read_json(path: str | Path, *names: str) -> dict:
         raise ConfigError(f"{file} is not JSON: {error}") from error
 
 
+def settings(path: str | Path, component: str) -> dict[str, Any]:
+    """Settings of a component of the pipeline directory; those that its ``config.json`` leaves out have the class's
+    defaults, where they are asked for here. Older checkpoints leave out what diffusers added later.
+    """
+    own = read_json(path, component, "config.json")
+    return _DEFAULTS.get(own.get("_class_name", ""), {}) | own
+
+
+_OF_VIDEO_TRANSFORMERS = {"patch_size": (1, 2, 2), "in_channels": 16, "rope_max_seq_len": 1024}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "SD3Transformer2DModel": {"patch_size": 2, "in_channels": 16, "pos_embed_max_size": 96},
+    "SanaTransformer2DModel": {"patch_size": 1, "in_channels": 32, "timestep_scale": 1.0},
+    "SanaVideoTransformer3DModel": _OF_VIDEO_TRANSFORMERS,
+    "WanTransformer3DModel": _OF_VIDEO_TRANSFORMERS,
+    "CosmosTransformer3DModel": {
+        "patch_size": (1, 2, 2),
+        "in_channels": 16,
+        "max_size": (128, 240, 240),
+        "extra_pos_embed_type": "learnable",
+        "concat_padding_mask": True,
+    },
+    "AutoencoderKL": {"latent_channels": 4, "block_out_channels": (64,)},
+    "AutoencoderDC": {"latent_channels": 32, "encoder_block_out_channels": (128, 256, 512, 512, 1024, 1024)},
+    "AutoencoderKLWan": {
+        "z_dim": 16,
+        "scale_factor_spatial": 8,
+        "scale_factor_temporal": 4,
+        "temperal_downsample": (False, True, True),
+    },
+    "AutoencoderKLLTX2Video": {
+        "latent_channels": 128,
+        "spatial_compression_ratio": None,
+        "temporal_compression_ratio": None,
+    },
+}
+"""What is read here of a component's settings, by its class in diffusers, as that has it by default."""
+
+
 def has_guardrail(path: str | Path) -> bool:
     """Whether the stock pipeline of the directory ``path`` insists on a safety checker."""
     return _declared(pipeline_class(path), "GUARDRAIL_PACKAGE") is not None
@@ -183,6 +221,26 @@ def stock_multiple(class_name: str) -> int:
     return _declared(class_name, "STOCK_MULTIPLE") or 1
 
 
+def vae_classes(class_name: str) -> tuple[str, ...]:
+    """The VAEs that pipelines of that class may have."""
+    return _declared(class_name, "VAE_CLASSES") or ()
+
+
+def refused_settings(class_name: str) -> dict[str, str]:
+    """Settings of a pipeline's index or its transformer that have to be absent or off, and what they would mean."""
+    return _declared(class_name, "REFUSED_SETTINGS") or {}
+
+
+def mask_channels(class_name: str) -> int:
+    """Channels that the transformer of that pipeline class takes besides those of the latents."""
+    return _declared(class_name, "MASK_CHANNELS") or 0
+
+
+def shifts_by_size(class_name: str) -> bool:
+    """Whether the stock pipeline of that class tells its scheduler how large the image is."""
+    return bool(_declared(class_name, "SHIFTS_BY_SIZE"))
+
+
 def frozen_prefix(class_name: str) -> str | None:
     """The module of that pipeline class's transformer whose output may be stored in the place of text embeddings."""
     return _declared(class_name, "FROZEN_PREFIX")
@@ -190,7 +248,7 @@ def frozen_prefix(class_name: str) -> str | None:
 
 def check_runs(path: str | Path) -> None:
     """Raise :class:`ConfigError` if the transformer needs a package that is not installed."""
-    if read_json(path, "transformer", "config.json").get("concat_padding_mask"):
+    if settings(path, "transformer").get("concat_padding_mask"):
         check_installed("torchvision", "this transformer, which scales its padding mask,")
 
 

@@ -150,6 +150,10 @@ class Objects(S3FileSystem):
         """Write an object whole; large ones in parts, several at once."""
         return await super()._pipe_file(path, data, chunksize, max_concurrency, mode, **kwargs)
 
+    async def _put_file(self, lpath: str, rpath: str, **_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Write an object whole from a file, in such parts."""
+        await super()._put_file(lpath, rpath, chunksize=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
+
 
 def filesystem(url: str) -> Objects:
     """The access that is for a URL: this process's, the same in all its threads.

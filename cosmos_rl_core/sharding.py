@@ -17,11 +17,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from cosmos_rl_core.base_weights import BaseWeights
+from cosmos_rl_core.precision import MATRICES, float32_modules
 
 REPLICATE, SHARD = "dp_replicate", "dp_shard"
 """Names of the dimensions of the mesh: copies of the weights, and the ranks that share one."""
-
-_MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
@@ -88,21 +87,22 @@ WHOLE = Shards()
 def shard(transformer: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None, *, offload: bool = False) -> Shards:
     """Cut the matrices of ``transformer`` over the mesh, block by block and the root.
 
-    They are gathered as ``compute`` (None: as they are); their gradients come as sums over all ranks, in float32. With
-    ``offload`` they rest in the CPU's memory. Call it after adapters were added; ``transformer`` may be on the meta
-    device.
+    They are gathered as ``compute`` (None: as they are), those of modules that stay float32 as they are; their
+    gradients come as sums over all ranks, in float32. With ``offload`` they rest in the CPU's memory. Call it after
+    adapters were added; ``transformer`` may be on the meta device.
     """
     matrices = {name: p for name, p in transformer.named_parameters() if name in _matrix_names(transformer)}
     whole = {p for p in transformer.parameters() if not any(p is matrix for matrix in matrices.values())}
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    kept = float32_modules(transformer)
     rest = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
-    for module in [*blocks(transformer), transformer]:
-        # Also the root's: other parts of a policy pass through these modules, and none may find the last one's.
+    for module in [*kept, *blocks(transformer), transformer]:
+        dtype = None if module in kept else compute
+        # Reshard the root too: other parts of a policy pass through these modules, and none may find the last one's.
         fully_shard(
             module,
             mesh=mesh,
             reshard_after_forward=True,
-            mp_policy=policy,
+            mp_policy=MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False),
             offload_policy=rest,
             ignored_params=whole,
         )
@@ -186,5 +186,5 @@ def _matrix_names(transformer: nn.Module) -> set[str]:
     return {
         f"{name}.weight"
         for name, module in transformer.named_modules()
-        if isinstance(module, _MATRICES) and ".lora_" not in name
+        if isinstance(module, MATRICES) and ".lora_" not in name
     }

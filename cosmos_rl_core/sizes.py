@@ -3,7 +3,7 @@
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +28,66 @@ def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int
     """Channels, frames (1 for images), height and width of one sample's latents; None for a VAE that is not known here.
 
     ``size`` is height and width in pixels. Raises :class:`ConfigError` for a size or a number of frames that the VAE,
-    the transformer's patches or the stock pipeline cannot do.
+    the transformer's patches and positions or the stock pipeline cannot do.
     """
-    if (geometry := _geometry(pipeline)) is None:
+    if (geometry := vae_geometry(pipeline)) is None:
         return None
     channels, spatial, temporal = geometry
-    transformer = pipelines.read_json(pipeline, "transformer", "config.json")
-    patch_frames, *patch = patch_shape(transformer)
-    stock_multiple = pipelines.stock_multiple(pipelines.pipeline_class(pipeline))
-    multiple = math.lcm(stock_multiple, *(spatial * side for side in patch))
-    if any(side % multiple for side in size):
-        raise ConfigError(f"inference_size {list(size)}: height and width must be multiples of {multiple} pixels here")
-    limit = transformer.get("pos_embed_max_size", 0) * spatial * max(patch)
-    if limit and max(size) > limit:
-        raise ConfigError(f"inference_size {list(size)}: at most {limit} pixels for this model")
-    if temporal is None and frames != 1:
-        raise ConfigError(f"train_frames = {frames}: this model makes images, whose frames are 1")
-    if temporal is not None:
-        fewest, step = frame_counts(temporal, patch_frames)
-        if (frames - fewest) % step:
-            raise ConfigError(f"train_frames = {frames} must be {fewest} plus a multiple of {step} for this model")
+    transformer = pipelines.settings(pipeline, "transformer")
+    patch = patch_shape(transformer)
+    _check_sides(pipeline, size, [spatial * side for side in patch[1:]])
+    _check_frames(frames, temporal, patch[0])
     shape = (_latent_frames(frames, temporal), size[0] // spatial, size[1] // spatial)
-    if (limits := transformer.get("max_size")) and any(n > most for n, most in zip(shape, limits, strict=True)):
+    tokens = [n // side for n, side in zip(shape, patch, strict=True)]
+    most = _most_tokens(transformer)
+    if most and any(n > limit for n, limit in zip(tokens, most, strict=True)):
         raise ConfigError(
-            f"inference_size {list(size)} and train_frames = {frames} are latents of {list(shape)} (frames, height, "
-            f"width); at most {list(limits)} for this model"
+            f"inference_size {list(size)} and train_frames = {frames} are {tokens} tokens (frames, height, width); the "
+            f"transformer has positions for at most {list(most)}"
         )
     return (channels, *shape)
+
+
+def _check_sides(pipeline: str, size: tuple[int, int], multiples: Sequence[int]) -> None:
+    stock_multiple = pipelines.stock_multiple(pipelines.pipeline_class(pipeline))
+    multiples = [math.lcm(stock_multiple, multiple) for multiple in multiples]
+    if any(side < 1 or side % multiple for side, multiple in zip(size, multiples, strict=True)):
+        expected = multiples[0] if multiples[0] == multiples[1] else multiples
+        raise ConfigError(
+            f"inference_size {list(size)}: height and width must be multiples of {expected} pixels for this model"
+        )
+
+
+def _check_frames(frames: int, temporal: int | None, patch_frames: int) -> None:
+    if temporal is None:
+        if frames != 1:
+            raise ConfigError(f"train_frames = {frames}: this model makes images, whose frames are 1")
+        return
+    fewest, step = frame_counts(temporal, patch_frames)
+    if frames < fewest or (frames - fewest) % step:
+        raise ConfigError(f"train_frames = {frames} must be {fewest} plus a multiple of {step} for this model")
+
+
+def _most_tokens(transformer: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    """Tokens along frames, height and width up to which a transformer has positions; None if there is no limit."""
+    if most := transformer.get("pos_embed_max_size"):
+        return 1, most, most
+    if most := transformer.get("rope_max_seq_len"):
+        return most, most, most
+    if "max_size" not in transformer:
+        return None
+    frames, height, width = (n // p for n, p in zip(transformer["max_size"], patch_shape(transformer), strict=True))
+    if transformer.get("extra_pos_embed_type"):
+        return frames, height, width
+    # Cosmos lays one row of rotary positions, as long as the longest side, along all three
+    most = max(frames, height, width)
+    return most, most, most
+
+
+def makes_videos(pipeline: str) -> bool:
+    """Whether a pipeline's latents have frames, also where there is one; False for a VAE that is not known here."""
+    geometry = vae_geometry(pipeline)
+    return geometry is not None and geometry[2] is not None
 
 
 def patch_shape(transformer: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -75,7 +108,7 @@ def frame_counts(temporal: int, patch_frames: int) -> tuple[int, int]:
 
 def latent_frames(pipeline: str, frames: int) -> int | None:
     """Latent frames of a video of ``frames``, 1 for images; None for a VAE whose geometry is not known here."""
-    geometry = _geometry(pipeline)
+    geometry = vae_geometry(pipeline)
     return None if geometry is None else _latent_frames(frames, geometry[2])
 
 
@@ -131,18 +164,28 @@ def _frozen_prefix(pipeline: str, lora: LoraConfig | None) -> dict[str, tuple[in
     return {} if prefix.keys() & _adapted(matrices, lora) else prefix
 
 
-def _geometry(pipeline: str) -> tuple[int, int, int | None] | None:
-    vae = pipelines.read_json(pipeline, "vae", "config.json")
+def vae_geometry(pipeline: str) -> tuple[int, int, int | None] | None:
+    """Channels, pixels to a latent, and frames to a latent after the first (None: images only) of a pipeline's VAE, as
+    the stock pipeline reckons; None for a class that is not known here, or settings that do not tell."""
+    vae = pipelines.settings(pipeline, "vae")
     name = vae.get("_class_name")
-    return _GEOMETRY[name](vae) if name in _GEOMETRY else None
+    if name == "AutoencoderKLWan" and pipelines.pipeline_class(pipeline) == "Cosmos2_5_PredictBasePipeline":
+        halved = vae["temperal_downsample"]
+        return vae["z_dim"], 2 ** len(halved), 2 ** sum(halved)
+    found = _GEOMETRY[name](vae) if name in _GEOMETRY else None
+    return None if found is None or found[1] is None else found
 
 
 _GEOMETRY: dict[str, Any] = {
     "AutoencoderKL": lambda c: (c["latent_channels"], 2 ** (len(c["block_out_channels"]) - 1), None),
     "AutoencoderKLWan": lambda c: (c["z_dim"], c["scale_factor_spatial"], c["scale_factor_temporal"]),
     "AutoencoderDC": lambda c: (c["latent_channels"], 2 ** (len(c["encoder_block_out_channels"]) - 1), None),
+    "AutoencoderKLLTX2Video": lambda c: (
+        c["latent_channels"],
+        c["spatial_compression_ratio"],
+        c["temporal_compression_ratio"],
+    ),
 }
-"""Channels, pixels to a latent, frames to a latent after the first (None: images only), by the VAE's class."""
 
 BUFFERS = ("pos_embed.pos_embed",)
 """What the safetensors of a transformer hold besides its weights, and nothing trains."""

@@ -1,7 +1,7 @@
 """Bytes on any fsspec URL: written as whole objects only, and one way to decide a race.
 
-An object is written whole or not at all, from bytes in memory; nothing is appended, renamed or listed. Whoever needs a
-larger artifact cuts it into objects. :func:`put_if_absent` is the only operation that other writers can contend for.
+An object is written whole or not at all; nothing is appended, renamed or listed. :func:`put_if_absent` is the only
+operation that other writers can contend for.
 """
 
 import errno
@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, cast
+from tempfile import NamedTemporaryFile
+from typing import BinaryIO, TypeVar, cast
 
 import fsspec
 from fsspec import AbstractFileSystem
@@ -27,6 +28,11 @@ AT_ONCE = 4
 
 STREAMED_BYTES = 2**22
 """Of a stream, fetched at once."""
+
+Name = TypeVar("Name")
+
+Chunk = bytes | memoryview
+"""Some of an object's bytes."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -93,6 +99,33 @@ def write(url: str, data: bytes) -> None:
             fs.pipe_file(path, data)
     except OSError as error:
         raise _failed_write(url, len(data), error) from error
+
+
+def write_stream(url: str, chunks: Iterable[Chunk]) -> None:
+    """As :func:`write`, an object that is never in memory as a whole; on other stores than a directory it is gathered
+    in a temporary file first.
+
+    Whatever stops the chunks, nothing has the name. Raises as :func:`write`, and what the chunks raise.
+    """
+    fs, path = _resolve(url)
+    size = 0
+
+    def counted() -> Iterator[Chunk]:
+        nonlocal size
+        for chunk in chunks:
+            size += len(chunk)
+            yield chunk
+
+    try:
+        if isinstance(fs, LocalFileSystem):
+            _publish_local(Path(path), counted(), os.replace)
+            return
+        with NamedTemporaryFile() as file:
+            file.writelines(counted())
+            file.flush()
+            fs.put_file(file.name, path)
+    except OSError as error:
+        raise _failed_write(url, size, error) from error
 
 
 def files(url: str) -> dict[str, int]:
@@ -166,8 +199,9 @@ def sizes(urls: Sequence[str]) -> list[int | None]:
         return list(pool.map(size, urls))
 
 
-def ahead(names: Iterable[str], read: Callable[[str], bytes]) -> Iterator[tuple[str, bytes]]:
-    """Each name and what ``read`` gives for it, in order; the next ones are read while the caller works on one.
+def ahead(names: Iterable[Name], read: Callable[[Name], bytes]) -> Iterator[tuple[Name, bytes]]:
+    """Each name, or place in an object, and what ``read`` gives for it, in order; the next ones are read while the
+    caller works on one.
 
     Memory holds at most ``AT_ONCE`` of them besides.
     """
@@ -212,21 +246,21 @@ def _failed_write(url: str, num_bytes: int, error: OSError) -> UnavailableError:
 
 
 def _write_local(path: Path, data: bytes) -> None:
-    _publish_local(path, data, os.replace)
+    _publish_local(path, [data], os.replace)
 
 
 def _link_local(path: Path, data: bytes) -> None:
     # A hard link fails if the name exists, on every local and most network file systems; a rename would replace it.
-    _publish_local(path, data, os.link)
+    _publish_local(path, [data], os.link)
 
 
-def _publish_local(path: Path, data: bytes, publish: Callable[[Path, Path], None]) -> None:
+def _publish_local(path: Path, chunks: Iterable[Chunk], publish: Callable[[Path, Path], None]) -> None:
     """Write beside ``path``, then give it its name: whatever stops the writing, no part of an object has the name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            file.writelines(chunks)
             file.flush()
             os.fsync(file.fileno())
         publish(temporary, path)

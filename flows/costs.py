@@ -136,6 +136,12 @@ def _kept_policies(recipe: Recipe, parts: dict[str, int]) -> int:
     return whole * sum(parts.values()) + (iterations - whole) * (parts["current"] + parts.get("ema", 0))
 
 
+def needs_data(recipe: Recipe) -> bool:
+    """Whether rollouts or updates read prepared media; supervised training encodes them as they are drawn."""
+    policy = recipe.train.train_policy
+    return algorithm_of(recipe).data_term is not None or (policy.rewarded and policy.given_frames[1] > 0)
+
+
 def algorithm_of(recipe: Recipe) -> Algorithm:
     options = recipe.train.train_policy
     return plugins.load("algorithms", options.type).Algorithm(options)

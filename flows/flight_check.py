@@ -21,7 +21,7 @@ from rich.table import Table
 from cosmos_rl_core import reward_client, store
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, UnavailableError
-from flows.pools import POOL
+from flows.pools import GPUS, POOL
 
 Word = Literal["ok", "failed", "not set up"]
 TIMEOUT_S = 10.0
@@ -51,6 +51,7 @@ def flight_check(store_url: str, launch: LaunchConfig) -> list[Finding]:
         "pool": _pool,
         "worker": _worker,
         "gpus": lambda: _gpus(launch),
+        "gpu limit": lambda: _gpu_limit(launch),
         "ring": lambda: _ring(launch),
         "store": lambda: _store(store_url),
         "reward service": _reward_service,
@@ -83,7 +84,7 @@ def _find(name: str, check: Callable[[], str]) -> Finding:
         word, detail = "ok", check()
     except NotSetUp as nothing:
         word, detail = "not set up", str(nothing)
-    except (CosmosRLError, httpx.HTTPError, OSError) as error:
+    except (CosmosRLError, httpx.HTTPError, subprocess.SubprocessError, OSError) as error:
         word, detail = "failed", str(error) or type(error).__name__
     return Finding(name, word, detail, time.monotonic() - began_s)
 
@@ -125,7 +126,7 @@ def _worker() -> str:
 
 
 def _gpus(launch: LaunchConfig) -> str:
-    wanted = max([launch.processes, *launch.stage_processes.values()])
+    wanted = _most_ranks(launch)
     if shutil.which("nvidia-smi") is None:
         raise NotSetUp("no nvidia-smi on this machine; stages run on its CPU")
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
@@ -133,6 +134,25 @@ def _gpus(launch: LaunchConfig) -> str:
     if len(names) < wanted:
         raise ConfigError(f"{len(names)} GPUs; the cluster profile starts {wanted} processes, one a GPU")
     return f"{len(names)} x {', '.join(sorted(set(names)))}"
+
+
+def _gpu_limit(launch: LaunchConfig) -> str:
+    name, wanted = launch.gpu_limit, _most_ranks(launch)
+    if name is None:
+        raise NotSetUp("the cluster profile names no gpu_limit; its runs do not wait for GPUs")
+    make = f"`cosmos-flows infra init --gpus N` makes {GPUS!r}"
+    with _client() as client:
+        try:
+            limit = client.read_global_concurrency_limit_by_name(name)
+        except ObjectNotFound:
+            raise ConfigError(f"there is no global concurrency limit {name!r}; {make}") from None
+    if limit.limit < wanted:
+        raise ConfigError(f"the limit {name!r} has {limit.limit} slots, a stage takes {wanted}; {make} larger")
+    return f"{limit.active_slots} of {limit.limit} slots of {name!r} are taken"
+
+
+def _most_ranks(launch: LaunchConfig) -> int:
+    return max([launch.processes, *launch.stage_processes.values()])
 
 
 def _ring(launch: LaunchConfig) -> str:

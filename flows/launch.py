@@ -22,7 +22,7 @@ from cosmos_rl_core import store
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import EXIT_CODES, ConfigError, CosmosRLError, StageError
 from cosmos_rl_core.parallelism import Parallelism
-from flows import launchers
+from flows import gpus, launchers
 from flows.display import Display
 from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState
 from stages.artifacts import standing, why_stale
@@ -87,7 +87,8 @@ class Launcher:
         self.check()
         missing = [request for request in requests if standing_manifest(request) is None]
         if missing:
-            self._make(name, missing)
+            with gpus.taken(missing, self.config, self.display.note, self.check):
+                self._make(name, missing)
         manifests = [standing_manifest(request) for request in requests]
         if any(manifest is None for manifest in manifests):
             raise StageError.of("crash", f"{name} ended without an artifact that stands")
@@ -255,6 +256,6 @@ def _worth_retrying(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bo
 
 def _refuse_overlap(requests: Sequence[Request]) -> None:
     slots = [request.slot for request in requests]
-    gpus = [gpu for request in requests for gpu in request.gpus]
-    if len(set(slots)) != len(slots) or len(set(gpus)) != len(gpus):
+    sets = [gpu for request in requests for gpu in request.gpus]
+    if len(set(slots)) != len(slots) or len(set(sets)) != len(sets):
         raise ConfigError("requests of one wave must have slots and GPU sets of their own")

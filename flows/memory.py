@@ -48,10 +48,10 @@ def stages(recipe: Recipe) -> list[StageMemory]:
 
     The stages ``policy`` and ``export`` are none of them: they read weights a tensor at a time.
     """
-    model, algorithm, validation = _Model(recipe), costs.algorithm_of(recipe), recipe.validation
+    model, validation = _Model(recipe), recipe.validation
     held_out = validation is not None and validation.data is not None
     found = {"embed": model.holding("text_encoder")}
-    if algorithm.given_frames[1] > 0 or algorithm.data_term is not None or held_out:
+    if costs.needs_data(recipe) or held_out:
         found["encode"] = model.holding("vae")
     if recipe.train.train_policy.rewarded:
         found |= {"rollout": model.rollout(), "update": model.update()}

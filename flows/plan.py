@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from cosmos_rl_core import pipelines, plugins, sequence_shares, sizes, store
+from cosmos_rl_core import checkpoints, pipelines, plugins, sequence_shares, sizes, store
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
@@ -257,6 +257,7 @@ def _unfit(recipe: Recipe) -> list[str]:
     mistakes: list[str] = []
     path, diffusers = pipelines.resolve_path(recipe.policy.model_name_or_path), recipe.policy.diffusers
     _collect(mistakes, lambda: pipelines.check_runs(path))
+    _collect(mistakes, lambda: checkpoints.check(path))
     _collect(mistakes, lambda: pipelines.check_guardrail(path, diffusers.guardrail))
     if diffusers.complex_human_instruction is not None:
         _collect(mistakes, lambda: pipelines.check_takes_instruction(path))
@@ -299,8 +300,7 @@ def _check_shared_videos(recipe: Recipe) -> None:
 
 def _check_given_frames(recipe: Recipe) -> None:
     """Raise :class:`ConfigError` if this model cannot be given so many frames, or would have none to generate."""
-    policy, frames = recipe.train.train_policy, recipe.policy.diffusers.train_frames
-    most = plugins.load("algorithms", policy.type).Algorithm(policy).given_frames[1]
+    most, frames = recipe.train.train_policy.given_frames[1], recipe.policy.diffusers.train_frames
     if most == 0:
         return
     path = pipelines.resolve_path(recipe.policy.model_name_or_path)
@@ -319,7 +319,7 @@ def _prompts(dataset: DatasetOptions) -> tuple[Prompt, ...]:
 
 
 def data_of(recipe: Recipe) -> DatasetOptions | None:
-    """The media that an algorithm with rewards trains on besides; None where it has none."""
+    """The media that an algorithm with rewards reads besides its prompts; None where it has none."""
     return getattr(recipe.train.train_policy, "data", None)
 
 
@@ -328,7 +328,18 @@ def _data(recipe: Recipe) -> tuple[tuple[Prompt, ...], str]:
     policy = recipe.train.train_policy
     if not policy.rewarded:
         return (), _media_plugin(policy.dataset).digest(policy.dataset)
-    return _media(recipe, data_of(recipe), "train.train_policy.data")
+    data, most = data_of(recipe), policy.given_frames[1]
+    if data is None and most > 0:
+        raise ConfigError(
+            f"max_num_conditional_frames = {most} takes the first frames of media: name them in "
+            "[train.train_policy.data], or leave it at 0"
+        )
+    if data is not None and not costs.needs_data(recipe):
+        raise ConfigError(
+            "nothing reads the media in [train.train_policy.data]: leave them out, or set max_num_conditional_frames, "
+            "or the weight of a loss on media if the algorithm has one, above 0"
+        )
+    return _media(recipe, data, "train.train_policy.data")
 
 
 def _media(recipe: Recipe, data: DatasetOptions | None, place: str) -> tuple[tuple[Prompt, ...], str]:

@@ -16,7 +16,7 @@ POOL = "cosmos"
 QUEUES = {"checks": 1, "training": 2}
 """Priorities: the flight check is started before runs that wait."""
 GPUS = "gpus"
-"""The limit whose slots are GPUs; a cluster profile names it as ``gpu_limit``."""
+"""The limit whose slots are GPUs; a cluster profile names it as ``gpu_limit``. See :mod:`flows.gpus`."""
 ZOMBIES = "cosmos: crash flow runs without a heartbeat"
 SILENCE = timedelta(seconds=90)
 """Three heartbeats of ``PREFECT_FLOWS_HEARTBEAT_FREQUENCY = 30``, as deployments set it."""

@@ -51,11 +51,7 @@ class Run:
     @property
     def needs_data(self) -> bool:
         """Whether rollouts or updates read prepared media."""
-        return self._gives_frames or self._algorithm.data_term is not None
-
-    @property
-    def _gives_frames(self) -> bool:
-        return self._algorithm.given_frames[1] > 0
+        return costs.needs_data(self.recipe)
 
     @property
     def evaluates(self) -> bool:
@@ -166,7 +162,7 @@ class Run:
 
     def rollout(self, k: int) -> Request:
         """Samples of iteration k from the behaviour part of policy k."""
-        rollout = self.recipe.rollout
+        rollout, given_frames = self.recipe.rollout, self.recipe.train.train_policy.given_frames
         config = contracts.Rollout(
             model=self.plan.model,
             lora=self.recipe.policy.lora,
@@ -177,14 +173,14 @@ class Run:
             sample=self.recipe.policy.diffusers.sample.rollout,
             train_on=self._algorithm.train_on,
             use_same_seed=self._algorithm.use_same_seed,
-            given_frames=self._algorithm.given_frames,
+            given_frames=given_frames,
             batch_size=rollout.n_generation_mini_batch,
             samples_per_shard=rollout.samples_per_shard,
         )
         inputs = {
             "policy": (self._behaviour(k),),
             "embeddings": (input_of(self.embed_slot),),
-            "data": (input_of(self.encode_slot),) if self._gives_frames else (),
+            "data": (input_of(self.encode_slot),) if given_frames[1] > 0 else (),
         }
         return self._request(self.iteration(k, "rollout"), config, k, inputs)
 

@@ -15,6 +15,8 @@ import httpx
 from cosmos_rl_core.errors import UnavailableError
 from cosmos_rl_core.processes import PARENT
 
+OWN = "COSMOS_FLOWS_OWN_SERVER"
+"""Environment variable: set while the server is one of :func:`prefect_server`'s own."""
 STARTUP_S = 120.0
 """The first start on a machine makes the database."""
 
@@ -53,13 +55,20 @@ def prefect_server() -> Iterator[None]:
     try:
         _wait_until_healthy(server, f"http://127.0.0.1:{port}/api")
         os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+        os.environ[OWN] = "1"
         # Log lines are sent late, by a thread that would still be sending when this server is gone.
         os.environ.setdefault("PREFECT_LOGGING_TO_API_ENABLED", "false")
         yield
     finally:
-        os.environ.pop("PREFECT_API_URL", None)
+        for name in ("PREFECT_API_URL", OWN):
+            os.environ.pop(name, None)
         server.terminate()
         server.wait()
+
+
+def server_is_own() -> bool:
+    """Whether the server is this command's alone."""
+    return OWN in os.environ
 
 
 def server_is_named() -> bool:

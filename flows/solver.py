@@ -14,13 +14,16 @@ def with_solver(recipe: Recipe) -> Recipe:
     recipe names none, or settings by which it samples otherwise than that solver.
     """
     sample = recipe.policy.diffusers.sample
+    path = pipelines.resolve_path(recipe.policy.model_name_or_path)
+    scheduler, settings = pipelines.scheduler(path)
+    by_size = pipelines.shifts_by_size(pipelines.pipeline_class(path))
     if not recipe.train.train_policy.rewarded:
         # There are no rollouts; one name for all keeps the identity of runs that train on data.
+        check_flow(scheduler, settings, by_size=by_size)
         return _named(recipe, sample.solver or "euler")
-    scheduler, settings = pipelines.scheduler(pipelines.resolve_path(recipe.policy.model_name_or_path))
     solver = sample.solver or own_solver(scheduler)
     if solver != "edm":  # which has levels of its own
-        check_flow(scheduler, settings)
+        check_flow(scheduler, settings, by_size=by_size)
     check_own(solver, scheduler, settings)
     return _named(recipe, solver)
 

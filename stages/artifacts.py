@@ -9,13 +9,15 @@ each by one put-if-absent.
 import itertools
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json, digest, sha256
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
+from cosmos_rl_core.store import Chunk
+from stages import files
 from stages.contracts import FORMAT, Input, Request
 from stages.files import read_entry, read_stored
 from stages.manifest import FileEntry, Manifest, Reference, content_of
@@ -191,6 +193,10 @@ class Artifact:
 
     def read(self, name: str) -> bytes:
         """One file's bytes. Raises :class:`ArtifactError` if they are missing or not those of the manifest."""
+        return read_entry(self.url, self.entry(name))
+
+    def entry(self, name: str) -> FileEntry:
+        """What the manifest says of one file. Raises :class:`ArtifactError` where there is none, or none any more."""
         if name.partition("/")[0] in self.parts_dropped:
             raise ArtifactError(
                 f"{name} of {self.url} was deleted, as this run keeps the training state of its newest policies only; "
@@ -198,7 +204,7 @@ class Artifact:
             )
         if name not in self.manifest.files:
             raise ArtifactError(f"{self.url} has no file {name!r}; it has {', '.join(self.names())}")
-        return read_entry(self.url, self.manifest.files[name])
+        return self.manifest.files[name]
 
     def json(self, name: str) -> Any:
         """One JSON file."""
@@ -206,10 +212,9 @@ class Artifact:
 
     def copy_to(self, directory: Path) -> list[str]:
         """Copy every file, its bytes checked, into a local directory; returns their names."""
-        for name, data in store.ahead(self.names(), self.read):
-            path = directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+        for name in self.names():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            files.copy(self.url, self.entry(name), directory / name)
         return self.names()
 
 
@@ -285,6 +290,10 @@ class Attempt:
     def put(self, name: str, data: bytes) -> None:
         """Write one file of the artifact under this attempt's prefix; one named ``records/...`` is no part of it."""
         self.files[name] = self._write(name, data)
+
+    def put_stream(self, name: str, chunks: Iterable[Chunk]) -> None:
+        """As :meth:`put`, a file that is never in memory as a whole."""
+        self.files[name] = files.write(self.request.slot, f"attempts/{self.id}/{name}", chunks)
 
     def put_json(self, name: str, value: Any) -> None:
         """Write one JSON file, in canonical form."""

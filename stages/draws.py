@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from cosmos_rl_core import seeds
@@ -20,10 +18,9 @@ from cosmos_rl_core.sampling.rollout import table_of
 from cosmos_rl_core.sampling.schedule import Schedule
 from cosmos_rl_core.training import DrawKey, random_times, sft_time, training_noise
 from stages import embed, encode
-from stages.artifacts import Artifact
 from stages.contracts import Request
-from stages.given import NUM_GIVEN, num_given
-from stages.samples import read_shards
+from stages.given import NUM_GIVEN, own_frames
+from stages.sample_tensors import SampleTensors
 from stages.trainer import MicroBatch
 
 Draw = Callable[[list[str], int, int, float], MicroBatch]
@@ -34,8 +31,8 @@ Draw = Callable[[list[str], int, int, float], MicroBatch]
 class Stored:
     """The samples of the rollouts that are trained on: tensors, prompt and advantage by sample id."""
 
-    tensors: dict[str, dict[str, Tensor]]
-    about: dict[str, dict[str, Any]]
+    tensors: SampleTensors
+    """Read as they are drawn, by the rank that draws them."""
     prompt_ids: dict[str, str]
     advantages: dict[str, float]
     conditioning: embed.Embeddings
@@ -45,22 +42,14 @@ class Stored:
     def read(cls, request: Request, table: pd.DataFrame, device: torch.device) -> "Stored":
         """``table`` has ``sample_id, prompt_id, advantage, used``.
 
-        Raises :class:`ArtifactError` if the rollouts lack a sample's tensors.
+        Raises :class:`ArtifactError` if the rollouts lack a sample.
         """
         used = table[table["used"]]
         prompt_ids = dict(zip(used["sample_id"], used["prompt_id"], strict=True))
-        tensors: dict[str, dict[str, Tensor]] = {}
-        about: dict[str, dict[str, Any]] = {}
-        for source in request.inputs["rollouts"]:
-            for stored in read_shards(Artifact(source)):
-                if stored.sample_id in prompt_ids and stored.latents is not None:
-                    tensors[stored.sample_id] = load_tensors(stored.latents)
-                    about[stored.sample_id] = stored.about
-        if missing := sorted(prompt_ids.keys() - tensors.keys()):
-            raise ArtifactError(f"the rollouts hold no tensors of {len(missing)} samples, e.g. {missing[0]}")
+        tensors = SampleTensors(request.inputs["rollouts"], prompt_ids)
         conditioning = embed.Embeddings(request.one("embeddings"), [*sorted(set(prompt_ids.values())), embed.NEGATIVE])
         advantages = dict(zip(used["sample_id"], used["advantage"], strict=True))
-        return cls(tensors, about, prompt_ids, advantages, conditioning, device)
+        return cls(tensors, prompt_ids, advantages, conditioning, device)
 
     def stack(self, ids: list[str], name: str) -> Tensor:
         """One stored tensor of each sample, ``[B, ...]``, on the device."""
@@ -73,10 +62,11 @@ class Stored:
 
     def _given(self, sample_id: str) -> Conditioning:
         """Read off the sample itself: what is given is what every state has."""
-        if NUM_GIVEN not in self.about[sample_id]:
+        count = self.tensors.about(sample_id).get(NUM_GIVEN)
+        if count is None:
             return {}
         latents = self.tensors[sample_id]["latents"]
-        return given_frames(latents[:, : self.about[sample_id][NUM_GIVEN]], latents.shape[1])
+        return given_frames(latents[:, :count], latents.shape[1])
 
     def negative(self, count: int) -> Conditioning:
         """That of the empty prompt, batched."""
@@ -117,14 +107,8 @@ class TransitionDraws:
     kernel: Kernel
     guidance_scale: float
 
-    def __post_init__(self) -> None:
-        fed = [step.t for step in self.kernel.steps]
-        if other := [sample_id for sample_id, about in self.stored.about.items() if about["t"] != fed]:
-            raise ArtifactError(
-                f"{len(other)} samples, e.g. {other[0]}, were made on other noise levels than this update would replay"
-            )
-
     def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
+        self._check_levels(ids)
         steps = [self.step(sample_id, place) for sample_id in ids]
         at = table_of(self.kernel, self.stored.device).at(torch.tensor(steps, device=self.stored.device))
         x = self._stack(ids, [f"state.{step}" for step in steps])
@@ -149,6 +133,13 @@ class TransitionDraws:
             steps=tuple(steps),
         )
 
+    def _check_levels(self, ids: list[str]) -> None:
+        fed = [step.t for step in self.kernel.steps]
+        if other := [sample_id for sample_id in ids if self.stored.tensors.about(sample_id)["t"] != fed]:
+            raise ArtifactError(
+                f"{other[0]} and perhaps other samples were made on other noise levels than this update would replay"
+            )
+
     def step(self, sample_id: str, place: int) -> int:
         """The ``place``-th recorded step of a sample."""
         return int(self.stored.tensors[sample_id]["steps"][place])
@@ -156,7 +147,7 @@ class TransitionDraws:
     def initial_noise(self, sample_id: str) -> Tensor:
         """What the sample's rollout started from, drawn again: float32, on the CPU."""
         shape = tuple(self.stored.tensors[sample_id]["latents"].shape)
-        noise_seed = self.stored.about[sample_id]["noise_seed"]
+        noise_seed = self.stored.tensors.about(sample_id)["noise_seed"]
         return torch.from_numpy(seeds.normal(shape, noise_seed, "initial noise", 0))
 
     def _stack(self, ids: list[str], names: list[str]) -> Tensor:
@@ -198,7 +189,7 @@ class DataDraws:
         x_0 = [self.latents[item] for item, _ in items]
         own = [
             self.conditioning[embed.EMPTY if self._drop(sample_id, epoch, place) else prompt_id]
-            | self._given(latents, sample_id, epoch, place)
+            | own_frames(latents, self.term.given_frames, self._generator("data given frames", sample_id, epoch, place))
             for sample_id, latents, (_, prompt_id) in zip(ids, x_0, items, strict=True)
         ]
         conditioning = stack(own, device)
@@ -214,14 +205,6 @@ class DataDraws:
     def _item(self, sample_id: str, epoch: int, place: int) -> tuple[str, str]:
         generator = self._generator("data item", sample_id, epoch, place)
         return self.latents.choose(self.steps.stored.prompt_ids[sample_id], generator)
-
-    def _given(self, latents: Tensor, sample_id: str, epoch: int, place: int) -> Conditioning:
-        """The item's own first frames, as many as are drawn; nothing for models that are given none."""
-        bounds = self.term.given_frames
-        if bounds[1] == 0:
-            return {}
-        count = num_given(bounds, self._generator("data given frames", sample_id, epoch, place))
-        return given_frames(latents[:, :count], latents.shape[1])
 
     def _noised(self, sample_id: str, epoch: int, place: int) -> tuple[float, Tensor]:
         """Noise level and noise."""

@@ -11,11 +11,11 @@ from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Algorithm, Batch
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._base import Model, stack
-from cosmos_rl_core.sampling.schedule import schedule_of
+from cosmos_rl_core.models._base import Conditioning, Model, generated, stack
 from cosmos_rl_core.training import FINE_GRID, DrawKey, sft_time, training_noise
 from stages import contracts, embed
 from stages.contracts import Request
+from stages.given import own_frames
 from stages.loading import load_media
 from stages.runner import Context
 from stages.samples import cut
@@ -65,9 +65,9 @@ class _Draws:
         device: torch.device,
     ) -> None:
         self.seed, self.shape = request.seed, config.media
-        self.density = config.density
+        self.density, self.given_frames = config.density, config.algorithm.given_frames
         self.model, self.media, self.conditioning = model, media, conditioning
-        self.sigmas = schedule_of(model.scheduler, FINE_GRID).sigmas
+        self.sigmas = model.schedule(FINE_GRID, config.media.size, config.media.frames).sigmas
         self.device = device
 
     def __call__(self, items: list[tuple[int, int]], weight: float) -> MicroBatch:
@@ -82,9 +82,17 @@ class _Draws:
         x_0 = self._encode(torch.stack([torch.tensor(pixels, device="cpu") for pixels, _ in drawn]))
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, 0) for key in keys])
         times = [sft_time(self.sigmas, self.density, key) for key in keys]
-        batch = Batch(x_0, noise.to(self.device), torch.tensor(times, dtype=torch.float32, device=self.device), None)
-        conditioning = stack([self.conditioning[prompt.id] for _, prompt in drawn], self.device)
+        t = torch.tensor(times, dtype=torch.float32, device=self.device)
+        prompt_ids = [prompt.id for _, prompt in drawn]
+        own = [self._condition(*sample) for sample in zip(prompt_ids, x_0, keys, strict=True)]
+        conditioning = stack(own, self.device)
+        batch = Batch(x_0, noise.to(self.device), t, None, generated(conditioning))
         return MicroBatch(batch, conditioning, weight, keys=tuple(astuple(key) for key in keys))
+
+    def _condition(self, prompt_id: str, latents: Tensor, key: DrawKey) -> Conditioning:
+        """Of one sample: its prompt's embeddings, and its own first frames, as many as are drawn."""
+        generator = seeds.generator("given frames", *astuple(key))
+        return self.conditioning[prompt_id] | own_frames(latents, self.given_frames, generator)
 
     @torch.no_grad()
     def _encode(self, pixels: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
-"""Given frames: how many latent frames a prompt's videos begin with, and of which item; drawn for each iteration."""
+"""Given frames: how many latent frames a video begins with, and of which item of the data."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.models._base import Conditioning, given_frames
@@ -19,6 +20,14 @@ def num_given(bounds: tuple[int, int], generator: np.random.Generator) -> int:
     """How many latent frames are given: each number from the fewest to the most is as likely."""
     fewest, most = bounds
     return int(generator.integers(fewest, most + 1))
+
+
+def own_frames(latents: Tensor, bounds: tuple[int, int], generator: np.random.Generator) -> Conditioning:
+    """What one item's conditioning holds besides where its own first frames are given, as many as are drawn.
+
+    Nothing for models that are given none.
+    """
+    return given_frames(latents[:, : num_given(bounds, generator)], latents.shape[1]) if bounds[1] > 0 else {}
 
 
 @dataclass(frozen=True)

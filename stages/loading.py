@@ -9,6 +9,7 @@ from cosmos_rl_core import pipelines, plugins
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Model
 from stages.contracts import ModelRef
 
@@ -32,7 +33,9 @@ def load_stock(ref: ModelRef, path: str) -> Any:
     plugin = plugins.load("models", ref.adapter)
     if hasattr(plugin, "load_stock"):
         return plugin.load_stock(path, bool(ref.guardrail))
-    return DiffusionPipeline.from_pretrained(path, dtype=torch.float32, use_safetensors=True, local_files_only=True)
+    return DiffusionPipeline.from_pretrained(
+        path, dtype=torch.float32, use_safetensors=True, local_files_only=True, **_loading.absent(path)
+    )
 
 
 def load_media(dataset: DatasetOptions, planned: str) -> Media:

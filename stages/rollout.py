@@ -20,7 +20,6 @@ from cosmos_rl_core.policy_weights import to_bytes
 from cosmos_rl_core.precision import computes_in
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import Trajectory, sample
-from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
 from stages import contracts, embed, policy
 from stages.contracts import Request
@@ -43,7 +42,8 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     ranks = context.ranks
     components = ("vae", *config.model.guardrail) if ranks.leads else ()
     model, _ = policy.load_policy(config, request.one("policy"), components=components, group=ranks, reference=False)
-    kernel = kernel_of(config.sample, lambda: schedule_of(model.scheduler, config.sample.num_steps))
+    size = config.media.size, config.media.frames
+    kernel = kernel_of(config.sample, lambda: model.schedule(config.sample.num_steps, *size))
     kernel.check_trainable(step for step in config.train_on if step != -1)
     conditioning = embed.Embeddings(request.one("embeddings"), [*(p.id for p in config.prompts), embed.NEGATIVE])
     generate = _Generator(request, config, model=model, conditioning=conditioning, kernel=kernel, ranks=ranks)

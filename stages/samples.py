@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import load
 
-from cosmos_rl_core import media, seeds, shards, store
+from cosmos_rl_core import media, seeds, shards
 from cosmos_rl_core.datasets._base import Prompt
 from stages.artifacts import Artifact
 from stages.runner import Context
@@ -204,12 +204,6 @@ def shard_names(artifact: Artifact) -> list[str]:
 def read_shard(artifact: Artifact, name: str) -> Iterator[StoredSample]:
     """The samples of one shard, sorted by id."""
     return _unpack(artifact.read(name))
-
-
-def read_shards(artifact: Artifact) -> Iterator[StoredSample]:
-    """The samples of all shards, in order; the next shards are read meanwhile."""
-    for _, data in store.ahead(shard_names(artifact), artifact.read):
-        yield from _unpack(data)
 
 
 def _unpack(shard: bytes) -> Iterator[StoredSample]:

@@ -12,7 +12,6 @@ from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights
-from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.training import FINE_GRID
 from stages import contracts
@@ -98,14 +97,16 @@ def _draws(
     """What an optimizer step is made of, each with how often it draws for a sample; the rewarded draws come first."""
     num_times = algorithm.num_times(config.sample.num_steps)
     key = (request.seed, request.iteration or 0)
+    media = contracts.MediaShape.model_validate(Artifact(request.inputs["rollouts"][0]).manifest.config["media"])
+    schedule = partial(model.schedule, size=media.size, frames=media.frames)
     if not algorithm.transitions:
-        sigmas = schedule_of(model.scheduler, config.sample.num_steps).sigmas
+        sigmas = schedule(config.sample.num_steps).sigmas
         return [(LatentDraws(stored, key, sigmas, num_times), num_times)]
-    kernel = kernel_of(config.sample, lambda: schedule_of(model.scheduler, config.sample.num_steps))
+    kernel = kernel_of(config.sample, lambda: schedule(config.sample.num_steps))
     steps = TransitionDraws(stored, kernel, config.sample.guidance_scale)
     if algorithm.data_term is None:
         return [(steps, num_times)]
-    data = DataDraws(request, algorithm.data_term, config.density, steps, schedule_of(model.scheduler, FINE_GRID))
+    data = DataDraws(request, algorithm.data_term, config.density, steps, schedule(FINE_GRID))
     return [(steps, num_times), (data, data.num_times or num_times)]
 
 

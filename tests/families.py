@@ -4,12 +4,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import diffusers
+import numpy as np
 import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from PIL import Image
 from torch import Tensor, nn
 
 from cosmos_rl_core import pipelines, seeds
@@ -100,7 +103,9 @@ def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
     if hasattr(plugin, "load_stock"):
         pipeline = plugin.load_stock(str(folder), guardrail=False)
     else:
-        pipeline = diffusers.DiffusionPipeline.from_pretrained(str(folder), local_files_only=True)
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(
+            str(folder), local_files_only=True, **_loading.absent(str(folder))
+        )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(device)
 
@@ -122,7 +127,7 @@ def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
     if given["guidance_scale"] != 1:
         given["guidance_scale"] -= pipelines.guidance_offset(type(stock).__name__)
     sizes = _loading.stock_arguments(stock, SIZE, frames_of(stock))
-    return stock(latents=noise.clone(), max_sequence_length=LENGTH, return_dict=False, **sizes, **given)[0]
+    return stock(latents=noise.clone(), max_sequence_length=LENGTH, return_dict=False, **(sizes | given))[0]
 
 
 @contextmanager
@@ -148,3 +153,17 @@ def has_autocast(device: torch.device) -> bool:
 def moved(tensors: dict[str, Tensor], by: float) -> dict[str, Tensor]:
     """Weights some way off, each by normal noise of its own."""
     return {name: t + by * torch.from_numpy(seeds.normal(tuple(t.shape), "moved", name)) for name, t in tensors.items()}
+
+
+def as_torchvision() -> Any:
+    """What diffusers takes of torchvision, which no machine without a GPU has a build of: by torch and numpy."""
+
+    def resize(picture: torch.Tensor, size: list[int], interpolation: str) -> torch.Tensor:
+        return torch.nn.functional.interpolate(picture, size, mode=interpolation)
+
+    def to_tensor(picture: Image.Image) -> torch.Tensor:
+        return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+
+    functional = SimpleNamespace(resize=resize, to_tensor=to_tensor)
+    transforms = SimpleNamespace(functional=functional, InterpolationMode=SimpleNamespace(NEAREST="nearest"))
+    return SimpleNamespace(transforms=transforms)

@@ -1,10 +1,12 @@
 """What every plugin file promises, tested the moment the file exists: its settings, its members, its behaviour."""
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import json
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,12 +27,15 @@ from cosmos_rl_core.sampling.transition import Coefficients
 
 
 def check_offers(plugin: type, protocol: type) -> None:
-    """A class has the members of a protocol, with arguments of the same names."""
+    """A class, with what it inherits, has the members of a protocol, with arguments of the same names."""
     where = f"{inspect.getfile(plugin)}:{inspect.getsourcelines(plugin)[1]}"
-    nodes = list(ast.walk(ast.parse(inspect.getsource(plugin))))
+    own = [cls for cls in plugin.__mro__ if cls.__module__.partition(".")[0] == plugin.__module__.partition(".")[0]]
+    nodes = [node for cls in own for node in ast.walk(ast.parse(inspect.getsource(cls)))]
     assigned: list[ast.expr] = [target for n in nodes if isinstance(n, ast.Assign) for target in n.targets]
     assigned += [n.target for n in nodes if isinstance(n, ast.AnnAssign)]
-    offered = {ast.unparse(target).removeprefix("self.") for target in assigned} | set(vars(plugin))
+    offered = {ast.unparse(target).removeprefix("self.") for target in assigned} | {
+        name for cls in own for name in vars(cls)
+    }
     wanted = {name for name in (*vars(protocol), *protocol.__annotations__) if not name.startswith("_")}
     assert wanted <= offered, f"{where}: {plugin.__name__} needs {', '.join(sorted(wanted - offered))}"
     for name in wanted:
@@ -63,10 +68,15 @@ def options_of(kind: str, name: str, base: type[Section], key: str, **given: Any
 def test_the_readmes_model_has_the_members_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     readme = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
     source = readme.partition("```python\n# cosmos_rl_core/models/x.py\n")[2].partition("```")[0]
-    (tmp_path / "readmes_x.py").write_text(source.replace("XPipeline", "WanPipeline"), encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("readmes_x")
-    assert module.PIPELINE_CLASSES == ("WanPipeline",)
+    (tmp_path / "x.py").write_text(source.replace("XPipeline", "WanPipeline"), encoding="utf-8")
+    name = "cosmos_rl_core.models.x"
+    spec = importlib.util.spec_from_file_location(name, tmp_path / "x.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    assert (module.PIPELINE_CLASSES, module.VAE_CLASSES) == (("WanPipeline",), ("AutoencoderKL",))
     assert list(inspect.signature(module.load).parameters) == ["path", "components", "device"]
     check_offers(module.X, models_base.Model)
 
@@ -76,6 +86,7 @@ def test_a_model_plugin_conforms(name: str):
     module = plugins.load("models", name)
     file = f"cosmos_rl_core/models/{name}.py:1"
     assert module.PIPELINE_CLASSES, f"{file}: PIPELINE_CLASSES is empty"
+    assert module.VAE_CLASSES, f"{file}: VAE_CLASSES is empty"
     for class_name in module.PIPELINE_CLASSES:
         # Read from the source, as flows do; two plugins cannot claim one class.
         assert pipelines.adapter_name(class_name) == name, f"{file}: {class_name} belongs to another plugin too"
@@ -118,6 +129,20 @@ def check_loss(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Tr
     assert all(value.shape == (3,) and not value.requires_grad for value in loss.metrics.values())
 
 
+def check_mask(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Transitions) -> None:
+    """What was given, here the first row, has no part in the gradient."""
+    prediction = torch.full((3, 2, 4, 4), 0.5, device="cpu", requires_grad=True)
+    mask = torch.tensor([0.0, 1.0, 1.0, 1.0], device="cpu").view(1, 1, 4, 1)
+
+    def velocity(part: str) -> torch.Tensor:
+        return prediction if part == "current" else torch.zeros_like(prediction)
+
+    loss = algorithm.loss(velocity, replace(batch, mask=mask))
+    (gradient,) = torch.autograd.grad(loss.per_sample.sum(), prediction)
+    assert gradient[:, :, 0].count_nonzero() == 0, f"{type(algorithm).__module__}: its loss does not heed batch.mask"
+    assert gradient[:, :, 1:].count_nonzero() > 0
+
+
 @pytest.mark.parametrize("name", plugins.known("algorithms"))
 def test_an_algorithm_plugin_conforms(name: str):
     options = options_of("algorithms", name, AlgorithmOptions, "type", dataset={"name": "rendered_text"})
@@ -134,6 +159,7 @@ def test_an_algorithm_plugin_conforms(name: str):
     assert algorithm.transitions or algorithm.data_term is None
     for batch in batches_of(algorithm, rewarded=options.rewarded):
         check_loss(algorithm, batch)
+        check_mask(algorithm, batch)
 
     if options.rewarded:
         scored = {

@@ -139,7 +139,8 @@ class DataTerm:
 
 @dataclass(frozen=True)
 class Loss:
-    """Per-sample loss ``[B]`` (float32, with gradient) and numbers worth a curve, each ``[B]`` and detached."""
+    """Per-sample loss ``[B]`` (float32, or float64 under a mask, with gradient) and numbers worth a curve, each ``[B]``
+    and detached."""
 
     per_sample: Tensor
     metrics: dict[str, Tensor]
@@ -164,9 +165,6 @@ class Algorithm(Protocol):
     """How its loss takes, beside the transitions, a :class:`Batch` of the dataset's media; None if it does not."""
     use_same_seed: bool
     """Whether all samples of a prompt start from the same noise."""
-    given_frames: tuple[int, int]
-    """Fewest and most latent frames of the dataset's media that its rollouts begin with; (0, 0) where they have no
-    media."""
 
     def check(self, sample: SolverConfig) -> None:
         """Raise :class:`ConfigError` if it cannot train on rollouts of this sampler, or lacks what it trains on."""
@@ -186,7 +184,8 @@ class Algorithm(Protocol):
         """``velocity(part)`` is the prediction at ``batch.x_t, batch.t`` of a policy part: ``current`` with gradient,
         every other (``old``, ``behaviour``, ``reference``) without. Call ``current`` last: then no
         other forward pass has to fit beside what it keeps for its backward pass, nor are weights swapped before that
-        has gathered them again. Takes only the kinds of batch that ``transitions`` and ``data_term`` announce."""
+        has gathered them again. Takes only the kinds of batch that ``transitions`` and ``data_term`` announce, and
+        counts of each only what its mask says was generated: frames may be given in any."""
         ...
 
     def reference_after(self, iteration: int) -> Literal["base", "kept", "renewed"]:

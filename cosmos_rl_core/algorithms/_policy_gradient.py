@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cosmos_rl_core.config.policy import SolverConfig
 
 
-_OF_DATA = ("data", "use_rl_sigma_and_noise", "data_on_first_only", "text_dropout")
+_OF_DATA = ("use_rl_sigma_and_noise", "data_on_first_only", "text_dropout")
 """The settings of the diffusion loss beside its weight."""
 
 
@@ -84,12 +84,11 @@ class PolicyGradientOptions(RewardedOptions):
     """Add the diffusion loss at the first trained step of each sample only, which makes it that much smaller."""
     text_dropout: float = Field(default=0.2, ge=0, le=1)
     """Share of the media, in the diffusion loss only, whose prompt is replaced by the empty one."""
+    # These two and `data` are in the identity also by default, because here they were from the first.
     min_num_conditional_frames: int = Field(default=0, ge=0)
-    """Fewest latent frames that are given at the start of a video: 0 is text to video, 1 image to video."""
+    """See :class:`AlgorithmOptions`."""
     max_num_conditional_frames: int = Field(default=0, ge=0)
-    """Most of these. Their number is drawn for each prompt of an iteration, and they are the first ones of an item of
-    ``data``, of the prompt if it has any; another number is drawn for each item of the diffusion loss. No loss counts
-    them. Only for models that can be given frames. Evaluations are text to video whatever is set here."""
+    """See :class:`AlgorithmOptions`; another number is drawn for each item of the diffusion loss, of its own frames."""
     global_std: bool = False
     """Divide advantages by the deviation of all rewards of the iteration instead of the prompt's own."""
     min_group_size: int = Field(default=2, ge=2)
@@ -115,15 +114,6 @@ class PolicyGradientOptions(RewardedOptions):
         if not train_on or min(train_on) < -1 or len(set(listed)) != len(listed):
             raise ValueError("needs at least one step, each once and from 0; -1 is a random step, any number of times")
         return train_on
-
-    @model_validator(mode="after")
-    def _frames_in_order(self) -> Self:
-        if self.min_num_conditional_frames > self.max_num_conditional_frames:
-            raise ValueError(
-                f"min_num_conditional_frames = {self.min_num_conditional_frames} is more than "
-                f"max_num_conditional_frames = {self.max_num_conditional_frames}; raise that, or lower it"
-            )
-        return self
 
     @model_validator(mode="after")
     def _something_is_weighed(self) -> Self:
@@ -186,13 +176,8 @@ class Algorithm:
             on_first_only=options.data_on_first_only,
             as_rollout=options.use_rl_sigma_and_noise,
             text_dropout=options.text_dropout,
-            given_frames=self.given_frames,
+            given_frames=options.given_frames,
         )
-
-    @property
-    def given_frames(self) -> tuple[int, int]:
-        """``min_num_conditional_frames`` and ``max_num_conditional_frames``."""
-        return self.options.min_num_conditional_frames, self.options.max_num_conditional_frames
 
     def check(self, sample: SolverConfig) -> None:
         """Every trained step must be one with noise, the diffusion loss needs media, and what is given must be read."""
@@ -215,14 +200,7 @@ class Algorithm:
                 f"data_beta = {options.data_beta} weighs the diffusion loss on media: name them in "
                 "[train.train_policy.data], or set data_beta = 0"
             )
-        most = options.max_num_conditional_frames
-        if most > 0 and options.data is None:
-            raise ConfigError(
-                f"max_num_conditional_frames = {most} takes the first frames of media: name them in "
-                "[train.train_policy.data], or leave it at 0"
-            )
-        chosen = options.model_fields_set - ({"data"} if most > 0 else set())
-        unread = [name for name in _OF_DATA if name in chosen and getattr(options, name) is not None]
+        unread = [name for name in _OF_DATA if name in options.model_fields_set]
         if self.data_term is None and unread:
             raise ConfigError(
                 f"data_beta = 0 leaves out the diffusion loss on media, which {', '.join(unread)} would be for; leave "

@@ -34,7 +34,6 @@ class Algorithm:
     drift_limits = None
     data_term = None
     use_same_seed = False
-    given_frames = (0, 0)
 
     def __init__(self, options: Options) -> None:
         self.options = options

@@ -28,8 +28,8 @@ class LaunchConfig(Section):
     python: str | None = Field(default=None, min_length=1)
     """Interpreter of the stages, where they run. None: the flow's own, in a container ``python``."""
     environment: dict[str, str] = {}
-    """More environment variables of every stage; Slurm adds those of the flow itself. Not for secrets: the run's plan
-    shows them."""
+    """More environment variables of every stage, beside those of the flow's that stages read (:mod:`flows.variables`).
+    Not for secrets: the run's plan shows them."""
     mode: Literal["cold", "warm"] = "cold"
     """``cold`` starts every stage anew, under torchrun if it is distributed. ``warm`` forks them from one process that
     has imported everything: 0.1 s instead of 5 s a stage, for one process on a CPU."""
@@ -51,6 +51,10 @@ class LaunchConfig(Section):
     """GPUs of single stages, e.g. ``{update = [0, 1], rollout = [2, 3]}``; stages that run side by side need sets of
     their own. Absent means all there are. With Slurm and Kubernetes only their number counts: each set is an allocation
     of its own."""
+    gpu_limit: str | None = Field(default=None, min_length=1)
+    """Global concurrency limit of the Prefect server whose slots are this machine's GPUs, as ``cosmos-flows infra init
+    --gpus N`` makes ``gpus``: stages wait until as many are free as they use. None: they start at once. Slurm and
+    Kubernetes have queues of their own."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each process."""
     deterministic: bool = True
@@ -90,6 +94,8 @@ class LaunchConfig(Section):
     def _launcher_has_its_settings(self) -> "LaunchConfig":
         if self.launcher == "local":
             return self
+        if self.gpu_limit is not None:
+            raise ValueError(f"gpu_limit is for GPUs of this machine; launcher = {self.launcher!r} has its own queue")
         if self.mode == "warm":
             raise ValueError(f"mode = 'warm' forks on this machine; launcher = {self.launcher!r} needs mode = 'cold'")
         if self.launcher == "kubernetes" and self.kubernetes is None:

@@ -1,7 +1,7 @@
 """How the weights move. Field names are cosmos-rl's; the algorithm's own settings live in its plugin file."""
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
@@ -56,6 +56,28 @@ class AlgorithmOptions(Section):
     """Prompts, or media with prompts."""
     mini_batch: int = Field(default=1, ge=1)
     """Samples per forward pass. Speed and memory only: the gradient is the same up to rounding."""
+    min_num_conditional_frames: int = Field(default=0, ge=0, json_schema_extra={"neutral": 0})
+    """Fewest latent frames that are given at the start of a video: 0 is text to video, 1 image to video."""
+    max_num_conditional_frames: int = Field(default=0, ge=0, json_schema_extra={"neutral": 0})
+    """Most of these. Their number is drawn for each prompt of an iteration, and they are the first ones of an item of
+    ``data``, of the prompt if it has any; supervised training draws it for each item and pass, and takes the item's
+    own. No loss counts them. Only for models that can be given frames. Evaluations are text to video whatever is set
+    here."""
+
+    @property
+    def given_frames(self) -> tuple[int, int]:
+        """Fewest and most latent frames that are given."""
+        return self.min_num_conditional_frames, self.max_num_conditional_frames
+
+    @model_validator(mode="after")
+    def _frames_in_order(self) -> Self:
+        fewest, most = self.given_frames
+        if fewest > most:
+            raise ValueError(
+                f"min_num_conditional_frames = {fewest} is more than max_num_conditional_frames = {most}; raise that, "
+                "or lower it"
+            )
+        return self
 
 
 class RewardedOptions(AlgorithmOptions):
@@ -68,6 +90,8 @@ class RewardedOptions(AlgorithmOptions):
     """Passes over each rollout. More learns more from a rollout and drifts further from the policy that made it."""
     shuffle_rewards: bool = Field(default=False, json_schema_extra={"neutral": False})
     """A control: train on the iteration's rewards in random order. What still rises does not come from them."""
+    data: AnyDataset | None = Field(default=None, json_schema_extra={"neutral": None})
+    """Media whose first frames are given; their captions may be prompts of the rollouts, or not."""
 
 
 class SupervisedOptions(AlgorithmOptions):

@@ -4,22 +4,26 @@ One convention everywhere: ``t`` in [0, 1], ``x_t = (1 - t) x_0 + t noise``, ``v
 the same number and never in a half type. Scaling of timesteps, packing, masks and latent normalisation live in the
 plugin and nowhere else.
 
-A plugin file has ``PIPELINE_CLASSES`` (values of ``_class_name`` in ``model_index.json``) and a function ``load``. It
-may have ``GUARDRAIL_PACKAGE``, the package of the safety checker that the stock pipeline insists on;
+A plugin file has ``PIPELINE_CLASSES`` (values of ``_class_name`` in ``model_index.json``), ``VAE_CLASSES``, the classes
+that its VAE can be of, and a function ``load``. It may have ``REFUSED_SETTINGS``, which have to be absent or off in the
+index and the transformer's settings, with what they would mean; ``MASK_CHANNELS``, which the transformer takes besides
+the latents' own; ``GUARDRAIL_PACKAGE``, the package of the safety checker that the stock pipeline insists on;
 ``GUIDANCE_OFFSET``, how much less than ours the stock pipeline's ``guidance_scale`` is; ``MAX_GIVEN_FRAMES``, how many
 latent frames at most may be given at the start of a video, where its ``velocity`` takes :func:`given_frames`;
-``FROZEN_PREFIX``, the module of the transformer through which text embeddings pass first, by itself and far smaller
-afterwards, where ``load`` takes :data:`PREFIX` and ``velocity`` what comes of that; ``TAKES_INSTRUCTION``, true where
-the model has a ``complex_human_instruction`` to set, as the stock pipeline's call takes one; ``STOCK_MULTIPLE``, of
-which both sides have to be multiples for the stock pipeline, in pixels; and ``load_stock(path, guardrail)``, where
-``from_pretrained`` alone does not load the stock pipeline. The constants are literals, because plans read them from the
-source.
+``SHIFTS_BY_SIZE``, true where the stock pipeline tells its scheduler how large the image is; ``FROZEN_PREFIX``, the
+module of the transformer through which text embeddings pass first, by itself and far smaller afterwards, where ``load``
+takes :data:`PREFIX` and ``velocity`` what comes of that; ``TAKES_INSTRUCTION``, true where the model has a
+``complex_human_instruction`` to set, as the stock pipeline's call takes one; ``STOCK_MULTIPLE``, of which both sides
+have to be multiples for the stock pipeline, in pixels; and ``load_stock(path, guardrail)``, where ``from_pretrained``
+alone does not load the stock pipeline. The constants are literals, because plans read them from the source.
 """
 
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from cosmos_rl_core.sampling.schedule import Schedule
 
 Conditioning = dict[str, Tensor]
 """What the transformer needs of a prompt, by name. One prompt: no batch dimension; stacked for a batch."""
@@ -62,6 +66,13 @@ class Model(Protocol):
 
         ``size`` is height and width in pixels.
         Raises :class:`ConfigError` on a size or a number of frames that it cannot do.
+        """
+        ...
+
+    def schedule(self, num_steps: int, size: tuple[int, int], frames: int) -> Schedule:
+        """The noise levels of ``num_steps`` steps of the pipeline's own scheduler, for media of that size.
+
+        Raises as :func:`cosmos_rl_core.sampling.schedule.schedule_of`.
         """
         ...
 

@@ -10,8 +10,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from cosmos_rl_core import pipelines, plugins, sizes
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core import pipelines, plugins
 from cosmos_rl_core.models._base import COMPONENTS, EMPTY_TRANSFORMER, ModelPlugin
 
 Pipeline = TypeVar("Pipeline", bound=DiffusionPipeline)
@@ -33,8 +32,7 @@ def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], dev
     Reads safetensors alone, never a pickle.
     """
     check_components(components)
-    index = pipelines.read_json(path, pipelines.INDEX)
-    skipped = {name: None for name, value in index.items() if isinstance(value, list) and not _asked(name, components)}
+    skipped = {name: None for name, there in _parts(path).items() if not there or not _asked(name, components)}
     given = {"transformer": empty_transformer(path)} if EMPTY_TRANSFORMER in components else {}
     pipeline = cls.from_pretrained(
         path, dtype=torch.float32, use_safetensors=True, local_files_only=True, **skipped | given
@@ -43,6 +41,11 @@ def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], dev
         if isinstance(part, nn.Module) and name not in given:
             part.requires_grad_(False).eval().to(device)
     return pipeline
+
+
+def absent(path: str) -> dict[str, None]:
+    """The parts that a pipeline directory was saved without, which ``from_pretrained`` wants to be told again."""
+    return {name: None for name, there in _parts(path).items() if not there}
 
 
 def empty_transformer(path: str) -> nn.Module:
@@ -79,20 +82,6 @@ def stock_arguments(pipeline: DiffusionPipeline, size: tuple[int, int], frames: 
     return {name: value for name, value in wanted.items() if name in known}
 
 
-def check_multiple(size: tuple[int, int], multiple: int) -> None:
-    """Raise :class:`ConfigError` unless height and width are positive multiples of ``multiple`` pixels."""
-    if any(side < 1 or side % multiple for side in size):
-        raise ConfigError(f"height and width must be multiples of {multiple} pixels for this model, got {list(size)}")
-
-
-def latent_frames(frames: int, temporal: int, patch_frames: int = 1) -> int:
-    """Of a video. Raises :class:`ConfigError` unless the VAE and the transformer's patches can make so many frames."""
-    fewest, step = sizes.frame_counts(temporal, patch_frames)
-    if frames < 1 or (frames - fewest) % step:
-        raise ConfigError(f"frames must be {fewest} plus a multiple of {step} for this model, got {frames}")
-    return (frames - 1) // temporal + 1
-
-
 def pixels_to_unit(pixels: Tensor) -> Tensor:
     """Uint8 pixels to float32 in [-1, 1], as the stock image processor scales them."""
     return 2.0 * (pixels.float() / 255.0) - 1.0
@@ -112,6 +101,12 @@ def initialise(transformer: nn.Module, seed: int) -> None:
         torch.manual_seed(seed)
         fresh = type(transformer).from_config(transformer.config)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
     transformer.load_state_dict(fresh.state_dict())
+
+
+def _parts(path: str) -> dict[str, bool]:
+    """Names of the parts that a pipeline directory's index lists, and whether they are there."""
+    index = pipelines.read_json(path, pipelines.INDEX)
+    return {name: value[0] is not None for name, value in index.items() if isinstance(value, list)}
 
 
 def _asked(name: str, components: Sequence[str]) -> bool:

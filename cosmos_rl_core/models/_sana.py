@@ -7,41 +7,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_rl_core import pipelines
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.models._adapter import Adapter
 from cosmos_rl_core.models._base import Conditioning
 
 
-def check(path: str, vae_class: str) -> None:
-    """Raise :class:`ConfigError` on a VAE other than ``vae_class``, or a transformer that is told the guidance.
+class TakesInstruction(Adapter):
+    """Whose prompts come after an instruction."""
 
-    The latter is SANA-Sprint's, a distilled model with a pipeline class of its own.
-    """
-    found = pipelines.read_json(path, "vae", "config.json")["_class_name"]
-    if found != vae_class:
-        raise ConfigError(f"{path!r} has the VAE {found}; supported here: {vae_class}")
-    if pipelines.read_json(path, "transformer", "config.json").get("guidance_embeds"):
-        raise ConfigError(f"{path!r}: the transformer has guidance_embeds, so it is a distilled model; not supported")
+    complex_human_instruction: Sequence[str] | None = None
+    """Comes before every prompt but the empty one; None means that of the stock pipeline's call."""
 
+    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
+        """Embeddings ``[max_prompt_length, D]`` and their mask, 1 at tokens, on the CPU.
 
-@torch.no_grad()
-def encode_prompt(
-    pipeline: Any, prompt: str, max_prompt_length: int, instruction: Sequence[str] | None, device: torch.device
-) -> Conditioning:
-    """Embeddings ``[max_prompt_length, D]`` and their mask, 1 at tokens, on the CPU.
-
-    A prompt comes after the ``instruction``, if None the stock pipeline's own, of whose embeddings the first and the
-    last are kept; the empty prompt, which is the negative one, comes without.
-    """
-    given = _stock_instruction(type(pipeline)) if instruction is None else list(instruction)
-    embeds, mask, _, _ = pipeline.encode_prompt(
-        prompt,
-        do_classifier_free_guidance=False,
-        device=device,
-        max_sequence_length=max_prompt_length,
-        complex_human_instruction=given if prompt else None,
-    )
-    return {"prompt_embeds": embeds[0].cpu(), "prompt_attention_mask": mask[0].cpu()}
+        Of the embeddings of instruction and prompt the first and the last are kept; the empty prompt, which is the
+        negative one, comes without an instruction.
+        """
+        own = self.complex_human_instruction
+        given = _stock_instruction(type(self._pipeline)) if own is None else list(own)
+        embeds, mask, _, _ = self._pipeline.encode_prompt(
+            prompt,
+            do_classifier_free_guidance=False,
+            device=self._device,
+            max_sequence_length=max_prompt_length,
+            complex_human_instruction=given if prompt else None,
+        )
+        return {"prompt_embeds": embeds[0].cpu(), "prompt_attention_mask": mask[0].cpu()}
 
 
 def velocity(transformer: Any, x_t: Tensor, timestep: Tensor, conditioning: Conditioning) -> Tensor:

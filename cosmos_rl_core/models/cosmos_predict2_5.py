@@ -3,7 +3,6 @@
 The stock pipeline's ``guidance_scale`` g is ``v_c + g (v_c - v_u)``, which is ours less 1, and it has none up to g = 1.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -16,7 +15,7 @@ from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict as stock
 from torch import Tensor, nn
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
-from cosmos_rl_core import pipelines
+from cosmos_rl_core import checkpoints, pipelines
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import (
@@ -28,9 +27,13 @@ from cosmos_rl_core.models._base import (
     PREFIX,
     Conditioning,
 )
+from cosmos_rl_core.models._video import VideoAdapter
 from cosmos_rl_core.sharding import WHOLE, load_base
 
 PIPELINE_CLASSES = ("Cosmos2_5_PredictBasePipeline",)
+VAE_CLASSES = ("AutoencoderKLWan",)
+MASK_CHANNELS = 1
+"""Which frames are given."""
 GUARDRAIL_PACKAGE = "cosmos_guardrail"
 GUIDANCE_OFFSET = 1
 MAX_GIVEN_FRAMES = 2
@@ -45,7 +48,7 @@ _GIVEN_T = 1e-4
 """Noise level that the transformer is told of given frames: the stock pipeline's ``conditional_frame_timestep``."""
 
 
-class CosmosPredict25:
+class CosmosPredict25(VideoAdapter):
     """See :class:`cosmos_rl_core.models._base.Model`. Conditioning: ``prompt_embeds`` or, where they have been through
     the projection, ``projected_prompt_embeds``; and frames where some are given.
 
@@ -55,31 +58,20 @@ class CosmosPredict25:
     negative_prompt = stock.DEFAULT_NEGATIVE_PROMPT
 
     def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
-        self._transformer_config = pipelines.read_json(path, "transformer", "config.json")
-        self._vae_config = pipelines.read_json(path, "vae", "config.json")
-        _check_is_predict(path, self._transformer_config, self._vae_config)
+        checkpoints.check(path)
         self._guardrail = _guardrail(device) if GUARDRAIL in components else None
         self._prefix = _load_prefix(path, device) if PREFIX in components else None
         stock_parts = tuple(name for name in components if name not in (GUARDRAIL, PREFIX))
-        self._pipeline = _load_pipeline(path, stock_parts, device)
-        self._device = device
-        self.scheduler = self._pipeline.scheduler
+        super().__init__(_load_pipeline(path, stock_parts, device), path, device)
 
-    @property
-    def transformer(self) -> nn.Module:
-        """The denoiser."""
-        return _loading.require(self._pipeline.transformer, "transformer")
-
-    @torch.no_grad()
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
         """One by one; on the CPU. ``[max_prompt_length, layers x hidden size]``, the system prompt among the tokens; or
         as they come out of the projection, if that was loaded.
 
         Raises :class:`ConfigError` for a prompt that the guardrail, if it was loaded, does not let pass.
         """
-        _loading.require(self._pipeline.text_encoder, "text")
         self._check_prompts(prompts)
-        return [self._encode_prompt(prompt, max_prompt_length) for prompt in prompts]
+        return super().encode_prompts(prompts, max_prompt_length)
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
         embeds, _ = self._pipeline.encode_prompt(
@@ -97,37 +89,18 @@ class CosmosPredict25:
         if unsafe := [prompt for prompt in written if not self._guardrail.check_text_safety(prompt)]:
             raise ConfigError(f"the guardrail refuses {len(unsafe)} prompts; take them out: {', '.join(unsafe[:5])}")
 
-    def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
-        """``[C, T, H, W]``; the VAE keeps the first frame and compresses the others in time."""
-        spatial, temporal = self._vae_config["scale_factor_spatial"], self._vae_config["scale_factor_temporal"]
-        _, patch_h, patch_w = self._transformer_config["patch_size"]
-        _loading.check_multiple(size, math.lcm(STOCK_MULTIPLE, spatial * patch_h, spatial * patch_w))
-        shape = (_loading.latent_frames(frames, temporal), size[0] // spatial, size[1] // spatial)
-        limits = self._transformer_config["max_size"]
-        if any(found > most for found, most in zip(shape, limits, strict=True)):
-            raise ConfigError(f"latents are at most {list(limits)} (frames, height, width), these are {list(shape)}")
-        return (self._vae_config["z_dim"], *shape)
-
-    @torch.no_grad()
     def encode_media(self, pixels: Tensor) -> Tensor:
         """``[B, frames, height, width, 3]`` to ``[B, C, T, H, W]``. Its first latent frames depend on the first frames
         alone: those given to a video are the latents of an image, or of 1 plus a multiple of 4 frames, by themselves.
         """
-        videos = _loading.pixels_to_unit(pixels.to(self._device)).permute(0, 4, 1, 2, 3)
-        latents = self._vae().encode(videos).latent_dist.mode()
-        mean, inverse_std = self._statistics()
-        return (latents - mean) * inverse_std
+        return super().encode_media(pixels)
 
-    @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """``[B, C, T, H, W]`` to ``[B, frames, height, width, 3]``, as the guardrail, if it was loaded, lets it pass.
 
         Raises :class:`ArtifactError` for a video that it lets not pass at all.
         """
-        mean, inverse_std = self._statistics()
-        latents = latents.to(self._device, torch.float32) / inverse_std + mean
-        pixels = _loading.unit_to_pixels(self._vae().decode(latents, return_dict=False)[0])
-        return self._checked(pixels.permute(0, 2, 3, 4, 1).contiguous())
+        return self._checked(super().decode(latents))
 
     def _checked(self, pixels: Tensor) -> Tensor:
         if self._guardrail is None:
@@ -144,37 +117,17 @@ class CosmosPredict25:
         given = conditioning.get(CONDITIONAL_MASK, x_t.new_zeros(batch, 1, frames, 1, 1))
         if CONDITIONAL_MASK in conditioning:
             x_t = x_t.where(given == 0, conditioning[CONDITIONAL_LATENTS])
-        projected = PROJECTED in conditioning
+        projected, scale = PROJECTED in conditioning, self._pipeline.vae_scale_factor_spatial
         with _passed_over(self.transformer, FROZEN_PREFIX) if projected else nullcontext():
             velocity = self.transformer(
                 hidden_states=x_t,
                 condition_mask=given.expand(-1, -1, -1, height, width),
                 timestep=given * _GIVEN_T + (1 - given) * t,
                 encoder_hidden_states=conditioning[PROJECTED if projected else EMBEDS],
-                padding_mask=x_t.new_zeros(1, 1, height * self._scale, width * self._scale),
+                padding_mask=x_t.new_zeros(1, 1, height * scale, width * scale),
                 return_dict=False,
             )[0].float()
         return velocity * (1 - given)
-
-    @property
-    def _scale(self) -> int:
-        """Pixels to a latent, across and down."""
-        return self._vae_config["scale_factor_spatial"]
-
-    def _vae(self) -> Any:
-        return _loading.require(self._pipeline.vae, "vae")
-
-    def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and inverse standard deviation of the latents by channel, ``[1, C, 1, 1, 1]``.
-
-        From the VAE's own settings: the pipeline's attribute ``latents_std`` was the deviation in some versions of
-        diffusers and is its inverse in others.
-        """
-        mean, std = (
-            torch.tensor(self._vae_config[name], dtype=torch.float32, device=self._device).view(1, -1, 1, 1, 1)
-            for name in ("latents_mean", "latents_std")
-        )
-        return mean, 1.0 / std
 
 
 def load(path: str, components: tuple[str, ...], device: torch.device) -> CosmosPredict25:
@@ -275,19 +228,5 @@ def _without_weights(path: str) -> Any:
 
 def _check_pads(path: str) -> None:
     """diffusers imports torchvision if it is there, and misses it in the first forward pass if it is not."""
-    if pipelines.read_json(path, "transformer", "config.json")["concat_padding_mask"] and not hasattr(
-        transformer_cosmos, "transforms"
-    ):
+    if pipelines.settings(path, "transformer")["concat_padding_mask"] and not hasattr(transformer_cosmos, "transforms"):
         raise ConfigError("this transformer scales its padding mask by torchvision: pip install torchvision")
-
-
-def _check_is_predict(path: str, transformer: dict, vae: dict) -> None:
-    if transformer["in_channels"] != vae["z_dim"] + 1:
-        raise ConfigError(
-            f"{path!r}: the transformer takes {transformer['in_channels']} channels and the VAE makes {vae['z_dim']}: "
-            "not a model that predicts video from latents and one mask"
-        )
-    if transformer["patch_size"][0] != 1:
-        raise ConfigError(
-            f"{path!r}: patches of {transformer['patch_size'][0]} latent frames have no noise level of their own each"
-        )

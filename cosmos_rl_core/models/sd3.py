@@ -4,47 +4,42 @@ from typing import Any
 
 import torch
 from diffusers import StableDiffusion3Pipeline
-from torch import Tensor, nn
+from torch import Tensor
 
-from cosmos_rl_core import pipelines
+from cosmos_rl_core import checkpoints
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
+from cosmos_rl_core.models._adapter import Adapter
 from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
 
 PIPELINE_CLASSES = ("StableDiffusion3Pipeline",)
+VAE_CLASSES = ("AutoencoderKL",)
+SHIFTS_BY_SIZE = True
 
 _MAX_PROMPT_LENGTH = 512
 
 
-class StableDiffusion3:
+class StableDiffusion3(Adapter):
     """See :class:`cosmos_rl_core.models._base.Model`. Conditioning: ``prompt_embeds`` and ``pooled_prompt_embeds``."""
 
-    negative_prompt = ""
-
     def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
-        self._pipeline = _loading.load_pipeline(StableDiffusion3Pipeline, path, components, device)
-        self._transformer_config = pipelines.read_json(path, "transformer", "config.json")
-        self._vae_config = pipelines.read_json(path, "vae", "config.json")
-        self._device = device
-        self.scheduler = self._pipeline.scheduler
+        checkpoints.check(path)
+        super().__init__(_loading.load_pipeline(StableDiffusion3Pipeline, path, components, device), path, device)
+        self._texts = self._pipeline
         if "text" in components and self._pipeline.text_encoder_3 is None:
-            raise ConfigError(f"{path!r} has no text_encoder_3 (T5); pipelines without it are not supported")
+            # What stands for T5's tokens is as wide as the transformer's settings say.
+            parts = self._pipeline.components | {"transformer": _loading.empty_transformer(path)}
+            self._texts = StableDiffusion3Pipeline(**parts)
 
-    @property
-    def transformer(self) -> nn.Module:
-        """The denoiser."""
-        return _loading.require(self._pipeline.transformer, "transformer")
-
-    @torch.no_grad()
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
-        """One by one; on the CPU. CLIP keeps its own 77 tokens, ``max_prompt_length`` is T5's."""
-        _loading.require(self._pipeline.text_encoder, "text")
+        """One by one; on the CPU. CLIP keeps its own 77 tokens, ``max_prompt_length`` is T5's, 0 where it is absent."""
         if max_prompt_length > _MAX_PROMPT_LENGTH:
             raise ConfigError(f"max_prompt_length is at most {_MAX_PROMPT_LENGTH} here, got {max_prompt_length}")
-        return [self._encode_prompt(prompt, max_prompt_length) for prompt in prompts]
+        return super().encode_prompts(prompts, max_prompt_length)
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
-        encoded: Any = self._pipeline.encode_prompt(
+        encoded: Any = self._texts.encode_prompt(
             prompt,
             prompt,
             prompt,
@@ -55,28 +50,23 @@ class StableDiffusion3:
         embeds, _, pooled, _ = encoded
         return {"prompt_embeds": embeds[0].cpu(), "pooled_prompt_embeds": pooled[0].cpu()}
 
-    def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
-        """``[C, H, W]``."""
-        if frames != 1:
-            raise ConfigError(f"this model makes images: frames must be 1, got {frames}")
-        scale, patch = 2 ** (len(self._vae_config["block_out_channels"]) - 1), self._transformer_config["patch_size"]
-        _loading.check_multiple(size, scale * patch)
-        limit = self._transformer_config["pos_embed_max_size"] * patch * scale
-        if max(size) > limit:
-            raise ConfigError(f"height and width are at most {limit} pixels for this model, got {list(size)}")
-        return (self._transformer_config["in_channels"], size[0] // scale, size[1] // scale)
+    def schedule(self, num_steps: int, size: tuple[int, int], frames: int) -> Schedule:
+        """Of the pipeline's own scheduler, which is told how many tokens an image of that size has."""
+        _, height, width = self.latent_shape(size, frames)
+        patch = self._transformer_config["patch_size"]
+        return schedule_of(self.scheduler, num_steps, (height // patch) * (width // patch))
 
     @torch.no_grad()
     def encode_media(self, pixels: Tensor) -> Tensor:
         """One frame a sample: ``[B, 1, height, width, 3]`` to ``[B, C, H, W]``."""
-        vae = self._vae()
+        vae = self._vae
         images = _loading.pixels_to_unit(pixels[:, 0].to(self._device)).permute(0, 3, 1, 2)
         return (vae.encode(images).latent_dist.mode() - vae.config.shift_factor) * vae.config.scaling_factor
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """``[B, C, H, W]`` to ``[B, 1, height, width, 3]``."""
-        vae = self._vae()
+        vae = self._vae
         latents = latents.to(self._device, torch.float32) / vae.config.scaling_factor + vae.config.shift_factor
         pixels = _loading.unit_to_pixels(vae.decode(latents, return_dict=False)[0])
         return pixels.permute(0, 2, 3, 1)[:, None].contiguous()
@@ -90,9 +80,6 @@ class StableDiffusion3:
             pooled_projections=conditioning["pooled_prompt_embeds"],
             return_dict=False,
         )[0].float()
-
-    def _vae(self) -> Any:
-        return _loading.require(self._pipeline.vae, "vae")
 
 
 def load(path: str, components: tuple[str, ...], device: torch.device) -> StableDiffusion3:

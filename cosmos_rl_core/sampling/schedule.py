@@ -32,18 +32,22 @@ class Schedule:
         return len(self.sigmas) - 1
 
 
-def schedule_of(scheduler: Any, num_steps: int) -> Schedule:
+def schedule_of(scheduler: Any, num_steps: int, image_tokens: int | None = None) -> Schedule:
     """The grid of ``num_steps`` steps of a diffusers flow scheduler, in float64. The scheduler is left as it was.
 
-    Raises :class:`ConfigError` as :func:`check_flow`, and for a grid that is not one level per step ending at 0 (Heun's
-    repeated levels, an inverted grid).
+    One that shifts its levels by the size of the image needs ``image_tokens``, how many the transformer makes of it;
+    others do not ask. Raises :class:`ConfigError` as :func:`check_flow`, and for a grid that is not one level per step
+    ending at 0 (Heun's repeated levels, an inverted grid).
     """
     if num_steps < 1:
         raise ConfigError(f"a rollout needs at least 1 step, found {num_steps}")
     name = type(scheduler).__name__
-    check_flow(name, scheduler.config)
+    check_flow(name, scheduler.config, by_size=image_tokens is not None)
     own = type(scheduler).from_config(scheduler.config)
-    own.set_timesteps(num_steps)
+    if image_tokens is not None and scheduler.config.get("use_dynamic_shifting"):
+        own.set_timesteps(num_steps, mu=shift(scheduler.config, image_tokens))
+    else:
+        own.set_timesteps(num_steps)
     sigmas = tuple(_rounded(float(sigma)) for sigma in own.sigmas)
     if len(sigmas) != num_steps + 1:
         raise ConfigError(f"{name} lays out {len(sigmas)} levels for {num_steps} steps; expected {num_steps + 1}")
@@ -53,19 +57,39 @@ def schedule_of(scheduler: Any, num_steps: int) -> Schedule:
         raise ConfigError(f"{name} cannot be used: {error}") from error
 
 
-def check_flow(name: str, settings: Mapping[str, Any]) -> None:
-    """Whether a scheduler of the class ``name`` lays out the levels of a flow, by itself.
+def shift(settings: Mapping[str, Any], image_tokens: int) -> float:
+    """The ``mu`` of a scheduler that shifts by size: linear in tokens, through (base_image_seq_len, base_shift) and
+    (max_image_seq_len, max_shift) of its settings.
+
+    A linear shift takes the levels to ``mu s / (1 + (mu - 1) s)``, an exponential one takes ``exp(mu)`` for mu. Source:
+    Stable Diffusion 3, arXiv:2403.03206, section 5.3.2; the line and its defaults are the stock pipeline's.
+    """
+    tokens = settings.get("base_image_seq_len", 256), settings.get("max_image_seq_len", 4096)
+    shifts = settings.get("base_shift", 0.5), settings.get("max_shift", 1.16)
+    slope = (shifts[1] - shifts[0]) / (tokens[1] - tokens[0])
+    return image_tokens * slope + (shifts[0] - slope * tokens[0])
+
+
+def check_flow(name: str, settings: Mapping[str, Any], *, by_size: bool = False) -> None:
+    """Whether a scheduler of the class ``name`` lays out the levels of a flow, told the size of the image at most.
 
     Raises :class:`ConfigError` for one that does not sample a flow, reads the model's answer as another thing, or
-    shifts its levels by the size of the image. Torch-free, so that a plan can ask.
+    shifts its levels by the size of the image where that is not told (``by_size``). Torch-free, so that a plan can ask.
     """
     if not name.startswith("FlowMatch") and not settings.get("use_flow_sigmas"):
         expected = "FlowMatchEulerDiscreteScheduler, or one with use_flow_sigmas = true"
         raise ConfigError(f"{name} is not a flow scheduler; expected {expected}")
     if (prediction := settings.get("prediction_type", "flow_prediction")) != "flow_prediction":
         raise ConfigError(f"{name} has prediction_type = {prediction!r}; a flow needs 'flow_prediction'")
-    if settings.get("use_dynamic_shifting"):
-        raise ConfigError(f"{name} has use_dynamic_shifting = true; only a static shift is supported")
+    if not settings.get("use_dynamic_shifting"):
+        return
+    if not by_size:
+        raise ConfigError(
+            f"{name} has use_dynamic_shifting = true, and the stock pipeline does not tell it the size to shift by; "
+            "only a static shift is supported for this model"
+        )
+    if name == "DPMSolverMultistepScheduler" and settings.get("time_shift_type", "exponential") != "exponential":
+        raise ConfigError(f"{name} shifts by size exponentially alone; found {settings['time_shift_type']!r}")
 
 
 def _rounded(sigma: float) -> float:

@@ -19,6 +19,7 @@ from cosmos_rl_core import store
 from cosmos_rl_core.config.clusters import KubernetesResources
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError
+from flows import variables
 from flows.launchers._allocated import AllocatedJobs, Allocation, rendezvous_port, wait_until_gone
 from flows.launchers._base import Job, JobState
 from flows.processes import stage_command
@@ -123,11 +124,13 @@ class Kubernetes:
             "memory": None if resources.memory_gb_per_node is None else f"{resources.memory_gb_per_node}Gi",
         }
         amounts = {name: str(amount) for name, amount in asked.items() if amount is not None}
+        environment = variables.plain(os.environ) | self._config.environment
         container = {
             "name": NODE,
             "image": resources.image,
             "command": self._agent(allocation),
-            "env": [{"name": name, "value": value} for name, value in sorted(self._config.environment.items())],
+            # Secrets come from the cluster's own, by name: these are readable to all who may see Jobs.
+            "env": [{"name": name, "value": value} for name, value in sorted(environment.items())],
             "envFrom": [{"secretRef": {"name": name}} for name in self._settings.secrets],
             "resources": {"limits": amounts, "requests": amounts},
             "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],

@@ -4,6 +4,7 @@ The agent runs on the job's first node and starts each stage with ``srun``. Slur
 retry is a new attempt of ours. Accounting is not needed: the queue knows a job for some minutes after its end.
 """
 
+import os
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from cosmos_rl_core import store
 from cosmos_rl_core.config.clusters import SlurmResources
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError
+from flows import variables
 from flows.launchers._allocated import AllocatedJobs, Allocation, rendezvous_port, wait_until_gone
 from flows.launchers._base import Job, JobState
 from flows.processes import stage_command
@@ -20,6 +22,8 @@ from stages.contracts import STAGES
 
 COMMAND_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 300.0
+SITE_EXPORT = "SBATCH_EXPORT"
+"""Variable by which a site says what batch jobs have of the environment that they are submitted in."""
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 RUNNING = {"RUNNING", "SUSPENDED", "STOPPED", "RESIZING"}
 ENDING = {"COMPLETING", "SIGNALING", "STAGE_OUT"}
@@ -88,6 +92,7 @@ class Slurm:
             "time": resources.time_limit_min,
         }
         lines = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        lines.append(f"--export={','.join(_exported())}")
         lines += ["--open-mode=append", "--no-requeue", *resources.options]
         agent = [self._python, "-m", "stages.allocation", allocation.mailbox, "--idle-s", str(self._settings.idle_s)]
         agent += [] if self._settings.hold else ["--once"]
@@ -99,7 +104,9 @@ class Slurm:
         resources = self._settings.resources_of(job.request.stage)
         nodes = str(allocation.resources.nodes if STAGES[job.request.stage].distributed else 1)
         step = ["srun", "--overlap", "--nodes", nodes, "--ntasks", nodes, "--ntasks-per-node", "1"]
-        step += ["--job-name", job.name, "--kill-on-bad-exit=1", "--cpu-bind=none", *resources.srun_options]
+        # What the agent has, whatever the batch job was given.
+        step += ["--export=ALL", "--job-name", job.name, "--kill-on-bad-exit=1", "--cpu-bind=none"]
+        step += resources.srun_options
         argv = ["{directory}/request.json", *job.flags]
         # The agent is on the first node, and the rendezvous with it.
         rendezvous = (f"{{host}}:{rendezvous_port(order)}", order)
@@ -128,6 +135,12 @@ class Slurm:
         return self._config.python or sys.executable
 
 
+def _exported() -> list[str]:
+    """The names of what a batch job has of the flow's environment: what stages read, beside what the site lets pass."""
+    site = os.environ.get(SITE_EXPORT, "ALL")
+    return [*([] if site in ("NONE", "NIL") else [site]), *variables.passed(os.environ)] or [site]
+
+
 def _queue(allocation_id: str) -> tuple[str, str] | None:
     said = _slurm(
         "squeue", "--noheader", "--jobs", allocation_id, "--states", "all", "--format", "%T|%r", unless="Invalid job id"
@@ -151,7 +164,14 @@ def _slurm(*command: str, script: str | None = None, unless: str | None = None) 
     """What one of Slurm's commands prints; nothing if it fails with ``unless`` in its words."""
     try:
         done = subprocess.run(
-            command, input=script, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+            command,
+            input=script,
+            # It would outrank the script's line.
+            env={name: value for name, value in os.environ.items() if name != SITE_EXPORT},
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
         )
     except FileNotFoundError as error:
         raise ConfigError(f"launcher = 'slurm' needs the command {command[0]}, which this machine has not") from error

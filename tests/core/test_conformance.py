@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
 from cosmos_rl_core import memory, pipelines, sizes
@@ -23,6 +24,7 @@ from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Conditioning, Model, guided_velocity, stack
 from cosmos_rl_core.policy_weights import prepare
 from cosmos_rl_core.precision import ParamDtype, computes_in
+from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import own_solver
 from tests.families import (
@@ -249,6 +251,27 @@ def test_our_solver_is_the_stock_pipeline_on_its_own_timesteps(
     assert (latents - family.noise).abs().max() > 0.1
 
 
+@pytest.mark.parametrize("kind", ["exponential", "linear"])
+def test_a_shift_by_size_is_the_stock_pipelines_or_refused_as_there(
+    family: Family, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    line = {"base_image_seq_len": 4, "max_image_seq_len": 64, "base_shift": 0.5, "max_shift": 3.0}
+    scheduler: Any = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type=kind, **line)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(family.stock, "scheduler", scheduler)
+    monkeypatch.setattr(family.model, "scheduler", scheduler)
+    if not pipelines.shifts_by_size(type(family.stock).__name__):
+        with pytest.raises(ValueError, match="`mu` must be passed"):
+            run_stock(family.stock, family.noise, num_inference_steps=1)
+        with pytest.raises(ConfigError, match="the stock pipeline does not tell it the size"):
+            family.model.schedule(5, SIZE, family.frames)
+        return
+    expected = run_stock(family.stock, family.noise)
+    schedule = family.model.schedule(5, SIZE, family.frames)
+    assert schedule.sigmas == tuple(scheduler.sigmas.tolist())
+    ours = sample(family.velocity(), family.noise, euler(schedule)).latents
+    assert (ours - expected).abs().max() < 1e-4
+
+
 # ---- sizes
 
 
@@ -286,6 +309,34 @@ def test_a_plan_knows_the_sizes_and_tokens_of_other_patches_too(
     planned = sizes.latent_shape(folder, size, frames)
     assert planned is not None
     assert memory.num_tokens(planned, config) == tokens_of(model, shape, family.conditioning)
+
+
+@pytest.mark.parametrize("grows", ["frames", "height", "width"])
+def test_a_plan_refuses_just_the_sizes_that_the_transformer_has_no_positions_for(family: Family, grows: str):
+    """The largest that a plan lets pass runs, the next is stopped by the transformer too."""
+    model = family.load("transformer")
+
+    def latents(times: int) -> tuple[int, ...]:
+        frames = 4 * times - 3 if grows == "frames" else family.frames
+        sides = [32 * times if grows == side else 32 for side in ("height", "width")]
+        return model.latent_shape((sides[0], sides[1]), frames)
+
+    axis, shape = ("frames", "height", "width").index(grows) - 3, ()
+    for times in range(1, 40):
+        try:
+            shape = latents(times)
+        except ConfigError as error:
+            if "positions" not in str(error):
+                return  # images have no frames
+            break
+    else:
+        assert family.name == "sana"  # positions, where it has any, are made for the size
+        return
+    assert tokens_of(model, shape, family.conditioning)
+    step = shape[axis] // (times - 1)
+    beyond = tuple(n + step if i == len(shape) + axis else n for i, n in enumerate(shape))
+    with pytest.raises((RuntimeError, ValueError)):
+        tokens_of(model, beyond, family.conditioning)
 
 
 @torch.no_grad()

@@ -25,8 +25,7 @@ from cosmos_rl_core.models._base import Conditioning, Model
 from cosmos_rl_core.parallelism import Parallelism
 from cosmos_rl_core.policy_weights import prepare
 from flows import memory as stages_memory
-from tests.core.test_cosmos_predict2_5 import as_torchvision
-from tests.families import CPU, LENGTH, Family
+from tests.families import CPU, LENGTH, Family, as_torchvision
 
 FACTOR = 1.7
 """How far off an estimate may be."""

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from cosmos_rl_core.algorithms import ddrl, grpo
+from cosmos_rl_core.algorithms import ddrl, grpo, nft, sft
 from cosmos_rl_core.algorithms._base import DataTerm, DriftLimits, Transitions, trained_steps
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.config.train import DatasetOptions
@@ -219,7 +219,6 @@ STOCHASTIC = SolverConfig(num_steps=20, solver="flow_sde")
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"data": {"name": "rendered_text"}}, "data"),
         ({"text_dropout": 0.2}, "text_dropout"),
         ({"use_rl_sigma_and_noise": True}, "use_rl_sigma_and_noise"),
         ({"data_on_first_only": False, "text_dropout": 0.0}, "data_on_first_only, text_dropout"),
@@ -247,14 +246,19 @@ def test_steps_that_name_none_or_one_twice_are_refused(train_on: tuple[int, ...]
         policy(train_on=train_on)
 
 
-def test_given_frames_need_media_to_come_from_and_an_order():
+def test_unused_given_frames_are_in_the_identity_only_where_they_were_from_the_first():
+    """So that artifacts of each algorithm keep the fingerprints they had."""
+    names = {"data", "min_num_conditional_frames", "max_num_conditional_frames"}
+    assert names <= policy().options.identity().keys()
+    assert not names & nft.Options(type="nft", dataset=DATASET).identity().keys()
+    assert not names & sft.Options(type="sft", dataset=DATASET).identity().keys()
+
+
+def test_given_frames_need_an_order():
     with pytest.raises(ValueError, match="min_num_conditional_frames = 2 is more than max_num_conditional_frames = 1"):
         policy(min_num_conditional_frames=2, max_num_conditional_frames=1)
     with pytest.raises(ValueError, match="min_num_conditional_frames = 1 is more than max_num_conditional_frames = 0"):
         policy(min_num_conditional_frames=1)
-    without = policy(max_num_conditional_frames=1, data_beta=0.0)
-    with pytest.raises(ConfigError, match="max_num_conditional_frames = 1 takes the first frames of media: name them"):
-        without.check(STOCHASTIC)
 
 
 def test_media_may_be_there_for_given_frames_alone():
@@ -262,7 +266,7 @@ def test_media_may_be_there_for_given_frames_alone():
         min_num_conditional_frames=1, max_num_conditional_frames=2, data_beta=0.0, data={"name": "rendered_text"}
     )
     given.check(STOCHASTIC)
-    assert (given.given_frames, given.data_term) == ((1, 2), None)
+    assert (given.options.given_frames, given.data_term) == ((1, 2), None)
     assert policy(max_num_conditional_frames=1).data_term == DataTerm(
         on_first_only=False, as_rollout=True, text_dropout=0.2, given_frames=(0, 1)
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
 from diffusers.schedulers.scheduling_ddim import DDIMScheduler
 from diffusers.schedulers.scheduling_dpmsolver_multistep import DPMSolverMultistepScheduler
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
@@ -123,6 +124,43 @@ def test_reading_the_grid_leaves_the_scheduler_as_it_was():
 def test_a_scheduler_that_cannot_be_used_is_refused_by_name(scheduler: object, said: str):
     with pytest.raises(ConfigError, match=said):
         schedule_of(scheduler, 10)
+
+
+BY_SIZE: dict[str, Any] = {"use_dynamic_shifting": True}
+OWN_LINE = {"base_image_seq_len": 16, "max_image_seq_len": 1024, "base_shift": 0.3, "max_shift": 1.7}
+
+
+@pytest.mark.parametrize("image_tokens", [8, 300, 4096])
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        FlowMatchEulerDiscreteScheduler(**BY_SIZE),
+        FlowMatchEulerDiscreteScheduler(time_shift_type="linear", shift_terminal=0.02, **OWN_LINE, **BY_SIZE),
+        UniPCMultistepScheduler(**BY_SIZE, **FLOW),
+        DPMSolverMultistepScheduler(**BY_SIZE, **FLOW),
+    ],
+)
+def test_a_shift_by_size_is_the_stock_pipelines(scheduler: Any, image_tokens: int):
+    # DPM++ and UniPC have no line of their own: the stock pipeline's call has a greater slope than its function
+    line: dict[str, Any] = {"max_shift": 1.16}
+    line |= {name.replace("image_", ""): scheduler.config[name] for name in OWN_LINE if name in scheduler.config}
+    mu = calculate_shift(image_tokens, **line)
+    stock = type(scheduler).from_config(scheduler.config)
+    stock.set_timesteps(7, mu=mu)
+    assert schedule_of(scheduler, 7, image_tokens).sigmas == tuple(stock.sigmas.tolist())
+    with pytest.raises(ConfigError, match="does not tell it the size"):
+        schedule_of(scheduler, 7)
+
+
+def test_a_static_shift_is_not_moved_by_the_size():
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    assert schedule_of(scheduler, 7, 300) == schedule_of(scheduler, 7)
+
+
+def test_a_shift_by_size_that_dpm_cannot_do_is_refused():
+    scheduler = DPMSolverMultistepScheduler(time_shift_type="linear", **BY_SIZE, **FLOW)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="exponentially alone; found 'linear'"):
+        schedule_of(scheduler, 7, 300)
 
 
 def test_a_rollout_needs_a_step():

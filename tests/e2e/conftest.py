@@ -1,20 +1,15 @@
 """One Prefect server for all flows of a session, one uninterrupted run to compare with, and copies of it to work on."""
 
 import shutil
-import socket
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.flow_process import AFTER_LAST_UPDATE, COLD, ITERATIONS, Flows, eventually
+from tests.e2e.flow_process import AFTER_LAST_UPDATE, COLD, ITERATIONS, Flows
+from tests.e2e.prefect_server import PrefectServer
 from tests.stages.ranks import run_on_ranks
 
-SERVER_STARTUP_S = 120.0
 RANKS_TIMEOUT_S = 120.0
 TWO_RANKS = (*COLD, "--set", "launch.processes=2")
 
@@ -30,44 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Variables that lead a flow to a server on a free port of this machine."""
-    folder = tmp_path_factory.mktemp("prefect")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        "PREFECT_HOME": str(folder),
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_UI_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
-        # Schedules become flow runs at once, not within a minute.
-        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
-    }
-    with (folder / "server.txt").open("wb") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-            stdout=log,
-            stderr=log,
-            env=Flows(folder, environment).environment,
-        )
+    server = PrefectServer(tmp_path_factory.mktemp("prefect"))
     try:
-        assert eventually(lambda: _answers(f"{environment['PREFECT_API_URL']}/health"), SERVER_STARTUP_S)
-        yield environment
+        server.start()
+        yield server.environment
     finally:
-        server.terminate()
-        try:
-            server.wait(10)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as response:
-            return response.status == 200
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
+        server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ import psutil
 
 from tests.e2e.flow_process import RECIPE, ROOT, RUN_ID, Flows
 
+TIMEOUT_S = 300.0
+"""For what takes seconds on a machine that does nothing else."""
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
@@ -71,7 +73,7 @@ class Deployed(Flows):
         """The flow run's state now."""
         return self.ask("GET", f"/flow_runs/{flow_run}")["state"]
 
-    def wait(self, flow_run: str, *types: str, timeout_s: float = 120.0) -> dict[str, Any]:
+    def wait(self, flow_run: str, *types: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """The flow run's state, once it is of one of these types; fails if it ends otherwise."""
         end_s = time.monotonic() + timeout_s
         while (state := self.state(flow_run))["type"] not in {*types} | ENDED:

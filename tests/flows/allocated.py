@@ -1,5 +1,6 @@
 """A stage that works until it is told to go on, wherever a launcher starts it, and a flow that asks for it."""
 
+import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ PATIENCE_S = 120.0
 """On a busy machine."""
 
 STAGE = """
-import os, sys, time, types
+import hashlib, os, sys, time, types
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -33,12 +34,25 @@ def run(request, context):
     if (HERE / "fail").exists():
         raise MemoryError("it does not fit")
     context.attempt.put_json("done.json", os.environ.get("ASKED_FOR"))
+    context.attempt.put_json(
+        "environment.json",
+        {name: hashlib.sha256(value.encode()).hexdigest() for name, value in os.environ.items()},
+    )
 
 
 stage = types.ModuleType("stage")
 stage.run = run
 sys.modules["stages.report"] = stage
 """
+
+
+def plant(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Secrets that a flow has in its environment, of every kind that stages need; each one's value is its own."""
+    names = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PROD_S3_CHECKPOINT_SECRET_ACCESS_KEY")
+    planted = {name: secrets.token_hex(12) for name in (*names, "REMOTE_REWARD_TOKEN", "WANDB_API_KEY", "HF_TOKEN")}
+    for name, value in planted.items():
+        monkeypatch.setenv(name, value)
+    return planted
 
 
 class Work:

@@ -66,6 +66,11 @@ def jobs(*options: str) -> list[list[str]]:
     return [line.split() for line in said.splitlines()]
 
 
+def script_of(job: str) -> str:
+    """The batch script of a job, as Slurm keeps it."""
+    return _call("scontrol", "write", "batch_script", job, "-")
+
+
 def cancel_all() -> None:
     """Leave nothing of a test."""
     _call("scancel", "--me")

@@ -3,12 +3,12 @@
 import json
 import shutil
 import struct
+from pathlib import Path
 
-import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from cosmos_rl_core import media, pipelines, sizes
+from cosmos_rl_core import pipelines, sizes
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from flows import costs
@@ -178,16 +178,14 @@ def test_guidance_is_translated_for_the_stock_pipeline(base, ours, stock):
         pipelines.stock_guidance_scale(str(base), 2.0)
 
 
-GRPO = """[train.train_policy]
-type = "grpo"
-train_on = [0]
-"""
+GRPO = '[train.train_policy]\ntype = "grpo"\ntrain_on = [0]\n'
+NFT = '[train.train_policy]\ntype = "nft"\n'
 
 
-def given(fewest: int, most: int, data: str = "") -> tuple[tuple[str, str], tuple[str, str]]:
-    """Replacements that make the recipe one of FlowGRPO with given frames."""
-    head = f"{GRPO}min_num_conditional_frames = {fewest}\nmax_num_conditional_frames = {most}\n{data}"
-    return ('[train.train_policy]\ntype = "nft"', head), ("timesteps_fraction = 1.0", "")
+def given(fewest: int, most: int, data: str = "", algorithm: str = GRPO) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Replacements that make the recipe one with given frames."""
+    head = f"{algorithm}min_num_conditional_frames = {fewest}\nmax_num_conditional_frames = {most}\n{data}"
+    return (NFT, head), ("timesteps_fraction = 1.0", "")
 
 
 SAMPLED = 'sample = { num_steps = 2, solver = "flow_sde" }'
@@ -214,21 +212,38 @@ def test_given_frames_that_cannot_be_are_mistakes_of_the_recipe(cosmos, size, re
         cosmos(f"{size}, {SAMPLED}", *replacements)
 
 
-def test_other_models_and_algorithms_take_no_given_frames(recipe, cosmos):
+SFT = """
+policy = { model_name_or_path = "MODEL", lora = { r = 2 }, diffusers = { SIZE } }
+[train]
+num_iterations = 1
+train_policy = { type = "sft", dataset = { name = "mock", size = [32, 64], frames = 9 } }
+"""
+
+
+def supervised(folder: Path, model: Path | str, most: int) -> Plan:
+    (folder / "sft.toml").write_text(SFT.replace("MODEL", str(model)).replace("SIZE", VIDEO), encoding="utf-8")
+    overrides = (f"train.train_policy.max_num_conditional_frames={most}",)
+    return plan_of(Settings(str(folder / "sft.toml"), overrides=overrides))
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, NFT, SFT], ids=["grpo", "nft", "sft"])
+def test_other_models_are_given_no_frames(recipe, tmp_path, algorithm):
+    rewarded = algorithm != SFT and recipe(*given(1, 1, DATA, algorithm))
     with pytest.raises(ConfigError, match="= 1: StableDiffusion3Pipeline can be given no latent frames"):
-        plan_of(Settings(recipe(*given(1, 1, DATA))))
-    with pytest.raises(ConfigError, match="max_num_conditional_frames: unknown key"):
-        cosmos(VIDEO, ('type = "nft"', 'type = "nft"\nmax_num_conditional_frames = 1'))
+        _ = plan_of(Settings(rewarded)) if rewarded else supervised(tmp_path, "package:tiny-sd3", 1)
 
 
-def test_media_are_encoded_before_the_rollouts_that_begin_with_them(cosmos, tmp_path):
-    (tmp_path / "clips").mkdir()
-    (tmp_path / "clips/a.mkv").write_bytes(media.encode(np.zeros((9, 32, 64, 3), dtype=np.uint8))[1])
-    (tmp_path / "clips/a.json").write_text('{"prompt": "a clip"}', encoding="utf-8")
-    data = f'data = {{ name = "local", local_dir = "{tmp_path}/clips", size = [32, 64], frames = 9 }}\n'
+def test_media_that_nothing_reads_are_refused(recipe):
+    with pytest.raises(ConfigError, match=r"nothing reads the media in \[train.train_policy.data\]"):
+        plan_of(Settings(recipe(*given(0, 0, DATA))))
+
+
+@pytest.mark.parametrize("algorithm", [GRPO, NFT], ids=["grpo", "nft"])
+def test_media_are_encoded_before_the_rollouts_that_begin_with_them(cosmos, tmp_path, algorithm):
+    data = 'data = { name = "mock", num_items = 2, num_prompts = 2, size = [32, 64], frames = 9 }\n'
     runs = [
         Run(cosmos(f"{VIDEO}, {SAMPLED}", *replacements), str(tmp_path / "store"))
-        for replacements in (given(1, 2, data), given(0, 0))
+        for replacements in (given(1, 2, data, algorithm), given(0, 0, "", algorithm))
     ]
     (asked, without) = (make_all(run) for run in runs)
     assert [(step.name, step.request()) for step in steps(runs[0])] == list(asked.items())
@@ -239,3 +254,10 @@ def test_media_are_encoded_before_the_rollouts_that_begin_with_them(cosmos, tmp_
     assert update.inputs["data"] == ()
     assert "encode" not in without
     assert "given_frames" not in without["iteration-0000/rollout"].config.identity()
+
+
+def test_supervised_training_takes_given_frames_of_what_it_encodes_itself(base, tmp_path):
+    runs = [Run(supervised(tmp_path, base, most), str(tmp_path / "store")) for most in (1, 0)]
+    asked, without = (make_all(run)["iteration-0000/finetune"].config.identity()["algorithm"] for run in runs)
+    assert asked == without | {"max_num_conditional_frames": 1}
+    assert not any(run.needs_data for run in runs)

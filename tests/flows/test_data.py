@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from cosmos_rl_core import media
-from cosmos_rl_core.algorithms import nft
-from cosmos_rl_core.config.train import AnyDataset
+from cosmos_rl_core.algorithms import ddrl
 from cosmos_rl_core.datasets import local, ocr, rendered_text
 from cosmos_rl_core.errors import ConfigError
 from flows.plan import Settings, freeze, make_plan, plan_of
@@ -24,12 +23,6 @@ train_policy = { type = "sft", dataset = DATASET }
 """
 
 
-class WithData(nft.Options):
-    """An algorithm with rewards that trains on media besides."""
-
-    data: AnyDataset | None = None
-
-
 @pytest.fixture
 def pictures(tmp_path):
     folder = tmp_path / "pictures"
@@ -42,10 +35,12 @@ def pictures(tmp_path):
 
 
 def plan_with(path, data, size=(32, 64)):
+    """The recipe's, with DDRL, whose diffusion loss reads ``data``; without any, there is no such loss."""
     recipe = plan_of(Settings(path)).recipe
-    algorithm = recipe.train.train_policy
-    options = WithData(**dict(algorithm), data=data)
-    diffusers = recipe.policy.diffusers.model_copy(update={"inference_size": size})
+    dataset, beta = recipe.train.train_policy.dataset, 0.0 if data is None else 0.01
+    options = ddrl.Options(type="ddrl", dataset=dataset, data=data, data_beta=beta, train_on=(0,))
+    sample = recipe.policy.diffusers.sample.model_copy(update={"solver": "flow_sde"})
+    diffusers = recipe.policy.diffusers.model_copy(update={"inference_size": size, "sample": sample})
     policy = recipe.policy.model_copy(update={"diffusers": diffusers})
     train = recipe.train.model_copy(update={"train_policy": options})
     return make_plan(recipe.model_copy(update={"train": train, "policy": policy}), "mine", "test.toml")

@@ -1,6 +1,7 @@
 """Manifests against the published schemas; real agents and stages over a real S3 store, behind a fake API server."""
 
 import itertools
+import json
 import secrets
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from flows.launchers._base import Job
 from flows.launchers.kubernetes import Kubernetes
 from stages.contracts import Embed, ModelRef, Request
 from tests.flows import fake_kubernetes
-from tests.flows.allocated import Work
+from tests.flows.allocated import Work, plant
 from tests.flows.fake_kubernetes import Cluster, validate
 
 POD = {"image": "registry/cosmos:1", "gpus_per_node": 8, "cpus_per_node": 4, "memory_gb_per_node": 32}
@@ -70,6 +71,26 @@ def test_a_job_is_never_started_again_by_kubernetes(cluster: Cluster) -> None:
     broken = {**job, "spec": spec | {"backoffLimits": 0}}
     with pytest.raises(kubernetes_validate.ValidationError, match="backoffLimits"):
         validate(broken)
+
+
+def test_a_manifest_says_where_things_are_and_names_the_secrets(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = plant(monkeypatch)
+    plain = {"AWS_ENDPOINT_URL": "https://s3.example.com", "COSMOS_RL_CACHE_DIR": "/cache", "HF_HUB_OFFLINE": "1"}
+    plain |= {"PROD_S3_CHECKPOINT_REGION_NAME": "eu", "COSMOS_RL_S3_PROFILES": "s3://bucket=theirs"}
+    kept = {"AWS_ROLE_ARN": "the flow's", "REMOTE_REWARD_FETCH_URL": "https://me:pass-1@example.com", "OTHER": "x"}
+    kept |= {"REMOTE_REWARD_ENQUEUE_URL": "https://example.com/?key=pass-2"}
+    for name, value in (plain | kept).items():
+        monkeypatch.setenv(name, value)
+    job = manifest_of(config(secrets=["store", "services"]).model_copy(update={"environment": {"MINE": "1"}}), agents=1)
+    validate(job)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    given = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert (plain | {"MINE": "1"}).items() <= given.items()
+    assert not given.keys() & (planted.keys() | kept.keys())
+    assert container["envFrom"] == [{"secretRef": {"name": "store"}}, {"secretRef": {"name": "services"}}]
+    assert not [word for word in (*planted.values(), "pass-1", "pass-2") if word in json.dumps(job)]
 
 
 def test_several_nodes_are_a_jobset_whose_pods_meet_at_the_first(cluster: Cluster) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from cosmos_rl_core import cache, reward_client, s3
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import launch_of, read_toml
 from cosmos_rl_core.errors import ConfigError, StageError
-from flows import launchers
+from flows import launchers, variables
 from flows.launchers._base import Job, JobState
 from flows.launchers.slurm import JobLauncher, Slurm
 from flows.plan import Settings, plan_of
@@ -100,6 +101,7 @@ def test_a_job_of_its_own_asks_for_no_gpu_where_the_stage_needs_none() -> None:
     ("launch", "words"),
     [
         ({"launcher": "slurm", "mode": "warm"}, "needs mode = 'cold'"),
+        ({"launcher": "slurm", "gpu_limit": "gpus"}, "has its own queue"),
         ({"launcher": "kubernetes"}, r"needs a table \[launch.kubernetes\]"),
         ({"launcher": "kubernetes", "kubernetes": {}}, "image"),
         ({"launcher": "slurm", "processes": 3, "slurm": {"nodes": 2}}, "3 processes of every stage"),
@@ -178,3 +180,10 @@ def test_states_of_slurm_in_our_words(
     assert (state.phase, state.kind) == (phase, kind)
     assert isinstance(state, JobState)
     assert said.partition("|")[0] in state.reason
+
+
+def test_every_variable_that_stages_read_is_passed_on() -> None:
+    read = {s3.PROFILES, f"{s3.CHECKPOINT}ENDPOINT_URL", "AWS_PROFILE", cache.DIRECTORY, cache.GIGABYTES, "HF_HOME"}
+    read |= {reward_client.ENQUEUE_URL, reward_client.FETCH_URL, reward_client.TOKEN, reward_client.NO_REPLICA}
+    read |= {*reward_client._TIMEOUTS}
+    assert set(variables.passed(dict.fromkeys(read | {"PATH", "PREFECT_API_KEY"}, ""))) == read

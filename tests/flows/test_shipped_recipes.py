@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from cosmos_rl_core import media
 from cosmos_rl_core.config import recipes
-from cosmos_rl_core.config.recipe import check, read_values
+from cosmos_rl_core.config.recipe import check, launch_of, read_values
 from cosmos_rl_core.config.toml import dumps
 from flows.plan import Plan, Settings, plan_of
+from flows.pools import GPUS
 from tests import tiny_pipelines
 from tests.test_rules import HUB_RECIPES, ROOT
 
@@ -38,6 +40,9 @@ SOURCES = {
     "sft/sd3_lora": "stable-diffusion-3-5-image-sft-lora",
 }
 """The recipe of cosmos-rl's that each of ours is."""
+DEPLOYED = [
+    entry["parameters"] for entry in yaml.safe_load((ROOT / "deployments/prefect.yaml").read_text())["deployments"]
+]
 OWN = ("local_dir", "path", "num_iterations", "store_budget_gb", "max_keep")
 """Settings that are the user's, or that a run here has and one of cosmos-rl's has not."""
 
@@ -104,9 +109,11 @@ def tiny(values: dict[str, Any], data: dict[str, Path], bases: dict[str, Path]) 
     return tuple(f"{key}={json.dumps(value)}" for key, value in changes.items())
 
 
-def planned(path: Path, data: dict[str, Path], bases: dict[str, Path]) -> Plan:
+def planned(path: Path, data: dict[str, Path], bases: dict[str, Path], cluster: str | None = None) -> Plan:
     values = recipes.translated(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
-    return plan_of(Settings(str(path), overrides=tiny(values, data, bases)))
+    # Tiny models have two attention heads, for as many peers.
+    peers = () if cluster is None else (f"launch.cp_size={min(launch_of(cluster).cp_size, 2)}",)
+    return plan_of(Settings(str(path), overrides=tiny(values, data, bases) + peers, cluster=cluster))
 
 
 def settings(values: Any, name: str = "") -> dict[str, Any]:
@@ -140,8 +147,10 @@ def test_it_has_the_values_of_cosmos_rls(path: Path):
 
 
 @by_name
-def test_it_plans_on_a_tiny_model_of_the_same_class(path: Path, data, bases):
-    plan = planned(path, data, bases)
+def test_it_plans_as_deployed_on_a_tiny_model_of_the_same_class(path: Path, data, bases):
+    (deployed,) = (found for found in DEPLOYED if found.get("recipe") == str(path.relative_to(ROOT)))
+    plan = planned(path, data, bases, str(ROOT / deployed["cluster"]))
+    assert plan.recipe.launch.gpu_limit == GPUS
     assert plan.model.adapter == family(tomllib.loads(path.read_text(encoding="utf-8")))
     assert len(plan.prompts) >= plan.recipe.prompts_per_iteration
     assert bool(plan.data_prompts) == (getattr(plan.recipe.train.train_policy, "data", None) is not None)

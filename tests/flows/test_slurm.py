@@ -1,5 +1,6 @@
 """Stages as steps of a real Slurm, whose flow dies, whose job is lost, whose time is over."""
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from flows.launch import standing_manifest
 from flows.launchers._base import Job
 from stages.artifacts import Artifact, input_of
 from tests.flows import slurm
-from tests.flows.allocated import Work, wait_until
+from tests.flows.allocated import Work, plant, wait_until
 
 pytestmark = [slurm.needs_slurm, pytest.mark.xdist_group("slurm")]
 ROOT = Path(__file__).parents[2]
@@ -74,6 +75,28 @@ def test_stages_share_one_held_job_unless_they_ask_for_another_partition(work: W
     for one in (launcher, elsewhere):
         one.close()
     assert not slurm.jobs()
+
+
+@pytest.mark.parametrize("site", ["ALL", "NONE"])
+def test_stages_have_what_they_need_of_the_flows_environment_and_no_file_has_its_values(
+    site: str, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = plant(monkeypatch)
+    plain = {"COSMOS_RL_CACHE_GB": "5", "COSMOS_RL_S3_PROFILES": "s3://bucket=theirs", "HF_HUB_OFFLINE": "1"}
+    for name, value in {**plain, "SBATCH_EXPORT": site, "OTHER": "x"}.items():
+        monkeypatch.setenv(name, value)
+    work.go()
+    launcher = work.launcher(config().model_copy(update={"environment": {"PYTHONPATH": os.environ["PYTHONPATH"]}}))
+    launcher._make("wave", [work.request("a")])
+    found = Artifact(input_of(work.request("a").slot)).json("environment.json")
+    expected = {name: hashlib.sha256(value.encode()).hexdigest() for name, value in (planted | plain).items()}
+    assert expected.items() <= found.items()
+    assert ("OTHER" in found) == (site == "ALL")
+    script = slurm.script_of(slurm.jobs()[0][0])
+    assert all(name in script for name in expected)
+    written = [path.read_bytes() for path in work.folder.rglob("*") if path.is_file()] + [script.encode()]
+    assert not [name for name, value in planted.items() if any(value.encode() in data for data in written)]
+    launcher.close()
 
 
 def test_a_flow_that_is_killed_leaves_its_stage_to_the_next_one(work: Work) -> None:

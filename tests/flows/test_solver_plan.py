@@ -43,6 +43,7 @@ def plan_with(recipe, tmp_path: Path):
     ("scheduler", "settings", "solver"),
     [
         (EULER, {"shift": 3.0}, "euler"),
+        (EULER, {"use_dynamic_shifting": True}, "euler"),
         (DPM, FLOW | {"solver_order": 2, "solver_type": "midpoint", "euler_at_final": True}, "dpm2"),
         (UNIPC, FLOW | {"solver_type": "bh2", "disable_corrector": [], "solver_p": None}, "unipc"),
     ],
@@ -62,7 +63,7 @@ def test_a_recipe_that_names_no_solver_means_the_pipelines_own_and_its_plan_name
     ("scheduler", "settings", "said"),
     [
         (EULER, {"stochastic_sampling": True}, "'euler', of the pipeline's own .*; found stochastic_sampling = true"),
-        (EULER, {"use_dynamic_shifting": True}, "use_dynamic_shifting = true; only a static shift is supported"),
+        (DPM, FLOW | {"use_dynamic_shifting": True, "time_shift_type": "linear"}, "exponentially alone"),
         (DPM, FLOW | {"solver_order": 3, "solver_type": "heun"},
          'solver_order = 2, solver_type = "midpoint"; found solver_order = 3, solver_type = "heun" in scheduler/'),
         (DPM, {}, f"{DPM} is not a flow scheduler"),

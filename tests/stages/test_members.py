@@ -1,5 +1,6 @@
 """Members of shards: read one by one, every byte checked, and never more of them in memory than was allowed."""
 
+import io
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ def file_of(slot: str, shard: str) -> Path:
 def damage(slot: str, shard: str, member: str) -> None:
     path = file_of(slot, shard)
     data = bytearray(path.read_bytes())
-    data[shards.members(bytes(data))[member].start] ^= 1
+    data[shards.members(io.BytesIO(data))[member].start] ^= 1
     path.write_bytes(data)
 
 

@@ -1,0 +1,55 @@
+"""What all model plugins share: parts of a stock pipeline, and sizes and noise levels as its files say."""
+
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import nn
+
+from cosmos_rl_core import pipelines, sizes
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.precision import keep_float32
+from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
+
+
+class Adapter:
+    """Most of a :class:`cosmos_rl_core.models._base.Model`; what it makes of a prompt, latents and velocities are the
+    plugin's."""
+
+    negative_prompt = ""
+
+    def __init__(self, pipeline: DiffusionPipeline, path: str, device: torch.device) -> None:
+        self._pipeline: Any = pipeline
+        self._path, self._device = path, device
+        self._transformer_config = pipelines.settings(path, "transformer")
+        self.scheduler = self._pipeline.scheduler
+        if self._pipeline.transformer is not None:
+            keep_float32(self._pipeline.transformer)
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The denoiser."""
+        return _loading.require(self._pipeline.transformer, "transformer")
+
+    @property
+    def _vae(self) -> Any:
+        return _loading.require(self._pipeline.vae, "vae")
+
+    @torch.no_grad()
+    def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
+        """One by one; on the CPU."""
+        _loading.require(self._pipeline.text_encoder, "text")
+        return [self._encode_prompt(prompt, max_prompt_length) for prompt in prompts]
+
+    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
+        raise NotImplementedError
+
+    def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
+        """``[C, H, W]`` of images, ``[C, T, H, W]`` of videos, as a plan reckons."""
+        channels, *shape = _loading.require(sizes.latent_shape(self._path, size, frames), "vae")
+        return (channels, *shape) if sizes.makes_videos(self._path) else (channels, *shape[1:])
+
+    def schedule(self, num_steps: int, size: tuple[int, int], frames: int) -> Schedule:
+        """Of the pipeline's own scheduler, which most are not told the size by."""
+        return schedule_of(self.scheduler, num_steps)

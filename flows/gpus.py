@@ -1,0 +1,90 @@
+"""GPUs that runs share: slots of a global concurrency limit of the Prefect server, taken for as long as stages run.
+
+A wave takes all of its slots at once, and no flow asks for more while it has some, so that runs never wait in a circle.
+Slots are a lease that the flow renews: those of a flow that was killed come back when its lease runs out.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from http import HTTPStatus
+
+import httpx
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.concurrency.sync import concurrency
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import ConfigError, UnavailableError
+from flows.server import server_is_own
+from stages.contracts import STAGES, Request
+
+LEASE_S = 120.0
+"""Renewed after three quarters of it. The server takes no less than 60 s, and looks for ended leases every 15 s."""
+ASK_S = 2.0
+"""Between two questions whether slots are free. Prefect's own waiting grows to 30 s, and cannot be interrupted."""
+
+
+def gpus_of(request: Request, launch: LaunchConfig) -> int:
+    """How many a stage takes: its set, else one a rank; one process has one, and a stage without torch none."""
+    stage = STAGES[request.stage]
+    if request.gpus:
+        return len(request.gpus)
+    return launch.processes_of(stage.name) if stage.distributed else int(stage.torch)
+
+
+@contextmanager
+def taken(
+    requests: Sequence[Request], launch: LaunchConfig, note: Callable[[str], None], check: Callable[[], None]
+) -> Iterator[None]:
+    """Wait for the GPUs of stages that run side by side, and keep them; ``check`` is asked whether to go on waiting.
+
+    A command's own server has nobody to share with. Raises :class:`ConfigError` if the server has no such limit, or
+    never so many slots.
+    """
+    count = sum(gpus_of(request, launch) for request in requests)
+    if launch.gpu_limit is None or count == 0 or server_is_own():
+        yield
+        return
+    held = ExitStack()
+    waits = False
+    while not _take(held, launch.gpu_limit, count):
+        if not waits:
+            note(f"waits for {count} slots of the limit {launch.gpu_limit!r}, which other runs have")
+        waits = True
+        time.sleep(ASK_S)
+        check()
+    try:
+        yield
+    finally:
+        # Where the server is away, they come back by themselves.
+        with suppress(httpx.HTTPError):
+            held.close()
+
+
+def _take(held: ExitStack, limit: str, count: int) -> bool:
+    """Whether the slots were free, and are ours now."""
+    try:
+        held.enter_context(
+            concurrency(
+                limit,
+                occupy=count,
+                max_retries=0,
+                lease_duration=LEASE_S,
+                strict=True,
+                # A server that is away for minutes, or forgets its leases, is no reason to end hours of work; Prefect
+                # warns. True would also throw an exception into whatever line runs, even one that cleans up.
+                raise_on_lease_renewal_failure=False,
+            )
+        )
+    except ConcurrencySlotAcquisitionError as error:
+        answer = error.__cause__.response if isinstance(error.__cause__, httpx.HTTPStatusError) else None
+        if answer is not None and answer.status_code == HTTPStatus.LOCKED:
+            return False
+        message = f"cannot take {count} slots of the global concurrency limit {limit!r}: {error}"
+        if (answer is None and error.__cause__ is not None) or (answer is not None and answer.is_server_error):
+            raise UnavailableError(message) from error
+        raise ConfigError(
+            f"{message}; `cosmos-flows infra init --gpus N` makes it, and makes it larger; a cluster profile without "
+            "launch.gpu_limit does not ask for it"
+        ) from error
+    return True

@@ -1,0 +1,42 @@
+"""Environment variables that stages read, and so must have wherever they run. Values never go into a file of ours."""
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from urllib.parse import urlsplit
+
+PASSED = (
+    "AWS_*",
+    "PROD_S3_CHECKPOINT_*",
+    "COSMOS_RL_S3_PROFILES",
+    "COSMOS_RL_CACHE_*",
+    "REMOTE_REWARD_*",
+    "COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA",
+    "WANDB_*",
+    "HF_*",
+)
+"""Where the store, the reward service and the models are, how to get in, and what a node keeps of them."""
+OF_THE_POD = ("AWS_ROLE_*", "AWS_WEB_IDENTITY_*", "AWS_CONTAINER_*")
+"""What a cluster gives each pod by its service account; another pod's would be wrong."""
+SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|CREDENTIALS")
+
+
+def passed(environment: Mapping[str, str]) -> list[str]:
+    """The names of those that are set."""
+    return sorted(name for name in environment if _is_one_of(name, PASSED))
+
+
+def plain(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those that are no secret, by what they are called, nor hold one: a URL with a password or a query."""
+    names = (name for name in passed(environment) if not _is_one_of(name, OF_THE_POD) and not SECRET.search(name))
+    return {name: environment[name] for name in names if not _may_hold_a_secret(environment[name])}
+
+
+def _is_one_of(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _may_hold_a_secret(value: str) -> bool:
+    if "://" not in value:
+        return False
+    return "@" in urlsplit(value).netloc or "?" in value

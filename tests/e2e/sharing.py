@@ -1,0 +1,31 @@
+"""A flow whose only stage has two GPUs of a limit: ``python -m tests.e2e.sharing RUN LIMIT LEASE_S REQUEST``."""
+
+import sys
+
+from prefect import flow
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from flows import gpus
+from flows.display import Display
+from flows.launch import Launcher
+from stages.contracts import Request
+
+
+def launch(limit: str) -> LaunchConfig:
+    """One try, on this machine."""
+    return LaunchConfig(gpu_limit=limit, max_attempts=1)
+
+
+@flow(name="sharing", retries=0)
+def share(run_url: str, limit: str, request: str) -> None:
+    """Make one stage."""
+    launcher = Launcher(run_url, launch(limit), Display())
+    try:
+        launcher.launch("stage", Request.model_validate_json(request))
+    finally:
+        launcher.close()
+
+
+if __name__ == "__main__":
+    gpus.LEASE_S = float(sys.argv[3])
+    share(sys.argv[1], sys.argv[2], sys.argv[4])

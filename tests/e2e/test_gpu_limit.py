@@ -1,0 +1,134 @@
+"""Runs that share GPUs by a limit of a real Prefect server: they wait for each other, and for one that was killed."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from cosmos_rl_core.errors import ConfigError, LeaseError
+from flows import flight_check, gpus, server
+from stages.contracts import Request
+from tests.e2e.flow_process import Flows, Started
+from tests.e2e.sharing import launch
+from tests.flows.allocated import Work
+
+GPUS = 3
+SHORTEST_LEASE_S = 60.0
+"""That Prefect's server takes; it looks for ended ones every 15 s."""
+
+
+@pytest.fixture
+def limit(prefect_environment: dict[str, str]) -> Iterator[str]:
+    """A limit of its own, on the server that this process and its flows talk to."""
+    name = f"gpus-{secrets.token_hex(4)}"
+    with temporary_settings({PREFECT_API_URL: prefect_environment["PREFECT_API_URL"]}):
+        with get_client(sync_client=True) as client:
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=GPUS))
+        yield name
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+    """Stages that wait to be told to go on."""
+    return Work(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def start(
+    limit: str, work: Work, prefect_environment: dict[str, str], tmp_path: Path
+) -> Iterator[Callable[..., Started]]:
+    """Starts a flow with one stage on two GPUs."""
+    flows = Flows(tmp_path / "flows", prefect_environment)
+
+    def share(name: str, lease_s: float = gpus.LEASE_S) -> Started:
+        request = on_two_gpus(work, name).model_dump_json()
+        return flows.start_command("tests.e2e.sharing", work.run_url, limit, str(lease_s), request)
+
+    yield share
+    flows.kill_all()
+
+
+def on_two_gpus(work: Work, name: str) -> Request:
+    return work.request(name).model_copy(update={"gpus": (0, 1)})
+
+
+def in_use(limit: str) -> int:
+    with get_client(sync_client=True) as client:
+        return client.read_global_concurrency_limit_by_name(limit).active_slots
+
+
+def nothing() -> None:
+    pass
+
+
+def test_a_stage_waits_until_another_run_gives_its_gpus_back_and_gives_back_its_own_when_it_fails(
+    limit: str, work: Work, start: Callable[..., Started]
+) -> None:
+    (work.folder / "fail").touch()
+    with gpus.taken([on_two_gpus(work, "ours")], launch(limit), print, nothing):
+        theirs = start("theirs")
+        theirs.wait_until(lambda: "waits for 2 slots" in theirs.said)
+        time.sleep(2 * gpus.ASK_S)
+        assert (in_use(limit), work.ran()) == (2, [])
+    work.wait_until_ran(1)
+    assert in_use(limit) == 2
+    work.go()
+    assert "it does not fit" in theirs.finish(expect=1)
+    assert in_use(limit) == 0
+
+
+def test_who_waits_can_be_told_to_stop_and_has_nothing(limit: str, work: Work) -> None:
+    def lost() -> None:
+        raise LeaseError("another process works on the run")
+
+    two, config = [on_two_gpus(work, "ours")], launch(limit)
+    with gpus.taken(two, config, print, nothing):
+        with pytest.raises(LeaseError), gpus.taken(two, config, print, lost):
+            pass
+        assert in_use(limit) == 2
+    assert in_use(limit) == 0
+
+
+def test_a_limit_that_there_is_not_or_that_is_too_small_is_a_mistake(limit: str, work: Work) -> None:
+    side_by_side = [on_two_gpus(work, "one"), on_two_gpus(work, "two")]
+    with pytest.raises(ConfigError, match=r"cannot take 4 slots.*greater than the limit"):
+        gpus.taken(side_by_side, launch(limit), print, nothing).__enter__()
+    with pytest.raises(ConfigError, match="infra init"):
+        gpus.taken(side_by_side, launch("nowhere"), print, nothing).__enter__()
+    assert in_use(limit) == 0
+
+
+def test_the_flight_check_finds_a_limit_that_is_not_there_or_too_small(limit: str) -> None:
+    enough = launch(limit)
+    assert flight_check._gpu_limit(enough) == f"0 of 3 slots of {limit!r} are taken"
+    with pytest.raises(ConfigError, match="3 slots, a stage takes 4"):
+        flight_check._gpu_limit(enough.model_copy(update={"processes": 4}))
+    with pytest.raises(ConfigError, match="no global concurrency limit 'nowhere'"):
+        flight_check._gpu_limit(launch("nowhere"))
+
+
+def test_a_command_with_a_server_of_its_own_waits_for_nobody(
+    limit: str, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(server.OWN, "1")
+    with gpus.taken([on_two_gpus(work, "one")], launch("nowhere"), print, nothing):
+        pass
+
+
+@pytest.mark.slow
+def test_the_gpus_of_a_killed_run_come_back(limit: str, work: Work, start: Callable[..., Started]) -> None:
+    theirs = start("theirs", SHORTEST_LEASE_S)
+    work.wait_until_ran(1)
+    # Longer than the lease: they are still theirs, because the flow renews it.
+    time.sleep(1.3 * SHORTEST_LEASE_S)
+    assert in_use(limit) == 2
+    theirs.kill()
+    waited: list[str] = []
+    with gpus.taken([on_two_gpus(work, "ours")], launch(limit), waited.append, nothing):
+        assert in_use(limit) == 2
+    assert waited
