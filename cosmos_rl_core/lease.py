@@ -21,7 +21,7 @@ import psutil
 
 from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json
-from cosmos_rl_core.errors import LeaseError, UnavailableError
+from cosmos_rl_core.errors import ArtifactError, LeaseError, UnavailableError
 
 BEAT_S = 2.0
 """How often a holder advances its counter."""
@@ -44,7 +44,7 @@ class Lease:
         self._beats = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def __enter__(self) -> Self:
-        newest = next(n for n in itertools.count() if store.size(self._path(n + 1, "json")) is None)
+        newest = _newest(self._url)
         if newest:
             self._outlast(newest)
         self._number = newest + 1
@@ -101,8 +101,39 @@ class Lease:
         )
 
 
+def holder_of(url: str, beat_s: float = BEAT_S) -> dict[str, Any] | None:
+    """Who holds the lease: ``pid`` and ``host``; None if nobody does. Takes nothing, and writes nothing.
+
+    A holder on another machine has two beats to advance its counter, which is what the answer may take.
+    """
+    newest = _newest(url)
+    place = store.join(url, str(newest))
+    if newest == 0 or store.size(f"{place}.released") is not None:
+        return None
+    holder = _read(f"{place}.json")
+    shown = {key: holder[key] for key in ("pid", "host")}
+    if holder["machine"] is not None and holder["machine"] == _machine():
+        return None if _is_dead(holder) else shown
+    count, began_s = store.read_if_exists(f"{place}.count"), time.monotonic()
+    while time.monotonic() - began_s < 2 * beat_s:
+        time.sleep(beat_s / 4)
+        if store.read_if_exists(f"{place}.count") != count:
+            return shown
+    return None
+
+
+def _newest(url: str) -> int:
+    """How often the lease was taken."""
+    return next(n for n in itertools.count() if store.size(store.join(url, f"{n + 1}.json")) is None)
+
+
 def _read(url: str) -> dict[str, Any]:
-    return json.loads(store.read(url))
+    """Raises :class:`ArtifactError` if it does not say who."""
+    try:
+        found = json.loads(store.read(url))
+        return {**found, **{key: found[key] for key in ("host", "machine", "pid", "started")}}
+    except (ValueError, TypeError, KeyError) as error:
+        raise ArtifactError(f"{url} is damaged ({error!r}); remove it if no process works on the run") from error
 
 
 def _this_process() -> dict[str, Any]:

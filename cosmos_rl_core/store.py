@@ -21,7 +21,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.errors import ConfigError, UnavailableError
 
 AT_ONCE = 4
 """Objects that are read ahead of their use, or asked for side by side."""
@@ -131,7 +131,8 @@ def write_stream(url: str, chunks: Iterable[Chunk]) -> None:
 def files(url: str) -> dict[str, int]:
     """Sizes in bytes of all objects under ``url``, by their names below it.
 
-    A listing may lag behind what was written; nothing but the deletion of garbage may go by it.
+    A listing may lag behind what was written; nothing but the deletion of garbage, and what people are shown, may go by
+    it.
     """
     fs, path = _resolve(url)
     try:
@@ -139,6 +140,17 @@ def files(url: str) -> dict[str, int]:
     except OSError as error:
         raise UnavailableError(f"cannot list {url}: {error}") from error
     return {name.removeprefix(path).lstrip("/"): int(entry["size"]) for name, entry in found.items()}
+
+
+def names(url: str) -> set[str]:
+    """Names of what lies directly below ``url``, objects and folders; as late as :func:`files`."""
+    fs, path = _resolve(url)
+    try:
+        return {str(name).rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise UnavailableError(f"cannot list {url}: {error}") from error
 
 
 def remove(url: str) -> None:
@@ -233,7 +245,10 @@ def _resolve(url: str) -> tuple[AbstractFileSystem, str]:
         # Only here: its imports take half a second, and most stores are directories.
         fs = importlib.import_module("cosmos_rl_core.s3").filesystem(url)
         return fs, url.removeprefix("s3://")
-    fs, path = fsspec.core.url_to_fs(url)
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"{url}: {error}; a store is a directory or s3://bucket/prefix") from error
     return fs, str(path)
 
 

@@ -1,35 +1,40 @@
 """``cosmos-flows``: plan, run, look at and re-run post-training.
 
-Exit codes: 0 done, 64 config or command line, 65 data, 75 unavailable, 70 other.
+Exit codes: 0 done; 64 wrong settings or command line; 65 wrong data; 75 something did not answer, or is busy: the same
+command may do later; 70 another failure; 130 and 143 ended by Ctrl-C and SIGTERM, to be gone on with by the same
+command.
 """
 
+import functools
 import importlib
 import json
 import shlex
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import launch_of
-from cosmos_rl_core.errors import ConfigError, CosmosRLError
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
+from flows import describe, status_table
 from flows import export as export_command
 from flows import gc as gc_command
 from flows import import_recipe as import_command
 from flows import rerun as rerun_command
 from flows import status as status_command
-from flows.describe import describe_memory, describe_plan
 from flows.plan import DEFAULT_STORE, Settings, plan_of
-from flows.server import prefect_server, server_is_named
+from flows.server import named_server, not_answering, prefect_server
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-Returned = TypeVar("Returned")
+Command = Callable[..., None]
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes of what ended by Ctrl-C and by SIGTERM, as shells say it."""
 
 RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe, e.g. configs/tiny/nft.toml, or one of cosmos-rl's")]
 StoreOption = Annotated[str, typer.Option(help="Directory or URL (s3://bucket/prefix) of all runs")]
@@ -39,10 +44,44 @@ OverridesOption = Annotated[
     list[str] | None, typer.Option("--set", help="Change a setting: section.key=value; repeatable")
 ]
 ClusterOption = Annotated[str | None, typer.Option(help="How processes are launched: a file of deployments/clusters")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; notes go to stderr")]
+DryRunOption = Annotated[bool, typer.Option(help="Say it, change nothing")]
 RunArgument = Annotated[str, typer.Argument(help="The run's id")]
 
 
-@app.command()
+def _command(group: typer.Typer, *examples: str, name: str | None = None) -> Callable[[Command], Command]:
+    """Register a command whose help ends with examples, each without the program's name, and whose errors are ours.
+
+    An error says its words on stderr and gives the exit code.
+    """
+    # A paragraph each, as typer keeps no other line breaks.
+    epilog = "\n\n".join(["Examples:", *(f"cosmos-flows {line}" for line in examples)])
+
+    def register(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_exit_code(*args: Any, **kwargs: Any) -> None:
+            try:
+                command(*args, **kwargs)
+            except KeyboardInterrupt as stopped:
+                raise typer.Exit(INTERRUPTED) from stopped
+            except Exception as error:
+                known = error if isinstance(error, CosmosRLError) else not_answering(error)
+                if known is None:
+                    raise
+                typer.echo(str(known), err=True)
+                raise typer.Exit(known.exit_code) from error
+
+        return group.command(name, epilog=epilog)(with_exit_code)
+
+    return register
+
+
+@_command(
+    app,
+    "run configs/tiny/nft.toml",
+    "run configs/tiny/nft.toml --set train.seed=1 --set rollout.n_generation=8",
+    "run configs/ddrl/2b.toml --store s3://bucket/prefix --cluster deployments/clusters/eight-gpus.toml",
+)
 def run(
     recipe: RecipeArgument,
     store: StoreOption = DEFAULT_STORE,
@@ -52,25 +91,26 @@ def run(
     cluster: ClusterOption = None,
     allow_numerics_change: Annotated[bool, typer.Option(help="Go on under other versions, threads or devices")] = False,
 ) -> None:
-    """Run a recipe to the end; the same command goes on where it stopped.
-
-    Example: cosmos-flows run configs/tiny/nft.toml --set train.seed=1
-    """
+    """Run a recipe to the end; the same command goes on where it stopped."""
     _note_translation(recipe)
-    settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster, allow_numerics_change)
-    plan = _or_exit(lambda: plan_of(settings))
+    plan = plan_of(Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster, allow_numerics_change))
     algorithm = plan.recipe.train.train_policy.type
-
-    def start() -> None:
-        with prefect_server():
-            # Prefect reads its settings when it is imported.
-            flow = getattr(importlib.import_module(f"flows.{algorithm}"), algorithm)
+    with prefect_server():
+        # Prefect reads its settings when it is imported.
+        flow = getattr(importlib.import_module(f"flows.{algorithm}"), algorithm)
+        try:
             flow(recipe, store, plan.run_id, iterations, overrides, cluster, allow_numerics_change)
+        except KeyboardInterrupt:
+            typer.echo(f"stopped; the same command goes on with {plan.run_id}", err=True)
+            raise
 
-    _or_exit(start)
 
-
-@app.command()
+@_command(
+    app,
+    "plan configs/tiny/nft.toml",
+    "plan configs/tiny/nft.toml --set rollout.n_generation=8",
+    "plan configs/tiny/nft.toml --json",
+)
 def plan(
     recipe: RecipeArgument,
     store: StoreOption = DEFAULT_STORE,
@@ -78,32 +118,60 @@ def plan(
     iterations: IterationsOption = None,
     overrides: OverridesOption = None,
     cluster: ClusterOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Resolve a recipe, report every mistake at once, and say what a run would do and what memory its stages need.
 
     Starts and writes nothing.
-
-    Example: cosmos-flows plan configs/tiny/nft.toml --set rollout.n_generation=8
     """
     _note_translation(recipe)
-    settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster)
-    console, planned = Console(highlight=False, markup=False), _or_exit(lambda: plan_of(settings))
-    for part in (describe_plan(planned, store), "", *describe_memory(planned.recipe)):
+    planned = plan_of(Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster))
+    if as_json:
+        _print_json(describe.as_json(planned, store))
+        return
+    console = Console(highlight=False, markup=False)
+    for part in (describe.describe_plan(planned, store), "", *describe.describe_memory(planned.recipe)):
         console.print(part, soft_wrap=isinstance(part, str))
 
 
-@app.command()
-def status(run_id: RunArgument, store: StoreOption = DEFAULT_STORE) -> None:
-    """Show every stage of a run: whether it stands or would be made again and why, how long it took, the reward.
+@_command(
+    app,
+    "status nft-1a2b3c4d",
+    "status nft-1a2b3c4d --store s3://bucket/prefix --watch",
+    "status nft-1a2b3c4d --json",
+)
+def status(
+    run_id: RunArgument,
+    store: StoreOption = DEFAULT_STORE,
+    watch: Annotated[
+        bool | None,
+        typer.Option("--watch/--no-watch", help="Go on until nobody works on it, then 70 if a stage does not stand"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show every stage of a run: whether it stands, or why not; attempts, seconds, reward.
 
-    Example: cosmos-flows status nft-1a2b3c4d
+    On a terminal it follows a run that is at work.
     """
     console = Console(highlight=False, markup=False)
-    for part in _or_exit(lambda: status_command.overview(store, run_id)):
-        console.print(part, soft_wrap=isinstance(part, str))
+    if as_json and watch:
+        raise ConfigError("--json is of one moment; leave --watch out")
+    if as_json:
+        _print_json(status_command.look(store, run_id).as_json())
+    elif console.is_terminal if watch is None else watch:
+        overview = status_table.watch(store, run_id, console)
+        if watch and overview.standing < len(overview.states):
+            raise StageError(f"{len(overview.states) - overview.standing} stages of {run_id} do not stand")
+    else:
+        status_table.show(status_command.look(store, run_id), console)
 
 
-@app.command()
+@_command(
+    app,
+    "rerun nft-1a2b3c4d --stage reward-ocr --iteration 7",
+    "rerun nft-1a2b3c4d --stage evaluate --iteration 16 --dry-run",
+    "rerun nft-1a2b3c4d --stage report",
+)
 def rerun(
     run_id: RunArgument,
     stage: Annotated[
@@ -118,132 +186,122 @@ def rerun(
         typer.Option(min=0, help="Which iteration, from 0; for export and evaluate which policy version"),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Invalidate one stage, finished or not, so that the next run makes it again. Deletes nothing.
-
-    Example: cosmos-flows rerun nft-1a2b3c4d --stage reward-ocr --iteration 7
-    """
-    for line in _or_exit(lambda: rerun_command.rerun(store, run_id, stage, iteration)):
-        typer.echo(line)
+    """Invalidate one stage, finished or not, so that the next run makes it again. Deletes nothing."""
+    found = rerun_command.rerun(store, run_id, stage, iteration, dry_run=dry_run)
+    _print_json(found.as_json()) if as_json else _print_lines(found.lines())
 
 
-@app.command()
+@_command(app, "export nft-1a2b3c4d out")
 def export(
     run_id: RunArgument,
     directory: Annotated[str, typer.Argument(help="Where to put the files")],
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Copy a run's newest exported weights to a directory, as diffusers loads them.
-
-    Example: cosmos-flows export nft-1a2b3c4d lora-out
-    """
-    for line in _or_exit(lambda: export_command.export(store, run_id, directory)):
-        typer.echo(line)
+    """Copy a run's newest exported weights to a directory, as diffusers loads them."""
+    _print_lines(export_command.export(store, run_id, directory))
 
 
-@app.command("import-recipe")
+@_command(
+    app,
+    "import-recipe stable-diffusion-3-5-medium-nft.toml --output sd3.toml",
+    "import-recipe stable-diffusion-3-5-medium-nft.toml --json",
+    name="import-recipe",
+)
 def import_recipe(
     recipe: Annotated[str, typer.Argument(help="A TOML file of cosmos-rl, of either schema")],
     output: Annotated[str | None, typer.Option(help="Where to write it as a recipe of ours; default: nowhere")] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Say what every key of a file of cosmos-rl is here, and write it as a recipe of ours.
-
-    Example: cosmos-flows import-recipe stable-diffusion-3-5-medium-nft.toml --output sd3.toml
-    """
-    translation = _or_exit(lambda: import_command.translation_of(recipe))
-    Console(highlight=False).print(import_command.table(translation))
-    typer.echo(f"\n{recipe} is {translation.summary}")
-    if output is None:
-        _or_exit(lambda: import_command.check(translation, recipe))
+    """Say what every key of a file of cosmos-rl is here, and write it as a recipe of ours."""
+    translation = import_command.translation_of(recipe)
+    if as_json:
+        _print_json(import_command.as_json(translation))
     else:
-        _or_exit(lambda: import_command.write(translation, recipe, output))
-        typer.echo(f"written to {output}; next: cosmos-flows plan {shlex.quote(output)}")
+        Console(highlight=False).print(import_command.table(translation))
+        typer.echo(f"\n{recipe} is {translation.summary}")
+    if output is None:
+        import_command.check(translation, recipe)
+    else:
+        import_command.write(translation, recipe, output)
+        typer.echo(f"written to {output}; next: cosmos-flows plan {shlex.quote(output)}", err=as_json)
 
 
-@app.command()
+@_command(app, "import-weights 81edfebe_ema_bf16.pt Cosmos-Predict2.5-2B-diffusers my-base")
 def import_weights(
     weights: Annotated[str, typer.Argument(help="A .pt file of cosmos's own code")],
     base: Annotated[str, typer.Argument(help="A diffusers pipeline of the same model")],
     directory: Annotated[str, typer.Argument(help="Where to write the pipeline with those weights; must not exist")],
 ) -> None:
-    """Make a diffusers pipeline of Cosmos-Predict2.5 weights that cosmos's own code wrote.
-
-    Example: cosmos-flows import-weights 81edfebe_ema_bf16.pt Cosmos-Predict2.5-2B-diffusers my-base
-    """
+    """Make a diffusers pipeline of Cosmos-Predict2.5 weights that cosmos's own code wrote."""
     # In a process of its own: it needs torch, which no command imports.
     command = [sys.executable, "-m", "cosmos_rl_core.native_weights", weights, base, directory]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
-@app.command()
+@_command(app, "gc nft-1a2b3c4d --dry-run", "gc nft-1a2b3c4d --superseded", "gc nft-1a2b3c4d --dry-run --json")
 def gc(
     run_id: RunArgument,
     store: StoreOption = DEFAULT_STORE,
     superseded: Annotated[bool, typer.Option(help="Also the files of generations that were made again")] = False,
-    dry_run: Annotated[bool, typer.Option(help="Say it, delete nothing")] = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Delete files that killed attempts left and no artifact holds. Refused while a process works on the run.
-
-    Example: cosmos-flows gc nft-1a2b3c4d --dry-run
-    """
-    for line in _or_exit(lambda: gc_command.gc(store, run_id, superseded=superseded, dry_run=dry_run)):
-        typer.echo(line)
+    """Delete files that killed attempts left and no artifact holds. Refused while a process works on the run."""
+    found = gc_command.gc(store, run_id, superseded=superseded, dry_run=dry_run)
+    _print_json(found.as_json()) if as_json else _print_lines(found.lines())
 
 
 infra_app = typer.Typer(no_args_is_help=True, help="What runs stand on: Prefect's pools and limits, stores, services.")
 app.add_typer(infra_app, name="infra")
 
 
-@infra_app.command("init")
+@_command(infra_app, "infra init --gpus 8", name="init")
 def infra_init(
     gpus: Annotated[int, typer.Option(min=0, help="Slots of the global concurrency limit `gpus`")] = 8,
     pool_type: Annotated[str, typer.Option(help="Where flows run: process, kubernetes, ...")] = "process",
 ) -> None:
-    """Make the work pool, its queues, the limit for GPUs and the automation for dead flow runs. Safe to repeat.
+    """Make the work pool, its queues, the limit for GPUs and the automation for dead flow runs. Safe to repeat."""
+    if named_server() is None:
+        raise ConfigError(
+            "no Prefect server is named: start one with `prefect server start`, then `prefect config set "
+            "PREFECT_API_URL=http://127.0.0.1:4200/api`"
+        )
+    _print_lines(importlib.import_module("flows.pools").set_up(gpus, pool_type))
 
-    Example: cosmos-flows infra init --gpus 8
-    """
-    for line in _or_exit(lambda: _with_server("flows.pools").set_up(gpus, pool_type)):
-        typer.echo(line)
 
-
-@infra_app.command("check")
-def infra_check(
-    store: StoreOption = DEFAULT_STORE,
-    cluster: ClusterOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
-) -> None:
-    """Check server, pool, worker, GPUs, ranks, store and services. Exit code 75 if something failed.
-
-    Example: cosmos-flows infra check --store s3://bucket/prefix
-    """
+@_command(
+    infra_app,
+    "infra check --store s3://bucket/prefix",
+    "infra check --cluster deployments/clusters/eight-gpus.toml --json",
+    name="check",
+)
+def infra_check(store: StoreOption = DEFAULT_STORE, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
+    """Check server, pool, worker, GPUs, ranks, store and services. Exit code 75 if something failed."""
+    launch = launch_of(cluster) if cluster else LaunchConfig()
     check = importlib.import_module("flows.flight_check")
-    findings = check.flight_check(store, _or_exit(lambda: launch_of(cluster)) if cluster else LaunchConfig())
+    findings = check.flight_check(store, launch)
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+        _print_json([asdict(finding) for finding in findings])
     else:
         Console(highlight=False).print(check.table(findings))
-    _or_exit(lambda: check.require(findings))
-
-
-def _with_server(module: str) -> Any:
-    """A module that asks Prefect's server. Raises :class:`ConfigError` if none is named."""
-    if not server_is_named():
-        raise ConfigError("no Prefect server is named: start one with `prefect server start` and set PREFECT_API_URL")
-    return importlib.import_module(module)
+    check.require(findings)
 
 
 def _note_translation(recipe: str) -> None:
-    if (line := _or_exit(lambda: import_command.note(recipe))) is not None:
+    if (line := import_command.note(recipe)) is not None:
         typer.echo(line, err=True)
 
 
-def _or_exit(action: Callable[[], Returned]) -> Returned:
-    try:
-        return action()
-    except CosmosRLError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(error.exit_code) from error
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(line)
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
 """A plan in words, for people who want to know before they run."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
 
 from rich.table import Table
 
@@ -37,6 +39,44 @@ def describe_plan(plan: Plan, store_url: str) -> str:
     how = launch.mode if launch.launcher == "local" else launch.launcher
     lines.append(f"launch     {how}, {launch.processes} processes, {launch.threads} threads each")
     return "\n".join(lines)
+
+
+def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
+    """For scripts: ``run``, ``url``, ``algorithm``, ``iterations``, ``recipe`` (every setting, resolved), ``model``
+    (``path``, ``adapter``, ``digest``), ``parameters`` (``total``, ``trained``), ``prompts`` (``train``, ``held_out``),
+    ``writes`` and ``memory``. Bytes of ``writes``: ``sample`` and ``embedding`` (null where no file tells, and for a
+    ``sample`` without rollouts), ``policy`` of one iteration by part. Of each stage in ``memory``: ``stage``,
+    ``ranks``, and bytes of a rank on the ``device`` and beside it on the ``cpu``: ``rows`` by kind (null where no file
+    tells) and the ``peak``."""
+    recipe = plan.recipe
+    total, trained = costs.parameters(recipe)
+    rewarded = recipe.train.train_policy.rewarded
+    return {
+        "run": plan.run_id,
+        "url": run_url(store_url, plan.run_id),
+        "algorithm": recipe.train.train_policy.type,
+        "iterations": recipe.train.num_iterations,
+        "recipe": recipe.model_dump(mode="json"),
+        "model": {"path": plan.model.path, "adapter": plan.model.adapter, "digest": plan.model.digest},
+        "parameters": {"total": total, "trained": trained},
+        "prompts": {"train": len(plan.prompts), "held_out": len(plan.validation_prompts)},
+        "writes": {
+            "sample": costs.sample_bytes(recipe) if rewarded else None,
+            "embedding": costs.embedding_bytes(recipe),
+            "policy": costs.policy_parts(recipe),
+        },
+        "memory": [
+            {
+                "stage": stage.stage,
+                "ranks": stage.ranks,
+                "rows": {
+                    row.removesuffix(" ~"): None if held is None else asdict(held) for row, held in stage.rows.items()
+                },
+                "peak": asdict(stage.peak),
+            }
+            for stage in memory.stages(recipe)
+        ],
+    }
 
 
 def describe_memory(recipe: Recipe) -> Iterator[str | Table]:

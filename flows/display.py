@@ -7,6 +7,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from flows.progress import Reporter, slowest_of
 from stages.manifest import Manifest
 from stages.outcome import Status
 
@@ -14,10 +15,16 @@ from stages.outcome import Status
 class Display:
     """Progress bars on a terminal, plain lines elsewhere."""
 
-    def __init__(self, console: Console | None = None, log: Callable[[str], None] | None = None) -> None:
-        """With ``log``, lines go there and not to the console."""
+    def __init__(
+        self,
+        console: Console | None = None,
+        log: Callable[[str], None] | None = None,
+        reporter: Reporter | None = None,
+    ) -> None:
+        """With ``log``, lines go there and not to the console; ``reporter`` tells the store."""
         self.console = console or Console(highlight=False, soft_wrap=True)
         self._log = log
+        self._reporter = reporter
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(30),
@@ -42,9 +49,11 @@ class Display:
 
     def progress(self, name: str, statuses: Sequence[Status]) -> None:
         """Move the bar of a wave to where its slowest stage is."""
+        if self._reporter is not None:
+            self._reporter.working(name, statuses)
         if not statuses:
             return
-        slowest = min(statuses, key=lambda status: status.step / max(status.total, 1))
+        slowest = slowest_of(statuses)
         bar = self._bars.get(name)
         if bar is None:
             bar = self._bars[name] = self._progress.add_task(name)
@@ -53,6 +62,8 @@ class Display:
 
     def done(self, name: str, manifests: Sequence[Manifest], *, skipped: bool) -> None:
         """One line for a finished wave: what it cost and the numbers it left."""
+        if self._reporter is not None:
+            self._reporter.done()
         if (bar := self._bars.pop(name, None)) is not None:
             self._progress.remove_task(bar)
         numbers = {key: value for manifest in manifests for key, value in manifest.summary.items() if key != "seconds"}

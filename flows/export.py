@@ -55,6 +55,8 @@ def _copy(artifact: Artifact, target: Path) -> int:
             (partial / path).parent.mkdir(parents=True, exist_ok=True)
             (partial / path).write_bytes(artifact.read(name))
         partial.rename(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}; name another directory") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return len(files)

@@ -3,6 +3,7 @@
 import itertools
 import shlex
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -41,6 +42,30 @@ def table(translation: recipes.Translation) -> Table:
     for (_, verdict, here), entries in itertools.groupby(translation.report, _answer):
         shown.add_row(*map(Text, ("\n".join(_brief(entry.written) for entry in entries), verdict, here)))
     return shown
+
+
+def as_json(translation: recipes.Translation) -> dict[str, Any]:
+    """For scripts: ``schema``, ``summary``, ``mistakes`` (a line for each key that is unknown or refused), ``values``
+    (the recipe of ours, as far as it goes) and ``keys``: of each ``key`` of theirs ("" where there is none),
+    ``written`` (key and value, secrets left out), ``said`` (false for a default of theirs), ``verdict``, ``settings``
+    of ours (null where one is left to be set) and ``why``."""
+    return {
+        "schema": translation.schema,
+        "summary": translation.summary,
+        "mistakes": translation.mistakes,
+        "values": translation.values,
+        "keys": [
+            {
+                "key": entry.key,
+                "written": entry.written,
+                "said": entry.said,
+                "verdict": entry.meaning.verdict,
+                "settings": dict(entry.meaning.settings),
+                "why": entry.meaning.why,
+            }
+            for entry in translation.report
+        ],
+    }
 
 
 def _answer(entry: recipes.Entry) -> tuple[str, str, str]:

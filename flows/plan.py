@@ -1,5 +1,6 @@
 """Everything a run needs to know before anything runs: resolved, checked at once, and written once as ``plan.json``."""
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -19,6 +20,8 @@ from flows.solver import with_solver
 from stages.contracts import FORMAT, ModelRef
 
 DEFAULT_STORE = "outputs"
+SHOWN_RUNS = 10
+"""Runs of a store that are named to people who ask for one that is not there."""
 
 
 @dataclass(frozen=True)
@@ -201,13 +204,20 @@ def read_plan(store_url: str, run_id: str) -> Plan:
     url = store.join(run_url(store_url, run_id), "plan.json")
     data = store.read_if_exists(url)
     if data is None:
-        raise ConfigError(
-            f"there is no run {run_id!r} in {store_url}; start it with `cosmos-flows run RECIPE --run-id {run_id}`"
-        )
+        raise ConfigError(_no_run(store_url, run_id))
     try:
         return Plan.model_validate_json(data)
     except ValueError as error:
         raise ArtifactError(f"{url} is not a plan of format {FORMAT}: {error}") from error
+
+
+def _no_run(store_url: str, run_id: str) -> str:
+    found = sorted(store.names(run_url(store_url, "").rstrip("/")))
+    close = difflib.get_close_matches(run_id, found, n=1)
+    more = f" and {len(found) - SHOWN_RUNS} more" if len(found) > SHOWN_RUNS else ""
+    known = f"it has {', '.join(found[:SHOWN_RUNS])}{more}" if found else "it has no run at all"
+    hint = f"; did you mean {close[0]!r}?" if close else "; name another --store, or start it with `cosmos-flows run`"
+    return f"there is no run {run_id!r} in the store {store.absolute(store_url)}; {known}{hint}"
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from cosmos_rl_core import plugins, seeds, store
 from cosmos_rl_core.algorithms._base import Algorithm
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig
 from cosmos_rl_core.config.train import DatasetOptions, RewardedOptions, SupervisedOptions
 from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.lease import Lease
+from cosmos_rl_core.lease import Lease, holder_of
 from cosmos_rl_core.schedules import ema_decay, lr_factor
 from flows import costs
 from flows.plan import Plan, data_of, run_url
@@ -81,6 +82,10 @@ class Run:
     def lease(self) -> Lease:
         """What only one process at a time has that makes or deletes artifacts of this run."""
         return Lease(self.slot("lease"))
+
+    def holder(self) -> dict[str, Any] | None:
+        """``pid`` and ``host`` of the process that has the lease; None if nobody works on the run."""
+        return holder_of(self.slot("lease"))
 
     def iteration(self, k: int, stage: str) -> str:
         """URL of a stage's slot in iteration k."""

@@ -1,6 +1,8 @@
 """Make one stage of a run again."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from cosmos_rl_core import store
 from cosmos_rl_core.errors import ArtifactError, ConfigError
@@ -14,8 +16,53 @@ SHOWN = 40
 """Artifacts that are named one by one."""
 
 
-def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None) -> list[str]:
-    """End the generation of a stage, finished or not, so that the next run makes it anew; returns what to tell people.
+@dataclass(frozen=True)
+class Rerun:
+    """A generation of one stage that was ended, or would be, and what that may make stale."""
+
+    run_id: str
+    step: Step
+    generation: int
+    committed: bool
+    """Whether it had an artifact."""
+    below: list[tuple[str, float | None]]
+    """Artifacts made from it, and the seconds that each took, where it is known."""
+    dry_run: bool
+
+    @property
+    def shared(self) -> bool:
+        """Whether other runs of the store may read it too."""
+        return self.step.stage.startswith(("embed", "encode"))
+
+    def lines(self) -> list[str]:
+        """For people."""
+        lines = _cost(self.step.name, self.below)
+        if self.shared:
+            lines.append("other runs of this store that read the same artifact are not looked at")
+        ended = "invalidated" if self.committed else "nothing will be adopted from the unfinished"
+        what = f"generation {self.generation} of {self.step.slot}"
+        if self.dry_run:
+            return [*lines, f"nothing was changed; without --dry-run {what} would be ended and made again"]
+        return [*lines, f"{ended} {what}; run the recipe again to make it"]
+
+    def as_json(self) -> dict[str, Any]:
+        """For scripts: ``run``, ``name``, ``slot``, ``generation`` that was ended, whether it was ``committed``,
+        ``dry_run``, whether it is ``shared`` with other runs, and ``below``: what may become stale, of each ``name``
+        and ``seconds`` (null where nobody knows)."""
+        return {
+            "run": self.run_id,
+            "name": self.step.name,
+            "slot": self.step.slot,
+            "generation": self.generation,
+            "committed": self.committed,
+            "dry_run": self.dry_run,
+            "shared": self.shared,
+            "below": [{"name": name, "seconds": seconds} for name, seconds in self.below],
+        }
+
+
+def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None, *, dry_run: bool = False) -> Rerun:
+    """End the generation of a stage, finished or not, so that the next run makes it anew; or only say what it means.
 
     ``iteration`` is the policy version for an export or an evaluation. Raises :class:`ConfigError` if there is no such
     stage, or nothing of it.
@@ -26,13 +73,11 @@ def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None)
     generation = current_generation(step.slot)
     if not has_begun(step.slot, generation):
         raise ConfigError(f"{step.name} of {run_id} has no artifact and no unfinished one; just run it")
-    committed = is_committed(step.slot, generation)
-    lines = _cost(step.name, _below(run, step, every[every.index(step) + 1 :]))
-    if step.stage.startswith(("embed", "encode")):
-        lines.append("other runs of this store that read the same artifact are not looked at")
-    invalidate(step.slot, generation, "asked for by `cosmos-flows rerun`")
-    ended = "invalidated" if committed else "nothing will be adopted from the unfinished"
-    return [*lines, f"{ended} generation {generation} of {step.slot}; run the recipe again to make it"]
+    below = _below(run, step, every[every.index(step) + 1 :])
+    found = Rerun(run_id, step, generation, is_committed(step.slot, generation), below, dry_run)
+    if not dry_run:
+        invalidate(step.slot, generation, "asked for by `cosmos-flows rerun`")
+    return found
 
 
 def _cost(name: str, below: Sequence[tuple[str, float | None]]) -> list[str]:

@@ -37,7 +37,7 @@ def prefect_server() -> Iterator[None]:
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    if server_is_named():
+    if named_server() is not None:
         yield
         return
     with socket.socket() as free:
@@ -71,17 +71,31 @@ def server_is_own() -> bool:
     return OWN in os.environ
 
 
-def server_is_named() -> bool:
-    """Whether the environment or Prefect's active profile, as `prefect config set` writes it, names a server."""
+def named_server() -> str | None:
+    """URL of the server that the environment or Prefect's active profile, as `prefect config set` writes it, names."""
     if "PREFECT_API_URL" in os.environ:
-        return True
+        return os.environ["PREFECT_API_URL"]
     home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
     path = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml"))
     if not path.is_file():
-        return False
+        return None
     written = tomllib.loads(path.read_text(encoding="utf-8"))
     active = os.environ.get("PREFECT_PROFILE", written.get("active", ""))
-    return "PREFECT_API_URL" in written.get("profiles", {}).get(active, {})
+    return written.get("profiles", {}).get(active, {}).get("PREFECT_API_URL")
+
+
+def not_answering(error: BaseException) -> UnavailableError | None:
+    """What to tell people where an error came of a request that had no answer, as Prefect's server gets them; else
+    None."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, httpx.TransportError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return None
+    return UnavailableError(
+        f"Prefect's server at {named_server()} does not answer ({cause}); start it with `prefect server start`, or set "
+        "PREFECT_API_URL to one that runs. `cosmos-flows run` starts one of its own where none is named"
+    )
 
 
 def _wait_until_healthy(server: subprocess.Popen[bytes], url: str) -> None:

@@ -1,7 +1,8 @@
 """What every flow does around the loop: plan, freeze, run, say how it went."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +12,13 @@ from pydantic import Field
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.lease import Lease
 from cosmos_rl_core.rewards._base import ServedReward
 from flows.display import Display
 from flows.launch import Launcher
 from flows.plan import DEFAULT_STORE, Plan, Settings, freeze, plan_of
 from flows.post_train import Result, post_train
+from flows.progress import Reporter
 from flows.requests import Run
 from flows.tracking import Tracker
 from stages.manifest import Manifest
@@ -29,9 +32,15 @@ def default_run_id(algorithm: str, recipe: str) -> str:
     return f"{algorithm}-{deployment.get_name() or Path(recipe).stem}-{str(flow_run.get_id())[-8:]}"
 
 
-def display() -> Display:
-    """On a worker, people read the flow run's log in the UI; elsewhere the console."""
-    return Display(log=get_run_logger().info if deployment.get_id() else None)
+@contextmanager
+def working_on(run: Run) -> Iterator[tuple[Lease, Display]]:
+    """Hold the run's lease, and say in its store and to people how far the work is.
+
+    On a worker, people read the flow run's log in the UI; elsewhere the console.
+    """
+    log = get_run_logger().info if deployment.get_id() else None
+    with run.lease() as lease, Reporter(run.url) as reporter, Display(log=log, reporter=reporter) as shown:
+        yield lease, shown
 
 
 def training_flow(named: Callable[[], None]) -> Flow[..., None]:
@@ -86,7 +95,7 @@ def train(settings: Settings, algorithm: str) -> None:
     _check_services(plan)
     plan = freeze(plan, settings.store)
     run = Run(plan, settings.store)
-    with run.lease() as lease, display() as shown:
+    with working_on(run) as (lease, shown):
         shown.note(f"run {plan.run_id}: {run.url}")
         if not plan.races_decided:
             shown.note("this store lets a second writer replace the first: have one process write this run at a time")

@@ -10,7 +10,7 @@ from cosmos_rl_core.config.recipe import launch_of
 from flows.launch import Launcher
 from flows.plan import DEFAULT_STORE
 from flows.rerun import rerun
-from flows.session import RunId, display
+from flows.session import RunId, working_on
 from flows.steps import find, open_run, steps
 from stages.artifacts import has_begun
 
@@ -47,9 +47,9 @@ def run(
     opened = open_run(store, run_id)
     step = find(steps(opened), run_id, stage, iteration)
     config = launch_of(cluster) if cluster else opened.recipe.launch
-    with opened.lease() as lease, display() as shown:
+    with working_on(opened) as (lease, shown):
         if force and has_begun(step.slot):
-            for line in rerun(store, run_id, stage, iteration):
+            for line in rerun(store, run_id, stage, iteration).lines():
                 shown.note(line)
         launcher = Launcher(opened.url, config, shown, allow_numerics_change, check=lease.check)
         try:

@@ -62,6 +62,20 @@ def steps(run: Run) -> list[Step]:
     return [*found, Step("report", run.slot("report"), partial(run.report, count, scored))]
 
 
+def of_wave(every: Sequence[Step], wave: str) -> list[Step]:
+    """The steps of a wave by its name, ``iteration-0003/reward-jpeg+reward-ocr``; those that are known.
+
+    A rollout beside an update is the next iteration's.
+    """
+    group, slash, stages = wave.rpartition("/")
+    known, names = {step.name: step for step in every}, stages.split("+")
+    found = [known.get(f"{group}{slash}{name}") for name in names]
+    if "update" in names and (update := found[names.index("update")]) is not None and update.k is not None:
+        following = known.get(f"iteration-{update.k + 1:04d}/rollout")
+        found = [following if name == "rollout" else step for name, step in zip(names, found, strict=True)]
+    return [step for step in found if step is not None]
+
+
 def find(every: Sequence[Step], run_id: str, stage: str, iteration: int | None) -> Step:
     """The step of that name, and iteration or policy version. Raises :class:`ConfigError` if there is none."""
     known = list(dict.fromkeys(step.stage for step in every))

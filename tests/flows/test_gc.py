@@ -30,7 +30,7 @@ def require_whole(run: Run) -> None:
 
 
 def collect(run: Run, *, superseded: bool = False, dry_run: bool = False) -> list[str]:
-    return gc(run.store_url, "hand", superseded=superseded, dry_run=dry_run)
+    return gc(run.store_url, "hand", superseded=superseded, dry_run=dry_run).lines()
 
 
 def test_a_clean_run_has_none(recipe, tmp_path):

@@ -9,7 +9,6 @@ from cosmos_rl_core.errors import ConfigError
 from flows import cli
 from flows import rerun as rerun_module
 from flows.requests import Run
-from flows.rerun import rerun
 from flows.status import states
 from flows.steps import open_run
 from stages.artifacts import standing, why_stale
@@ -21,6 +20,11 @@ BASE = [f"policy-0000/{stage}" for stage in ("export", "evaluate", *SCORES)]
 FINAL = [f"policy-0002/{stage}" for stage in ("export", "evaluate", *SCORES)]
 FIRST = [f"iteration-0000/{stage}" for stage in ("rollout", "reward-jpeg", "reward-ocr", "update")]
 SECOND = [f"iteration-0001/{stage}" for stage in ("rollout", "reward-jpeg", "reward-ocr", "update")]
+
+
+def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None) -> list[str]:
+    """What people are told."""
+    return rerun_module.rerun(store_url, run_id, stage, iteration).lines()
 
 
 def below(lines: list[str]) -> list[str]:
@@ -57,7 +61,7 @@ def test_what_may_become_stale_is_what_was_made_from_it(recipe, tmp_path, stage,
     lines = rerun(run.store_url, "hand", stage, iteration)
     assert below(lines) == expected
     after = {state.step.name: state.word for state in states(run)}
-    (ended,) = [name for name, word in after.items() if word == "to be made"]
+    (ended,) = [name for name, word in after.items() if word == "invalidated"]
     assert ended.rpartition("/")[2] == stage
     assert [name for name, word in after.items() if word == "waits"] == expected
     slot = before[ended].step.slot
@@ -211,7 +215,7 @@ def test_an_unknown_stage_lists_the_known_ones_and_the_nearest(recipe, tmp_path)
 def test_an_iteration_must_be_named_where_there_are_several(recipe, tmp_path, stage, iteration, expected):
     run = planned_run(recipe, tmp_path)
     assert mistake_of(run, stage, iteration) == expected
-    assert {state.word for state in states(run)} == {"-"}
+    assert {state.word for state in states(run)} == {"missing"}
 
 
 def test_what_was_never_made_has_nothing_to_invalidate(recipe, tmp_path):

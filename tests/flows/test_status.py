@@ -7,20 +7,21 @@ from typer.testing import CliRunner
 from cosmos_rl_core import store
 from flows import cli
 from flows.requests import Run
-from flows.status import overview, states
+from flows.status import look, states
+from flows.status_table import rendered
 from flows.steps import open_run
 from stages import contracts
 from stages.artifacts import invalidate, standing
 from tests.flows.by_hand import make_one, whole_run
 from tests.hand_made import begin, make_run, planned, remove
 
-HEADER = ["iteration", "rollout", "reward-jpeg", "reward-ocr", "update"]
+HEADER = ["", "rollout", "reward-jpeg", "reward-ocr", "update"]
 
 
 def rows_and_lines(run: Run) -> tuple[list[list[str]], list[str]]:
     """The cells of the table, and the lines around it."""
     rows, lines = [], []
-    for part in overview(run.store_url, run.plan.run_id):
+    for part in rendered(look(run.store_url, run.plan.run_id)):
         if isinstance(part, str):
             lines.append(part)
             continue
@@ -43,33 +44,35 @@ def of_word(run: Run, word: str) -> list[str]:
 def test_of_a_run_that_has_not_begun_nothing_stands(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     assert rows_and_lines(run) == (
-        [["iteration", "rollout", "reward-ocr", "update"], ["0000", "-", "-", "-"], ["0001", "-", "-", "-"]],
         [
-            f"hand ({run.url})",
-            "policy       -",
-            "embed        -",
-            "policy-0000  export -",
-            "policy-0002  export -",
-            "report       -",
-            "0 of 11 stages stand",
+            ["", "rollout", "reward-ocr", "update"],
+            ["start", "policy -", "embed -", ""],
+            ["policy-0000", "export -", "", ""],
+            ["iteration-0000", "-", "-", "-"],
+            ["iteration-0001", "-", "-", "-"],
+            ["policy-0002", "export -", "", ""],
+            ["end", "report -", "", ""],
+        ],
+        [
+            f"hand ({run.url}): no process works on it",
+            "0 of 11 stages stand; the command that it was run with goes on",
         ],
     )
 
 
 def test_a_finished_run_shows_times_and_rewards(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    scores = "evaluate-jpeg 3.0 s 0.250   evaluate-ocr 3.0 s 0.250"
+    judged = ["export 4.0 s", "evaluate 20.0 s", "evaluate-jpeg 3.0 s 0.250", "evaluate-ocr 3.0 s 0.250"]
     assert rows_and_lines(run) == (
-        [HEADER, *([f"{k:04d}", "10.0 s", "3.0 s 0.250", "3.0 s 0.250", "30.0 s"] for k in (0, 1))],
         [
-            f"hand ({run.url})",
-            "policy       1.0 s",
-            "embed        2.0 s",
-            f"policy-0000  export 4.0 s   evaluate 20.0 s   {scores}",
-            f"policy-0002  export 4.0 s   evaluate 20.0 s   {scores}",
-            "report       5.0 s",
-            "19 of 19 stages stand",
+            HEADER,
+            ["start", "policy 1.0 s", "embed 2.0 s", "", ""],
+            ["policy-0000", *judged],
+            *([f"iteration-{k:04d}", "10.0 s", "3.0 s 0.250", "3.0 s 0.250", "30.0 s"] for k in (0, 1)),
+            ["policy-0002", *judged],
+            ["end", "report 5.0 s", "", "", ""],
         ],
+        [f"hand ({run.url}): no process works on it", "19 of 19 stages stand"],
     )
 
 
@@ -79,12 +82,12 @@ def test_what_reads_changed_bytes_is_stale_and_what_is_below_waits(recipe, tmp_p
     invalidate(reward.slot, 1, "test")
     make_one(reward, salt="other scores")
     rows, lines = rows_and_lines(run)
-    assert rows[1:] == [
-        ["0000", "10.0 s", "3.0 s 0.250", "3.0 s 0.250 (generation 2)", "stale 30.0 s"],
-        ["0001", "waits 10.0 s", "waits 3.0 s 0.250", "waits 3.0 s 0.250", "waits 30.0 s"],
+    assert rows[3:5] == [
+        ["iteration-0000", "10.0 s", "3.0 s 0.250", "3.0 s 0.250 (generation 2, 2 attempts)", "stale 30.0 s"],
+        ["iteration-0001", "waits 10.0 s", "waits 3.0 s 0.250", "waits 3.0 s 0.250", "waits 30.0 s"],
     ]
     assert "iteration-0000/update is stale: scores changed since update was made" in lines
-    assert lines[-1] == "9 of 19 stages stand"
+    assert lines[-1].startswith("9 of 19 stages stand; ")
     assert set(of_word(run, "stands")) == {
         "policy",
         "embed",
@@ -98,18 +101,19 @@ def test_below_an_ended_generation_everything_waits_until_equal_bytes_come(recip
     request = run.rollout(1)
     invalidate(request.slot, 1, "test")
     rows, lines = rows_and_lines(run)
-    assert rows[2][1:] == ["to be made (generation 2)", *["waits 3.0 s 0.250"] * 2, "waits 30.0 s"]
-    assert lines[5:] == ["report       waits 5.0 s", "10 of 19 stages stand"]
+    assert rows[4][1:] == ["invalidated (generation 2)", *["waits 3.0 s 0.250"] * 2, "waits 30.0 s"]
+    assert rows[-1][1] == "report waits 5.0 s"
+    assert lines[-1].startswith("10 of 19 stages stand; ")
     make_one(request)
     rows, lines = rows_and_lines(run)
-    assert rows[2] == ["0001", "10.0 s (generation 2)", "3.0 s 0.250", "3.0 s 0.250", "30.0 s"]
+    assert rows[4] == ["iteration-0001", "10.0 s (generation 2, 2 attempts)", "3.0 s 0.250", "3.0 s 0.250", "30.0 s"]
     assert lines[-1] == "19 of 19 stages stand"
 
 
 def test_a_monitored_reward_that_is_to_be_made_keeps_nothing_waiting(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     invalidate(run.iteration(0, "reward-jpeg"), 1, "test")
-    assert of_word(run, "to be made") == ["iteration-0000/reward-jpeg"]
+    assert of_word(run, "invalidated") == ["iteration-0000/reward-jpeg"]
     assert len(of_word(run, "stands")) == 18
 
 
@@ -140,7 +144,7 @@ def test_a_damaged_manifest_is_shown_in_its_cell(recipe, tmp_path):
     url = store.join(run.iteration(0, "reward-ocr"), "manifest.1.json")
     store.write(url, b'{"format": 1')
     rows, lines = rows_and_lines(run)
-    assert rows[1] == ["0000", "10.0 s", "3.0 s 0.250", "damaged", "waits 30.0 s"]
+    assert rows[3] == ["iteration-0000", "10.0 s", "3.0 s 0.250", "damaged", "waits 30.0 s"]
     (why,) = [line for line in lines if " is damaged: " in line]
     assert why.startswith(f"iteration-0000/reward-ocr is damaged: {url} is not a manifest of format 1: ")
     ended = CliRunner().invoke(cli.app, ["status", "hand", "--store", run.store_url])
@@ -155,16 +159,17 @@ def test_a_file_of_another_size_is_damage(recipe, tmp_path):
     store.write(store.join(manifest.slot, manifest.files["current/w"].path), b"other")
     assert of_word(run, "damaged") == ["policy"]
     assert of_word(run, "stands") == ["embed"]
-    lines = rows_and_lines(run)[1]
-    assert lines[1] == "policy       damaged 1.0 s"
+    rows, lines = rows_and_lines(run)
+    assert rows[1][1] == "policy damaged 1.0 s"
     assert any(line.startswith("policy is damaged: ") and "has 5 bytes" in line for line in lines)
 
 
 def test_a_run_shows_the_iterations_beyond_its_first_plan(recipe, tmp_path):
     run = make_run(recipe(), tmp_path, iterations=3)
     begin(run.rollout(3), layout={})
-    assert [row[0] for row in rows_and_lines(run)[0]] == ["iteration", "0000", "0001", "0002", "0003"]
-    assert words(run)["iteration-0003/rollout"] == "-"
+    shown = [row[0] for row in rows_and_lines(run)[0] if row[0].startswith("iteration-")]
+    assert shown == [f"iteration-{k:04d}" for k in range(4)]
+    assert words(run)["iteration-0003/rollout"] == "missing"
 
 
 @pytest.mark.parametrize("width", [60, 200])

@@ -1,0 +1,257 @@
+"""The command line: its help, whose examples parse; its JSON; what it says to wrong words."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from cosmos_rl_core import store
+from cosmos_rl_core.errors import EXIT_CODES
+from flows import cli
+from flows.plan import Settings, plan_of
+from flows.server import not_answering
+from tests.flows.by_hand import whole_run
+from tests.hand_made import planned
+
+ROOT = Path(__file__).parents[2]
+SD3 = ROOT / "tests" / "core" / "upstream_recipes" / "stable-diffusion-3-5-medium-nft.toml"
+NO_SERVER = "http://127.0.0.1:9/api"
+
+
+def invoke(*words: object) -> Result:
+    return CliRunner().invoke(cli.app, list(map(str, words)))
+
+
+def commands(group: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command and group, with the words that lead to it."""
+    yield names, group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, (*names, name))
+
+
+EVERY = dict(commands(typer.main.get_command(cli.app)))
+LEAVES = [names for names, command in EVERY.items() if not hasattr(command, "commands")]
+
+
+@pytest.mark.parametrize("names", EVERY, ids=" ".join)
+def test_help_says_what_a_command_is_for_in_a_line(names):
+    ended = invoke(*names, "--help")
+    assert ended.exit_code == 0
+    first = (EVERY[names].help or "").strip().partition("\n\n")[0]
+    assert first.endswith(".")
+    assert "\n" not in first or names == ()
+    assert len(first) < 120
+
+
+@pytest.mark.parametrize("names", LEAVES, ids=" ".join)
+def test_every_example_of_the_help_is_one_that_the_parser_takes(names):
+    title, *examples = (EVERY[names].epilog or "").split("\n\n")
+    assert title == "Examples:"
+    assert 1 <= len(examples) <= 3
+    shown = " ".join(invoke(*names, "--help").stdout.split())
+    for example in examples:
+        assert example in shown
+        program, *words = shlex.split(example)
+        assert (program, tuple(words[: len(names)])) == ("cosmos-flows", names)
+        # Makes a context, which parses and converts all words and refuses those that it does not know.
+        EVERY[names].make_context(" ".join(names), words[len(names) :])
+
+
+def test_commands_of_the_readme_parse():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = [re.sub(r"\s+#.*", "", line) for line in re.findall(r"^cosmos-flows (.*)$", text, re.MULTILINE)]
+    assert len(lines) > 9
+    for line in lines:
+        words = shlex.split(line)
+        names = next(names for names in LEAVES if tuple(words[: len(names)]) == names)
+        EVERY[names].make_context(line, words[len(names) :])
+
+
+def test_every_exit_code_is_in_the_help_and_in_the_readme():
+    for text in (invoke("--help").stdout, (ROOT / "README.md").read_text(encoding="utf-8")):
+        codes = re.search(r"Exit\s+codes:(.*?)\.\s", text.replace("│", ""), re.DOTALL)
+        assert codes is not None
+        assert {str(code) for code in (0, *EXIT_CODES.values(), 70, 130, 143)} <= set(re.findall(r"\d+", codes[1]))
+
+
+def test_a_plan_as_json_has_what_it_says_in_words(recipe):
+    path = recipe()
+    ended = invoke("plan", path, "--json")
+    found, plan = json.loads(ended.stdout), plan_of(Settings(path))
+    assert found["run"] == plan.run_id
+    assert found["recipe"] == plan.recipe.model_dump(mode="json")
+    assert found["prompts"] == {"train": 4, "held_out": 0}
+    total, trained = found["parameters"]["total"], found["parameters"]["trained"]
+    assert 0 < trained < total
+    assert found["writes"]["policy"] == {"current": 4 * trained, "old": 4 * trained, "optimizer": 8 * trained}
+    update = next(stage for stage in found["memory"] if stage["stage"] == "update")
+    assert update["rows"]["gradients"] == {"device": 4 * trained, "cpu": 0}
+    (peaks,) = [line for line in invoke("plan", path).stdout.splitlines() if line.startswith("on the device ~")]
+    shown = [f"{stage['peak']['device'] / 2**20:.2f}" for stage in found["memory"]]
+    assert peaks.split()[4:] == shown
+
+
+def test_status_as_json_names_every_stage(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    found = json.loads(invoke("status", "hand", "--store", run.store_url, "--json").stdout)
+    assert (found["run"], found["state"], found["holder"], found["standing"]) == ("hand", "idle", None, 19)
+    (reward,) = [stage for stage in found["stages"] if stage["name"] == "iteration-0001/reward-ocr"]
+    assert reward == {
+        "name": "iteration-0001/reward-ocr",
+        "stage": "reward-ocr",
+        "k": 1,
+        "state": "stands",
+        "why": "",
+        "generation": 1,
+        "attempts": 1,
+        "seconds": 3.0,
+        "reward": 0.25,
+        "slot": run.iteration(1, "reward-ocr"),
+    }
+    assert invoke("status", "hand", "--store", run.store_url, "--json", "--watch").exit_code == 64
+
+
+def test_rerun_and_gc_say_as_json_what_they_would_do_and_do_nothing(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    options = ("hand", "--store", run.store_url, "--dry-run", "--json")
+    assert json.loads(invoke("rerun", *options, "--stage", "evaluate", "--iteration", 2).stdout) == {
+        "run": "hand",
+        "name": "policy-0002/evaluate",
+        "slot": run.version(2, "evaluate"),
+        "generation": 1,
+        "committed": True,
+        "dry_run": True,
+        "shared": False,
+        "below": [
+            {"name": "policy-0002/evaluate-jpeg", "seconds": 3.0},
+            {"name": "policy-0002/evaluate-ocr", "seconds": 3.0},
+            {"name": "report", "seconds": 5.0},
+        ],
+    }
+    litter = store.join(run.policy_slot, "attempts", "dead", "w")
+    store.write(litter, b"12345")
+    garbage = json.loads(invoke("gc", *options).stdout)
+    assert garbage.pop("url") == run.url
+    stages = [{"name": "policy", "files": 1, "bytes": 5}]
+    assert garbage == {"run": "hand", "deleted": False, "bytes": 5, "stages": stages}
+    assert store.size(litter) == 5
+    assert json.loads(invoke("status", "hand", "--store", run.store_url, "--json").stdout)["standing"] == 19
+
+
+def test_an_import_as_json_has_every_key_and_its_notes_go_to_stderr(tmp_path):
+    output = tmp_path / "ours.toml"
+    ended = invoke("import-recipe", SD3, "--json", "--output", output)
+    found = json.loads(ended.stdout)
+    assert ended.exit_code == 0
+    assert f"written to {output}" in ended.stderr
+    assert (found["schema"], found["mistakes"]) == ("diffusers", [])
+    keys = {key["key"]: key for key in found["keys"]}
+    assert keys["train.optm_lr"]["settings"] == {"train.optm_lr": found["values"]["train"]["optm_lr"]}
+    planning = invoke("plan", SD3, "--json")
+    assert (planning.exit_code, planning.stdout) == (64, "")
+
+
+WRONG = {
+    "status nobody --store STORE": "there is no run 'nobody' in the store STORE; it has hand; name another --store",
+    "status hnad --store STORE": "did you mean 'hand'?",
+    "status hand --store STORE/elsewhere": "in the store STORE/elsewhere; it has no run at all; name another --store",
+    "status hand --store foo://x": "Protocol not known: foo; a store is a directory or s3://bucket/prefix",
+    "gc nobody --store STORE": "there is no run 'nobody'",
+    "export nobody out --store STORE": "there is no run 'nobody'",
+    "export hand out --store STORE": "hand has exported nothing that stands; run it",
+    "rerun nobody --stage policy --store STORE": "there is no run 'nobody'",
+    "rerun hand --stage rolout --iteration 0 --store STORE": "did you mean 'rollout'?",
+    "rerun hand --stage rollout --iteration 9 --store STORE": "hand has no rollout of iteration 9; known: 0 to 1",
+    "rerun hand --stage policy --store STORE": "policy of hand has no artifact and no unfinished one; just run it",
+    "plan nosuch.toml": "no file at nosuch.toml; expected a TOML file such as configs/tiny/nft.toml",
+    "run nosuch.toml": "no file at nosuch.toml",
+    "plan RECIPE --set train.sed=1": "train.sed: unknown key; did you mean 'seed'?",
+    "plan RECIPE --set trainseed": "cannot read override 'trainseed'; expected section.key=value",
+    "plan RECIPE --set train.seed=x": "train.seed: Input should be a valid integer (found 'x')",
+    "plan RECIPE --cluster nosuch.toml": "no file at nosuch.toml; expected a TOML file such as deployments/clusters",
+    "plan RECIPE --store foo://x": "Protocol not known: foo",
+    "plan RECIPE --run-id a/b": "run id 'a/b' must be letters, digits",
+    "import-recipe nosuch.toml": "no file at nosuch.toml",
+    "import-recipe RECIPE": "neither of cosmos-rl's schemas",
+    "infra check --cluster nosuch.toml": "no file at nosuch.toml",
+}
+"""Command lines, and the words that stderr must have; each ends with 64."""
+
+
+def test_wrong_words_have_one_clear_message_and_no_traceback(recipe, tmp_path):
+    run = planned(recipe(), tmp_path, run_id="hand")
+    names = {"STORE": run.store_url, "RECIPE": recipe()}
+
+    def filled(text: str) -> str:
+        for name, value in names.items():
+            text = text.replace(name, value)
+        return text
+
+    for line, words in WRONG.items():
+        ended = invoke(*shlex.split(filled(line)))
+        assert (ended.exit_code, ended.stdout) == (64, ""), line
+        assert filled(words) in ended.stderr, line
+        assert "Traceback" not in ended.stderr, line
+
+
+def test_a_place_that_cannot_be_written_is_a_wrong_setting(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    (tmp_path / "file").write_text("")
+    ended = invoke("export", "hand", tmp_path / "file", "--store", run.store_url)
+    assert ended.exit_code == 64
+    assert f"cannot write {tmp_path / 'file'}" in ended.stderr
+
+
+def test_a_damaged_lease_is_wrong_data(recipe, tmp_path):
+    run = planned(recipe(), tmp_path, run_id="hand")
+    store.write(store.join(run.url, "lease", "1.json"), b"{")
+    ended = invoke("status", "hand", "--store", run.store_url)
+    assert ended.exit_code == 65
+    assert "lease/1.json is damaged" in ended.stderr
+
+
+def test_no_server_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    ended = invoke("infra", "init")
+    assert ended.exit_code == 64
+    assert "no Prefect server is named: start one with `prefect server start`" in ended.stderr
+
+
+def test_an_error_that_comes_of_no_answer_is_told_from_others():
+    try:
+        try:
+            httpx.get(NO_SERVER, timeout=5.0)
+        except httpx.TransportError as refused:
+            raise RuntimeError("as Prefect says it") from refused
+    except RuntimeError as error:
+        found = not_answering(error)
+    assert found is not None
+    assert "does not answer (" in str(found)
+    assert not_answering(LookupError("another")) is None
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_is_said_so():
+    # A process of its own, because Prefect reads its settings once.
+    ended = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "infra", "init"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={"PATH": "", "PREFECT_API_URL": NO_SERVER, "PREFECT_CLIENT_MAX_RETRIES": "0"},
+    )
+    assert ended.returncode == 75
+    assert ended.stderr.startswith(f"Prefect's server at {NO_SERVER} does not answer")
+    assert ended.stdout == ""
+    assert "Traceback" not in ended.stderr

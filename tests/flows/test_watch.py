@@ -1,0 +1,191 @@
+"""A run that is at work, failed, was stopped or killed, as ``status`` shows it."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cosmos_rl_core import store
+from cosmos_rl_core.errors import StageError
+from flows import cli, status, status_table
+from flows.progress import Reporter, read_progress
+from flows.requests import Run
+from flows.status import look
+from flows.steps import of_wave, steps
+from stages.outcome import Status
+from tests.flows.by_hand import make_one, whole_run
+from tests.hand_made import make_iteration, make_run, planned
+
+AT = Status(sequence=1, phase="denoise", step=3, total=12)
+
+
+def words(run: Run) -> dict[str, str]:
+    return {state.step.name: state.word for state in look(run.store_url, "hand").states if state.word != "missing"}
+
+
+def end_with(run: Run, wave: str, error: BaseException) -> None:
+    """A process that ends in a wave."""
+
+    def work() -> None:
+        with Reporter(run.url) as reporter:
+            reporter.working(wave, [])
+            raise error
+
+    with pytest.raises(type(error)):
+        work()
+
+
+def begun(recipe, tmp_path) -> Run:
+    """Policy and embeddings stand; iterations are to come."""
+    return make_run(recipe(), tmp_path, iterations=0)
+
+
+def test_the_wave_at_work_is_running_and_its_tries_count(recipe, tmp_path):
+    run = begun(recipe, tmp_path)
+    store.write(store.join(run.iteration(0, "rollout"), "logs", "first.log"), b"killed")
+    with run.lease(), Reporter(run.url) as reporter:
+        reporter.working("iteration-0000/rollout", [AT])
+        found = look(run.store_url, "hand")
+        assert (found.life, found.holder and found.holder["pid"]) == ("running", os.getpid())
+        (running,) = [state for state in found.states if state.word == "running"]
+        assert (running.step.name, running.attempts) == ("iteration-0000/rollout", 2)
+        first = next(iter(status_table.rendered(found)))
+        assert f"running as process {os.getpid()} on " in str(first)
+        assert "iteration-0000/rollout denoise 3/12" in str(first)
+    assert "running" not in words(run).values()
+    assert look(run.store_url, "hand").life == "done"
+
+
+def test_a_failed_stage_says_why_in_a_line(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    for name in ("reward-ocr", "reward-jpeg"):
+        store.write(store.join(run.iteration(1, name), "invalidated.1.json"), b"{}")
+    why = "0001/reward-ocr failed (unavailable): no judge answers"
+    end_with(run, "iteration-0001/reward-jpeg+reward-ocr", StageError(f"{why}\nand much more"))
+    found = look(run.store_url, "hand")
+    assert (found.life, found.progress.error) == ("failed", f"{why}\nand much more")
+    assert words(run)["iteration-0001/reward-ocr"] == "failed"
+    assert words(run)["iteration-0001/reward-jpeg"] == "invalidated"
+    assert f"iteration-0001/reward-ocr is failed: {why}" in list(status_table.rendered(found))
+    # What was made since does not fail any more, whatever was said of it.
+    make_one(run.rewards(run.iteration(1, "rollout"), 1)[1])
+    assert words(run)["iteration-0001/reward-ocr"] == "stands"
+
+
+def test_what_ends_without_an_error_of_its_own_was_stopped(recipe, tmp_path):
+    run = begun(recipe, tmp_path)
+    end_with(run, "iteration-0000/rollout", KeyboardInterrupt())
+    assert look(run.store_url, "hand").life == "stopped"
+    assert words(run)["iteration-0000/rollout"] == "interrupted"
+
+
+def test_a_killed_process_leaves_an_interrupted_run(recipe, tmp_path):
+    run = begun(recipe, tmp_path)
+    work = (
+        "import os, sys\nfrom cosmos_rl_core.lease import Lease\nfrom flows.progress import Reporter\n"
+        "Lease(sys.argv[1] + '/lease').__enter__()\nreporter = Reporter(sys.argv[1]).__enter__()\n"
+        "reporter.working('iteration-0000/rollout', [])\nos.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", work, run.url], check=False).returncode == -9
+    found = look(run.store_url, "hand")
+    assert (found.life, found.holder) == ("interrupted", None)
+    assert words(run)["iteration-0000/rollout"] == "interrupted"
+
+
+def test_a_rollout_beside_an_update_is_the_next_iterations(recipe, tmp_path):
+    every = steps(begun(recipe, tmp_path))
+    found = [step.name for step in of_wave(every, "iteration-0000/update+rollout")]
+    assert found == ["iteration-0000/update", "iteration-0001/rollout"]
+    assert [step.name for step in of_wave(every, "policy-0002/export")] == ["policy-0002/export"]
+    assert of_wave(every, "iteration-0007/rollout") == of_wave(every, "") == []
+
+
+def test_another_look_reads_only_what_its_process_has_passed(recipe, tmp_path, monkeypatch):
+    run = begun(recipe, tmp_path)
+    with run.lease(), Reporter(run.url) as reporter:
+        reporter.working("iteration-0000/rollout", [])
+        before = look(run.store_url, "hand")
+        make_iteration(run, 0)
+        reporter.done()
+        reporter.working("iteration-0001/rollout", [])
+        looked: list[str] = []
+        whole = status._state
+        monkeypatch.setattr(status, "_state", lambda step, *rest: (looked.append(step.name), whole(step, *rest))[1])
+        after = before.again()
+        assert looked == [f"iteration-0000/{stage}" for stage in ("rollout", "reward-ocr", "update")] + [
+            "iteration-0001/rollout"
+        ]
+        assert [state.word for state in after.states if state.step.k == 0 and "iteration" in state.step.name] == [
+            "stands"
+        ] * 3
+        assert {state.step.name for state in after.states if state.word == "running"} == {"iteration-0001/rollout"}
+        looked.clear()
+        assert after.again().standing == after.standing
+        assert looked == []
+
+
+def test_of_iterations_that_are_far_away_nothing_is_asked(recipe, tmp_path, monkeypatch):
+    run = planned(recipe(), tmp_path, run_id="hand", iterations=50)
+    looked: list[str] = []
+    whole = status._state
+    monkeypatch.setattr(status, "_state", lambda step, *rest: (looked.append(step.name), whole(step, *rest))[1])
+    assert len(look(run.store_url, "hand").states) == 50 * 3 + 5
+    assert not [name for name in looked if name.startswith("iteration-0002")]
+
+
+def test_it_is_watched_to_its_end_and_told_in_lines_where_there_is_no_terminal(recipe, tmp_path, monkeypatch):
+    run = begun(recipe, tmp_path)
+    monkeypatch.setattr(status_table, "LOOK_S", 0.02)
+    ready = threading.Event()
+
+    def work() -> None:
+        with run.lease(), Reporter(run.url) as reporter:
+            reporter.working("iteration-0000/rollout", [])
+            ready.set()
+            time.sleep(0.5)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    ready.wait()
+    printed = io.StringIO()
+    found = status_table.watch(run.store_url, "hand", Console(file=printed, width=200))
+    worker.join()
+    assert found.life == "done"
+    first, *rest = printed.getvalue().splitlines()
+    assert first == "iteration-0000/rollout is running"
+    assert rest[-1].startswith("2 of 11 stages stand")
+    assert "\x1b" not in printed.getvalue()
+
+
+def test_watching_a_run_at_rest_ends_at_once_and_says_by_its_exit_code_whether_it_is_whole(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    command = ["status", "hand", "--store", run.store_url]
+    assert CliRunner().invoke(cli.app, [*command, "--watch"]).exit_code == 0
+    store.write(store.join(run.iteration(1, "update"), "invalidated.1.json"), b"{}")
+    ended = CliRunner().invoke(cli.app, [*command, "--watch"])
+    assert ended.exit_code == 70
+    assert ended.stderr.endswith("stages of hand do not stand\n")
+    assert CliRunner().invoke(cli.app, command).exit_code == 0
+
+
+def test_a_small_terminal_shows_the_rows_about_what_is_left(recipe, tmp_path):
+    run = planned(recipe(), tmp_path, run_id="hand", iterations=30)
+    found = look(run.store_url, "hand")
+    (table,) = [part for part in status_table.rendered(found, 5) if not isinstance(part, str)]
+    assert table.row_count == 5
+    assert table.caption == "5 of 34 rows"
+
+
+def test_progress_in_other_words_is_none(recipe, tmp_path):
+    run = begun(recipe, tmp_path)
+    assert read_progress(run.url) is None
+    store.write(store.join(run.url, "progress.json"), json.dumps({"format": 2}).encode())
+    assert read_progress(run.url) is None
+    assert look(run.store_url, "hand").life == "idle"
