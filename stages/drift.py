@@ -10,12 +10,12 @@ from cosmos_rl_core.algorithms._base import DRIFT_METRICS, DriftLimits, Loss, Tr
 from cosmos_rl_core.errors import DriftError
 from stages.runner import Context
 from stages.samples import to_parquet
-from stages.trainer import MicroBatch, Trainer
+from stages.trainer import MicroBatch, Trainer, Watcher
 
 TRANSITIONS = "transitions.parquet"
 
 
-class DriftWatch:
+class DriftWatch(Watcher):
     """Watches a trainer's micro-batches of transitions; for other algorithms there is nothing to see."""
 
     def __init__(self, limits: DriftLimits | None, trainer: Trainer, context: Context) -> None:
@@ -24,7 +24,7 @@ class DriftWatch:
         self._worst: tuple[float, str, int] = (0.0, "", 0)
         self._ended_at: float | None = None
         if self.limits is not None:
-            trainer.watch, trainer.may_step = self._see, self._may_step
+            trainer.watcher = self
 
     def write(self) -> None:
         """Write ``transitions.parquet``, all ranks' rows in order, those of peers once, and add to the trainer's rows
@@ -48,7 +48,7 @@ class DriftWatch:
         ended = {} if self._ended_at is None else {"ended_before_step": self._ended_at}
         return self.trainer.last("approx_kl", "clipped") | ended
 
-    def _see(self, index: int, micro: MicroBatch, loss: Loss) -> None:
+    def saw(self, index: int, micro: MicroBatch, loss: Loss) -> None:
         if not isinstance(micro.batch, Transitions) or micro.weight == 0:
             return
         columns = {name: loss.metrics[name].tolist() for name in DRIFT_METRICS}
@@ -57,7 +57,7 @@ class DriftWatch:
             self._worst = max(self._worst, (values["ratio_drift"], sample_id, step), key=_severity)
             self.rows.append({"optimizer_step": index, "sample_id": sample_id, "step": step, **values})
 
-    def _may_step(self, index: int, means: dict[str, float]) -> bool:
+    def may_step(self, index: int, means: dict[str, float]) -> bool:
         """Whether the weights may move: all ranks see the same numbers and decide alike."""
         assert self.limits is not None
         self._check(max((tuple(worst) for worst in self.context.ranks.gather(self._worst)), key=_severity))

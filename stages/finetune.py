@@ -32,9 +32,9 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     media = load_media(config.algorithm.dataset, config.dataset_digest)
     layout = context.layout({"mini_batch": context.shrunk(config.algorithm.mini_batch)})
     copies = ["ema"] if config.keeps_ema else []
-    trainer = Trainer.load(config, ("vae",), algorithm, policy, context, copies)
+    trainer = Trainer.load(config, algorithm, policy=policy, components=("vae",), context=context, copies=copies)
     conditioning = embed.Embeddings(request.one("embeddings"), [prompt.id for prompt in media.prompts])
-    draws = _Draws(request, config, trainer.model, media, conditioning, group.device)
+    draws = _Draws(request, config, model=trainer.model, media=media, conditioning=conditioning, device=group.device)
     for index in range(len(config.steps.lrs)):
         step = config.steps.first_step + index
         items = _items(len(media), config.batch_size, request.seed, step)
@@ -58,6 +58,7 @@ class _Draws:
         self,
         request: Request,
         config: contracts.Finetune,
+        *,
         model: Model,
         media: Media,
         conditioning: embed.Embeddings,

@@ -42,14 +42,14 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     weights = prepare(model.transformer, config.lora, reference=False)
     shapes = {name: tuple(parameter.shape) for name, parameter in weights.parameters.items()}
     if config.from_scratch:
-        write_part(context.attempt, CURRENT, weights.here(CURRENT), context.ranks)
+        write_part(context.attempt, CURRENT, tensors=weights.here(CURRENT), group=context.ranks)
     elif config.lora is not None:
         tensors = initial_lora(shapes, config.lora, derive(request.seed, "policy"))
-        write_part(context.attempt, CURRENT, tensors, context.ranks)
+        write_part(context.attempt, CURRENT, tensors=tensors, group=context.ranks)
     else:
         base = BaseWeights(pipelines.resolve_path(config.model.path), shapes)
         sizes = {name: FLOAT32_BYTES * math.prod(shape) for name, shape in shapes.items()}
-        _write_files(context.attempt, CURRENT, sizes, base.__getitem__, context.ranks)
+        _write_files(context.attempt, CURRENT, sizes=sizes, whole=base.__getitem__, group=context.ranks)
     return {"trainable": sum(math.prod(shape) for shape in shapes.values())}
 
 
@@ -62,15 +62,15 @@ def _check_base(ref: ModelRef) -> None:
 
 
 def write_part(
-    attempt: Attempt, part: str, tensors: Mapping[str, Tensor], group: Group, shards: Shards = WHOLE
+    attempt: Attempt, part: str, *, tensors: Mapping[str, Tensor], group: Group, shards: Shards = WHOLE
 ) -> None:
     """Write one part's files, each gathered whole and written by one of the ranks, in turn; all ranks call this."""
     sizes = {name: math.prod(shards.shape(name, tensor)) * tensor.element_size() for name, tensor in tensors.items()}
-    _write_files(attempt, part, sizes, lambda name: shards.whole(name, tensors[name]), group)
+    _write_files(attempt, part, sizes=sizes, whole=lambda name: shards.whole(name, tensors[name]), group=group)
 
 
 def _write_files(
-    attempt: Attempt, part: str, sizes: Mapping[str, int], whole: Callable[[str], Tensor], group: Group
+    attempt: Attempt, part: str, *, sizes: Mapping[str, int], whole: Callable[[str], Tensor], group: Group
 ) -> None:
     for index, names in enumerate(cut(sizes)):
         tensors = {name: whole(name) for name in names}
@@ -95,7 +95,7 @@ def read_part(source: Input, part: str, shards: Shards = WHOLE) -> dict[str, Ten
 
 
 def load_policy(
-    config: OnPolicy, components: tuple[str, ...], source: Input, group: Group, *, reference: bool
+    config: OnPolicy, source: Input, *, components: tuple[str, ...], group: Group, reference: bool
 ) -> tuple[Model, PolicyWeights]:
     """The model with ``components`` beside its transformer, which has ``source.part`` as its live, trainable weights.
 

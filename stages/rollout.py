@@ -41,12 +41,12 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     )
     ranks = context.ranks
     components = ("vae", *config.model.guardrail) if ranks.leads else ()
-    model, _ = policy.load_policy(config, components, request.one("policy"), ranks, reference=False)
+    model, _ = policy.load_policy(config, request.one("policy"), components=components, group=ranks, reference=False)
     size = config.media.size, config.media.frames
     kernel = kernel_of(config.sample, lambda: model.schedule(config.sample.num_steps, *size))
     kernel.check_trainable(step for step in config.train_on if step != -1)
     conditioning = embed.Embeddings(request.one("embeddings"), [*(p.id for p in config.prompts), embed.NEGATIVE])
-    generate = _Generator(request, config, model, conditioning, kernel, ranks)
+    generate = _Generator(request, config, model=model, conditioning=conditioning, kernel=kernel, ranks=ranks)
     return write_samples(
         context,
         samples,
@@ -64,6 +64,7 @@ class _Generator:
         self,
         request: Request,
         config: contracts.Rollout,
+        *,
         model: Model,
         conditioning: embed.Embeddings,
         kernel: Kernel,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,12 +59,15 @@ class MicroBatch:
     """What the dropout of each sample depends on; none where nothing may be left out."""
 
 
-def _unwatched(index: int, micro: MicroBatch, loss: Loss) -> None:
-    """Nobody looks."""
+class Watcher:
+    """Looks on as a trainer works; this one sees nothing, and lets all steps be done."""
 
+    def saw(self, index: int, micro: MicroBatch, loss: Loss) -> None:
+        """Called with each micro-batch and its loss, and the index of the optimizer step."""
 
-def _always(index: int, means: dict[str, float]) -> bool:
-    return True
+    def may_step(self, index: int, means: dict[str, float]) -> bool:
+        """Called with the index and the means over all ranks before the weights move; False keeps them as they are."""
+        return True
 
 
 @dataclass
@@ -73,24 +76,22 @@ class Trainer:
 
     model: Model
     algorithm: Algorithm
+    _: KW_ONLY
     weights: PolicyWeights
     steps: OptimizerSteps
     param_dtype: ParamDtype
     group: Group
     sign_of_life: Callable[[int], None]
     """Called before each micro-batch with the number of finished steps."""
-    watch: Callable[[int, MicroBatch, Loss], None] = _unwatched
-    """Called with each micro-batch and its loss, and the index of the optimizer step."""
-    may_step: Callable[[int, dict[str, float]], bool] = _always
-    """Called with the index and the means over all ranks, before the weights move; False keeps them where they are."""
+    watcher: Watcher = field(default_factory=Watcher)
     note: Callable[[str], None] = print
     """Called with what people should be told."""
     nonfinite_in_a_row: int = 0
     """Optimizer steps up to now that were left out because their gradients were not finite."""
-    rows: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         steps, self._num_nonfinite = self.steps, 0
+        self.rows: list[dict[str, float]] = []
         self.optimizer = make_optimizer(
             self.weights.parameters,
             betas=steps.betas,
@@ -103,9 +104,10 @@ class Trainer:
     def load(
         cls,
         config: Update | Finetune,
-        components: tuple[str, ...],
         algorithm: Algorithm,
+        *,
         policy: Input,
+        components: tuple[str, ...],
         context: Context,
         copies: list[str],
     ) -> "Trainer":
@@ -113,7 +115,7 @@ class Trainer:
         steps = config.steps
         # The base's, unless this policy carries one on.
         reference = "reference" in algorithm.roles and "reference" not in copies
-        model, weights = load_policy(config, components, policy, context.ranks, reference=reference)
+        model, weights = load_policy(config, policy, components=components, group=context.ranks, reference=reference)
         if config.gradient_checkpointing:
             model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
         for part in copies:
@@ -122,16 +124,25 @@ class Trainer:
         def sign_of_life(finished: int) -> None:
             context.progress("training", finished, len(steps.lrs))
 
-        trainer = cls(model, algorithm, weights, steps, config.param_dtype, context.ranks, sign_of_life)
+        trainer = cls(
+            model,
+            algorithm,
+            weights=weights,
+            steps=steps,
+            param_dtype=config.param_dtype,
+            group=context.ranks,
+            sign_of_life=sign_of_life,
+            note=context.outcome.note,
+            nonfinite_in_a_row=_clocks(policy).get(NONFINITE, 0),
+        )
         state = read_part(policy, "optimizer", state_shards(weights.shards))
         load_optimizer_state(trainer.optimizer, weights.parameters, state)
-        trainer.note, trainer.nonfinite_in_a_row = context.outcome.note, _clocks(policy).get(NONFINITE, 0)
         return trainer
 
     def step(self, index: int, micro_batches: Iterable[MicroBatch], num_samples: int, num_times: int) -> bool:
         """One optimizer step from this rank's micro-batches; ``num_samples`` counts those of all ranks.
 
-        Returns whether to go on, which ``may_step`` decides. A step that it refused, or whose gradients are not finite,
+        Returns whether to go on, which the watcher decides. A step that it refused, or whose gradients are not finite,
         moves nothing: its row has a learning rate of 0 and no gradient norm. Raises :class:`DivergenceError`, on all
         ranks, at one more of the latter in a row than may be left out.
         """
@@ -142,7 +153,7 @@ class Trainer:
             # Until the backward pass is done: with gradient checkpointing it repeats the forward.
             with dropping(self.model.transformer, micro.keys):
                 loss = self._loss(micro)
-                self.watch(index, micro, loss)
+                self.watcher.saw(index, micro, loss)
                 weights = torch.full_like(loss.per_sample.detach(), micro.weight, device=self.group.device)
                 loss_share(loss.per_sample, num_samples, num_times, weights).backward()
             values = {"loss": loss.per_sample.detach(), **loss.metrics}
@@ -156,7 +167,7 @@ class Trainer:
         row: dict[str, float] = {"step": self.steps.first_step + index}
         # Where it refuses, not even their norm is asked for: so far from the behaviour, gradients may be beyond any
         # number.
-        goes_on = self.may_step(index, means)
+        goes_on = self.watcher.may_step(index, means)
         self.weights.collect_gradients()
         row |= (self._move(index) if goes_on else None) or {"grad_norm": math.nan, "lr": 0.0}
         self.optimizer.zero_grad(set_to_none=True)
@@ -240,7 +251,7 @@ class Trainer:
         cuts = {part: state_shards(shards) if part == "optimizer" else shards for part in parts}
         self._agree(parts, cuts)
         for part, tensors in parts.items():
-            write_part(attempt, part, tensors, self.group, cuts[part])
+            write_part(attempt, part, tensors=tensors, group=self.group, shards=cuts[part])
         if self.group.rank == 0:
             last_step = self.steps.first_step + len(self.steps.lrs)
             nonfinite = {NONFINITE: self.nonfinite_in_a_row} if self.nonfinite_in_a_row else {}

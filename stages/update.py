@@ -43,7 +43,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     table = _advantages(request, config, algorithm)
     layout = context.layout({"steps": _order(request, config, table, context.shrunk(config.algorithm.mini_batch))})
     copies = _copies(config)
-    trainer = Trainer.load(config, (), algorithm, policy, context, copies)
+    trainer = Trainer.load(config, algorithm, policy=policy, components=(), context=context, copies=copies)
     if "behaviour" in algorithm.roles:
         _take_up_behaviour(request, trainer.weights, copies)
     draws = _draws(request, config, algorithm, trainer.model, Stored.read(request, table, group.device))

@@ -1,9 +1,11 @@
 """What every plugin file promises, tested the moment the file exists: its settings, its members, its behaviour."""
 
 import ast
+import importlib.util
 import inspect
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -61,6 +63,22 @@ def options_of(kind: str, name: str, base: type[Section], key: str, **given: Any
     assert not undescribed, f"{file}: settings without a docstring: {', '.join(undescribed)}"
     needed = {field for field, info in fields.items() if info.is_required()} - given.keys() - {key}
     return None if needed else module.Options.model_validate({key: name, **given})
+
+
+def test_the_readmes_model_has_the_members_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    readme = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
+    source = readme.partition("```python\n# cosmos_rl_core/models/x.py\n")[2].partition("```")[0]
+    (tmp_path / "x.py").write_text(source.replace("XPipeline", "WanPipeline"), encoding="utf-8")
+    name = "cosmos_rl_core.models.x"
+    spec = importlib.util.spec_from_file_location(name, tmp_path / "x.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    assert (module.PIPELINE_CLASSES, module.VAE_CLASSES) == (("WanPipeline",), ("AutoencoderKL",))
+    assert list(inspect.signature(module.load).parameters) == ["path", "components", "device"]
+    check_offers(module.X, models_base.Model)
 
 
 @pytest.mark.parametrize("name", plugins.known("models"))

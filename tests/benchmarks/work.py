@@ -83,7 +83,15 @@ class Bench:
             first_step=0,
         )  # fmt: skip
         algorithm = plugin.Algorithm(options)
-        return Trainer(self.model, algorithm, self.weights, steps, self.dtype, self.group, lambda _: None)
+        return Trainer(
+            self.model,
+            algorithm,
+            weights=self.weights,
+            steps=steps,
+            param_dtype=self.dtype,
+            group=self.group,
+            sign_of_life=lambda _: None,
+        )
 
     def _micro_batch(self, batch: Batch | Transitions) -> MicroBatch:
         return MicroBatch(batch, self.conditioning)

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from cosmos_rl_core import plugins, seeds, sharding
-from cosmos_rl_core.algorithms._base import Batch
+from cosmos_rl_core.algorithms._base import Batch, Loss
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.distributed import Group
@@ -28,7 +28,7 @@ from cosmos_rl_core.training import optimizer_state
 from stages.artifacts import Artifact, input_of
 from stages.contracts import OptimizerSteps
 from stages.policy import read_part
-from stages.trainer import MicroBatch, Trainer
+from stages.trainer import MicroBatch, Trainer, Watcher
 from tests import tiny_pipelines
 from tests.families import CPU, moved
 from tests.stages.conftest import make, make_run
@@ -73,7 +73,15 @@ def trainer_of(
     planned = {"lrs": [1e-3] * steps, "ema_decays": [0.5] * steps, "first_step": 0} | options
     numbers = {"betas": (0.9, 0.99), "epsilon": 1e-8, "weight_decay": 0.01, "grad_norm_clip": 1.0}
     asked = OptimizerSteps.model_validate(planned | numbers)
-    return Trainer(model, algorithm, weights, asked, "float32", group, lambda _: None)
+    return Trainer(
+        model,
+        algorithm,
+        weights=weights,
+        steps=asked,
+        param_dtype="float32",
+        group=group,
+        sign_of_life=lambda _: None,
+    )
 
 
 def cut_over(mesh: DeviceMesh | None, transformer: nn.Module) -> Shards:
@@ -108,12 +116,13 @@ def recipe(lora: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
 def poison(trainer: Trainer, steps: set[int], value: float = math.inf) -> None:
     """Make a gradient of these steps infinite."""
 
-    def watch(index: int, *_: Any) -> None:
-        if index in steps:
-            first = next(iter(trainer.weights.parameters.values()))
-            first.grad = torch.full_like(first, value, device=CPU)
+    class Poisoner(Watcher):
+        def saw(self, index: int, micro: MicroBatch, loss: Loss) -> None:
+            if index in steps:
+                first = next(iter(trainer.weights.parameters.values()))
+                first.grad = torch.full_like(first, value, device=CPU)
 
-    trainer.watch = watch
+    trainer.watcher = Poisoner()
 
 
 # ---- gradients that are not finite
@@ -187,13 +196,14 @@ def leave_one_step_of_three_out(folder: str) -> None:
     straight = trainer_of(folder, "sft", None, 2, group, lrs=[1e-3, 1e-4])
     matrix = next(p for p in left_out.model.transformer.parameters() if isinstance(p, DTensor))
 
-    def poison_own_row(index: int, _: dict[str, float]) -> bool:
-        if index == 1 and group.rank == 1:
-            assert isinstance(matrix.grad, DTensor)
-            matrix.grad.to_local()[0] = math.nan
-        return True
+    class Poisoner(Watcher):
+        def may_step(self, index: int, means: dict[str, float]) -> bool:
+            if index == 1 and group.rank == 1:
+                assert isinstance(matrix.grad, DTensor)
+                matrix.grad.to_local()[0] = math.nan
+            return True
 
-    left_out.may_step = poison_own_row
+    left_out.watcher = Poisoner()
     in_a_row: list[int] = []
     for index in range(3):
         left_out.step(index, [mine], 2, 1)
