@@ -21,7 +21,7 @@ def with_solver(recipe: Recipe) -> Recipe:
         # There are no rollouts; one name for all keeps the identity of runs that train on data.
         check_flow(scheduler, settings, by_size=by_size)
         return _named(recipe, sample.solver or "euler")
-    solver = sample.solver or own_solver(scheduler)
+    solver = sample.solver or own_solver(scheduler, settings)
     if solver != "edm":  # which has levels of its own
         check_flow(scheduler, settings, by_size=by_size)
     check_own(solver, scheduler, settings)

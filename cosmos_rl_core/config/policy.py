@@ -96,7 +96,7 @@ class LoraConfig(Section):
         return value
 
 
-Solver = Literal["euler", "dpm2", "unipc", "flow_sde", "cps", "edm"]
+Solver = Literal["euler", "dpm2", "unipc", "unipc1", "unipc3", "flow_sde", "cps", "edm"]
 
 
 class SolverConfig(Section):
@@ -109,7 +109,8 @@ class SolverConfig(Section):
     solver: Solver | None = None
     """Absent means the one that takes the steps of the pipeline's own scheduler; the plan has its name. Without noise:
     ``euler``, first order, as SD3's stock pipeline samples; ``dpm2``, DPM-Solver++ 2M, as SANA's, better on fine grids,
-    over-dispersed on coarse ones; ``unipc``, the same with a corrector, as Wan's. With noise, which policy gradients
+    over-dispersed on coarse ones; ``unipc``, the same with a corrector, as Wan's; and ``unipc1`` and
+    ``unipc3`` that of first and third order. With noise, which policy gradients
     need: ``flow_sde``, FlowGRPO's; ``cps``, which leaves less noise in the sample; ``edm``, cosmos-rl's, on a grid of
     its own."""
     noise_level: float = Field(default=0.7, gt=0)

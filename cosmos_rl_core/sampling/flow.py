@@ -6,6 +6,8 @@ In each formula ``sigma_next`` is the level after ``sigma`` and ``dt = sigma_nex
 import math
 from itertools import pairwise
 
+import numpy as np
+
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.sampling.kernel import Kernel, Step
 from cosmos_rl_core.sampling.schedule import Schedule
@@ -38,53 +40,66 @@ def dpm2(schedule: Schedule) -> Kernel:
     return Kernel(tuple(steps), schedule.sigmas)
 
 
-def unipc(schedule: Schedule) -> Kernel:
-    """UniPC steps of second order, B(h) = e^h - 1, predicting x_0, deterministic; each recalls two estimates of x_0.
+def unipc(schedule: Schedule, order: int = 2) -> Kernel:
+    """UniPC steps of ``order`` 1 to 3, B(h) = e^h - 1, predicting x_0, deterministic; each recalls ``order`` estimates
+    of x_0.
 
-    The state that the model is fed is the predictor's, whose steps are those of :func:`dpm2`; its answer corrects that
-    state before the next step begins. The corrector is first order at the second level and there is none at the last.
+    The state that the model is fed is the predictor's; its answer corrects that state before the next step begins, at
+    every level but the last. The first and the last steps are of lower order.
     Source: UniPC, arXiv:2302.04867, algorithms 5 and 6, with the constants of diffusers.
     """
-    sigmas = schedule.sigmas
-    steps = []
+    sigmas, steps = schedule.sigmas, []
+    # Of the estimates of x_0 made at level i and before, latest first: what the corrector adds to the state there.
+    correction = [0.0] * (order + 1)
     for i, (sigma, following) in enumerate(pairwise(sigmas)):
-        slope = 0.5 * _growth(sigmas, i)
-        shrink, gain = following / sigma, 1 - following / sigma
-        new, last, older = _correction(sigmas, i)
-        # weights of this estimate of x_0 and of the last one: the corrector's, then the predictor's
-        here, recall = shrink * new + gain * (1 + slope), shrink * last - gain * slope
-        steps.append(
-            Step(
-                i,
-                t=sigma,
-                input_scale=1,
-                keep=shrink + here,
-                push=-here * sigma,
-                recall=recall,
-                recall_older=shrink * older,
-            )
-        )
+        shrink, now = following / sigma, min(order, i + 1, schedule.num_steps - i)
+        predicted = [*_estimates(sigmas, i, now), *[0.0] * (order + 1 - now)]
+        weights = [shrink * c + p for c, p in zip(correction, predicted, strict=True)]
+        steps.append(_multistep(i, sigma, shrink, weights))
+        if following > 0:
+            corrected = [*_estimates(sigmas, i, now, corrects=True), *[0.0] * (order - now)]
+            correction = [c - p for c, p in zip(corrected, [0.0, *predicted[:-1]], strict=True)]
     return Kernel(tuple(steps), sigmas)
 
 
-def _correction(sigmas: tuple[float, ...], i: int) -> tuple[float, float, float]:
-    """What the corrector adds to the state at level i: weights of the estimates of x_0 made there and at the two levels
-    before. They sum to 0."""
-    if i == 0:
-        return 0.0, 0.0, 0.0
-    gain = 1 - sigmas[i] / sigmas[i - 1]
-    if i == 1:
-        return gain / 2, -gain / 2, 0.0
-    h = _log_snr(sigmas[i]) - _log_snr(sigmas[i - 1])
-    phi_1 = -math.expm1(-h) / h
-    # moments that the corrector's weights of both differences have to meet; the older one is at -1 / growth
-    first, second = (1 - phi_1) / (h * phi_1), (2 * (phi_1 - 1) + h) / (h**2 * phi_1)
-    growth = _growth(sigmas, i - 1)
-    back = growth * (first - second) / (1 + growth)
-    ahead = first - back
-    # less the predictor's own use of the older difference
-    spread = gain * growth * (0.5 - back)
-    return gain * ahead, -gain * ahead - spread, spread
+def _multistep(i: int, sigma: float, shrink: float, estimates: list[float]) -> Step:
+    """The step to ``shrink`` times the state and weighted estimates of x_0, the latest of which is made now."""
+    here, recall, *older = estimates
+    return Step(
+        i, t=sigma, input_scale=1, keep=shrink + here, push=-here * sigma, recall=recall, recall_older=tuple(older)
+    )
+
+
+def _estimates(sigmas: tuple[float, ...], i: int, order: int, *, corrects: bool = False) -> list[float]:
+    """Weights of estimates of x_0 in a step of ``order`` from level i, beside the state that it shrinks: of the one
+    made where the step ends, if it ``corrects``, of that at level i, and of those before. They sum to what it shrinks.
+    """
+    gain = 1 - sigmas[i + 1] / sigmas[i]
+    if order == 1 and not corrects:
+        return [gain]
+    alpha, here = 1 - sigmas[i + 1], _log_snr(sigmas[i])
+    h = _log_snr(sigmas[i + 1]) - here
+    # Where the other estimates were made, in log-SNR: the step is from 0 to 1.
+    nodes = [*[1.0] * corrects, *((_log_snr(sigmas[i - back]) - here) / h for back in range(1, order))]
+    if len(nodes) == 1:
+        moved = [gain / 2]
+    else:
+        # An estimate that was made infinitely far away, at pure noise, says nothing.
+        near = [node for node in nodes if math.isfinite(node)]
+        fitted = np.linalg.solve(np.vander(near, increasing=True).T, _moments(alpha, h, len(near)))
+        moved = [*fitted.tolist(), 0.0, 0.0]
+    differences = [weight / node for weight, node in zip(moved, nodes, strict=False)]
+    own = gain - math.fsum(differences)
+    return [differences[0], own, *differences[1:]] if corrects else [own, *differences]
+
+
+def _moments(alpha: float, h: float, count: int) -> list[float]:
+    """What the weighted powers 0, 1, ... of the nodes have to sum to in a step of length h in log-SNR."""
+    moments, rest = [], math.expm1(-h)
+    for power in range(1, count + 1):
+        rest = rest / -h - 1 / math.factorial(power)
+        moments.append(-alpha * rest * math.factorial(power))
+    return moments
 
 
 def flow_sde(schedule: Schedule, noise_level: float) -> Kernel:

@@ -1,7 +1,7 @@
 """A sampler as a table. The mean of every step is linear in the state, the velocity and earlier estimates of x_0.
 
 ``mean = keep x + push velocity + recall h``, with ``velocity = noise - x_0`` and h the estimate of x_0 made one step
-earlier; a deterministic step may add one made two steps earlier. Coefficients are float64 and computed once, so a
+earlier; a deterministic step may add some made before that. Coefficients are float64 and computed once, so a
 rollout and its replay differ in nothing but the velocity.
 States are flow states ``x_t = (1 - t) x_0 + t noise``, or EDM states ``x_0 + sigma noise`` with ``t = sigma / (1 +
 sigma)``; ``input_scale`` makes the one what the model takes, the other it leaves alone.
@@ -29,8 +29,9 @@ class Step:
     """Coefficient of the velocity."""
     recall: float = 0.0
     """Coefficient of the previous estimate of x_0; 0 where none is needed."""
-    recall_older: float = 0.0
-    """Coefficient of the estimate before that one. Only of steps without noise, which nothing replays."""
+    recall_older: tuple[float, ...] = ()
+    """Coefficients of the estimates before that one, latest first. Only of steps without noise, which nothing replays.
+    """
     std: float = 0.0
     """Standard deviation of the next state, in units of the state; 0 is a deterministic step."""
     diffusion: float | None = None

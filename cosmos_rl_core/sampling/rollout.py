@@ -64,8 +64,9 @@ def sample(
     if given is not None and mask is None:
         raise ValueError("given latents need the mask that says where they are given")
     x = _held(_noised(noise.double() * kernel.start_std, kernel.start_churn_std, draw, -1), mask, given)
-    x_0: Tensor | None = None
-    older_x_0: Tensor | None = None
+    estimates: list[Tensor] = []
+    """Of x_0, the latest first, as many as a step looks back at."""
+    depth = 1 + max(len(step.recall_older) for step in kernel.steps)
     table = table_of(kernel, x.device)
     states: dict[int, Tensor] = {}
     history: dict[int, Tensor] = {}
@@ -73,17 +74,18 @@ def sample(
     for step in kernel.steps:
         at = table.at(torch.full((x.shape[0],), step.index, device=x.device))
         v = velocity(*model_input(x, at))
-        center = mean(x, v, x_0 if step.recall else None, at)
-        if step.recall_older and older_x_0 is not None:
-            center = center + step.recall_older * older_x_0.double()
+        center = mean(x, v, estimates[0] if step.recall else None, at)
+        for weight, estimate in zip(step.recall_older, estimates[1:], strict=False):
+            center = center + weight * estimate.double()
         x_next = _held(_noised(center, step.std, draw, step.index), mask, given)
         if step.index in record:
             states |= {step.index: x, step.index + 1: x_next}
-            if step.recall and x_0 is not None:
-                history[step.index] = x_0
+            if step.recall:
+                history[step.index] = estimates[0]
             if step.std > 0:
                 log_probs[step.index] = log_prob(square_error(x_next, center, mask), at.std)
-        x, x_0, older_x_0 = x_next, clean(x, v, at).float(), x_0
+        estimates = [clean(x, v, at).float(), *estimates][:depth]
+        x = x_next
     return Trajectory(x, states, history, log_probs)
 
 

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cosmos_rl_core.config.policy import Solver, SolverConfig
@@ -30,18 +31,18 @@ def check_settings(config: SolverConfig) -> None:
         )
 
 
-def own_solver(scheduler: str) -> Solver:
-    """The solver that takes the steps of the scheduler class ``scheduler`` of diffusers.
+def own_solver(scheduler: str, settings: Mapping[str, Any]) -> Solver:
+    """The solver that takes the steps of the scheduler class ``scheduler`` of diffusers with these ``settings``.
 
-    Raises :class:`ConfigError` if there is none.
+    Raises :class:`ConfigError` if there is none for the class.
     """
     if scheduler not in _OWN:
-        known = ", ".join(f"{name} ({own.solver})" for name, own in _OWN.items())
+        known = ", ".join(f"{name} ({of_class[0].solver})" for name, of_class in _OWN.items())
         raise ConfigError(
             f"policy.diffusers.sample.solver is not set, and no solver takes the steps of {scheduler}, which the "
             f"pipeline samples by; known: {known}. Name the solver to sample with instead"
         )
-    return _OWN[scheduler].solver
+    return _closest(scheduler, settings)[0].solver
 
 
 def check_own(solver: Solver, scheduler: str, settings: Mapping[str, Any]) -> None:
@@ -50,11 +51,10 @@ def check_own(solver: Solver, scheduler: str, settings: Mapping[str, Any]) -> No
     Raises :class:`ConfigError` for settings of the scheduler by which it takes others. Another solver than its own was
     asked for by name, and has no such settings.
     """
-    own = _OWN.get(scheduler)
-    if own is None or own.solver != solver:
+    if scheduler not in _OWN:
         return
-    found = {name: settings.get(name, alike[0]) for name, alike in own.settings.items()}
-    if other := {name: value for name, value in found.items() if value not in own.settings[name]}:
+    own, other = _closest(scheduler, settings)
+    if own.solver == solver and other:
         expected = {name: own.settings[name][0] for name in other}
         raise ConfigError(
             f"policy.diffusers.sample: solver = {solver!r}, of the pipeline's own {scheduler}, takes its steps with "
@@ -69,38 +69,50 @@ def _settings(values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Own:
-    """The solver of a scheduler's class, and the settings with which their steps are equal.
+    """A solver of a scheduler's class, and the settings with which their steps are equal.
 
-    Of each setting all values that mean the same, since the classes read each other's; the first is the default.
+    Of each setting all values that mean the same, since the classes read each other's.
     """
 
     solver: Solver
     settings: Mapping[str, tuple[Any, ...]]
 
 
-_OWN = {
-    "FlowMatchEulerDiscreteScheduler": _Own("euler", {"stochastic_sampling": (False,)}),
-    # euler_at_final and lower_order_final change nothing: a last step to sigma = 0 is first order anyway
-    "DPMSolverMultistepScheduler": _Own(
-        "dpm2",
-        {
-            "solver_order": (2,),
-            "algorithm_type": ("dpmsolver++",),
-            "solver_type": ("midpoint", "logrho", "bh1", "bh2"),
-            "thresholding": (False,),
-        },
+def _closest(scheduler: str, settings: Mapping[str, Any]) -> tuple[_Own, dict[str, Any]]:
+    """The solver whose settings are nearest, and those that it takes other steps with: none, if it is the one."""
+    of_class = _OWN[scheduler]
+    # The class's own: those of the solver that is listed first.
+    defaults = {name: alike[0] for own in reversed(of_class) for name, alike in own.settings.items()}
+    found = defaults | dict(settings)
+    others = [
+        {name: found[name] for name, alike in own.settings.items() if found[name] not in alike} for own in of_class
+    ]
+    return min(zip(of_class, others, strict=True), key=lambda pair: len(pair[1]))
+
+
+_DPM = {"algorithm_type": ("dpmsolver++",), "thresholding": (False,)}
+_MIDPOINT = {"solver_type": ("midpoint", "logrho", "bh1", "bh2")}
+_UNIPC = {
+    # Its last step by bh1, to sigma = 0, is not a number.
+    "solver_type": ("bh2", "midpoint", "heun", "logrho"),
+    "predict_x0": (True,),
+    "thresholding": (False,),
+    "lower_order_final": (True,),
+    "disable_corrector": ([],),
+    "solver_p": (None,),
+}
+
+_OWN: dict[str, tuple[_Own, ...]] = {
+    "FlowMatchEulerDiscreteScheduler": (_Own("euler", {"stochastic_sampling": (False,)}),),
+    # euler_at_final and lower_order_final change nothing: a last step to sigma = 0 is first order anyway.
+    "DPMSolverMultistepScheduler": (
+        _Own("dpm2", {"solver_order": (2,)} | _MIDPOINT | _DPM),
+        _Own("euler", {"solver_order": (1,)} | _DPM),
     ),
-    "UniPCMultistepScheduler": _Own(
-        "unipc",
-        {
-            "solver_order": (2,),
-            "solver_type": ("bh2", "midpoint", "heun", "logrho"),
-            "predict_x0": (True,),
-            "thresholding": (False,),
-            "lower_order_final": (True,),
-            "disable_corrector": ([],),
-            "solver_p": (None,),
-        },
+    "UniPCMultistepScheduler": (
+        _Own("unipc", {"solver_order": (2,)} | _UNIPC),
+        _Own("unipc1", {"solver_order": (1,)} | _UNIPC),
+        _Own("unipc3", {"solver_order": (3,)} | _UNIPC),
     ),
 }
 
@@ -125,7 +137,16 @@ def kernel_of(config: SolverConfig, schedule: Callable[[], Schedule]) -> Kernel:
         )
     if config.solver in ("flow_sde", "cps"):
         return {"flow_sde": flow_sde, "cps": cps}[config.solver](schedule(), config.noise_level)
-    return {"euler": euler, "dpm2": dpm2, "unipc": unipc}[config.solver](schedule())
+    return _DETERMINISTIC[config.solver](schedule())
+
+
+_DETERMINISTIC: dict[str, Callable[[Schedule], Kernel]] = {
+    "euler": euler,
+    "dpm2": dpm2,
+    "unipc": unipc,
+    "unipc1": partial(unipc, order=1),
+    "unipc3": partial(unipc, order=3),
+}
 
 
 def planned_kernel(config: SolverConfig) -> Kernel:

@@ -224,7 +224,7 @@ def test_our_solver_is_the_stock_pipeline_on_its_own_timesteps(
 
     In bfloat16 0.048 off.
     """
-    solver = own_solver(pipelines.scheduler(family.folder)[0])
+    solver = own_solver(*pipelines.scheduler(family.folder))
     if scheduler in MULTISTEP:
         monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS[scheduler]())
         solver = scheduler

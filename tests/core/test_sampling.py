@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -218,14 +219,14 @@ KARRAS: dict[str, Any] = {"use_karras_sigmas": True, "sigma_max": 200.0, "sigma_
 def both_ways(scheduler_class: Any, settings: dict[str, Any], num_steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Where the solver that a plan takes for a scheduler ends, and where the scheduler does."""
     scheduler, x = scheduler_class(**settings, **({} if scheduler_class is EULER else FLOW)), noise(3, 5, 1, 1)
-    config = SolverConfig(solver=own_solver(scheduler_class.__name__), num_steps=num_steps)
+    config = SolverConfig(solver=own_solver(scheduler_class.__name__, settings), num_steps=num_steps)
     ours = sample(curved_velocity, x, kernel_of(config, lambda: schedule_of(scheduler, num_steps))).latents
     return ours, by_diffusers(scheduler, num_steps, x)
 
 
 def check(scheduler_class: Any, settings: dict[str, Any]) -> None:
     name = scheduler_class.__name__
-    check_own(own_solver(name), name, settings)
+    check_own(own_solver(name, settings), name, settings)
 
 
 @pytest.mark.parametrize("num_steps", [5, 16])
@@ -238,8 +239,10 @@ def check(scheduler_class: Any, settings: dict[str, Any]) -> None:
         (DPM, {"euler_at_final": True}),
         (DPM, {"lower_order_final": False}),
         (DPM, {"solver_type": "bh2"}),
+        (DPM, {"solver_order": 1, "flow_shift": 3.0}),
         (UNIPC, {"solver_type": "midpoint", **KARRAS}),
         (UNIPC, {"flow_shift": 3.0, "shift_terminal": 0.02}),
+        *((UNIPC, {"solver_order": order, **grid}) for order in (1, 3) for grid in ({"flow_shift": 3.0}, KARRAS)),
     ],
 )
 def test_a_plan_takes_the_solver_that_equals_the_pipelines_own_scheduler(
@@ -254,12 +257,10 @@ def test_a_plan_takes_the_solver_that_equals_the_pipelines_own_scheduler(
     ("scheduler_class", "settings", "expected"),
     [
         (EULER, {"stochastic_sampling": True}, "stochastic_sampling = false"),
-        (DPM, {"solver_order": 1}, "solver_order = 2"),
-        (DPM, {"solver_order": 3}, "solver_order = 2"),
+        (DPM, {"solver_order": 3, "flow_shift": 3.0}, "solver_order = 2"),
         (DPM, {"solver_type": "heun"}, 'solver_type = "midpoint"'),
         (DPM, {"algorithm_type": "sde-dpmsolver++"}, r'algorithm_type = "dpmsolver\+\+"'),
         (DPM, {"thresholding": True}, "thresholding = false"),
-        (UNIPC, {"solver_order": 3, "flow_shift": 3.0}, "solver_order = 2"),
         (UNIPC, {"solver_type": "bh1"}, 'solver_type = "bh2"'),
         (UNIPC, {"thresholding": True}, "thresholding = false"),
         (UNIPC, {"lower_order_final": False}, "lower_order_final = true"),
@@ -287,7 +288,7 @@ def test_the_step_before_the_last_keeps_its_second_order():
     assert dpm2(sd3_schedule(10)).steps[8].recall == pytest.approx(-2.234, abs=1e-3)
 
 
-@pytest.mark.parametrize("build", [euler, dpm2, unipc])
+@pytest.mark.parametrize("build", [euler, dpm2, unipc, partial(unipc, order=1), partial(unipc, order=3)])
 def test_a_single_data_point_is_hit_exactly_whatever_the_grid(build: Builder):
     point = torch.tensor([0.7, -1.3], device=CPU)
     x_0 = sample(lambda x, t: (x - point) / t.view(-1, 1), noise(4, 2), build(sd3_schedule(5))).latents
@@ -304,7 +305,7 @@ def test_samples_of_a_gaussian_have_the_known_spread(build: Builder, std_at_10: 
         assert found == pytest.approx(expected / 1.009, abs=1e-3)
 
 
-@pytest.mark.parametrize(("build", "order"), [(euler, 1), (dpm2, 2), (unipc, 3)])
+@pytest.mark.parametrize(("build", "order"), [(euler, 1), (dpm2, 2), (partial(unipc, order=1), 2), (unipc, 3)])
 def test_the_solvers_converge_at_their_order(build: Builder, order: int):
     """Along levels equidistant in log-SNR, to the exact flow of a Gaussian: x keeps its quantile in N(0, variance)."""
     std, start = 0.5, torch.ones(1, 1, device=CPU)

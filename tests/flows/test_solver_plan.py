@@ -46,6 +46,8 @@ def plan_with(recipe, tmp_path: Path):
         (EULER, {"use_dynamic_shifting": True}, "euler"),
         (DPM, FLOW | {"solver_order": 2, "solver_type": "midpoint", "euler_at_final": True}, "dpm2"),
         (UNIPC, FLOW | {"solver_type": "bh2", "disable_corrector": [], "solver_p": None}, "unipc"),
+        (DPM, FLOW | {"solver_order": 1}, "euler"),
+        (UNIPC, FLOW | {"solver_order": 3}, "unipc3"),
     ],
 )
 def test_a_recipe_that_names_no_solver_means_the_pipelines_own_and_its_plan_names_it(
@@ -65,7 +67,7 @@ def test_a_recipe_that_names_no_solver_means_the_pipelines_own_and_its_plan_name
         (EULER, {"stochastic_sampling": True}, "'euler', of the pipeline's own .*; found stochastic_sampling = true"),
         (DPM, FLOW | {"use_dynamic_shifting": True, "time_shift_type": "linear"}, "exponentially alone"),
         (DPM, FLOW | {"solver_order": 3, "solver_type": "heun"},
-         'solver_order = 2, solver_type = "midpoint"; found solver_order = 3, solver_type = "heun" in scheduler/'),
+         "'euler', .* with solver_order = 1; found solver_order = 3 in scheduler/"),
         (DPM, {}, f"{DPM} is not a flow scheduler"),
         (UNIPC, FLOW | {"predict_x0": False}, "predict_x0 = true; found predict_x0 = false"),
         *((name, FLOW, f"solver is not set, and no solver takes the steps of {name}, which .*; known: {EULER}")
@@ -84,7 +86,7 @@ def test_a_scheduler_that_would_sample_something_else_in_silence_is_a_mistake(
     ("scheduler", "settings"),
     [
         (EULER, {"stochastic_sampling": True}),
-        (UNIPC, FLOW | {"solver_order": 3}),
+        (UNIPC, FLOW | {"solver_order": 3, "predict_x0": False}),
         ("FlowMatchLCMScheduler", {}),
     ],
 )
