@@ -27,6 +27,9 @@ MIXED_BYTES = 2.5
 OUTSIDE, OUTSIDE_OF_ADAPTERS = 5, 2
 """What is kept of a token outside the blocks, to what is kept of a block that is computed again, which is its input:
 where all weights train, and where adapters do."""
+FLOAT32_MODULES = {"WanTransformer3DModel": ("time_embedder",)}
+"""Modules whose matrices are float32 in half-precision runs too, as :func:`cosmos_rl_core.precision.float32_modules`
+reads them off the classes of diffusers: a part of their names, by the transformer's class."""
 NOISE_LEVELS = {"CosmosTransformer3DModel": 5}
 """Besides, of transformers that are told a noise level a token."""
 
@@ -79,13 +82,16 @@ def resting(shapes: Shapes, spread: Spread) -> Bytes:
     return Bytes(FLOAT32_BYTES * (whole + cut - on_cpu), FLOAT32_BYTES * on_cpu)
 
 
-def in_half(shapes: Shapes) -> int:
+def in_half(shapes: Shapes, config: Mapping[str, Any]) -> int:
     """Bytes of these tensors where matrices, and adapters, are of a half type and everything else of float32, as
-    :mod:`cosmos_rl_core.half_weights` leaves them."""
-    return sum(
-        math.prod(shape) * (HALF_BYTES if is_matrix(name, shape) or ".lora_" in name else FLOAT32_BYTES)
-        for name, shape in shapes.items()
-    )
+    :mod:`cosmos_rl_core.half_weights` leaves them. ``config`` is the transformer's own."""
+    kept = set(FLOAT32_MODULES.get(config.get("_class_name", ""), ()))
+
+    def bytes_each(name: str, shape: tuple[int, ...]) -> int:
+        cast = (is_matrix(name, shape) or ".lora_" in name) and not kept & set(name.split("."))
+        return HALF_BYTES if cast else FLOAT32_BYTES
+
+    return sum(math.prod(shape) * bytes_each(name, shape) for name, shape in shapes.items())
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:

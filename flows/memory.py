@@ -129,7 +129,8 @@ class _Model:
         if not self._half:
             return rows
         adapters = {} if self.recipe.policy.lora is None else self.trained
-        return rows | {TRANSFORMER: Bytes(in_half(self.shapes) + in_half(adapters)), VISITING: Bytes()}
+        held = in_half(self.shapes, self.config) + in_half(adapters, self.config)
+        return rows | {TRANSFORMER: Bytes(held), VISITING: Bytes()}
 
     def update(self) -> Rows:
         """The parts that its algorithm compares with, or carries on, each once."""
