@@ -20,6 +20,7 @@ from stages.trainer import METRICS
 from stages.validate import LOSSES
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.ranks import RanksFailed
+from tests.stages.test_given_rollouts import values as given_frames_recipe
 from tests.stages.test_sharding import PARTS, aside, begun, require_close, sampled
 from tests.stages.test_wan import LORA, ddrl_recipe, recipe
 
@@ -167,3 +168,21 @@ def test_supervised_steps_and_held_out_losses_are_those_of_one_process(wan_path:
     make_on_ranks(sharing, tmp_path, 4, *SHARDED_PEERS)
     mine, others = (read_table(Artifact(input_of(request.slot)), LOSSES) for request in (validate, sharing))
     pd.testing.assert_frame_equal(mine, others, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_pairs_of_peers_share_videos_that_begin_with_given_frames(tmp_path: Path):
+    """Cosmos's, 2, 1 and 0 of whose 3 latent frames are given; texts come after the projection that is passed over."""
+    run = make_run(tmp_path, given_frames_recipe(tmp_path / "inputs"))
+    for request in (run.policy(), run.embed(), run.encode()):
+        make(request, tmp_path)
+    sampled(run, 0, tmp_path)
+    shared, update = aside(run.rollout(0), "shared"), run.update(0)
+    make_on_ranks(shared, tmp_path, 4, *SHARDED_PEERS)
+    require_same_samples(run.rollout(0), shared)
+
+    together = aside(update, "together")
+    make(update, tmp_path)
+    make_on_ranks(together, tmp_path, 4, *SHARDED_PEERS)
+    require_close(update, together, {part: PARTS[part] for part in ("current", "optimizer")})
+    require_same_metrics(update, together)
