@@ -1,8 +1,6 @@
 """How large latents and trainable weights are, from a pipeline's files alone: torch-free, so that a plan can tell."""
 
-import json
 import math
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,8 @@ from typing import Any
 from cosmos_rl_core import lora as adapters
 from cosmos_rl_core import pipelines
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.tensor_headers import read_header
 
 FLOAT32_BYTES = 4
 
@@ -131,6 +130,8 @@ def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig |
     transformer = pipelines.settings(pipeline, "transformer")
     if (setting := _TEXT_CHANNELS.get(transformer.get("_class_name", ""))) is None:
         return None
+    if transformer.get("use_crossattn_projection"):
+        setting = "crossattn_proj_in_channels"
     prefix = _frozen_prefix(pipeline, lora)
     channels = prefix[max(prefix)][0] if prefix else transformer[setting]
     return text_tokens(pipeline, max_prompt_length) * channels + transformer.get("pooled_projection_dim", 0)
@@ -141,9 +142,10 @@ _TEXT_CHANNELS = {
     "WanTransformer3DModel": "text_dim",
     "SanaTransformer2DModel": "caption_channels",
     "SanaVideoTransformer3DModel": "caption_channels",
-    "CosmosTransformer3DModel": "crossattn_proj_in_channels",
+    "CosmosTransformer3DModel": "text_embed_dim",
 }
-"""The setting of a transformer, by its class, that says how many numbers a text token has."""
+"""The setting of a transformer, by its class, that says how many numbers a text token has; Cosmos's where it does not
+project them first."""
 
 
 def has_frozen_prefix(pipeline: str, lora: LoraConfig | None) -> bool:
@@ -207,10 +209,11 @@ def component_shapes(pipeline: str, component: str) -> dict[str, tuple[int, ...]
 def _shapes_in(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length))
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+        try:
+            with file.open("rb") as stream:
+                shapes |= {entry.name: entry.shape for entry in read_header(stream)}
+        except ArtifactError as error:
+            raise ConfigError(f"{file}: {error}; fetch it again") from error
     return shapes
 
 

@@ -1,7 +1,6 @@
 """What a plan says of activations, against tensors that live at once; and plans of models too large to load here."""
 
 import json
-import struct
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,6 +23,7 @@ from cosmos_rl_core.memory import Bytes, Spread, Tokens
 from cosmos_rl_core.models._base import Conditioning, Model
 from cosmos_rl_core.parallelism import Parallelism
 from cosmos_rl_core.policy_weights import prepare
+from cosmos_rl_core.tensor_headers import header_bytes
 from flows import memory as stages_memory
 from stages.members import KEPT_BYTES
 from tests.families import CPU, LENGTH, Family, as_torchvision
@@ -154,7 +154,6 @@ def cosmos_of(folder: Path, num_layers: int, num_heads: int) -> Path:
     }  # fmt: skip
     with torch.device("meta"):
         shapes = {name: p.shape for name, p in CosmosTransformer3DModel(**settings).named_parameters()}
-    header = json.dumps({name: {"shape": list(shape)} for name, shape in shapes.items()}).encode()
     files = {
         "model_index.json": {"_class_name": "Cosmos2_5_PredictBasePipeline", "text_encoder": ["transformers", "Qwen"]},
         "transformer/config.json": settings | {"_class_name": "CosmosTransformer3DModel"},
@@ -165,7 +164,9 @@ def cosmos_of(folder: Path, num_layers: int, num_heads: int) -> Path:
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
-    (folder / "transformer" / pipelines.WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header)
+    (folder / "transformer" / pipelines.WEIGHTS).write_bytes(
+        header_bytes(((name, "F32", tuple(shape)) for name, shape in shapes.items()), {})
+    )
     return folder
 
 

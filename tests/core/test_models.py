@@ -227,6 +227,13 @@ def test_weights_of_cosmos_own_code_are_refused_with_the_command_that_converts_t
     assert pipelines.resolve_path(str(tmp_path / "wan")) == str(tmp_path / "wan")
 
 
+def test_weights_that_did_not_arrive_whole_are_named(tmp_path):
+    file = Path(tiny_pipelines.save_sd3(tmp_path)) / "transformer" / pipelines.WEIGHTS
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ConfigError, match=rf"{pipelines.WEIGHTS}: not a safetensors file.*; fetch it again"):
+        sizes.weight_shapes(str(tmp_path))
+
+
 def test_a_pipelines_digest_is_its_paths_and_bytes(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/x.json").write_text("1")

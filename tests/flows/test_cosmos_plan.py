@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import struct
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from cosmos_rl_core import pipelines, sizes
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.tensor_headers import header_bytes
 from flows import costs
 from flows.plan import Plan, Settings, freeze, plan_of
 from flows.requests import Run
@@ -112,14 +112,17 @@ def test_bytes_are_those_of_latents_embeddings_and_adapters(cosmos, base):
 def test_the_real_text_embedding_is_the_known_one(tmp_path):
     """28 layers of 3584 channels: 100352 numbers a token."""
     (tmp_path / "transformer").mkdir()
-    config = {"_class_name": "CosmosTransformer3DModel", "crossattn_proj_in_channels": 28 * 3584}
-    (tmp_path / "transformer/config.json").write_text(json.dumps(config))
+    config = {"_class_name": "CosmosTransformer3DModel", "crossattn_proj_in_channels": 28 * 3584, "text_embed_dim": 7}
     (tmp_path / "model_index.json").write_text('{"_class_name": "Cosmos2_5_PredictBasePipeline"}')
+    # Without a projection its blocks take the texts as they are.
+    (tmp_path / "transformer/config.json").write_text(json.dumps(config))
+    assert sizes.embedding_elements(str(tmp_path), 512) == 512 * 7
+    (tmp_path / "transformer/config.json").write_text(json.dumps(config | {"use_crossattn_projection": True}))
     assert sizes.embedding_elements(str(tmp_path), 512) == 512 * 100352
     # 206 MB a prompt; where adapters leave the first projection alone, its 1024 channels are stored: 2 MB.
     shapes = {"crossattn_proj.0": [1024, 100352], "blocks.0.attn2.to_k": [2048, 1024]}
-    header = json.dumps({f"{name}.weight": {"dtype": "F32", "shape": shape} for name, shape in shapes.items()})
-    (tmp_path / "transformer" / pipelines.WEIGHTS).write_bytes(struct.pack("<Q", len(header)) + header.encode())
+    header = header_bytes(((f"{name}.weight", "F32", tuple(shape)) for name, shape in shapes.items()), {})
+    (tmp_path / "transformer" / pipelines.WEIGHTS).write_bytes(header)
     for targets, channels in ((("to_k",), 1024), (("to_k", "crossattn_proj.0"), 100352), (("all-linear",), 100352)):
         lora = LoraConfig(target_modules=targets)
         assert sizes.embedding_elements(str(tmp_path), 512, lora) == 512 * channels
