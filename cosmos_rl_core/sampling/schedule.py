@@ -73,14 +73,21 @@ def shift(settings: Mapping[str, Any], image_tokens: int) -> float:
 def check_flow(name: str, settings: Mapping[str, Any], *, by_size: bool = False) -> None:
     """Whether a scheduler of the class ``name`` lays out the levels of a flow, told the size of the image at most.
 
-    Raises :class:`ConfigError` for one that does not sample a flow, reads the model's answer as another thing, or
-    shifts its levels by the size of the image where that is not told (``by_size``). Torch-free, so that a plan can ask.
+    Raises :class:`ConfigError` for one that does not sample a flow, reads the model's answer as another thing, has
+    other levels than those that fall to 0 once each, or shifts them by the size of the image where that is not told
+    (``by_size``). Torch-free, so that a plan can ask.
     """
     if not name.startswith("FlowMatch") and not settings.get("use_flow_sigmas"):
         expected = "FlowMatchEulerDiscreteScheduler, or one with use_flow_sigmas = true"
         raise ConfigError(f"{name} is not a flow scheduler; expected {expected}")
     if (prediction := settings.get("prediction_type", "flow_prediction")) != "flow_prediction":
         raise ConfigError(f"{name} has prediction_type = {prediction!r}; a flow needs 'flow_prediction'")
+    if name == "FlowMatchHeunDiscreteScheduler":
+        raise ConfigError(f"{name} lays out each level twice; expected one of a single level a step")
+    others = [(setting, value) for setting, value in _OTHER_LEVELS.get(name, ()) if settings.get(setting) == value]
+    if others:
+        found = ", ".join(f"{setting} = {value!r}" for setting, value in others)
+        raise ConfigError(f"{name} has {found}, with which its levels do not fall within [0, 1] to exactly 0")
     if not settings.get("use_dynamic_shifting"):
         return
     if not by_size:
@@ -90,6 +97,19 @@ def check_flow(name: str, settings: Mapping[str, Any], *, by_size: bool = False)
         )
     if name == "DPMSolverMultistepScheduler" and settings.get("time_shift_type", "exponential") != "exponential":
         raise ConfigError(f"{name} shifts by size exponentially alone; found {settings['time_shift_type']!r}")
+
+
+_SIGMA_MIN = ("final_sigmas_type", "sigma_min")
+_OTHER_LEVELS = {
+    "FlowMatchEulerDiscreteScheduler": (("invert_sigmas", True),),
+    # It makes these of a diffusion's levels, whatever use_flow_sigmas says.
+    "DPMSolverMultistepScheduler": (
+        *((f"use_{kind}", True) for kind in ("karras_sigmas", "exponential_sigmas", "beta_sigmas", "lu_lambdas")),
+        _SIGMA_MIN,
+    ),
+    "UniPCMultistepScheduler": (_SIGMA_MIN,),
+}
+"""Settings of a scheduler's class, each with the value by which its levels are not those of a flow, or end above 0."""
 
 
 def _rounded(sigma: float) -> float:

@@ -117,11 +117,13 @@ def test_reading_the_grid_leaves_the_scheduler_as_it_was():
         (DPMSolverMultistepScheduler(), "DPMSolverMultistepScheduler is not a flow scheduler"),
         (DPMSolverMultistepScheduler(use_flow_sigmas=True), "prediction_type = 'epsilon'; a flow needs"),
         (FlowMatchHeunDiscreteScheduler(), "FlowMatchHeunDiscreteScheduler lays out"),
-        (FlowMatchEulerDiscreteScheduler(invert_sigmas=True), "expected noise levels falling"),
-        (UniPCMultistepScheduler(final_sigmas_type="sigma_min", **FLOW), "expected noise levels falling"),
-        (DPMSolverMultistepScheduler(use_karras_sigmas=True, **FLOW), "expected noise levels falling"),
+        (FlowMatchEulerDiscreteScheduler(invert_sigmas=True), "invert_sigmas = True, with which"),
+        (UniPCMultistepScheduler(final_sigmas_type="sigma_min", **FLOW), "final_sigmas_type = 'sigma_min'"),
+        (UniPCMultistepScheduler(use_exponential_sigmas=True, **FLOW), "expected noise levels falling"),
+        *((DPMSolverMultistepScheduler(**{f"use_{kind}": True}, **FLOW), f"use_{kind} = True, with which its levels do")
+          for kind in ("karras_sigmas", "lu_lambdas", "exponential_sigmas")),
     ],
-)
+)  # fmt: skip
 def test_a_scheduler_that_cannot_be_used_is_refused_by_name(scheduler: object, said: str):
     with pytest.raises(ConfigError, match=said):
         schedule_of(scheduler, 10)
