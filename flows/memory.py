@@ -140,7 +140,7 @@ class _Model:
         if train.staleness == 0 and algorithm.behaviour != "current" and algorithm.behaviour in carried:
             # The copy that made the rollouts serves by both names.
             parts.discard("behaviour")
-        rows = self._training("update", parts, guided=self._guided and algorithm.transitions)
+        rows = self._training("update", parts, guided=self._guided)
         # Read as they are drawn: of all of them, what was read last is kept.
         rows[SAMPLES] = None if each is None else Bytes(cpu=min(train.train_batch_per_replica * each, KEPT_BYTES))
         return rows

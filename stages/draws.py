@@ -79,13 +79,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class LatentDraws:
-    """Final latents at random noise levels of the rollout's grid."""
+    """Final latents at random noise levels of the rollout's grid, for predictions guided as the rollout's were."""
 
     stored: Stored
     key: tuple[int, int]
     """Run seed and iteration."""
     sigmas: tuple[float, ...]
     num_times: int
+    guidance_scale: float
 
     def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
         keys = [DrawKey(*self.key, epoch, sample_id) for sample_id in ids]
@@ -95,8 +96,14 @@ class LatentDraws:
         t = torch.tensor(times, dtype=torch.float32, device=self.stored.device)
         conditioning, advantages = self.stored.condition(ids), self.stored.advantages_of(ids)
         batch = Batch(x_0, noise.to(self.stored.device), t, advantages, generated(conditioning))
-        dropout_keys = tuple((*astuple(key), place) for key in keys)
-        return MicroBatch(batch, conditioning, weight, keys=dropout_keys)
+        return MicroBatch(
+            batch,
+            conditioning,
+            weight,
+            negative=self.stored.negative(len(ids)) if self.guidance_scale != 1 else None,
+            guidance_scale=self.guidance_scale,
+            keys=tuple((*astuple(key), place) for key in keys),
+        )
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def _draws(
     schedule = partial(model.schedule, size=media.size, frames=media.frames)
     if not algorithm.transitions:
         sigmas = schedule(config.sample.num_steps).sigmas
-        return [(LatentDraws(stored, key, sigmas, num_times), num_times)]
+        return [(LatentDraws(stored, key, sigmas, num_times, config.sample.guidance_scale), num_times)]
     kernel = kernel_of(config.sample, lambda: schedule(config.sample.num_steps))
     steps = TransitionDraws(stored, kernel, config.sample.guidance_scale)
     if algorithm.data_term is None:

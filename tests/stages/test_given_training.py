@@ -18,7 +18,17 @@ from stages.artifacts import Artifact, input_of
 from stages.draws import LatentDraws, Stored
 from stages.policy import read_part
 from tests.stages.conftest import make, make_iteration, make_run
-from tests.stages.test_given_rollouts import CPU, FRAMES, LATENT_FRAMES, SEED, base, normal, prompt_conditioning, values
+from tests.stages.test_given_rollouts import (
+    CPU,
+    FRAMES,
+    LATENT_FRAMES,
+    SCALE,
+    SEED,
+    base,
+    normal,
+    prompt_conditioning,
+    values,
+)
 from tests.stages.test_transitions import table_of, tensors_of
 
 KL = 0.3
@@ -27,7 +37,7 @@ KL = 0.3
 def nft(folder: Path) -> dict[str, Any]:
     """One optimizer step at both noise levels of each sample, from rollouts with 2, 1 and 0 given frames."""
     recipe = values(folder)
-    recipe["policy"]["diffusers"]["sample"] = {"num_steps": 2, "guidance_scale": 3.0, "solver": "euler"}
+    recipe["policy"]["diffusers"]["sample"] = {"num_steps": 2, "guidance_scale": SCALE, "solver": "euler"}
     common = {name: recipe["train"]["train_policy"][name] for name in ("dataset", "data", "mini_batch")}
     own = {"type": "nft", "kl_beta": KL, "timesteps_fraction": 1.0, "max_num_conditional_frames": 2}
     recipe["train"]["train_policy"] = common | own
@@ -52,7 +62,8 @@ def velocity_of(model: Any, latents: torch.Tensor, count: int, texts: Any, t: fl
 
 
 def test_nft_begins_its_videos_with_frames_of_the_data_and_moves_by_the_others_alone(run: Run):
-    """At the weights of the rollout the loss is 5 times the square error of x_0 over its mean absolute error."""
+    """At the weights of the rollout the loss is 5 times the square error of x_0 over its mean absolute error, of the
+    velocity that is guided as the rollout's was."""
     latents, prompts = encode.Latents(input_of(run.encode_slot)), prompt_conditioning(run)
     sigmas = schedule_of(base(run).scheduler, 2).sigmas
     losses: list[float] = []
@@ -63,7 +74,12 @@ def test_nft_begins_its_videos_with_frames_of_the_data_and_moves_by_the_others_a
         key = DrawKey(SEED, 0, 0, sample_id)
         for place, t in enumerate(random_times(sigmas, 2, key)):
             noise = training_noise(tuple(x_0.shape), key, place)
-            velocity = velocity_of(base(run), x_0, count, prompts[about["prompt_id"]], t, noise)
+            conditional, unconditional = (
+                velocity_of(base(run), x_0, count, prompts[name], t, noise)
+                for name in (about["prompt_id"], embed.NEGATIVE)
+            )
+            velocity = unconditional + SCALE * (conditional - unconditional)
+            assert (velocity - conditional)[:, count:].abs().max() > 1e-3
             error = (t * (noise - x_0 - velocity))[:, count:].double()
             losses.append(float(5 * error.square().mean() / error.abs().mean()))
         counts.append(count)
@@ -81,7 +97,7 @@ def test_neither_nfts_loss_nor_its_gradient_depends_on_what_is_predicted_at_give
     algorithm = plugins.load("algorithms", options.type).Algorithm(options)
     table = table_of(Artifact(input_of(run.policy_after(1))), "advantages.parquet")
     stored = Stored.read(run.update(0), table, CPU)
-    draws = LatentDraws(stored, (SEED, 0), schedule_of(base(run).scheduler, 2).sigmas, 2)
+    draws = LatentDraws(stored, (SEED, 0), schedule_of(base(run).scheduler, 2).sigmas, 2, SCALE)
     micro = draws(sorted(stored.tensors), 0, 0, 1.0)
     batch, given = micro.batch, (micro.conditioning["conditional_mask"] == 1).expand(-1, 4, -1, 2, 2)
     assert given.flatten(1).sum(1).unique().tolist() == [0, 16, 32]
