@@ -4,6 +4,7 @@ import json
 import tempfile
 import tomllib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,15 @@ class Shape:
 
     def empty_model(self, device: torch.device) -> Model:
         """The model plugin on this pipeline: no VAE, no text encoders, and a transformer without weights, on meta."""
-        with tempfile.TemporaryDirectory() as folder:
-            self._write(Path(folder))
-            return _loading.adapter_of(folder).load(folder, (EMPTY_TRANSFORMER,), device)
+        path = self._folder.name
+        return _loading.adapter_of(path).load(path, (EMPTY_TRANSFORMER,), device)
+
+    @cached_property
+    def _folder(self) -> "tempfile.TemporaryDirectory[str]":
+        """Kept as long as the shape: models look into their files again when they are asked for a size."""
+        folder = tempfile.TemporaryDirectory()
+        self._write(Path(folder.name))
+        return folder
 
     def model(self, device: torch.device) -> Model:
         """The same with random weights, float32."""

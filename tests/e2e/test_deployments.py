@@ -172,6 +172,7 @@ def test_a_cancelled_run_ends_soon_and_goes_on(begun: Deployed):
     begun.wait(flow_run, "CANCELLED")
 
 
+@pytest.mark.slow
 def test_a_second_flow_run_on_a_run_is_refused(begun: Deployed, uninterrupted: Flows):
     shutil.copytree(uninterrupted.store, begun.store)
     with begun.planned.lease():
@@ -238,6 +239,7 @@ def test_a_run_whose_worker_was_killed_too_goes_on_by_its_run_id(begun: Deployed
     require_same_run(begun, uninterrupted)
 
 
+@pytest.mark.slow
 def test_one_stage_is_made_again(begun: Deployed, uninterrupted: Flows):
     shutil.copytree(uninterrupted.store, begun.store)
     before = begun.manifests()

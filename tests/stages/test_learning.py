@@ -64,8 +64,8 @@ def rise_of(run: Run, tmp_path: Path) -> float:
 
 
 def test_the_held_out_reward_rises_with_true_scores(tmp_path: Path):
-    # The standard error of a paired difference on 320 images is about 0.015.
-    assert rise_of(start(tmp_path, "true"), tmp_path) > 0.08
+    # Three standard errors of a paired difference on 320 images.
+    assert rise_of(start(tmp_path, "true"), tmp_path) > 3 * 0.015
 
 
 def test_shuffled_scores_are_those_of_the_rollout_each_on_another_sample(tmp_path: Path):
