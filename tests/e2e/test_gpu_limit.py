@@ -104,7 +104,7 @@ def test_a_limit_that_there_is_not_or_that_is_too_small_is_a_mistake(limit: str,
 
 
 def test_a_server_that_does_not_answer_is_waited_for_for_a_while(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(gpus, "PATIENCE_S", 5.0)
     said: list[str] = []
     with (
         temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
