@@ -1,8 +1,12 @@
-"""``cosmos-flows``: plan, run, look at and re-run post-training.
+"""Plan, run, look at and re-run post-training.
 
-Exit codes: 0 done; 64 wrong settings or command line; 65 wrong data; 75 something did not answer, or is busy: the same
-command may do later; 70 another failure; 130 and 143 ended by Ctrl-C and SIGTERM, to be gone on with by the same
-command.
+Exit codes:
+0 done
+64 wrong settings or command line
+65 wrong data
+70 another failure
+75 something did not answer, or is busy: the same command may do later
+130, 143 ended by Ctrl-C, by SIGTERM: the same command goes on
 """
 
 import functools
