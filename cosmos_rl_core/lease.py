@@ -17,11 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import psutil
-
 from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json
-from cosmos_rl_core.errors import ArtifactError, LeaseError, UnavailableError
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError, LeaseError
 
 BEAT_S = 2.0
 """How often a holder advances its counter."""
@@ -59,7 +57,7 @@ class Lease:
         self._left.set()
         self._beats.join()
         # Without this word the next one waits until the counter has stood still for long enough.
-        with suppress(UnavailableError):
+        with suppress(CosmosRLError):
             store.write(self._path(self._number, "released"), b"")
 
     def check(self) -> None:
@@ -85,8 +83,9 @@ class Lease:
                 if (successor := store.read_if_exists(self._path(self._number + 1, "json"))) is not None:
                     self._successor = json.loads(successor)
                     return
-            except UnavailableError:
-                # Whoever can reach the store may take the lease; the next beat that reaches it tells.
+            except CosmosRLError:
+                # A store that is away, or refuses a token until there is another. Whoever can reach it may take the
+                # lease; the next beat that reaches it tells.
                 pass
             if self._left.wait(self._beat_s):
                 return
@@ -137,13 +136,12 @@ def _read(url: str) -> dict[str, Any]:
 
 
 def _this_process() -> dict[str, Any]:
-    process = psutil.Process()
     return {
         "holder": secrets.token_hex(8),
         "host": socket.gethostname(),
         "machine": _machine(),
-        "pid": process.pid,
-        "started": process.create_time(),
+        "pid": os.getpid(),
+        "started": _started(os.getpid()),
     }
 
 
@@ -157,8 +155,15 @@ def _is_dead(holder: dict[str, Any]) -> bool:
     """Whether a holder was a process of this machine that is no more."""
     if holder["machine"] is None or holder["machine"] != _machine():
         return False
+    return (started := _started(holder["pid"])) is None or started != holder["started"]
+
+
+def _started(pid: int) -> int | None:
+    """When a process began, in ticks since the system did, which no clock that is set changes; None if it has ended."""
     try:
-        process = psutil.Process(holder["pid"])
-        return process.create_time() != holder["started"] or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name before it is in parentheses, and may have any.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else int(fields[19])

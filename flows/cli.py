@@ -37,8 +37,8 @@ from flows.server import named_server, not_answering, prefect_server
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Command = Callable[..., None]
-INTERRUPTED, TERMINATED = 130, 143
-"""Exit codes of what ended by Ctrl-C and by SIGTERM, as shells say it."""
+INTERRUPTED = 130
+"""Exit code of what Ctrl-C ended; a process that SIGTERM ends has none of its own, which shells show as 143."""
 
 RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe, e.g. configs/tiny/nft.toml, or one of cosmos-rl's")]
 StoreOption = Annotated[str, typer.Option(help="Directory or URL (s3://bucket/prefix) of all runs")]
@@ -264,7 +264,10 @@ app.add_typer(infra_app, name="infra")
 
 @_command(infra_app, "infra init --gpus 8", name="init")
 def infra_init(
-    gpus: Annotated[int, typer.Option(min=0, help="Slots of the global concurrency limit `gpus`")] = 8,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=0, help="Slots of the global concurrency limit `gpus`; default: those it has, 8 if it is new"),
+    ] = None,
     pool_type: Annotated[str, typer.Option(help="Where flows run: process, kubernetes, ...")] = "process",
 ) -> None:
     """Make the work pool, its queues, the limit for GPUs and the automation for dead flow runs. Safe to repeat."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -28,6 +29,11 @@ TIMEOUT_S = 10.0
 RING_TIMEOUT_S = 300.0
 NUM_BYTES = 32 * 2**20
 NUM_COMMITS = 10
+ERROR = re.compile(r"^(?:\[rank\d+\]: )?(\w[\w.]*(?:Error|Exception): .*)$", re.MULTILINE)
+"""Last line of a traceback, as torchrun passes it on."""
+TAIL = 1000
+FORGETFUL = "prefect.server.concurrency.lease_storage.memory"
+"""What Prefect's server keeps leases in by default: slots that are taken while it starts again are never given back."""
 
 
 class NotSetUp(Exception):  # noqa: N818 - it is not an error
@@ -146,9 +152,13 @@ def _gpu_limit(launch: LaunchConfig) -> str:
             limit = client.read_global_concurrency_limit_by_name(name)
         except ObjectNotFound:
             raise ConfigError(f"there is no global concurrency limit {name!r}; {make}") from None
+        leases = client.request("GET", "/admin/settings").json()["server"]["concurrency"]["lease_storage"]
     if limit.limit < wanted:
         raise ConfigError(f"the limit {name!r} has {limit.limit} slots, a stage takes {wanted}; {make} larger")
-    return f"{limit.active_slots} of {limit.limit} slots of {name!r} are taken"
+    taken = f"{limit.active_slots} of {limit.limit} slots of {name!r} are taken"
+    if leases == FORGETFUL:
+        taken += "; a server that starts again forgets by whom: set PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE (README)"
+    return taken
 
 
 def _most_ranks(launch: LaunchConfig) -> int:
@@ -169,9 +179,15 @@ def _ring(launch: LaunchConfig) -> str:
         check=False,
     )
     if ended.returncode:
-        raise UnavailableError(f"{ranks} ranks could not sum a tensor: {ended.stderr.strip().splitlines()[-1]}")
+        raise UnavailableError(f"{ranks} ranks could not sum a tensor: {_error_of_a_rank(ended.stderr)}")
     found = json.loads(ended.stdout.splitlines()[-1])
     return f"{found['ranks']} ranks over {found['backend']} on {found['device']}: {found['gb_per_s']} GB/s a rank"
+
+
+def _error_of_a_rank(said: str) -> str:
+    """What torchrun says last is only that one failed, and a ruler."""
+    found = [error for error in ERROR.findall(said) if "ChildFailedError" not in error]
+    return found[-1] if found else said[-TAIL:].strip() or "they said nothing"
 
 
 def _store(url: str) -> str:

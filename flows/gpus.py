@@ -19,9 +19,13 @@ from flows.server import server_is_own
 from stages.contracts import STAGES, Request
 
 LEASE_S = 120.0
-"""Renewed after three quarters of it. The server takes no less than 60 s, and looks for ended leases every 15 s."""
+"""Renewed after three quarters of it. The server takes no less than 60 s."""
+SWEEP_S = 15.0
+"""Between two looks of the server for leases that have run out."""
 ASK_S = 2.0
 """Between two questions whether slots are free. Prefect's own waiting grows to 30 s, and cannot be interrupted."""
+PATIENCE_S = 300.0
+"""For a server that does not answer, such as one that starts again."""
 
 
 def gpus_of(request: Request, launch: LaunchConfig) -> int:
@@ -39,26 +43,43 @@ def taken(
     """Wait for the GPUs of stages that run side by side, and keep them; ``check`` is asked whether to go on waiting.
 
     A command's own server has nobody to share with. Raises :class:`ConfigError` if the server has no such limit, or
-    never so many slots.
+    never so many slots, :class:`UnavailableError` if it stays away.
     """
     count = sum(gpus_of(request, launch) for request in requests)
     if launch.gpu_limit is None or count == 0 or server_is_own():
         yield
         return
     held = ExitStack()
-    waits = False
-    while not _take(held, launch.gpu_limit, count):
-        if not waits:
-            note(f"waits for {count} slots of the limit {launch.gpu_limit!r}, which other runs have")
-        waits = True
-        time.sleep(ASK_S)
-        check()
+    _wait(held, launch.gpu_limit, count, note, check)
     try:
         yield
     finally:
         # Where the server is away, they come back by themselves.
         with suppress(httpx.HTTPError):
             held.close()
+
+
+def _wait(held: ExitStack, limit: str, count: int, note: Callable[[str], None], check: Callable[[], None]) -> None:
+    """Return when the slots are ours; each reason to wait is said once."""
+    answered_s, said = time.monotonic(), ""
+    while True:
+        try:
+            if _take(held, limit, count):
+                return
+            answered_s = time.monotonic()
+            why = (
+                f"waits for {count} slots of the limit {limit!r}, which other runs have; those of a flow that was "
+                f"killed come back within {LEASE_S + SWEEP_S:g} s"
+            )
+        except UnavailableError as error:
+            if time.monotonic() - answered_s > PATIENCE_S:
+                raise
+            why = f"waits for Prefect's server: {error}"
+        if why != said:
+            note(why)
+        said = why
+        time.sleep(ASK_S)
+        check()
 
 
 def _take(held: ExitStack, limit: str, count: int) -> bool:

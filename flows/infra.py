@@ -7,10 +7,11 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import launch_of
 from flows.flight_check import flight_check, require
 from flows.plan import DEFAULT_STORE
+from flows.session import Place
 
 
 @flow(name="infra", description="Is everything there that a run needs: server, worker, GPUs, store, services?")
-def check(store: str = DEFAULT_STORE, cluster: str | None = None) -> None:
+def check(store: Place = DEFAULT_STORE, cluster: Place | None = None) -> None:
     """Check everything, on the worker's machine; fails if a check does.
 
     Args:

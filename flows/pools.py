@@ -17,13 +17,16 @@ QUEUES = {"checks": 1, "training": 2}
 """Priorities: the flight check is started before runs that wait."""
 GPUS = "gpus"
 """The limit whose slots are GPUs; a cluster profile names it as ``gpu_limit``. See :mod:`flows.gpus`."""
+DEFAULT_GPUS = 8
 ZOMBIES = "cosmos: crash flow runs without a heartbeat"
 SILENCE = timedelta(seconds=90)
 """Three heartbeats of ``PREFECT_FLOWS_HEARTBEAT_FREQUENCY = 30``, as deployments set it."""
 
 
-def set_up(gpus: int, pool_type: str) -> list[str]:
+def set_up(gpus: int | None, pool_type: str) -> list[str]:
     """Make what is missing and correct what differs; returns a line about each thing. Safe to repeat.
+
+    ``gpus`` None leaves a limit that is there as it is.
 
     Raises :class:`ConfigError` where the pool exists with another type, or the server knows no such type.
     """
@@ -53,22 +56,26 @@ def _pool(client: SyncPrefectClient, kind: str) -> str:
 
 def _queue(client: SyncPrefectClient, name: str, priority: int) -> str:
     try:
-        client.read_work_queue_by_name(name, work_pool_name=POOL)
+        found = client.read_work_queue_by_name(name, work_pool_name=POOL)
     except ObjectNotFound:
         client.create_work_queue(name, priority=priority, work_pool_name=POOL)
         return f"made queue {name!r} with priority {priority}"
-    return f"queue {name!r} is there"
+    if found.priority == priority:
+        return f"queue {name!r} is there"
+    client.update_work_queue(found.id, priority=priority)
+    return f"queue {name!r} now has priority {priority}, not {found.priority}"
 
 
-def _limit(client: SyncPrefectClient, gpus: int) -> str:
+def _limit(client: SyncPrefectClient, gpus: int | None) -> str:
     what = f"global concurrency limit {GPUS!r}"
     try:
         found = client.read_global_concurrency_limit_by_name(GPUS)
     except ObjectNotFound:
-        client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=GPUS, limit=gpus))
-        return f"made {what} of {gpus}"
-    if found.limit == gpus:
-        return f"{what} of {gpus} is there"
+        limit = DEFAULT_GPUS if gpus is None else gpus
+        client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=GPUS, limit=limit))
+        return f"made {what} of {limit}"
+    if gpus is None or found.limit == gpus:
+        return f"{what} of {found.limit} is there"
     client.update_global_concurrency_limit(GPUS, GlobalConcurrencyLimitUpdate(limit=gpus))
     return f"{what} is now {gpus}, not {found.limit}"
 

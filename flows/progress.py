@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from cosmos_rl_core import store
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.errors import CosmosRLError
 from stages.contracts import FORMAT
 from stages.outcome import Status
 
@@ -43,7 +43,7 @@ class Progress(Section):
 
 
 class Reporter:
-    """Writes a run's progress, between ``with`` and its end; a store that does not answer keeps nothing up."""
+    """Writes a run's progress, between ``with`` and its end; a store that does not take it keeps nothing up."""
 
     def __init__(self, run_url: str) -> None:
         self._url = store.join(run_url, FILE)
@@ -84,7 +84,7 @@ class Reporter:
 
     def _write(self) -> None:
         self._written_s = time.monotonic()
-        with suppress(UnavailableError):
+        with suppress(CosmosRLError):
             store.write(self._url, self._now.model_dump_json().encode())
 
 

@@ -24,6 +24,8 @@ from flows.tracking import Tracker
 from stages.manifest import Manifest
 
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)]
+Place = Annotated[str, Field(min_length=1)]
+"""A path or a URL; an empty one would be the directory that the worker is in."""
 Override = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+=", description="section.key=value")]
 
 
@@ -57,12 +59,12 @@ def training_flow(named: Callable[[], None]) -> Flow[..., None]:
 
     @flow(name=algorithm, description=named.__doc__, flow_run_name=run_name)
     def run(
-        recipe: str,
-        store: str = DEFAULT_STORE,
+        recipe: Place,
+        store: Place = DEFAULT_STORE,
         run_id: RunId | None = None,
         iterations: Annotated[int, Field(ge=1, le=1_000_000)] | None = None,
         overrides: list[Override] | None = None,
-        cluster: str | None = None,
+        cluster: Place | None = None,
         allow_numerics_change: bool = False,
     ) -> None:
         """Take a recipe to its end, or go on with it.

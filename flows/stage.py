@@ -10,7 +10,7 @@ from cosmos_rl_core.config.recipe import launch_of
 from flows.launch import Launcher
 from flows.plan import DEFAULT_STORE
 from flows.rerun import rerun
-from flows.session import RunId, working_on
+from flows.session import Place, RunId, working_on
 from flows.steps import find, open_run, steps
 from stages.artifacts import has_begun
 
@@ -25,11 +25,11 @@ def stage_name() -> str:
 @flow(name="stage", description="One stage of a run, from the inputs that stand.", flow_run_name=stage_name)
 def run(
     run_id: RunId,
-    stage: str,
+    stage: Annotated[str, Field(min_length=1)],
     iteration: Annotated[int, Field(ge=0)] | None = None,
     force: bool = False,
-    store: str = DEFAULT_STORE,
-    cluster: str | None = None,
+    store: Place = DEFAULT_STORE,
+    cluster: Place | None = None,
     allow_numerics_change: bool = False,
 ) -> None:
     """Make one stage of a run that exists, unless it stands already.

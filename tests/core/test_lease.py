@@ -69,6 +69,14 @@ def test_a_killed_holder_of_this_machine_is_not_waited_for(tmp_path: Path):
             assert time.monotonic() - began_s < 5
 
 
+def test_a_clock_that_is_set_makes_nobody_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with lease(str(tmp_path)):
+        # Times of day, of processes too, come of the time at which the system says it began, and that moves.
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 1.0)
+        with pytest.raises(LeaseError, match=f"pid {os.getpid()} on"):
+            lease(str(tmp_path)).__enter__()
+
+
 def test_a_counter_that_stands_still_is_outlasted(tmp_path: Path):
     held_elsewhere(str(tmp_path))
     began_s = time.monotonic()

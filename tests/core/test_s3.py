@@ -10,7 +10,8 @@ import boto3
 import pytest
 
 from cosmos_rl_core import s3, store
-from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.errors import ConfigError, LeaseError, UnavailableError
+from cosmos_rl_core.lease import Lease
 from tests import faulty_proxy
 from tests.faulty_proxy import FaultyProxy
 from tests.seaweed import BUCKET, READER, SeaweedFS
@@ -149,6 +150,22 @@ def test_keys_that_may_only_read_are_told_so_when_something_is_to_be_written(url
     for access in (store.check_writable, lambda url: store.put_if_absent(f"{url}/new", b"1")):
         with pytest.raises(ConfigError, match=r"AccessDenied.*s3:PutObject"):
             access(url)
+
+
+def test_a_lease_outlives_keys_that_are_refused_for_a_while(url, monkeypatch):
+    """As a session token's, until there is another: its holder must go on to ask whether it has lost the lease."""
+    with Lease(url, beat_s=0.05) as lease:
+        monkeypatch.setenv(f"{s3.CHECKPOINT}ACCESS_KEY_ID", READER)
+        time.sleep(0.5)
+        before = store.read(f"{url}/1.count")
+        monkeypatch.setenv(f"{s3.CHECKPOINT}ACCESS_KEY_ID", "tests")
+        time.sleep(1)
+        assert store.read(f"{url}/1.count") != before
+        lease.check()
+        assert store.put_if_absent(f"{url}/2.json", b'{"pid": 4, "host": "node-7"}')
+        time.sleep(1)
+        with pytest.raises(LeaseError, match="pid 4 on node-7"):
+            lease.check()
 
 
 def test_no_keys_at_all_is_a_mistake_too(monkeypatch):

@@ -56,6 +56,12 @@ class PrefectServer:
             self._process.kill()
             self._process.wait()
 
+    def kill(self) -> None:
+        """End it as a machine that fails does."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
     def _answers(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.environment['PREFECT_API_URL']}/health", timeout=2) as response:

@@ -1,6 +1,7 @@
 """Deployments on a real server with a real worker: started, killed, cancelled, retried, scheduled."""
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -8,10 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from cosmos_rl_core import store
+from flows import pools
 from flows.plan import Settings, plan_of
 from tests.e2e.deployed import TIMEOUT_S, Deployed
 from tests.e2e.flow_process import ROOT, RUN_ID, Flows, eventually, files_with, require_same_run, require_untouched
@@ -30,6 +34,8 @@ TASKS = 14
 """Of the small run, when nobody interrupts it: 3 iterations of 3, policy, embed, two exports, report."""
 CANCEL_TIMEOUT_S = 15.0
 GONE_TIMEOUT_S = 60.0
+NOTICED_S = 180.0
+"""For the automation, which waits for three heartbeats."""
 SECRETS = {
     name: secrets.token_hex(20)
     for name in (
@@ -108,10 +114,29 @@ def test_every_deployment_is_on_the_server_and_refuses_what_it_does_not_know(dep
     assert "less than the minimum" in deployed.prefect("deployment", "run", "ddrl/2b", "-piterations=0", expect=1)
 
 
+def test_a_deployment_keeps_its_model_whatever_else_is_changed(deployed: Deployed):
+    later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2100-01-01T00:00:00Z"}}
+    changed = {"iterations": 1, "overrides": ["train.seed=1"], "run_id": "mine"}
+    path = f"/deployments/{deployed.deployment('ddrl/14b')['id']}/create_flow_run"
+    made = deployed.ask("POST", path, {"parameters": changed, "state": later})
+    deployed.ask("DELETE", f"/flow_runs/{made['id']}")
+    refused = deployed.api.post(path, json={"parameters": {"store": ""}, "state": later})
+    assert (refused.status_code, "should be non-empty" in refused.text) == (httpx.codes.CONFLICT, True)
+    kept = {"recipe": "configs/ddrl/14b.toml", "cluster": "deployments/clusters/eight-gpus-14b.toml"}
+    assert made["parameters"] == changed | kept | {"store": "outputs"}
+
+
 def test_infra_init_may_be_given_again(deployed: Deployed):
     said = deployed.start_command("flows.cli", "infra", "init", "--gpus", "3").finish()
     assert "global concurrency limit 'gpus' is now 3, not 2" in said
     assert said.count("is there") == 4
+    queue = deployed.ask("GET", "/work_pools/cosmos/queues/checks")
+    deployed.ask("PATCH", "/work_pools/cosmos/queues/checks", {"priority": 7})
+    with temporary_settings({PREFECT_API_URL: deployed.environment["PREFECT_API_URL"]}):
+        lines = pools.set_up(None, "process")
+    assert "global concurrency limit 'gpus' of 3 is there" in lines
+    assert "queue 'checks' now has priority 1, not 7" in lines
+    assert deployed.ask("GET", "/work_pools/cosmos/queues/checks")["priority"] == queue["priority"] == 1
 
 
 def test_a_killed_flow_is_retried_where_it_stopped(begun: Deployed, uninterrupted: Flows):
@@ -157,8 +182,43 @@ def test_a_second_flow_run_on_a_run_is_refused(begun: Deployed, uninterrupted: F
 
 
 @pytest.mark.slow
+def test_the_run_of_the_readme_is_named_by_its_flow_run_whose_retry_goes_on_with_it(deployed: Deployed, tmp_path: Path):
+    options = ["-pstore=" + str(tmp_path), "-piterations=1", '-poverrides=["validation.n_generation=1"]']
+    said = deployed.prefect("deployment", "run", "ddrl/tiny", *options, "--watch")
+    (flow_run,) = re.findall(r"UUID: (\S+)", said)
+    run_id = f"ddrl-tiny-{flow_run[-8:]}"
+    assert run_id in said
+
+    def manifests() -> set[str]:
+        return {
+            str(path.relative_to(tmp_path / "runs" / run_id)) for path in tmp_path.rglob("runs/*/**/manifest.*.json")
+        }
+
+    before = manifests()
+    again = ("rerun", run_id, "--stage", "reward-ocr", "--iteration", "0", "--store", str(tmp_path))
+    assert "retry its flow run" in deployed.start_command("flows.cli", *again).finish()
+    deployed.prefect("flow-run", "retry", flow_run)
+    deployed.wait(flow_run, "COMPLETED")
+    assert manifests() - before == {"iterations/0000/reward-ocr/manifest.2.json"}
+    assert deployed.task_states(flow_run)["Skipped"] == len(before) + 2 - 1
+
+
+@pytest.mark.slow
+def test_a_flow_whose_worker_alone_was_killed_goes_on_to_its_end(begun: Deployed, uninterrupted: Flows):
+    flow_run = begun.schedule("nft/tiny", begun.parameters())
+    wait_until(begun, lambda: begun.markers(REWARD, 0))
+    assert begun.prefect_worker is not None
+    begun.prefect_worker.kill()
+    begun.prefect_worker.wait()
+    begun.start_worker()
+    begun.wait(flow_run, "COMPLETED")
+    require_nothing_left(begun)
+    require_same_run(begun, uninterrupted)
+
+
+@pytest.mark.slow
 def test_a_run_whose_worker_was_killed_too_goes_on_by_its_run_id(begun: Deployed, uninterrupted: Flows):
-    begun.schedule("nft/tiny", begun.parameters())
+    silent = begun.schedule("nft/tiny", begun.parameters())
     wait_until(begun, lambda: begun.markers(REWARD, 0))
     before = begun.manifests()
     flow = begun.flow_process()
@@ -170,6 +230,12 @@ def test_a_run_whose_worker_was_killed_too_goes_on_by_its_run_id(begun: Deployed
     begun.start_worker()
     begun.wait(begun.schedule("nft/tiny", begun.parameters()), "COMPLETED")
     require_untouched(begun, before)
+    require_same_run(begun, uninterrupted)
+    # By the automation, since nobody is left who could say so; then it can be retried.
+    assert begun.state(silent)["type"] == "RUNNING"
+    assert "no heartbeat" in begun.wait(silent, "CRASHED", timeout_s=NOTICED_S)["message"]
+    begun.prefect("flow-run", "retry", silent)
+    begun.wait(silent, "COMPLETED")
     require_same_run(begun, uninterrupted)
 
 

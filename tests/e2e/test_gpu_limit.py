@@ -10,7 +10,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from cosmos_rl_core.errors import ConfigError, LeaseError
+from cosmos_rl_core.errors import ConfigError, LeaseError, UnavailableError
 from flows import flight_check, gpus, server
 from stages.contracts import Request
 from tests.e2e.flow_process import Flows, Started
@@ -103,9 +103,23 @@ def test_a_limit_that_there_is_not_or_that_is_too_small_is_a_mistake(limit: str,
     assert in_use(limit) == 0
 
 
+def test_a_server_that_does_not_answer_is_waited_for_for_a_while(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "PATIENCE_S", 5.0)
+    said: list[str] = []
+    with (
+        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
+        pytest.raises(UnavailableError, match="take 2"),
+    ):
+        gpus.taken([on_two_gpus(work, "ours")], launch("away"), said.append, nothing).__enter__()
+    (waits,) = said
+    assert waits.startswith("waits for Prefect's server")
+
+
 def test_the_flight_check_finds_a_limit_that_is_not_there_or_too_small(limit: str) -> None:
     enough = launch(limit)
-    assert flight_check._gpu_limit(enough) == f"0 of 3 slots of {limit!r} are taken"
+    assert flight_check._gpu_limit(enough).startswith(
+        f"0 of 3 slots of {limit!r} are taken; a server that starts again"
+    )
     with pytest.raises(ConfigError, match="3 slots, a stage takes 4"):
         flight_check._gpu_limit(enough.model_copy(update={"processes": 4}))
     with pytest.raises(ConfigError, match="no global concurrency limit 'nowhere'"):
