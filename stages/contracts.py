@@ -170,7 +170,7 @@ class Update(OnPolicy):
     """Policy k to policy k + 1 from rollouts and their scores, every schedule resolved to this range of steps."""
 
     name = "update"
-    version = 3
+    version = 4
     distributed = True
     inputs = {
         "policy": "one",

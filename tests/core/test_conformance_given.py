@@ -60,7 +60,7 @@ def test_a_video_from_given_frames_is_the_stock_pipelines(
 
     In bfloat16, in which it encodes them too, 0.046 off by Euler's steps and 0.069 by its own.
     """
-    solver = own_solver(pipelines.scheduler(family.folder)[0])
+    solver = own_solver(*pipelines.scheduler(family.folder))
     if scheduler == "euler":
         monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS["euler"]())
         solver = "euler"
