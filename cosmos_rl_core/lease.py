@@ -100,10 +100,10 @@ class Lease:
         )
 
 
-def holder_of(url: str, beat_s: float = BEAT_S) -> dict[str, Any] | None:
+def holder_of(url: str, patience_s: float = 2 * BEAT_S) -> dict[str, Any] | None:
     """Who holds the lease: ``pid`` and ``host``; None if nobody does. Takes nothing, and writes nothing.
 
-    A holder on another machine has two beats to advance its counter, which is what the answer may take.
+    A holder on another machine has ``patience_s`` to advance its counter, which is what the answer may take.
     """
     newest = _newest(url)
     place = store.join(url, str(newest))
@@ -114,8 +114,8 @@ def holder_of(url: str, beat_s: float = BEAT_S) -> dict[str, Any] | None:
     if holder["machine"] is not None and holder["machine"] == _machine():
         return None if _is_dead(holder) else shown
     count, began_s = store.read_if_exists(f"{place}.count"), time.monotonic()
-    while time.monotonic() - began_s < 2 * beat_s:
-        time.sleep(beat_s / 4)
+    while time.monotonic() - began_s < patience_s:
+        time.sleep(min(BEAT_S, patience_s) / 4)
         if store.read_if_exists(f"{place}.count") != count:
             return shown
     return None

@@ -84,9 +84,12 @@ class Run:
         """What only one process at a time has that makes or deletes artifacts of this run."""
         return Lease(self.slot("lease"))
 
-    def holder(self) -> dict[str, Any] | None:
-        """``pid`` and ``host`` of the process that has the lease; None if nobody works on the run."""
-        return holder_of(self.slot("lease"))
+    def holder(self, patience_s: float) -> dict[str, Any] | None:
+        """``pid`` and ``host`` of the process that has the lease; None if nobody works on the run.
+
+        One on another machine gives a sign of life within ``patience_s``.
+        """
+        return holder_of(self.slot("lease"), patience_s)
 
     def iteration(self, k: int, stage: str) -> str:
         """URL of a stage's slot in iteration k."""

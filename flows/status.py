@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from cosmos_rl_core import store
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.lease import BEAT_S, PATIENCE_S
 from flows.progress import Progress, read_progress
 from flows.requests import Run
 from flows.steps import Step, of_wave, open_run, steps
@@ -71,8 +72,11 @@ class Overview:
         return sum(state.word == "stands" for state in self.states)
 
     def again(self) -> "Overview":
-        """The run a moment later. Reads only what may have changed: the stages that its process has passed since."""
-        life, progress, holder = _life(self.run)
+        """The run a moment later. Reads only what may have changed: the stages that its process has passed since.
+
+        A process elsewhere that was at work counts as gone when others may take its lease, and no sooner.
+        """
+        life, progress, holder = _life(self.run, PATIENCE_S)
         every = [state.step for state in self.states]
         before, now = of_wave(every, self.progress.wave), of_wave(every, progress.wave)
         if life != "running" or (progress.wave and not now):
@@ -126,7 +130,7 @@ class Overview:
 def look(store_url: str, run_id: str) -> Overview:
     """The run as it is now."""
     run = open_run(store_url, run_id)
-    life, progress, holder = _life(run)
+    life, progress, holder = _life(run, 2 * BEAT_S)
     return Overview(run, _with_progress(states(run), life, progress), life, progress, holder)
 
 
@@ -135,9 +139,9 @@ def states(run: Run) -> list[State]:
     return _states(steps(run), {})
 
 
-def _life(run: Run) -> tuple[Life, Progress, dict[str, Any] | None]:
+def _life(run: Run, patience_s: float) -> tuple[Life, Progress, dict[str, Any] | None]:
     # After the lease: who lets go of it has said before how it ended.
-    holder = run.holder()
+    holder = run.holder(patience_s)
     said = read_progress(run.url)
     if holder is not None:
         # What ended is another process's, which had the lease before.
