@@ -252,6 +252,7 @@ def test_one_stage_is_made_again(begun: Deployed, uninterrupted: Flows):
     require_untouched(begun, {path: data for path, data in before.items() if not path.startswith(REWARD)})
 
 
+@pytest.mark.slow
 def test_a_schedule_fires(deployed: Deployed, tmp_path: Path):
     check = deployed.deployment("infra/check")
     every = {"schedule": {"interval": 20}, "active": True, "parameters": {"store": str(tmp_path)}}

@@ -77,6 +77,7 @@ def test_either_side_of_the_overlap_is_killed_and_tried_again_alone(
     require_same_bytes(flows, stale_reference)
 
 
+@pytest.mark.slow
 def test_media_whose_encoding_is_killed_are_encoded_on_and_everything_of_them_stands(
     stale_reference: Flows, copy_of: Callable[[Flows], Flows]
 ) -> None:

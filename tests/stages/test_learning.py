@@ -63,6 +63,7 @@ def rise_of(run: Run, tmp_path: Path) -> float:
     return held_out(run, tmp_path, ITERATIONS) - base
 
 
+@pytest.mark.slow
 def test_the_held_out_reward_rises_with_true_scores(tmp_path: Path):
     # Three standard errors of a paired difference on 320 images.
     assert rise_of(start(tmp_path, "true"), tmp_path) > 3 * 0.015
@@ -74,7 +75,6 @@ def test_shuffled_scores_are_those_of_the_rollout_each_on_another_sample(tmp_pat
     require_permuted(run)
 
 
-# A minute more than the rise alone, which the fast suite has: it trains twice.
 @pytest.mark.slow
 def test_it_does_not_rise_with_shuffled_scores(tmp_path: Path):
     true, control = start(tmp_path, "true"), start(tmp_path, "control", SHUFFLED)
