@@ -37,6 +37,7 @@ LAST_SHARD = 3
 NO_RETRY = ("--set", "launch.max_attempts=1")
 
 
+@pytest.mark.slow
 def test_a_killed_rank_and_a_killed_torchrun_are_tried_again_with_the_same_result(
     reference_on_two_ranks: Flows, copy_of: Callable[[Flows], Flows]
 ) -> None:
