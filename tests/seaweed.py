@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import boto3
 import fsspec
@@ -78,15 +79,19 @@ class SeaweedFS:
                     raise TimeoutError((self.folder / "log.txt").read_text(encoding="utf-8")[-4000:]) from error
                 time.sleep(0.1)
 
-    def fetch(self, prefix: str, folder: Path) -> None:
-        """What the bucket has under a prefix, listed and read by another client than ours."""
-        client = boto3.client(
+    def client(self) -> Any:
+        """Another client than ours."""
+        return boto3.client(
             "s3",
             endpoint_url=self.endpoint,
             aws_access_key_id="tests",
             aws_secret_access_key=self.secret,
             region_name="us-east-1",
         )
+
+    def fetch(self, prefix: str, folder: Path) -> None:
+        """What the bucket has under a prefix, listed and read by another client than ours."""
+        client = self.client()
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{prefix}/"):
             for found in page["Contents"]:
                 path = folder / found["Key"].removeprefix(f"{prefix}/")

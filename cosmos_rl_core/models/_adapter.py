@@ -1,5 +1,6 @@
 """What all model plugins share: parts of a stock pipeline, and sizes and noise levels as its files say."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from cosmos_rl_core.precision import keep_float32
 from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
 
 
-class Adapter:
+class Adapter(ABC):
     """Most of a :class:`cosmos_rl_core.models._base.Model`; what it makes of a prompt, latents and velocities are the
     plugin's."""
 
@@ -42,8 +43,9 @@ class Adapter:
         _loading.require(self._pipeline.text_encoder, "text")
         return [self._encode_prompt(prompt, max_prompt_length) for prompt in prompts]
 
+    @abstractmethod
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
-        raise NotImplementedError
+        """Embeddings, and masks where the transformer takes some, by name; no batch."""
 
     def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
         """``[C, H, W]`` of images, ``[C, T, H, W]`` of videos, as a plan reckons."""

@@ -46,15 +46,8 @@ def far_url(s3_url: str, proxy: FaultyProxy) -> str:
 
 def head(seaweed: SeaweedFS, url: str) -> dict:
     """What the server says of an object, by another client."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=seaweed.endpoint,
-        aws_access_key_id="tests",
-        aws_secret_access_key=seaweed.secret,
-        region_name="us-east-1",
-    )
     bucket, _, key = url.removeprefix("s3://").partition("/")
-    return client.head_object(Bucket=bucket, Key=key)
+    return seaweed.client().head_object(Bucket=bucket, Key=key)
 
 
 # What a real server decides.

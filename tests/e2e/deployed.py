@@ -14,6 +14,7 @@ import psutil
 
 from tests.e2e.flow_process import RECIPE, ROOT, RUN_ID, Flows
 
+FILE = "deployments/prefect.yaml"
 TIMEOUT_S = 300.0
 """For what takes seconds on a machine that does nothing else."""
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
@@ -42,6 +43,12 @@ class Deployed(Flows):
         )
         assert ended.returncode == expect, ended.stdout
         return ended.stdout
+
+    def set_up(self, gpus: int) -> None:
+        """The commands of the README: pools, all deployments, a worker."""
+        self.start_command("flows.cli", "infra", "init", "--gpus", str(gpus)).finish()
+        self.prefect("--no-prompt", "deploy", "--all", "--prefect-file", FILE)
+        self.start_worker()
 
     def start_worker(self) -> None:
         """One that takes up what is scheduled."""

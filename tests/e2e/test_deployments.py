@@ -17,10 +17,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from cosmos_rl_core import store
 from flows import pools
 from flows.plan import Settings, plan_of
-from tests.e2e.deployed import TIMEOUT_S, Deployed
+from tests.e2e.deployed import FILE, TIMEOUT_S, Deployed
 from tests.e2e.flow_process import ROOT, RUN_ID, Flows, eventually, files_with, require_same_run, require_untouched
 
-FILE = "deployments/prefect.yaml"
 NAMES = {
     "ddrl": {"2b", "14b", "tiny"},
     "nft": {"sd3", "sana-image", "sana-video", "cosmos-2b", "tiny"},
@@ -53,9 +52,7 @@ def deployed(prefect_environment: dict[str, str], tmp_path_factory: pytest.TempP
     """The commands of the README: pools, all deployments, a worker."""
     environment = prefect_environment | SECRETS | {"WANDB_MODE": "offline"}
     deployed = Deployed(tmp_path_factory.mktemp("deployed"), environment)
-    deployed.start_command("flows.cli", "infra", "init", "--gpus", "2").finish()
-    deployed.prefect("--no-prompt", "deploy", "--all", "--prefect-file", FILE)
-    deployed.start_worker()
+    deployed.set_up(gpus=2)
     yield deployed
     deployed.close()
 

@@ -130,8 +130,8 @@ def test_a_command_with_a_server_of_its_own_waits_for_nobody(
     limit: str, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(server.OWN, "1")
-    with gpus.taken([on_two_gpus(work, "one")], launch("nowhere"), print, nothing):
-        pass
+    with gpus.taken([on_two_gpus(work, "one")], launch(limit), print, nothing):
+        assert in_use(limit) == 0
 
 
 @pytest.mark.slow

@@ -12,12 +12,11 @@ from flows.pools import GPUS
 from tests.e2e import postgres
 from tests.e2e.deployed import Deployed
 from tests.e2e.postgres import Postgres
-from tests.e2e.prefect_server import PrefectServer
+from tests.e2e.prefect_server import LASTING_LEASES, PrefectServer
 from tests.e2e.sharing import launch
 from tests.flows.allocated import Work
 
 pytestmark = [postgres.needs_postgres, pytest.mark.slow]
-LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +29,7 @@ def database() -> Iterator[Postgres]:
 @pytest.fixture(scope="module")
 def server(database: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
     """Alone knows where the database is."""
-    settings = {
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": database.url,
-        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES,
-    }
+    settings = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database.url} | LASTING_LEASES
     server = PrefectServer(tmp_path_factory.mktemp("prefect"), settings)
     try:
         server.start()
@@ -46,9 +42,7 @@ def server(database: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def deployed(server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     """Pools, deployments, a worker."""
     deployed = Deployed(tmp_path_factory.mktemp("deployed"), server.environment)
-    deployed.start_command("flows.cli", "infra", "init", "--gpus", "2").finish()
-    deployed.prefect("--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
-    deployed.start_worker()
+    deployed.set_up(gpus=2)
     yield deployed
     deployed.close()
 

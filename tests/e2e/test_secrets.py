@@ -53,9 +53,7 @@ def deployed(
     environment = prefect_environment | service.environment() | secret_of | aws | wandb
     deployed = Deployed(tmp_path / "deployed", environment)
     deployed.store = f"s3://{BUCKET}/{secrets.token_hex(8)}"
-    deployed.start_command("flows.cli", "infra", "init", "--gpus", "2").finish()
-    deployed.prefect("--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
-    deployed.start_worker()
+    deployed.set_up(gpus=2)
     yield deployed
     deployed.close()
 

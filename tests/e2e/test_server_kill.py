@@ -9,17 +9,16 @@ import pytest
 from flows.pools import GPUS
 from tests.e2e.deployed import Deployed
 from tests.e2e.flow_process import ITERATIONS, eventually
-from tests.e2e.prefect_server import PrefectServer
+from tests.e2e.prefect_server import LASTING_LEASES, PrefectServer
 
 pytestmark = pytest.mark.slow
-LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 AWAY_S = 20.0
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[PrefectServer]:
     """As the README starts it: its leases outlive it."""
-    server = PrefectServer(tmp_path, {"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES})
+    server = PrefectServer(tmp_path, LASTING_LEASES)
     try:
         server.start()
         yield server
@@ -31,9 +30,7 @@ def server(tmp_path: Path) -> Iterator[PrefectServer]:
 def deployed(server: PrefectServer, tmp_path: Path) -> Iterator[Deployed]:
     """Pools, deployments, a worker."""
     deployed = Deployed(tmp_path / "deployed", server.environment)
-    deployed.start_command("flows.cli", "infra", "init", "--gpus", "1").finish()
-    deployed.prefect("--no-prompt", "deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
-    deployed.start_worker()
+    deployed.set_up(gpus=1)
     yield deployed
     deployed.close()
 
