@@ -8,8 +8,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+import huggingface_hub
 
 from cosmos_rl_core import models, plugins
 from cosmos_rl_core.errors import ConfigError
@@ -277,14 +276,14 @@ def _cached_path(name: str) -> Path:
     repository, revision = found.groups()
     revision = revision or REVISIONS.get(repository)
     try:
-        return Path(snapshot_download(repository, revision=revision, local_files_only=True))
-    except LocalEntryNotFoundError as error:
+        return Path(huggingface_hub.snapshot_download(repository, revision=revision, local_files_only=True))
+    except huggingface_hub.errors.LocalEntryNotFoundError as error:
         command = f"hf download {repository}{f' --revision {revision}' if revision else ''}"
         raise ConfigError(
             f"{name!r} is not a directory here, nor in the local cache of the Hugging Face hub, and is not downloaded "
             f"by itself: {command}"
         ) from error
-    except HFValidationError as error:
+    except huggingface_hub.errors.HFValidationError as error:
         raise _no_directory(name) from error
 
 

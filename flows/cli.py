@@ -11,6 +11,7 @@ Exit codes:
 
 import functools
 import importlib
+import importlib.metadata
 import json
 import shlex
 import subprocess
@@ -26,7 +27,7 @@ from rich.console import Console
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import launch_of
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
-from flows import describe, status_table
+from flows import all_runs, describe, status_table
 from flows import export as export_command
 from flows import gc as gc_command
 from flows import import_recipe as import_command
@@ -35,7 +36,9 @@ from flows import status as status_command
 from flows.plan import DEFAULT_STORE, Settings, plan_of
 from flows.server import named_server, not_answering, prefect_server
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+PROGRAM = "cosmos-flows"
+"""Name in usages, also where it is started as a module."""
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 Command = Callable[..., None]
 INTERRUPTED = 130
 """Exit code of what Ctrl-C ended; a process that SIGTERM ends has none of its own, which shells show as 143."""
@@ -59,7 +62,7 @@ def _command(group: typer.Typer, *examples: str, name: str | None = None) -> Cal
     An error says its words on stderr and gives the exit code.
     """
     # A paragraph each, as typer keeps no other line breaks.
-    epilog = "\n\n".join(["Examples:", *(f"cosmos-flows {line}" for line in examples)])
+    epilog = "\n\n".join(["Examples:", *(f"{PROGRAM} {line}" for line in examples)])
 
     def register(command: Command) -> Command:
         @functools.wraps(command)
@@ -78,6 +81,21 @@ def _command(group: typer.Typer, *examples: str, name: str | None = None) -> Cal
         return group.command(name, epilog=epilog)(with_exit_code)
 
     return register
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"{PROGRAM} {importlib.metadata.version('cosmos-rl-flows')}")
+        raise typer.Exit
+
+
+@app.callback(help=__doc__)
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")
+    ] = False,
+) -> None:
+    """Take the options that belong to no command; the one that there is prints and ends."""
 
 
 @_command(
@@ -140,12 +158,12 @@ def plan(
 
 @_command(
     app,
-    "status nft-1a2b3c4d",
+    "status",
     "status nft-1a2b3c4d --store s3://bucket/prefix --watch",
     "status nft-1a2b3c4d --json",
 )
 def status(
-    run_id: RunArgument,
+    run_id: Annotated[str | None, typer.Argument(help="The run's id; default: list all runs of the store")] = None,
     store: StoreOption = DEFAULT_STORE,
     watch: Annotated[
         bool | None,
@@ -155,12 +173,16 @@ def status(
 ) -> None:
     """Show every stage of a run: whether it stands, or why not; attempts, seconds, reward.
 
-    On a terminal it follows a run that is at work.
+    On a terminal it follows a run that is at work. Without RUN it lists the runs of the store.
     """
     console = Console(highlight=False, markup=False)
     if as_json and watch:
         raise ConfigError("--json is of one moment; leave --watch out")
-    if as_json:
+    if run_id is None:
+        if watch:
+            raise ConfigError("--watch follows one run: name it")
+        _list_runs(store, console, as_json)
+    elif as_json:
         _print_json(status_command.look(store, run_id).as_json())
     elif console.is_terminal if watch is None else watch:
         overview = status_table.watch(store, run_id, console)
@@ -302,6 +324,15 @@ def _note_translation(recipe: str) -> None:
         typer.echo(line, err=True)
 
 
+def _list_runs(store: str, console: Console, as_json: bool) -> None:
+    found = all_runs.all_runs(store)
+    if as_json:
+        _print_json(all_runs.as_json(found))
+        return
+    for part in all_runs.rendered(found, store):
+        console.print(part, soft_wrap=isinstance(part, str))
+
+
 def _print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
 
@@ -314,7 +345,7 @@ def _print_lines(lines: Iterable[str]) -> None:
 def main() -> None:
     """The entry point."""
     try:
-        app()
+        app(prog_name=PROGRAM)
     except SystemExit as end:
         # Click's own code for a command line that it cannot read.
         sys.exit(ConfigError("").exit_code if end.code == 2 else end.code)

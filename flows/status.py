@@ -76,7 +76,7 @@ class Overview:
 
         A process elsewhere that was at work counts as gone when others may take its lease, and no sooner.
         """
-        life, progress, holder = _life(self.run, PATIENCE_S)
+        life, progress, holder = life_of(self.run, PATIENCE_S)
         every = [state.step for state in self.states]
         before, now = of_wave(every, self.progress.wave), of_wave(every, progress.wave)
         if life != "running" or (progress.wave and not now):
@@ -130,7 +130,7 @@ class Overview:
 def look(store_url: str, run_id: str) -> Overview:
     """The run as it is now."""
     run = open_run(store_url, run_id)
-    life, progress, holder = _life(run, 2 * BEAT_S)
+    life, progress, holder = life_of(run, 2 * BEAT_S)
     return Overview(run, _with_progress(states(run), life, progress), life, progress, holder)
 
 
@@ -139,7 +139,11 @@ def states(run: Run) -> list[State]:
     return _states(steps(run), {})
 
 
-def _life(run: Run, patience_s: float) -> tuple[Life, Progress, dict[str, Any] | None]:
+def life_of(run: Run, patience_s: float) -> tuple[Life, Progress, dict[str, Any] | None]:
+    """Return how the run is now, what it said last of its progress, and who works on it.
+
+    A holder on another machine gives a sign of life within ``patience_s``.
+    """
     # After the lease: who lets go of it has said before how it ended.
     holder = run.holder(patience_s)
     said = read_progress(run.url)

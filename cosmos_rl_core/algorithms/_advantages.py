@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
 
 from cosmos_rl_core.errors import ArtifactError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STD_FLOOR = 1e-4
 """Added to the standard deviation of rewards."""
@@ -47,7 +51,8 @@ def group_advantages(
     sample without a reward, before everything else.
     Source: GRPO, arXiv:2402.03300, section 4.1.2, with the floor.
     """
-    groups = list(pd.Series(prompt_ids).groupby(prompt_ids, sort=False).indices.values())
+    _, group_of = np.unique(prompt_ids, return_inverse=True)
+    groups = [np.flatnonzero(group_of == group) for group in range(group_of.max(initial=-1) + 1)]
     kept = [members for members in groups if np.count_nonzero(~np.isnan(rewards[members])) >= min_group_size]
     if fill:
         rewards = rewards.copy()

@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-import pandas as pd
-
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.sampling.transition import Coefficients, generated_mean, model_input
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import pandas as pd
     from torch import Tensor
 
     from cosmos_rl_core.config.policy import SolverConfig

@@ -10,7 +10,6 @@ import math
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
-import pandas as pd
 from pydantic import Field, field_validator, model_validator
 
 from cosmos_rl_core.algorithms._advantages import group_advantages, rewards_of
@@ -23,6 +22,7 @@ from cosmos_rl_core.sampling.transition import generated_mean, log_prob, mean, n
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import pandas as pd
     from torch import Tensor
 
     from cosmos_rl_core.config.policy import SolverConfig
@@ -337,8 +337,8 @@ class Algorithm:
 
 def _told_apart(advantages: np.ndarray, prompt_ids: np.ndarray) -> np.ndarray:
     """Whether any sample of the prompt has an advantage other than 0, for each sample."""
-    differs = pd.Series(np.nan_to_num(advantages) != 0)
-    return differs.groupby(prompt_ids).transform("any").to_numpy()
+    _, group_of = np.unique(prompt_ids, return_inverse=True)
+    return (np.bincount(group_of, weights=np.nan_to_num(advantages) != 0) > 0)[group_of]
 
 
 def _clipped(log_ratio: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from cosmos_rl_core.errors import EXIT_CODES
 from flows import cli
 from flows.plan import Settings, plan_of
 from flows.server import not_answering
+from stages.artifacts import invalidate
 from tests.flows.by_hand import whole_run
-from tests.hand_made import planned
+from tests.hand_made import make_run, planned
 
 ROOT = Path(__file__).parents[2]
 SD3 = ROOT / "tests" / "core" / "upstream_recipes" / "stable-diffusion-3-5-medium-nft.toml"
@@ -161,7 +163,107 @@ def test_an_import_as_json_has_every_key_and_its_notes_go_to_stderr(tmp_path):
     assert (planning.exit_code, planning.stdout) == (64, "")
 
 
+def test_status_without_a_run_lists_those_of_the_store(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    begun = planned(recipe(), tmp_path, run_id="begun")
+    unreadable = store.join(store.absolute(run.store_url), "runs", "unreadable", "plan.json")
+    store.write(unreadable, b"{")
+    ended = invoke("status", "--store", run.store_url)
+    assert ended.exit_code == 0, ended.stderr
+    rows = [line.split() for line in ended.stdout.splitlines()]
+    assert rows[:4] == [
+        ["run", "algorithm", "state", "iterations", "reward"],
+        ["begun", "nft", "idle", "0/2"],
+        ["hand", "nft", "idle", "2/2", "ocr", "0.250"],
+        ["unreadable", "damaged"],
+    ]
+    assert ended.stdout.splitlines()[4].startswith(f"unreadable is damaged: {unreadable} is not a plan")
+    found = json.loads(invoke("status", "--store", begun.store_url, "--json").stdout)
+    assert [line["run"] for line in found] == ["begun", "hand", "unreadable"]
+    assert found[1] == {
+        "run": "hand",
+        "state": "idle",
+        "algorithm": "nft",
+        "iterations": 2,
+        "num_iterations": 2,
+        "reward_name": "ocr",
+        "reward": 0.25,
+        "error": "",
+    }
+
+
+def test_a_store_without_a_run_is_no_error(tmp_path):
+    ended = invoke("status", "--store", tmp_path / "empty")
+    assert (ended.exit_code, ended.stdout.count("\n")) == (0, 1)
+    assert ended.stdout.startswith(f"the store {tmp_path / 'empty'} has no run; start one")
+    assert json.loads(invoke("status", "--store", tmp_path / "empty", "--json").stdout) == []
+
+
+def test_the_list_shows_how_a_run_ended_and_the_newest_scores_that_are_there(recipe, tmp_path):
+    run = make_run(recipe(), tmp_path)
+    invalidate(run.iteration(1, "reward-ocr"), 1, "test")
+    invalidate(run.iteration(1, "update"), 1, "test")
+    progress = {"format": 1, "end": "failed", "error": "0001/update ended (killed):\nmore"}
+    store.write(store.join(run.url, "progress.json"), json.dumps(progress).encode())
+    (found,) = json.loads(invoke("status", "--store", run.store_url, "--json").stdout)
+    assert (found["state"], found["error"]) == ("failed", "0001/update ended (killed)")
+    assert (found["iterations"], found["reward"]) == (1, 0.25)
+
+
+@pytest.fixture
+def main(monkeypatch, capsys):
+    """The entry point with some words; exit code, stdout and stderr."""
+
+    def main(*words: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["/somewhere/__main__.py", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code, *capsys.readouterr()
+
+    return main
+
+
+def test_the_package_runs_as_a_module_and_tells_its_version():
+    command = [sys.executable, "-m", "flows", "--version"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ended.stdout == f"cosmos-flows {version('cosmos-rl-flows')}\n"
+
+
+def test_a_usage_names_the_program_however_it_was_started(main):
+    code, shown, words = main("status", "--sotre", "x")
+    assert (code, shown) == (64, "")
+    assert "Usage: cosmos-flows status" in words
+
+
+def test_a_shell_completes_commands_and_can_be_taught_to(main, monkeypatch, tmp_path):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, script, _ = main("--show-completion", "bash")
+    assert (code, "_COSMOS_FLOWS_COMPLETE=complete_bash" in script) == (0, True)
+    assert main("--install-completion", "bash")[0] == 0
+    installed = (tmp_path / ".bash_completions" / "cosmos-flows.sh").read_text(encoding="utf-8")
+    assert installed.strip() == script.strip()
+    for name, value in {
+        "_COSMOS_FLOWS_COMPLETE": "complete_bash",
+        "COMP_WORDS": "cosmos-flows sta",
+        "COMP_CWORD": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert main()[:2] == (0, "status\n")
+
+
+def test_help_and_status_import_neither_torch_nor_what_takes_long():
+    """pandas and the client of the hub took half of the time of `status`."""
+    lines = "import sys, flows.cli, cosmos_rl_core.algorithms.nft, cosmos_rl_core.algorithms.ddrl"
+    heavy = ("torch", "pandas", "pyarrow", "huggingface_hub.hf_api", "prefect")
+    code = f"{lines}; print([name for name in {heavy} if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ended.stdout == "[]\n"
+
+
 WRONG = {
+    "status --watch --store STORE": "--watch follows one run: name it",
+    "status --store foo://x": "Protocol not known: foo",
     "status nobody --store STORE": "there is no run 'nobody' in the store STORE; it has hand; name another --store",
     "status hnad --store STORE": "did you mean 'hand'?",
     "status hand --store STORE/elsewhere": "in the store STORE/elsewhere; it has no run at all; name another --store",

@@ -1,0 +1,5 @@
+"""Run the command line: ``python -m flows``."""
+
+from flows.cli import main
+
+main()
