@@ -7,7 +7,9 @@ an ``.npy`` file. Where the service is, and the token, come from the environment
 import io
 import json
 import os
+import ssl
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -30,10 +32,14 @@ _PASSING = frozenset({408, 425, 429})
 _NOT_READY = frozenset({202, 400})
 """cosmos-rl's service answers 400 until there are scores."""
 _SHOWN = 300
+MAX_REPLY_BYTES = 2**24
+"""Largest reply that is read, in bytes after decompression. Scores of a request take some kilobytes."""
+_NEVER = (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.TooManyRedirects)
+"""Errors of a request that fails in the same way however often it is repeated."""
 
 
 class RefusedError(ValueError):
-    """The service answered that it cannot score what it was sent. The message is the service's own."""
+    """The service did not score what it was sent, or gave an answer that has no scores. The message quotes it."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +57,25 @@ class Service:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Raises one :class:`ConfigError` with every variable that is missing or wrong; never shows the token."""
-        mistakes = [
-            f"{name} is {'not set' if not environment.get(name) else 'no http(s) URL'}; set it to the full URL of the "
-            f"reward service, e.g. http://localhost:8080/api/reward/{path}"
-            for name, path in ((ENQUEUE_URL, "enqueue"), (FETCH_URL, "pull"))
-            if not environment.get(name, "").startswith(("http://", "https://"))
-        ]
+        """Read the environment. White space around a URL or the token does not count; an empty token is none.
+
+        Raises one :class:`ConfigError` with every variable that is missing or wrong; never shows the token.
+        """
+        urls = {name: environment.get(name, "").strip() for name in (ENQUEUE_URL, FETCH_URL)}
         token = environment.get(TOKEN, "").strip()
-        if not (token.isascii() and token.isprintable()):
-            mistakes.append(f"{TOKEN} has characters that no HTTP header takes")
+        mistakes = [
+            f"{name} {wrong}; set it to the full URL of the reward service, e.g. http://localhost:8080/api/reward/{path}"
+            for (name, url), path in zip(urls.items(), ("enqueue", "pull"), strict=True)
+            if (wrong := _wrong_with(url)) is not None
+        ]
+        if not _fits_header(token) or " " in token:
+            mistakes.append(f"{TOKEN} has white space or characters that no HTTP header takes; set the bare token")
         seconds = {name: _seconds(environment, name, default, mistakes) for name, default in _TIMEOUTS.items()}
         if mistakes:
             raise ConfigError("\n".join(mistakes))
         return cls(
-            environment[ENQUEUE_URL],
-            environment[FETCH_URL],
+            urls[ENQUEUE_URL],
+            urls[FETCH_URL],
             token,
             lambda size: _enqueue_timeout(seconds, size),
             seconds["REMOTE_REWARD_ENQUEUE_CONNECT_TIMEOUT_S"] or 0.0,
@@ -134,18 +143,47 @@ class Client:
     """Sends frames and fetches scores, each request within ``timeout_s`` of its first try.
 
     A service that cannot be reached, is broken or does not get ready in time raises :class:`UnavailableError`; one that
-    cannot be talked to so at all (URL, token, size of the body) :class:`ConfigError`.
+    cannot be talked to so at all (URL, token, proxy, certificate, size of the body) :class:`ConfigError`.
     """
 
     def __init__(self, service: Service, timeout_s: float):
         self._service, self._timeout_s = service, timeout_s
-        self._http = httpx.Client(headers={"Authorization": f"Bearer {service.token}"})
+        authorization = {"Authorization": f"Bearer {service.token}"} if service.token else {}
+        try:
+            self._http = httpx.Client(headers={"Accept-Encoding": "identity", **authorization})
+        except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
+            message = f"HTTP requests cannot be made with this environment's proxies or certificates: {error}"
+            raise ConfigError(message) from error
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._http.close()
+
+    def check(self) -> str:
+        """Ask both URLs once for what there is not, so that nothing is scored; return the statuses for people.
+
+        Raises :class:`ConfigError` as a run would, and :class:`UnavailableError` at the first sign of absence.
+        """
+        found: list[str] = []
+        nothing = {"uuid": "check", "type": "check"}
+        for method, url, request in (
+            ("GET", self._service.enqueue_url, {}),
+            ("POST", self._service.fetch_url, {"data": nothing}),
+        ):
+            try:
+                answer = self._try(method, url, PULL_TIMEOUT_S, **request)
+            except RefusedError as error:
+                raise UnavailableError(str(error)) from error
+            if isinstance(answer, str):
+                raise UnavailableError(f"the reward service at {_plain(url)} did not answer: {answer}")
+            if answer.status_code in (401, 403) or answer.is_redirect:
+                self._require_understood(url, answer)
+            if answer.is_server_error and answer.status_code != httpx.codes.NOT_IMPLEMENTED:
+                raise UnavailableError(f"the reward service at {_plain(url)} answered {self._said(answer)}")
+            found.append(f"{answer.status_code} at {_plain(url)}")
+        return f"answers {' and '.join(found)}"
 
     def enqueue(self, body: bytes) -> Ticket:
         """Hand over one frame. Raises :class:`RefusedError` if the service does not take this one."""
@@ -162,8 +200,18 @@ class Client:
         told = self._json(answer)
         if not isinstance(told.get("uuid"), str) or not told["uuid"]:
             raise UnavailableError(f"the reward service took a request and named no uuid: {self._said(answer)}")
-        replica = told.get("replica_id") if self._service.pins_replica else None
-        return Ticket(told["uuid"], str(replica or ""), deadline_s)
+        return Ticket(told["uuid"], self._replica(told.get("replica_id")), deadline_s)
+
+    def _replica(self, named: Any) -> str:
+        """The header's value that pins the replica; empty for none."""
+        if not self._service.pins_replica or named is None:
+            return ""
+        if not isinstance(named, str) or not _fits_header(named):
+            raise ConfigError(
+                f"the reward service named the replica {shorten(repr(named))}, which no HTTP header takes; mend the "
+                f"service, or set {NO_REPLICA}=1"
+            )
+        return named
 
     def result(self, ticket: Ticket, reward_fn: str) -> dict[str, Any]:
         """The service's answer, once it is there. Raises :class:`RefusedError` if it says that scoring failed."""
@@ -194,12 +242,10 @@ class Client:
 
     def _post(self, url: str, deadline_s: float, timeout_s: float, **request: Any) -> httpx.Response:
         """The answer, after as many tries as there is time for."""
-        timeout = httpx.Timeout(timeout_s, connect=self._service.connect_timeout_s)
         for pause_s in _pauses(*RETRY_DELAYS_S):
-            try:
-                answer = self._http.post(url, timeout=timeout, **request)
-            except httpx.TransportError as error:
-                found = f"{type(error).__name__}: {error}".rstrip(": ")
+            answer = self._try("POST", url, timeout_s, **request)
+            if isinstance(answer, str):
+                found = answer
             else:
                 self._require_understood(url, answer)
                 if answer.status_code < 500 and answer.status_code not in _PASSING:
@@ -209,6 +255,23 @@ class Client:
                 raise UnavailableError(f"the reward service at {_plain(url)} did not answer: {found}")
             time.sleep(pause_s)
         raise AssertionError("pauses never end")
+
+    def _try(self, method: str, url: str, timeout_s: float, **request: Any) -> httpx.Response | str:
+        """The answer to one request, or what kept it away.
+
+        Raises :class:`ConfigError` for a request that can never arrive.
+        """
+        timeout = httpx.Timeout(timeout_s, connect=self._service.connect_timeout_s)
+        try:
+            with self._http.stream(method, url, timeout=timeout, **request) as answer:
+                kept = {name: value for name, value in answer.headers.items() if name == "content-type"}
+                return httpx.Response(answer.status_code, headers=kept, content=_body(answer))
+        except (httpx.TransportError, httpx.TooManyRedirects, httpx.InvalidURL, UnicodeError) as error:
+            found = f"{type(error).__name__}: {error}".rstrip(": ")
+            if isinstance(error, httpx.TransportError) and not isinstance(error, _NEVER) and not _distrusts(error):
+                return found
+            message = f"no request to the reward service at {_plain(url)} can be made: {found}"
+            raise ConfigError(f"{message}; check {ENQUEUE_URL}, {FETCH_URL}, {TOKEN}") from error
 
     def _require_understood(self, url: str, answer: httpx.Response) -> None:
         """Raise :class:`ConfigError` for what no other sample and no other try can mend."""
@@ -228,17 +291,71 @@ class Client:
     def _json(self, answer: httpx.Response) -> dict[str, Any]:
         try:
             told = answer.json()
-        except ValueError as error:
-            raise UnavailableError(f"the reward service answered without JSON: {self._said(answer)}") from error
+        except (ValueError, RecursionError) as error:
+            raise RefusedError(f"the reward service answered without JSON: {self._said(answer)}") from error
         if not isinstance(told, dict):
-            raise UnavailableError(f"the reward service answered without a JSON object: {self._said(answer)}")
+            raise RefusedError(f"the reward service answered without a JSON object: {self._said(answer)}")
         return told
 
     def _said(self, answer: httpx.Response) -> str:
         """Status and text, cut short, without the token that a service might repeat."""
         text = " ".join(answer.text.split())
         text = text.replace(self._service.token, "<token>") if self._service.token else text
-        return f"{answer.status_code} {text[:_SHOWN]}{'...' if len(text) > _SHOWN else ''}"
+        return f"{answer.status_code} {shorten(text)}"
+
+
+def shorten(text: str) -> str:
+    """The beginning of a service's answer, which may be of any length, for a message."""
+    return f"{text[:_SHOWN]}{'...' if len(text) > _SHOWN else ''}"
+
+
+def _body(answer: httpx.Response) -> bytes:
+    """The reply, decompressed. Raises :class:`RefusedError` for one that is too large or compressed in another way.
+
+    httpx would decompress a whole block at once, whatever becomes of it.
+    """
+    coding = answer.headers.get("Content-Encoding", "").strip().lower() or "identity"
+    if coding not in ("identity", "gzip", "x-gzip", "deflate"):
+        raise RefusedError(f"the reward service compresses its answer by {coding!r}, which was not asked for")
+    inflate = None if coding == "identity" else zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+    body = bytearray()
+    for block in answer.iter_raw():
+        try:
+            body += block if inflate is None else inflate.decompress(block, MAX_REPLY_BYTES + 1 - len(body))
+        except zlib.error as error:
+            raise RefusedError(f"the reward service's answer is not {coding}: {error}") from error
+        if len(body) > MAX_REPLY_BYTES:
+            raise RefusedError(f"the reward service's answer is larger than {MAX_REPLY_BYTES} bytes")
+    return bytes(body)
+
+
+def _wrong_with(url: str) -> str | None:
+    """Why no request can go to a URL, or None."""
+    if not url:
+        return "is not set"
+    try:
+        parsed = httpx.URL(url)
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            return "is no http(s) URL"
+        parsed.host.encode("idna")
+    except (httpx.InvalidURL, ValueError) as error:
+        return f"is no http(s) URL ({error})"
+    return None if parsed.port is None or 0 < parsed.port < 2**16 else f"has the port {parsed.port}"
+
+
+def _fits_header(text: str) -> bool:
+    return text.isascii() and text.isprintable() and text == text.strip()
+
+
+def _distrusts(error: BaseException | None) -> bool:
+    """Whether TLS failed for a reason that stays: a certificate that is not trusted, or a server without TLS."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return True
+        if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _pauses(first_s: float, longest_s: float) -> Iterator[float]:

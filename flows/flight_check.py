@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -216,10 +215,8 @@ def _reward_service() -> str:
     if not os.environ.get(reward_client.ENQUEUE_URL):
         raise NotSetUp(f"{reward_client.ENQUEUE_URL} is not set; only recipes with a remote reward need it")
     service = reward_client.Service.from_environment()
-    # Any answer will do: the protocol has no call that asks for nothing.
-    for url in (service.enqueue_url, service.fetch_url):
-        httpx.get(url, timeout=TIMEOUT_S)
-    return f"{urlsplit(service.enqueue_url).netloc} answers"
+    with reward_client.Client(service, TIMEOUT_S) as client:
+        return client.check()
 
 
 def _wandb() -> str:

@@ -8,7 +8,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -20,7 +20,15 @@ TOKEN = "secret-of-the-tests"
 REPLICA = "replica-7"
 
 Answer = tuple[int, Any]
-"""Status, and the JSON that goes with it."""
+"""Status, and the JSON, or the :class:`Raw` bytes, that goes with it."""
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A reply as bytes, with headers of its own."""
+
+    data: bytes
+    headers: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,10 @@ class RewardServer:
 
     enqueue_url: str = ""
     fetch_url: str = ""
+    token: str = TOKEN
+    """What requests have to carry; without one they must have no ``Authorization`` at all."""
+    replica: Any = REPLICA
+    """What the service calls itself; None where it does not."""
     scores: Callable[[Frame], dict[str, Any] | None] = brightness
     """Scores of a frame by name; None stands for a reward that failed without a word, so that nothing is ever there."""
     enqueue_answers: list[Answer] = field(default_factory=list[Answer])
@@ -89,11 +101,11 @@ class RewardServer:
         return {
             "REMOTE_REWARD_ENQUEUE_URL": self.enqueue_url,
             "REMOTE_REWARD_FETCH_URL": self.fetch_url,
-            "REMOTE_REWARD_TOKEN": TOKEN,
+            "REMOTE_REWARD_TOKEN": self.token,
         }
 
     def enqueue(self, headers: dict[str, str], body: bytes) -> Answer:
-        self._require(headers, "authorization", f"Bearer {TOKEN}")
+        self._require(headers, "authorization", f"Bearer {self.token}" if self.token else None)
         self._require(headers, "content-type", "application/octet-stream")
         if self.enqueue_answers:
             return self.enqueue_answers.pop(0)
@@ -102,23 +114,27 @@ class RewardServer:
         except (ValueError, KeyError, IndexError, SyntaxError) as error:
             self.mistakes.append(f"frame: {error}")
             return 400, {"detail": f"bad frame: {error}"}
-        return 200, {"uuid": f"uuid-{len(self.frames) - 1}", "replica_id": REPLICA}
+        named = {} if self.replica is None else {"replica_id": self.replica}
+        return 200, {"uuid": f"uuid-{len(self.frames) - 1}", **named}
 
     def pull(self, headers: dict[str, str], body: bytes) -> Answer:
-        self._require(headers, "authorization", f"Bearer {TOKEN}")
+        self._require(headers, "authorization", f"Bearer {self.token}" if self.token else None)
         self._require(headers, "content-type", "application/x-www-form-urlencoded")
-        self._require(headers, "x-lepton-replica-target", REPLICA)
         (uuid,), (name,) = (parse_qs(body.decode())[key] for key in ("uuid", "type"))
+        known = uuid.startswith("uuid-")
+        self._require(headers, "x-lepton-replica-target", self.replica if known else None)
         self.pulls[uuid] = self.pulls.get(uuid, 0) + 1
         if self.pull_answers:
             return self.pull_answers.pop(0)
+        if not known:
+            return 400, {"message": f"Not found scores for {uuid}"}
         frame = self.frames[int(uuid.removeprefix("uuid-"))]
         scores = self.scores(frame) if frame.about["reward_fn"] == {name: 1.0} else None
         if scores is None or self.pulls[uuid] <= self.pulls_before_ready:
             return 400, {"message": f"Not found scores for {uuid}"}
         return 200, {"scores": scores, "duration": "0.35", "decoded_duration": "N/A", "type": name}
 
-    def _require(self, headers: dict[str, str], name: str, expected: str) -> None:
+    def _require(self, headers: dict[str, str], name: str, expected: str | None) -> None:
         if headers.get(name) != expected:
             self.mistakes.append(f"{name}: {headers.get(name)!r}, expected {expected!r}")
 
@@ -136,11 +152,20 @@ def reward_server() -> Iterator[RewardServer]:
             headers = {name.lower(): value for name, value in self.headers.items()}
             known = {"/api/reward/enqueue": service.enqueue, "/api/reward/pull": service.pull}
             status, told = known[self.path](headers, body) if self.path in known else (404, {"detail": "Not Found"})
-            data = json.dumps(told).encode()  # NaN goes out as Python's NaN, as from cosmos-rl's service
+            # NaN goes out as Python's NaN, as from cosmos-rl's service.
+            raw = told if isinstance(told, Raw) else Raw(json.dumps(told).encode())
             self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
+            for header, value in raw.headers.items():
+                self.send_header(header, value)
+            self.send_header("Content-Length", str(len(raw.data)))
             self.end_headers()
-            self.wfile.write(data)
+            with suppress(ConnectionError):  # a client may hang up in the middle of a reply
+                self.wfile.write(raw.data)
+
+        def do_GET(self) -> None:
+            self.send_response(405)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
             """Says nothing."""

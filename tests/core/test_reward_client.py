@@ -1,0 +1,225 @@
+"""What becomes of requests to a reward service that cannot be made, and of answers that are not what was asked for."""
+
+import gzip
+import tracemalloc
+import zlib
+from collections.abc import Iterator
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.reward_client import MAX_REPLY_BYTES, Client, Service
+from cosmos_rl_core.rewards import remote
+from cosmos_rl_core.rewards._base import Sample
+from tests.reward_server import Raw, RewardServer, reward_server
+
+PICTURE = np.full((1, 8, 8, 3), 7, np.uint8)
+URLS = {"REMOTE_REWARD_ENQUEUE_URL": "http://localhost/e", "REMOTE_REWARD_FETCH_URL": "http://localhost/p"}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RewardServer]:
+    with reward_server() as service:
+        for name, value in service.environment().items():
+            monkeypatch.setenv(name, value)
+        yield service
+        assert service.mistakes == []
+
+
+def scores(count: int = 1, *, timeout_s: float = 20.0) -> list[dict[str, float] | Exception]:
+    options = remote.Options(reward_fn="fn", score_key="overall_reward", timeout_s=timeout_s)
+    return remote.Reward(options).score([Sample(f"s-{i}", "p", "x", PICTURE, None) for i in range(count)])
+
+
+@pytest.mark.parametrize("token", ["", " ", None])
+def test_a_service_without_a_token_gets_no_authorization(
+    server: RewardServer, monkeypatch: pytest.MonkeyPatch, token: str | None
+):
+    server.token = ""
+    monkeypatch.delenv("REMOTE_REWARD_TOKEN")
+    if token is not None:
+        monkeypatch.setenv("REMOTE_REWARD_TOKEN", token)
+    (found,) = scores()
+    assert found == {"overall_reward": 7.0, "prompt_length": 1.0, "remote-fn-overall_reward": 7.0}
+
+
+def test_white_space_around_urls_and_token_does_not_count(server: RewardServer, monkeypatch: pytest.MonkeyPatch):
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, f" {value}\n")
+    assert isinstance(scores()[0], dict)
+
+
+@pytest.mark.parametrize("token", ["a b", "Bearer abc", "a\nb", "a\tb", "clé", "a\x00"])
+def test_a_token_that_no_header_takes_is_found_before_anything_is_sent(token: str):
+    with pytest.raises(ConfigError, match="REMOTE_REWARD_TOKEN has white space or characters that no HTTP header") as e:
+        Service.from_environment(URLS | {"REMOTE_REWARD_TOKEN": token})
+    assert token not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("localhost:8080/e", "is no http(s) URL"),
+        ("ftp://localhost/e", "is no http(s) URL"),
+        ("http://", "is no http(s) URL"),
+        ("http:///e", "is no http(s) URL"),
+        ("http://localhost:eighty/e", "is no http(s) URL (Invalid port: 'eighty')"),
+        ("http://localhost:99999/e", "has the port 99999"),
+        ("http://localhost:0/e", "has the port 0"),
+        ("http://local\nhost/e", "is no http(s) URL (Invalid non-printable ASCII character"),
+        ("http://a..b/e", "is no http(s) URL ("),
+        ("http://xn--/e", "is no http(s) URL ("),
+        ("  ", "is not set"),
+    ],
+)
+def test_a_url_that_no_request_can_go_to_is_found_before_anything_is_sent(url: str, says: str):
+    with pytest.raises(ConfigError) as caught:
+        Service.from_environment(URLS | {"REMOTE_REWARD_ENQUEUE_URL": url})
+    assert str(caught.value).startswith(f"REMOTE_REWARD_ENQUEUE_URL {says}")
+
+
+@pytest.mark.parametrize("replica", ["a\nb", "ré", " a", 7, ["a"], {"id": "a"}])
+def test_a_replica_that_no_header_takes_ends_the_stage_at_once(server: RewardServer, replica: object):
+    server.replica = replica
+    began_s = monotonic()
+    with pytest.raises(ConfigError, match=r"named the replica .*COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA=1"):
+        scores()
+    assert monotonic() - began_s < 5
+
+
+@pytest.mark.parametrize("replica", ["a\nb", 7, None, ""])
+def test_a_replica_that_nobody_asks_for_does_not_matter(
+    server: RewardServer, monkeypatch: pytest.MonkeyPatch, replica: object
+):
+    server.replica = replica
+    if replica:
+        monkeypatch.setenv("COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA", "1")
+    found = scores()
+    server.mistakes = [mistake for mistake in server.mistakes if not mistake.startswith("x-lepton")]
+    assert isinstance(found[0], dict)
+
+
+def test_tls_to_a_server_without_it_is_a_mistake_at_once(server: RewardServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("REMOTE_REWARD_ENQUEUE_URL", server.enqueue_url.replace("http:", "https:"))
+    began_s = monotonic()
+    with pytest.raises(ConfigError, match=r"no request to the reward service at https://127.*can be made"):
+        scores()
+    assert monotonic() - began_s < 5
+
+
+@pytest.mark.parametrize("proxy", ["ftp://localhost:1", "socks9://localhost:1"])
+def test_a_proxy_that_cannot_be_used_is_a_mistake_at_once(
+    server: RewardServer, monkeypatch: pytest.MonkeyPatch, proxy: str
+):
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(ConfigError, match="environment's proxies or certificates"):
+        scores()
+
+
+def test_a_redirect_is_not_followed(server: RewardServer):
+    server.enqueue_answers = [(302, Raw(b"", {"Location": server.enqueue_url}))]
+    with pytest.raises(ConfigError, match="it redirects; set its final URL"):
+        scores()
+
+
+def bomb(size: int) -> bytes:
+    """Zeros, compressed to a thousandth."""
+    packed = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
+    zeros = bytes(2**20)
+    return b"".join([*(packed.compress(zeros) for _ in range(size // len(zeros))), packed.flush()])
+
+
+@pytest.mark.parametrize("coding", ["GZIP", "deflate"])
+def test_a_bomb_is_read_up_to_the_limit_and_fails_its_sample(server: RewardServer, coding: str):
+    server.pull_answers = [(200, Raw(bomb(2**26), {"Content-Encoding": coding}))]
+    tracemalloc.start()
+    try:
+        (found,) = scores()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(found, ValueError)
+    assert str(found) == f"the reward service's answer is larger than {MAX_REPLY_BYTES} bytes"
+    assert peak < 3 * MAX_REPLY_BYTES
+
+
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [
+        (Raw(bytes(MAX_REPLY_BYTES + 1)), "is larger than"),
+        (Raw(b"junk", {"Content-Encoding": "br"}), "compresses its answer by 'br', which was not asked for"),
+        (Raw(b"junk", {"Content-Encoding": "zstd"}), "compresses its answer by 'zstd'"),
+        (Raw(b"junk", {"Content-Encoding": "gzip, gzip"}), "compresses its answer by 'gzip, gzip'"),
+        (Raw(b"junk", {"Content-Encoding": "gzip"}), "is not gzip"),
+        (Raw(b""), "without JSON"),
+        (Raw(b"<html>log in</html>"), "without JSON: 200 <html>log in</html>"),
+        (Raw(b"\xff\xfe{"), "without JSON"),
+        (Raw(b"[" * 100_000), "without JSON"),
+        ([1.0], "without a JSON object"),
+        (0.5, "without a JSON object"),
+        ({}, "200 {}"),
+        ({"error": "out of memory", "scores": {"overall_reward": [1.0]}}, "out of memory"),
+        ({"scores": [1.0]}, r"asked for fn, got 200 \{\"scores\": \[1.0\]\}"),
+        ({"scores": {}}, "fn gives no scores, not overall_reward"),
+        ({"scores": {"b": [1.0], "a": [1.0]}}, "fn gives a, b, not overall_reward; if it never does, set score_key"),
+        ({"scores": {"overall_reward": None}}, "overall_reward has no list of 1 scores"),
+        ({"scores": {"overall_reward": 0.5}}, "overall_reward has no list of 1 scores"),
+        ({"scores": {"overall_reward": "5"}}, "overall_reward has no list of 1 scores"),
+        ({"scores": {"overall_reward": []}}, "overall_reward has no list of 1 scores"),
+        ({"scores": {"overall_reward": [1.0, 2.0]}}, "overall_reward has no list of 1 scores"),
+        ({"scores": {"overall_reward": [[1.0]]}}, "could not score it"),
+        ({"scores": {"overall_reward": [True]}}, "could not score it"),
+        ({"scores": {"overall_reward": [float("nan")]}}, "could not score it"),
+        ({"scores": {"overall_reward": [10**400]}}, "could not score it"),
+        ({"scores": {"overall_reward": [{"value": 1.0}]}}, "could not score it"),
+        ({"scores": {"overall_reward": ["x" * 10_000]}}, r"could not score it.*\.\.\."),
+    ],
+)
+def test_an_answer_without_the_score_fails_its_sample_alone(server: RewardServer, reply: object, says: str):
+    server.pull_answers = [(200, reply)]
+    (found,) = scores()
+    assert isinstance(found, ValueError)
+    with pytest.raises(ValueError, match=says):
+        raise found
+    assert len(str(found)) < 1000
+    assert isinstance(scores()[0], dict)
+
+
+def test_only_the_samples_whose_answers_lack_the_key_are_lost(server: RewardServer):
+    server.pull_answers = [(200, {"scores": {"other": [1.0, 2.0]}}), (200, {"scores": {"other": [1.0]}})]
+    first, second = scores(2)
+    assert isinstance(first, ValueError)
+    assert isinstance(second, dict)
+
+
+def test_an_answer_that_is_compressed_all_the_same_is_read(server: RewardServer):
+    packed = gzip.compress(b'{"scores": {"overall_reward": [0.25]}}')
+    server.pull_answers = [(200, Raw(packed, {"Content-Encoding": "gzip"}))]
+    (found,) = scores()
+    assert found == {"overall_reward": 0.25, "remote-fn-overall_reward": 0.25}
+
+
+def test_a_check_asks_the_service_as_a_run_does_and_scores_nothing(server: RewardServer):
+    with Client(Service.from_environment(), 1.0) as client:
+        said = client.check()
+    assert said == f"answers 405 at {server.enqueue_url} and 400 at {server.fetch_url}"
+    assert server.frames == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "says"),
+    [
+        ((401, {}), ConfigError, "set REMOTE_REWARD_TOKEN"),
+        ((302, {}), ConfigError, "it redirects"),
+        ((503, {"detail": "starting"}), UnavailableError, "answered 503"),
+        ((200, Raw(b"", {"Content-Encoding": "br"})), UnavailableError, "compresses its answer by 'br'"),
+    ],
+)
+def test_a_check_finds_what_a_run_would_stop_at(
+    server: RewardServer, answer: tuple[int, object], error: type[Exception], says: str
+):
+    server.pull_answers = [answer]
+    with Client(Service.from_environment(), 1.0) as client, pytest.raises(error, match=says):
+        client.check()
