@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from cosmos_rl_core import media
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.reward_client import Client, RefusedError, Service, Ticket, frame
+from cosmos_rl_core.reward_client import Client, RefusedError, Service, Ticket, frame, shorten
 from cosmos_rl_core.rewards._base import Sample
 
 DECODED_CHANNELS = (16, 48)
@@ -134,13 +134,12 @@ class Reward:
         return "latent", sample.latents.astype(np.float16)
 
     def _entries(self, scores: dict[str, Any], count: int) -> list[dict[str, float] | Exception]:
-        """One entry a sample. Raises :class:`ConfigError` if there is no score of the name asked for, and
-        :class:`RefusedError` if there is not one for each sample."""
+        """One entry a sample. Raises :class:`RefusedError` if there is not a score of each name for each sample."""
         keys = (self._options.score_key or self._options.reward_fn).split("+")
         if missing := [key for key in keys if key not in scores]:
-            raise ConfigError(
-                f"{self._options.reward_fn} gives {', '.join(sorted(scores)) or 'no scores'}, not "
-                f"{', '.join(missing)}; set score_key"
+            raise RefusedError(
+                f"{self._options.reward_fn} gives {shorten(', '.join(sorted(scores))) or 'no scores'}, not "
+                f"{', '.join(missing)}; if it never does, set score_key"
             )
         for key in keys:
             if not isinstance(scores[key], list) or len(scores[key]) != count:
@@ -153,7 +152,7 @@ class Reward:
         options = self._options
         wanted = [told[key] for key in keys]
         if _FAILED_TEXT in told.values() or options.failure_score in wanted or not all(map(_is_number, wanted)):
-            return RefusedError(f"the service could not score it: {told}")
+            return RefusedError(f"the service could not score it: {shorten(str(told))}")
         low, high = (-math.inf if options.clip_min is None else options.clip_min), options.clip_max
         score = min(max(sum(map(float, wanted)), low), math.inf if high is None else high)
         numbers = {key: float(number) for key, number in told.items() if _is_number(number)}
@@ -161,4 +160,9 @@ class Reward:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
