@@ -7,16 +7,16 @@ from cosmos_rl_core.errors import ConfigError
 def check(path: str) -> None:
     """Raise :class:`ConfigError`, naming what is known, for a pipeline that its plugin cannot run as the stock does.
 
-    That is one with another VAE than the plugin's ``VAE_CLASSES``, with one of its ``REFUSED_SETTINGS``, or whose
+    That is one with another VAE than the plugin's ``vae_classes``, with one of its ``refused_settings``, or whose
     transformer does not take what its VAE makes.
     """
-    name = pipelines.pipeline_class(path)
-    _check_vae(path, pipelines.vae_classes(name))
+    spec = pipelines.spec(path)
+    _check_vae(path, spec.vae_classes)
     index, transformer = pipelines.read_json(path, pipelines.INDEX), pipelines.settings(path, "transformer")
-    for setting, meaning in pipelines.refused_settings(name).items():
+    for setting, meaning in spec.refused_settings.items():
         if value := index.get(setting, transformer.get(setting)):
             raise ConfigError(f"{path!r} has {setting} = {value}, so it is {meaning}; that is not supported")
-    geometry, masks = sizes.vae_geometry(path), pipelines.mask_channels(name)
+    geometry, masks = sizes.vae_geometry(path), spec.mask_channels
     if geometry is None:
         raise ConfigError(f"{path!r}: vae/config.json does not say how many pixels and frames a latent stands for")
     if transformer["in_channels"] != geometry[0] + masks:
@@ -25,7 +25,7 @@ def check(path: str) -> None:
             f"{path!r}: the transformer takes {transformer['in_channels']} channels and the VAE makes {geometry[0]}"
             f"{besides}: not a model that generates from noise alone"
         )
-    if pipelines.max_given_frames(name) and (frames := sizes.patch_shape(transformer)[0]) != 1:
+    if spec.max_given_frames and (frames := sizes.patch_shape(transformer)[0]) != 1:
         raise ConfigError(f"{path!r}: patches of {frames} latent frames have no noise level of their own each")
 
 

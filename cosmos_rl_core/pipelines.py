@@ -1,6 +1,5 @@
 """Diffusers pipeline directories without importing torch: their class, their adapter, their digest, what they need."""
 
-import ast
 import importlib.util
 import json
 import os
@@ -10,9 +9,10 @@ from typing import Any, Literal
 
 import huggingface_hub
 
-from cosmos_rl_core import models, plugins
+from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.file_digests import files_digest
+from cosmos_rl_core.models._spec import ModelSpec
 
 INDEX = "model_index.json"
 TRANSFORMER = "transformer"
@@ -29,13 +29,27 @@ def pipeline_class(path: str | Path) -> str:
     return read_json(path, INDEX)["_class_name"]
 
 
-def adapter_name(class_name: str) -> str:
-    """The model plugin that has ``class_name`` among its ``PIPELINE_CLASSES``. Reads the sources, imports none."""
-    adapters = _adapters()
-    if class_name not in adapters:
-        known = ", ".join(f"{name} ({adapters[name]})" for name in sorted(adapters))
+def adapter_name(path: str | Path) -> str:
+    """The model plugin that reads the pipeline directory ``path``. Raises :class:`ConfigError` if there is none."""
+    return claimant(pipeline_class(path))[0]
+
+
+def spec(path: str | Path) -> ModelSpec:
+    """The facts of the pipeline directory ``path``. Raises :class:`ConfigError` if no model plugin reads it."""
+    return claimant(pipeline_class(path))[1]
+
+
+def claimant(class_name: str) -> tuple[str, ModelSpec]:
+    """Name and facts of the model plugin that claims a pipeline class.
+
+    Raises :class:`ConfigError`, listing the known classes, if none does.
+    """
+    specs = {name: plugins.load("models", name).SPEC for name in plugins.known("models")}
+    claims = {claimed: name for name, its_spec in specs.items() for claimed in its_spec.pipeline_classes}
+    if class_name not in claims:
+        known = ", ".join(f"{claimed} ({claims[claimed]})" for claimed in sorted(claims))
         raise ConfigError(f"no model plugin for the pipeline class {class_name!r}; known: {known}")
-    return adapters[class_name]
+    return claims[class_name], specs[claims[class_name]]
 
 
 def scheduler(path: str | Path) -> tuple[str, dict]:
@@ -162,31 +176,28 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 """What is read here of a component's settings, by its class in diffusers, as that has it by default."""
 
 
-def has_guardrail(path: str | Path) -> bool:
-    """Whether the stock pipeline of the directory ``path`` insists on a safety checker."""
-    return _declared(pipeline_class(path), "GUARDRAIL_PACKAGE") is not None
-
-
 def check_guardrail(path: str | Path, setting: Literal["required", "off"] | None) -> None:
     """Raise :class:`ConfigError` if ``policy.diffusers.guardrail`` asks for a package that is not installed.
 
     Absent asks for it where the model has a guardrail; where it has none, any setting is refused.
     """
-    name = pipeline_class(path)
-    if has_guardrail(path):
+    package = spec(path).guardrail_package
+    if package is not None:
         if setting != "off":
             said = 'guardrail = "required"' if setting else 'guardrail, "required" unless it is set,'
-            check_installed(_declared(name, "GUARDRAIL_PACKAGE"), f"policy.diffusers.{said}", 'or set it to "off"')
+            check_installed(package, f"policy.diffusers.{said}", 'or set it to "off"')
     elif setting is not None:
-        raise ConfigError(f'policy.diffusers.guardrail = "{setting}": {name} has no guardrail; leave the setting out')
+        raise ConfigError(
+            f'policy.diffusers.guardrail = "{setting}": {pipeline_class(path)} has no guardrail; leave the setting out'
+        )
 
 
 def check_takes_instruction(path: str | Path) -> None:
     """Raise :class:`ConfigError` if ``policy.diffusers.complex_human_instruction`` would change nothing."""
-    name = pipeline_class(path)
-    if not _declared(name, "TAKES_INSTRUCTION"):
+    if not spec(path).takes_instruction:
         raise ConfigError(
-            f"policy.diffusers.complex_human_instruction: {name} puts no instruction before prompts; leave it out"
+            f"policy.diffusers.complex_human_instruction: {pipeline_class(path)} puts no instruction before prompts; "
+            "leave it out"
         )
 
 
@@ -196,8 +207,8 @@ def stock_guidance_scale(model_name_or_path: str, guidance_scale: float) -> floa
     Raises :class:`ConfigError` if there is none: guidance too weak for a pipeline that counts from 0, and has none up
     to 1.
     """
-    name = pipeline_class(resolve_path(model_name_or_path))
-    offset = guidance_offset(name)
+    path = resolve_path(model_name_or_path)
+    name, offset = pipeline_class(path), spec(path).guidance_offset
     if not offset or guidance_scale == 1:
         return guidance_scale
     if guidance_scale <= 1 + offset:
@@ -206,46 +217,6 @@ def stock_guidance_scale(model_name_or_path: str, guidance_scale: float) -> floa
             f"guidance below ours at {1 + offset}; take 1, or more than {1 + offset}"
         )
     return guidance_scale - offset
-
-
-def guidance_offset(class_name: str) -> float:
-    """How much less than ours the ``guidance_scale`` of that pipeline class is."""
-    return _declared(class_name, "GUIDANCE_OFFSET") or 0
-
-
-def max_given_frames(class_name: str) -> int:
-    """How many latent frames may be given at the start of a video of that pipeline class; 0 for most."""
-    return _declared(class_name, "MAX_GIVEN_FRAMES") or 0
-
-
-def stock_multiple(class_name: str) -> int:
-    """Sides that are no multiple of it are refused by the stock pipeline of that class, whatever its VAE."""
-    return _declared(class_name, "STOCK_MULTIPLE") or 1
-
-
-def vae_classes(class_name: str) -> tuple[str, ...]:
-    """The VAEs that pipelines of that class may have."""
-    return _declared(class_name, "VAE_CLASSES") or ()
-
-
-def refused_settings(class_name: str) -> dict[str, str]:
-    """Settings of a pipeline's index or its transformer that have to be absent or off, and what they would mean."""
-    return _declared(class_name, "REFUSED_SETTINGS") or {}
-
-
-def mask_channels(class_name: str) -> int:
-    """Channels that the transformer of that pipeline class takes besides those of the latents."""
-    return _declared(class_name, "MASK_CHANNELS") or 0
-
-
-def shifts_by_size(class_name: str) -> bool:
-    """Whether the stock pipeline of that class tells its scheduler how large the image is."""
-    return bool(_declared(class_name, "SHIFTS_BY_SIZE"))
-
-
-def frozen_prefix(class_name: str) -> str | None:
-    """The module of that pipeline class's transformer whose output may be stored in the place of text embeddings."""
-    return _declared(class_name, "FROZEN_PREFIX")
 
 
 def check_runs(path: str | Path) -> None:
@@ -296,29 +267,3 @@ def _no_directory(name: str) -> ConfigError:
 
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 """Owner and name of a repository, and its revision."""
-
-
-def _adapters() -> dict[str, str]:
-    """Plugin names by the pipeline classes that they declare."""
-    return {class_name: name for name in plugins.known("models") for class_name in _declared_classes(name)}
-
-
-def _declared_classes(plugin: str) -> tuple[str, ...]:
-    classes = _literal(plugin, "PIPELINE_CLASSES")
-    if classes is None:
-        raise TypeError(f"{plugin}.py needs PIPELINE_CLASSES, a tuple of string literals")
-    return classes
-
-
-def _declared(class_name: str, constant: str) -> Any:
-    """What the plugin of a pipeline class says of it; None if it says nothing."""
-    return _literal(adapter_name(class_name), constant)
-
-
-def _literal(plugin: str, constant: str) -> Any:
-    """The literal that a plugin's source assigns to a name, read without importing it; None if it does not."""
-    source = Path(models.__path__[0], f"{plugin}.py").read_text(encoding="utf-8")
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == constant:
-            return ast.literal_eval(node.value)
-    return None

@@ -1,4 +1,7 @@
-"""Plugins are files: ``cosmos_rl_core/<kind>/<name>.py`` is known as ``<name>``. To add one, nothing else is edited."""
+"""Plugins are files: ``cosmos_rl_core/<kind>/<name>.py`` is known as ``<name>``. To add one, nothing else is edited.
+
+A model is a folder: ``models/<name>/__init__.py`` holds its spec, which imports no torch, and ``model.py`` the rest.
+"""
 
 import difflib
 import importlib
@@ -24,3 +27,8 @@ def load(kind: str, name: str) -> ModuleType:
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ConfigError(f"unknown {kind.removesuffix('s')} {name!r}; {hint}known: {', '.join(names)}")
     return importlib.import_module(f"cosmos_rl_core.{kind}.{name}")
+
+
+def load_model(name: str) -> ModuleType:
+    """Import the ``model.py`` of a model plugin, and torch with it. Raises as :func:`load`."""
+    return importlib.import_module(f"{load('models', name).__name__}.model")

@@ -48,7 +48,7 @@ def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int
 
 
 def _check_sides(pipeline: str, size: tuple[int, int], multiples: Sequence[int]) -> None:
-    stock_multiple = pipelines.stock_multiple(pipelines.pipeline_class(pipeline))
+    stock_multiple = pipelines.spec(pipeline).stock_multiple
     multiples = [math.lcm(stock_multiple, multiple) for multiple in multiples]
     if any(side < 1 or side % multiple for side, multiple in zip(size, multiples, strict=True)):
         expected = multiples[0] if multiples[0] == multiples[1] else multiples
@@ -158,7 +158,7 @@ def has_frozen_prefix(pipeline: str, lora: LoraConfig | None) -> bool:
 
 def _frozen_prefix(pipeline: str, lora: LoraConfig | None) -> dict[str, tuple[int, ...]]:
     """Shapes of that module's matrices by name; empty where there is none, or where one of them is adapted."""
-    name = pipelines.frozen_prefix(pipelines.pipeline_class(pipeline)) if lora is not None else None
+    name = pipelines.spec(pipeline).frozen_prefix if lora is not None else None
     if name is None or lora is None:
         return {}
     matrices = _matrices(weight_shapes(pipeline))

@@ -237,10 +237,10 @@ def _collect(mistakes: list[str], resolve: Any) -> Any:
 def _model(recipe: Recipe) -> ModelRef:
     name = recipe.policy.model_name_or_path
     path = pipelines.resolve_path(name)
-    adapter = pipelines.adapter_name(pipelines.pipeline_class(path))
+    adapter = pipelines.adapter_name(path)
     # A shipped pipeline keeps its name, so that a run can go on where the package is installed elsewhere.
     kept = name if name.startswith(pipelines.PACKAGE_PREFIX) else path
-    guarded = pipelines.has_guardrail(path) and recipe.policy.diffusers.guardrail != "off"
+    guarded = pipelines.spec(path).guardrail_package is not None and recipe.policy.diffusers.guardrail != "off"
     digest = pipelines.pipeline_digest(path)
     return ModelRef(
         path=kept,
@@ -304,7 +304,7 @@ def _check_given_frames(recipe: Recipe) -> None:
         return
     path = pipelines.resolve_path(recipe.policy.model_name_or_path)
     setting, name = f"train.train_policy.max_num_conditional_frames = {most}", pipelines.pipeline_class(path)
-    if most > (able := pipelines.max_given_frames(name)):
+    if most > (able := pipelines.spec(path).max_given_frames):
         raise ConfigError(f"{setting}: {name} can be given {able or 'no'} latent frames{' at most' if able else ''}")
     if (total := sizes.latent_frames(path, frames)) is not None and most >= total:
         raise ConfigError(

@@ -16,7 +16,7 @@ def with_solver(recipe: Recipe) -> Recipe:
     sample = recipe.policy.diffusers.sample
     path = pipelines.resolve_path(recipe.policy.model_name_or_path)
     scheduler, settings = pipelines.scheduler(path)
-    by_size = pipelines.shifts_by_size(pipelines.pipeline_class(path))
+    by_size = pipelines.spec(path).shifts_by_size
     if not recipe.train.train_policy.rewarded:
         # There are no rollouts; one name for all keeps the identity of runs that train on data.
         check_flow(scheduler, settings, by_size=by_size)

@@ -17,7 +17,7 @@ from stages.contracts import ModelRef
 
 def load_model(ref: ModelRef, components: tuple[str, ...], device: torch.device) -> Model:
     """The named components of the base pipeline, float32, frozen, on ``device``."""
-    model = plugins.load("models", ref.adapter).load(pipelines.resolve_path(ref.path), components, device)
+    model = plugins.load_model(ref.adapter).load(pipelines.resolve_path(ref.path), components, device)
     if ref.complex_human_instruction is not None:
         model.complex_human_instruction = ref.complex_human_instruction
     return model
@@ -36,7 +36,7 @@ def load_stock(ref: ModelRef, path: str, param_dtype: ParamDtype, device: torch.
     type of its matrices alone (:mod:`cosmos_rl_core.half_weights`).
     """
     transformer = None if param_dtype == "float32" else half_weights.load(path, param_dtype, device)
-    plugin = plugins.load("models", ref.adapter)
+    plugin = plugins.load_model(ref.adapter)
     if hasattr(plugin, "load_stock"):
         return plugin.load_stock(path, bool(ref.guardrail), device, transformer)
     # By its own class: DiffusionPipeline's passes over a given transformer that may be left out, and reads another.

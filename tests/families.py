@@ -125,7 +125,7 @@ def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
     """What the stock pipeline makes of :data:`PROMPTS`, without guidance and as latents unless told otherwise."""
     given = {"prompt": PROMPTS, "num_inference_steps": 5, "guidance_scale": 1.0, "output_type": "latent"} | options
     if given["guidance_scale"] != 1:
-        given["guidance_scale"] -= pipelines.guidance_offset(type(stock).__name__)
+        given["guidance_scale"] -= pipelines.claimant(type(stock).__name__)[1].guidance_offset
     sizes = _loading.stock_arguments(stock, SIZE, frames_of(stock))
     return stock(latents=noise.clone(), max_sequence_length=LENGTH, return_dict=False, **(sizes | given))[0]
 

@@ -3,13 +3,17 @@
 import ast
 import importlib.util
 import inspect
+import itertools
 import json
 import re
 import sys
+import textwrap
+import typing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import diffusers
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,6 +26,7 @@ from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.train import AlgorithmOptions, DatasetOptions, RewardOptions
 from cosmos_rl_core.datasets import _base as datasets_base
 from cosmos_rl_core.models import _base as models_base
+from cosmos_rl_core.models._spec import ModelSpec
 from cosmos_rl_core.rewards import _base as rewards_base
 from cosmos_rl_core.sampling.transition import Coefficients
 
@@ -52,6 +57,23 @@ def folder_of_pictures(folder: Path) -> str:
     return str(folder)
 
 
+def described_fields(options: type[Section]) -> set[str]:
+    """Fields with a docstring below them, also inherited ones."""
+    bodies = [
+        ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # pyright: ignore[reportAttributeAccessIssue]
+        for cls in options.__mro__
+        if issubclass(cls, Section)
+    ]
+    return {
+        ast.unparse(line.target)
+        for body in bodies
+        for line, following in itertools.pairwise(body)
+        if isinstance(line, ast.AnnAssign)
+        and isinstance(following, ast.Expr)
+        and isinstance(following.value, ast.Constant)
+    }
+
+
 def options_of(kind: str, name: str, base: type[Section], key: str, **given: Any) -> Any:
     """Check the plugin's ``Options``; their values by default, or None where something has to be chosen."""
     module = plugins.load(kind, name)
@@ -59,7 +81,7 @@ def options_of(kind: str, name: str, base: type[Section], key: str, **given: Any
     assert issubclass(module.Options, base), f"{file}: Options must be a {base.__name__}"
     fields = module.Options.model_fields
     assert fields[key].annotation == Literal[name], f"{file}: Options.{key} must be Literal[{name!r}]"
-    undescribed = [field for field in fields if field != key and not fields[field].description]
+    undescribed = [field for field in fields if field != key and field not in described_fields(module.Options)]
     assert not undescribed, f"{file}: settings without a docstring: {', '.join(undescribed)}"
     needed = {field for field, info in fields.items() if info.is_required()} - given.keys() - {key}
     return None if needed else module.Options.model_validate({key: name, **given})
@@ -67,33 +89,53 @@ def options_of(kind: str, name: str, base: type[Section], key: str, **given: Any
 
 def test_the_readmes_model_has_the_members_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     readme = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
-    source = readme.partition("```python\n# cosmos_rl_core/models/x.py\n")[2].partition("```")[0]
-    (tmp_path / "x.py").write_text(source.replace("XPipeline", "WanPipeline"), encoding="utf-8")
-    name = "cosmos_rl_core.models.x"
-    spec = importlib.util.spec_from_file_location(name, tmp_path / "x.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    assert (module.PIPELINE_CLASSES, module.VAE_CLASSES) == (("WanPipeline",), ("AutoencoderKL",))
+
+    def imported(file: str, name: str) -> Any:
+        source = readme.partition(f"```python\n# cosmos_rl_core/models/x/{file}\n")[2].partition("```")[0]
+        (tmp_path / file).write_text(source.replace("XPipeline", "WanPipeline"), encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(name, tmp_path / file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    spec = imported("__init__.py", "cosmos_rl_core.models.x").SPEC
+    assert spec == ModelSpec(pipeline_classes=("WanPipeline",), vae_classes=("AutoencoderKL",))
+    module = imported("model.py", "cosmos_rl_core.models.x.model")
     assert list(inspect.signature(module.load).parameters) == ["path", "components", "device"]
     check_offers(module.X, models_base.Model)
 
 
 @pytest.mark.parametrize("name", plugins.known("models"))
 def test_a_model_plugin_conforms(name: str):
-    module = plugins.load("models", name)
-    file = f"cosmos_rl_core/models/{name}.py:1"
-    assert module.PIPELINE_CLASSES, f"{file}: PIPELINE_CLASSES is empty"
-    assert module.VAE_CLASSES, f"{file}: VAE_CLASSES is empty"
-    for class_name in module.PIPELINE_CLASSES:
-        # Read from the source, as flows do; two plugins cannot claim one class.
-        assert pipelines.adapter_name(class_name) == name, f"{file}: {class_name} belongs to another plugin too"
+    spec, file = plugins.load("models", name).SPEC, f"cosmos_rl_core/models/{name}/model.py:1"
+    assert spec.pipeline_classes
+    assert spec.vae_classes
+    for class_name in spec.pipeline_classes:
+        assert pipelines.claimant(class_name) == (name, spec), f"{file}: {class_name} belongs to another plugin too"
     expected = list(inspect.signature(models_base.ModelPlugin.load).parameters)[1:]
-    found = inspect.signature(module.load)
+    found = inspect.signature(plugins.load_model(name).load)
     assert list(found.parameters) == expected, f"{file}: load takes {list(found.parameters)}, expected {expected}"
     check_offers(found.return_annotation, models_base.Model)
+
+
+@pytest.mark.parametrize("name", plugins.known("models"))
+def test_a_models_facts_are_those_of_the_stock_pipeline(name: str):
+    spec = plugins.load("models", name).SPEC
+    for pipeline in (getattr(diffusers, class_name) for class_name in spec.pipeline_classes):
+        made, called = (inspect.signature(getattr(pipeline, m)).parameters for m in ("__init__", "__call__"))
+        types = {part: typing.get_args(made[part].annotation) or (made[part].annotation,) for part in made}
+        assert set(spec.vae_classes) <= {vae.__name__ for vae in types["vae"]}
+        settings = [made, *(inspect.signature(cls.__init__).parameters for cls in types["transformer"])]
+        assert all(any(refused in known for known in settings) for refused in spec.refused_settings)
+        assert spec.takes_instruction == ("complex_human_instruction" in called)
+        assert (spec.max_given_frames > 0) == ("num_latent_conditional_frames" in called)
+        assert (spec.guardrail_package is not None) == ("safety_checker" in made)
+        assert spec.shifts_by_size == ("calculate_shift" in inspect.getsource(pipeline.__call__))
+        multiples = re.findall(r" % (\d+)", inspect.getsource(pipeline.check_inputs))
+        assert {spec.stock_multiple} == ({int(number) for number in multiples} or {1})
 
 
 def batches_of(algorithm: Any, *, rewarded: bool) -> list[algorithms_base.Batch | algorithms_base.Transitions]:

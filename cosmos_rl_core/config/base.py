@@ -13,7 +13,7 @@ class Section(BaseModel):
     equal to ``value``, so that artifacts made before the field existed keep their fingerprints.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide the result, as plain JSON data."""

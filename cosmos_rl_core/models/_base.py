@@ -4,19 +4,10 @@ One convention everywhere: ``t`` in [0, 1], ``x_t = (1 - t) x_0 + t noise``, ``v
 the same number and never in a half type. Scaling of timesteps, packing, masks and latent normalisation live in the
 plugin and nowhere else.
 
-A plugin file has ``PIPELINE_CLASSES`` (values of ``_class_name`` in ``model_index.json``), ``VAE_CLASSES``, the classes
-that its VAE can be of, and a function ``load``. It may have ``REFUSED_SETTINGS``, which have to be absent or off in the
-index and the transformer's settings, with what they would mean; ``MASK_CHANNELS``, which the transformer takes besides
-the latents' own; ``GUARDRAIL_PACKAGE``, the package of the safety checker that the stock pipeline insists on;
-``GUIDANCE_OFFSET``, how much less than ours the stock pipeline's ``guidance_scale`` is; ``MAX_GIVEN_FRAMES``, how many
-latent frames at most may be given at the start of a video, where its ``velocity`` takes :func:`given_frames`;
-``SHIFTS_BY_SIZE``, true where the stock pipeline tells its scheduler how large the image is; ``FROZEN_PREFIX``, the
-module of the transformer through which text embeddings pass first, by itself and far smaller afterwards, where ``load``
-takes :data:`PREFIX` and ``velocity`` what comes of that; ``TAKES_INSTRUCTION``, true where the model has a
-``complex_human_instruction`` to set, as the stock pipeline's call takes one; ``STOCK_MULTIPLE``, of which both sides
-have to be multiples for the stock pipeline, in pixels; and ``load_stock(path, guardrail, device, transformer)``, where
-``from_pretrained`` alone does not load the stock pipeline: with ``transformer`` in the place of its own, unless that is
-None. The constants are literals, because plans read them from the source.
+A plugin is a folder. Its ``__init__.py`` assigns a :class:`cosmos_rl_core.models._spec.ModelSpec` to ``SPEC``; plans
+import it, so it imports no torch. Its ``model.py`` has a function ``load``. Where ``from_pretrained`` alone does not
+load the stock pipeline, it also has a function ``load_stock(path, guardrail, device, transformer)``, which puts
+``transformer`` in the place of the directory's own unless that is None.
 """
 
 from typing import Any, Protocol
@@ -41,11 +32,11 @@ EMPTY_TRANSFORMER = "empty transformer"
 """In the place of ``transformer``: its weights on the meta device, for who reads them by himself; buffers are real."""
 
 GUARDRAIL = "guardrail"
-"""One more component, of those plugins alone that have a ``GUARDRAIL_PACKAGE``; needed with the text encoders, where it
+"""One more component, of those plugins alone that have a ``guardrail_package``; needed with the text encoders, where it
 refuses prompts, and with the VAE, where it looks at what was decoded."""
 
 PREFIX = "prefix"
-"""One more component, of those plugins alone that have a ``FROZEN_PREFIX``: with it ``encode_prompts`` gives what comes
+"""One more component, of those plugins alone that have a ``frozen_prefix``: with it ``encode_prompts`` gives what comes
 out of that module, float32, under a name of its own. For policies that do not train it: `embed` stores that instead."""
 
 
@@ -97,9 +88,7 @@ class Model(Protocol):
 
 
 class ModelPlugin(Protocol):
-    """The module of a model plugin."""
-
-    PIPELINE_CLASSES: tuple[str, ...]
+    """The ``model.py`` of a model plugin."""
 
     def load(self, path: str, components: tuple[str, ...], device: torch.device) -> Model:
         """Load the named ones of :data:`COMPONENTS` from the directory ``path``: float32, frozen, in eval mode."""

@@ -17,12 +17,11 @@ Pipeline = TypeVar("Pipeline", bound=DiffusionPipeline)
 
 
 def adapter_of(path: str) -> ModelPlugin:
-    """The model plugin of the pipeline directory ``path``.
+    """The ``model.py`` of the model plugin for the pipeline directory ``path``.
 
     Raises :class:`ConfigError`, listing the known pipeline classes, if there is none.
     """
-    name = pipelines.adapter_name(pipelines.pipeline_class(path))
-    plugin: ModelPlugin = plugins.load("models", name)  # pyright: ignore[reportAssignmentType]
+    plugin: ModelPlugin = plugins.load_model(pipelines.adapter_name(path))  # pyright: ignore[reportAssignmentType]
     return plugin
 
 

@@ -259,7 +259,7 @@ def test_a_shift_by_size_is_the_stock_pipelines_or_refused_as_there(
     scheduler: Any = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type=kind, **line)  # pyright: ignore[reportArgumentType]
     monkeypatch.setattr(family.stock, "scheduler", scheduler)
     monkeypatch.setattr(family.model, "scheduler", scheduler)
-    if not pipelines.shifts_by_size(type(family.stock).__name__):
+    if not pipelines.spec(family.folder).shifts_by_size:
         with pytest.raises(ValueError, match="`mu` must be passed"):
             run_stock(family.stock, family.noise, num_inference_steps=1)
         with pytest.raises(ConfigError, match="the stock pipeline does not tell it the size"):

@@ -20,7 +20,7 @@ from cosmos_rl_core.sampling.solvers import own_solver
 from tests.families import PROMPTS, SCHEDULERS, SIZE, Family, as_torchvision, kernel, run_stock
 
 FRAMES, LATENT_FRAMES, STEPS = 9, 3, 3
-ABLE = [name for name in plugins.known("models") if hasattr(plugins.load("models", name), "MAX_GIVEN_FRAMES")]
+ABLE = [name for name in plugins.known("models") if plugins.load("models", name).SPEC.max_given_frames]
 
 
 def cases() -> list[Any]:

@@ -11,8 +11,10 @@ from diffusers.models.transformers import transformer_cosmos
 from cosmos_rl_core import export
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models import _loading, cosmos_predict2_5
+from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import COMPONENTS, generated, given_frames, guided_velocity, stack
+from cosmos_rl_core.models.cosmos_predict2_5 import SPEC
+from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.policy_weights import prepare
 from cosmos_rl_core.sampling.flow import euler, flow_sde
 from cosmos_rl_core.sampling.rollout import sample
@@ -129,7 +131,7 @@ def test_conditioning_does_not_depend_on_its_company(model):
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
 def test_text_to_video_gives_the_stock_pipelines_latents_and_media(model, stock, conditioning, noise, guidance_scale):
     found = ours(model, conditioning, noise, guidance_scale).latents
-    stock_scale = guidance_scale - (guidance_scale > 1) * cosmos_predict2_5.GUIDANCE_OFFSET
+    stock_scale = guidance_scale - (guidance_scale > 1) * SPEC.guidance_offset
     assert (found - stock_output(stock, noise, stock_scale)).abs().max() < 1e-4
     assert (found - noise).abs().max() > 0.1
     media = np.asarray(stock_output(stock, noise, stock_scale, "np")) * 255

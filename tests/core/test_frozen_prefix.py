@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from cosmos_rl_core import pipelines
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.models import cosmos_predict2_5
 from cosmos_rl_core.models._base import COMPONENTS, PREFIX, Conditioning, given_frames, guided_velocity, stack
+from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.policy_weights import prepare
 from cosmos_rl_core.precision import computes_in
 from tests import tiny_pipelines

@@ -12,8 +12,8 @@ from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict
 
 from cosmos_rl_core import pipelines
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from cosmos_rl_core.models import cosmos_predict2_5
 from cosmos_rl_core.models._base import COMPONENTS
+from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from tests import tiny_pipelines
 
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ def test_off_never_loads_it_even_where_the_directory_names_it(folder, tmp_path, 
 
 def test_a_model_without_a_guardrail_takes_no_setting(tmp_path):
     folder = tiny_pipelines.save_wan(tmp_path / "wan")
-    assert not pipelines.has_guardrail(folder)
+    assert pipelines.spec(folder).guardrail_package is None
     pipelines.check_guardrail(folder, None)
     for setting in ("required", "off"):
         with pytest.raises(ConfigError, match=f'guardrail = "{setting}": WanPipeline has no guardrail'):
@@ -122,7 +122,7 @@ def test_a_model_without_a_guardrail_takes_no_setting(tmp_path):
 
 
 def test_required_is_the_default_and_says_what_to_install(folder, monkeypatch):
-    assert pipelines.has_guardrail(folder)
+    assert pipelines.spec(folder).guardrail_package == "cosmos_guardrail"
     pipelines.check_guardrail(folder, "off")
     to_do = "needs the package cosmos_guardrail: pip install cosmos_guardrail or set it to"
     with pytest.raises(ConfigError, match=f"guardrail, .required. unless it is set, {to_do}"):

@@ -190,15 +190,15 @@ def test_wan_two_stage_and_image_to_video_pipelines_are_refused(folders, tmp_pat
         load(folder)
 
 
-def test_adapters_are_found_without_importing_them(folders):
-    assert pipelines.adapter_name(pipelines.pipeline_class(folders["sd3"])) == "sd3"
-    assert pipelines.adapter_name("WanPipeline") == "wan"
+def test_adapters_are_found_by_the_pipeline_class(folders):
+    assert pipelines.adapter_name(folders["sd3"]) == "sd3"
+    assert pipelines.claimant("WanPipeline")[0] == "wan"
     with pytest.raises(ConfigError, match=r"'FluxPipeline'; known: .*3Pipeline \(sd3\), WanPipeline \(wan\)"):
-        pipelines.adapter_name("FluxPipeline")
+        pipelines.claimant("FluxPipeline")
 
 
 def test_pipelines_module_does_not_import_torch():
-    code = "import sys; from cosmos_rl_core.pipelines import adapter_name; adapter_name('WanPipeline');"
+    code = "import sys; from cosmos_rl_core.pipelines import claimant; claimant('WanPipeline');"
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
 

@@ -9,7 +9,7 @@ import torch
 
 from cosmos_rl_core import native_weights, pipelines
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models import cosmos_predict2_5
+from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from tests import tiny_pipelines
 
 NATIVE = {

@@ -27,7 +27,12 @@ LAST_WORDS = 4000
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     # Of plugins, which stages load by name, those that most ranks need.
-    ["stages.warm", "tests.stages.ranks", "cosmos_rl_core.models.cosmos_predict2_5", "cosmos_rl_core.models.wan"]
+    [
+        "stages.warm",
+        "tests.stages.ranks",
+        "cosmos_rl_core.models.cosmos_predict2_5.model",
+        "cosmos_rl_core.models.wan.model",
+    ]
 )
 STARTS = multiprocessing.get_context("spawn")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.models import cosmos_predict2_5
 from cosmos_rl_core.models._base import PREFIX
+from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from stages import embed
 from stages.artifacts import Artifact, input_of
 from stages.policy import read_part

@@ -84,7 +84,7 @@ def config_of(model: str, dataset: DatasetOptions, size: tuple[int, int], frames
     return Encode(
         model=ModelRef(
             path=path,
-            adapter=pipelines.adapter_name(pipelines.pipeline_class(path)),
+            adapter=pipelines.adapter_name(path),
             digest=pipelines.pipeline_digest(path),
         ),
         dataset=dataset,

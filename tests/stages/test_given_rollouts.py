@@ -11,8 +11,8 @@ import torch
 
 from cosmos_rl_core import media, plugins, seeds
 from cosmos_rl_core.algorithms._base import Batch, Transitions
-from cosmos_rl_core.models import cosmos_predict2_5
 from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, given_frames, guided_velocity, stack
+from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.training import FINE_GRID

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cosmos_rl_core import plugins, seeds
-from cosmos_rl_core.models import cosmos_predict2_5
 from cosmos_rl_core.models._base import given_frames, stack
+from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.training import FINE_GRID, DrawKey, random_times, sft_time, training_noise
 from flows.requests import Run

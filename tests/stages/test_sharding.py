@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_rl_core.models.wan import Wan
+from cosmos_rl_core.models.wan.model import Wan
 from flows.requests import Run
 from stages import trainer
 from stages.artifacts import input_of

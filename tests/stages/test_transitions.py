@@ -11,8 +11,8 @@ from safetensors.torch import load as load_tensors
 
 from cosmos_rl_core import shards
 from cosmos_rl_core.errors import ConfigError, DriftError
-from cosmos_rl_core.models import sd3
 from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.models.sd3 import model as sd3
 from cosmos_rl_core.pipelines import resolve_path
 from cosmos_rl_core.policy_weights import to_bytes
 from cosmos_rl_core.sampling.schedule import schedule_of

@@ -1,4 +1,4 @@
-"""SANA-Video: text to video, Gemma's text, 5-D latents of a causal video VAE."""
+"""SANA-Video as a velocity field."""
 
 import torch
 from diffusers import SanaVideoPipeline
@@ -9,13 +9,6 @@ from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning
 from cosmos_rl_core.models._sana import TakesInstruction, velocity
 from cosmos_rl_core.models._video import VideoAdapter
-
-PIPELINE_CLASSES = ("SanaVideoPipeline",)
-VAE_CLASSES = ("AutoencoderKLWan", "AutoencoderKLLTX2Video")
-REFUSED_SETTINGS = {"guidance_embeds": "a distilled model, which is told the guidance"}
-TAKES_INSTRUCTION = True
-STOCK_MULTIPLE = 32
-"""The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor."""
 
 
 class SanaVideo(TakesInstruction, VideoAdapter):

@@ -1,4 +1,4 @@
-"""SANA and SANA 1.5: text to image, Gemma's text, 4-D latents of a deep-compression autoencoder."""
+"""SANA and SANA 1.5 as a velocity field."""
 
 import torch
 from diffusers import SanaPipeline
@@ -9,13 +9,6 @@ from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._adapter import Adapter
 from cosmos_rl_core.models._base import Conditioning
 from cosmos_rl_core.models._sana import TakesInstruction, velocity
-
-PIPELINE_CLASSES = ("SanaPipeline",)
-VAE_CLASSES = ("AutoencoderDC",)
-REFUSED_SETTINGS = {"guidance_embeds": "SANA-Sprint, a distilled model, which is told the guidance"}
-TAKES_INSTRUCTION = True
-STOCK_MULTIPLE = 32
-"""The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor."""
 
 
 class Sana(TakesInstruction, Adapter):

@@ -1,7 +1,4 @@
-"""Cosmos-Predict2.5: text, image or video to video; Qwen2.5-VL as text encoder, 5-D latents of Wan's causal video VAE.
-
-The stock pipeline's ``guidance_scale`` g is ``v_c + g (v_c - v_u)``, which is ours less 1, and it has none up to g = 1.
-"""
+"""Cosmos-Predict2.5 as a velocity field."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -27,22 +24,11 @@ from cosmos_rl_core.models._base import (
     Conditioning,
 )
 from cosmos_rl_core.models._video import VideoAdapter
+from cosmos_rl_core.models.cosmos_predict2_5 import FROZEN_PREFIX, GUARDRAIL_PACKAGE
 from cosmos_rl_core.sharding import WHOLE, load_base
 
-PIPELINE_CLASSES = ("Cosmos2_5_PredictBasePipeline",)
-VAE_CLASSES = ("AutoencoderKLWan",)
-MASK_CHANNELS = 1
-"""Which frames are given."""
-GUARDRAIL_PACKAGE = "cosmos_guardrail"
-GUIDANCE_OFFSET = 1
-MAX_GIVEN_FRAMES = 2
-FROZEN_PREFIX = "crossattn_proj"
-"""Of the real ones 100352 channels to 1024."""
 EMBEDS, PROJECTED = "prompt_embeds", "projected_prompt_embeds"
-"""Names of text embeddings in a conditioning: before that projection, and after it."""
-
-STOCK_MULTIPLE = 16
-"""The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor."""
+"""Names of text embeddings in a conditioning: before the frozen prefix, and after it."""
 _GIVEN_T = 1e-4
 """Noise level that the transformer is told of given frames: the stock pipeline's ``conditional_frame_timestep``."""
 

@@ -1,4 +1,4 @@
-"""Wan 2.1: text to video, one text encoder, 5-D latents of a causal video VAE."""
+"""Wan 2.1 as a velocity field."""
 
 import torch
 from diffusers import WanPipeline
@@ -8,15 +8,6 @@ from cosmos_rl_core import checkpoints
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning
 from cosmos_rl_core.models._video import VideoAdapter
-
-PIPELINE_CLASSES = ("WanPipeline",)
-VAE_CLASSES = ("AutoencoderKLWan",)
-REFUSED_SETTINGS = {
-    "boundary_ratio": "a Wan 2.2 pipeline, of two transformers",
-    "expand_timesteps": "a Wan 2.2 pipeline, of timesteps by token",
-}
-STOCK_MULTIPLE = 16
-"""The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor."""
 
 
 class Wan(VideoAdapter):

@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 and 3.5: text to image, three text encoders, 4-D latents."""
+"""Stable Diffusion 3 and 3.5 as a velocity field."""
 
 from typing import Any
 
@@ -12,10 +12,6 @@ from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._adapter import Adapter
 from cosmos_rl_core.models._base import Conditioning
 from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
-
-PIPELINE_CLASSES = ("StableDiffusion3Pipeline",)
-VAE_CLASSES = ("AutoencoderKL",)
-SHIFTS_BY_SIZE = True
 
 _MAX_PROMPT_LENGTH = 512
 
