@@ -21,7 +21,7 @@ from cosmos_rl_core.sizes import FLOAT32_BYTES
 from cosmos_rl_core.tensor_files import read_tensors
 from cosmos_rl_core.tensor_headers import Readable
 from stages import contracts
-from stages.artifacts import Artifact, Attempt
+from stages.artifacts import Artifact
 from stages.contracts import Input, ModelRef, OnPolicy, Request
 from stages.files import scan
 from stages.loading import load_model
@@ -42,14 +42,14 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     weights = prepare(model.transformer, config.lora, reference=False)
     shapes = {name: tuple(parameter.shape) for name, parameter in weights.parameters.items()}
     if config.from_scratch:
-        write_part(context.attempt, CURRENT, tensors=weights.here(CURRENT), group=context.ranks)
+        write_part(context, CURRENT, tensors=weights.here(CURRENT), group=context.ranks)
     elif config.lora is not None:
         tensors = initial_lora(shapes, config.lora, derive(request.seed, "policy"))
-        write_part(context.attempt, CURRENT, tensors=tensors, group=context.ranks)
+        write_part(context, CURRENT, tensors=tensors, group=context.ranks)
     else:
         base = BaseWeights(pipelines.resolve_path(config.model.path), shapes)
         sizes = {name: FLOAT32_BYTES * math.prod(shape) for name, shape in shapes.items()}
-        _write_files(context.attempt, CURRENT, sizes=sizes, whole=base.__getitem__, group=context.ranks)
+        _write_files(context, CURRENT, sizes=sizes, whole=base.__getitem__, group=context.ranks)
     return {"trainable": sum(math.prod(shape) for shape in shapes.values())}
 
 
@@ -62,20 +62,32 @@ def _check_base(ref: ModelRef) -> None:
 
 
 def write_part(
-    attempt: Attempt, part: str, *, tensors: Mapping[str, Tensor], group: Group, shards: Shards = WHOLE
+    context: Context, part: str, *, tensors: Mapping[str, Tensor], group: Group, shards: Shards = WHOLE
 ) -> None:
-    """Write one part's files, each gathered whole and written by one of the ranks, in turn; all ranks call this."""
+    """Write one part's files, each gathered whole by all ranks and written by one of them; all ranks call this."""
     sizes = {name: math.prod(shards.shape(name, tensor)) * tensor.element_size() for name, tensor in tensors.items()}
-    _write_files(attempt, part, sizes=sizes, whole=lambda name: shards.whole(name, tensors[name]), group=group)
+    _write_files(context, part, sizes=sizes, whole=lambda name: shards.whole(name, tensors[name]), group=group)
 
 
 def _write_files(
-    attempt: Attempt, part: str, *, sizes: Mapping[str, int], whole: Callable[[str], Tensor], group: Group
+    context: Context, part: str, *, sizes: Mapping[str, int], whole: Callable[[str], Tensor], group: Group
 ) -> None:
-    for index, names in enumerate(cut(sizes)):
-        tensors = {name: whole(name) for name in names}
-        if index % group.world_size == group.rank:
-            attempt.put(f"{part}/{index:05d}.safetensors", to_bytes(tensors))
+    """Write the files in rounds of one file a rank, so that all ranks write at the same time.
+
+    Gathering is collective: a rank that wrote its file first would keep the others waiting. A rank holds one file.
+    """
+    files = list(enumerate(cut(sizes)))
+    for first in range(0, len(files), group.world_size):
+        mine: tuple[int, dict[str, Tensor]] | None = None
+        for index, names in files[first : first + group.world_size]:
+            context.progress(f"writing {part}", index, len(files))
+            tensors = {name: whole(name) for name in names}
+            if index % group.world_size == group.rank:
+                mine = index, tensors
+        if mine is not None:
+            index, tensors = mine
+            context.attempt.put(f"{part}/{index:05d}.safetensors", to_bytes(tensors))
+    context.progress(f"writing {part}", len(files), len(files))
 
 
 def read_part(source: Input, part: str, shards: Shards = WHOLE) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ from cosmos_rl_core.training import (
     optimizer_step,
     state_shards,
 )
-from stages.artifacts import Artifact, Attempt
+from stages.artifacts import Artifact
 from stages.contracts import Finetune, Input, OptimizerSteps, Update
 from stages.policy import load_policy, read_part, write_part
 from stages.runner import Context
@@ -239,7 +239,7 @@ class Trainer:
         names = sorted({name for ranks_peaks in found for name in ranks_peaks})
         return {f"{name}_max": float(np.max([peaks.get(name, -math.inf) for peaks in found])) for name in names}
 
-    def write(self, attempt: Attempt, copies: list[str], iteration: int) -> None:
+    def write(self, context: Context, copies: list[str], iteration: int) -> None:
         """Write the next policy version, after all ranks agree on all of it.
 
         The optimizer step of its clocks is the planned one, also where a pass ended early.
@@ -251,12 +251,12 @@ class Trainer:
         cuts = {part: state_shards(shards) if part == "optimizer" else shards for part in parts}
         self._agree(parts, cuts)
         for part, tensors in parts.items():
-            write_part(attempt, part, tensors=tensors, group=self.group, shards=cuts[part])
+            write_part(context, part, tensors=tensors, group=self.group, shards=cuts[part])
         if self.group.rank == 0:
             last_step = self.steps.first_step + len(self.steps.lrs)
             nonfinite = {NONFINITE: self.nonfinite_in_a_row} if self.nonfinite_in_a_row else {}
-            attempt.put_json(CLOCKS, {"iteration": iteration + 1, "optimizer_step": last_step, **nonfinite})
-            attempt.put(METRICS, to_parquet(pd.DataFrame(self.rows)))
+            context.attempt.put_json(CLOCKS, {"iteration": iteration + 1, "optimizer_step": last_step, **nonfinite})
+            context.attempt.put(METRICS, to_parquet(pd.DataFrame(self.rows)))
 
     def _agree(self, parts: dict[str, dict[str, Tensor]], cuts: dict[str, Shards]) -> None:
         """Ranks that hold the same rows must hold the same bits."""

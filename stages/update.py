@@ -55,7 +55,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     if config.reference == "renewed":
         trainer.weights.create("reference")
     drift.write()
-    trainer.write(context.attempt, copies, iteration)
+    trainer.write(context, copies, iteration)
     if group.rank == 0:
         context.attempt.put(ADVANTAGES, to_parquet(table))
     excluded = len(table[~table["used"]])

@@ -1,0 +1,71 @@
+"""How ranks share the writing of a policy's files."""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cosmos_rl_core.distributed import Group
+from cosmos_rl_core.parallelism import Parallelism
+from cosmos_rl_core.policy_weights import CURRENT, from_bytes
+from cosmos_rl_core.sharding import Shards
+from stages.artifacts import Attempt
+from stages.outcome import Outcome
+from stages.policy import write_part
+from stages.runner import Context
+from tests.hand_made import NUMERICS, report
+from tests.stages.ranks import start_ranks
+
+NUM_FILES, NUM_RANKS = 5, 2
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class OneFileEach(Shards):
+    """Tensors that count as a gibibyte each, so that each is a file of its own, and that all ranks gather together."""
+
+    def shape(self, name: str, local: Tensor) -> tuple[int, ...]:
+        return (2**28,)
+
+    def whole(self, name: str, local: Tensor) -> Tensor:
+        dist.barrier()
+        return local
+
+
+class MeetingAttempt(Attempt):
+    """An attempt whose rank, while it writes a file, waits until the other rank writes the file beside it."""
+
+    def put(self, name: str, data: bytes) -> None:
+        index, folder = int(Path(name).stem), Path(self.request.slot).parent
+        folder.joinpath(f"writing-{index}").touch()
+        beside = index ^ 1
+        deadline_s = time.monotonic() + PATIENCE_S
+        while beside < NUM_FILES and not folder.joinpath(f"writing-{beside}").exists():
+            assert time.monotonic() < deadline_s, f"nobody writes file {beside} beside file {index}"
+            time.sleep(0.01)
+        super().put(name, data)
+
+
+def write(folder: Path) -> None:
+    group = Group(60.0, Parallelism(world_size=NUM_RANKS))
+    attempt = MeetingAttempt(report(str(folder / "slot")), NUMERICS, 1, "attempt")
+    context = Context(attempt, group, Outcome(folder / f"outcome-{group.rank}", group.rank))
+    tensors = {f"w{n}": torch.full((3,), float(n), device="cpu") for n in range(NUM_FILES)}
+    write_part(context, CURRENT, tensors=tensors, group=group, shards=OneFileEach())
+    folder.joinpath(f"written-{group.rank}").write_text(" ".join(sorted(attempt.files)))
+    group.close()
+
+
+def test_ranks_write_files_side_by_side_each_once(tmp_path: Path):
+    start_ranks(partial(write, tmp_path), tmp_path, NUM_RANKS, timeout_s=120.0)
+
+    names = [f"{CURRENT}/{n:05d}.safetensors" for n in range(NUM_FILES)]
+    assert [tmp_path.joinpath(f"written-{rank}").read_text().split() for rank in range(2)] == [names[::2], names[1::2]]
+    for n, name in enumerate(names):
+        found = from_bytes(tmp_path.joinpath("slot/attempts/attempt", name).read_bytes())
+        assert {key: tensor.tolist() for key, tensor in found.items()} == {f"w{n}": [float(n)] * 3}
+    assert '"phase":"writing current","step":5,"total":5' in tmp_path.joinpath("outcome-0/status.json").read_text()
