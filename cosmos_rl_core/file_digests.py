@@ -30,8 +30,14 @@ class Remembered:
     settled_s: float = 2.0
     """A file that has just changed is not remembered: its next change may fall into the same tick of the clock."""
 
+    @classmethod
+    def of_user(cls) -> "Remembered":
+        """Return the digests that this user's processes share."""
+        folder = cache.of_user()
+        return cls(folder and folder / "sha256")
+
     def sha256(self, file: Path) -> str:
-        """Of the file's bytes, in hex."""
+        """Return the digest of the file's bytes, in hex."""
         with file.open("rb") as stream:
             stamp = _stamp(stream.fileno())
             entry = self._entry(file) if stamp[1] >= SMALLEST_BYTES else None
@@ -54,8 +60,7 @@ def files_digest(files: dict[str, Path]) -> str:
 
     Of large files that did not change since they were last read, this takes :class:`Remembered`'s word.
     """
-    folder = cache.of_user()
-    remembered, names = Remembered(folder and folder / "sha256"), sorted(files)
+    remembered, names = Remembered.of_user(), sorted(files)
     with ThreadPoolExecutor(MAX_THREADS) as pool:
         found = pool.map(remembered.sha256, [files[name] for name in names])
     return digest([list(pair) for pair in zip(names, found, strict=True)])

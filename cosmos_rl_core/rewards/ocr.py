@@ -4,7 +4,6 @@ Recognition only, no text detection: the whole image is read as one line, scaled
 images that are mostly the word, not a small word somewhere in a large scene.
 """
 
-import hashlib
 import importlib
 from functools import cached_property
 from importlib.metadata import version
@@ -17,6 +16,7 @@ from pydantic import Field
 
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.file_digests import Remembered
 from cosmos_rl_core.rewards._base import Sample
 
 LINE_HEIGHT = 48
@@ -46,7 +46,7 @@ class Reward:
     def version(self) -> str:
         """The packages and the model file that read the text."""
         path = _model_path()
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        digest = Remembered.of_user().sha256(path)[:16]
         return f"rapidocr {version('rapidocr')}, onnxruntime {version('onnxruntime')}, {path.name} sha256:{digest}"
 
     def check_prompt(self, text: str) -> str | None:
