@@ -8,14 +8,15 @@ from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig
 def lr_factor(config: OptimizerConfig, step: int) -> float:
     """Multiplier of the peak learning rate at 0-based optimizer ``step``: linear warm-up, stable, then decay.
 
-    With w warm-up steps the multiplier at k < w is ``f0 + (1 - f0) k / (w - 1)``: the first step with f0 = 0 moves
-    nothing. The decay covers the last ``optm_decay_ratio`` of ``max_num_steps`` (at most all after the warm-up) and
-    ends at the floor.
+    With w warm-up steps the multiplier at k < w is ``f0 + (1 - f0) k / (w - 1)``, or over w where the peak comes after
+    the warm-up: the first step with f0 = 0 moves nothing. The decay covers the last ``optm_decay_ratio`` of
+    ``max_num_steps`` (at most all after the warm-up) and ends at the floor.
     """
     warmup = config.optm_warmup_steps
     if step < warmup:
         start = config.optm_warmup_start_factor
-        return 1.0 if warmup == 1 else start + (1 - start) * step / (warmup - 1)
+        rises = warmup if config.optm_peak_after_warmup else warmup - 1
+        return start + (1 - start) * step / rises if rises else 1.0
     if config.optm_decay_type == "none" or config.max_num_steps is None:
         return 1.0
     total = config.max_num_steps
@@ -39,11 +40,12 @@ _DECAYS = {
 def ema_decay(config: EmaConfig, step: int) -> float | None:
     """Decay of the average after 0-based optimizer ``step`` k: ``min((1 + k) / (10 + k), cap)``; None: no update.
 
-    With a rate it is ``(1 - n / (k + 1)) ** (gamma + 1)``, n steps after the last update: the weights of ever earlier
-    steps then fall off as a power of time, and the first update takes the policy as it is.
+    With ``ema_first_step`` = 1 the steps k are 1-based, in the interval too. With a rate it is
+    ``(1 - n / (k + 1)) ** (gamma + 1)``, n steps after the last update: the weights of ever earlier steps then fall off
+    as a power of time, and the first update takes the policy as it is.
     Source: the power function averages of arXiv:2312.02696, section 3.1.
     """
-    interval = config.ema_update_step_interval
+    interval, step = config.ema_update_step_interval, step + config.ema_first_step
     if not config.ema_enable or (step + 1) % interval:
         return None
     if config.ema_rate is not None:

@@ -168,6 +168,8 @@ def _mistakes(recipe: Recipe) -> Any:
         yield f"train.train_batch_per_replica = {batch} is not a multiple of {divisor}"
     if recipe.train.ema_rate is not None and not recipe.train.ema_enable:
         yield f"train.ema_rate = {recipe.train.ema_rate:g} is of no average: set train.ema_enable = true"
+    if recipe.train.ema_first_step and not recipe.train.ema_enable:
+        yield f"train.ema_first_step = {recipe.train.ema_first_step} is of no average: set train.ema_enable = true"
     if recipe.policy.from_scratch and recipe.policy.lora is not None:
         yield "policy.from_scratch draws all weights anew; leave [policy.lora] out"
 

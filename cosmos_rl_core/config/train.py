@@ -135,6 +135,9 @@ class OptimizerConfig(Section):
     """Optimizer steps of linear warm-up."""
     optm_warmup_start_factor: float = Field(default=0.0, ge=0, le=1)
     """Multiplier of the learning rate at the first step of the warm-up."""
+    optm_peak_after_warmup: bool = Field(default=False, json_schema_extra={"neutral": False})
+    """The first step after the warm-up is the first at the peak, instead of the last step of the warm-up: cosmos-rl's
+    ``--wfm-mode``."""
     optm_decay_type: Literal["none", "linear", "cosine", "sqrt"] = "none"
     """Shape of the decay at the end of ``max_num_steps``."""
     optm_decay_ratio: float | None = Field(default=None, gt=0, le=1)
@@ -144,6 +147,12 @@ class OptimizerConfig(Section):
     max_num_steps: int | None = Field(default=None, ge=1)
     """Optimizer steps that the decay is stretched over; needed when there is one. The number of iterations is not tied
     to it."""
+
+    @model_validator(mode="after")
+    def _peak_is_after_something(self) -> "OptimizerConfig":
+        if self.optm_peak_after_warmup and self.optm_warmup_steps == 0:
+            raise ValueError("optm_peak_after_warmup = true without optm_warmup_steps: set them, or leave it out")
+        return self
 
     @model_validator(mode="after")
     def _decay_has_room(self) -> "OptimizerConfig":
@@ -170,6 +179,9 @@ class EmaConfig(Section):
     """Keep an average."""
     ema_decay: float = Field(default=0.9, ge=0, lt=1)
     """Cap of the decay; the decay at step k is min((1 + k) / (10 + k), ema_decay)."""
+    ema_first_step: Literal[0, 1] = Field(default=0, json_schema_extra={"neutral": 0})
+    """Number k of the first optimizer step in decay and interval. cosmos-rl's DiffusionNFT counts from 1, so that its
+    first decay is 2/11 instead of 1/10."""
     ema_rate: float | None = Field(default=None, gt=0, lt=0.2886, json_schema_extra={"neutral": None})
     """Average over a share of the training so far instead, however long that is, and leave ``ema_decay`` unread: the
     deviation of the steps that it averages over, relative to the steps done. 0.1 is cosmos-rl's; near 0.2886 it is the

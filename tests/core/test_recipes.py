@@ -52,6 +52,9 @@ NFT = {
     f"{POLICY}.advantage_low": -5.0,
     f"{POLICY}.advantage_high": 5.0,
     f"{POLICY}.global_std": False,
+    f"{POLICY}.unbiased_std": True,
+    f"{POLICY}.weight_copy_first_step": 1,
+    "train.ema_first_step": 1,
     f"{POLICY}.dataset.name": "prompts",
     "logging.logger": ["console", "wandb"],
     "logging.project_name": "cosmos_rl",
@@ -142,7 +145,8 @@ def wfm(
         "train.epsilon": 1e-8,
         "train.optm_grad_norm_clip": 1.0,
         "train.max_nonfinite_steps": 10,
-        "train.optm_warmup_steps": 51,
+        "train.optm_warmup_steps": 50,
+        "train.optm_peak_after_warmup": True,
         "train.optm_warmup_start_factor": 1e-6,
         "train.optm_decay_type": "none",
         "train.ema_enable": True,
@@ -222,7 +226,7 @@ EXPECTED = {
     GRPO: grpo(GRPO, {"name": "local", "local_dir": "path_to_your_local_train_dataset"}),
     f"{GRPO}-mock-data": grpo(
         f"{GRPO}-mock-data", {"name": "mock"}, policy__from_scratch=True, train__num_iterations=25,
-        train__optm_warmup_steps=1001,
+        train__optm_warmup_steps=1000,
     ),
 }  # fmt: skip
 

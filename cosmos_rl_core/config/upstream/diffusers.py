@@ -35,6 +35,8 @@ DEFAULTS: dict[str, Any] = {
     "train.optm_lr": 1e-6,
     "train.optm_warmup_steps": 20,
     "train.epsilon": 1e-6,
+    "train.optm_grad_norm_clip": 1.0,
+    "train.optm_weight_decay": 0.01,
     "train.param_dtype": "bfloat16",
     "train.train_batch_per_replica": 8,
     "train.ckpt.save_freq": 20,
@@ -70,9 +72,16 @@ def implied(upstream: Upstream) -> list[tuple[dict[str, Any], str]]:
     """Settings that no key says, because cosmos-rl has no choice there, and why."""
     if run.is_supervised(upstream):
         return []
-    return [
+    found = [
         ({f"{POLICY}.global_std": False}, "cosmos-rl divides advantages by the deviation of the prompt's own rewards")
     ]
+    if run.asks_service(upstream):
+        found.append(({f"{POLICY}.unbiased_std": True}, "over n - 1 where a service scores"))
+    if upstream["train.ema_enable"] is True:
+        found.append(({"train.ema_first_step": 1}, "cosmos-rl counts training steps from 1"))
+    if upstream["policy.diffusers.weight_copy_decay_type"] != 0:
+        found.append(({f"{POLICY}.weight_copy_first_step": 1}, "cosmos-rl counts training steps from 1"))
+    return found
 
 
 def _nft(row: Row, why: str = "supervised training has no rollouts") -> Row:
@@ -104,8 +113,12 @@ _TRAIN: dict[str, Row] = {
     "train.optm_warmup_steps": run.warmup_row,
     "train.optm_decay_type": unless_none(run.decay_type_row),
     "train.optm_decay_ratio": unless_none(taken),
-    **rows(taken, "train.", "optm_weight_decay optm_betas optm_grad_norm_clip optm_warmup_start_factor"),
-    **rows(taken, "train.", "optm_min_lr_factor epsilon ema_enable"),
+    **rows(taken, "train.", "optm_betas optm_warmup_start_factor optm_min_lr_factor ema_enable"),
+    **rows(run.summed_row, "train.", "optm_grad_norm_clip epsilon"),
+    # Part of the gradient in Adam alone.
+    "train.optm_weight_decay": lambda key, value, up: (
+        run.summed_row if up["train.optm_name"] == "Adam" else taken
+    )(key, value, up),
     "train.ema_decay": when(lambda up: up["train.ema_enable"] is True, taken, "train.ema_enable is not true"),
     "train.ema_update_step_interval": to("train.ema_update_step_interval", lambda steps: steps or 1),
     "train.seed": unless_none(special.seed_row),

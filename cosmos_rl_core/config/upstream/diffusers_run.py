@@ -145,6 +145,20 @@ def batch_per_optimize_row(key: str, value: Any, upstream: Upstream) -> Meaning:
     return Meaning("translated", {key: count(value) * ranks(upstream)}, "of all ranks together")
 
 
+def summed_row(key: str, value: Any, upstream: Upstream) -> Meaning:
+    """A number that cosmos-rl compares with gradients: in supervised training it adds those of a rank's micro-batches.
+
+    Ours are their mean; less by that factor, the same number scales, clips and decays them alike.
+    """
+    if not is_supervised(upstream):
+        return Meaning("taken", {key: value})
+    added = math.ceil(upstream.count("train.train_batch_per_replica") / upstream.count(f"{POLICY}.mini_batch"))
+    if added == 1:
+        return Meaning("taken", {key: value})
+    why = f"cosmos-rl adds the gradients of {added} micro-batches, of which ours is the mean"
+    return Meaning("translated", {key: number(value) / added}, why)
+
+
 def _optimizer_steps(upstream: Upstream) -> int | None:
     steps = _num_steps(upstream)
     if steps is None or is_supervised(upstream):

@@ -199,9 +199,10 @@ def scheduler_row(_: str, value: Any, upstream: Upstream) -> Meaning:
 
 
 def warmup_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """One step more: cosmos-rl is at the peak after as many steps, we are with the last of them."""
+    """As many steps, and the peak after them."""
     steps = int(_only("warm_up_steps", upstream))
-    return Meaning("translated", {"train.optm_warmup_steps": steps + 1 if steps else 0}, "the peak comes after them")
+    peak = {"train.optm_peak_after_warmup": True} if steps else {}
+    return Meaning("translated", {"train.optm_warmup_steps": steps, **peak}, "the peak comes after them")
 
 
 def start_row(_: str, value: Any, upstream: Upstream) -> Meaning:
