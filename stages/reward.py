@@ -10,6 +10,7 @@ import pandas as pd
 from cosmos_rl_core import plugins
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ArtifactError, ConfigError, RewardError, UnavailableError
+from cosmos_rl_core.rewards._answers import entries, scored, words
 from cosmos_rl_core.rewards._base import Reward, Sample
 from stages import contracts
 from stages.artifacts import Artifact
@@ -19,6 +20,9 @@ from stages.runner import Context
 from stages.samples import StoredSample, read_shard, shard_names, to_parquet
 
 SCORES, ANSWERS, CALLS = "scores.parquet", f"{RECORDS}answers.parquet", f"{RECORDS}calls.parquet"
+_AWAY = (UnavailableError, ConnectionError, TimeoutError)
+"""It is the scorer that is away, and no sample's fault."""
+_PASSING = (ConfigError, *_AWAY)
 _CALL_COLUMNS = ["shard_samples", "attempt", "failed", "seconds"]
 
 
@@ -79,12 +83,12 @@ def _score(
 
     Samples that fail are tried again together, up to ``max_attempts`` times in all.
     """
-    results: dict[str, dict[str, float] | Exception] = {}
+    results: dict[str, dict[str, Any] | Exception] = {}
     waiting = samples
     for attempt in range(config.max_attempts):
         started_s = time.monotonic()
-        outcomes = dict(zip([s.sample_id for s in waiting], _outcomes(reward, waiting), strict=True))
-        results |= {sample_id: _finite(outcome, config.reward.label) for sample_id, outcome in outcomes.items()}
+        outcomes = _outcomes(reward, waiting, config.reward.label)
+        results |= {sample.sample_id: outcome for sample, outcome in zip(waiting, outcomes, strict=True)}
         failed = [s for s in waiting if isinstance(results[s.sample_id], Exception)]
         seconds = time.monotonic() - started_s
         calls.append({"shard_samples": len(waiting), "attempt": attempt, "failed": len(failed), "seconds": seconds})
@@ -96,35 +100,28 @@ def _score(
     return rows, [_answer(sample, outcome) for sample, outcome in zip(samples, outcomes, strict=True)]
 
 
-def _outcomes(reward: Reward, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-    """Scores or failures, one a sample. Where scoring them together raises, each is scored alone.
+def _outcomes(reward: Reward, samples: list[Sample], label: str) -> list[dict[str, Any] | Exception]:
+    """Scores or failures, one a sample. Where scoring them together raises, or does not return an entry for each, each
+    is scored alone.
 
     An :class:`UnavailableError`, a lost connection or a timeout passes: it is the scorer that is away, and no sample's
     fault. So does a :class:`ConfigError`: it would fail all of them.
     """
     try:
-        return reward.score(samples)
-    except (ConfigError, UnavailableError, ConnectionError, TimeoutError):
+        found = [scored(entry, label) for entry in entries(reward.score([*samples]), len(samples))]
+    except _PASSING:
         raise
     except Exception as error:
         if len(samples) == 1:
             return [error]
-        return [outcome for sample in samples for outcome in _outcomes(reward, [sample])]
+        return [outcome for sample in samples for outcome in _outcomes(reward, [sample], label)]
+    for outcome in found:
+        if isinstance(outcome, _AWAY):
+            raise outcome
+    return found
 
 
-def _finite(outcome: dict[str, float] | Exception, name: str) -> dict[str, float] | Exception:
-    if isinstance(outcome, (UnavailableError, ConnectionError, TimeoutError)):
-        raise outcome
-    if isinstance(outcome, Exception):
-        return outcome
-    if name not in outcome:
-        return KeyError(f"no score named {name!r} among {sorted(outcome)}")
-    if not math.isfinite(outcome[name]):
-        return ValueError(f"the score is {outcome[name]}")
-    return outcome
-
-
-def _row(sample: Sample, outcome: dict[str, float] | Exception, name: str) -> dict[str, Any]:
+def _row(sample: Sample, outcome: dict[str, Any] | Exception, name: str) -> dict[str, Any]:
     failed = isinstance(outcome, Exception)
     return {
         "sample_id": sample.sample_id,
@@ -134,11 +131,11 @@ def _row(sample: Sample, outcome: dict[str, float] | Exception, name: str) -> di
     }
 
 
-def _answer(sample: Sample, outcome: dict[str, float] | Exception) -> dict[str, Any]:
+def _answer(sample: Sample, outcome: dict[str, Any] | Exception) -> dict[str, Any]:
     failed = isinstance(outcome, Exception)
     return {
         "sample_id": sample.sample_id,
-        "error": f"{type(outcome).__name__}: {outcome}" if failed else "",
+        "error": words(outcome) if isinstance(outcome, Exception) else "",
         "details": "{}" if failed else json.dumps(outcome, sort_keys=True),
     }
 
