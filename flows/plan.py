@@ -7,19 +7,22 @@ from typing import Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from cosmos_rl_core import checkpoints, pipelines, plugins, sequence_shares, sizes, store
-from cosmos_rl_core.canonical import canonical_json, digest
+from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
 from cosmos_rl_core.config.train import AnyDataset
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.sampling.solvers import check_settings
+from cosmos_rl_core.sealed import seal, unseal
 from flows import costs, known_runs, launchers
 from flows.datasets import data_prompts_of, is_trained_on, media_of, prompts_of
 from flows.solver import with_solver
 from stages.contracts import FORMAT, ModelRef
+from stages.records import parsed
 
 DEFAULT_STORE = "outputs"
+PLAN = "plan"
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,7 @@ def freeze(plan: Plan, store_url: str) -> Plan:
     store.check_writable(root)
     if store.read_if_exists(url) is None:
         plan = plan.model_copy(update={"races_decided": store.decides_races(root)})
-        store.put_if_absent(url, canonical_json(plan.model_dump(mode="json")))
+        store.put_if_absent(url, seal(PLAN, plan.model_dump(mode="json", exclude={"format"})))
     frozen = read_plan(store_url, plan.run_id)
     changes = differences(frozen.identity(), plan.identity())
     changes = [change for change in changes if not change.startswith(("races_decided", "run_id"))]
@@ -203,10 +206,10 @@ def read_plan(store_url: str, run_id: str) -> Plan:
     data = store.read_if_exists(url)
     if data is None:
         raise ConfigError(known_runs.absent(store.join(store.absolute(store_url), "runs"), run_id))
-    try:
-        return Plan.model_validate_json(data)
-    except ValueError as error:
-        raise ArtifactError(f"{url} is not a plan of format {FORMAT}: {error}") from error
+    plan = parsed(Plan, unseal(data, PLAN, url), url)
+    if plan.run_id != run_id:
+        raise ArtifactError(f"{url} is the plan of run {plan.run_id!r}; restore the one of {run_id!r} from a copy")
+    return plan
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:

@@ -8,8 +8,9 @@ from cosmos_rl_core import store
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from flows.requests import Run
 from flows.steps import Step, find, open_run, steps
-from stages.artifacts import current_generation, has_begun, invalidate, is_committed, read_manifest
+from stages.artifacts import read_manifest
 from stages.contracts import Input
+from stages.generations import current_generation, has_begun, invalidate, is_committed
 from stages.manifest import Manifest
 
 SHOWN = 40

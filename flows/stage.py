@@ -12,7 +12,7 @@ from flows.plan import DEFAULT_STORE
 from flows.rerun import rerun
 from flows.session import Place, RunId, working_on
 from flows.steps import find, open_run, steps
-from stages.artifacts import has_begun
+from stages.generations import has_begun
 
 
 def stage_name() -> str:

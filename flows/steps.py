@@ -9,8 +9,8 @@ from functools import partial
 from cosmos_rl_core.errors import ConfigError
 from flows.plan import read_plan
 from flows.requests import Run
-from stages.artifacts import has_begun
 from stages.contracts import Request
+from stages.generations import has_begun
 
 
 @dataclass(frozen=True)

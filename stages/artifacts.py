@@ -6,7 +6,6 @@ generation is the first that is not invalidated, found by probing, never by list
 each by one put-if-absent.
 """
 
-import itertools
 import json
 import secrets
 from collections.abc import Callable, Iterable
@@ -16,11 +15,14 @@ from typing import Any
 from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json, digest, sha256
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
+from cosmos_rl_core.sealed import unseal
 from cosmos_rl_core.store import Chunk
 from stages import files
-from stages.contracts import FORMAT, Input, Request
+from stages.contracts import Input, Request
 from stages.files import read_entry, read_stored
-from stages.manifest import FileEntry, Manifest, Reference, content_of
+from stages.generations import current_generation, invalidate
+from stages.manifest import Manifest, Reference, Referral, content_of
+from stages.records import Dropped, FileEntry, Layout, Marker, place_of
 
 Log = Callable[[str], None]
 
@@ -31,39 +33,19 @@ def standing(slot: str) -> tuple[int, Manifest | None]:
     return generation, read_manifest(slot, generation)
 
 
-def current_generation(slot: str) -> int:
-    """The slot's first generation that has not been ended; nothing of it is read."""
-    return next(n for n in itertools.count(1) if store.size(store.join(slot, f"invalidated.{n}.json")) is None)
-
-
-def is_committed(slot: str, generation: int) -> bool:
-    """Whether a generation has a manifest, readable or not."""
-    return store.size(store.join(slot, f"manifest.{generation}.json")) is not None
-
-
-def has_begun(slot: str, generation: int = 1) -> bool:
-    """Whether anything of a generation is there that counts: how its work is cut, a manifest, or its end."""
-    kinds = ("manifest", "layout", "invalidated")
-    return any(store.size(store.join(slot, f"{kind}.{generation}.json")) is not None for kind in kinds)
-
-
 def read_manifest(slot: str, generation: int) -> Manifest | None:
     """One generation's manifest, also where the slot only refers to it.
 
-    Raises :class:`ArtifactError` if there is something else in its place.
+    Raises :class:`ArtifactError` if it is damaged, or there is something else in its place.
     """
-    url = store.join(slot, f"manifest.{generation}.json")
+    url = Manifest.url(slot, generation)
     data = store.read_if_exists(url)
     if data is None:
         return None
-    try:
-        reference = json.loads(data).get("reference")
-        if reference is None:
-            return Manifest.read(data, slot)
-        there = Reference.model_validate(reference)
-        return Manifest.read(_manifest_bytes(there), there.url, referred=True)
-    except (ValueError, AttributeError) as error:
-        raise ArtifactError(f"{url} is not a manifest of format {FORMAT}: {error}") from error
+    body = unseal(data, Manifest.kind, url)
+    if "reference" in body:
+        return _referred(Referral.checked(body, url, slot, generation).reference)
+    return Manifest.checked(body, url, slot, generation).found(slot, data)
 
 
 def refer(slot: str, source: Input) -> Manifest:
@@ -75,15 +57,21 @@ def refer(slot: str, source: Input) -> Manifest:
     reference = Reference(
         url=source.url, generation=source.generation, manifest=source.manifest, fingerprint=source.fingerprint
     )
-    body = canonical_json({"format": FORMAT, "reference": reference.model_dump()})
-    if not store.put_if_absent(store.join(slot, f"manifest.{generation}.json"), body):
+    record = Referral(place=place_of(slot), generation=generation, reference=reference)
+    if not store.put_if_absent(Manifest.url(slot, generation), record.sealed()):
         raise ArtifactError(f"{slot} has an artifact of its own; invalidate it before it can refer to another")
-    return Manifest.read(_manifest_bytes(reference), source.url, referred=True)
+    return _referred(reference)
+
+
+def _referred(there: Reference) -> Manifest:
+    data = _manifest_bytes(there)
+    found = Manifest.unsealed(data, Manifest.url(there.url, there.generation), there.url, there.generation)
+    return found.found(there.url, data, referred=True)
 
 
 def _manifest_bytes(source: Input | Reference) -> bytes:
     """The bytes of exactly the manifest that is named."""
-    url = store.join(source.url, f"manifest.{source.generation}.json")
+    url = Manifest.url(source.url, source.generation)
     data = store.read_if_exists(url)
     if data is None or sha256(data) != source.manifest:
         raise ArtifactError(f"{url} is {'missing' if data is None else 'not the manifest that was asked for'}")
@@ -118,28 +106,20 @@ def drop(slot: str, *parts: str) -> None:
     generation, manifest = standing(slot)
     if manifest is None or manifest.referred:
         return
-    body = {"format": FORMAT, "manifest": manifest.digest, "parts": sorted(parts)}
-    store.put_if_absent(store.join(slot, f"dropped.{generation}.json"), canonical_json(body))
+    record = Dropped(place=place_of(slot), generation=generation, manifest=manifest.digest, parts=tuple(sorted(parts)))
+    store.put_if_absent(Dropped.url(slot, generation), record.sealed())
     for name, entry in manifest.files.items():
         if name.partition("/")[0] in _dropped(manifest):
             store.remove(store.join(slot, entry.path))
 
 
 def _dropped(manifest: Manifest) -> list[str]:
-    url = store.join(manifest.slot, f"dropped.{manifest.generation}.json")
-    return [] if store.size(url) is None else read_record(url, ("parts",))["parts"]
-
-
-def invalidate(slot: str, generation: int, reason: str) -> int:
-    """End a generation, naming its manifest if there is one; returns the next. Deletes nothing.
-
-    The generation is the one that was judged: another process may have ended it and made the next meanwhile.
-    """
-    manifest = store.read_if_exists(store.join(slot, f"manifest.{generation}.json"))
-    body = {"format": FORMAT, "manifest": sha256(manifest) if manifest else None, "reason": reason}
-    # Losing this race is winning it: somebody else ended the same generation.
-    store.put_if_absent(store.join(slot, f"invalidated.{generation}.json"), canonical_json(body))
-    return generation + 1
+    found = Dropped.read(manifest.slot, manifest.generation)
+    if found is not None and found.manifest != manifest.digest:
+        raise ArtifactError(
+            f"{Dropped.url(manifest.slot, manifest.generation)} is not of the manifest beside it; restore both"
+        )
+    return [] if found is None else list(found.parts)
 
 
 def input_of(slot: str, *parts: str) -> Input:
@@ -164,17 +144,8 @@ def input_of(slot: str, *parts: str) -> Input:
 
 def layout_halvings(slot: str, generation: int) -> int:
     """How often a generation's committed layout was halved; 0 where there is none."""
-    url = store.join(slot, f"layout.{generation}.json")
-    return 0 if store.size(url) is None else read_record(url, ("halvings",))["halvings"]
-
-
-def read_record(url: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    """A JSON object of the store with at least these keys. Raises :class:`ArtifactError` if there is something else."""
-    try:
-        found = json.loads(store.read(url))
-        return {**found, **{key: found[key] for key in keys}}
-    except (ValueError, TypeError, KeyError) as error:
-        raise ArtifactError(f"{url} is damaged ({error!r}); restore it, or remove it to have it made again") from error
+    found = Layout.read(slot, generation)
+    return 0 if found is None else found.halvings
 
 
 class Artifact:
@@ -182,7 +153,8 @@ class Artifact:
 
     def __init__(self, source: Input) -> None:
         self.url = source.url
-        self.manifest = Manifest.read(_manifest_bytes(source), source.url)
+        url = Manifest.url(source.url, source.generation)
+        self.manifest = Manifest.unsealed(_manifest_bytes(source), url, source.url, source.generation)
         if self.manifest.part_content(*source.parts) != source.content:
             raise ArtifactError(f"{source.url} has other contents than the Request names")
         self.parts_dropped = _dropped(self.manifest)
@@ -260,22 +232,28 @@ class Attempt:
         Rank 0 only; broadcast the result. A layout of other settings or inputs ends its generation: nothing made under
         it can be part of this artifact. So does one that did not fit into memory: it was halved less often than ours.
         """
-        asked = {"recipe": self.request.recipe, "inputs": self.request.input_contents}
         while True:
-            url = self.url(f"layout.{self.generation}.json")
-            body = {"format": FORMAT, **asked, "layout": layout, "halvings": halvings, "numerics": self.numerics}
-            store.put_if_absent(url, canonical_json(body))
-            found = read_record(url, ("recipe", "inputs", "layout", "halvings", "numerics"))
-            same = {key: found[key] for key in asked} == asked
-            if same and found["halvings"] >= halvings:
+            ours = Layout(
+                place=place_of(self.request.slot),
+                generation=self.generation,
+                recipe=self.request.recipe,
+                inputs=self.request.input_contents,
+                layout=layout,
+                halvings=halvings,
+                numerics=self.numerics,
+            )
+            store.put_if_absent(Layout.url(self.request.slot, self.generation), ours.sealed())
+            found = Layout.read(self.request.slot, self.generation) or ours
+            same = (found.recipe, found.inputs) == (ours.recipe, ours.inputs)
+            if same and found.halvings >= halvings:
                 break
             reason = "did not fit into memory" if same else "had other settings or inputs"
             log(f"an unfinished attempt at generation {self.generation} {reason}; nothing of it is kept")
             self.generation = invalidate(self.request.slot, self.generation, f"unfinished, {reason}")
-        if found["numerics"] != self.numerics:
-            changes = ", ".join(differences(found["numerics"], self.numerics))
+        if found.numerics != self.numerics:
+            changes = ", ".join(differences(found.numerics, self.numerics))
             log(f"unfinished shards are not adopted: made under other numerics ({changes})")
-        return found["layout"]
+        return found.layout
 
     def use_layout(self, layout: dict[str, Any], generation: int) -> None:
         """All ranks: work by this layout. Shards pass between attempts of one generation, layout and equal numerics."""
@@ -319,8 +297,15 @@ class Attempt:
     def finish(self, index: int, made: dict[str, bytes], *, offered: bool = True) -> None:
         """Write the files of shard ``index``, unless another attempt was faster; ``offered`` lets others adopt them."""
         entries = {name: self._write(name, data) for name, data in made.items()}
-        body = {"attempt": self.id, "files": {name: entry.model_dump() for name, entry in entries.items()}}
-        if not offered or store.put_if_absent(self._marker(index), canonical_json(body)) or not self.adopt(index):
+        marker = Marker(
+            place=place_of(self.request.slot),
+            generation=self.generation,
+            layout=self._shards,
+            index=index,
+            attempt=self.id,
+            files=entries,
+        )
+        if not offered or store.put_if_absent(self._marker(index), marker.sealed()) or not self.adopt(index):
             self.files |= entries
 
     def _marker(self, index: int) -> str:
@@ -332,13 +317,17 @@ class Attempt:
 
     def adopt(self, index: int) -> bool:
         """Take a shard that an attempt finished, every byte checked. False if none did, or a file of it is missing."""
-        data = store.read_if_exists(marker := self._marker(index))
+        url = self._marker(index)
+        data = store.read_if_exists(url)
         if data is None:
             return False
-        try:
-            entries = {name: FileEntry.model_validate(entry) for name, entry in json.loads(data)["files"].items()}
-        except (ValueError, KeyError, TypeError) as error:
-            raise ArtifactError(f"{marker} is not a shard marker: {error}") from error
+        marker = Marker.unsealed(data, url, self.request.slot, self.generation)
+        if (marker.layout, marker.index) != (self._shards, index):
+            raise ArtifactError(
+                f"{url} was written for shard {marker.index} of {marker.layout}; put it back, or remove it to have "
+                "this shard made again"
+            )
+        entries = marker.files
         if None in store.sizes([self.url(entry.path) for entry in entries.values()]):
             return False
         for entry in entries.values():
@@ -359,6 +348,7 @@ class Attempt:
         """
         request = self.request
         manifest = Manifest(
+            place=place_of(request.slot),
             stage=request.stage,
             version=request.config.version,
             generation=self.generation,
@@ -374,9 +364,9 @@ class Attempt:
             numerics=self.numerics,
             summary=summary,
         )
-        body = manifest.model_dump_json(indent=1).encode()
-        if store.put_if_absent(self.url(f"manifest.{self.generation}.json"), body):
-            return Manifest.read(body, request.slot)
+        data = manifest.sealed()
+        if store.put_if_absent(Manifest.url(request.slot, self.generation), data):
+            return manifest.found(request.slot, data)
         winner = read_manifest(request.slot, self.generation)
         if winner is None or winner.why_not(request) is not None:
             raise CosmosRLError(

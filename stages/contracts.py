@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
 from cosmos_rl_core.config.train import AnyDataset, AnyReward, AnyRewarded, AnySupervised, OptimizerName
 from cosmos_rl_core.datasets._base import Prompt
+from stages.identity import fingerprint_of, recipe_of
 
 FORMAT = 1
 NOT_IDENTITY: dict[str, Any] = {"identity": False}
@@ -369,21 +369,13 @@ class Request(Section):
     @property
     def recipe(self) -> str:
         """Digest of what is asked, without the inputs."""
-        return digest(
-            {
-                "stage": self.stage,
-                "version": STAGES[self.stage].version,
-                "iteration": self.iteration,
-                "seed": self.seed,
-                "config": self.config.identity(),
-            }
-        )
+        version = STAGES[self.stage].version
+        return recipe_of(self.stage, version, self.iteration, self.seed, self.config.identity())
 
     @property
     def fingerprint(self) -> str:
         """Digest of what is asked and of how its inputs came to be; known before anything runs."""
-        roles = {role: [i.identity() for i in inputs] for role, inputs in self.inputs.items() if inputs}
-        return digest({"recipe": self.recipe, "inputs": roles})
+        return fingerprint_of(self.recipe, self.inputs)
 
     @property
     def input_contents(self) -> InputContents:

@@ -11,7 +11,7 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.shards import Piece
 from cosmos_rl_core.store import Chunk
 from cosmos_rl_core.tensor_headers import Readable
-from stages.manifest import FileEntry
+from stages.records import FileEntry
 
 BLOCK_BYTES = 2**23
 """Of a file that is read in order, fetched at once; a few such blocks are in memory."""

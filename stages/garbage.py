@@ -1,10 +1,12 @@
 """Files of a slot that no artifact holds any more: what killed attempts and lost races left."""
 
-import json
 from collections.abc import Iterator
 
 from cosmos_rl_core import store
-from stages.artifacts import current_generation, is_committed, read_manifest
+from cosmos_rl_core.sealed import unseal
+from stages.artifacts import read_manifest
+from stages.generations import current_generation, is_committed
+from stages.records import Marker
 
 
 def garbage(slot: str, *, superseded: bool) -> dict[str, int]:
@@ -22,7 +24,7 @@ def garbage(slot: str, *, superseded: bool) -> dict[str, int]:
         for path in _files_of(slot, generation)
     }
     if not is_committed(slot, standing):
-        kept |= {path for name in found if name.startswith("shards/") for path in _marked(store.join(slot, name))}
+        kept |= {path for name in found if name.startswith("shards/") for path in _marked(slot, store.join(slot, name))}
     return {name: size for name, size in found.items() if name.startswith("attempts/") and name not in kept}
 
 
@@ -39,5 +41,7 @@ def _files_of(slot: str, generation: int) -> Iterator[str]:
         yield from (entry.path for entry in manifest.files.values())
 
 
-def _marked(marker: str) -> Iterator[str]:
-    yield from (entry["path"] for entry in json.loads(store.read(marker))["files"].values())
+def _marked(slot: str, marker: str) -> Iterator[str]:
+    body = unseal(store.read(marker), Marker.kind, marker)
+    found = Marker.checked(body, marker, slot, body.get("generation", 0))
+    yield from (entry.path for entry in found.files.values())

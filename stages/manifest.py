@@ -1,28 +1,23 @@
 """What a committed artifact says of itself: its files, where it came from, and whether it stands for a Request."""
 
-from typing import Any, Literal
+from typing import Any, Self
 
 from pydantic import PrivateAttr
 
 from cosmos_rl_core.canonical import digest, sha256
 from cosmos_rl_core.config.base import Section
-from stages.contracts import FORMAT, Input, InputContents, Request, contents_of
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.sealed import RESTORE
+from stages.contracts import Input, InputContents, Request, contents_of
+from stages.identity import fingerprint_of, recipe_of
+from stages.records import FileEntry, Record
 
 RECORDS = "records/"
 """Files of this prefix (times, reasons, answers) are records; all others are results, and their bytes the content."""
 
 
-class FileEntry(Section):
-    """One file of an artifact."""
-
-    path: str
-    """Relative to the slot."""
-    size: int
-    sha256: str
-
-
 class Reference(Section):
-    """Stands in a slot for an artifact made elsewhere, by another run's recipe: nothing before it is made again."""
+    """An artifact made elsewhere, by another run's recipe: nothing before it is made again."""
 
     url: str
     """The other slot."""
@@ -32,13 +27,19 @@ class Reference(Section):
     fingerprint: str
 
 
-class Manifest(Section):
+class Referral(Record):
+    """Stands in a slot, in a manifest's place, for an artifact made elsewhere."""
+
+    kind = "manifest"
+    reference: Reference
+
+
+class Manifest(Record):
     """Written last, put-if-absent: its existence means that the artifact is whole."""
 
-    format: Literal[1] = FORMAT
+    kind = "manifest"
     stage: str
     version: int
-    generation: int
     attempt: str
     """Random id of the attempt that committed."""
     recipe: str
@@ -73,11 +74,34 @@ class Manifest(Section):
         return self._referred
 
     @classmethod
-    def read(cls, data: bytes, slot: str, *, referred: bool = False) -> "Manifest":
-        """A manifest from its bytes in ``slot``. Raises ``ValueError`` if they are not one."""
-        manifest = cls.model_validate_json(data)
-        manifest._slot, manifest._digest, manifest._referred = slot, sha256(data), referred
+    def unsealed(cls, data: bytes, url: str, slot: str, generation: int) -> Self:
+        """As :meth:`Record.unsealed`; raises also if its digests are not those of what it lists."""
+        return super().unsealed(data, url, slot, generation).found(slot, data)
+
+    @classmethod
+    def checked(cls, body: dict[str, Any], url: str, slot: str, generation: int) -> Self:
+        """As :meth:`unsealed`, from the body."""
+        manifest = super().checked(body, url, slot, generation)
+        if (wrong := manifest._contradiction()) is not None:
+            raise ArtifactError(f"{url} contradicts itself: its {wrong} is not that of what it lists; {RESTORE}")
         return manifest
+
+    def found(self, slot: str, data: bytes, *, referred: bool = False) -> Self:
+        """Note the slot and the bytes that it was read from, and whether another slot refers to it."""
+        self._slot, self._digest, self._referred = slot, sha256(data), referred
+        return self
+
+    def _contradiction(self) -> str | None:
+        """The field that does not follow from the others, if there is one."""
+        recipe = recipe_of(self.stage, self.version, self.iteration, self.seed, self.config)
+        if self.recipe != recipe:
+            return "recipe"
+        if self.fingerprint != fingerprint_of(recipe, self.inputs):
+            return "fingerprint"
+        if self.content != content_of(self.files):
+            return "content"
+        in_place = all(entry.path.split("/", 2)[2:] == [name] for name, entry in self.files.items())
+        return None if in_place else "path of a file"
 
     @property
     def input_contents(self) -> InputContents:

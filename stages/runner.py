@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cosmos_rl_core import store
-from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.parallelism import ALONE, Parallelism
 from cosmos_rl_core.processes import die_with_parent
-from stages.artifacts import Attempt, differences, layout_halvings, read_manifest, read_record
+from stages.artifacts import Attempt, differences, layout_halvings, read_manifest
 from stages.contracts import Request
-from stages.manifest import FileEntry, Manifest
+from stages.manifest import Manifest
 from stages.outcome import Outcome, failure_of
+from stages.records import FileEntry, Pinned
 
 
 class Ranks(Protocol):
@@ -175,7 +175,7 @@ def execute(request: Request, settings: Settings, outcome: Outcome) -> Manifest:
             summary |= {"numerics_changed": ", ".join(changes)} if changes else {}
             # Before the commit: a kill between the two must not leave an artifact whose numerics nobody is held to.
             if settings.numerics_record is not None:
-                store.put_if_absent(settings.numerics_record, canonical_json(found))
+                store.put_if_absent(settings.numerics_record, Pinned(stage=request.stage, numerics=found).sealed())
             attempt.commit(files, summary, outcome.note)
         generation = ranks.broadcast(attempt.generation)
     # Not after an error: leaving a group whose other ranks wait can take for ever, and would keep the error back.
@@ -225,7 +225,7 @@ def _check_numerics(stage: str, found: dict[str, Any], settings: Settings, outco
     if settings.numerics_record is None:
         return []
     folder = settings.numerics_record.rpartition("/")[0]
-    own, first = (_pinned(store.join(folder, f"{name}.json")) for name in (stage, "policy"))
+    own, first = _pinned(folder, stage), _pinned(folder, "policy")
     changes = differences(own, found) if own else differences(*_shared(first, found)) if first else []
     if changes and not settings.allow_numerics_change:
         raise ConfigError(
@@ -237,8 +237,9 @@ def _check_numerics(stage: str, found: dict[str, Any], settings: Settings, outco
     return changes
 
 
-def _pinned(url: str) -> dict[str, Any] | None:
-    return None if store.size(url) is None else read_record(url, ("packages",))
+def _pinned(folder: str, stage: str) -> dict[str, Any] | None:
+    found = Pinned.read(store.join(folder, f"{stage}.json"), stage)
+    return None if found is None else found.numerics
 
 
 def _shared(first: dict[str, Any], found: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from flows.metrics import FILE
-from stages.artifacts import invalidate, standing
+from stages.artifacts import standing
 from stages.contracts import Request
+from stages.generations import invalidate
 from tests.e2e.flow_process import COLD, ITERATIONS, ROOT, Flows, Started, metrics, require_same_run, require_untouched
 
 REWARD = "iterations/0002/reward-ocr"

@@ -1,4 +1,3 @@
-import json
 import shutil
 
 import pytest
@@ -12,6 +11,7 @@ from flows.requests import Run
 from flows.status import states
 from flows.steps import open_run
 from stages.artifacts import standing, why_stale
+from stages.records import Invalidated
 from tests.flows.by_hand import SFT, SMALL_SFT, make_all, make_one, planned_run, whole_run
 from tests.hand_made import begin, commit, planned
 
@@ -68,7 +68,9 @@ def test_what_may_become_stale_is_what_was_made_from_it(recipe, tmp_path, stage,
     assert standing(slot) == (2, None)
     assert lines[-1] == f"invalidated generation 1 of {slot}; give its command again or retry its flow run to make it"
     assert store.size(store.join(slot, "manifest.1.json")) is not None
-    assert json.loads(store.read(store.join(slot, "invalidated.1.json")))["reason"].startswith("asked for by")
+    end = Invalidated.read(slot, 1)
+    assert end is not None
+    assert end.reason.startswith("asked for by")
 
 
 def test_supervised_iterations_follow_one_another(tmp_path):

@@ -11,7 +11,8 @@ from flows.status import look, states
 from flows.status_table import rendered
 from flows.steps import open_run
 from stages import contracts
-from stages.artifacts import invalidate, standing
+from stages.artifacts import standing
+from stages.generations import invalidate
 from tests.flows.by_hand import make_one, whole_run
 from tests.hand_made import begin, make_run, planned, remove
 
@@ -146,7 +147,7 @@ def test_a_damaged_manifest_is_shown_in_its_cell(recipe, tmp_path):
     rows, lines = rows_and_lines(run)
     assert rows[3] == ["iteration-0000", "10.0 s", "3.0 s 0.250", "damaged", "waits 30.0 s"]
     (why,) = [line for line in lines if " is damaged: " in line]
-    assert why.startswith(f"iteration-0000/reward-ocr is damaged: {url} is not a manifest of format 1: ")
+    assert why.startswith(f"iteration-0000/reward-ocr is damaged: {url} is damaged, it is no sealed manifest (")
     ended = CliRunner().invoke(cli.app, ["status", "hand", "--store", run.store_url])
     assert ended.exit_code == 0
     assert why in ended.stdout.splitlines()

@@ -18,8 +18,8 @@ from flows.launch import Launcher, standing_manifest
 from flows.metrics import FILE, MetricsFile, lines_of
 from flows.post_train import post_train
 from flows.tracking import Tracker
-from stages.artifacts import invalidate
 from stages.contracts import Request
+from stages.generations import invalidate
 from stages.manifest import Manifest
 from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, validated
 from tests.flows.tracked import Killed, Waves, go, go_until, logging_to, make_with_numbers, rows, stored

@@ -19,6 +19,7 @@ from flows.progress import Reporter, read_progress
 from flows.requests import Run
 from flows.status import look
 from flows.steps import of_wave, steps
+from stages.generations import invalidate
 from stages.outcome import Status
 from tests.flows.by_hand import make_one, whole_run
 from tests.hand_made import make_iteration, make_run, planned
@@ -68,7 +69,7 @@ def test_the_wave_at_work_is_running_and_its_tries_count(recipe, tmp_path):
 def test_a_failed_stage_says_why_in_a_line(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     for name in ("reward-ocr", "reward-jpeg"):
-        store.write(store.join(run.iteration(1, name), "invalidated.1.json"), b"{}")
+        invalidate(run.iteration(1, name), 1, "asked for")
     why = "0001/reward-ocr failed (unavailable): no judge answers"
     end_with(run, "iteration-0001/reward-jpeg+reward-ocr", StageError(f"{why}\nand much more"))
     found = look(run.store_url, "hand")
@@ -170,7 +171,7 @@ def test_watching_a_run_at_rest_ends_at_once_and_says_by_its_exit_code_whether_i
     run = whole_run(recipe, tmp_path)
     command = ["status", "hand", "--store", run.store_url]
     assert CliRunner().invoke(cli.app, [*command, "--watch"]).exit_code == 0
-    store.write(store.join(run.iteration(1, "update"), "invalidated.1.json"), b"{}")
+    invalidate(run.iteration(1, "update"), 1, "asked for")
     ended = CliRunner().invoke(cli.app, [*command, "--watch"])
     assert ended.exit_code == 70
     assert ended.stderr.endswith("stages of hand do not stand\n")

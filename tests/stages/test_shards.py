@@ -2,7 +2,8 @@ import pytest
 
 from cosmos_rl_core import store
 from cosmos_rl_core.errors import ArtifactError
-from stages.artifacts import Artifact, input_of, invalidate, standing
+from stages.artifacts import Artifact, input_of, standing
+from stages.generations import invalidate
 from tests.hand_made import NUMERICS, begin, commit, make, remove, report
 
 
@@ -113,7 +114,7 @@ def test_a_shard_lost_behind_its_marker_is_made_again(slot):
 def test_something_else_in_a_markers_place_is_an_error(slot):
     attempt = begin(report(slot), layout={})
     store.write(attempt.url(attempt._shards, "00000.json"), b'{"attempt": "x"}')
-    with pytest.raises(ArtifactError, match="is not a shard marker"):
+    with pytest.raises(ArtifactError, match=r"00000\.json is damaged, it is no sealed marker"):
         shards_of(attempt, [b"0"])
 
 

@@ -20,9 +20,10 @@ from cosmos_rl_core.sampling.solvers import kernel_of
 from flows import costs
 from flows.requests import Run
 from stages import embed
-from stages.artifacts import Artifact, input_of, invalidate
+from stages.artifacts import Artifact, input_of
 from stages.contracts import Request
 from stages.drift import TRANSITIONS
+from stages.generations import invalidate
 from stages.policy import read_part
 from stages.samples import read_shard, read_table, shard_names
 from tests import hand_made

@@ -1,0 +1,53 @@
+"""Write-once JSON that holds its own digest, so that whoever reads it finds any changed byte."""
+
+import json
+from typing import Any
+
+from cosmos_rl_core.canonical import canonical_json, digest
+from cosmos_rl_core.errors import ArtifactError
+
+FORMAT = 1
+"""The newest form of sealed bodies; readers accept all earlier ones."""
+
+
+def seal(kind: str, body: dict[str, Any]) -> bytes:
+    """Encode plain JSON data with its kind and format, and the digest of all three.
+
+    Raises ``ValueError`` on NaN or infinity.
+    """
+    whole = {**body, "format": FORMAT, "kind": kind}
+    return canonical_json({"body": whole, "sha256": digest(whole)})
+
+
+def unseal(data: bytes, kind: str, url: str) -> dict[str, Any]:
+    """Return the body that :func:`seal` was given, from the bytes found at ``url``.
+
+    Raises :class:`ArtifactError`, which names ``url``, unless they are exactly what :func:`seal` writes for this kind,
+    or if a newer version wrote them.
+    """
+    try:
+        found = json.loads(data)
+        body = found["body"]
+        intact = data == canonical_json({"body": body, "sha256": digest(body)})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ArtifactError(f"{url} is damaged, it is no sealed {kind} ({_brief(error)}); {RESTORE}") from error
+    if not intact or not isinstance(body, dict):
+        raise ArtifactError(f"{url} is damaged: its digest is not that of its contents; {RESTORE}")
+    if body.get("kind") != kind:
+        raise ArtifactError(f"{url} holds a {body.get('kind')!r}, expected a {kind!r}; {RESTORE}")
+    form = body.get("format")
+    if not isinstance(form, int) or not 1 <= form <= FORMAT:
+        raise ArtifactError(
+            f"{url} has format {form!r}, this version of cosmos-rl-flows reads formats up to {FORMAT}: a newer version "
+            "wrote it; go on with that one"
+        )
+    return {key: value for key, value in body.items() if key not in {"kind", "format"}}
+
+
+RESTORE = "restore it from a copy"
+"""What helps against every damaged file."""
+
+
+def _brief(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= 200 else f"{text[:197]}..."
