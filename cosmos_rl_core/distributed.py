@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.numerics import differences, numerics
 from cosmos_rl_core.parallelism import ALONE, Parallelism
 from cosmos_rl_core.sharding import REPLICATE, SHARD
 
@@ -32,6 +34,7 @@ class Group:
     """This rank's peers and itself; None where each rank has videos of its own."""
 
     def __init__(self, timeout_s: float, parallelism: Parallelism = ALONE) -> None:
+        """Join the other ranks. Raises :class:`ConfigError` if one of them computes otherwise, by its numerics."""
         self.parallelism = parallelism
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size, self.data_world_size = parallelism.world_size, parallelism.data_world_size
@@ -45,7 +48,12 @@ class Group:
         timeout = datetime.timedelta(seconds=timeout_s)
         if self.world_size > 1:
             # One backend per device: objects and CPU tensors go over gloo, gradients over NCCL where there is CUDA.
-            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
+            # A rank without CUDA meets the others too, over gloo, to be told that it is unlike them.
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "cpu:gloo", timeout=timeout)
+        self.numerics = numerics(torch)
+        """What decides the bits of this rank, and of every other one."""
+        # Before anything that needs NCCL: between unlike devices that would wait until its time is over.
+        require_alike(self.gather([os.uname().nodename, self.numerics]))
         if parallelism.dp_shard_size > 1:
             shape = parallelism.dp_replicate_size, parallelism.dp_shard_size
             mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=(REPLICATE, SHARD))
@@ -91,6 +99,25 @@ def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
     parts = [torch.zeros(longest, dtype=torch.uint8, device=cpu) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, padded, group)
     return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
+
+
+def require_alike(ranks: list[tuple[str, dict[str, Any]]]) -> None:
+    """Raise :class:`ConfigError` unless all ranks, given by host and numerics, have the numerics of rank 0.
+
+    What one artifact holds, and every sum over ranks, would otherwise depend on which rank did what.
+    """
+    (first_host, first), *others = ranks
+    unlike = [
+        f"rank {rank} ({found['device']} on {host}) differs from rank 0 ({first['device']} on {first_host}): "
+        + ", ".join(differences(first, found))
+        for rank, (host, found) in enumerate(others, start=1)
+        if found != first
+    ]
+    if unlike:
+        raise ConfigError(
+            f"the ranks of one stage must have equal devices and numerics; {'; '.join(unlike)}. Give the stage nodes "
+            "of one kind, e.g. by launch.slurm.options or launch.kubernetes.node_selector"
+        )
 
 
 def is_collective(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""What decides the last bits of a result besides its recipe: versions, device, threads, world size, flags."""
+"""What decides the last bits of a result besides its recipe: versions, device, and the switches of the live process."""
 
 import importlib.metadata
 import platform
@@ -22,28 +22,64 @@ TORCH_PACKAGES = (
 )
 
 
-def numerics(*, world_size: int, threads: int, deterministic: bool, torch: Any = None) -> dict[str, Any]:
-    """Names and values. Equal values promise equal bits (with ``deterministic``).
+def numerics(torch: Any = None) -> dict[str, Any]:
+    """Return names and JSON values of what can change the bits that this process makes.
 
-    They say how an artifact was made and have no part in which one is asked for. ``torch`` is the imported module for
-    stages that use it, None for light ones.
+    Equal values promise equal bits (with ``deterministic``). They tell how an artifact was made, and have no part in
+    which one is asked for. ``torch`` is the imported module, whose switches are read as they are now; None for a stage
+    without it, which records its packages alone, so that any node can make it. A process with a GPU records that and
+    not the host's CPU.
     """
-    found: dict[str, Any] = {
-        "python": platform.python_version(),
-        "cpu": _cpu_model(),
-        "world_size": world_size,
-        "threads": threads,
-        "deterministic": deterministic,
-        "packages": _versions(LIGHT_PACKAGES if torch is None else TORCH_PACKAGES),
+    light = {"python": platform.python_version()}
+    if torch is None:
+        return light | {"packages": _versions(LIGHT_PACKAGES)}
+    found = light | {
+        "packages": _versions(TORCH_PACKAGES),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "default_dtype": _name(torch.get_default_dtype()),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
     }
-    if torch is not None:
-        cuda = torch.cuda.is_available()
-        found["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
-        found["device"] = torch.cuda.get_device_name() if cuda else "cpu"
-        found["cuda"] = torch.version.cuda if cuda else None
-        found["dtype"] = "float32"
-        found["float32_matmul_precision"] = torch.get_float32_matmul_precision()
-    return found
+    return found | (_of_gpu(torch) if torch.cuda.is_available() else _of_cpu(torch))
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return names and values that differ, for people: ``threads 1 -> 2``."""
+    return [
+        f"{name} {old.get(name)} -> {new.get(name)}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _of_cpu(torch: Any) -> dict[str, Any]:
+    return {"device": "cpu", "cpu": _cpu_model(), "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+
+
+def _of_gpu(torch: Any) -> dict[str, Any]:
+    backends = torch.backends
+    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
+    kernels = {name: getattr(backends.cuda, f"{name}_sdp_enabled")() for name in SDP_KERNELS}
+    return {
+        "device": torch.cuda.get_device_name(),
+        "cuda": torch.version.cuda,
+        "cudnn": backends.cudnn.version(),
+        "nccl": None if nccl is None else ".".join(map(str, nccl)),
+        "matmul_tf32": backends.cuda.matmul.allow_tf32,
+        "cudnn_tf32": backends.cudnn.allow_tf32,
+        "bf16_reduced_precision_reduction": backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "cudnn_deterministic": backends.cudnn.deterministic,
+        "cudnn_benchmark": backends.cudnn.benchmark,
+        "attention_kernels": sorted(name for name, is_on in kernels.items() if is_on),
+    }
+
+
+SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
+"""Implementations of PyTorch's attention on a GPU, each of which can be switched off."""
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json, digest, sha256
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
+from cosmos_rl_core.numerics import differences
 from cosmos_rl_core.sealed import unseal
 from cosmos_rl_core.store import Chunk
 from stages import files
@@ -374,12 +375,3 @@ class Attempt:
             )
         log(f"another attempt ({winner.attempt}) committed first; this one is dropped")
         return winner
-
-
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Names and values that differ, for people: ``threads 1 -> 2``."""
-    return [
-        f"{name} {old.get(name)} -> {new.get(name)}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]

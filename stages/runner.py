@@ -9,16 +9,16 @@ import importlib
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from cosmos_rl_core import store
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.numerics import numerics
+from cosmos_rl_core.numerics import differences, numerics
 from cosmos_rl_core.parallelism import ALONE, Parallelism
 from cosmos_rl_core.processes import die_with_parent
-from stages.artifacts import Attempt, differences, layout_halvings, read_manifest
+from stages.artifacts import Attempt, layout_halvings, read_manifest
 from stages.contracts import Request
 from stages.manifest import Manifest
 from stages.outcome import Outcome, failure_of
@@ -197,8 +197,7 @@ def _gather_files(ranks: Ranks, attempt: Attempt) -> dict[str, FileEntry]:
 
 def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
     if not request.config.torch:
-        found = numerics(world_size=1, threads=settings.threads, deterministic=settings.deterministic)
-        return Alone(), found
+        return Alone(), numerics()
     # Only here, so that a light stage never loads it.
     torch_runtime = importlib.import_module("stages.torch_runtime")
     ranks = torch_runtime.start(
@@ -207,26 +206,18 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
         timeout_s=settings.rank_timeout_s,
         parallelism=settings.parallelism,
     )
-    found = numerics(
-        world_size=ranks.world_size,
-        threads=settings.threads,
-        deterministic=settings.deterministic,
-        torch=torch_runtime.torch,
-    )
-    return ranks, found | {"attention_backend": torch_runtime.ATTENTION_BACKEND, **asdict(settings.parallelism)}
+    return ranks, torch_runtime.numerics(ranks, getattr(request.config, "param_dtype", "float32"))
 
 
 def _check_numerics(stage: str, found: dict[str, Any], settings: Settings, outcome: Outcome) -> list[str]:
-    """The first artifact of a stage in a run pins its numerics; later ones must equal them or be allowed not to.
+    """Compare with what the first artifact of this stage in the run was made under; other stages have their own.
 
-    A stage that has pinned nothing yet is held to what it shares with the run's first one, the policy.
     Returns the changes that are allowed. Raises :class:`ConfigError` if they are not.
     """
     if settings.numerics_record is None:
         return []
-    folder = settings.numerics_record.rpartition("/")[0]
-    own, first = _pinned(folder, stage), _pinned(folder, "policy")
-    changes = differences(own, found) if own else differences(*_shared(first, found)) if first else []
+    pinned = Pinned.read(settings.numerics_record, stage)
+    changes = [] if pinned is None else differences(pinned.numerics, found)
     if changes and not settings.allow_numerics_change:
         raise ConfigError(
             f"this run began {stage} under other numerics ({', '.join(changes)}); its results would not be those of an "
@@ -235,18 +226,6 @@ def _check_numerics(stage: str, found: dict[str, Any], settings: Settings, outco
     if changes:
         outcome.note(f"numerics changed, as allowed: {', '.join(changes)}")
     return changes
-
-
-def _pinned(folder: str, stage: str) -> dict[str, Any] | None:
-    found = Pinned.read(store.join(folder, f"{stage}.json"), stage)
-    return None if found is None else found.numerics
-
-
-def _shared(first: dict[str, Any], found: dict[str, Any]) -> list[dict[str, Any]]:
-    """What both stages have; ranks, and what they share, may differ from stage to stage."""
-    packages = first["packages"].keys() & found["packages"].keys()
-    keys = (first.keys() & found.keys()) - {"world_size", "dp_shard_size", "cp_size", "fsdp_offload", "packages"}
-    return [{k: n[k] for k in keys} | {p: n["packages"][p] for p in packages} for n in (first, found)]
 
 
 def _is_collective(error: BaseException) -> bool:

@@ -1,15 +1,18 @@
 """Torch, started the same way for every stage, cold or warm: threads, deterministic kernels, the process group."""
 
 import os
+from dataclasses import asdict
+from typing import Any
 
 import torch
-from diffusers.utils import constants
+from diffusers.models import attention_dispatch
 
 from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.parallelism import ALONE, Parallelism
+from cosmos_rl_core.precision import ParamDtype, computes_in
 
-ATTENTION_BACKEND = constants.DIFFUSERS_ATTN_BACKEND
-"""What diffusers computes attention with; part of the numerics."""
+CHANGE_BITS = ("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE")
+"""Environment variables by which CUDA's libraries choose their kernels, and so the last bits."""
 
 
 def start(*, threads: int, deterministic: bool, timeout_s: float, parallelism: Parallelism = ALONE) -> Group:
@@ -20,3 +23,25 @@ def start(*, threads: int, deterministic: bool, timeout_s: float, parallelism: P
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     return Group(timeout_s, parallelism)
+
+
+def numerics(group: Group, param_dtype: ParamDtype) -> dict[str, Any]:
+    """Return what decides the bits of this stage on every rank: names and JSON values, read from the live process.
+
+    ``param_dtype`` is what the transformer is asked to compute with; recorded is what it then computes with.
+    """
+    backend, _ = attention_dispatch._AttentionBackendRegistry.get_active_backend()
+    found = group.numerics | {
+        "compute_dtype": str(_compute_dtype(param_dtype, group.device)).removeprefix("torch."),
+        "attention_backend": getattr(backend, "value", backend),
+        **asdict(group.parallelism),
+    }
+    if group.device.type == "cuda":
+        found["environment"] = {name: os.environ[name] for name in CHANGE_BITS if name in os.environ}
+    return found
+
+
+def _compute_dtype(param_dtype: ParamDtype, device: torch.device) -> torch.dtype:
+    with computes_in(param_dtype, device):
+        is_half = torch.is_autocast_enabled(device.type)
+        return torch.get_autocast_dtype(device.type) if is_half else torch.get_default_dtype()

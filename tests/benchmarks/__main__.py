@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         print(f"nothing was written: {error}", file=sys.stderr)
         return 1
     what = "tiny shapes" if settings.tiny else "true shapes"
-    print(f"wrote {record.write(settings.output, what, found, deterministic=not settings.nondeterministic)}")
+    print(f"wrote {record.write(settings.output, what, found)}")
     return 0
 
 

@@ -21,13 +21,12 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
-def write(folder: Path, what: str, found: dict[str, Any], *, deterministic: bool) -> Path:
+def write(folder: Path, what: str, found: dict[str, Any]) -> Path:
     """With the day (UTC), the device, and what else decides numbers and speed."""
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    known = numerics(world_size=1, threads=torch.get_num_threads(), deterministic=deterministic, torch=torch)
     path = folder / f"{date}-{_plain(device_name())}-{_plain(what)}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {"date": date, "device": device_name(), "what": what, "numerics": known, **found}
+    whole = {"date": date, "device": device_name(), "what": what, "numerics": numerics(torch), **found}
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     return path
 
@@ -42,7 +41,7 @@ def write_tests(folder: Path, device: str, reports: Sequence[pytest.TestReport])
         "not_passed": [report.nodeid for report in ended if not report.passed],
         "measured": {report.nodeid: dict(report.user_properties) for report in ended if report.user_properties},
     }
-    return write(folder, "tests", found, deterministic=torch.are_deterministic_algorithms_enabled())
+    return write(folder, "tests", found)
 
 
 def _plain(text: str) -> str:

@@ -84,7 +84,7 @@ def test_a_recipe_edited_between_two_tries_is_refused_by_name(flows: Flows) -> N
 
 
 def test_going_on_under_other_numerics_is_refused_by_name_unless_it_is_allowed(flows: Flows) -> None:
-    flows.forget(REWARD)
+    flows.forget("policy")
     before = flows.manifests()
     said = flows.run(*COLD, *TWO_THREADS, expect=64)
     assert "threads 1 -> 2" in said
@@ -92,7 +92,7 @@ def test_going_on_under_other_numerics_is_refused_by_name_unless_it_is_allowed(f
     require_untouched(flows, before)
 
     assert "numerics changed, as allowed: threads 1 -> 2" in flows.run(*COLD, *TWO_THREADS, "--allow-numerics-change")
-    _, manifest = standing(str(flows.root / REWARD))
+    _, manifest = standing(str(flows.root / "policy"))
     assert manifest is not None
     assert manifest.numerics["threads"] == 2
 

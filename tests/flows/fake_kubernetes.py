@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -46,6 +46,8 @@ class Cluster:
     """Of every Job, instead of what its pods lead to."""
     away: bool = False
     created: int = 0
+    node: "Callable[[Manifest], dict[str, str]]" = lambda _: {}
+    """Environment of the node that a container is put on."""
 
     def create(self, name: str, manifest: Manifest) -> tuple[int, Manifest]:
         """POST."""
@@ -62,7 +64,7 @@ class Cluster:
         (container,) = job["spec"]["template"]["spec"]["containers"]
         command = [word.replace("$(JOB_COMPLETION_INDEX)", str(index)) for word in container["command"]]
         given = {variable["name"]: variable["value"] for variable in container["env"]}
-        return subprocess.Popen(command, env=os.environ | given)
+        return subprocess.Popen(command, env=os.environ | self.node(container) | given)
 
     def read(self, name: str) -> tuple[int, Manifest]:
         """GET."""

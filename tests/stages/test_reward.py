@@ -19,6 +19,7 @@ from stages.artifacts import Artifact, Attempt, input_of, standing, why_stale
 from stages.contracts import Request
 from stages.manifest import content_of
 from stages.outcome import Outcome, read_failures, read_status
+from stages.records import Pinned
 from stages.reward import ANSWERS, CALLS, SCORES
 from stages.runner import Settings, execute
 
@@ -216,7 +217,7 @@ def test_scores_of_another_scorer_version_do_not_stand_and_no_other_can_make_the
 
 def begin_as_stage(request):
     """An attempt as the stage makes it, up to its layout."""
-    found = numerics(world_size=1, threads=1, deterministic=True)
+    found = numerics()
     generation, attempt_id, _ = Attempt.begin(request, print)
     attempt = Attempt(request, found, generation, attempt_id)
     names = samples.shard_names(Artifact(request.one("samples")))
@@ -297,18 +298,29 @@ def consume(slot, scores):
     return Request(stage="report", slot=slot, seed=0, config=config, inputs={"scores": (scores,)})
 
 
-def test_a_run_goes_on_under_other_threads_only_if_that_is_allowed(slot, samples_slot, tmp_path):
+def test_a_run_goes_on_under_other_packages_only_if_that_is_allowed(slot, samples_slot, tmp_path):
     source = write_samples(samples_slot, [RIGHT])
     record = str(tmp_path / "numerics" / "reward.json")
-    run(scoring(slot, source), tmp_path, numerics_record=record)
-    next_slot = str(tmp_path / "next")
-    with pytest.raises(ConfigError, match=r"began reward under other numerics \(threads 1 -> 2\)"):
-        run(scoring(next_slot, source), tmp_path, threads=2, numerics_record=record)
-    assert standing(next_slot) == (1, None)
+    older = numerics() | {"packages": numerics()["packages"] | {"onnxruntime": "1.0"}}
+    store.write(record, Pinned(stage="reward", numerics=older).sealed())
+    with pytest.raises(ConfigError, match=r"began reward under other numerics \(packages .*'onnxruntime': '1.0'"):
+        run(scoring(slot, source), tmp_path, numerics_record=record)
+    assert standing(slot) == (1, None)
+    manifest, notes = run(scoring(slot, source), tmp_path, numerics_record=record, allow_numerics_change=True)
+    assert len(notes) == 1
+    assert notes[0].startswith("numerics changed, as allowed: packages")
+    assert (manifest.generation, manifest.numerics) == (1, numerics())
     # What is already made stands under any.
-    run(scoring(slot, source), tmp_path, threads=2, numerics_record=record)
-    manifest, notes = run(
-        scoring(next_slot, source), tmp_path, threads=2, numerics_record=record, allow_numerics_change=True
-    )
-    assert notes == ["numerics changed, as allowed: threads 1 -> 2"]
-    assert (manifest.generation, manifest.numerics["threads"]) == (1, 2)
+    run(scoring(slot, source), tmp_path, numerics_record=record)
+
+
+def test_a_light_stage_is_made_by_any_node_and_with_any_threads(slot, samples_slot, tmp_path):
+    source = write_samples(samples_slot, [RIGHT])
+    record = str(tmp_path / "numerics" / "reward.json")
+    manifest, _ = run(scoring(slot, source), tmp_path, numerics_record=record)
+    assert manifest.numerics.keys() == {"python", "packages"}
+    assert "torch" not in manifest.numerics["packages"]
+    # What other stages of the run began under holds for them alone.
+    store.write(str(tmp_path / "numerics" / "policy.json"), Pinned(stage="policy", numerics={"python": "3.0"}).sealed())
+    other, notes = run(scoring(str(tmp_path / "next"), source), tmp_path, threads=2, numerics_record=record)
+    assert (other.numerics, notes) == (manifest.numerics, [])
