@@ -47,7 +47,19 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     table = table.sort_values(["item_id", "t"], ignore_index=True)
     if ranks.rank == 0:
         context.attempt.put(LOSSES, to_parquet(table))
-    means = table["loss"].to_numpy().reshape(len(prompt_of), config.num_levels).mean(axis=1)
+    return summary_of(table["loss"].to_numpy().reshape(len(prompt_of), config.num_levels))
+
+
+def summary_of(losses: np.ndarray) -> dict[str, float | int | None]:
+    """Mean loss and its standard error over items, from ``losses`` ``[items, levels]``.
+
+    Both are None if an item's loss is not finite, because a mean over the others could not be compared with that of
+    another policy; ``nonfinite`` counts such items.
+    """
+    means = losses.mean(axis=1)
+    nonfinite = int((~np.isfinite(means)).sum())
+    if nonfinite:
+        return {"loss": None, "standard_error": None, "items": len(means), "nonfinite": nonfinite}
     error = float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else None
     return {"loss": float(means.mean()), "standard_error": error, "items": len(means)}
 

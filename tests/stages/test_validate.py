@@ -1,12 +1,16 @@
 """The diffusion loss on held-out media: against a loop by hand, on one rank and on two."""
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from cosmos_rl_core import pipelines
 from cosmos_rl_core.training import DrawKey, training_noise
 from flows.requests import Run
 from stages import embed, encode
@@ -14,7 +18,7 @@ from stages.artifacts import Artifact, input_of
 from stages.contracts import Validate
 from stages.loading import load_model
 from stages.samples import read_table
-from stages.validate import LOSSES
+from stages.validate import LOSSES, summary_of
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.test_sharding import aside
 
@@ -39,9 +43,10 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def run_of(tmp_path: Path, name: str, seed: int = 0, batch_size: int = 2) -> Run:
+def run_of(tmp_path: Path, name: str, seed: int = 0, batch_size: int = 2, model: str = "package:tiny-sd3") -> Run:
     """A run whose base policy can be judged."""
     values = copy.deepcopy(RECIPE)
+    values["policy"]["model_name_or_path"] = model
     values["train"]["seed"] = seed
     values["validation"]["batch_size"] = batch_size
     run = make_run(tmp_path, values, name)
@@ -101,3 +106,26 @@ def test_ranks_that_share_weights_find_the_same_bytes_in_bfloat16_also_where_one
     exact = make(run.validate(0), tmp_path).summary["loss"]
     assert found.summary["loss"] != exact
     assert found.summary["loss"] == pytest.approx(exact, rel=0.02)
+
+
+def test_a_policy_without_finite_losses_has_no_loss_and_the_items_are_counted(tmp_path: Path):
+    folder = tmp_path / "broken"
+    shutil.copytree(pipelines.resolve_path("package:tiny-sd3"), folder)
+    (file,) = (folder / "transformer").glob("*.safetensors")
+    weights = load_file(file)
+    weights["proj_out.bias"][0] = torch.nan
+    file.unlink()
+    save_file(weights, file)
+    run = run_of(tmp_path, "run", model=str(folder))
+    summary = make(run.validate(0), tmp_path).summary
+    assert summary.items() >= {"loss": None, "standard_error": None, "items": ITEMS, "nonfinite": ITEMS}.items()
+    losses = read_table(Artifact(input_of(run.version(0, "validate"))), LOSSES)["loss"]
+    assert not np.isfinite(losses).any()
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_one_item_without_a_finite_loss_leaves_no_mean(broken: float):
+    losses = np.array([[1.0, 3.0], [3.0, broken], [6.0, 6.0]])
+    assert summary_of(losses) == {"loss": None, "standard_error": None, "items": 3, "nonfinite": 1}
+    assert summary_of(losses[:1]) == {"loss": 2.0, "standard_error": None, "items": 1}
+    assert summary_of(losses[::2]) == {"loss": 4.0, "standard_error": 2.0, "items": 2}
