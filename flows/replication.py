@@ -113,7 +113,7 @@ def _measures(run: Run, k: int) -> dict[str, float]:
     rewards = {name: _manifest(run, k, f"evaluate-{name}").summary[name] for name in ("jpeg", "ocr")}
     pictures: dict[str, list[np.ndarray]] = {}
     for name in shard_names(samples):
-        for sample in read_shard(samples, name):
+        for sample in (sample for sample in read_shard(samples, name) if sample.finite):
             pictures.setdefault(sample.about["prompt_id"], []).append(sample.pixels[0])
     loss = _manifest(run, k, "validate").summary["loss"]
     said = {"reward": rewards["jpeg"], "ocr": rewards["ocr"], "loss": loss}

@@ -72,9 +72,17 @@ def _brought(export: Input, ranks: Group) -> Iterator[Path]:
         ranks.gather(None)
 
 
-def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate) -> np.ndarray:
-    """Uint8 RGB ``[B, frames, height, width, 3]``, from noise that depends on each sample's seed alone."""
+def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate) -> list[np.ndarray | None]:
+    """Uint8 RGB ``[frames, height, width, 3]`` of each sample, from noise that depends on its seed alone; None where
+    latents or pixels are not finite."""
     video = config.media.frames > 1
+    finite = np.ones(len(plans), bool)
+
+    def look(pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        """The last step's latents decide; some pipelines turn them into whole numbers before anybody sees them."""
+        finite[:] = tensors["latents"].isfinite().flatten(1).all(1).cpu().numpy()
+        return {}
+
     generators = [torch.Generator(device="cpu").manual_seed(seeds.derive(plan.seed, "evaluation")) for plan in plans]
     output = pipeline(
         prompt=[plan.prompt.text for plan in plans],
@@ -83,8 +91,14 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
         max_sequence_length=config.max_prompt_length,
         generator=generators,
         output_type="np",
+        callback_on_step_end=look,
         **prompt_options(config.model),
         **stock_arguments(pipeline, config.media.size, config.media.frames),
     )
     pixels = np.asarray(output.frames if video else output.images)
-    return (255 * (pixels if video else pixels[:, None])).round().astype(np.uint8)
+    pixels = pixels if video else pixels[:, None]
+    finite &= np.isfinite(pixels).all(axis=(1, 2, 3, 4))
+    return [
+        (255 * picture).round().astype(np.uint8) if is_finite else None
+        for picture, is_finite in zip(pixels, finite, strict=True)
+    ]

@@ -73,7 +73,9 @@ def section(title: str, *blocks: str) -> str:
 
 
 def picture(sample: StoredSample) -> str:
-    """The sample's image; of a video its first, middle and last frame side by side."""
+    """The sample's image; of a video its first, middle and last frame side by side; words where there is none."""
+    if not sample.finite:
+        return '<div class="frames"><p class="failed">no picture: the sample is not finite</p></div>'
     frames = sample.pixels
     shown = sorted({0, len(frames) // 2, len(frames) - 1})
     sources = [_source(frames[i]) for i in shown]
@@ -86,7 +88,7 @@ def picture(sample: StoredSample) -> str:
 
 def is_film(sample: StoredSample) -> bool:
     """Whether :func:`picture` shows several frames."""
-    return sample.extension == media.VIDEO
+    return sample.finite and sample.extension == media.VIDEO
 
 
 def _source(pixels: np.ndarray) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.canonical import canonical_json
-from cosmos_rl_core.errors import ArtifactError, ConfigError, RewardError, UnavailableError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, DivergenceError, RewardError, UnavailableError
 from cosmos_rl_core.rewards._answers import entries, scored, words
 from cosmos_rl_core.rewards._base import Reward, Sample
 from stages import contracts
@@ -23,6 +23,7 @@ SCORES, ANSWERS, CALLS = "scores.parquet", f"{RECORDS}answers.parquet", f"{RECOR
 _AWAY = (UnavailableError, ConnectionError, TimeoutError)
 """It is the scorer that is away, and no sample's fault."""
 _PASSING = (ConfigError, *_AWAY)
+_NOT_FINITE = DivergenceError("the sample is not finite, so there is no picture to score")
 _CALL_COLUMNS = ["shard_samples", "attempt", "failed", "seconds"]
 
 
@@ -32,7 +33,8 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     What the scorer said besides is on record: ``answers.parquet`` (``sample_id, error, details``) and, a row a call,
     ``calls.parquet``. Another judge with equal scores leaves everything that was made of them standing.
 
-    Raises :class:`RewardError`, naming the samples, if more than the allowed share failed.
+    Raises :class:`RewardError`, naming the samples, if more than the allowed share failed, and
+    :class:`DivergenceError` if more are not finite.
     """
     config = request.config
     assert isinstance(config, contracts.Reward)
@@ -50,7 +52,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         scores_name, answers_name = f"scores/{index:05d}.json", f"{RECORDS}answers/{index:05d}.json"
 
         def make(name: str = name, files: tuple[str, str] = (scores_name, answers_name)) -> dict[str, bytes]:
-            made = _score(reward, [_sample(s) for s in read_shard(samples, name)], config, calls)
+            made = _score(reward, list(read_shard(samples, name)), config, calls)
             return {file: canonical_json(part) for file, part in zip(files, made, strict=True)}
 
         context.attempt.shard(index, make, keep=_all_scored)
@@ -77,17 +79,19 @@ def _sample(stored: StoredSample) -> Sample:
 
 
 def _score(
-    reward: Reward, samples: list[Sample], config: contracts.Reward, calls: list[dict[str, Any]]
+    reward: Reward, stored: list[StoredSample], config: contracts.Reward, calls: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Scores of one shard and the answers they are from.
 
-    Samples that fail are tried again together, up to ``max_attempts`` times in all.
+    Samples that fail are tried again together, up to ``max_attempts`` times in all. The reward never sees one that is
+    not finite.
     """
-    results: dict[str, dict[str, Any] | Exception] = {}
-    waiting = samples
-    for attempt in range(config.max_attempts):
+    label = config.reward.label
+    results: dict[str, dict[str, Any] | Exception] = {s.sample_id: _NOT_FINITE for s in stored if not s.finite}
+    waiting = [_sample(one) for one in stored if one.finite]
+    for attempt in range(config.max_attempts if waiting else 0):
         started_s = time.monotonic()
-        outcomes = _outcomes(reward, waiting, config.reward.label)
+        outcomes = _outcomes(reward, waiting, label)
         results |= {sample.sample_id: outcome for sample, outcome in zip(waiting, outcomes, strict=True)}
         failed = [s for s in waiting if isinstance(results[s.sample_id], Exception)]
         seconds = time.monotonic() - started_s
@@ -95,9 +99,8 @@ def _score(
         waiting = failed
         if not waiting:
             break
-    outcomes = [results[sample.sample_id] for sample in samples]
-    rows = [_row(sample, outcome, config.reward.label) for sample, outcome in zip(samples, outcomes, strict=True)]
-    return rows, [_answer(sample, outcome) for sample, outcome in zip(samples, outcomes, strict=True)]
+    rows = [_row(one, results[one.sample_id], label) for one in stored]
+    return rows, [_answer(one, results[one.sample_id]) for one in stored]
 
 
 def _outcomes(reward: Reward, samples: list[Sample], label: str) -> list[dict[str, Any] | Exception]:
@@ -121,17 +124,17 @@ def _outcomes(reward: Reward, samples: list[Sample], label: str) -> list[dict[st
     return found
 
 
-def _row(sample: Sample, outcome: dict[str, Any] | Exception, name: str) -> dict[str, Any]:
+def _row(sample: StoredSample, outcome: dict[str, Any] | Exception, name: str) -> dict[str, Any]:
     failed = isinstance(outcome, Exception)
     return {
         "sample_id": sample.sample_id,
-        "prompt_id": sample.prompt_id,
+        "prompt_id": sample.about["prompt_id"],
         "score": None if failed else float(outcome[name]),
         "valid": not failed,
     }
 
 
-def _answer(sample: Sample, outcome: dict[str, Any] | Exception) -> dict[str, Any]:
+def _answer(sample: StoredSample, outcome: dict[str, Any] | Exception) -> dict[str, Any]:
     failed = isinstance(outcome, Exception)
     return {
         "sample_id": sample.sample_id,
@@ -141,19 +144,26 @@ def _answer(sample: Sample, outcome: dict[str, Any] | Exception) -> dict[str, An
 
 
 def _all_scored(files: dict[str, bytes]) -> bool:
-    """Only whole shards are kept for a retry: what failed now may not fail then."""
-    return all(row.get("error", "") == "" for data in files.values() for row in json.loads(data))
+    """Only whole shards are kept for a retry: what failed now may not fail then, unless it is not finite."""
+    return all(row.get("error", "") in ("", words(_NOT_FINITE)) for data in files.values() for row in json.loads(data))
 
 
 def _refuse_too_many(table: pd.DataFrame, answers: list[dict[str, Any]], config: contracts.Reward) -> None:
     failed = [answer for answer in answers if answer["error"]]
-    if len(failed) <= config.max_failed_fraction * len(table):
+    allowed = config.max_failed_fraction * len(table)
+    if len(failed) <= allowed:
         return
+    lost = [answer for answer in failed if answer["error"] == words(_NOT_FINITE)]
+    if len(lost) > allowed:
+        raise DivergenceError(f"{len(lost)} of {len(table)} samples are not finite, {_more(lost, config)}")
+    label = config.reward.label
+    raise RewardError(f"{label} could not score {len(failed)} of {len(table)} samples, {_more(failed, config)}")
+
+
+def _more(failed: list[dict[str, Any]], config: contracts.Reward) -> str:
     shown = "; ".join(f"{answer['sample_id']} ({answer['error']})" for answer in failed[:10])
-    raise RewardError(
-        f"{config.reward.label} could not score {len(failed)} of {len(table)} samples, more than max_failed_fraction = "
-        f"{config.max_failed_fraction}: {shown}{' ...' if len(failed) > 10 else ''}"
-    )
+    dots = " ..." if len(failed) > 10 else ""
+    return f"more than max_failed_fraction = {config.max_failed_fraction}: {shown}{dots}"
 
 
 def _summary(table: pd.DataFrame, name: str) -> dict[str, Any]:

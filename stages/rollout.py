@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from cosmos_rl_core.models._base import (
     CONDITIONAL_LATENTS,
     Conditioning,
     Model,
+    NotFiniteError,
     generated,
     guided_velocity,
     stack,
@@ -85,14 +87,15 @@ class _Generator:
         trajectory = self.sample(plans)
         if not self.leads:
             return {}
-        with torch.no_grad():
-            pixels = self.model.decode(trajectory.latents).cpu().numpy()
+        stored = [_stored(trajectory, place, self.recorded[plan.prompt.id]) for place, plan in enumerate(plans)]
+        finite = [all(bool(tensor.isfinite().all()) for tensor in tensors.values()) for tensors in stored]
+        pictures = decode_finite(self.model, trajectory.latents, finite)
         files: dict[str, bytes] = {}
-        for place, (plan, picture) in enumerate(zip(plans, pixels, strict=True)):
+        for plan, picture, tensors in zip(plans, pictures, stored, strict=True):
             steps = self.recorded[plan.prompt.id]
             facts = self.facts | ({"trained_steps": list(steps), "noise_seed": plan.noise_seed} if steps else {})
             facts |= {} if self.given is None else self.given.facts(plan.prompt.id)
-            files |= sample_files(plan, picture, to_bytes(_stored(trajectory, place, steps)), facts)
+            files |= sample_files(plan, picture, to_bytes(tensors), facts)
         return files
 
     def sample(self, plans: list[SamplePlan]) -> Trajectory:
@@ -128,6 +131,33 @@ class _Generator:
     def _normal(self, keys: list[int], purpose: str, index: int) -> Tensor:
         draws = [torch.from_numpy(seeds.normal(self.shape, key, purpose, index)) for key in keys]
         return torch.stack(draws).to(self.device)
+
+
+@torch.no_grad()
+def decode_finite(model: Model, latents: Tensor, finite: list[bool]) -> list[np.ndarray | None]:
+    """Pixels ``[frames, height, width, 3]`` of each sample of ``latents`` ``[B, ...]``; None of one that is not
+    ``finite``, or whose pixels are not.
+
+    Zeros stand in for such samples: the batch, and with it the bits of the others, stays what it is.
+    """
+
+    def pixels(kept: list[bool]) -> np.ndarray:
+        mask = torch.tensor(kept, device=latents.device).view(-1, *[1] * (latents.ndim - 1))
+        return model.decode(latents if all(kept) else latents.where(mask, 0)).cpu().numpy()
+
+    def has_pixels(place: int) -> bool:
+        try:
+            pixels([other == place for other in range(len(finite))])
+        except NotFiniteError:
+            return False
+        return True
+
+    try:
+        found = pixels(finite)
+    except NotFiniteError:
+        finite = [is_finite and has_pixels(place) for place, is_finite in enumerate(finite)]
+        found = pixels(finite)
+    return [picture if is_finite else None for picture, is_finite in zip(found, finite, strict=True)]
 
 
 def _recorded(request: Request, config: contracts.Rollout, kernel: Kernel, prompt_id: str) -> tuple[int, ...]:

@@ -2,25 +2,29 @@
 
 A sample in a shard is what anyone can open: ``<id>.json`` (prompt, seed, policy), ``<id>.png`` or ``<id>.mkv`` (exactly
 what the reward saw) and, from a rollout, ``<id>.safetensors`` (the final latents). ``index.parquet`` has a row for
-each.
+each. A sample that is not finite has no picture: its JSON has ``"finite": false``, and so has its row in a column that
+there is only then. Nothing scores it or trains on it.
 """
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pandas as pd
 from safetensors.numpy import load
 
 from cosmos_rl_core import media, seeds, shards
+from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.errors import ArtifactError, DivergenceError
 from stages.artifacts import Artifact
 from stages.runner import Context
 
 INDEX = "index.parquet"
+_NONFINITE = "nonfinite/"
 
 Item = TypeVar("Item")
 
@@ -58,10 +62,10 @@ def cut(items: list[Item], size: int) -> list[list[Item]]:
 
 
 def sample_files(
-    sample: SamplePlan, pixels: np.ndarray, latents: bytes | None, facts: dict[str, Any]
+    sample: SamplePlan, pixels: np.ndarray | None, latents: bytes | None, facts: dict[str, Any]
 ) -> dict[str, bytes]:
-    """The shard members of one sample. ``pixels`` uint8 ``[frames, height, width, 3]``; ``facts`` go into its JSON."""
-    extension, picture = media.encode(pixels)
+    """The shard members of one sample. ``pixels`` uint8 ``[frames, height, width, 3]``, None where the sample is not
+    finite; ``facts`` go into its JSON."""
     about = {
         "sample_id": sample.sample_id,
         "prompt_id": sample.prompt.id,
@@ -69,11 +73,12 @@ def sample_files(
         "member": sample.member,
         "seed": sample.seed,
         **facts,
+        **({"finite": False} if pixels is None else {}),
     }
-    files = {
-        f"{sample.sample_id}.json": json.dumps(about, sort_keys=True).encode(),
-        f"{sample.sample_id}.{extension}": picture,
-    }
+    files = {f"{sample.sample_id}.json": json.dumps(about, sort_keys=True).encode()}
+    if pixels is not None:
+        extension, picture = media.encode(pixels)
+        files[f"{sample.sample_id}.{extension}"] = picture
     return files if latents is None else files | {f"{sample.sample_id}.safetensors": latents}
 
 
@@ -91,7 +96,7 @@ def write_samples(
 
     ``generate`` turns at most ``tile`` samples, all of one shard, into shard members. ``accompany`` is for ranks that
     share weights, all of which must do as many forward passes: what of ``generate`` needs those weights, and no more,
-    for who has less to make than others.
+    for who has less to make than others. Raises :class:`DivergenceError` if no sample at all is finite.
     """
     ranks = context.ranks
     by_id = {sample.sample_id: sample for sample in samples}
@@ -113,16 +118,37 @@ def write_samples(
             members |= generate(plans)
             done += len(plans)
         if ranks.leads:
-            context.attempt.finish(index, {shard_name(index): shards.pack(members)})
+            context.attempt.finish(index, {shard_name(index): shards.pack(members)} | _nonfinite_file(index, members))
         context.progress("sampling", done, total)
     if accompany is not None:
         for call in range(num_calls, most_calls):
             context.progress("sampling beside the others", call, most_calls)
             accompany(tiles[0][0])
+    nonfinite = _all_nonfinite(context)
+    if len(nonfinite) == len(samples):
+        raise DivergenceError(
+            f"none of {len(samples)} samples is finite, e.g. {samples[0].sample_id}: the policy, or its precision, is "
+            "broken; begin again at an earlier policy, or compute in float32"
+        )
     if ranks.rank == 0:
-        context.attempt.put(INDEX, index_of(samples, shard_ids))
+        context.attempt.put(INDEX, index_of(samples, shard_ids, nonfinite))
     size = sum(entry.size for name, entry in context.attempt.files.items() if name.startswith("samples/"))
-    return {"samples": len(samples)} | ({"kb_per_sample": size / total / 1000} if total else {})
+    counts = {"samples": len(samples)} | ({"nonfinite": len(nonfinite)} if nonfinite else {})
+    return counts | ({"kb_per_sample": size / total / 1000} if total else {})
+
+
+def _nonfinite_file(index: int, members: dict[str, bytes]) -> dict[str, bytes]:
+    """A shard's list of samples that are not finite, beside the shard; nothing where all are."""
+    pictures = {f"{name.rpartition('.')[0]}.json" for name in members if name.endswith((media.IMAGE, media.VIDEO))}
+    ids = [name.removesuffix(".json") for name in members if name.endswith(".json") and name not in pictures]
+    return {f"{_NONFINITE}{index:05d}.json": canonical_json(ids)} if ids else {}
+
+
+def _all_nonfinite(context: Context) -> frozenset[str]:
+    """Ids of the samples of all ranks' shards, adopted ones too, that are not finite."""
+    files = [name for name in context.attempt.files if name.startswith(_NONFINITE)]
+    mine = [sample_id for name in files for sample_id in json.loads(context.attempt.read(name))]
+    return frozenset(sample_id for ids in context.ranks.gather(mine) for sample_id in ids)
 
 
 def _adopt(context: Context, sizes: dict[int, int]) -> set[int]:
@@ -142,8 +168,9 @@ def shard_name(index: int) -> str:
     return f"samples/{index:05d}.tar"
 
 
-def index_of(samples: list[SamplePlan], layout: list[list[str]]) -> bytes:
-    """The parquet index: one row a sample, in order, with the shard it is in."""
+def index_of(samples: list[SamplePlan], layout: list[list[str]], nonfinite: Collection[str] = ()) -> bytes:
+    """The parquet index: one row a sample, in order, with the shard it is in; and, if there are samples that are not
+    finite, whether it is."""
     shard_of = {sample_id: number for number, ids in enumerate(layout) for sample_id in ids}
     rows = [
         {
@@ -153,10 +180,17 @@ def index_of(samples: list[SamplePlan], layout: list[list[str]]) -> bytes:
             "member": s.member,
             "seed": s.seed,
             "shard": shard_of[s.sample_id],
+            **({"finite": s.sample_id not in nonfinite} if nonfinite else {}),
         }
         for s in samples
     ]
     return to_parquet(pd.DataFrame(rows))
+
+
+def are_finite(index: pd.DataFrame) -> pd.Series:
+    """Of each row of an index, or of several put together, whether the sample is finite."""
+    known = index["finite"] if "finite" in index else pd.Series(data=True, index=index.index)
+    return cast("pd.Series", known.ne(False))  # an index without the column leaves gaps
 
 
 def to_parquet(frame: pd.DataFrame) -> bytes:
@@ -178,6 +212,7 @@ class StoredSample:
     about: dict[str, Any]
     extension: str
     media: bytes
+    """Empty where the sample is not finite."""
     latents: bytes | None
 
     @property
@@ -186,8 +221,15 @@ class StoredSample:
         return self.about["sample_id"]
 
     @property
+    def finite(self) -> bool:
+        """Whether there is a picture to score."""
+        return self.about.get("finite", True)
+
+    @property
     def pixels(self) -> np.ndarray:
-        """Uint8 RGB ``[frames, height, width, 3]``."""
+        """Uint8 RGB ``[frames, height, width, 3]``. Raises :class:`ArtifactError` if the sample is not finite."""
+        if not self.finite:
+            raise ArtifactError(f"sample {self.sample_id} is not finite: it has no picture")
         return media.decode(self.extension, self.media)
 
     @property
@@ -211,6 +253,6 @@ def _unpack(shard: bytes) -> Iterator[StoredSample]:
     for about_name in sorted(name for name in files if name.endswith(".json")):
         stem = about_name.removesuffix(".json")
         extension = media.IMAGE if f"{stem}.{media.IMAGE}" in files else media.VIDEO
-        yield StoredSample(
-            json.loads(files[about_name]), extension, files[f"{stem}.{extension}"], files.get(f"{stem}.safetensors")
-        )
+        about = json.loads(files[about_name])
+        picture = files[f"{stem}.{extension}"] if about.get("finite", True) else b""
+        yield StoredSample(about, extension, picture, files.get(f"{stem}.safetensors"))

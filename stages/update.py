@@ -22,7 +22,7 @@ from stages.drift import DriftWatch
 from stages.policy import read_part
 from stages.reward import SCORES
 from stages.runner import Context
-from stages.samples import INDEX, cut, read_table, to_parquet
+from stages.samples import INDEX, are_finite, cut, read_table, to_parquet
 from stages.trainer import Trainer, check_clocks, my_share
 
 ADVANTAGES = "advantages.parquet"
@@ -128,10 +128,17 @@ def _advantages(request: Request, config: contracts.Update, algorithm: Algorithm
     samples["reward"] = samples["reward"].where(samples["valid"])
     single = [name for name in samples.columns if name.startswith("reward.")]
     scored = ["reward", "valid", *single]
+    finite = are_finite(samples)
+    samples = cast("pd.DataFrame", samples[["sample_id", "prompt_id", *scored]])
+    trainable = cast("pd.DataFrame", samples[finite]).reset_index(drop=True)
     if config.algorithm.shuffle_rewards:
-        order = seeds.permutation(len(samples), request.seed, "shuffled rewards", request.iteration or 0)
-        samples[scored] = samples[scored].iloc[order].reset_index(drop=True)
-    table = algorithm.advantages(cast("pd.DataFrame", samples[["sample_id", "prompt_id", *scored]]))
+        order = seeds.permutation(len(trainable), request.seed, "shuffled rewards", request.iteration or 0)
+        trainable[scored] = trainable[scored].iloc[order].reset_index(drop=True)
+    table = algorithm.advantages(trainable)
+    if not finite.all():
+        # No reward, shuffled or made up, makes such a sample one to train on.
+        table = samples.drop(columns=scored).merge(table.drop(columns="prompt_id"), on="sample_id", how="left")
+        table["used"] = table["used"].eq(True)
     if not any(table["used"]):
         raise ArtifactError("no sample can be trained on: every group has fewer scored samples than min_group_size")
     return table

@@ -40,6 +40,10 @@ PREFIX = "prefix"
 out of that module, float32, under a name of its own. For policies that do not train it: `embed` stores that instead."""
 
 
+class NotFiniteError(ArithmeticError):
+    """Decoded pixels of at least one sample of a batch are NaN or infinite."""
+
+
 class Model(Protocol):
     """A loaded pipeline, or the parts of it that a stage asked for."""
 
@@ -76,7 +80,10 @@ class Model(Protocol):
         ...
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Normalised latents ``[B, *latent_shape]`` to uint8 RGB ``[B, frames, height, width, 3]``."""
+        """Normalised latents ``[B, *latent_shape]`` to uint8 RGB ``[B, frames, height, width, 3]``.
+
+        Raises :class:`NotFiniteError` if a decoded value is not finite.
+        """
         ...
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:

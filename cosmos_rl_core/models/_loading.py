@@ -11,7 +11,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
 from cosmos_rl_core import pipelines, plugins
-from cosmos_rl_core.models._base import COMPONENTS, EMPTY_TRANSFORMER, ModelPlugin
+from cosmos_rl_core.models._base import COMPONENTS, EMPTY_TRANSFORMER, ModelPlugin, NotFiniteError
 
 Pipeline = TypeVar("Pipeline", bound=DiffusionPipeline)
 
@@ -87,7 +87,12 @@ def pixels_to_unit(pixels: Tensor) -> Tensor:
 
 
 def unit_to_pixels(images: Tensor) -> Tensor:
-    """Values in [-1, 1] to uint8, clamped and rounded half to even, as the stock image processor does for PIL."""
+    """Values in [-1, 1] to uint8, clamped and rounded half to even, as the stock image processor does for PIL.
+
+    Raises :class:`NotFiniteError` at a value that is not finite, which would become black.
+    """
+    if not images.isfinite().all():
+        raise NotFiniteError("decoded pixels are not finite")
     return ((images.float() * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
 
 

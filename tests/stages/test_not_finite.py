@@ -1,0 +1,188 @@
+"""A sample that is not finite: without a picture, marked, counted, never scored, never trained on."""
+
+import copy
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load, load_file, save_file
+from transformers import AutoTokenizer
+
+from cosmos_rl_core import pipelines
+from cosmos_rl_core.config.recipe import check
+from cosmos_rl_core.errors import ArtifactError, DivergenceError
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.models._base import NotFiniteError
+from flows.plan import freeze, make_plan
+from flows.requests import Run
+from stages import report_html
+from stages.artifacts import Artifact, input_of
+from stages.contracts import Request
+from stages.manifest import Manifest
+from stages.reward import ANSWERS, SCORES
+from stages.rollout import decode_finite
+from stages.samples import INDEX, StoredSample, read_shard, read_table, shard_names
+from stages.update import ADVANTAGES
+from tests.stages.conftest import make
+
+CPU = torch.device("cpu")
+BROKEN, WHOLE = 'a sign "Z"', 'a sign "B"'
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A pipeline that embeds the letter Z as NaN."""
+    folder = tmp_path_factory.mktemp("pipelines") / "broken"
+    shutil.copytree(pipelines.resolve_path("package:tiny-sd3"), folder)
+    tokens = AutoTokenizer.from_pretrained(folder / "tokenizer_3")
+    (token,) = set(tokens(BROKEN).input_ids) - set(tokens(WHOLE).input_ids)
+    (file,) = (folder / "text_encoder_3").glob("*.safetensors")
+    weights = load_file(file)
+    weights["shared.weight"][token] = torch.nan
+    file.unlink()
+    save_file(weights, file, metadata={"format": "pt"})
+    return str(folder)
+
+
+def run_of(folder: Path, model_path: str, prompts: list[str], **algorithm: Any) -> Run:
+    datasets: list[dict[str, str]] = []
+    for name, texts in (("train", prompts), ("held-out", [f"big {prompt}" for prompt in prompts])):
+        file = folder / f"{name}.txt"
+        file.write_text("\n".join(texts), encoding="utf-8")
+        datasets.append({"name": "prompts", "path": str(file)})
+    dataset, held_out = datasets
+    diffusers = {"inference_size": [32, 64], "max_prompt_length": 12, "sample": {"num_steps": 2, "eval_num_steps": 2}}
+    values: dict[str, Any] = {
+        "policy": {
+            "model_name_or_path": model_path,
+            "lora": {"r": 2, "target_modules": ["to_q"]},
+            "diffusers": diffusers,
+        },
+        "train": {
+            "num_iterations": 1,
+            "train_batch_per_replica": 4 * len(prompts),
+            "train_policy": {"type": "nft", "dataset": dataset} | algorithm,
+        },
+        "rollout": {"n_generation": 4, "n_generation_mini_batch": 4, "samples_per_shard": 4},
+        "rewards": [{"fn": {"name": "jpeg"}, "max_failed_fraction": 0.5}],
+        "validation": {"n_generation": 2, "dataset": held_out, "batch_size": 2},
+    }
+    return Run(freeze(make_plan(check(copy.deepcopy(values), "test"), "run", "test.toml"), str(folder)), str(folder))
+
+
+def made(request: Request, folder: Path) -> tuple[Manifest, Artifact]:
+    return make(request, folder), Artifact(input_of(request.slot))
+
+
+def stored_in(artifact: Artifact) -> dict[bool, list[StoredSample]]:
+    """The samples by whether their prompt is the whole one."""
+    found: dict[bool, list[StoredSample]] = {True: [], False: []}
+    for name in shard_names(artifact):
+        for sample in read_shard(artifact, name):
+            found["Z" not in sample.about["prompt"]].append(sample)
+    return found
+
+
+def check_samples(manifest: Manifest, artifact: Artifact) -> None:
+    """Those of the broken prompt, and no other, are marked and have no picture."""
+    stored = stored_in(artifact)
+    assert [sample.finite for sample in stored[False]] == [False] * len(stored[False])
+    assert all("finite" not in sample.about and sample.pixels.std() > 1 for sample in stored[True])
+    assert all(sample.media == b"" for sample in stored[False])
+    with pytest.raises(ArtifactError, match="is not finite: it has no picture"):
+        _ = stored[False][0].pixels
+    index = read_table(artifact, INDEX)
+    assert list(index["finite"]) == ["Z" not in prompt for prompt in index["prompt"]]
+    assert manifest.summary["nonfinite"] == len(stored[False]) == len(stored[True])
+
+
+@pytest.mark.parametrize("shuffle_rewards", [False, True])
+def test_a_rollout_marks_them_rewards_fail_them_and_no_update_trains_on_them(
+    tmp_path: Path, model_path: str, shuffle_rewards: bool
+):
+    run = run_of(tmp_path, model_path, [BROKEN, WHOLE], shuffle_rewards=shuffle_rewards)
+    for request in (run.policy(), run.embed()):
+        make(request, tmp_path)
+    manifest, artifact = made(run.rollout(0), tmp_path)
+    check_samples(manifest, artifact)
+    broken = stored_in(artifact)[False][0]
+    assert broken.latents is not None
+    assert load(broken.latents)["latents"].isnan().any()
+    assert "no picture: the sample is not finite" in report_html.picture(broken)
+
+    (reward,) = run.rewards(run.iteration(0, "rollout"), 0)
+    scores, scored = made(reward, tmp_path)
+    table = read_table(scored, SCORES).merge(read_table(scored, ANSWERS), on="sample_id")
+    invalid = table[~table["valid"]]
+    assert set(invalid["sample_id"]) == {sample.sample_id for sample in stored_in(artifact)[False]}
+    assert not np.isfinite(invalid["score"].to_numpy("float64")).any()
+    assert set(invalid["error"]) == {"DivergenceError: the sample is not finite, so there is no picture to score"}
+    assert (scores.summary["scored"], scores.summary["failed"]) == (4, 4)
+
+    updated, update = made(run.update(0), tmp_path)
+    advantages = read_table(update, ADVANTAGES)
+    assert list(advantages["sample_id"]) == list(read_table(artifact, INDEX)["sample_id"])
+    assert set(advantages[advantages["used"]]["sample_id"]) == {s.sample_id for s in stored_in(artifact)[True]}
+    assert advantages["advantage"].notna().tolist() == advantages["used"].tolist()
+    assert updated.summary["excluded"] == 4
+    assert updated.summary["loss"] is not None
+
+
+def test_an_evaluation_marks_them(tmp_path: Path, model_path: str):
+    run = run_of(tmp_path, model_path, [BROKEN, WHOLE])
+    make(run.policy(), tmp_path)
+    make(run.export(0), tmp_path)
+    check_samples(*made(run.evaluate(0), tmp_path))
+
+
+def test_a_rollout_without_a_finite_sample_fails_for_good_also_when_it_is_tried_again(tmp_path: Path, model_path: str):
+    run = run_of(tmp_path, model_path, [BROKEN])
+    for request in (run.policy(), run.embed()):
+        make(request, tmp_path)
+    for _ in range(2):
+        with pytest.raises(DivergenceError, match="none of 4 samples is finite") as caught:
+            make(run.rollout(0), tmp_path)
+        assert caught.value.exit_code == 65
+
+
+def test_more_than_may_fail_is_a_failure_that_no_retry_mends(tmp_path: Path, model_path: str):
+    run = run_of(tmp_path, model_path, [BROKEN, BROKEN.replace("sign", "Z"), WHOLE])
+    for request in (run.policy(), run.embed()):
+        make(request, tmp_path)
+    make(run.rollout(0), tmp_path)
+    (reward,) = run.rewards(run.iteration(0, "rollout"), 0)
+    with pytest.raises(DivergenceError, match=r"8 of 12 samples are not finite, more than max_failed_fraction = 0\.5"):
+        make(reward, tmp_path)
+
+
+def test_a_sample_whose_pixels_are_not_finite_changes_no_bit_of_the_others():
+    model = _loading.adapter_of(path := pipelines.resolve_path("package:tiny-sd3")).load(path, ("vae",), CPU)
+    latents = torch.randn(4, *model.latent_shape((32, 64), 1), generator=torch.Generator().manual_seed(0))
+    whole = model.decode(latents).numpy()
+    broken = latents.clone()
+    broken[1] = 1e38
+    broken[2, 0, 0, 0] = torch.nan
+    with pytest.raises(NotFiniteError):
+        model.decode(broken)
+    first, second, third, fourth = decode_finite(model, broken, [True, True, False, True])
+    assert (second, third) == (None, None)
+    for place, found in ((0, first), (3, fourth)):
+        assert found is not None
+        np.testing.assert_array_equal(found, whole[place])
+
+
+def test_the_bytes_of_an_index_of_finite_samples_have_no_such_column(tmp_path: Path, model_path: str):
+    run = run_of(tmp_path, model_path, [WHOLE])
+    for request in (run.policy(), run.embed()):
+        make(request, tmp_path)
+    manifest, artifact = made(run.rollout(0), tmp_path)
+    assert "finite" not in pd.read_parquet(io.BytesIO(artifact.read(INDEX)))
+    assert "nonfinite" not in manifest.summary
+    assert not artifact.names("nonfinite/")
+    assert all("finite" not in json.dumps(sample.about) for sample in stored_in(artifact)[True])
