@@ -30,10 +30,15 @@ PATIENCE_S = 300.0
 
 def gpus_of(request: Request, launch: LaunchConfig) -> int:
     """How many a stage takes: its set, else one a rank; one process has one, and a stage without torch none."""
-    stage = STAGES[request.stage]
-    if request.gpus:
-        return len(request.gpus)
-    return launch.processes_of(stage.name) if stage.distributed else int(stage.torch)
+    return needed_by(request.stage, request.gpus, launch)
+
+
+def needed_by(name: str, chosen: Sequence[int], launch: LaunchConfig) -> int:
+    """As :func:`gpus_of`, of a stage by its name and its set."""
+    stage = STAGES[name]
+    if chosen:
+        return len(chosen)
+    return launch.processes_of(name) if stage.distributed else int(stage.torch)
 
 
 @contextmanager

@@ -98,7 +98,7 @@ class Launcher:
     def _make(self, name: str, requests: Sequence[Request]) -> None:
         """Start, watch and end the jobs; whatever happens here, none of them is left."""
         running: list[_Running] = []
-        with ExitStack() as at_the_end:
+        with self._jobs.reserve(requests, self.display.note, self.check), ExitStack() as at_the_end:
             try:
                 self._start([Job(request, self._flags(request)) for request in requests], running, at_the_end)
                 while any(one.state.phase != "ended" for one in running):

@@ -18,6 +18,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.process_trees import kill_tree
 from cosmos_rl_core.processes import PARENT
+from flows.devices import VISIBLE, Share
 from stages.contracts import STAGES, Request
 
 REPLY_TIMEOUT_S = 120.0
@@ -34,16 +35,18 @@ class StageProcess(Protocol):
         ...
 
 
-def start_cold(request: Request, argv: Sequence[str], log: Path, launch: LaunchConfig) -> StageProcess:
-    """A new interpreter, under ``torch.distributed.run`` if the stage is distributed."""
+def start_cold(
+    request: Request, argv: Sequence[str], log: Path, launch: LaunchConfig, share: Share | None = None
+) -> StageProcess:
+    """A new interpreter, under ``torch.distributed.run`` if the stage is distributed; its processes keep the share."""
     python = launch.python or sys.executable
     with log.open("ab") as file:
         return subprocess.Popen(
             [python, "-m", "cosmos_rl_core.processes", *stage_command(request.stage, argv, python, launch)],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if share is None else share.file,
             stdout=file,
             stderr=file,
-            env=_environment(request.gpus, launch),
+            env=_environment(launch) | _shown(request, share),
         )
 
 
@@ -72,13 +75,16 @@ def stage_environment(launch: LaunchConfig) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(launch.threads), "PYTHONUNBUFFERED": "1"} | launch.environment
 
 
-def _environment(gpus: tuple[int, ...], launch: LaunchConfig) -> dict[str, str]:
+def _environment(launch: LaunchConfig) -> dict[str, str]:
     """Of a stage process; all ranks are on this machine."""
-    environment = {"GLOO_SOCKET_IFNAME": "lo"} | os.environ
-    environment |= stage_environment(launch) | {PARENT: str(os.getpid())}
-    if gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-    return environment
+    return {"GLOO_SOCKET_IFNAME": "lo"} | os.environ | stage_environment(launch) | {PARENT: str(os.getpid())}
+
+
+def _shown(request: Request, share: Share | None) -> dict[str, str]:
+    """The devices that a stage may use; a machine on which none is visible may still have the ones that are named."""
+    if share is not None:
+        return share.environment
+    return {VISIBLE: ",".join(map(str, request.gpus))} if request.gpus else {}
 
 
 class WarmServer:
@@ -93,7 +99,8 @@ class WarmServer:
             stdout=subprocess.PIPE,
             # Unbuffered, so that what select sees is all there is.
             bufsize=0,
-            env=_environment((), launch),
+            # Forks compute on the CPU, and hold no lock on a device.
+            env=_environment(launch) | {VISIBLE: ""},
             # Ctrl-C goes to the whole process group; it is the launcher that ends this one.
             start_new_session=True,
         )

@@ -48,13 +48,14 @@ class LaunchConfig(Section):
     compile: bool = False
     """Compile the transformer's blocks (torch.compile): a minute at the start of each stage, then faster forwards."""
     stage_gpus: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = {}
-    """GPUs of single stages, e.g. ``{update = [0, 1], rollout = [2, 3]}``; stages that run side by side need sets of
-    their own. Absent means all there are. With Slurm and Kubernetes only their number counts: each set is an allocation
-    of its own."""
+    """GPUs of single stages, e.g. ``{update = [0, 1], rollout = [2, 3]}``, as indices into the devices that the flow
+    sees (``CUDA_VISIBLE_DEVICES``); stages that run side by side need sets of their own. Absent means one for each
+    process, whichever are free. A stage waits until no run of this machine uses its devices. With Slurm and Kubernetes
+    only their number counts: each set is an allocation of its own."""
     gpu_limit: str | None = Field(default=None, min_length=1)
-    """Global concurrency limit of the Prefect server whose slots are this machine's GPUs, as ``cosmos-flows infra init
-    --gpus N`` makes ``gpus``: stages wait until as many are free as they use. None: they start at once. Slurm and
-    Kubernetes have queues of their own."""
+    """Global concurrency limit of the Prefect server whose slots are GPUs, as ``cosmos-flows infra init --gpus N``
+    makes ``gpus``: stages wait until as many are free as they use, and then for the devices themselves. None: they wait
+    for devices only. Slurm and Kubernetes have queues of their own."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each process."""
     deterministic: bool = True

@@ -10,8 +10,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +24,7 @@ from cosmos_rl_core.errors import CosmosRLError, UnavailableError
 from flows.launchers._base import NOT_BEGUN, Job, JobState
 from flows.processes import stage_environment
 from stages.allocation import Order, Orders, carried_out, is_shared, read_orders, returncode_of
-from stages.contracts import STAGES
+from stages.contracts import STAGES, Request
 
 LOOK_S = 0.5
 """How often the mailbox is read."""
@@ -112,6 +112,12 @@ class AllocatedJobs:
         self._run_url, self._root, self._scheduler = run_url, root, scheduler
         self._held: dict[str, Held] = {}
         self._jobs: dict[str, Ordered] = {}
+
+    def reserve(
+        self, requests: Sequence[Request], note: Callable[[str], None], check: Callable[[], None]
+    ) -> AbstractContextManager[None]:
+        """Nothing: the scheduler gives each allocation devices of its own."""
+        return nullcontext()
 
     def submit(self, job: Job) -> str:
         """Order it, and ask for an allocation if there is none."""

@@ -1,6 +1,8 @@
 """The interface of launchers: a stage is submitted, polled, read, cancelled; what a dead flow left is re-attached."""
 
 import signal
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +55,15 @@ class JobLauncher(Protocol):
     """Runs jobs somewhere. The ids are its own."""
 
     def __init__(self, run_url: str, config: LaunchConfig) -> None: ...
+
+    def reserve(
+        self, requests: Sequence[Request], note: Callable[[str], None], check: Callable[[], None]
+    ) -> AbstractContextManager[None]:
+        """Wait until there are devices for jobs that are to run side by side, and keep them for :meth:`submit`.
+
+        Schedulers have devices of their own, and need no wait here. ``check`` is asked whether to go on waiting.
+        """
+        ...
 
     def submit(self, job: Job) -> str:
         """Have it run, now or when there is room; returns its id."""

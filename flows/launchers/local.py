@@ -6,6 +6,8 @@ None outlives the flow, so there is never anything to re-attach.
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,8 +15,11 @@ import psutil
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.process_trees import kill, tree
+from flows import devices, gpus
+from flows.devices import Share
 from flows.launchers._base import Job, JobState
 from flows.processes import StageProcess, WarmServer, start_cold
+from stages.contracts import STAGES, Request
 
 TREE_INTERVAL_S = 1.0
 KILLED = -9
@@ -27,6 +32,23 @@ class JobLauncher:
         self._config = config
         self._running: dict[str, Running] = {}
         self._warm: WarmServer | None = None
+        # Forks compute on the CPU.
+        self._devices = devices.visible() if config.mode == "cold" else []
+        self._shares: dict[str, Share] = {}
+        """By slot, those of the wave that is being started."""
+        for name in STAGES:
+            chosen = config.stage_gpus.get(name, ())
+            devices.require([devices.Need(name, gpus.needed_by(name, chosen, config), chosen)], self._devices)
+
+    @contextmanager
+    def reserve(
+        self, requests: Sequence[Request], note: Callable[[str], None], check: Callable[[], None]
+    ) -> Iterator[None]:
+        """Lock devices that no other run of this machine uses; the stages' processes keep them locked."""
+        needs = [devices.Need(each.stage, gpus.gpus_of(each, self._config), each.gpus) for each in requests]
+        with devices.taken(needs, self._devices, note, check) as shares:
+            self._shares = dict(zip((each.slot for each in requests), shares, strict=False))
+            yield
 
     def submit(self, job: Job) -> str:
         """Start its process."""
@@ -42,7 +64,12 @@ class JobLauncher:
 
     def _start(self, job: Job, argv: list[str], log: Path) -> StageProcess:
         if self._config.mode == "cold":
-            return start_cold(job.request, argv, log, self._config)
+            share = self._shares.get(job.request.slot)
+            process = start_cold(job.request, argv, log, self._config, share)
+            if share is not None:
+                # From here on the stage's processes alone hold the locks, so that they end with them.
+                share.close()
+            return process
         if self._warm is None or not self._warm.alive:
             self._warm = WarmServer(self._config)
         return self._warm.start(argv, log)

@@ -1,0 +1,208 @@
+"""Devices of a machine: which there are, who has which, and when a lock is freed. No test needs a GPU."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import ConfigError, LeaseError
+from flows import devices, launchers
+from flows.devices import VISIBLE, Device, Need, visible
+from tests.flows.allocated import Work, wait_until
+
+TWO_GPUS = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa1111-0000)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bbbb2222-0000)
+"""
+ONE_IS_CUT = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aaaa1111-0000)
+  MIG 3g.20gb     Device  0: (UUID: MIG-cccc3333-0000)
+  MIG 3g.20gb     Device  1: (UUID: MIG-dddd4444-0000)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-bbbb2222-0000)
+"""
+SLEEPING_RANK = "import os, sys, time; open(sys.argv[1] + '/' + os.environ['RANK'], 'w').close(); time.sleep(600)"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts an ``nvidia-smi`` that lists these devices into the path."""
+
+    def have(listed: str) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n[ \"$1\" = -L ] && cat <<'E'\n{listed}E\n", encoding="utf-8")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    return have
+
+
+@pytest.fixture
+def two() -> list[Device]:
+    """Devices that no other test or run has."""
+    mark = secrets.token_hex(8)
+    return visible({VISIBLE: f"GPU-{mark}-a,GPU-{mark}-b"})
+
+
+@pytest.fixture
+def started() -> Iterator[list[psutil.Process]]:
+    """Processes to kill in the end, with what they started."""
+    found: list[psutil.Process] = []
+    yield found
+    for process in found:
+        if process.is_running():
+            process.kill()
+            process.wait()
+
+
+def names(found: list[Device]) -> list[str]:
+    return [device.name for device in found]
+
+
+def identities(found: list[Device]) -> list[str]:
+    return [device.identity for device in found]
+
+
+def refuse() -> None:
+    raise LeaseError("not free")
+
+
+def is_free(*wanted: Device) -> bool:
+    try:
+        with devices.taken([Need("rollout", len(wanted))], wanted, lambda _: None, refuse):
+            return True
+    except LeaseError:
+        return False
+
+
+def test_an_inherited_choice_is_respected(machine):
+    assert visible({}) == []
+    assert names(visible({VISIBLE: "3, 1"})) == identities(visible({VISIBLE: "3, 1"})) == ["3", "1"]
+    assert visible({VISIBLE: ""}) == visible({VISIBLE: "-1"}) == visible({VISIBLE: "NoDevFiles"}) == []
+    assert names(visible({VISIBLE: "0,-1,1"})) == ["0"]
+    machine(TWO_GPUS)
+    assert names(visible({})) == identities(visible({})) == ["GPU-aaaa1111-0000", "GPU-bbbb2222-0000"]
+    assert identities(visible({VISIBLE: "1,0"})) == ["GPU-bbbb2222-0000", "GPU-aaaa1111-0000"]
+    assert names(visible({VISIBLE: "1,7,0"})) == ["1"]
+
+
+def test_one_device_is_the_same_by_index_by_uuid_and_by_the_beginning_of_its_uuid(machine):
+    machine(TWO_GPUS)
+    ways = [visible({VISIBLE: name}) for name in ("1", "GPU-bbbb2222-0000", "GPU-bbbb")]
+    assert [len({device.byte for way in ways for device in way}), *map(len, ways)] == [1, 1, 1, 1]
+
+
+def test_parts_of_a_device_are_devices(machine):
+    machine(ONE_IS_CUT)
+    assert names(visible({})) == ["MIG-cccc3333-0000", "MIG-dddd4444-0000", "GPU-bbbb2222-0000"]
+    assert identities(visible({VISIBLE: "MIG-dddd4444-0000"})) == ["MIG-dddd4444-0000"]
+
+
+def test_stages_of_a_wave_get_devices_of_their_own_and_sets_are_indices_into_what_is_visible(two):
+    with devices.taken([Need("update", 1), Need("rollout", 1, (0,))], two, pytest.fail, refuse) as (update, rollout):
+        assert rollout.environment[VISIBLE] == two[0].name
+        assert update.environment[VISIBLE] == two[1].name
+        assert not is_free(two[0])
+        assert not is_free(two[1])
+    assert is_free(*two)
+
+
+def test_a_stage_without_torch_is_shown_no_device_and_locks_none(two):
+    with devices.taken([Need("reward", 0)], two, pytest.fail, refuse) as (reward,):
+        assert reward.environment[VISIBLE] == ""
+        assert is_free(*two)
+
+
+def test_who_cannot_have_all_holds_none_and_is_told_once_who_has_them(two, started):
+    told: list[str] = []
+    rounds = iter(range(2))
+
+    def check() -> None:
+        assert is_free(two[0])
+        if next(rounds, None) is None:
+            refuse()
+
+    with devices.taken([Need("update", 1, (1,))], two, pytest.fail, refuse) as (share,):
+        started.append(psutil.Popen(["sleep", "600"], stdin=share.file))
+    with pytest.raises(LeaseError), devices.taken([Need("rollout", 2)], two, told.append, check):
+        pass
+    listed = ", ".join(names(two))
+    in_use = f"{two[1].name} by process {started[0].pid}"
+    assert told == [f"waits for 2 free GPUs of {listed}; in use: {in_use}"]
+    assert devices.users(two) == {two[1].name: started[0].pid}
+
+
+def test_more_devices_than_are_visible_are_a_mistake_that_lists_them(two, monkeypatch):
+    seen = f"2 visible: {two[0].name}, {two[1].name}"
+    with pytest.raises(ConfigError, match=f"update and rollout need 3 GPUs, one for each process; {seen}"):
+        devices.require([Need("update", 1), Need("rollout", 2)], two)
+    monkeypatch.setenv(VISIBLE, ",".join(names(two)))
+    with pytest.raises(ConfigError, match="need 3 GPUs"):
+        launchers.load("run", LaunchConfig(processes=3))
+    with pytest.raises(ConfigError, match=f"launch.stage_gpus.rollout has 4, an index .*; {seen}"):
+        launchers.load("run", LaunchConfig(stage_gpus={"rollout": (0, 4)}))
+    monkeypatch.setenv(VISIBLE, "")
+    launchers.load("run", LaunchConfig(processes=3, stage_gpus={"rollout": (0, 4, 5)})).close()
+
+
+def test_a_lock_is_freed_when_the_last_process_of_torchrun_is_gone(two, started, tmp_path):
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--nproc-per-node", "2"]
+    ranks += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "--no-python"]
+    with devices.taken([Need("update", 2)], two, pytest.fail, refuse) as (share,):
+        command = [*ranks, sys.executable, "-c", SLEEPING_RANK, str(tmp_path)]
+        torchrun = psutil.Popen(command, stdin=share.file, stderr=subprocess.DEVNULL)
+        started.append(torchrun)
+    wait_until(lambda: all((tmp_path / rank).exists() for rank in "01"))
+    workers = torchrun.children()
+    started += workers
+    assert len({os.getsid(process.pid) for process in [torchrun, *workers]}) == 3
+    for process in (torchrun, workers[1]):
+        process.kill()
+        process.wait()
+        assert not is_free(two[0])
+        assert not is_free(two[1])
+    workers[0].kill()
+    wait_until(lambda: is_free(*two))
+
+
+class Flow:
+    """A flow with one stage on the first visible device, as a process."""
+
+    def __init__(self, work: Work, name: str, shown: str) -> None:
+        request = work.request(name).model_copy(update={"gpus": (0,)}).model_dump_json()
+        self.log = work.folder / f"{name}.txt"
+        command = [sys.executable, "-m", "tests.flows.allocated", work.run_url, LaunchConfig().model_dump_json()]
+        with self.log.open("wb") as log:
+            environment = os.environ | {VISIBLE: shown}
+            self.process = psutil.Popen([*command, request], env=environment, stdout=log, stderr=log)
+
+    @property
+    def said(self) -> str:
+        """Its words, in one line."""
+        return " ".join(self.log.read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize("killed", ["flow", pytest.param("stage", marks=pytest.mark.slow)])
+def test_another_run_waits_for_a_device_until_the_stage_of_a_killed_run_is_gone(
+    killed, two, started, tmp_path, monkeypatch
+):
+    work = Work(tmp_path, monkeypatch)
+    theirs = Flow(work, "theirs", two[0].name)
+    started.append(theirs.process)
+    stage = psutil.Process(int(work.wait_until_ran(1)[0][-1]))
+    assert stage.environ()[VISIBLE] == two[0].name
+    ours = Flow(work, "ours", two[0].name)
+    started.append(ours.process)
+    wait_until(lambda: f"waits for 1 free GPUs of {two[0].name}; in use: {two[0].name} by process" in ours.said)
+    assert str(stage.pid) in ours.said
+    (theirs.process if killed == "flow" else stage).send_signal(signal.SIGKILL)
+    stage.wait(20)
+    assert [name for name, *_ in work.wait_until_ran(2)] == ["theirs", "ours"]
+    work.go()
+    assert ours.process.wait(60) == 0, ours.said
+    assert ours.said.count("waits for") == 1
+    assert is_free(two[0])
