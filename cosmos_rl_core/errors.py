@@ -1,7 +1,14 @@
 """The errors of this project. Each one has a ``kind``, which alone decides whether a retry can help."""
 
+import errno
+
 RETRYABLE_KINDS = frozenset({"unavailable", "out_of_memory", "killed", "hung", "crash"})
 """Kinds of failure that another attempt may survive; ``config`` and ``data`` repeat themselves."""
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""What systems say when there is no space left, for anybody, for this user, or for a file of that size."""
+FREE_SPACE = "`cosmos-flows gc RUN` deletes what killed attempts of a run left; free some space and run again"
+"""What to do then."""
 
 EXIT_CODES = {"config": 64, "data": 65, "busy": 75, "unavailable": 75}
 """Exit code by kind (sysexits.h); every other failure exits with 70. No stage is ever ``busy``, only a run."""
@@ -59,6 +66,10 @@ class UnavailableError(CosmosRLError):
     kind = "unavailable"
 
 
+class NoSpaceError(UnavailableError):
+    """A store or a disk is full."""
+
+
 class LeaseError(CosmosRLError):
     """Another process works on the same run, or has taken it over. It is for people to say which one goes on."""
 
@@ -77,3 +88,12 @@ class StageError(CosmosRLError):
         error = cls(message)
         error.kind = kind
         return error
+
+
+def no_space(error: BaseException) -> NoSpaceError | None:
+    """What to tell people where a system's error, or its text in a library's error, says that a disk is full."""
+    texts = ("no space left on device", "disk is full", "disk quota exceeded", "no usable temporary directory")
+    full = isinstance(error, OSError) and error.errno in FULL
+    if not full and (isinstance(error, CosmosRLError) or not any(text in str(error).lower() for text in texts)):
+        return None
+    return NoSpaceError(f"no space left: {error}; {FREE_SPACE}")

@@ -5,23 +5,38 @@ operation that other writers can contend for.
 """
 
 import errno
+import fcntl
 import importlib
 import os
+import re
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.errors import FREE_SPACE, FULL, ConfigError, NoSpaceError, UnavailableError
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An object, as a listing has it."""
+
+    size: int
+    """In bytes."""
+    written_s: float
+    """When, in seconds since 1970 by the store's clock."""
+
 
 AT_ONCE = 4
 """Objects that are read ahead of their use, or asked for side by side."""
@@ -33,8 +48,6 @@ Name = TypeVar("Name")
 
 Chunk = bytes | memoryview
 """Some of an object's bytes."""
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def join(url: str, *names: str) -> str:
@@ -129,17 +142,66 @@ def write_stream(url: str, chunks: Iterable[Chunk]) -> None:
 
 
 def files(url: str) -> dict[str, int]:
-    """Sizes in bytes of all objects under ``url``, by their names below it.
+    """Sizes in bytes of all objects under ``url``, by their names below it; as late as :func:`listed`."""
+    return {name: entry.size for name, entry in listed(url).items()}
+
+
+def listed(url: str) -> dict[str, Listed]:
+    """All objects under ``url``, by their names below it.
 
     A listing may lag behind what was written; nothing but the deletion of garbage, and what people are shown, may go by
     it.
     """
     fs, path = _resolve(url)
     try:
-        found = cast("dict[str, dict[str, int]]", fs.find(path, detail=True))
+        found = cast("dict[str, dict[str, Any]]", fs.find(path, detail=True))
     except OSError as error:
         raise UnavailableError(f"cannot list {url}: {error}") from error
-    return {name.removeprefix(path).lstrip("/"): int(entry["size"]) for name, entry in found.items()}
+    return {name.removeprefix(path).lstrip("/"): _listed(entry) for name, entry in found.items()}
+
+
+def _listed(entry: Mapping[str, Any]) -> Listed:
+    written = entry.get("mtime", entry.get("LastModified"))
+    # What does not say when it was written counts as written just now.
+    written_s = written.timestamp() if isinstance(written, datetime) else float("inf") if written is None else written
+    return Listed(int(entry["size"]), float(written_s))
+
+
+def clock_s(folder: str) -> float:
+    """What time it is by the store's own clock, which :class:`Listed` goes by; a folder that is full can be asked."""
+    fs, path = _resolve(folder)
+    try:
+        if isinstance(fs, LocalFileSystem):
+            os.utime(path)
+            return os.stat(path).st_mtime
+    except OSError as error:
+        raise UnavailableError(f"cannot ask {folder} for its time: {error}") from error
+    write(join(folder, ".probe", "clock"), secrets.token_bytes(4))
+    return listed(join(folder, ".probe"))["clock"].written_s
+
+
+def abandoned(url: str) -> dict[str, Listed]:
+    """Files of a local store that processes which are gone were writing, by their names below ``url``."""
+    fs, path = _resolve(url)
+    found = listed(url) if isinstance(fs, LocalFileSystem) else {}
+    temporary = {name: entry for name, entry in found.items() if is_temporary(name)}
+    return {name: entry for name, entry in temporary.items() if not _is_being_written(Path(path, name))}
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a listed name is that of a file of a local store that is being written, or was when its writer ended."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{16}", name.rpartition("/")[2]) is not None
+
+
+def _is_being_written(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    return False
 
 
 def names(url: str) -> set[str]:
@@ -253,10 +315,8 @@ def _resolve(url: str) -> tuple[AbstractFileSystem, str]:
 
 
 def _failed_write(url: str, num_bytes: int, error: OSError) -> UnavailableError:
-    if error.errno in _FULL:
-        return UnavailableError(
-            f"no space left to write {num_bytes} bytes to {url}: {error.strerror}; free some and run again"
-        )
+    if error.errno in FULL:
+        return NoSpaceError(f"no space left to write {num_bytes} bytes to {url}: {error.strerror}; {FREE_SPACE}")
     return UnavailableError(f"cannot write {url}: {error}")
 
 
@@ -275,6 +335,9 @@ def _publish_local(path: Path, chunks: Iterable[Chunk], publish: Callable[[Path,
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with temporary.open("wb") as file:
+            # Kept until the process is gone, so that what a killed one left can be told from what is being written.
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_SH)
             file.writelines(chunks)
             file.flush()
             os.fsync(file.fileno())

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import launch_of
-from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError, no_space
 from flows import all_runs, describe, status_table
 from flows import export as export_command
 from flows import gc as gc_command
@@ -72,7 +72,7 @@ def _command(group: typer.Typer, *examples: str, name: str | None = None) -> Cal
             except KeyboardInterrupt as stopped:
                 raise typer.Exit(INTERRUPTED) from stopped
             except Exception as error:
-                known = error if isinstance(error, CosmosRLError) else not_answering(error)
+                known = error if isinstance(error, CosmosRLError) else not_answering(error) or no_space(error)
                 if known is None:
                     raise
                 typer.echo(str(known), err=True)
@@ -272,11 +272,18 @@ def gc(
     run_id: RunArgument,
     store: StoreOption = DEFAULT_STORE,
     superseded: Annotated[bool, typer.Option(help="Also the files of generations that were made again")] = False,
+    older_than: Annotated[
+        float,
+        typer.Option(min=0, help="Hours: an attempt that wrote something since may be at work, and is left alone"),
+    ] = gc_command.GRACE_H,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete files that killed attempts left and no artifact holds. Refused while a process works on the run."""
-    found = gc_command.gc(store, run_id, superseded=superseded, dry_run=dry_run)
+    """Delete files that killed attempts left and no artifact holds. Refused while a process works on the run.
+
+    Works on a full disk. Deletes folders that killed flows left in this machine's TMPDIR too.
+    """
+    found = gc_command.gc(store, run_id, superseded=superseded, dry_run=dry_run, older_than_h=older_than)
     _print_json(found.as_json()) if as_json else _print_lines(found.lines())
 
 

@@ -19,6 +19,7 @@ from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.process_trees import kill_tree
 from cosmos_rl_core.processes import PARENT
 from flows.devices import VISIBLE, Share
+from flows.work_folders import hold
 from stages.contracts import STAGES, Request
 
 REPLY_TIMEOUT_S = 120.0
@@ -41,6 +42,7 @@ def start_cold(
     """A new interpreter, under ``torch.distributed.run`` if the stage is distributed; its processes keep the share."""
     python = launch.python or sys.executable
     with log.open("ab") as file:
+        hold(file)
         return subprocess.Popen(
             [python, "-m", "cosmos_rl_core.processes", *stage_command(request.stage, argv, python, launch)],
             stdin=subprocess.DEVNULL if share is None else share.file,

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.errors import EXIT_CODES, RETRYABLE_KINDS, CosmosRLError
+from cosmos_rl_core.errors import EXIT_CODES, RETRYABLE_KINDS, CosmosRLError, no_space
 
 STATUS_INTERVAL_S = 0.2
 
@@ -90,6 +90,8 @@ class Outcome:
 
 def failure_of(error: BaseException, *, collective: bool = False) -> Failure:
     """Classify an exception: our own errors know their kind; memory, bad settings, absent services are recognised."""
+    trace = "".join(traceback.format_exception(error))
+    error = no_space(error) or error
     if isinstance(error, CosmosRLError):
         kind = error.kind
     elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
@@ -101,7 +103,6 @@ def failure_of(error: BaseException, *, collective: bool = False) -> Failure:
     else:
         kind = "crash"
     text = str(error) if isinstance(error, CosmosRLError) else f"{type(error).__name__}: {error}"
-    trace = "".join(traceback.format_exception(error))
     return Failure(kind=kind, message=text, retryable=kind in RETRYABLE_KINDS, collective=collective, traceback=trace)
 
 

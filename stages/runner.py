@@ -9,17 +9,20 @@ import importlib
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from cosmos_rl_core import store
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError
 from cosmos_rl_core.numerics import differences, numerics
 from cosmos_rl_core.parallelism import ALONE, Parallelism
 from cosmos_rl_core.processes import die_with_parent
 from stages.artifacts import Attempt, layout_halvings, read_manifest
 from stages.contracts import Request
+from stages.garbage import clear
 from stages.manifest import Manifest
 from stages.outcome import Outcome, failure_of
 from stages.records import FileEntry, Pinned
@@ -165,24 +168,36 @@ def execute(request: Request, settings: Settings, outcome: Outcome) -> Manifest:
         changes = _check_numerics(request.stage, found, settings, outcome) if ranks.rank == 0 else []
         attempt = Attempt(request, found, generation, attempt_id)
         attempt.use_layout({}, generation)
-        stage = importlib.import_module(f"stages.{request.stage}")
-        summary = stage.run(request, Context(attempt, ranks, outcome, halvings)) or {}
-        if attempt.adopted:
-            outcome.note(f"{attempt.adopted} finished shards of an earlier attempt were adopted")
-        files = _gather_files(ranks, attempt)
-        if ranks.rank == 0:
-            summary["seconds"] = round(time.monotonic() - started_s, 3)
-            summary |= {"numerics_changed": ", ".join(changes)} if changes else {}
-            # Before the commit: a kill between the two must not leave an artifact whose numerics nobody is held to.
-            if settings.numerics_record is not None:
-                store.put_if_absent(settings.numerics_record, Pinned(stage=request.stage, numerics=found).sealed())
-            attempt.commit(files, summary, outcome.note)
+        with _cleared_on_a_full_store(request, attempt):
+            stage = importlib.import_module(f"stages.{request.stage}")
+            summary = stage.run(request, Context(attempt, ranks, outcome, halvings)) or {}
+            if attempt.adopted:
+                outcome.note(f"{attempt.adopted} finished shards of an earlier attempt were adopted")
+            files = _gather_files(ranks, attempt)
+            if ranks.rank == 0:
+                summary["seconds"] = round(time.monotonic() - started_s, 3)
+                summary |= {"numerics_changed": ", ".join(changes)} if changes else {}
+                # Before the commit: a kill between the two must not leave an artifact whose numerics nobody is held to.
+                if settings.numerics_record is not None:
+                    store.put_if_absent(settings.numerics_record, Pinned(stage=request.stage, numerics=found).sealed())
+                attempt.commit(files, summary, outcome.note)
         generation = ranks.broadcast(attempt.generation)
     # Not after an error: leaving a group whose other ranks wait can take for ever, and would keep the error back.
     ranks.close()
     manifest = read_manifest(request.slot, generation)
     assert manifest is not None
     return manifest
+
+
+@contextmanager
+def _cleared_on_a_full_store(request: Request, attempt: Attempt) -> Iterator[None]:
+    """Delete what a try has written if there is no space for the rest: else every try would take some more."""
+    try:
+        yield
+    except NoSpaceError:
+        with suppress(CosmosRLError):
+            clear(request.slot, attempt.id)
+        raise
 
 
 def _gather_files(ranks: Ranks, attempt: Attempt) -> dict[str, FileEntry]:

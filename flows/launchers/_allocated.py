@@ -8,7 +8,6 @@ it is found by name alone, even if the flow that submitted it died before it cou
 import secrets
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -23,6 +22,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import CosmosRLError, UnavailableError
 from flows.launchers._base import NOT_BEGUN, Job, JobState
 from flows.processes import stage_environment
+from flows.work_folders import WorkFolder
 from stages.allocation import Order, Orders, carried_out, is_shared, read_orders, returncode_of
 from stages.contracts import STAGES, Request
 
@@ -100,6 +100,8 @@ class Ordered:
     held: Held
     directory: Path
     """Where its status and error files are."""
+    own: WorkFolder | None = None
+    """The same, where it is no part of the mailbox."""
     state: JobState = NOT_BEGUN
     looked_s: float = 0.0
 
@@ -240,7 +242,10 @@ class AllocatedJobs:
         job = self._jobs.pop(job_id)
         allocation = job.held.allocation
         job.held.orders.pop(job_id, None)
-        shutil.rmtree(job.directory, ignore_errors=True)
+        if job.own is None:
+            shutil.rmtree(job.directory, ignore_errors=True)
+        else:
+            job.own.remove()
         if not is_shared(allocation.mailbox):
             for name in (*self._words(job), *_by_node("returncode.{}", job), *_by_node("log.{}.txt", job)):
                 store.remove(store.join(self._url(job), name))
@@ -301,8 +306,9 @@ class AllocatedJobs:
     def _watch(self, held: Held, order: Order) -> None:
         mailbox = held.allocation.mailbox
         shared = is_shared(mailbox)
-        directory = Path(store.join(mailbox, order.id) if shared else tempfile.mkdtemp(prefix="cosmos-flows-"))
-        self._jobs[order.id] = Ordered(order, held, directory)
+        own = None if shared else WorkFolder(order.name.rpartition("-")[0])
+        directory = Path(store.join(mailbox, order.id)) if own is None else own.path
+        self._jobs[order.id] = Ordered(order, held, directory, own)
 
     def _show_life(self, now_s: float) -> None:
         for held in self._held.values():

@@ -3,8 +3,6 @@
 None outlives the flow, so there is never anything to re-attach.
 """
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from flows import devices, gpus
 from flows.devices import Share
 from flows.launchers._base import Job, JobState
 from flows.processes import StageProcess, WarmServer, start_cold
+from flows.work_folders import WorkFolder
 from stages.contracts import STAGES, Request
 
 TREE_INTERVAL_S = 1.0
@@ -31,6 +30,7 @@ class JobLauncher:
     def __init__(self, run_url: str, config: LaunchConfig) -> None:
         self._config = config
         self._running: dict[str, Running] = {}
+        self._folders: dict[str, WorkFolder] = {}
         self._warm: WarmServer | None = None
         # Forks compute on the CPU.
         self._devices = devices.visible() if config.mode == "cold" else []
@@ -52,14 +52,16 @@ class JobLauncher:
 
     def submit(self, job: Job) -> str:
         """Start its process."""
-        directory = Path(tempfile.mkdtemp(prefix=f"cosmos-flows-{job.request.stage}-"))
+        folder = WorkFolder(job.request.stage)
+        directory = folder.path
         try:
             path = directory / "request.json"
             path.write_text(job.request.model_dump_json(indent=1), encoding="utf-8")
             self._running[str(directory)] = Running(self._start(job, [str(path), *job.flags], directory / "log.txt"))
         except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
+            folder.remove()
             raise
+        self._folders[str(directory)] = folder
         return str(directory)
 
     def _start(self, job: Job, argv: list[str], log: Path) -> StageProcess:
@@ -97,7 +99,7 @@ class JobLauncher:
     def discard(self, job_id: str) -> None:
         """Remove its directory."""
         self._running.pop(job_id)
-        shutil.rmtree(job_id, ignore_errors=True)
+        self._folders.pop(job_id).remove()
 
     def close(self) -> None:
         """End the fork server, if there is one."""

@@ -11,6 +11,7 @@ from flows.devices import VISIBLE
 from tests.e2e.flow_process import COLD, Flows, Started
 
 TIMEOUT_S = 600.0
+WAITS = "waits for 1 free GPUs"
 STAGES = 3
 """Of each run, until it is believed."""
 
@@ -60,7 +61,7 @@ def test_no_stage_runs_beside_the_other_runs_stage_on_one_device(runs: list[Flow
             for found, processes in zip(seen, (mine, theirs), strict=True):
                 found.update(process.pid for process in processes)
             time.sleep(0.05)
-        assert any("waits for 1 free GPUs" in said(run) for run in started)
+        assert any(WAITS in said(run) for run in started)
     finally:
         for flows in runs:
             flows.kill_all()

@@ -142,10 +142,14 @@ def test_rerun_and_gc_say_as_json_what_they_would_do_and_do_nothing(recipe, tmp_
     }
     litter = store.join(run.policy_slot, "attempts", "dead", "w")
     store.write(litter, b"12345")
-    garbage = json.loads(invoke("gc", *options).stdout)
-    assert garbage.pop("url") == run.url
-    stages = [{"name": "policy", "files": 1, "bytes": 5}]
-    assert garbage == {"run": "hand", "deleted": False, "bytes": 5, "stages": stages}
+    policy = [{"name": "policy", "files": 1, "bytes": 5}]
+    for hours, stages, kept in ((24.0, [], policy), (0.0, policy, [])):
+        garbage = json.loads(invoke("gc", *options, "--older-than", hours).stdout)
+        assert garbage.pop("bytes") >= 5 * len(stages)
+        # What flows of this machine left, whoever started them.
+        garbage.pop("folders")
+        said = {"run": "hand", "url": run.url, "deleted": False, "older_than_h": hours, "ordered": {}}
+        assert garbage == said | {"stages": stages, "kept": kept}
     assert store.size(litter) == 5
     assert json.loads(invoke("status", "hand", "--store", run.store_url, "--json").stdout)["standing"] == 19
 
