@@ -6,6 +6,7 @@ It reads the environment, which few modules do: torchrun's rank.
 import datetime
 import json
 import os
+import re
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, CosmosRLError
 from cosmos_rl_core.numerics import differences, numerics
 from cosmos_rl_core.parallelism import ALONE, Parallelism
 from cosmos_rl_core.sharding import REPLICATE, SHARD
@@ -120,11 +121,27 @@ def require_alike(ranks: list[tuple[str, dict[str, Any]]]) -> None:
         )
 
 
+_COLLECTIVE = re.compile(
+    "|".join(
+        (
+            # gloo's errors begin with the line of its source that raised them.
+            r"^\[(?:enforce fail at )?[^\]\n]*\bgloo/[^\]\n]*\.(?:cc|cpp|h):\d+\]",
+            r"^gloo \w+ failed\b",
+            r"\bNCCL (?:error|communicator|watchdog|operation|timeout)\b",
+            r"\bnccl(?:Remote|System|Internal|UnhandledCuda)Error\b",
+            r"\bWatchdog caught collective operation timeout\b",
+            r"\bconnection (?:reset|closed|refused) by peer\b",
+        )
+    ),
+    re.IGNORECASE | re.MULTILINE,
+)
+"""How the loss of another rank reads in errors of no class of its own; a path with such a word does not."""
+
+
 def is_collective(error: BaseException) -> bool:
-    """Whether an error only says that another rank is gone: the reason is in that rank's own words."""
+    """Return whether an error only tells that another rank is gone: the reason is in that rank's own error."""
     if isinstance(error, dist.DistError):
         return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(
-        word in text for word in ("gloo", "nccl", "connection reset by peer", "connection closed by peer")
-    )
+    if isinstance(error, RuntimeError) and _COLLECTIVE.search(str(error)) is not None:
+        return True
+    return error.__cause__ is not None and not isinstance(error, CosmosRLError) and is_collective(error.__cause__)

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import EXIT_CODES, RETRYABLE_KINDS, CosmosRLError, no_space
+from cosmos_rl_core.foreign_errors import is_out_of_memory
 
 STATUS_INTERVAL_S = 0.2
 
@@ -89,13 +90,16 @@ class Outcome:
 
 
 def failure_of(error: BaseException, *, collective: bool = False) -> Failure:
-    """Classify an exception: our own errors know their kind; memory, bad settings, absent services are recognised."""
+    """Classify an exception: our own errors have a kind; memory, bad settings, absent services are recognised.
+
+    An exhausted memory is a reason of its own, also where it is the group of ranks that ran into it.
+    """
     trace = "".join(traceback.format_exception(error))
     error = no_space(error) or error
     if isinstance(error, CosmosRLError):
-        kind = error.kind
-    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        kind = "out_of_memory"
+        kind, collective = error.kind, False
+    elif is_out_of_memory(error):
+        kind, collective = "out_of_memory", False
     elif isinstance(error, ValidationError):
         kind = "config"
     elif isinstance(error, (ConnectionError, TimeoutError)):

@@ -1,0 +1,65 @@
+"""Recognise an exhausted memory among the errors of libraries, most of which have no class for it but only a text."""
+
+import errno
+import re
+from collections.abc import Iterator
+
+from cosmos_rl_core.errors import CosmosRLError
+
+_BEGIN = r"(?:^|(?<=[:\]>] ))"
+"""The beginning of a line, or of what another message quotes: never the middle of a path or of a prompt."""
+
+_TEXTS = re.compile(
+    "|".join(
+        (
+            # PyTorch's allocators, on each kind of device, and CUDA itself.
+            r"(?<![\w/.'-])DefaultCPUAllocator: (?:can't allocate|not enough) memory\b",
+            _BEGIN + r"(?:CUDA|HIP|XPU)(?: driver| runtime)?(?: error)?(?: \(2\))?\s?:? out of memory\b(?!/)",
+            _BEGIN + r"MPS backend out of memory\b",
+            r"(?<![\w/.-])(?:cudaErrorMemoryAllocation|(?:CUDA|NVRTC)_ERROR_OUT_OF_MEMORY)(?![\w/.-])",
+            # cuBLAS, cuDNN, cuSOLVER, cuSPARSE, cuRAND, cuFFT.
+            r"(?<![\w/.-])(?:CU|HIP|ROC|MIOPEN)[A-Z]*_(?:[A-Z]+_)*ALLOC(?:ATION)?_FAILED(?![\w/.-])",
+            # NCCL.
+            _BEGIN + r"Cuda failure (?:\d+ )?'out of memory'",
+            _BEGIN + r"Failed to (?:CUDA )?(?:host )?(?:malloc|calloc|alloc)(?: async)? \d+ bytes\b",
+            # C++, numpy's words in another class, the system's, onnxruntime.
+            r"(?<![\w/.-])std::bad_alloc(?![\w/])",
+            _BEGIN + r"Unable to allocate [\d.]+ \w+ for an array\b",
+            r"\bCannot allocate memory \((?:os error )?12\)",
+            r"\bFailed to allocate memory for requested buffer of size \d+",
+        )
+    ),
+    re.MULTILINE,
+)
+"""How out-of-memory reads in errors of no class of its own."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory was exhausted, of a device or of the host: by ``error`` or by one that led to it.
+
+    Our own errors have kinds of their own. A full disk is none of this.
+    """
+    return any(_is(one) for one in _chain(error) if not isinstance(one, CosmosRLError))
+
+
+def _is(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return _is_of_native_code(error) and _TEXTS.search(str(error)) is not None
+
+
+def _is_of_native_code(error: BaseException) -> bool:
+    """Whether an error's class is one by which C++ or Rust tells Python its texts."""
+    module = type(error).__module__.partition(".")[0]
+    return isinstance(error, RuntimeError) or module == "onnxruntime" or type(error).__name__ == "SafetensorError"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        yield found
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
