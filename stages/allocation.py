@@ -37,6 +37,8 @@ COPY_INTERVAL_S = 2.0
 """How often status and log of a running stage are copied to a mailbox that is a URL."""
 END_GRACE_S = 30.0
 """For ``srun`` to end its step on every node."""
+TORCHRUN_FAILED = 1
+"""Torchrun's exit code, whatever became of a rank."""
 NOT_STARTED = 127
 """Return code of a command that does not exist, as of a shell."""
 
@@ -76,12 +78,19 @@ def is_shared(mailbox: str) -> bool:
     return "://" not in mailbox
 
 
-def returncode_of(mailbox: str, order: Order) -> int | None:
-    """How an order ended: 0 if it did so on every node, the first other code if it did not; None while it runs."""
+def returncodes_of(mailbox: str, order: Order) -> list[int | None]:
+    """Return how an order ended on each of its nodes; None for one where it still runs."""
     codes = [store.read_if_exists(_returncode(mailbox, order.id, node)) for node in range(order.nodes)]
-    ended = [int(code) for code in codes if code is not None]
-    failed = [code for code in ended if code != 0]
-    return failed[0] if failed else 0 if len(ended) == order.nodes else None
+    return [None if code is None else int(code) for code in codes]
+
+
+def returncode_of(mailbox: str, order: Order) -> int | None:
+    """Return 0 if an order ended well on every node, the most telling other code if it did not; None while it runs."""
+    codes = returncodes_of(mailbox, order)
+    failed = [code for code in codes if code]
+    if failed:
+        return next((code for code in failed if code != TORCHRUN_FAILED), TORCHRUN_FAILED)
+    return None if None in codes else 0
 
 
 def carried_out(mailbox: str, nodes: int) -> int:

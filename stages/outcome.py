@@ -88,6 +88,12 @@ class Outcome:
         """Leave this rank's last words."""
         _replace(self.directory / f"error.{self.rank}.json", failure.model_dump_json())
 
+    def wait_for_reason(self, timeout_s: float) -> None:
+        """Return when another rank has left a reason of its own, after ``timeout_s`` at the latest."""
+        deadline_s = time.monotonic() + timeout_s
+        while not has_reason(self.directory) and time.monotonic() < deadline_s:
+            time.sleep(STATUS_INTERVAL_S)
+
 
 def failure_of(error: BaseException, *, collective: bool = False) -> Failure:
     """Classify an exception: our own errors have a kind; memory, bad settings, absent services are recognised.
@@ -117,10 +123,15 @@ def read_status(directory: Path) -> Status | None:
 
 
 def read_failures(directory: Path) -> list[Failure]:
-    """Every rank's last words, the informative ones first."""
+    """Every rank's last words, the informative ones first: reasons before lost ranks, known kinds before crashes."""
     paths = sorted(directory.glob("error.*.json"))
     failures = [Failure.model_validate(data) for path in paths if (data := _read(path)) is not None]
-    return sorted(failures, key=lambda failure: failure.collective)
+    return sorted(failures, key=lambda failure: (failure.collective, failure.kind == "crash"))
+
+
+def has_reason(directory: Path) -> bool:
+    """Return whether a rank has told more than that it lost another one."""
+    return any(not failure.collective for failure in read_failures(directory))
 
 
 def _read(path: Path) -> Any:

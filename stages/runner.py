@@ -27,6 +27,9 @@ from stages.manifest import Manifest
 from stages.outcome import Outcome, failure_of
 from stages.records import FileEntry, Pinned
 
+LAST_WORDS_S = 10.0
+"""How long a rank that only lost another one waits for that one's error file before it ends."""
+
 
 class Ranks(Protocol):
     """The processes that make one artifact; a light stage is one process and has no tensors to exchange."""
@@ -129,6 +132,9 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
             flush=True,
         )
+        if failure.collective:
+            # When this rank ends, torchrun ends the others of its node, whose reason may be still to come.
+            outcome.wait_for_reason(LAST_WORDS_S)
         return failure.exit_code
     return 0
 

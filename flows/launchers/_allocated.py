@@ -23,13 +23,17 @@ from cosmos_rl_core.errors import CosmosRLError, UnavailableError
 from flows.launchers._base import NOT_BEGUN, Job, JobState
 from flows.processes import stage_environment
 from flows.work_folders import WorkFolder
-from stages.allocation import Order, Orders, carried_out, is_shared, read_orders, returncode_of
+from stages.allocation import Order, Orders, carried_out, is_shared, read_orders, returncode_of, returncodes_of
 from stages.contracts import STAGES, Request
+from stages.outcome import has_reason
 
 LOOK_S = 0.5
 """How often the mailbox is read."""
 CANCEL_TIMEOUT_S = 90.0
 """For an agent to end a stage; then its allocation is ended."""
+LAST_WORDS_S = 40.0
+"""For the other nodes to tell why an order fails, while it is only known that ranks lost one another. Torchrun gives
+the ranks of its node 30 s to end."""
 LOST = -9
 BEATS = 5
 """Signs of life that a flow gives within the time after which it counts as silent."""
@@ -104,6 +108,8 @@ class Ordered:
     """The same, where it is no part of the mailbox."""
     state: JobState = NOT_BEGUN
     looked_s: float = 0.0
+    failed_s: float | None = None
+    """When the first of its nodes was found to have failed."""
 
 
 class AllocatedJobs:
@@ -174,22 +180,28 @@ class AllocatedJobs:
 
     def _look(self, job: Ordered, now_s: float) -> JobState:
         held = job.held
-        if (state := self._ended(job)) is not None:
+        if (state := self._ended(job, now_s)) is not None:
             return self._why_killed(state, held) if state.killed else state
         if now_s - held.asked_s > self._settings.query_s:
             held.state, held.asked_s = self._scheduler.state(held.id), now_s
         if held.state.phase == "ended":
             # What it still said before that.
             lost = JobState("ended", LOST, held.state.kind, held.state.reason)
-            return self._ended(job) or lost
+            return self._ended(job, now_s, last=True) or lost
         self._fetch(job, ["status.json"])
         return held.state
 
-    def _ended(self, job: Ordered) -> JobState | None:
-        code = returncode_of(job.held.allocation.mailbox, job.order)
+    def _ended(self, job: Ordered, now_s: float, *, last: bool = False) -> JobState | None:
+        """Return how it ended; None while it runs, or while a slower node may still tell the reason of a failure."""
+        mailbox = job.held.allocation.mailbox
+        code = returncode_of(mailbox, job.order)
         if code is None:
             return None
         self._fetch(job, self._words(job))
+        if code != 0 and not last and None in returncodes_of(mailbox, job.order) and not has_reason(job.directory):
+            job.failed_s = now_s if job.failed_s is None else job.failed_s
+            if now_s - job.failed_s < LAST_WORDS_S:
+                return None
         return JobState("ended", code)
 
     def _why_killed(self, state: JobState, held: Held) -> JobState:

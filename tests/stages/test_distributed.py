@@ -52,6 +52,13 @@ def fail(group, context):
     group.gather("the first rank waits")
 
 
+def late(group, context):
+    if group.rank == 0:
+        raise RuntimeError("[/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:40213")
+    time.sleep(1.5)
+    raise MemoryError("the second rank says why, later")
+
+
 def stop(group, context):
     group.gather("both are here")
     context.progress("the last sign of life", 0, 1)
@@ -69,7 +76,8 @@ def crowd(group, context):
 
 
 def run(request, context):
-    {"work": work, "fail": fail, "stop": stop, "crowd": crowd}[os.environ["RANKS_TEST"]](context.ranks, context)
+    works = {"work": work, "fail": fail, "late": late, "stop": stop, "crowd": crowd}
+    works[os.environ["RANKS_TEST"]](context.ranks, context)
 
 
 stage = types.ModuleType("stage")
@@ -122,6 +130,16 @@ def test_the_rank_that_failed_speaks_and_not_the_one_that_waited_for_it(
         make(request_on_two_ranks)
     assert caught.value.kind == "crash"
     assert time.monotonic() - started_s < STARTUP_S
+    assert not _left(request_on_two_ranks)
+
+
+def test_a_rank_that_fails_later_says_why_where_the_first_one_only_lost_it(
+    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKS_TEST", "late")
+    with pytest.raises(StageError, match="the second rank says why, later") as caught:
+        make(request_on_two_ranks)
+    assert caught.value.kind == "out_of_memory"
     assert not _left(request_on_two_ranks)
 
 
