@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from cosmos_rl_core import store
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError
@@ -283,5 +283,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def leave(code: int) -> NoReturn:
+    """End this process with an exit code.
+
+    After a failure nothing is cleaned up: work of NCCL in flight, or a thread that waits, could keep the exit back.
+    """
+    if code != 0:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(0)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -1,5 +1,7 @@
 """Two real gloo ranks under a real torchrun and launcher. Only the work is a test's own: it misbehaves on demand."""
 
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +17,7 @@ from flows.display import Display
 from flows.launch import Launcher
 from stages.artifacts import Artifact, input_of
 from stages.contracts import Embed, ModelRef, Report, Request
+from stages.outcome import read_failures
 
 STARTUP_S = 90.0
 """Torchrun and two ranks import torch on a busy machine."""
@@ -22,7 +25,7 @@ STALL_TIMEOUT_S = 3.0
 """Of ranks that have started."""
 
 STAGE = """
-import os, random, signal, sys, time, types
+import os, random, signal, sys, threading, time, types
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -75,8 +78,14 @@ def crowd(group, context):
     context.attempt.put_json("at-once.json", context.shrunk(8))
 
 
+def stuck(group, context):
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    print("said before it failed", end="")
+    raise ValueError("a thread keeps the interpreter")
+
+
 def run(request, context):
-    works = {"work": work, "fail": fail, "late": late, "stop": stop, "crowd": crowd}
+    works = {"work": work, "fail": fail, "late": late, "stop": stop, "crowd": crowd, "stuck": stuck}
     works[os.environ["RANKS_TEST"]](context.ranks, context)
 
 
@@ -176,6 +185,22 @@ def test_what_does_not_fit_into_memory_is_tried_again_with_half_as_much_at_once(
     assert caught.value.retryable
     launcher._make("crowd", [light])
     assert Artifact(input_of(light.slot)).json("at-once.json") == 4
+
+
+def test_a_stage_that_failed_ends_at_once_whatever_still_works_in_it(
+    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RANKS_TEST", "stuck")
+    light = request_on_two_ranks.model_copy(update={"stage": "report", "config": Report(title="", reward="")})
+    path = tmp_path / "request.json"
+    path.write_text(light.model_dump_json(), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+    command = [sys.executable, "-m", "stages.runner", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=STARTUP_S, check=False)
+    assert ended.returncode == 70
+    assert ended.stdout == "said before it failed"
+    assert "a thread keeps the interpreter" in ended.stderr
+    assert [failure.kind for failure in read_failures(tmp_path)] == ["crash"]
 
 
 def _left(request: Request) -> list[psutil.Process]:
