@@ -201,6 +201,14 @@ def check_takes_instruction(path: str | Path) -> None:
         )
 
 
+def check_takes_negative_prompt(path: str | Path) -> None:
+    """Raise :class:`ConfigError` if the stock pipeline has no ``negative_prompt``."""
+    if not spec(path).takes_negative_prompt:
+        raise ConfigError(
+            f"policy.diffusers.sample.negative_prompt: the call of {pipeline_class(path)} takes none; leave it out"
+        )
+
+
 def stock_guidance_scale(model_name_or_path: str, guidance_scale: float) -> float:
     """What the stock pipeline's argument ``guidance_scale`` has to be for the guidance that we call so.
 

@@ -263,6 +263,8 @@ def _unfit(recipe: Recipe) -> list[str]:
     _collect(mistakes, lambda: pipelines.check_guardrail(path, diffusers.guardrail))
     if diffusers.complex_human_instruction is not None:
         _collect(mistakes, lambda: pipelines.check_takes_instruction(path))
+    if diffusers.sample.negative_prompt is not None:
+        _collect(mistakes, lambda: pipelines.check_takes_negative_prompt(path))
     if recipe.validation is not None:
         _collect(mistakes, lambda: pipelines.stock_guidance_scale(path, diffusers.sample.guidance_scale))
     return mistakes

@@ -123,7 +123,7 @@ class Run:
 
     def embed(self) -> Request:
         """Text embeddings of the training prompts and of the data's; shared by every run that asks for the same."""
-        return self._embed(self.plan.embedded_prompts)
+        return self._embed(self.plan.embedded_prompts, self.recipe.policy.diffusers.sample.negative_prompt)
 
     @cached_property
     def embed_slot(self) -> str:
@@ -151,10 +151,13 @@ class Run:
         assert self.recipe.validation.data is not None, "only a recipe with validation.data has held-out media"
         return self._encode(self.recipe.validation.data, self.plan.held_out_digest)
 
-    def _embed(self, prompts: tuple[Prompt, ...]) -> Request:
-        length = self.recipe.policy.diffusers.max_prompt_length
+    def _embed(self, prompts: tuple[Prompt, ...], negative_prompt: str | None = None) -> Request:
         config = contracts.Embed(
-            model=self.plan.model, prompts=prompts, max_prompt_length=length, prefixed=self.plan.prefixed
+            model=self.plan.model,
+            prompts=prompts,
+            negative_prompt=negative_prompt,
+            max_prompt_length=self.recipe.policy.diffusers.max_prompt_length,
+            prefixed=self.plan.prefixed,
         )
         return self._shared(config)
 
@@ -314,6 +317,7 @@ class Run:
             media=self._media,
             num_steps=diffusers.sample.eval_num_steps,
             guidance_scale=diffusers.sample.guidance_scale,
+            negative_prompt=diffusers.sample.negative_prompt,
             max_prompt_length=diffusers.max_prompt_length,
             batch_size=validation.batch_size,
             samples_per_shard=self.recipe.rollout.samples_per_shard,

@@ -81,11 +81,13 @@ class Embed(StageConfig):
     """Text embeddings of prompts, once: one safetensors a prompt, in tar shards."""
 
     name = "embed"
-    version = 1
+    version = 2
     distributed = True
     model: ModelRef
     prompts: tuple[Prompt, ...]
-    """The prompts; the model's negative one, for guidance, is added, and the empty one, for dropping texts."""
+    """The prompts; the negative one, for guidance, is added, and the empty one, for dropping texts."""
+    negative_prompt: str | None = Field(default=None, json_schema_extra={"neutral": None})
+    """Absent means the default of the stock pipeline's call."""
     max_prompt_length: int
     prefixed: bool = Field(default=False, json_schema_extra={"neutral": False})
     """Whether embeddings are stored as they come out of the frozen module of the base that they pass through first."""
@@ -242,6 +244,7 @@ class Evaluate(StageConfig):
     media: MediaShape
     num_steps: int
     guidance_scale: float
+    negative_prompt: str | None = Field(default=None, json_schema_extra={"neutral": None})
     max_prompt_length: int
     batch_size: int
     samples_per_shard: int

@@ -15,7 +15,7 @@ from stages.runner import Context
 from stages.samples import cut
 
 NEGATIVE = "_negative"
-"""The id under which the model's own negative prompt is stored, for guidance; no prompt's own id begins so."""
+"""The id under which the negative prompt is stored, for guidance; no prompt's own id begins so."""
 EMPTY = "_empty"
 """The id of the empty prompt, for dropping texts; stored where it is not the negative one anyway."""
 
@@ -26,13 +26,17 @@ def run(request: Request, context: Context) -> dict[str, int]:
     assert isinstance(config, contracts.Embed)
     prefix = (PREFIX,) if config.prefixed else ()
     model = load_model(config.model, ("text", *config.model.guardrail, *prefix), context.ranks.device)
-    added = {NEGATIVE: model.negative_prompt} | ({EMPTY: ""} if model.negative_prompt else {})
-    texts = {prompt.id: prompt.text for prompt in config.prompts} | added
-    layout = context.layout({"shards": cut(list(texts), config.prompts_per_shard)})["shards"]
+    negative = model.negative_prompt if config.negative_prompt is None else config.negative_prompt
+    unconditional = {NEGATIVE: negative} | ({EMPTY: ""} if negative else {})
+    texts = {prompt.id: prompt.text for prompt in config.prompts}
+    all_ids = [*texts, *unconditional]
+    layout = context.layout({"shards": cut(all_ids, config.prompts_per_shard)})["shards"]
 
     def encode(ids: list[str]) -> bytes:
-        conditionings = model.encode_prompts([texts[i] for i in ids], config.max_prompt_length)
-        return shards.pack({f"{i}.safetensors": to_bytes(c) for i, c in zip(ids, conditionings, strict=True)})
+        prompts, length = [i for i in ids if i in texts], config.max_prompt_length
+        encoded = dict(zip(prompts, model.encode_prompts([texts[i] for i in prompts], length), strict=True))
+        encoded |= {i: model.encode_negative(unconditional[i], length) for i in ids if i in unconditional}
+        return shards.pack({f"{i}.safetensors": to_bytes(encoded[i]) for i in ids})
 
     for index in range(context.ranks.rank, len(layout), context.ranks.world_size):
         context.progress("embedding", index, len(layout))
@@ -40,7 +44,7 @@ def run(request: Request, context: Context) -> dict[str, int]:
     if context.ranks.rank == 0:
         shard_of = {prompt_id: index for index, ids in enumerate(layout) for prompt_id in ids}
         context.attempt.put_json("index.json", shard_of)
-    return {"prompts": len(texts)}
+    return {"prompts": len(all_ids)}
 
 
 def _name(index: int) -> str:

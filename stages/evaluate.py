@@ -84,6 +84,7 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
         return {}
 
     generators = [torch.Generator(device="cpu").manual_seed(seeds.derive(plan.seed, "evaluation")) for plan in plans]
+    negative = {} if config.negative_prompt is None else {"negative_prompt": [config.negative_prompt] * len(plans)}
     output = pipeline(
         prompt=[plan.prompt.text for plan in plans],
         num_inference_steps=config.num_steps,
@@ -92,6 +93,7 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
         generator=generators,
         output_type="np",
         callback_on_step_end=look,
+        **negative,
         **prompt_options(config.model),
         **stock_arguments(pipeline, config.media.size, config.media.frames),
     )

@@ -90,10 +90,8 @@ def load_family(name: str, folder: str, device: torch.device = CPU) -> Family:
     model, stock = _loading.adapter_of(folder).load(folder, COMPONENTS, device), stock_pipeline(folder, device)
     shape = model.latent_shape(SIZE, frames_of(stock))
     noise = torch.stack([torch.from_numpy(seeds.normal(shape, "conformance", prompt)) for prompt in PROMPTS])
-    conditioning, negative = (
-        stack(model.encode_prompts(prompts, LENGTH), device)
-        for prompts in (PROMPTS, [model.negative_prompt] * len(PROMPTS))
-    )
+    conditioning = stack(model.encode_prompts(PROMPTS, LENGTH), device)
+    negative = stack([model.encode_negative(model.negative_prompt, LENGTH)] * len(PROMPTS), device)
     return Family(name, folder, device, model, stock, conditioning, negative, noise.to(device))
 
 

@@ -2,9 +2,9 @@
 
 import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from cosmos_rl_core.config.base import Section
 
@@ -148,8 +148,20 @@ class SolverConfig(Section):
 class SampleConfig(SolverConfig):
     """How rollouts and evaluations are sampled."""
 
+    negative_prompt: str | None = Field(default=None, json_schema_extra={"neutral": None})
+    """What guidance steers away from, in rollouts, updates and evaluations; absent means the default of the stock
+    pipeline's call, which is empty for most models. Users of the exported weights give that call the same."""
     eval_num_steps: int = Field(default=10, ge=1)
     """Solver steps of an evaluation, taken by the stock pipeline with its own scheduler."""
+
+    @model_validator(mode="after")
+    def _steers_away_from_it(self) -> Self:
+        if self.negative_prompt is not None and self.guidance_scale == 1:
+            raise ValueError(
+                f"negative_prompt = {self.negative_prompt!r} has no effect at guidance_scale = 1; raise that, or leave "
+                "it out"
+            )
+        return self
 
     @property
     def rollout(self) -> SolverConfig:
@@ -183,8 +195,9 @@ class DiffusersConfig(TimeDensity):
     forbid. Absent means ``required`` for a model whose stock pipeline does not run without one, because to turn a
     safety checker off is for whoever runs the model to say, not for a default. Models without one take no setting."""
     complex_human_instruction: tuple[str, ...] | None = Field(default=None, json_schema_extra={"neutral": None})
-    """For SANA: lines put before every prompt but the empty one; the prompt follows the last line directly. ``[]`` puts
-    none; absent means those of the stock pipeline's call. Users of the exported weights give that call the same."""
+    """For SANA: lines put before every prompt but the negative one; the prompt follows the last line directly. ``[]``
+    puts none; absent means those of the stock pipeline's call. Users of the exported weights give that call the same.
+    """
     sample: SampleConfig = SampleConfig()
     """How rollouts are sampled."""
 

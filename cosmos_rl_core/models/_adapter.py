@@ -43,6 +43,11 @@ class Adapter(ABC):
         _loading.require(self._pipeline.text_encoder, "text")
         return [self._encode_prompt(prompt, max_prompt_length) for prompt in prompts]
 
+    def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
+        """Like any prompt."""
+        (encoded,) = self.encode_prompts([prompt], max_prompt_length)
+        return encoded
+
     @abstractmethod
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
         """Embeddings, and masks where the transformer takes some, by name; no batch."""

@@ -57,6 +57,11 @@ class Model(Protocol):
         """Text embeddings of each prompt, unbatched, on the CPU, as the stock pipeline computes them one by one."""
         ...
 
+    def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
+        """Embeddings of the negative prompt, and of the empty one where a text is dropped, as the stock pipeline
+        computes those of its ``negative_prompt``: unbatched, on the CPU."""
+        ...
+
     def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
         """Shape of one sample's latents, without batch: ``[C, H, W]`` or ``[C, T, H, W]``.
 

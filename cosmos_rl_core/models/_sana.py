@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._adapter import Adapter
 from cosmos_rl_core.models._base import Conditioning
 
@@ -15,22 +16,30 @@ class TakesInstruction(Adapter):
     """Whose prompts come after an instruction."""
 
     complex_human_instruction: Sequence[str] | None = None
-    """Comes before every prompt but the empty one; None means that of the stock pipeline's call."""
+    """Comes before every prompt but the negative one; None means that of the stock pipeline's call."""
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
         """Embeddings ``[max_prompt_length, D]`` and their mask, 1 at tokens, on the CPU.
 
-        Of the embeddings of instruction and prompt the first and the last are kept; the empty prompt, which is the
-        negative one, comes without an instruction.
+        Of the embeddings of instruction and prompt the first and the last are kept.
         """
         own = self.complex_human_instruction
         given = _stock_instruction(type(self._pipeline)) if own is None else list(own)
+        return self._encode(prompt, max_prompt_length, given)
+
+    @torch.no_grad()
+    def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
+        """Without an instruction, which the stock pipeline puts before prompts alone."""
+        _loading.require(self._pipeline.text_encoder, "text")
+        return self._encode(prompt, max_prompt_length, None)
+
+    def _encode(self, prompt: str, max_prompt_length: int, instruction: list[str] | None) -> Conditioning:
         embeds, mask, _, _ = self._pipeline.encode_prompt(
             prompt,
             do_classifier_free_guidance=False,
             device=self._device,
             max_sequence_length=max_prompt_length,
-            complex_human_instruction=given if prompt else None,
+            complex_human_instruction=instruction,
         )
         return {"prompt_embeds": embeds[0].cpu(), "prompt_attention_mask": mask[0].cpu()}
 

@@ -32,5 +32,7 @@ class ModelSpec:
     """Module of the transformer that text embeddings pass through first, and that makes them far smaller. Its output
     may be stored in their place: ``load`` then takes :data:`cosmos_rl_core.models._base.PREFIX`, and ``velocity`` takes
     that output."""
+    takes_negative_prompt: bool = True
+    """Whether the stock call takes a ``negative_prompt``."""
     takes_instruction: bool = False
     """Whether the stock call takes a ``complex_human_instruction``. The loaded model then has one to set."""

@@ -98,10 +98,11 @@ def test_a_peak_after_no_warm_up_is_refused_and_not_imported():
 def test_imported_nft_counts_the_steps_of_the_average_from_1():
     """2/11, 3/12, 4/13 instead of 1/10, 2/11, 3/12; both end at the cap."""
     train = translate(read(SD3)).values["train"]
-    fields = {name: train[name] for name in ("ema_enable", "ema_decay", "ema_first_step")}
+    fields: dict[str, Any] = {name: train[name] for name in ("ema_enable", "ema_decay", "ema_first_step")}
     found = [ema_decay(EmaConfig(**fields), step) for step in (0, 1, 2, 500)]
     assert found == pytest.approx([2 / 11, 0.25, 4 / 13, 0.9])
-    found = [ema_decay(EmaConfig(**fields | {"ema_first_step": 0}), step) for step in (0, 1, 2, 500)]
+    fields["ema_first_step"] = 0
+    found = [ema_decay(EmaConfig(**fields), step) for step in (0, 1, 2, 500)]
     assert found == pytest.approx([0.1, 2 / 11, 0.25, 0.9])
 
 

@@ -72,11 +72,14 @@ def test_a_guardrail_that_is_not_installed_is_an_error_and_never_skipped(folder)
 def test_the_guardrail_refuses_prompts_and_changes_videos(folder, latents):
     model = cosmos_predict2_5.load(folder, COMPONENTS, CPU)
     guarded = cosmos_predict2_5.load(folder, (*COMPONENTS, "guardrail"), CPU)
-    texts = [PROMPT, "", guarded.negative_prompt]
+    texts = [PROMPT, ""]
     found, expected = guarded.encode_prompts(texts, LENGTH), model.encode_prompts(texts, LENGTH)
     assert all(torch.equal(a["prompt_embeds"], b["prompt_embeds"]) for a, b in zip(found, expected, strict=True))
     with pytest.raises(ConfigError, match=r"refuses 1 prompts.*a bomb"):
         guarded.encode_prompts([PROMPT, "a bomb"], LENGTH)
+    # As in the stock pipeline, which shows it prompts alone.
+    steered = (each.encode_negative("a bomb", LENGTH)["prompt_embeds"] for each in (guarded, model))
+    assert torch.equal(*steered)
     pixels, free = guarded.decode(latents), model.decode(latents)
     assert pixels[:, :, :2].count_nonzero() == 0
     assert torch.equal(pixels[:, :, 2:], free[:, :, 2:])

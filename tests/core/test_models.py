@@ -129,7 +129,8 @@ def test_every_kind_of_sana_checkpoint_samples_as_the_stock_pipeline(
 def test_sana_puts_the_stock_instruction_before_prompts_and_keeps_the_prompts_end(tmp_path: Path):
     """Of the instruction's embeddings the first and the last are kept, so that it takes no room from the prompt."""
     model = load(tiny_pipelines.save_sana(tmp_path), "text")
-    short, cut, empty = model.encode_prompts(["ab", "a" * 50, ""], 10)
+    short, cut = model.encode_prompts(["ab", "a" * 50], 10)
+    empty = model.encode_negative("", 10)
     assert [int(c["prompt_attention_mask"].sum()) for c in (short, cut, empty)] == [4, 10, 1]
     assert {tuple(c["prompt_embeds"].shape) for c in (short, cut, empty)} == {(10, 16)}
     assert torch.equal(short["prompt_embeds"][0], cut["prompt_embeds"][0])
@@ -143,13 +144,15 @@ def test_another_instruction_of_sana_is_the_stock_pipelines_argument(name: str, 
     for instruction in (["Make it bright.", "Prompt: "], []):
         model.complex_human_instruction = instruction
         own, empty = model.encode_prompts(["ab", ""], 10)
-        embeds, mask, negative, negative_mask = stock.encode_prompt(
-            "ab", max_sequence_length=10, complex_human_instruction=instruction, device=CPU
-        )
-        assert torch.equal(own["prompt_embeds"], embeds[0])
-        assert torch.equal(own["prompt_attention_mask"], mask[0])
-        assert torch.equal(empty["prompt_embeds"], negative[0])
-        assert torch.equal(empty["prompt_attention_mask"], negative_mask[0])
+        for ours, text in ((own, "ab"), (empty, "")):
+            embeds, mask, negative, negative_mask = stock.encode_prompt(
+                text, negative_prompt="no", max_sequence_length=10, complex_human_instruction=instruction, device=CPU
+            )
+            assert torch.equal(ours["prompt_embeds"], embeds[0])
+            assert torch.equal(ours["prompt_attention_mask"], mask[0])
+            steered = model.encode_negative("no", 10)
+            assert torch.equal(steered["prompt_embeds"], negative[0])
+            assert torch.equal(steered["prompt_attention_mask"], negative_mask[0])
         assert (own["prompt_embeds"] - default["prompt_embeds"]).abs().max() > 1e-3
 
 

@@ -181,7 +181,7 @@ def test_status_without_a_run_lists_those_of_the_store(recipe, tmp_path):
         ["hand", "nft", "idle", "2/2", "ocr", "0.250"],
         ["unreadable", "damaged"],
     ]
-    assert ended.stdout.splitlines()[4].startswith(f"unreadable is damaged: {unreadable} is not a plan")
+    assert ended.stdout.splitlines()[4].startswith(f"unreadable is damaged: {unreadable} ")
     found = json.loads(invoke("status", "--store", begun.store_url, "--json").stdout)
     assert [line["run"] for line in found] == ["begun", "hand", "unreadable"]
     assert found[1] == {

@@ -72,7 +72,7 @@ def implied(upstream: Upstream) -> list[tuple[dict[str, Any], str]]:
     """Settings that no key says, because cosmos-rl has no choice there, and why."""
     if run.is_supervised(upstream):
         return []
-    found = [
+    found: list[tuple[dict[str, Any], str]] = [
         ({f"{POLICY}.global_std": False}, "cosmos-rl divides advantages by the deviation of the prompt's own rewards")
     ]
     if run.asks_service(upstream):

@@ -66,12 +66,15 @@ class CosmosPredict25(VideoAdapter):
             return {EMBEDS: embeds[0].cpu()}
         return {PROJECTED: self._prefix(embeds)[0].cpu()}
 
+    def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
+        """Never shown to the guardrail: the stock pipeline shows it prompts alone."""
+        (encoded,) = super().encode_prompts([prompt], max_prompt_length)
+        return encoded
+
     def _check_prompts(self, prompts: list[str]) -> None:
         if self._guardrail is None:
             return
-        # The stock pipeline shows its guardrail what users write, and that alone.
-        written = [prompt for prompt in prompts if prompt not in ("", self.negative_prompt)]
-        if unsafe := [prompt for prompt in written if not self._guardrail.check_text_safety(prompt)]:
+        if unsafe := [prompt for prompt in prompts if prompt and not self._guardrail.check_text_safety(prompt)]:
             raise ConfigError(f"the guardrail refuses {len(unsafe)} prompts; take them out: {', '.join(unsafe[:5])}")
 
     def encode_media(self, pixels: Tensor) -> Tensor:

@@ -1,0 +1,43 @@
+"""Every model plugin with a negative prompt, against the stock pipeline's call with the same one."""
+
+import pytest
+import torch
+
+from cosmos_rl_core.models._base import guided_velocity, stack
+from cosmos_rl_core.sampling.flow import euler
+from cosmos_rl_core.sampling.rollout import sample
+from cosmos_rl_core.sampling.schedule import schedule_of
+from tests.families import LENGTH, PROMPTS, SCHEDULERS, Family, fed_to, run_stock
+
+NEGATIVE = "Blurry, 7 hands; low quality."
+
+
+@pytest.mark.parametrize("text", [NEGATIVE, ""])
+def test_a_negative_prompt_is_that_of_the_stock_call(family: Family, text: str, monkeypatch: pytest.MonkeyPatch):
+    """Its embedding bit for bit, and the latents that guidance away from it leads to."""
+    monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS["euler"]())
+    with fed_to(family.stock.transformer) as fed:
+        options = {"num_inference_steps": 2, "guidance_scale": 3.0, "negative_prompt": [text] * len(PROMPTS)}
+        expected = run_stock(family.stock, family.noise, **options)
+    encoded = family.model.encode_negative(text, LENGTH)
+    negative = stack([encoded] * len(PROMPTS), family.device)
+    rows = [row for call in fed for row in call["encoder_hidden_states"]]
+    assert any(torch.equal(row, negative["prompt_embeds"][0]) for row in rows)
+
+    def velocity(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return guided_velocity(family.model, x, t, family.conditioning, negative, 3.0)
+
+    steps = euler(schedule_of(family.stock.scheduler, 2))
+    ours = sample(velocity, family.noise, steps).latents
+    assert (ours - expected).abs().max() < 1e-4
+    if text:
+        default = sample(family.velocity(3.0), family.noise, steps).latents
+        assert (ours - default).abs().max() > 1e-3
+
+
+def test_it_is_encoded_without_autograd_on_the_cpu_and_needs_the_text_encoder(family: Family):
+    encoded = family.model.encode_negative(NEGATIVE, LENGTH)
+    assert {tensor.device.type for tensor in encoded.values()} == {"cpu"}
+    assert not any(tensor.requires_grad for tensor in encoded.values())
+    with pytest.raises(RuntimeError, match="'text', which was not loaded"):
+        family.load("transformer").encode_negative(NEGATIVE, LENGTH)

@@ -1,0 +1,108 @@
+"""A negative prompt of the recipe's own: what is embedded, what rollouts and evaluations make of it."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import SanaPipeline
+from safetensors.torch import load
+
+from cosmos_rl_core import plugins, seeds
+from cosmos_rl_core.errors import ConfigError
+from flows.requests import Run
+from stages import embed
+from stages.artifacts import Artifact, input_of
+from stages.samples import read_shard, shard_names
+from tests import tiny_pipelines
+from tests.stages.conftest import make, make_run
+from tests.stages.test_wan import LORA, recipe
+
+CPU = torch.device("cpu")
+NEGATIVE, PROMPT, LENGTH = "Blurry; 7 hands.", 'x "y" z', 10
+KEYS = ("prompt_embeds", "prompt_attention_mask")
+
+
+def run_with(base: str, prompt_dir: str, tmp_path: Path, **sample: Any) -> Run:
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "test.txt").write_text(f"{PROMPT}\n", encoding="utf-8")
+    values = recipe(base, prompt_dir, LORA)
+    values["policy"]["diffusers"] |= {"inference_size": [32, 32], "train_frames": 1, "max_prompt_length": LENGTH}
+    values["policy"]["diffusers"]["sample"] |= {"eval_num_steps": 2, "guidance_scale": 3.0} | sample
+    dataset = {"name": "ocr", "local_dir": str(tmp_path), "split": "test"}
+    return make_run(tmp_path, values | {"validation": {"n_generation": 1, "dataset": dataset}})
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> str:
+    return str(tiny_pipelines.save_sana(tmp_path_factory.mktemp("base") / "sana"))
+
+
+@pytest.fixture(scope="module")
+def stock(base: str) -> Any:
+    pipeline: Any = SanaPipeline.from_pretrained(base, use_safetensors=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def first_latents(run: Run) -> torch.Tensor:
+    artifact = Artifact(input_of(run.iteration(0, "rollout")))
+    (first, *_) = read_shard(artifact, shard_names(artifact)[0])
+    assert first.latents is not None
+    return load(first.latents)["latents"]
+
+
+def test_it_is_embedded_once_without_the_instruction_and_steers_rollouts_and_evaluations(
+    base: str, stock: Any, prompt_dir: str, tmp_path: Path
+):
+    run = run_with(base, prompt_dir, tmp_path / "own", negative_prompt=NEGATIVE)
+    for request in (run.policy, run.embed, partial(run.rollout, 0), partial(run.export, 0), partial(run.evaluate, 0)):
+        make(request(), tmp_path)
+    stored = embed.Embeddings(input_of(run.embed_slot), [embed.NEGATIVE, embed.EMPTY])
+    for name, text in ((embed.NEGATIVE, NEGATIVE), (embed.EMPTY, "")):
+        expected = stock.encode_prompt(PROMPT, negative_prompt=text, max_sequence_length=LENGTH, device=CPU)[2:]
+        assert all(torch.equal(stored[name][key], value[0]) for key, value in zip(KEYS, expected, strict=True))
+
+    other = run_with(base, prompt_dir, tmp_path / "other")
+    for request in (other.policy, other.embed, partial(other.rollout, 0)):
+        make(request(), tmp_path)
+    assert (first_latents(run) - first_latents(other)).abs().max() > 1e-3
+
+    # Version 0 is the base model.
+    artifact = Artifact(input_of(run.version(0, "evaluate")))
+    (sample,) = read_shard(artifact, shard_names(artifact)[0])
+    images: list[np.ndarray] = []
+    for options in ({"negative_prompt": NEGATIVE}, {}):
+        generator = torch.Generator(CPU).manual_seed(seeds.derive(sample.about["seed"], "evaluation"))
+        made = stock(
+            prompt=PROMPT, height=32, width=32, num_inference_steps=2, guidance_scale=3.0, max_sequence_length=LENGTH,
+            generator=generator, output_type="np", use_resolution_binning=False, **options,
+        )  # fmt: skip
+        images.append(np.rint(255 * made.images[0]).astype(int))
+    assert np.abs(sample.pixels[0].astype(int) - images[0]).max() <= 1
+    assert np.abs(images[1] - images[0]).max() > 1
+
+
+def test_left_out_it_is_the_stock_calls_own_and_no_part_of_the_identity(base: str, prompt_dir: str, tmp_path: Path):
+    absent, own, empty = (
+        run_with(base, prompt_dir, tmp_path / name, **options)
+        for name, options in (("a", {}), ("b", {"negative_prompt": NEGATIVE}), ("c", {"negative_prompt": ""}))
+    )
+    assert "negative_prompt" not in absent.embed().config.identity()
+    assert absent.embed().config.identity() | {"negative_prompt": NEGATIVE} == own.embed().config.identity()
+    assert "negative_prompt" not in absent.recipe.identity()["policy"]["diffusers"]["sample"]
+    assert len({run.embed().fingerprint for run in (absent, own, empty)}) == 3
+
+
+def test_without_guidance_it_is_refused(base: str, prompt_dir: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"negative_prompt = 'x' has no effect at guidance_scale = 1; raise that"):
+        run_with(base, prompt_dir, tmp_path / "run", negative_prompt="x", guidance_scale=1.0)
+
+
+def test_a_model_whose_stock_call_has_none_takes_none(base: str, prompt_dir: str, tmp_path: Path, monkeypatch):
+    sana = plugins.load("models", "sana")
+    monkeypatch.setattr(sana, "SPEC", type(sana.SPEC)(**vars(sana.SPEC) | {"takes_negative_prompt": False}))
+    with pytest.raises(ConfigError, match="negative_prompt: the call of SanaPipeline takes none; leave it out"):
+        run_with(base, prompt_dir, tmp_path / "run", negative_prompt="x")
