@@ -16,16 +16,18 @@ from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json, digest, sha256
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from cosmos_rl_core.numerics import differences
-from cosmos_rl_core.sealed import unseal
+from cosmos_rl_core.sealed import RESTORE, unseal
 from cosmos_rl_core.store import Chunk
 from stages import files
 from stages.contracts import Input, Request
 from stages.files import read_entry, read_stored
 from stages.generations import current_generation, invalidate
+from stages.layouts import Check, difference
 from stages.manifest import Manifest, Reference, Referral, content_of
 from stages.records import Dropped, FileEntry, Layout, Marker, place_of
 
 Log = Callable[[str], None]
+MAKE_AGAIN = "remove it to have this shard made again"
 
 
 def standing(slot: str) -> tuple[int, Manifest | None]:
@@ -232,6 +234,7 @@ class Attempt:
 
         Rank 0 only; broadcast the result. A layout of other settings or inputs ends its generation: nothing made under
         it can be part of this artifact. So does one that did not fit into memory: it was halved less often than ours.
+        Raises :class:`ArtifactError` for one of these settings and inputs that cuts other work.
         """
         while True:
             ours = Layout(
@@ -251,6 +254,9 @@ class Attempt:
             reason = "did not fit into memory" if same else "had other settings or inputs"
             log(f"an unfinished attempt at generation {self.generation} {reason}; nothing of it is kept")
             self.generation = invalidate(self.request.slot, self.generation, f"unfinished, {reason}")
+        if (wrong := difference(found.layout, layout)) is not None:
+            url = Layout.url(self.request.slot, self.generation)
+            raise ArtifactError(f"{url} is not how this work is cut: {wrong}; {RESTORE}")
         if found.numerics != self.numerics:
             changes = ", ".join(differences(found.numerics, self.numerics))
             log(f"unfinished shards are not adopted: made under other numerics ({changes})")
@@ -285,17 +291,20 @@ class Attempt:
         index: int,
         make: Callable[[], dict[str, bytes]],
         keep: Callable[[dict[str, bytes]], bool] = lambda files: True,
+        check: Check = lambda files: None,
     ) -> None:
         """Files of shard ``index``: those of an earlier attempt that finished it, else made now and marked as finished.
 
         A shard that ``keep`` refuses is part of this attempt but not offered to another. One whose files were lost is
-        made again.
+        made again. ``check`` is :meth:`adopt`'s.
         """
-        if not self.adopt(index):
+        if not self.adopt(index, check):
             made = make()
-            self.finish(index, made, offered=keep(made))
+            self.finish(index, made, check, offered=keep(made))
 
-    def finish(self, index: int, made: dict[str, bytes], *, offered: bool = True) -> None:
+    def finish(
+        self, index: int, made: dict[str, bytes], check: Check = lambda files: None, *, offered: bool = True
+    ) -> None:
         """Write the files of shard ``index``, unless another attempt was faster; ``offered`` lets others adopt them."""
         entries = {name: self._write(name, data) for name, data in made.items()}
         marker = Marker(
@@ -306,7 +315,7 @@ class Attempt:
             attempt=self.id,
             files=entries,
         )
-        if not offered or store.put_if_absent(self._marker(index), marker.sealed()) or not self.adopt(index):
+        if not offered or store.put_if_absent(self._marker(index), marker.sealed()) or not self.adopt(index, check):
             self.files |= entries
 
     def _marker(self, index: int) -> str:
@@ -316,8 +325,11 @@ class Attempt:
         """Bytes of a file that this attempt made or adopted."""
         return read_entry(self.request.slot, self.files[name])
 
-    def adopt(self, index: int) -> bool:
-        """Take a shard that an attempt finished, every byte checked. False if none did, or a file of it is missing."""
+    def adopt(self, index: int, check: Check = lambda files: None) -> bool:
+        """Take a shard that an attempt finished, every byte checked. False if none did, or a file of it is missing.
+
+        Raises :class:`ArtifactError` if its marker is another shard's, or ``check`` finds other samples in its files.
+        """
         url = self._marker(index)
         data = store.read_if_exists(url)
         if data is None:
@@ -325,16 +337,15 @@ class Attempt:
         marker = Marker.unsealed(data, url, self.request.slot, self.generation)
         if (marker.layout, marker.index) != (self._shards, index):
             raise ArtifactError(
-                f"{url} was written for shard {marker.index} of {marker.layout}; put it back, or remove it to have "
-                "this shard made again"
+                f"{url} was written for shard {marker.index} of {marker.layout}; put it back, or {MAKE_AGAIN}"
             )
-        entries = marker.files
-        if None in store.sizes([self.url(entry.path) for entry in entries.values()]):
+        if None in store.sizes([self.url(entry.path) for entry in marker.files.values()]):
             return False
-        for entry in entries.values():
-            read_stored(self.request.slot, entry)
+        found = {name: read_stored(self.request.slot, entry) for name, entry in marker.files.items()}
+        if (wrong := check(found)) is not None:
+            raise ArtifactError(f"{url} does not mark the files of shard {index}: {wrong}; restore it, or {MAKE_AGAIN}")
         self.adopted += 1
-        self.files |= entries
+        self.files |= marker.files
         return True
 
     def _write(self, name: str, data: bytes) -> FileEntry:

@@ -9,6 +9,7 @@ from cosmos_rl_core.policy_weights import to_bytes
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Input, Request
+from stages.layouts import tar_of
 from stages.loading import load_model
 from stages.members import KEPT_BYTES, Members
 from stages.runner import Context
@@ -40,7 +41,8 @@ def run(request: Request, context: Context) -> dict[str, int]:
 
     for index in range(context.ranks.rank, len(layout), context.ranks.world_size):
         context.progress("embedding", index, len(layout))
-        context.attempt.shard(index, lambda index=index: {_name(index): encode(layout[index])})
+        name, ids = _name(index), layout[index]
+        context.attempt.shard(index, lambda name=name, ids=ids: {name: encode(ids)}, check=tar_of(name, ids))
     if context.ranks.rank == 0:
         shard_of = {prompt_id: index for index, ids in enumerate(layout) for prompt_id in ids}
         context.attempt.put_json("index.json", shard_of)

@@ -15,6 +15,7 @@ from cosmos_rl_core.policy_weights import from_bytes, to_bytes
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Input, MediaShape, Request
+from stages.layouts import tar_of
 from stages.loading import load_media, load_model
 from stages.members import KEPT_BYTES, Members
 from stages.runner import Context
@@ -47,7 +48,7 @@ def run(request: Request, context: Context) -> dict[str, int]:
                 members[f"{item_id}.safetensors"] = to_bytes({"latents": latents})
             return {_name(number): shards.pack(members)}
 
-        context.attempt.shard(number, make)
+        context.attempt.shard(number, make, check=tar_of(_name(number), layout[number]))
         done += len(layout[number])
         context.progress("encoding", done, total)
     if ranks.rank == 0:

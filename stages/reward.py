@@ -15,9 +15,10 @@ from cosmos_rl_core.rewards._base import Reward, Sample
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.contracts import Request
+from stages.layouts import Check, unequal_ids
 from stages.manifest import RECORDS
 from stages.runner import Context
-from stages.samples import StoredSample, read_shard, shard_names, to_parquet
+from stages.samples import INDEX, StoredSample, read_shard, read_table, shard_names, to_parquet
 
 SCORES, ANSWERS, CALLS = "scores.parquet", f"{RECORDS}answers.parquet", f"{RECORDS}calls.parquet"
 _AWAY = (UnavailableError, ConnectionError, TimeoutError)
@@ -44,6 +45,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     if reward.version != config.scorer:
         raise ConfigError(f"this process would score with {reward.version}, the request asks for {config.scorer}")
     context.layout({"shards": names})
+    index_of = read_table(samples, INDEX)
     rows: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
@@ -55,7 +57,8 @@ def run(request: Request, context: Context) -> dict[str, Any]:
             made = _score(reward, list(read_shard(samples, name)), config, calls)
             return {file: canonical_json(part) for file, part in zip(files, made, strict=True)}
 
-        context.attempt.shard(index, make, keep=_all_scored)
+        ids = index_of.loc[index_of["shard"] == index, "sample_id"].tolist()
+        context.attempt.shard(index, make, keep=_all_scored, check=_rows_of((scores_name, answers_name), ids))
         rows += json.loads(context.attempt.read(scores_name))
         answers += json.loads(context.attempt.read(answers_name))
     context.progress("scoring", len(names), len(names))
@@ -141,6 +144,21 @@ def _answer(sample: StoredSample, outcome: dict[str, Any] | Exception) -> dict[s
         "error": words(outcome) if isinstance(outcome, Exception) else "",
         "details": "{}" if failed else json.dumps(outcome, sort_keys=True),
     }
+
+
+def _rows_of(names: tuple[str, str], ids: list[str]) -> Check:
+    """Check that a finished shard is two tables of rows of exactly these samples."""
+
+    def check(files: dict[str, bytes]) -> str | None:
+        if files.keys() != {*names}:
+            return f"it marks {', '.join(sorted(files))}, expected {', '.join(sorted(names))}"
+        try:
+            found = [{row["sample_id"] for row in json.loads(data)} for data in files.values()]
+        except (ValueError, TypeError, KeyError) as error:
+            return f"its tables have no samples ({error!r})"
+        return next((wrong for one in found if (wrong := unequal_ids(one, ids)) is not None), None)
+
+    return check
 
 
 def _all_scored(files: dict[str, bytes]) -> bool:

@@ -21,6 +21,7 @@ from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, DivergenceError
 from stages.artifacts import Artifact
+from stages.layouts import Check, tar_of
 from stages.runner import Context
 
 INDEX = "index.parquet"
@@ -105,7 +106,7 @@ def write_samples(
     tiles = [cut([by_id[sample_id] for sample_id in ids], layout["tile"]) for ids in shard_ids]
     mine = {index: len(shard_ids[index]) for index in range(ranks.data_rank, len(shard_ids), ranks.data_world_size)}
     total = sum(mine.values())
-    adopted = _adopt(context, mine)
+    adopted = _adopt(context, mine, shard_ids)
     to_make = [index for index in mine if index not in adopted]
     num_calls = sum(len(tiles[index]) for index in to_make)
     # Before the first of them, whose forward pass waits for all ranks.
@@ -118,7 +119,8 @@ def write_samples(
             members |= generate(plans)
             done += len(plans)
         if ranks.leads:
-            context.attempt.finish(index, {shard_name(index): shards.pack(members)} | _nonfinite_file(index, members))
+            files = {shard_name(index): shards.pack(members)} | _nonfinite_file(index, members)
+            context.attempt.finish(index, files, _check(index, shard_ids))
         context.progress("sampling", done, total)
     if accompany is not None:
         for call in range(num_calls, most_calls):
@@ -151,16 +153,20 @@ def _all_nonfinite(context: Context) -> frozenset[str]:
     return frozenset(sample_id for ids in context.ranks.gather(mine) for sample_id in ids)
 
 
-def _adopt(context: Context, sizes: dict[int, int]) -> set[int]:
-    """Which of the shards, of known numbers of samples, an earlier attempt finished; they are part of this one now.
+def _adopt(context: Context, sizes: dict[int, int], shard_ids: list[list[str]]) -> set[int]:
+    """Which of the shards, of known sizes and samples, an earlier attempt finished; they are part of this one now.
 
     Asked once, of the peers' leader: peers make the others together, and ranks in step must know how many they are.
     """
     found: list[int] = []
     for index in sizes if context.ranks.leads else ():
         context.progress("sampling", sum(sizes[one] for one in found), sum(sizes.values()))
-        found += [index] if context.attempt.adopt(index) else []
+        found += [index] if context.attempt.adopt(index, _check(index, shard_ids)) else []
     return set(context.ranks.broadcast_to_peers(found))
+
+
+def _check(index: int, shard_ids: list[list[str]]) -> Check:
+    return tar_of(shard_name(index), shard_ids[index], besides=f"{_NONFINITE}{index:05d}.json")
 
 
 def shard_name(index: int) -> str:

@@ -1,0 +1,132 @@
+"""A committed layout cuts the planned work, and a finished shard has its samples; else they are damaged."""
+
+import json
+
+import pytest
+
+from cosmos_rl_core import shards, store
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.sealed import seal, unseal
+from stages.artifacts import standing
+from stages.generations import current_generation
+from stages.layouts import difference, tar_of
+from stages.records import Layout
+from tests.hand_made import begin, report
+
+SHARDS = {"shards": [["a", "b"], ["c"]], "tile": 2}
+STEPS = {"steps": [[["a", "b"], ["c"]], [["d"], ["e"]]]}
+
+
+@pytest.fixture
+def slot(tmp_path):
+    return str(tmp_path / "slot")
+
+
+@pytest.mark.parametrize(
+    ("found", "computed"),
+    [
+        (SHARDS, SHARDS),
+        ({"shards": [["a"], ["b", "c"]], "tile": 1}, SHARDS),
+        ({"steps": [[["a"], ["b"], ["c"]], [["d", "e"]]]}, STEPS),
+        ({"mini_batch": 1}, {"mini_batch": 8}),
+        ({"shards": ["x.tar"]}, {"shards": ["x.tar"]}),
+        ({"shards": []}, {"shards": []}),
+    ],
+)
+def test_other_sizes_are_the_same_work(found, computed):
+    assert difference(found, computed) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "computed", "why"),
+    [
+        ({"shards": [["a", "b"], ["b"]], "tile": 2}, SHARDS, "shards are not the planned ones, each once and in order"),
+        ({"shards": [["a", "b"]], "tile": 2}, SHARDS, "shards are not the planned ones, each once and in order"),
+        ({"shards": [["b", "a"], ["c"]], "tile": 2}, SHARDS, "shards are not the planned ones, each once and in order"),
+        ({"shards": [["a", "b"], [], ["c"]], "tile": 2}, SHARDS, "shards are not the planned ones"),
+        ({"shards": [["a", "b"], "c"], "tile": 2}, SHARDS, "shards are not the planned ones"),
+        ({"shards": None, "tile": 2}, SHARDS, "shards are not the planned ones"),
+        ({**SHARDS, "tile": 0}, SHARDS, "tile is 0, expected a number of samples"),
+        ({**SHARDS, "tile": True}, SHARDS, "tile is True, expected a number of samples"),
+        ({"shards": SHARDS["shards"]}, SHARDS, "it has shards, expected shards, tile"),
+        ({"steps": [[["a", "b"]], [["c"], ["d"], ["e"]]]}, STEPS, "steps are not the planned ones"),
+        ({"steps": [[["a", "b", "c", "d", "e"]]]}, STEPS, "steps are not the planned ones"),
+    ],
+)
+def test_other_work_is_told(found, computed, why):
+    assert (difference(found, computed) or "").startswith(why)
+
+
+def damaged_layout(slot, change):
+    """Commit a layout, and put a changed one in its place."""
+    begin(report(slot), layout=SHARDS)
+    url = Layout.url(slot, 1)
+    store.write(url, change(store.read(url), url))
+    return url
+
+
+def test_one_changed_letter_of_a_sample_id_is_damage_and_ends_nothing(slot):
+    url = damaged_layout(slot, lambda data, url: data.replace(b'"b"', b'"d"'))
+    with pytest.raises(ArtifactError, match=f"^{url} is damaged: its digest is not that of its contents"):
+        begin(report(slot), layout=SHARDS)
+    assert current_generation(slot) == 1
+
+
+def test_a_layout_with_a_seal_of_its_own_is_compared_with_the_planned_work(slot):
+    def twice(data, url):
+        return seal("layout", unseal(data, "layout", url) | {"layout": {"shards": [["a", "a"], ["c"]], "tile": 2}})
+
+    url = damaged_layout(slot, twice)
+    with pytest.raises(ArtifactError, match=f"^{url} is not how this work is cut: shards are not the planned ones"):
+        begin(report(slot), layout=SHARDS)
+    assert current_generation(slot) == 1
+
+
+def test_a_committed_layout_of_other_sizes_is_used(slot):
+    begin(report(slot), layout={"shards": [["a"], ["b"], ["c"]], "tile": 1})
+    again = begin(report(slot))
+    assert again.layout(SHARDS, pytest.fail) == {"shards": [["a"], ["b"], ["c"]], "tile": 1}
+
+
+def test_a_tar_is_checked_for_its_name_and_its_samples():
+    data = shards.pack({"a.json": b"", "a.png": b"", "b.v1.json": b""})
+    assert tar_of("0.tar", ["a", "b.v1"])({"0.tar": data}) is None
+    assert tar_of("1.tar", ["a", "b.v1"])({"0.tar": data}) == "it marks 0.tar, expected 1.tar"
+    besides = "of the layout's samples it lacks c, and it has b.v1 besides"
+    assert tar_of("0.tar", ["a", "c"])({"0.tar": data}) == besides
+    assert "not a tar shard" in (tar_of("0.tar", ["a"])({"0.tar": b"x" * 600}) or "")
+
+
+def finished(slot):
+    """Two finished shards; the URLs of their markers."""
+    crashed = begin(report(slot), layout=SHARDS)
+    for index, ids in enumerate(SHARDS["shards"]):
+        name = f"{index}.tar"
+        crashed.finish(index, {name: shards.pack({f"{one}.json": b"{}" for one in ids})})
+    return [next(store.join(slot, n) for n in store.files(slot) if n.endswith(f"0000{i}.json")) for i in (0, 1)]
+
+
+def adopt_all(slot):
+    retry = begin(report(slot), layout=SHARDS)
+    return [retry.adopt(index, tar_of(f"{index}.tar", ids)) for index, ids in enumerate(SHARDS["shards"])]
+
+
+def test_a_marker_that_was_moved_is_refused(slot):
+    first, second = finished(slot)
+    assert adopt_all(slot) == [True, True]
+    store.write(first, store.read(second))
+    with pytest.raises(ArtifactError, match=f"^{first} was written for shard 1 of shards/"):
+        adopt_all(slot)
+    assert standing(slot) == (1, None)
+
+
+def test_a_marker_with_the_files_of_another_shard_is_refused(slot):
+    first, second = finished(slot)
+    body = unseal(store.read(first), "marker", first)
+    store.write(first, seal("marker", body | {"files": unseal(store.read(second), "marker", second)["files"]}))
+    with pytest.raises(ArtifactError, match=rf"^{first} does not mark the files of shard 0: it marks 1\.tar"):
+        adopt_all(slot)
+    renamed = {"0.tar": json.loads(store.read(second))["body"]["files"]["1.tar"]}
+    store.write(first, seal("marker", body | {"files": renamed}))
+    with pytest.raises(ArtifactError, match="of the layout's samples it lacks a, b, and it has c besides"):
+        adopt_all(slot)
