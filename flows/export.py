@@ -5,9 +5,9 @@ import secrets
 import shutil
 from pathlib import Path
 
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError
 from flows.requests import Run
-from flows.status import states
+from flows.status import State, states
 from flows.steps import open_run
 from stages.artifacts import Artifact, input_of, standing
 from stages.files import copy
@@ -17,24 +17,42 @@ PIPELINE = "pipeline/"
 
 
 def export(store_url: str, run_id: str, output_dir: str) -> list[str]:
-    """Copy the newest export that stands, every byte checked; returns what to tell people.
+    """Copy the newest export that was made, every byte checked; returns what to tell people.
 
     To ``safetensors/step_<N>/lora/`` below ``output_dir``, or a whole pipeline to ``safetensors/step_<N>/``, after N
-    optimizer steps. Raises :class:`ConfigError` if there is no export, or something else in its place.
+    optimizer steps. Raises :class:`ArtifactError` if it or what it was made from is damaged, :class:`ConfigError` if
+    there is no export, the newest does not stand, or something else is in the place of the files.
     """
     run = open_run(store_url, run_id)
-    exports = [state for state in states(run) if state.step.stage == "export"]
-    found = [state for state in exports if state.word == "stands"]
-    if not found:
-        raise ConfigError(
-            f"{run_id} has exported nothing that stands; run it, or look at `cosmos-flows status {run_id}`"
-        )
-    newest = found[-1].step
+    found = states(run)
+    newest = _newest(found, run_id).step
     k = newest.k or 0
     target = Path(output_dir, "safetensors", f"step_{optimizer_steps(run, k)}")
     count = _copy(Artifact(input_of(newest.slot)), target)
-    passed_over = [f"{state.step.name} is {state.word}" for state in exports if (state.step.k or 0) > k]
-    return [f"policy {k} of {run_id}: {count} files in {target}", *passed_over]
+    to_come = [state.step for state in found if state.step.stage == "export" and (state.step.k or 0) > k]
+    return [
+        f"policy {k} of {run_id}: {count} files in {target}",
+        *(f"{step.name} was not made yet" for step in to_come),
+    ]
+
+
+def _newest(found: list[State], run_id: str) -> State:
+    """The newest export that was made. Raises, instead of giving an older one, if it does not stand."""
+    made = [state for state in found if state.step.stage == "export" and state.word != "missing"]
+    if not made:
+        raise ConfigError(f"{run_id} has exported nothing yet; run it, or look at `cosmos-flows status {run_id}`")
+    newest = made[-1]
+    if newest.word == "stands":
+        return newest
+    damaged = [state for state in found[: found.index(newest) + 1] if state.word == "damaged"]
+    name = newest.step.name
+    if damaged:
+        raise ArtifactError(f"{name}, the newest export, cannot be given: {damaged[0].step.name}: {damaged[0].why}")
+    because = f" ({newest.why})" if newest.why else ""
+    raise ConfigError(
+        f"{name}, the newest export, is {newest.word}{because}; run the recipe again to make it, or look at "
+        f"`cosmos-flows status {run_id}`"
+    )
 
 
 def optimizer_steps(run: Run, k: int) -> int:

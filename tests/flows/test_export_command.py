@@ -1,9 +1,13 @@
 """Exported weights where cosmos-rl puts them: whole, checked, named by optimizer steps."""
 
+import shutil
+
 import pytest
+from typer.testing import CliRunner
 
 from cosmos_rl_core import store
 from cosmos_rl_core.errors import ArtifactError, ConfigError
+from flows import cli
 from flows.export import export, optimizer_steps
 from flows.rerun import rerun
 from stages.artifacts import standing
@@ -49,11 +53,49 @@ def test_a_damaged_file_leaves_nothing_there(recipe, tmp_path):
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
 
-def test_a_newer_one_that_does_not_stand_is_passed_over_and_said(recipe, tmp_path):
+def damage(slot, size=None):
+    """Change the size of an artifact's first file, or its manifest."""
+    _, manifest = standing(slot)
+    assert manifest is not None
+    url = store.join(slot, "manifest.1.json")
+    entry = next(iter(manifest.files.values()))
+    if size is None:
+        store.write(url, store.read(url).replace(b"seconds", b"secunds"))
+    else:
+        store.write(store.join(slot, entry.path), b"x" * size)
+
+
+@pytest.mark.parametrize("size", [0, 500, None])
+@pytest.mark.parametrize("stage", ["export", "update", "reward", "policy"])
+def test_where_the_newest_is_damaged_no_older_one_is_given(recipe, tmp_path, stage, size):
+    run = whole_run(recipe, tmp_path)
+    slots = {
+        "export": run.export_slot(2),
+        "update": run.policy_after(2),
+        "reward": run.iteration(0, "reward-ocr"),
+        "policy": run.policy_slot,
+    }
+    damage(slots[stage], size)
+    out = tmp_path / "out"
+    ended = CliRunner().invoke(cli.app, ["export", "hand", str(out), "--store", run.store_url])
+    assert ended.exit_code == 65
+    assert ended.stderr.startswith("policy-0002/export, the newest export, cannot be given: ")
+    assert slots[stage] in ended.stderr
+    assert not out.exists()
+
+
+def test_where_the_newest_is_to_be_made_again_no_older_one_is_given(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     rerun(run.store_url, "hand", "export", 2)
-    said, passed_over = export(run.store_url, "hand", str(tmp_path / "out"))
-    assert said.startswith("policy 0 of hand: 1 files in ")
-    assert passed_over == "policy-0002/export is invalidated"
+    with pytest.raises(ConfigError, match="policy-0002/export, the newest export, is invalidated; run the recipe"):
+        export(run.store_url, "hand", str(tmp_path / "out"))
     make_one(run.export(2))
     assert export(run.store_url, "hand", str(tmp_path / "out"))[0].startswith("policy 2 of hand")
+
+
+def test_of_a_run_at_work_the_newest_that_was_made_is_given(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    shutil.rmtree(run.export_slot(2))
+    said, to_come = export(run.store_url, "hand", str(tmp_path / "out"))
+    assert said.startswith("policy 0 of hand: 1 files in ")
+    assert to_come == "policy-0002/export was not made yet"
