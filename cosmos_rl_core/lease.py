@@ -6,7 +6,6 @@ by its own clock. A lease saves work and keeps people from surprises; that artif
 """
 
 import itertools
-import json
 import os
 import secrets
 import socket
@@ -18,13 +17,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from cosmos_rl_core import store
-from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError, LeaseError
+from cosmos_rl_core.sealed import seal, unseal
 
 BEAT_S = 2.0
 """How often a holder advances its counter."""
 PATIENCE_S = 20.0
 """How long a counter may stand still before its holder counts as gone."""
+
+KIND = "lease"
+UNKNOWN: dict[str, Any] = {"host": "an unknown machine", "machine": None, "pid": "?", "started": None}
+"""A holder of which nothing can be read."""
 
 
 class Lease:
@@ -46,7 +49,7 @@ class Lease:
         if newest:
             self._outlast(newest)
         self._number = newest + 1
-        if not store.put_if_absent(self._path(self._number, "json"), canonical_json(_this_process())):
+        if not store.put_if_absent(self._path(self._number, "json"), seal(KIND, _this_process())):
             raise self._held_by(_read(self._path(self._number, "json")))
         self._beats.start()
         return self
@@ -80,8 +83,9 @@ class Lease:
         for count in itertools.count(1):
             try:
                 store.write(self._path(self._number, "count"), str(count).encode())
-                if (successor := store.read_if_exists(self._path(self._number + 1, "json"))) is not None:
-                    self._successor = json.loads(successor)
+                successor = self._path(self._number + 1, "json")
+                if store.size(successor) is not None:
+                    self._successor = _read(successor)
                     return
             except CosmosRLError:
                 # A store that is away, or refuses a token until there is another. Whoever can reach it may take the
@@ -127,12 +131,12 @@ def _newest(url: str) -> int:
 
 
 def _read(url: str) -> dict[str, Any]:
-    """Raises :class:`ArtifactError` if it does not say who."""
+    """Who took it; :data:`UNKNOWN` where that cannot be read, so that the counter alone says whether it is held."""
+    data = store.read_if_exists(url)
     try:
-        found = json.loads(store.read(url))
-        return {**found, **{key: found[key] for key in ("host", "machine", "pid", "started")}}
-    except (ValueError, TypeError, KeyError) as error:
-        raise ArtifactError(f"{url} is damaged ({error!r}); remove it if no process works on the run") from error
+        return UNKNOWN | ({} if data is None else unseal(data, KIND, url))
+    except ArtifactError:
+        return UNKNOWN
 
 
 def _this_process() -> dict[str, Any]:

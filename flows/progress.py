@@ -13,13 +13,14 @@ from pydantic import Field, ValidationError
 
 from cosmos_rl_core import store
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.errors import CosmosRLError
-from stages.contracts import FORMAT
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError
+from cosmos_rl_core.sealed import seal, unseal
 from stages.outcome import Status
 
 INTERVAL_S = 2.0
 """Between two writes that say no more than how far a wave is."""
 FILE = "progress.json"
+KIND = "progress"
 
 End = Literal["", "done", "failed", "stopped"]
 """``stopped``: by Ctrl-C, a cancellation or a signal. Empty while it works, and for ever if it was killed."""
@@ -28,7 +29,6 @@ End = Literal["", "done", "failed", "stopped"]
 class Progress(Section):
     """Where the process that works on a run is, or was when it ended."""
 
-    format: Literal[1] = FORMAT
     wave: str = ""
     """Name of the wave, as in the flow's task: ``iteration-0003/reward-jpeg+reward-ocr``; empty between waves."""
     phase: str = ""
@@ -85,7 +85,7 @@ class Reporter:
     def _write(self) -> None:
         self._written_s = time.monotonic()
         with suppress(CosmosRLError):
-            store.write(self._url, self._now.model_dump_json().encode())
+            store.write(self._url, seal(KIND, self._now.model_dump(mode="json")))
 
 
 def slowest_of(statuses: Sequence[Status]) -> Status:
@@ -94,9 +94,10 @@ def slowest_of(statuses: Sequence[Status]) -> Status:
 
 
 def read_progress(run_url: str) -> Progress | None:
-    """What the run said last; None if it never did, or in words of another version."""
-    data = store.read_if_exists(store.join(run_url, FILE))
+    """What the run said last; None if it never did, or it cannot be read."""
+    url = store.join(run_url, FILE)
+    data = store.read_if_exists(url)
     try:
-        return None if data is None else Progress.model_validate_json(data)
-    except ValidationError:
+        return None if data is None else Progress.model_validate(unseal(data, KIND, url))
+    except (ArtifactError, ValidationError):
         return None

@@ -3,12 +3,11 @@
 Files, because nothing else survives every way a process can end: torchrun turns each worker's failure into exit code 1.
 """
 
-import json
 import os
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -17,6 +16,8 @@ from cosmos_rl_core.errors import EXIT_CODES, RETRYABLE_KINDS, CosmosRLError, no
 from cosmos_rl_core.foreign_errors import is_out_of_memory
 
 STATUS_INTERVAL_S = 0.2
+
+Said = TypeVar("Said", bound=Section)
 
 
 class Status(Section):
@@ -117,15 +118,15 @@ def failure_of(error: BaseException, *, collective: bool = False) -> Failure:
 
 
 def read_status(directory: Path) -> Status | None:
-    """The newest status, or None before the first."""
-    data = _read(directory / "status.json")
-    return None if data is None else Status.model_validate(data)
+    """The newest status, or None before the first, or where it cannot be read."""
+    return _read(directory / "status.json", Status)
 
 
 def read_failures(directory: Path) -> list[Failure]:
-    """Every rank's last words, the informative ones first: reasons before lost ranks, known kinds before crashes."""
-    paths = sorted(directory.glob("error.*.json"))
-    failures = [Failure.model_validate(data) for path in paths if (data := _read(path)) is not None]
+    """Every rank's last words that can be read, the informative ones first: reasons before lost ranks, known kinds
+    before crashes."""
+    found = (_read(path, Failure) for path in sorted(directory.glob("error.*.json")))
+    failures = [failure for failure in found if failure is not None]
     return sorted(failures, key=lambda failure: (failure.collective, failure.kind == "crash"))
 
 
@@ -134,8 +135,11 @@ def has_reason(directory: Path) -> bool:
     return any(not failure.collective for failure in read_failures(directory))
 
 
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+def _read(path: Path, kind: type[Said]) -> Said | None:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
 
 
 def _replace(path: Path, text: str) -> None:

@@ -1,7 +1,6 @@
 """A lease in the store: who gets it, who is refused, and how the one who lost it learns of it."""
 
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 from cosmos_rl_core import store
 from cosmos_rl_core.errors import LeaseError
 from cosmos_rl_core.lease import Lease, holder_of
+from cosmos_rl_core.sealed import seal
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = {"holder": "x", "host": "node-7", "machine": "another", "pid": 4, "started": 1.0}
@@ -31,7 +31,7 @@ def lease(url: str, patience_s: float = 20.0) -> Lease:
 
 
 def held_elsewhere(url: str) -> None:
-    store.put_if_absent(f"{url}/1.json", json.dumps(ELSEWHERE).encode())
+    store.put_if_absent(f"{url}/1.json", seal("lease", ELSEWHERE))
     store.write(f"{url}/1.count", b"41")
 
 
@@ -96,7 +96,7 @@ def test_a_counter_that_moves_late_is_seen_too(tmp_path: Path):
 def test_who_loses_it_is_told(tmp_path: Path):
     with lease(str(tmp_path)) as first:
         first.check()
-        store.put_if_absent(f"{tmp_path}/2.json", json.dumps(ELSEWHERE).encode())
+        store.put_if_absent(f"{tmp_path}/2.json", seal("lease", ELSEWHERE))
         time.sleep(1)
         with pytest.raises(LeaseError, match="pid 4 on node-7"):
             first.check()
@@ -156,3 +156,22 @@ def test_a_holder_elsewhere_is_one_as_long_as_its_counter_moves(tmp_path: Path):
     assert holder_of(url, patience_s=1.0) == {"pid": 4, "host": "node-7"}
     ended.set()
     beats.join()
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{}", seal("lease", ELSEWHERE).replace(b"node-7", b"node-8"), seal("lease", {})]
+)
+def test_of_a_record_that_cannot_be_read_the_counter_alone_says_whether_it_is_held(tmp_path: Path, damage: bytes):
+    held_elsewhere(str(tmp_path))
+    store.write(f"{tmp_path}/1.json", damage)
+    assert holder_of(str(tmp_path), patience_s=0.1) is None
+    beat = threading.Timer(0.3, store.write, (f"{tmp_path}/1.count", b"42"))
+    beat.start()
+    with pytest.raises(LeaseError, match=r"pid \? on an unknown machine"):
+        lease(str(tmp_path)).__enter__()
+    beat.join()
+    with lease(str(tmp_path), patience_s=0.3) as held:
+        store.write(f"{tmp_path}/3.json", damage)
+        time.sleep(1)
+        with pytest.raises(LeaseError, match=r"pid \? on an unknown machine"):
+            held.check()

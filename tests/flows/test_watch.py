@@ -1,7 +1,6 @@
 """A run that is at work, failed, was stopped or killed, as ``status`` shows it."""
 
 import io
-import json
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typer.testing import CliRunner
 
 from cosmos_rl_core import store
 from cosmos_rl_core.errors import StageError
+from cosmos_rl_core.sealed import seal
 from flows import cli, status, status_table
 from flows.progress import Reporter, read_progress
 from flows.requests import Run
@@ -189,6 +189,10 @@ def test_a_small_terminal_shows_the_rows_about_what_is_left(recipe, tmp_path):
 def test_progress_in_other_words_is_none(recipe, tmp_path):
     run = begun(recipe, tmp_path)
     assert read_progress(run.url) is None
-    store.write(store.join(run.url, "progress.json"), json.dumps({"format": 2}).encode())
-    assert read_progress(run.url) is None
-    assert look(run.store_url, "hand").life == "idle"
+    said = seal("progress", {"end": "done"})
+    for damage in (b"", b"{}", said[:-1], said.replace(b"done", b"dome"), seal("progress", {"end": "dome"})):
+        store.write(store.join(run.url, "progress.json"), damage)
+        assert read_progress(run.url) is None
+        assert look(run.store_url, "hand").life == "idle"
+    store.write(store.join(run.url, "progress.json"), said)
+    assert look(run.store_url, "hand").life == "done"
