@@ -33,6 +33,7 @@ ERROR = re.compile(r"^(?:\[rank\d+\]: )?(\w[\w.]*(?:Error|Exception): .*)$", re.
 TAIL = 1000
 FORGETFUL = "prefect.server.concurrency.lease_storage.memory"
 """What Prefect's server keeps leases in by default: slots that are taken while it starts again are never given back."""
+LASTING = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem"
 
 
 class NotSetUp(Exception):  # noqa: N818 - it is not an error
@@ -57,6 +58,7 @@ def flight_check(store_url: str, launch: LaunchConfig) -> list[Finding]:
         "worker": _worker,
         "gpus": lambda: _gpus(launch),
         "gpu limit": lambda: _gpu_limit(launch),
+        "leases": lambda: _leases(launch),
         "ring": lambda: _ring(launch),
         "store": lambda: _store(store_url),
         "reward service": _reward_service,
@@ -151,13 +153,24 @@ def _gpu_limit(launch: LaunchConfig) -> str:
             limit = client.read_global_concurrency_limit_by_name(name)
         except ObjectNotFound:
             raise ConfigError(f"there is no global concurrency limit {name!r}; {make}") from None
-        leases = client.request("GET", "/admin/settings").json()["server"]["concurrency"]["lease_storage"]
     if limit.limit < wanted:
         raise ConfigError(f"the limit {name!r} has {limit.limit} slots, a stage takes {wanted}; {make} larger")
-    taken = f"{limit.active_slots} of {limit.limit} slots of {name!r} are taken"
-    if leases == FORGETFUL:
-        taken += "; a server that starts again forgets by whom: set PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE (README)"
-    return taken
+    return f"{limit.active_slots} of {limit.limit} slots of {name!r} are taken"
+
+
+def _leases(launch: LaunchConfig) -> str:
+    """Slots are leases of the server, whatever profile it was started under: only it can tell where it keeps them."""
+    with _client() as client:
+        kept_in = client.request("GET", "/admin/settings").json()["server"]["concurrency"]["lease_storage"]
+    if kept_in != FORGETFUL:
+        return f"a server that starts again knows who has which slots, by {kept_in}"
+    lost = (
+        "the server keeps in memory who has which slots of a limit: those taken while it starts again stay taken; "
+        f"start it with `{LASTING} prefect server start`"
+    )
+    if launch.gpu_limit is None:
+        raise NotSetUp(f"{lost}. Only cluster profiles with a gpu_limit need it")
+    raise ConfigError(lost)
 
 
 def _most_ranks(launch: LaunchConfig) -> int:

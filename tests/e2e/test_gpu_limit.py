@@ -10,6 +10,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, LeaseError, UnavailableError
 from flows import flight_check, gpus, server
 from stages.contracts import Request
@@ -117,13 +118,22 @@ def test_a_server_that_does_not_answer_is_waited_for_for_a_while(work: Work, mon
 
 def test_the_flight_check_finds_a_limit_that_is_not_there_or_too_small(limit: str) -> None:
     enough = launch(limit)
-    assert flight_check._gpu_limit(enough).startswith(
-        f"0 of 3 slots of {limit!r} are taken; a server that starts again"
-    )
+    assert flight_check._gpu_limit(enough) == f"0 of 3 slots of {limit!r} are taken"
     with pytest.raises(ConfigError, match="3 slots, a stage takes 4"):
         flight_check._gpu_limit(enough.model_copy(update={"processes": 4}))
     with pytest.raises(ConfigError, match="no global concurrency limit 'nowhere'"):
         flight_check._gpu_limit(launch("nowhere"))
+
+
+def test_the_flight_check_says_that_a_server_forgets_who_has_slots(limit: str, tmp_path: Path):
+    def leases(config: LaunchConfig) -> tuple[str, str]:
+        (found,) = [found for found in flight_check.flight_check(str(tmp_path), config) if found.name == "leases"]
+        return found.word, found.detail
+
+    word, detail = leases(launch(limit))
+    assert (word, flight_check.LASTING in detail) == ("failed", True)
+    word, detail = leases(LaunchConfig())
+    assert (word, flight_check.LASTING in detail) == ("not set up", True)
 
 
 def test_a_command_with_a_server_of_its_own_waits_for_nobody(
