@@ -15,7 +15,7 @@ from prefect.concurrency.sync import concurrency
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError
-from flows.server import server_is_own
+from flows.server import is_overloaded, server_is_own
 from stages.contracts import STAGES, Request
 
 LEASE_S = 120.0
@@ -107,7 +107,7 @@ def _take(held: ExitStack, limit: str, count: int) -> bool:
         if answer is not None and answer.status_code == HTTPStatus.LOCKED:
             return False
         message = f"cannot take {count} slots of the global concurrency limit {limit!r}: {error}"
-        if (answer is None and error.__cause__ is not None) or (answer is not None and answer.is_server_error):
+        if error.__cause__ is not None and (answer is None or is_overloaded(error.__cause__)):
             raise UnavailableError(message) from error
         raise ConfigError(
             f"{message}; `cosmos-flows infra init --gpus N` makes it, and makes it larger; a cluster profile without "

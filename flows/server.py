@@ -8,6 +8,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 import httpx
@@ -17,12 +18,21 @@ from cosmos_rl_core.processes import PARENT
 
 OWN = "COSMOS_FLOWS_OWN_SERVER"
 """Environment variable: set while the server is one of :func:`prefect_server`'s own."""
+OVERLOADED = {
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.INTERNAL_SERVER_ERROR,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+}
 STARTUP_S = 120.0
 """The first start on a machine makes the database."""
 
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
+    # Tries of a request, in about a minute in all: longer than a server takes to start again.
+    "PREFECT_CLIENT_MAX_RETRIES": "6",
     # The console shows our own lines; Prefect's go to its UI.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
 }
@@ -84,17 +94,29 @@ def named_server() -> str | None:
     return written.get("profiles", {}).get(active, {}).get("PREFECT_API_URL")
 
 
+def is_overloaded(error: BaseException) -> bool:
+    """Whether a server, or a proxy before it, answered that it cannot serve the request now."""
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code in OVERLOADED
+
+
 def not_answering(error: BaseException) -> UnavailableError | None:
-    """What to tell people where an error came of a request that had no answer, as Prefect's server gets them; else
+    """Return what to tell people if Prefect's server did not answer, or was overloaded, when its client gave up; else
     None."""
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, httpx.TransportError):
+    while cause is not None and not isinstance(cause, httpx.TransportError) and not is_overloaded(cause):
         cause = cause.__cause__ or cause.__context__
     if cause is None:
         return None
+    server = f"Prefect's server at {named_server()}"
+    if isinstance(cause, httpx.HTTPStatusError):
+        status = HTTPStatus(cause.response.status_code)
+        return UnavailableError(
+            f"{server} answers {status} {status.phrase}, also after several tries; give the same "
+            "command again when it is less busy"
+        )
     return UnavailableError(
-        f"Prefect's server at {named_server()} does not answer ({cause}); start it with `prefect server start`, or set "
-        "PREFECT_API_URL to one that runs. `cosmos-flows run` starts one of its own where none is named"
+        f"{server} does not answer ({cause}); start it with `prefect server start`, or set PREFECT_API_URL to one that "
+        "runs. `cosmos-flows run` starts one of its own where none is named"
     )
 
 

@@ -48,7 +48,7 @@ class Exchange(BaseHTTPRequestHandler):
         fault = self.server.faults.pop(0) if self.server.faults else self.server.always
         fault(self)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815
+    do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815
 
     def pass_on(self) -> None:
         """Do as asked."""

@@ -1,0 +1,116 @@
+"""A Prefect server that is overloaded, or whose proxy is: waited for, then told of, whichever request it refuses."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from typer.testing import CliRunner
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import UnavailableError
+from flows import gpus
+from flows.cli import app
+from flows.server import QUIET
+from stages.contracts import Report, Request
+from tests.e2e.flow_process import RUN_ID, Flows
+from tests.faulty_proxy import Exchange, FaultyProxy, faulty_proxy
+
+CODES = (429, 502, 503)
+UNAVAILABLE = 75
+
+
+def overloaded(code: int, request: Exchange) -> None:
+    """As a server or proxy answers that has too much to do."""
+    body = json.dumps({"exception_message": "too busy"}).encode()
+    request.reply(code, [("Content-Type", "application/json"), ("Retry-After", "0")], body)
+
+
+@pytest.fixture
+def proxy(prefect_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """Before the server; this process asks it, and gives up at the first refusal unless told otherwise."""
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+    with faulty_proxy(prefect_environment["PREFECT_API_URL"]) as proxy:
+        url = f"{proxy.endpoint}/api"
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        with temporary_settings({PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0}):
+            yield proxy
+
+
+@pytest.fixture
+def again(flows: Flows) -> Callable[[], tuple[int, str]]:
+    """Gives the command of a finished run once more; returns its exit code and what it said."""
+
+    def give() -> tuple[int, str]:
+        command = ["run", flows.recipe, "--store", flows.store, "--run-id", RUN_ID, "--allow-numerics-change"]
+        ended = CliRunner().invoke(app, command)
+        return ended.exit_code, ended.output
+
+    return give
+
+
+def test_a_server_that_is_overloaded_for_a_moment_is_waited_for(
+    proxy: FaultyProxy, again: Callable[[], tuple[int, str]]
+):
+    proxy.faults = [partial(overloaded, code) for code in CODES]
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 3}):
+        assert again()[0] == 0
+
+
+def require_told(ended: tuple[int, str], proxy: FaultyProxy, code: int) -> None:
+    exit_code, said = ended
+    assert exit_code == UNAVAILABLE, said
+    assert f"{proxy.endpoint}/api answers {code} " in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("passed", [0, 3, 6])
+def test_one_that_stays_so_ends_the_command_with_what_to_do(
+    proxy: FaultyProxy, again: Callable[[], tuple[int, str]], passed: int
+):
+    proxy.faults = [Exchange.pass_on] * passed
+    proxy.always = partial(overloaded, 503)
+    require_told(again(), proxy, 503)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", CODES)
+def test_so_it_does_whichever_request_is_refused_first(
+    proxy: FaultyProxy, again: Callable[[], tuple[int, str]], code: int
+):
+    assert again()[0] == 0
+    count = len(proxy.asked)
+    assert count > len(CODES)
+    for passed in range(count):
+        proxy.reset()
+        proxy.faults = [Exchange.pass_on] * passed
+        proxy.always = partial(overloaded, code)
+        require_told(again(), proxy, code)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_infra_says_so_too(proxy: FaultyProxy, code: int):
+    proxy.always = partial(overloaded, code)
+    ended = CliRunner().invoke(app, ["infra", "init"])
+    require_told((ended.exit_code, ended.output), proxy, code)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_slots_of_a_limit_are_asked_for_again(proxy: FaultyProxy, code: int, monkeypatch: pytest.MonkeyPatch):
+    limit = f"busy-{code}"
+    with get_client(sync_client=True) as client:
+        client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=limit, limit=1))
+    monkeypatch.setattr(gpus, "ASK_S", 0.1)
+    request = Request(stage="report", slot="run/report", seed=0, config=Report(title="", reward=""), gpus=(0,))
+    said: list[str] = []
+    proxy.faults = [partial(overloaded, code)] * 3
+    with gpus.taken([request], LaunchConfig(gpu_limit=limit), said.append, lambda: None):
+        assert said[0].startswith("waits for Prefect's server")
+    monkeypatch.setattr(gpus, "PATIENCE_S", 0.5)
+    proxy.always = partial(overloaded, code)
+    with pytest.raises(UnavailableError, match="cannot take 1 slots"):
+        gpus.taken([request], LaunchConfig(gpu_limit=limit), said.append, lambda: None).__enter__()
