@@ -31,7 +31,8 @@ Override = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+=", description="secti
 
 def default_run_id(algorithm: str, recipe: str) -> str:
     """The name of a run that was given none: of this flow run, so that its retries go on with the same run."""
-    return f"{algorithm}-{deployment.get_name() or Path(recipe).stem}-{str(flow_run.get_id())[-8:]}"
+    words = str(deployment.get_name() or Path(recipe).stem).split("-")
+    return "-".join([algorithm, *(word for word in words if word != algorithm), str(flow_run.get_id())[-8:]])
 
 
 @contextmanager

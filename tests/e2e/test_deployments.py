@@ -21,10 +21,18 @@ from tests.e2e.deployed import FILE, TIMEOUT_S, Deployed
 from tests.e2e.flow_process import ROOT, RUN_ID, Flows, eventually, files_with, require_same_run, require_untouched
 
 NAMES = {
-    "ddrl": {"2b", "14b", "tiny"},
-    "nft": {"sd3", "sana-image", "sana-video", "cosmos-2b", "tiny"},
-    "grpo": {"2b", "2b-mock", "tiny"},
-    "sft": {"sd3", "sd3-lora", "sana-image", "sana-image-lora", "sana-video", "sana-video-lora", "tiny"},
+    "ddrl": {"2b", "14b", "tiny-ddrl"},
+    "nft": {"sd3-nft", "sana-image-nft", "sana-video-nft", "cosmos-2b-nft", "tiny-nft"},
+    "grpo": {"2b-grpo", "2b-grpo-mock", "tiny-grpo"},
+    "sft": {
+        "sd3-sft",
+        "sd3-sft-lora",
+        "sana-image-sft",
+        "sana-image-sft-lora",
+        "sana-video-sft",
+        "sana-video-sft-lora",
+        "tiny-sft",
+    },
     "stage": {"run"},
     "infra": {"check"},
 }
@@ -61,7 +69,7 @@ def deployed(prefect_environment: dict[str, str], tmp_path_factory: pytest.TempP
 def uninterrupted(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Flows:
     """A run by ``prefect deployment run --watch``."""
     options = [f"-p{name}={value}" for name, value in deployed.parameters().items()]
-    assert "Completed" in deployed.prefect("deployment", "run", "nft/tiny", *options, "--watch")
+    assert "Completed" in deployed.prefect("deployment", "run", "nft/tiny-nft", *options, "--watch")
     kept = Flows(tmp_path_factory.mktemp("uninterrupted"), {})
     shutil.copytree(deployed.store, kept.store)
     return kept
@@ -90,6 +98,7 @@ def test_the_file_names_every_deployment_once_and_its_recipes_resolve():
     flows = {"run": "stage", "check": "infra"}
     found = sorted((flows.get(flow, flow), name) for flow, name in named)
     assert found == sorted((flow, name) for flow, names in NAMES.items() for name in names)
+    assert len({name for _, name in named}) == len(named), "Prefect's page of deployments shows the name alone"
     for entry in entries:
         parameters = entry["parameters"]
         if (recipe := parameters.get("recipe")) is None:
@@ -137,7 +146,7 @@ def test_infra_init_may_be_given_again(deployed: Deployed):
 
 
 def test_a_killed_flow_is_retried_where_it_stopped(begun: Deployed, uninterrupted: Flows):
-    flow_run = begun.schedule("nft/tiny", begun.parameters())
+    flow_run = begun.schedule("nft/tiny-nft", begun.parameters())
     wait_until(begun, lambda: begun.markers(REWARD, 0))
     before = begun.manifests()
     begun.flow_process().kill()
@@ -154,7 +163,7 @@ def test_a_killed_flow_is_retried_where_it_stopped(begun: Deployed, uninterrupte
 
 
 def test_a_cancelled_run_ends_soon_and_goes_on(begun: Deployed):
-    flow_run = begun.schedule("nft/tiny", begun.parameters(iterations=9))
+    flow_run = begun.schedule("nft/tiny-nft", begun.parameters(iterations=9))
     wait_until(begun, lambda: begun.markers(REWARD, 0))
     begun.prefect("flow-run", "cancel", flow_run)
     began_s = time.monotonic()
@@ -173,15 +182,15 @@ def test_a_cancelled_run_ends_soon_and_goes_on(begun: Deployed):
 def test_a_second_flow_run_on_a_run_is_refused(begun: Deployed, uninterrupted: Flows):
     shutil.copytree(uninterrupted.store, begun.store)
     with begun.planned.lease():
-        second = begun.schedule("nft/tiny", begun.parameters())
+        second = begun.schedule("nft/tiny-nft", begun.parameters())
         assert "another process works on" in begun.wait(second, "FAILED")["message"]
-    assert begun.wait(begun.schedule("nft/tiny", begun.parameters()), "COMPLETED")
+    assert begun.wait(begun.schedule("nft/tiny-nft", begun.parameters()), "COMPLETED")
 
 
 @pytest.mark.slow
 def test_the_run_of_the_readme_is_named_by_its_flow_run_whose_retry_goes_on_with_it(deployed: Deployed, tmp_path: Path):
     options = ["-pstore=" + str(tmp_path), "-piterations=1", '-poverrides=["validation.n_generation=1"]']
-    said = deployed.prefect("deployment", "run", "ddrl/tiny", *options, "--watch")
+    said = deployed.prefect("deployment", "run", "ddrl/tiny-ddrl", *options, "--watch")
     (flow_run,) = re.findall(r"UUID: (\S+)", said)
     run_id = f"ddrl-tiny-{flow_run[-8:]}"
     assert run_id in said
@@ -202,7 +211,7 @@ def test_the_run_of_the_readme_is_named_by_its_flow_run_whose_retry_goes_on_with
 
 @pytest.mark.slow
 def test_a_flow_whose_worker_alone_was_killed_goes_on_to_its_end(begun: Deployed, uninterrupted: Flows):
-    flow_run = begun.schedule("nft/tiny", begun.parameters())
+    flow_run = begun.schedule("nft/tiny-nft", begun.parameters())
     wait_until(begun, lambda: begun.markers(REWARD, 0))
     assert begun.prefect_worker is not None
     begun.prefect_worker.kill()
@@ -215,7 +224,7 @@ def test_a_flow_whose_worker_alone_was_killed_goes_on_to_its_end(begun: Deployed
 
 @pytest.mark.slow
 def test_a_run_whose_worker_was_killed_too_goes_on_by_its_run_id(begun: Deployed, uninterrupted: Flows):
-    silent = begun.schedule("nft/tiny", begun.parameters())
+    silent = begun.schedule("nft/tiny-nft", begun.parameters())
     wait_until(begun, lambda: begun.markers(REWARD, 0))
     before = begun.manifests()
     flow = begun.flow_process()
@@ -225,7 +234,7 @@ def test_a_run_whose_worker_was_killed_too_goes_on_by_its_run_id(begun: Deployed
     begun.prefect_worker.wait()
     require_nothing_left(begun)
     begun.start_worker()
-    begun.wait(begun.schedule("nft/tiny", begun.parameters()), "COMPLETED")
+    begun.wait(begun.schedule("nft/tiny-nft", begun.parameters()), "COMPLETED")
     require_untouched(begun, before)
     require_same_run(begun, uninterrupted)
     # By the automation, since nobody is left who could say so; then it can be retried.

@@ -51,7 +51,7 @@ def test_a_deployment_runs_to_its_end_and_the_database_has_it(
     deployed: Deployed, database: Postgres, server: PrefectServer
 ) -> None:
     options = [f"-p{name}={value}" for name, value in deployed.parameters(iterations=1).items()]
-    assert "Completed" in deployed.prefect("deployment", "run", "nft/tiny", *options, "--watch")
+    assert "Completed" in deployed.prefect("deployment", "run", "nft/tiny-nft", *options, "--watch")
     assert database.ask("select state_type from flow_run where not auto_scheduled") == "COMPLETED"
     assert database.ask("select count(*) from deployment") == "20"
     home = Path(server.environment["PREFECT_HOME"])

@@ -70,7 +70,7 @@ def test_a_run_uses_every_secret_and_leaves_none_of_them(
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(text.replace(OCR, REMOTE).replace("[launch]", LOGGERS), encoding="utf-8")
     parameters = deployed.parameters(recipe=str(recipe), iterations=1)
-    deployed.wait(deployed.schedule("nft/tiny", parameters), "COMPLETED")
+    deployed.wait(deployed.schedule("nft/tiny-nft", parameters), "COMPLETED")
     seaweed_server.fetch(deployed.store.rpartition("/")[2], tmp_path / "store")
     places = (tmp_path / "store", deployed.folder, Path(prefect_environment["PREFECT_HOME"]))
     assert {place for place in places if files_with(str(deployed.parameters()["run_id"]), place)} == {*places}
