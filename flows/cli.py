@@ -35,6 +35,7 @@ from flows import rerun as rerun_command
 from flows import status as status_command
 from flows.plan import DEFAULT_STORE, Settings, plan_of
 from flows.server import named_server, not_answering, prefect_server
+from flows.tags import tags_of
 
 PROGRAM = "cosmos-flows"
 """Name in usages, also where it is started as a module."""
@@ -120,8 +121,15 @@ def run(
     with prefect_server():
         # Prefect reads its settings when it is imported.
         flow = getattr(importlib.import_module(f"flows.{algorithm}"), algorithm)
+        suspension = importlib.import_module("prefect.exceptions").Pause
+        tags = importlib.import_module("prefect").tags(*tags_of(plan.recipe, plan.model.adapter))
         try:
-            flow(recipe, store, plan.run_id, iterations, overrides, cluster, allow_numerics_change)
+            with tags:
+                flow(recipe, store, plan.run_id, iterations, overrides, cluster, allow_numerics_change)
+        except suspension as suspended:
+            raise StageError.of(
+                "busy", f"suspended in Prefect; the same command goes on with {plan.run_id}"
+            ) from suspended
         except KeyboardInterrupt:
             typer.echo(f"stopped; the same command goes on with {plan.run_id}", err=True)
             raise

@@ -10,19 +10,20 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.states import Completed
+from prefect.exceptions import Pause
+from prefect.states import Cancelled, Completed
 from prefect.tasks import Task, exponential_backoff
 
 from cosmos_rl_core import store
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import EXIT_CODES, ConfigError, CosmosRLError, StageError
 from cosmos_rl_core.parallelism import Parallelism
-from flows import gpus, launchers
+from flows import gpus, launchers, pauses
 from flows.display import Display
 from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState
 from stages.artifacts import standing, why_stale
@@ -60,7 +61,7 @@ class Launcher:
     def launch(self, name: str, *requests: Request) -> list[Manifest]:
         """Run a wave side by side and return its manifests, in order.
 
-        Raises :class:`StageError` when retries are used up.
+        Raises :class:`StageError` when retries are used up, and Prefect's ``Pause`` if the flow run is suspended.
         """
         _refuse_overlap(requests)
         as_task = task(
@@ -73,27 +74,42 @@ class Launcher:
             cache_policy=NO_CACHE,
             persist_result=False,
         )
-        outcome = as_task(lambda: self._wave(name, requests))()
-        manifests = cast("list[Manifest]", outcome.result() if isinstance(outcome, State) else outcome)
+        outcome = as_task(lambda: self._attempt(name, requests))()
+        result = outcome.result(raise_on_failure=False) if isinstance(outcome, State) else outcome
+        if isinstance(result, BaseException):
+            raise result
         if self.on_done is not None:
-            self.on_done(requests, manifests)
-        return manifests
+            self.on_done(requests, result)
+        return result
 
     def close(self) -> None:
         """Give back what the launcher holds between stages."""
         self._jobs.close()
 
+    def _attempt(self, name: str, requests: Sequence[Request]) -> Any:
+        """Return the manifests, or a state for Prefect's ``Pause``, which would leave the task running forever."""
+        try:
+            return self._wave(name, requests)
+        except Pause as suspended:
+            return Cancelled(message="the flow run was suspended", data=suspended)
+
     def _wave(self, name: str, requests: Sequence[Request]) -> Any:
-        self.check()
+        self._go_on()
         missing = [request for request in requests if standing_manifest(request) is None]
         if missing:
-            with gpus.taken(missing, self.config, self.display.note, self.check):
+            pauses.wait_while_paused(self.display.note, self._go_on)
+            with gpus.taken(missing, self.config, self.display.note, self._go_on):
                 self._make(name, missing)
         manifests = [standing_manifest(request) for request in requests]
         if any(manifest is None for manifest in manifests):
             raise StageError.of("crash", f"{name} ended without an artifact that stands")
         self.display.done(name, [m for m in manifests if m is not None], skipped=not missing)
         return manifests if missing else Completed(name="Skipped", data=manifests)
+
+    def _go_on(self) -> None:
+        """Raise if the work has to end although nothing of it failed."""
+        self.check()
+        pauses.stop_if_suspended()
 
     def _make(self, name: str, requests: Sequence[Request]) -> None:
         """Start, watch and end the jobs; whatever happens here, none of them is left."""
@@ -103,7 +119,7 @@ class Launcher:
                 self._start([Job(request, self._flags(request)) for request in requests], running, at_the_end)
                 while any(one.state.phase != "ended" for one in running):
                     time.sleep(POLL_INTERVAL_S)
-                    self.check()
+                    self._go_on()
                     for one in running:
                         one.look(self.config)
                     self.display.progress(name, [one.status for one in running if one.status is not None])

@@ -11,6 +11,8 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 
 from cosmos_rl_core.errors import ConfigError
+from flows import tags
+from flows.pauses import SUSPENDED
 
 POOL = "cosmos"
 QUEUES = {"checks": 1, "training": 2}
@@ -85,14 +87,17 @@ def _automation(client: SyncPrefectClient) -> str:
         name="Crashed", state=StateType.CRASHED, message="no heartbeat; a retry goes on with the run", force=False
     )
     actions: list[ActionTypes] = [crash]
-    heartbeat, ends = "prefect.flow-run.heartbeat", ("Completed", "Failed", "Cancelled", "Crashed")
+    heartbeat = "prefect.flow-run.heartbeat"
+    # A paused flow run has heartbeats; a suspended one has no process.
+    silent = ("Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused")
     wanted = AutomationCore(
         name=ZOMBIES,
-        description="A flow run that was at work and falls silent: its process and its worker are gone.",
+        description="A flow run of cosmos-flows that was at work falls silent: its process and its worker are gone.",
         trigger=EventTrigger(
             after={heartbeat},
-            expect={heartbeat, *(f"prefect.flow-run.{state}" for state in ends)},
+            expect={heartbeat, SUSPENDED, *(f"prefect.flow-run.{state}" for state in silent)},
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            match_related=ResourceSpecification({"prefect.resource.id": [f"prefect.tag.{tags.PROJECT}"]}),
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,

@@ -31,6 +31,8 @@ STARTUP_S = 120.0
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
+    # What the automation of `cosmos-flows infra init` listens to, as in deployments/prefect.yaml.
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     # Tries of a request, in about a minute in all: longer than a server takes to start again.
     "PREFECT_CLIENT_MAX_RETRIES": "6",
     # The console shows our own lines; Prefect's go to its UI.

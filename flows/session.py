@@ -5,8 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
+from uuid import UUID
 
 from prefect import Flow, flow, get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.context import TagsContext
+from prefect.exceptions import Pause
 from prefect.runtime import deployment, flow_run
 from pydantic import Field
 
@@ -14,12 +18,14 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.lease import Lease
 from cosmos_rl_core.rewards._base import ServedReward
+from flows import pauses
 from flows.display import Display
 from flows.launch import Launcher
 from flows.plan import DEFAULT_STORE, Plan, Settings, freeze, plan_of
 from flows.post_train import Result, post_train
 from flows.progress import Reporter
 from flows.requests import Run
+from flows.tags import tags_of
 from flows.tracking import Tracker
 from stages.manifest import Manifest
 
@@ -42,8 +48,28 @@ def working_on(run: Run) -> Iterator[tuple[Lease, Display]]:
     On a worker, people read the flow run's log in the UI; elsewhere the console.
     """
     log = get_run_logger().info if deployment.get_id() else None
-    with run.lease() as lease, Reporter(run.url) as reporter, Display(log=log, reporter=reporter) as shown:
-        yield lease, shown
+    _tag(run.plan)
+    # Without the flow run's tags: Prefect asks the server for a concurrency limit by each tag of each task.
+    untagged = TagsContext(current_tags=set())
+    try:
+        with (
+            untagged,
+            run.lease() as lease,
+            Reporter(run.url) as reporter,
+            Display(log=log, reporter=reporter) as shown,
+        ):
+            yield lease, shown
+    except Pause:
+        pauses.announce_end()
+        raise
+
+
+def _tag(plan: Plan) -> None:
+    """Add the tags of the recipe that runs to those of the deployment, whose recipe people may have changed."""
+    tags = set(flow_run.get_tags())
+    if missing := tags_of(plan.recipe, plan.model.adapter) - tags:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(UUID(str(flow_run.get_id())), tags=sorted(tags | missing))
 
 
 def training_flow(named: Callable[[], None]) -> Flow[..., None]:
@@ -81,9 +107,8 @@ def training_flow(named: Callable[[], None]) -> Flow[..., None]:
             allow_numerics_change: Go on under other versions, threads or devices than the run began with.
         """
         name = run_id or default_run_id(algorithm, recipe)
-        train(
-            Settings(recipe, store, name, iterations, tuple(overrides or ()), cluster, allow_numerics_change), algorithm
-        )
+        settings = Settings(recipe, store, name, iterations, tuple(overrides or ()), cluster, allow_numerics_change)
+        train(settings, algorithm)
 
     return run
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,19 @@ class Deployed(Flows):
         """How many tasks of the flow run are in which state, all tries together."""
         tasks = self.ask("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})
         return Counter(task["state_name"] for task in tasks)
+
+    def halt(self, flow_run: str, name: str) -> None:
+        """Suspend or pause a flow run, as the UI does; ``name`` is that of the state."""
+        until = datetime.now(UTC) + timedelta(seconds=TIMEOUT_S)
+        details = {"pause_timeout": until.isoformat(), "pause_reschedule": name == "Suspended"}
+        state = {"type": "PAUSED", "name": name, "state_details": details}
+        answer = self.ask("POST", f"/flow_runs/{flow_run}/set_state", {"state": state})
+        assert answer["status"] == "ACCEPT", answer
+
+    def logs(self, flow_run: str) -> str:
+        """What the flow run logged so far, as people read it."""
+        query = {"logs": {"flow_run_id": {"any_": [flow_run]}}, "sort": "TIMESTAMP_ASC"}
+        return "\n".join(line["message"] for line in self.ask("POST", "/logs/filter", query))
 
     def flow_process(self) -> psutil.Process:
         """The one that runs the flow: the worker's child."""

@@ -17,8 +17,17 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from cosmos_rl_core import store
 from flows import pools
 from flows.plan import Settings, plan_of
+from flows.tags import PROJECT, tags_of
 from tests.e2e.deployed import FILE, TIMEOUT_S, Deployed
-from tests.e2e.flow_process import ROOT, RUN_ID, Flows, eventually, files_with, require_same_run, require_untouched
+from tests.e2e.flow_process import (
+    ROOT,
+    RUN_ID,
+    Flows,
+    eventually,
+    files_with,
+    require_same_run,
+    require_untouched,
+)
 
 NAMES = {
     "ddrl": {"2b", "14b", "tiny-ddrl"},
@@ -41,6 +50,8 @@ TASKS = 14
 """Of the small run, when nobody interrupts it: 3 iterations of 3, policy, embed, two exports, report."""
 CANCEL_TIMEOUT_S = 15.0
 GONE_TIMEOUT_S = 60.0
+PAUSED_S = 6.0
+"""For a stage that must not begin; the next one would begin within a second."""
 NOTICED_S = 180.0
 """For the automation, which waits for three heartbeats."""
 SECRETS = {
@@ -101,6 +112,7 @@ def test_the_file_names_every_deployment_once_and_its_recipes_resolve():
     assert len({name for _, name in named}) == len(named), "Prefect's page of deployments shows the name alone"
     for entry in entries:
         parameters = entry["parameters"]
+        assert entry["tags"][0] == PROJECT
         if (recipe := parameters.get("recipe")) is None:
             continue
         algorithm = entry["entrypoint"].rpartition(":")[2]
@@ -108,6 +120,7 @@ def test_the_file_names_every_deployment_once_and_its_recipes_resolve():
         if entry["name"] == "tiny":
             plan = plan_of(Settings(recipe, cluster=parameters.get("cluster")))
             assert plan.recipe.train.train_policy.type == algorithm
+            assert set(entry["tags"]) == tags_of(plan.recipe, plan.model.adapter)
 
 
 def test_every_deployment_is_on_the_server_and_refuses_what_it_does_not_know(deployed: Deployed):
@@ -176,6 +189,30 @@ def test_a_cancelled_run_ends_soon_and_goes_on(begun: Deployed):
     require_untouched(begun, before)
     begun.prefect("flow-run", "cancel", flow_run)
     begun.wait(flow_run, "CANCELLED")
+
+
+def test_a_suspended_run_ends_its_stage_and_a_paused_one_starts_none_until_they_are_resumed(
+    begun: Deployed, uninterrupted: Flows
+):
+    flow_run = begun.schedule("nft/tiny-nft", begun.parameters())
+    wait_until(begun, lambda: begun.markers(REWARD, 0))
+    begun.halt(flow_run, "Suspended")
+    require_nothing_left(begun)
+    assert begun.state(flow_run)["name"] == "Suspended"
+    assert begun.task_states(flow_run)["Running"] == 0
+    before = begun.manifests()
+    begun.ask("POST", f"/flow_runs/{flow_run}/resume")
+    wait_until(begun, lambda: begun.markers("iterations/0002/rollout", 0))
+    begun.halt(flow_run, "Paused")
+    wait_until(begun, lambda: "paused in Prefect" in begun.logs(flow_run))
+    paused = begun.manifests()
+    time.sleep(PAUSED_S)
+    assert begun.manifests() == paused
+    assert begun.state(flow_run)["name"] == "Paused"
+    begun.ask("POST", f"/flow_runs/{flow_run}/resume")
+    begun.wait(flow_run, "COMPLETED")
+    require_untouched(begun, before)
+    require_same_run(begun, uninterrupted)
 
 
 @pytest.mark.slow
