@@ -79,15 +79,28 @@ class LeaseError(CosmosRLError):
 class StageError(CosmosRLError):
     """A stage process failed; carries the process's own kind and words.
 
-    Takes one message only, so that it pickles; ``kind`` is set by :meth:`of`.
+    Takes one message only, so that it pickles; the rest is set by :meth:`of`.
     """
 
+    log = ""
+    """Last lines of the process's log, where they are all that tells the reason."""
+
     @classmethod
-    def of(cls, kind: str, message: str) -> "StageError":
+    def of(cls, kind: str, message: str, log: str = "") -> "StageError":
         """Build the error with the failed process's kind."""
         error = cls(message)
         error.kind = kind
+        error.log = log
         return error
+
+    def in_full(self) -> "StageError":
+        """Return the same error with the log at the end of its message."""
+        return StageError.of(self.kind, f"{self}:\n{self.log}", self.log) if self.log else self
+
+    @property
+    def summary(self) -> str:
+        """The message without the log."""
+        return str(self).removesuffix(f":\n{self.log}")
 
 
 def no_space(error: BaseException) -> NoSpaceError | None:

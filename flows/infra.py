@@ -7,11 +7,12 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import launch_of
 from flows.flight_check import flight_check, require
 from flows.plan import DEFAULT_STORE
-from flows.session import Place
+from flows.session import Place, ends_in_state
 
 
 @flow(name="infra", description="Is everything there that a run needs: server, worker, GPUs, store, services?")
-def check(store: Place = DEFAULT_STORE, cluster: Place | None = None) -> None:
+@ends_in_state
+def check(store: Place = DEFAULT_STORE, cluster: Place | None = None) -> str:
     """Check everything, on the worker's machine; fails if a check does.
 
     Args:
@@ -22,3 +23,4 @@ def check(store: Place = DEFAULT_STORE, cluster: Place | None = None) -> None:
     rows = [{"check": f.name, "": f.word, "found": f.detail, "seconds": round(f.seconds, 1)} for f in findings]
     create_table_artifact(rows, key="infra-check", description="What the flight check found")
     require(findings)
+    return ", ".join(f"{f.name} {f.word}" for f in findings)

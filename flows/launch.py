@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefect import get_run_logger, task
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.exceptions import Pause
-from prefect.states import Cancelled, Completed
+from prefect.states import Cancelled, Completed, Failed
 from prefect.tasks import Task, exponential_backoff
 
 from cosmos_rl_core import store
@@ -76,8 +76,10 @@ class Launcher:
         )
         outcome = as_task(lambda: self._attempt(name, requests))()
         result = outcome.result(raise_on_failure=False) if isinstance(outcome, State) else outcome
+        if isinstance(result, StageError):
+            result = result.in_full()
         if isinstance(result, BaseException):
-            raise result
+            raise result.with_traceback(None)
         if self.on_done is not None:
             self.on_done(requests, result)
         return result
@@ -87,9 +89,15 @@ class Launcher:
         self._jobs.close()
 
     def _attempt(self, name: str, requests: Sequence[Request]) -> Any:
-        """Return the manifests, or a state for Prefect's ``Pause``, which would leave the task running forever."""
+        """Return the manifests, or a state that holds why there are none.
+
+        Prefect logs all frames of an exception that is raised, once a task and once a flow, and shows a task that a
+        suspension ends as running forever.
+        """
         try:
             return self._wave(name, requests)
+        except CosmosRLError as error:
+            return Failed(message=str(error), data=error)
         except Pause as suspended:
             return Cancelled(message="the flow run was suspended", data=suspended)
 
@@ -250,7 +258,7 @@ class _Running:
         code = self.state.exit_code
         kind = self.state.kind or _kind_of(self.state, log)
         how = self.state.reason or f"exit code {code}"
-        return StageError.of(kind, f"{where} ended ({kind}, {how}):\n" + "\n".join(log[-LOG_TAIL:]))
+        return StageError.of(kind, f"{where} ended ({kind}, {how})", "\n".join(log[-LOG_TAIL:]))
 
 
 def _kind_of(state: JobState, log: Sequence[str]) -> str:
@@ -264,10 +272,7 @@ def _kind_of(state: JobState, log: Sequence[str]) -> str:
 
 def _worth_retrying(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
     error = state.result(raise_on_failure=False)
-    retry = isinstance(error, CosmosRLError) and error.retryable
-    if retry:
-        get_run_logger().warning("trying again: %s", error)
-    return retry
+    return isinstance(error, CosmosRLError) and error.retryable
 
 
 def _refuse_overlap(requests: Sequence[Request]) -> None:

@@ -1,21 +1,24 @@
 """What every flow does around the loop: plan, freeze, run, say how it went."""
 
+import functools
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ParamSpec
 from uuid import UUID
 
 from prefect import Flow, flow, get_run_logger
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
 from prefect.exceptions import Pause
 from prefect.runtime import deployment, flow_run
+from prefect.states import Completed, Failed
 from pydantic import Field
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
 from cosmos_rl_core.lease import Lease
 from cosmos_rl_core.rewards._base import ServedReward
 from flows import pauses
@@ -27,8 +30,10 @@ from flows.progress import Reporter
 from flows.requests import Run
 from flows.tags import tags_of
 from flows.tracking import Tracker
+from stages.artifacts import standing
 from stages.manifest import Manifest
 
+P = ParamSpec("P")
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)]
 Place = Annotated[str, Field(min_length=1)]
 """A path or a URL; an empty one would be the directory that the worker is in."""
@@ -72,7 +77,23 @@ def _tag(plan: Plan) -> None:
             client.update_flow_run(UUID(str(flow_run.get_id())), tags=sorted(tags | missing))
 
 
-def training_flow(named: Callable[[], None]) -> Flow[..., None]:
+def ends_in_state(work: Callable[P, str]) -> Callable[P, State[None]]:
+    """Turn what a flow returns into the message of its final state, and an error of ours into a failed state.
+
+    An error is handed on in the state, because Prefect logs all frames of one that is raised, twice.
+    """
+
+    @functools.wraps(work)
+    def flow_of_states(*args: P.args, **kwargs: P.kwargs) -> State[None]:
+        try:
+            return Completed(message=work(*args, **kwargs))
+        except CosmosRLError as error:
+            return Failed(message=error.summary if isinstance(error, StageError) else str(error), data=error)
+
+    return flow_of_states
+
+
+def training_flow(named: Callable[[], None]) -> Flow[..., Any]:
     """Make the Prefect flow of an algorithm from a function of its name and description; all take the same parameters.
 
     A function, because Prefect looks for a ``def`` of the flow's name in its file.
@@ -85,6 +106,7 @@ def training_flow(named: Callable[[], None]) -> Flow[..., None]:
         return str(parameters.get("run_id") or default_run_id(algorithm, str(parameters["recipe"])))
 
     @flow(name=algorithm, description=named.__doc__, flow_run_name=run_name)
+    @ends_in_state
     def run(
         recipe: Place,
         store: Place = DEFAULT_STORE,
@@ -93,7 +115,7 @@ def training_flow(named: Callable[[], None]) -> Flow[..., None]:
         overrides: list[Override] | None = None,
         cluster: Place | None = None,
         allow_numerics_change: bool = False,
-    ) -> None:
+    ) -> str:
         """Take a recipe to its end, or go on with it.
 
         Args:
@@ -108,13 +130,13 @@ def training_flow(named: Callable[[], None]) -> Flow[..., None]:
         """
         name = run_id or default_run_id(algorithm, recipe)
         settings = Settings(recipe, store, name, iterations, tuple(overrides or ()), cluster, allow_numerics_change)
-        train(settings, algorithm)
+        return train(settings, algorithm)
 
     return run
 
 
-def train(settings: Settings, algorithm: str) -> None:
-    """Run a recipe of one algorithm to the end, taking up whatever stands of it."""
+def train(settings: Settings, algorithm: str) -> str:
+    """Run a recipe of one algorithm to the end, taking up whatever stands of it; returns its result in a line."""
     plan = plan_of(settings)
     if plan.recipe.train.train_policy.type != algorithm:
         raise ConfigError(
@@ -137,6 +159,7 @@ def train(settings: Settings, algorithm: str) -> None:
                 launcher.close()
         for line in closing_lines(run, settings, result):
             shown.note(line)
+    return result_line(run, result)
 
 
 def _check_services(plan: Plan) -> None:
@@ -168,6 +191,19 @@ def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
         f"{before} ± {before_error} before, {after} ± {after_error} after, {count} held-out samples each",
         f"held-out reward: {before} -> {after}",
     ]
+
+
+def result_line(run: Run, result: Result) -> str:
+    """What became of the held-out reward and loss: ``ocr 0.615 -> 0.786``; without any, how far the run went."""
+    count = run.recipe.train.num_iterations
+    name, found = run.headline_reward, []
+    if result.before is not None and result.after is not None:
+        found.append(f"{name} {_score(result.before, name)[0]} -> {_score(result.after, name)[0]}")
+    judged = [standing(run.version(k, "validate"))[1] for k in (0, count)] if run.validates else []
+    losses = [manifest.summary["loss"] for manifest in judged if manifest is not None]
+    if len(losses) == 2 and None not in losses:
+        found.append("held-out loss {:.3f} -> {:.3f}".format(*losses))
+    return ", ".join(found) or f"{count} iterations, nothing held out"
 
 
 def _score(scores: Manifest, name: str) -> tuple[str, str]:

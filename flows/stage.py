@@ -10,7 +10,7 @@ from cosmos_rl_core.config.recipe import launch_of
 from flows.launch import Launcher
 from flows.plan import DEFAULT_STORE
 from flows.rerun import rerun
-from flows.session import Place, RunId, working_on
+from flows.session import Place, RunId, ends_in_state, working_on
 from flows.steps import find, open_run, steps
 from stages.generations import has_begun
 
@@ -23,6 +23,7 @@ def stage_name() -> str:
 
 
 @flow(name="stage", description="One stage of a run, from the inputs that stand.", flow_run_name=stage_name)
+@ends_in_state
 def run(
     run_id: RunId,
     stage: Annotated[str, Field(min_length=1)],
@@ -31,7 +32,7 @@ def run(
     store: Place = DEFAULT_STORE,
     cluster: Place | None = None,
     allow_numerics_change: bool = False,
-) -> None:
+) -> str:
     """Make one stage of a run that exists, unless it stands already.
 
     Args:
@@ -56,3 +57,4 @@ def run(
             launcher.launch(step.name, step.request())
         finally:
             launcher.close()
+    return f"{step.name} stands"

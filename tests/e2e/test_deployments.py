@@ -7,9 +7,11 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -20,6 +22,7 @@ from flows.plan import Settings, plan_of
 from flows.tags import PROJECT, tags_of
 from tests.e2e.deployed import FILE, TIMEOUT_S, Deployed
 from tests.e2e.flow_process import (
+    ITERATIONS,
     ROOT,
     RUN_ID,
     Flows,
@@ -50,6 +53,7 @@ TASKS = 14
 """Of the small run, when nobody interrupts it: 3 iterations of 3, policy, embed, two exports, report."""
 CANCEL_TIMEOUT_S = 15.0
 GONE_TIMEOUT_S = 60.0
+LOG_LINES = 120
 PAUSED_S = 6.0
 """For a stage that must not begin; the next one would begin within a second."""
 NOTICED_S = 180.0
@@ -224,6 +228,34 @@ def test_a_second_flow_run_on_a_run_is_refused(begun: Deployed, uninterrupted: F
     assert begun.wait(begun.schedule("nft/tiny-nft", begun.parameters()), "COMPLETED")
 
 
+def test_a_run_says_what_it_was_and_what_became_of_it(deployed: Deployed, uninterrupted: Flows):
+    (found,) = deployed.ask(
+        "POST", "/flow_runs/filter", {"flow_runs": {"name": {"any_": [RUN_ID]}}, "limit": 1, "sort": "START_TIME_ASC"}
+    )
+    assert {"nft", "sd3", PROJECT} <= set(found["tags"])
+    assert found["state"]["message"] == f"{ITERATIONS} iterations, nothing held out"
+
+
+@pytest.mark.slow
+def test_the_log_of_a_stage_that_is_killed_at_every_try_is_short(begun: Deployed):
+    parameters = begun.parameters(iterations=1, overrides=["launch.mode=cold", "launch.max_attempts=4"])
+    flow_run = begun.schedule("nft/tiny-nft", parameters)
+
+    def failed() -> bool:
+        for process in begun.processes():
+            with suppress(psutil.NoSuchProcess):
+                if any("cosmos-flows-update-" in word for word in process.cmdline()):
+                    process.kill()
+        return begun.state(flow_run)["type"] == "FAILED"
+
+    wait_until(begun, failed)
+    assert begun.state(flow_run)["message"].startswith("0000/update ended (killed")
+    wait_until(begun, lambda: "exited with unexpected exception" in begun.logs(flow_run))
+    said = begun.logs(flow_run)
+    assert said.count("Traceback (most recent call last)") == 1
+    assert len(said.splitlines()) < LOG_LINES
+
+
 @pytest.mark.slow
 def test_the_run_of_the_readme_is_named_by_its_flow_run_whose_retry_goes_on_with_it(deployed: Deployed, tmp_path: Path):
     options = ["-pstore=" + str(tmp_path), "-piterations=1", '-poverrides=["validation.n_generation=1"]']
@@ -231,6 +263,7 @@ def test_the_run_of_the_readme_is_named_by_its_flow_run_whose_retry_goes_on_with
     (flow_run,) = re.findall(r"UUID: (\S+)", said)
     run_id = f"ddrl-tiny-{flow_run[-8:]}"
     assert run_id in said
+    assert re.fullmatch(r"ocr 0\.\d{3} -> 0\.\d{3}", deployed.state(flow_run)["message"])
 
     def manifests() -> set[str]:
         return {
