@@ -10,7 +10,7 @@ import pandas as pd
 from cosmos_rl_core import plugins
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ArtifactError, ConfigError, DivergenceError, RewardError, UnavailableError
-from cosmos_rl_core.rewards._answers import entries, scored, words
+from cosmos_rl_core.reward_answers import entries, scored, words
 from cosmos_rl_core.rewards._base import Reward, Sample
 from stages import contracts
 from stages.artifacts import Artifact
