@@ -1,6 +1,7 @@
 """What every flow does around the loop: plan, freeze, run, say how it went."""
 
 import functools
+import importlib
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +30,6 @@ from flows.post_train import Result, post_train
 from flows.progress import Reporter
 from flows.requests import Run
 from flows.tags import tags_of
-from flows.tracking import Tracker
 from stages.artifacts import standing
 from stages.manifest import Manifest
 
@@ -149,7 +149,9 @@ def train(settings: Settings, algorithm: str) -> str:
         shown.note(f"run {plan.run_id}: {run.url}")
         if not plan.races_decided:
             shown.note("this store lets a second writer replace the first: have one process write this run at a time")
-        with Tracker(run, shown.note) as tracker:
+        # Only here: it reads tables, and Prefect imports this file once more to cancel a flow run.
+        tracking = importlib.import_module("flows.tracking")
+        with tracking.Tracker(run, shown.note) as tracker:
             launcher = Launcher(
                 run.url, plan.recipe.launch, shown, settings.allow_numerics_change, tracker.done, lease.check
             )
