@@ -1,4 +1,4 @@
-"""What a file of a flow imports: Prefect imports it in one more process to cancel, or to mark as crashed, a flow run."""
+"""What a file of a flow imports: Prefect imports it once more to cancel a flow run, or to mark it as crashed."""
 
 import subprocess
 import sys
