@@ -25,13 +25,20 @@ def note(recipe: str) -> str | None:
     values = read_toml(recipe, "configs/tiny/nft.toml")
     if recipes.schema_of(values) is None:
         return None
-    summary = recipes.translate(values).summary
+    summary = translation_of(recipe).summary
     return f"{recipe} is {summary}; every key: {shlex.join(['cosmos-flows', 'import-recipe', recipe])}"
 
 
 def translation_of(recipe: str) -> recipes.Translation:
-    """The translation of a file of cosmos-rl. Raises :class:`ConfigError` if it is none."""
-    return recipes.translate(read_toml(recipe, EXAMPLE))
+    """The translation of a file of cosmos-rl.
+
+    Raises :class:`ConfigError` if it is none, or one of another kind of model.
+    """
+    values = read_toml(recipe, EXAMPLE)
+    try:
+        return recipes.translate(values)
+    except ConfigError as error:
+        raise ConfigError(f"{recipe}: {error}") from error
 
 
 def table(translation: recipes.Translation) -> Table:

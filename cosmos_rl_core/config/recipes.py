@@ -90,7 +90,7 @@ def schema_of(values: Mapping[str, Any]) -> Schema | None:
 def translate(values: Mapping[str, Any]) -> Translation:
     """Plain values of a file of cosmos-rl, as ours, with the report of every key; mistakes are in the report.
 
-    Raises :class:`ConfigError` if the file has neither of its schemas.
+    Raises :class:`ConfigError` if the file has neither of its schemas, or is not of a diffusion model.
     """
     schema = schema_of(values)
     if schema is None:
@@ -99,6 +99,7 @@ def translate(values: Mapping[str, Any]) -> Translation:
         )
     tables = _TABLES[schema]
     upstream = Upstream(values, tables.DEFAULTS)
+    tables.check_kind(upstream)
     report = [*_entries(upstream, tables)]
     settings: dict[str, Any] = {}
     # What is written last, so that it replaces what is taken by default.
@@ -116,7 +117,10 @@ def translated(values: dict[str, Any], source: str) -> dict[str, Any]:
     """
     if schema_of(values) is None:
         return values
-    translation = translate(values)
+    try:
+        translation = translate(values)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
     if translation.mistakes:
         raise ConfigError("\n".join([f"{source}, {translation.summary}:", *(f"  {m}" for m in translation.mistakes)]))
     return translation.values

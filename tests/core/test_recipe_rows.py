@@ -138,7 +138,7 @@ def test_sana_is_sampled_as_cosmos_rl_does_whatever_is_written():
 
 REFUSED = [
     (SD3, "policy.diffusers.sample.solver", "dance", "no such sampler"),
-    (SD3, "policy.is_diffusers", False, "language models"),
+    (SD3, "policy.is_diffusers", "yes", "must be true or false"),
     (SD3, "policy.lora.init_lora_weights", "pissa", "true or gaussian"),
     (SD3, "train.param_dtype", "float16", "bfloat16 or float32"),
     (SD3, "policy.lora.lora_path", "outputs/lora", "begins as exactly its base model"),

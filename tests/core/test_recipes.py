@@ -95,8 +95,6 @@ def sft(model: str, size: list[int], frames: int, lr: float, epsilon: float, war
         f"{DIFFUSERS}.weighting_scheme": "logit_normal",
         f"{DIFFUSERS}.inference_size": size,
         f"{DIFFUSERS}.train_frames": frames,
-        f"{SAMPLE}.eval_num_steps": 50,
-        f"{SAMPLE}.guidance_scale": 4.5,
         "train.param_dtype": "bfloat16",
         "train.optm_lr": lr,
         "train.epsilon": epsilon,
@@ -113,10 +111,6 @@ def sft(model: str, size: list[int], frames: int, lr: float, epsilon: float, war
         f"{POLICY}.dataset.local_dir": "local_validation_dir",
         f"{POLICY}.dataset.size": size,
         f"{POLICY}.dataset.frames": frames,
-        "validation.freq": 1,
-        "validation.n_generation": 1,
-        "validation.dataset.name": "prompts",
-        "validation.dataset.path": "local_dir",
         "logging.logger": ["console", "wandb"],
         "logging.project_name": "cosmos_rl",
     }
@@ -153,7 +147,6 @@ def wfm(
         "train.ema_rate": 0.1,
         f"{POLICY}.type": kind,
         f"{POLICY}.ratio_mode": "unnormalised",
-        f"{POLICY}.kl_mode": "unnormalised",
         f"{POLICY}.mini_batch": 1,
         f"{POLICY}.loss_scale": 10.0,
         f"{POLICY}.clip_ratio": 1e-4,
@@ -190,8 +183,8 @@ def ddrl(name: str, **more: Any) -> Any:
 
 def grpo(name: str, media: Any, **more: Any) -> Any:
     terms = {
-        "kl_beta": 0.01, "data_beta": 0.0, "update_ref_every_iter": 16, "use_same_seed": True,
-        "min_num_conditional_frames": 1,
+        "kl_beta": 0.01, "kl_mode": "unnormalised", "data_beta": 0.0, "update_ref_every_iter": 16,
+        "use_same_seed": True, "min_num_conditional_frames": 1,
     }  # fmt: skip
     values = wfm("grpo", name, [432, 768], 8, 10, list(range(8)), media, **more)
     return values | {f"{POLICY}.{key}": value for key, value in terms.items()}

@@ -26,8 +26,13 @@ from cosmos_rl_core.config.upstream.rows import (
     unless_none,
     when,
 )
+from cosmos_rl_core.errors import ConfigError
 
-MARKS = ("redis", "mode", "policy.is_diffusers", "policy.parallelism", "rollout.parallelism", "train.epoch")
+MARKS = (
+    "redis", "mode", "policy.is_diffusers", "policy.parallelism", "rollout.parallelism", "train.epoch", "vla", "custom",
+    "distillation", "eth_ips", "train.output_dir", "train.compile", "train.train_policy.trainer_type",
+    "policy.model_max_length", "rollout.backend", "validation.enable",
+)  # fmt: skip
 """A file of this schema has some of these; a recipe of ours has none."""
 
 DEFAULTS: dict[str, Any] = {
@@ -68,6 +73,24 @@ DEFAULTS: dict[str, Any] = {
 """What cosmos-rl takes for a key that a file leaves out, where ours differs or is made of several."""
 
 
+def check_kind(upstream: Upstream) -> None:
+    """Raise :class:`ConfigError` if the file is of another kind of model, as cosmos-rl decides it."""
+    said = upstream.says("policy.is_diffusers")
+    if said and upstream["policy.is_diffusers"] is not False:
+        return
+    why = "policy.is_diffusers is false" if said else "policy.is_diffusers is not set, which means false"
+    raise ConfigError(
+        f"cosmos-rl reads this file as one of {_other_kind(upstream)}: {why}. Only diffusion models are trained here. "
+        "If the model is a diffusers pipeline, set policy.is_diffusers = true; else stay with cosmos-rl"
+    )
+
+
+def _other_kind(upstream: Upstream) -> str:
+    """What a file is for that is not of a diffusion model, as far as its tables tell."""
+    model = f" ({upstream['policy.model_name_or_path']})" if upstream["policy.model_name_or_path"] else ""
+    return f"a vision-language-action model{model}" if upstream.says("vla") else f"a language model{model}"
+
+
 def implied(upstream: Upstream) -> list[tuple[dict[str, Any], str]]:
     """Settings that no key says, because cosmos-rl has no choice there, and why."""
     if run.is_supervised(upstream):
@@ -92,8 +115,22 @@ def _sft(row: Row, why: str) -> Row:
     return when(run.is_supervised, row, why)
 
 
+_UNJUDGED = (
+    "supervised training is not evaluated here: held-out samples are judged by rewards, and it has none; a held-out "
+    "loss needs [validation] with data = media that are not trained on"
+)
+
+
 def _held_out(row: Row) -> Row:
-    return when(run.validates, row, "validation.enable is not true")
+    return _nft(when(run.validates, row, "validation.enable is not true"), _UNJUDGED)
+
+
+def _averaged(row: Row) -> Row:
+    return when(lambda up: up["train.ema_enable"] is True, row, "train.ema_enable is not true")
+
+
+def _decays(upstream: Upstream) -> bool:
+    return upstream["train.optm_decay_type"] not in (None, "None", "", "none")
 
 
 _BY_SEED = no_effect("prompts and media are drawn by train.seed, the same at any number of workers")
@@ -112,15 +149,19 @@ _TRAIN: dict[str, Row] = {
     "train.optm_lr.*": refused("there is one learning rate for everything"),
     "train.optm_warmup_steps": run.warmup_row,
     "train.optm_decay_type": unless_none(run.decay_type_row),
-    "train.optm_decay_ratio": unless_none(taken),
-    **rows(taken, "train.", "optm_betas optm_warmup_start_factor optm_min_lr_factor ema_enable"),
+    "train.optm_decay_ratio": unless_none(when(_decays, taken, "there is no decay")),
+    "train.optm_min_lr_factor": when(_decays, taken, "there is no decay"),
+    "train.optm_warmup_start_factor": when(
+        lambda up: up["train.optm_warmup_steps"] != 0, taken, "train.optm_warmup_steps is 0"
+    ),
+    **rows(taken, "train.", "optm_betas ema_enable"),
     **rows(run.summed_row, "train.", "optm_grad_norm_clip epsilon"),
     # Part of the gradient in Adam alone.
     "train.optm_weight_decay": lambda key, value, up: (
         run.summed_row if up["train.optm_name"] == "Adam" else taken
     )(key, value, up),
-    "train.ema_decay": when(lambda up: up["train.ema_enable"] is True, taken, "train.ema_enable is not true"),
-    "train.ema_update_step_interval": to("train.ema_update_step_interval", lambda steps: steps or 1),
+    "train.ema_decay": _averaged(taken),
+    "train.ema_update_step_interval": _averaged(to("train.ema_update_step_interval", lambda steps: steps or 1)),
     "train.seed": unless_none(special.seed_row),
     "train.param_dtype": among(PRECISIONS, taken, NO_FLOAT16),
     **rows(_FLOAT32, "train.", "master_dtype transfer_dtype fsdp_reduce_dtype logprob_dtype"),
@@ -185,7 +226,7 @@ _PARALLEL = "n_init_replicas tp_size cp_size ep_size dp_shard_size pp_size dp_re
     "pp_micro_batch_size pp_schedule pp_layers_per_stage"  # fmt: skip
 
 _MODEL: dict[str, Row] = {
-    "policy.is_diffusers": only(True, "all models here are diffusion models", "language models are not trained here"),
+    "policy.is_diffusers": only(True, "all models here are diffusion models", "must be true or false"),
     "policy.model_name_or_path": special.model_row,
     "policy.model_revision": unless_none(special.revision_row),
     "policy.model_gradient_checkpointing": taken,
@@ -209,8 +250,9 @@ _MODEL: dict[str, Row] = {
     "policy.diffusers.inference_frames": no_effect("evaluations are as long as policy.diffusers.train_frames"),
     "policy.diffusers.inference_size": taken,
     "policy.diffusers.max_prompt_length": taken,
-    "policy.diffusers.weighting_scheme": special.weighting_row,
-    **rows(taken, "policy.diffusers.", "logit_mean logit_std"),
+    "policy.diffusers.weighting_scheme": _sft(special.weighting_row, "DiffusionNFT trains on the rollout's levels"),
+    **rows(_sft(special.logit_row, "DiffusionNFT trains on the rollout's levels"), "policy.diffusers.",
+           "logit_mean logit_std"),
     "policy.diffusers.dtype": _FLOAT32,
     "policy.diffusers.offload": no_effect("each stage loads only the parts of the model that it needs"),
     "policy.diffusers.nft_beta": _nft(to(f"{POLICY}.nft_beta")),
@@ -219,9 +261,9 @@ _MODEL: dict[str, Row] = {
     "policy.diffusers.timestep_fraction": _nft(special.misspelt_fraction_row),
     **rows(no_effect(NOT_READ), "policy.diffusers.", "train_flow_shift lora.* sample.global_std"),
     "policy.diffusers.tokenizer.*": no_effect("says how cosmos-rl's reward client encodes videos"),
-    f"{SAMPLE}.num_steps": special.num_steps_of_sampling_row,
-    f"{SAMPLE}.eval_num_steps": _nft(taken, "cosmos-rl's supervised training validates with num_steps"),
-    f"{SAMPLE}.guidance_scale": special.guidance_row,
+    f"{SAMPLE}.num_steps": _nft(taken, _UNJUDGED),
+    f"{SAMPLE}.eval_num_steps": _nft(taken, _UNJUDGED),
+    f"{SAMPLE}.guidance_scale": _nft(special.guidance_row, _UNJUDGED),
     f"{SAMPLE}.solver": _nft(special.solver_row, "evaluations are made by the pipeline's own solver"),
     f"{SAMPLE}.deterministic_sampling": _nft(special.deterministic_row),
     f"{SAMPLE}.noise_level": _nft(special.noise_level_row),
@@ -244,14 +286,14 @@ _REST: dict[str, Row] = {
            "enforce_eager include_stop_str_in_output gpu_memory_utilization enable_chunked_prefill max_response_length "
            "n_generation_to_batch quantization sampling_config.* vllm_use_flashinfer multi_turn_config.* "
            "async_config.* async_r2r_sync prefetch_rollout prefetch_queue_maxsize broadcast_all_params"),
-    "validation.enable": special.validates_row,
-    "validation.val_before_train": no_effect("the base is always evaluated"),
-    "validation.freq": _held_out(special.validation_freq_row),
+    "validation.enable": _nft(special.validates_row, _UNJUDGED),
+    "validation.val_before_train": _held_out(no_effect("the base is always evaluated")),
+    "validation.freq": _held_out(taken),
     "validation.batch_size": unless_none(_held_out(taken)),
     "validation.n_generation": _held_out(taken),
-    "validation.dataset.name": _held_out(_nft(special.prompts_row("validation.dataset"), "local_dir names a file")),
-    "validation.dataset.split": _held_out(_nft(special.prompts_row("validation.dataset"), "local_dir names a file")),
-    "validation.dataset.local_dir": _held_out(_sft(special.held_out_prompts_row, "prompt sets have names")),
+    "validation.dataset.name": _held_out(special.prompts_row("validation.dataset")),
+    "validation.dataset.split": _held_out(special.prompts_row("validation.dataset")),
+    "validation.dataset.local_dir": _held_out(no_effect("prompt sets have names")),
     **rows(no_effect("neither prompt sets nor files have any"), "validation.dataset.", "subset revision test_size"),
     **rows(no_effect("evaluations are scored by the same [[rewards]]"), "validation.",
            "use_remote_reward remote_reward.* reward_function"),

@@ -12,11 +12,10 @@ from cosmos_rl_core.config.upstream.diffusers_run import (
     is_sana,
     is_supervised,
     prompt_file,
-    steps_per_iteration,
     validates,
 )
 from cosmos_rl_core.config.upstream.rewards import default_reward
-from cosmos_rl_core.config.upstream.rows import Meaning, Row, Upstream, count, number
+from cosmos_rl_core.config.upstream.rows import Meaning, Row, Upstream, number
 from cosmos_rl_core.errors import ConfigError
 
 SANA_VIDEO_FRAMES = 81
@@ -87,6 +86,14 @@ def weighting_row(key: str, value: Any, _: Upstream) -> Meaning:
     return Meaning("translated", {key: "uniform"}, "what cosmos-rl does at any name but logit_normal")
 
 
+def logit_row(key: str, value: Any, upstream: Upstream) -> Meaning:
+    """Mean and deviation of that density."""
+    scheme = upstream["policy.diffusers.weighting_scheme"]
+    if scheme not in (None, "logit_normal"):
+        return Meaning("no effect here", why=f"weighting_scheme = {scheme!r}")
+    return Meaning("taken", {key: value})
+
+
 def init_lora_row(key: str, value: Any, _: Upstream) -> Meaning:
     """How the adapters begin."""
     if value == "gaussian":
@@ -149,19 +156,10 @@ def noise_level_row(key: str, value: Any, upstream: Upstream) -> Meaning:
     return Meaning("taken", {key: value})
 
 
-def num_steps_of_sampling_row(key: str, value: Any, upstream: Upstream) -> Meaning:
-    """Steps of rollouts or, in supervised training, of evaluations."""
-    if is_nft(upstream):
-        return Meaning("taken", {key: value})
-    return Meaning("translated", {f"{SAMPLE}.eval_num_steps": value}, "supervised training samples in evaluations only")
-
-
 def guidance_row(key: str, value: Any, upstream: Upstream) -> Meaning:
     """In our convention, where 1 is none."""
     if number(value) > 1 and "cosmos" in str(upstream["policy.model_name_or_path"]).lower():
         return Meaning("translated", {key: 1 + value}, "Cosmos-Predict2.5 counts guidance from 0, we from 1")
-    if is_supervised(upstream) and value != 4.5:
-        return Meaning("taken", {key: value}, "cosmos-rl's validation takes 4.5 whatever is written")
     return Meaning("taken", {key: value})
 
 
@@ -204,24 +202,9 @@ def folder_row(_: str, value: Any, upstream: Upstream) -> Meaning:
     return Meaning("translated", {f"{DATASET}.{name}": held for name, held in settings.items()})
 
 
-def held_out_prompts_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """A JSON file of prompts."""
-    if not value:
-        return Meaning("open", {"validation.dataset": None}, 'set it to { name = "prompts", path = "..." }')
-    return Meaning("translated", {"validation.dataset.name": "prompts", "validation.dataset.path": value})
-
-
 def validates_row(_: str, value: Any, upstream: Upstream) -> Meaning:
     """Whether there is the table."""
     return Meaning("translated", why="[validation] is there" if validates(upstream) else "there is no [validation]")
-
-
-def validation_freq_row(key: str, value: Any, upstream: Upstream) -> Meaning:
-    """Between evaluations."""
-    if is_nft(upstream):
-        return Meaning("taken", {key: value})
-    iterations = max(1, round(count(value) / steps_per_iteration(upstream)))
-    return Meaning("translated", {key: iterations}, "in iterations, which is where policies are on disk")
 
 
 def remote_row(_: str, value: Any, upstream: Upstream) -> Meaning:

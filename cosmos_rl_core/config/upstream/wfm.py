@@ -73,10 +73,16 @@ DEFAULTS: dict[str, Any] = {
 """What cosmos-rl takes for a key that a file leaves out, where ours differs or is made of several."""
 
 
+def check_kind(upstream: Upstream) -> None:
+    """Every file of this schema is of a diffusion model."""
+
+
 def implied(upstream: Upstream) -> list[tuple[dict[str, Any], str]]:
     """Settings that no key says, because cosmos-rl has no choice there, and why."""
     unclipped = not upstream.says("trainer.callbacks[grad_clip]")
-    arithmetic = {f"{POLICY}.ratio_mode": "unnormalised", f"{POLICY}.kl_mode": "unnormalised"}
+    arithmetic = {f"{POLICY}.ratio_mode": "unnormalised"}
+    if number(upstream[f"{RL}.kl_beta"]) > 0:
+        arithmetic[f"{POLICY}.kl_mode"] = "unnormalised"
     one_each = {"rollout.n_generation_mini_batch": 1, "rollout.samples_per_shard": 1, f"{POLICY}.mini_batch": 1}
     found = [
         ({f"{POLICY}.type": "ddrl" if trains_on_data(upstream) else "grpo"}, "ddrl where data_beta is above 0"),
@@ -110,6 +116,8 @@ def _of_data(row: Row) -> Row:
 def _number_or_inf(key: str, value: Any, upstream: Upstream) -> Meaning:
     if value == math.inf:
         return Meaning("no effect here", why="no bound")
+    if upstream[f"{RL}.s_churn"] == 0 and not key.endswith("s_churn"):
+        return Meaning("no effect here", why="s_churn = 0 adds no noise")
     return to(f"{SAMPLE}.{key.rpartition('.')[2]}")(key, value, upstream)
 
 

@@ -207,6 +207,8 @@ def warmup_row(_: str, value: Any, upstream: Upstream) -> Meaning:
 
 def start_row(_: str, value: Any, upstream: Upstream) -> Meaning:
     """Where the warm-up begins, of the peak."""
+    if _only("warm_up_steps", upstream) == 0:
+        return Meaning("no effect here", why="there is no warm-up")
     start = _only("f_start", upstream) / _only("f_max", upstream)
     return Meaning("translated", {"train.optm_warmup_start_factor": start})
 

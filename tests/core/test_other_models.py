@@ -1,0 +1,129 @@
+"""Files of cosmos-rl that are not of diffusion models are refused, and what they are for is said."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cosmos_rl_core.config.recipes import schema_of, translate, translated
+from cosmos_rl_core.errors import ConfigError
+from flows.import_recipe import note, translation_of
+
+QWEN_SFT = """
+redis = "12800"
+[train]
+resume = false
+epoch = 1
+output_dir = "./outputs/qwen"
+optm_lr = 1e-6
+train_batch_per_replica = 32
+[train.train_policy]
+type = "sft"
+conversation_column_name = "conversation"
+mini_batch = 4
+dataset = { name = "a/dataset", subset = "default", split = "train" }
+[policy]
+model_name_or_path = "Qwen/Qwen2.5-7B-Instruct"
+model_max_length = 4096
+[policy.parallelism]
+tp_size = 1
+dp_shard_size = 4
+"""
+QWEN_GRPO = """
+[train]
+epoch = 2
+[train.train_policy]
+type = "grpo"
+trainer_type = "grpo"
+temperature = 1.0
+epsilon_low = 0.2
+kl_beta = 0.0
+reward_function = ["single_choice"]
+[policy]
+model_name_or_path = "Qwen/Qwen3-8B"
+[rollout]
+backend = "vllm"
+n_generation = 16
+"""
+REASON_SFT = """
+[custom.dataset]
+annotation_path = "a.json"
+media_path = "media"
+[custom.vision]
+fps = 1
+[train]
+compile = false
+train_batch_per_replica = 32
+[policy]
+model_name_or_path = "nvidia/Cosmos-Reason2-2B"
+model_max_length = 4096
+[train.train_policy]
+type = "sft"
+mini_batch = 4
+[logging]
+logger = ["console"]
+"""
+VLA_EVALUATION = """
+mode = "colocated"
+[vla]
+vla_type = "openvla-oft"
+[policy]
+model_name_or_path = "a/vla-model"
+[policy.parallelism]
+dp_shard_size = 1
+[validation]
+enable = true
+batch_size = 8
+[train.train_policy]
+type = "sft"
+"""
+VLA_GRPO = VLA_EVALUATION.replace('type = "sft"', 'type = "grpo"\ntrainer_type = "grpo_vla"')
+DISTILLATION = """
+[distillation]
+enable = true
+[policy]
+model_name_or_path = "Qwen/Qwen3-8B"
+[train]
+epoch = 1
+"""
+FILES = {
+    "Qwen SFT": (QWEN_SFT, "a language model (Qwen/Qwen2.5-7B-Instruct)"),
+    "Qwen GRPO": (QWEN_GRPO, "a language model (Qwen/Qwen3-8B)"),
+    "Reason SFT": (REASON_SFT, "a language model (nvidia/Cosmos-Reason2-2B)"),
+    "VLA evaluation": (VLA_EVALUATION, "a vision-language-action model (a/vla-model)"),
+    "VLA GRPO": (VLA_GRPO, "a vision-language-action model (a/vla-model)"),
+    "distillation": (DISTILLATION, "a language model (Qwen/Qwen3-8B)"),
+    "no model": ('redis = "12800"\n[train]\nepoch = 1\n', "a language model:"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_kind_of_model_is_refused_in_every_command(tmp_path: Path, name: str):
+    text, kind = FILES[name]
+    path = tmp_path / "theirs.toml"
+    path.write_text(text, encoding="utf-8")
+    for read in (translation_of, note, lambda path: translated(tomllib.loads(text), path)):
+        with pytest.raises(ConfigError) as caught:
+            read(str(path))
+        assert caught.value.exit_code == 64
+        message = str(caught.value)
+        assert message.startswith(f"{path}: cosmos-rl reads this file as one of {kind}"), message
+        assert "policy.is_diffusers is not set, which means false" in message
+        assert "Only diffusion models are trained here" in message
+
+
+def test_one_that_says_so_itself_is_refused_too():
+    values = tomllib.loads(QWEN_SFT)
+    values["policy"]["is_diffusers"] = False
+    with pytest.raises(ConfigError, match=r"a language model .*: policy.is_diffusers is false"):
+        translate(values)
+
+
+def test_a_diffusion_model_that_forgot_to_say_so_is_told_what_to_write():
+    values = tomllib.loads(QWEN_SFT)
+    values["policy"]["diffusers"] = {"is_video": True}
+    with pytest.raises(ConfigError, match=r"set policy.is_diffusers = true"):
+        translate(values)
+    values["policy"]["is_diffusers"] = True
+    assert schema_of(values) == "diffusers"
+    assert translate(values).values["train"]["train_policy"]["type"] == "sft"
