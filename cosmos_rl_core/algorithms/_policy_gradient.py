@@ -200,6 +200,10 @@ class Algorithm:
                 f"data_beta = {options.data_beta} weighs the diffusion loss on media: name them in "
                 "[train.train_policy.data], or set data_beta = 0"
             )
+        if options.kl_beta == 0 and "kl_mode" in options.model_fields_set:
+            raise ConfigError(
+                "kl_beta = 0 leaves out the distance to the reference, which kl_mode is of; leave it out too"
+            )
         unread = [name for name in _OF_DATA if name in options.model_fields_set]
         if self.data_term is None and unread:
             raise ConfigError(

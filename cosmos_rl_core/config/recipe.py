@@ -7,14 +7,22 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, model_validator
 
+from cosmos_rl_core.config import effects
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.logging import LoggingConfig
 from cosmos_rl_core.config.policy import NOT_IN_LORA, PolicyConfig
 from cosmos_rl_core.config.recipes import translated
-from cosmos_rl_core.config.train import AnyAlgorithm, AnyDataset, AnyReward, EmaConfig, OptimizerConfig, RewardedOptions
+from cosmos_rl_core.config.train import (
+    AnyAlgorithm,
+    AnyDataset,
+    AnyReward,
+    EmaConfig,
+    OptimizerConfig,
+    RewardedOptions,
+)
 from cosmos_rl_core.errors import ConfigError
 
 
@@ -105,8 +113,10 @@ class Recipe(Section):
     logging: LoggingConfig = Field(default=LoggingConfig(), json_schema_extra={"identity": False})
 
     @model_validator(mode="after")
-    def _check(self) -> "Recipe":
+    def _check(self, info: ValidationInfo) -> "Recipe":
         mistakes = list(_mistakes(self))
+        if info.context == _WRITTEN:
+            mistakes += effects.without_effect(self)
         if mistakes:
             raise ValueError("\n".join(mistakes))
         return self
@@ -174,6 +184,10 @@ def _mistakes(recipe: Recipe) -> Any:
         yield "policy.from_scratch draws all weights anew; leave [policy.lora] out"
 
 
+_WRITTEN = "written by a person"
+"""Context of a validation in which the fields that are set are those that somebody set."""
+
+
 def read_values(path: str, overrides: list[str] | None = None, cluster: str | None = None) -> dict[str, Any]:
     """The plain values of a TOML recipe, after overrides ``a.b.c=value`` (values as in TOML; bare words are strings).
 
@@ -192,9 +206,12 @@ def read_values(path: str, overrides: list[str] | None = None, cluster: str | No
 def launch_of(cluster: str) -> LaunchConfig:
     """What a cluster's TOML file says. Raises :class:`ConfigError` if it is not there or not valid."""
     try:
-        return LaunchConfig.model_validate_json(json.dumps(_profile(cluster)["launch"]), strict=True)
+        launch = LaunchConfig.model_validate_json(json.dumps(_profile(cluster)["launch"]), strict=True)
     except ValidationError as error:
         raise ConfigError("\n".join([f"{cluster}:", *describe(error, LaunchConfig)])) from error
+    if mistakes := list(effects.of_launch(launch)):
+        raise ConfigError("\n".join([f"{cluster}:", *(f"  {mistake}" for mistake in mistakes)]))
+    return launch
 
 
 def _profile(cluster: str) -> dict[str, Any]:
@@ -220,7 +237,7 @@ def check(values: dict[str, Any], source: str) -> Recipe:
     try:
         # Through JSON: its strict mode accepts arrays for tuples and whole numbers for floats, and nothing else that
         # differs.
-        return Recipe.model_validate_json(json.dumps(values, default=str), strict=True)
+        return Recipe.model_validate_json(json.dumps(values, default=str), strict=True, context=_WRITTEN)
     except ValidationError as error:
         lines = [*describe(error, Recipe), *(f"  {mistake}" for mistake in _combined(values, error))]
         raise ConfigError("\n".join([f"{source}:", *lines])) from error
@@ -245,7 +262,7 @@ def _combined(values: dict[str, Any], error: ValidationError) -> list[str]:
             del _table(values, location)[location[-1]]
             refused.add(".".join(part for part in location if isinstance(part, str)))
         try:
-            Recipe.model_validate_json(json.dumps(values, default=str), strict=True)
+            Recipe.model_validate_json(json.dumps(values, default=str), strict=True, context=_WRITTEN)
         except ValidationError as found:
             error = found
         else:

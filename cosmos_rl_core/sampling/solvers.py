@@ -15,6 +15,7 @@ from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.schedule import Schedule
 
 _OF_EDM = ("sigma_max", "sigma_min", "s_churn", "s_noise", "s_t_min", "s_t_max", "solver_option")
+_OF_NOISE = ("noise_level",)
 
 
 def check_settings(config: SolverConfig) -> None:
@@ -22,12 +23,17 @@ def check_settings(config: SolverConfig) -> None:
 
     Asks which fields were set, so it is for a recipe's own section: one that was written out whole has set them all.
     """
-    # cosmos-rl's recipes for DiffusionNFT have a noise_level beside euler and dpm2, so it passes there.
-    unread, reader = (("noise_level",), "flow_sde or cps") if config.solver == "edm" else (_OF_EDM, "edm")
-    if given := [name for name in unread if name in config.model_fields_set]:
+    of_solver = {"edm": _OF_EDM, "flow_sde": _OF_NOISE, "cps": _OF_NOISE}
+    mistakes = [
+        f"{', '.join(given)}, which {readers} reads"
+        for names, readers in ((_OF_EDM, "edm"), (_OF_NOISE, "flow_sde or cps"))
+        if of_solver.get(str(config.solver)) != names
+        and (given := [name for name in names if name in config.model_fields_set])
+    ]
+    if mistakes:
         raise ConfigError(
-            f"policy.diffusers.sample: solver = {config.solver!r} does not read {', '.join(given)}; leave out what it "
-            f"does not read, or choose {reader}"
+            f"policy.diffusers.sample: solver = {config.solver!r} does not read {', nor '.join(mistakes)}; leave out "
+            "what it does not read, or choose another solver"
         )
 
 

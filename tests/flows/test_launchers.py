@@ -121,6 +121,7 @@ def test_profiles_that_cannot_work_are_refused(launch: dict[str, Any], words: st
 def test_a_stage_that_there_is_not_is_refused_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CLUSTERS.parents[1])
     misspelt = ("launch.slurm.stages.rolout.nodes=2", "launch.stage_time_limits_s.updat=3")
+    misspelt += ("launch.launcher=slurm", "launch.mode=cold", "launch.processes=2")
     with pytest.raises(ConfigError) as error:
         plan_of(Settings("configs/tiny/nft.toml", overrides=misspelt))
     assert "launch.slurm.stages.rolout: no stage of that name" in str(error.value)

@@ -131,12 +131,14 @@ def test_a_bound_of_infinity_is_no_bound(recipe):
         ("euler", ["s_t_max=inf", "s_noise=1.0", "s_t_min=0.0"], "s_noise, s_t_min, s_t_max"),
         ("cps", ["sigma_max=80", "sigma_min=0.1"], "sigma_max, sigma_min"),
         ("dpm2", ["solver_option=2ab"], "solver_option"),
+        ("euler", ["noise_level=0.7"], "noise_level"),
+        ("unipc", ["noise_level=0.7", "s_churn=1.0"], "s_churn, which edm reads, nor noise_level"),
     ],
 )
 def test_settings_that_the_solver_does_not_read_are_refused_even_at_their_defaults(recipe, solver, given, unread):
     overrides = tuple(f"{SAMPLE}.{entry}" for entry in [f"solver={solver}", *given])
     message = mistakes_of(recipe(), overrides=overrides)
-    assert f"policy.diffusers.sample: solver = '{solver}' does not read {unread}; leave out" in message
+    assert f"policy.diffusers.sample: solver = '{solver}' does not read {unread}, which " in message
 
 
 @pytest.mark.parametrize(
@@ -144,9 +146,7 @@ def test_settings_that_the_solver_does_not_read_are_refused_even_at_their_defaul
     [
         ("edm", ["s_churn=0.5", "s_noise=1.0", "s_t_min=0.0", "s_t_max=80.0", "sigma_max=80", "solver_option=1euler"]),
         ("flow_sde", ["noise_level=0.7"]),
-        # as in cosmos-rl's recipes
-        ("euler", ["noise_level=1"]),
-        ("dpm2", ["noise_level=0.7"]),
+        ("cps", ["noise_level=0.7"]),
     ],
 )
 def test_settings_that_it_reads_plan_and_the_frozen_plan_is_read_back(recipe, tmp_path, solver, given):

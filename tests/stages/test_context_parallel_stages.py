@@ -150,7 +150,7 @@ def supervised(tmp_path: Path, wan_path: str) -> Run:
         "dataset": {"name": "rendered_text", "split": "test", "num_items": 5},
         "data": {"name": "rendered_text", "split": "test", "num_items": 5},
     }
-    del values["rollout"], values["rewards"]
+    del values["rollout"], values["rewards"], values["policy"]["diffusers"]["sample"]
     return make_run(tmp_path, values)
 
 

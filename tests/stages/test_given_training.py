@@ -129,7 +129,7 @@ def sft(folder: Path) -> dict[str, Any]:
             "max_num_conditional_frames": 2,
         },
     }
-    del recipe["rollout"], recipe["rewards"]
+    del recipe["rollout"], recipe["rewards"], recipe["policy"]["diffusers"]["sample"]
     return recipe
 
 

@@ -22,8 +22,15 @@ PINS = Path(__file__).with_name("pins.json")
 
 
 def recipe(train_policy: dict[str, Any], **policy: Any) -> dict[str, Any]:
-    diffusers = {"inference_size": [32, 64], "max_prompt_length": 12, "sample": {"num_steps": 2, "eval_num_steps": 2}}
+    diffusers: dict[str, Any] = {
+        "inference_size": [32, 64],
+        "max_prompt_length": 12,
+        "sample": {"num_steps": 2, "eval_num_steps": 2},
+    }
     ocr = {"fn": {"name": "ocr", "line_width": 96}}
+    group = {"n_generation": 4, "n_generation_mini_batch": 4}
+    if supervised := train_policy["type"] == "sft":
+        group, _ = {}, diffusers["sample"].pop("num_steps")
     return {
         "policy": {"model_name_or_path": "package:tiny-sd3", "diffusers": diffusers} | policy,
         "train": {
@@ -33,8 +40,8 @@ def recipe(train_policy: dict[str, Any], **policy: Any) -> dict[str, Any]:
             "ema_enable": True,
             "train_policy": {"mini_batch": 4} | train_policy,
         },
-        "rollout": {"n_generation": 4, "n_generation_mini_batch": 4, "samples_per_shard": 4},
-        "rewards": [ocr | ({"role": "monitor"} if train_policy["type"] == "sft" else {})],
+        "rollout": {**group, "samples_per_shard": 4},
+        "rewards": [ocr | ({"role": "monitor"} if supervised else {})],
         "validation": {"n_generation": 1, "dataset": {"name": "ocr", "split": "test"}, "batch_size": 8},
     }
 

@@ -73,7 +73,7 @@ def test_supervised_steps_and_the_held_out_loss(tmp_path: Path):
     values["train"]["train_batch_per_replica"] = 2
     held_out = {"name": "local", "local_dir": str(tmp_path / "inputs/clips"), "size": [16, 16], "frames": 9}
     values["validation"] = {"dataset": {"name": "rendered_text"}, "data": held_out, "batch_size": 1}
-    values["rewards"] = []
+    del values["rewards"], values["rollout"], values["policy"]["diffusers"]["sample"]
     runs = with_and_without(tmp_path, values)
     make(runs[0].encode_held_out(), tmp_path)
     losses: list[Any] = []
@@ -92,7 +92,7 @@ def test_training_every_weight_trains_the_projection_on_embeddings_before_it(tmp
     data = {"name": "mock", "num_items": 2, "num_prompts": 2, "size": [16, 16], "frames": 9}
     values["train"]["train_policy"] = {"type": "sft", "mini_batch": 2, "steps_per_iteration": 1, "dataset": data}
     values["train"]["train_batch_per_replica"] = 2
-    values["rewards"] = []
+    del values["rewards"], values["rollout"], values["policy"]["diffusers"]["sample"]
     run = make_run(tmp_path, values)
     for request in (run.policy, run.embed, partial(run.finetune, 0)):
         make(request(), tmp_path)
