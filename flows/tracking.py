@@ -1,4 +1,4 @@
-"""Follow a run: keep its ``metrics.jsonl``, tell the loggers of the recipe. Nothing here can fail a stage or a run."""
+"""Follow a run: keep its ``metrics.jsonl``, tell the loggers of the recipe. Nothing here fails a run but damage."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 from cosmos_rl_core import store
 from cosmos_rl_core.canonical import digest
-from cosmos_rl_core.errors import CosmosRLError
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from flows.metrics import FILE, Line, MetricsFile, lines_of, steps_after
 from flows.requests import Run
 from stages.contracts import Request
@@ -83,9 +83,11 @@ class Tracker:
             logger.log(lines, new)
 
     def _try(self, action: Callable[[], Any]) -> Any:
-        """The action's result; None, and a warning, where the store does not answer or holds something else."""
+        """The action's result; None, and a warning, where the store does not answer. A damaged table passes."""
         try:
             return action()
+        except ArtifactError:
+            raise
         except CosmosRLError as error:
             self._note(f"warning: {FILE} is not complete; the same command again completes it: {error}")
             return None
