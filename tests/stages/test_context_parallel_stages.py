@@ -55,10 +55,10 @@ def require_same_metrics(alone: Request, shared: Request) -> None:
 def die_in_the_second_shard() -> None:
     finish = Attempt.finish
 
-    def finish_or_die(self: Attempt, index: int, made: dict[str, bytes]) -> None:
+    def finish_or_die(self: Attempt, index: int, *others: Any, **named: Any) -> None:
         if index == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        finish(self, index, made)
+        finish(self, index, *others, **named)
 
     setattr(Attempt, "finish", finish_or_die)  # noqa: B010
 
