@@ -21,7 +21,11 @@ def start(*, threads: int, deterministic: bool, timeout_s: float, parallelism: P
     if deterministic:
         # cuBLAS reads this when its first handle is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Sums by switches (NVLink SHARP) have no stated order. NCCL reads this when the first group is made.
+        os.environ["NCCL_NVLS_ENABLE"] = "0"
         torch.use_deterministic_algorithms(True)
+        # Would write every new buffer once more, to show readers of memory that nobody wrote; there are none.
+        torch.utils.deterministic.fill_uninitialized_memory = False
     return Group(timeout_s, parallelism)
 
 
