@@ -25,6 +25,13 @@ def computes_in(param_dtype: ParamDtype, device: torch.device) -> AbstractContex
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
+def use_tf32(allowed: bool) -> None:
+    """Choose how a GPU multiplies float32 matrices and convolves: with factors rounded to 10 bits, or whole."""
+    # PyTorch's own defaults are unlike each other: whole for products, rounded for convolutions.
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
 MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """The modules whose weights autocast casts."""
 

@@ -172,6 +172,7 @@ class Launcher:
         flags += (self.config.parallelism_of(request.stage) if distributed else alone).flags
         flags += ["--halve"] if request.slot in self._out_of_memory else []
         flags += [] if self.config.deterministic else ["--nondeterministic"]
+        flags += ["--tf32"] if self.config.tf32 else []
         flags += ["--allow-numerics-change"] if self.allow_numerics_change else []
         return tuple(flags)
 

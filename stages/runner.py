@@ -111,6 +111,7 @@ class Settings:
     halve: bool = False
     parallelism: Parallelism = ALONE
     rank_timeout_s: float = 3600.0
+    tf32: bool = False
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -155,6 +156,7 @@ def _settings(args: argparse.Namespace, outcome: Path) -> Settings:
             compile=args.compile,
         ),
         rank_timeout_s=args.rank_timeout_s,
+        tf32=args.tf32,
     )
 
 
@@ -224,6 +226,7 @@ def _start(request: Request, settings: Settings) -> tuple[Any, dict[str, Any]]:
     ranks = torch_runtime.start(
         threads=settings.threads,
         deterministic=settings.deterministic,
+        tf32=settings.tf32,
         timeout_s=settings.rank_timeout_s,
         parallelism=settings.parallelism,
     )
@@ -264,6 +267,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--nondeterministic", action="store_true", help="allow kernels whose bits differ from run to run"
     )
+    parser.add_argument("--tf32", action="store_true", help="round factors of float32 products to 10 bits on GPUs")
     parser.add_argument("--numerics-record", help="URL where the run's numerics of this stage are pinned")
     parser.add_argument(
         "--allow-numerics-change", action="store_true", help="go on although the numerics differ from the pinned ones"

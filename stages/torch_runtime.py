@@ -9,15 +9,18 @@ from diffusers.models import attention_dispatch
 
 from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.parallelism import ALONE, Parallelism
-from cosmos_rl_core.precision import ParamDtype, computes_in
+from cosmos_rl_core.precision import ParamDtype, computes_in, use_tf32
 
 CHANGE_BITS = ("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE")
 """Environment variables by which CUDA's libraries choose their kernels, and so the last bits."""
 
 
-def start(*, threads: int, deterministic: bool, timeout_s: float, parallelism: Parallelism = ALONE) -> Group:
+def start(
+    *, threads: int, deterministic: bool, timeout_s: float, tf32: bool = False, parallelism: Parallelism = ALONE
+) -> Group:
     """Set this process up and join its group, whose ranks wait at most ``timeout_s`` for one another."""
     torch.set_num_threads(threads)
+    use_tf32(tf32)
     if deterministic:
         # cuBLAS reads this when its first handle is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -25,7 +28,7 @@ def start(*, threads: int, deterministic: bool, timeout_s: float, parallelism: P
         os.environ["NCCL_NVLS_ENABLE"] = "0"
         torch.use_deterministic_algorithms(True)
         # Would write every new buffer once more, to show readers of memory that nobody wrote; there are none.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     return Group(timeout_s, parallelism)
 
 

@@ -15,6 +15,8 @@ import fsspec
 import pytest
 import torch
 
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.precision import use_tf32
 from tests import other_device
 from tests.benchmarks import record
 from tests.seaweed import SeaweedFS
@@ -44,11 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
             f"--device cuda (`make test-gpu`) needs a CUDA device, and torch {torch.__version__} finds none on this "
             "machine; nothing was tested. Without one, `make test` runs the same tests on the CPU"
         )
-    # Both are read when a library is first used, also by the processes that tests start. cuBLAS: the same bits twice.
+    # Read when cuBLAS is first used, also by the processes that tests start: the same bits twice.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    # float32 products and convolutions otherwise round their factors to 10 bits: stock pipelines are compared closer.
-    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
-    torch.backends.cudnn.allow_tf32 = False
+    # As stages compute, whose default this is.
+    use_tf32(LaunchConfig().tf32)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -60,6 +60,11 @@ class LaunchConfig(Section):
     """CPU threads of each process."""
     deterministic: bool = True
     """Only kernels whose bits repeat. Turning it off is faster on GPUs and gives up the promise of equal bits."""
+    tf32: bool = False
+    """Round the factors of float32 matrix products and convolutions to 10 bits on GPUs (TF32): some times faster where
+    float32 is computed (VAEs, text encoders, ``train.param_dtype = "float32"``), and no longer within 1e-4 of the stock
+    pipeline, to which the GPU tests hold float32. PyTorch by itself rounds those of convolutions alone.
+    """
     max_attempts: int = Field(default=4, ge=1)
     """Tries of a stage that fails for a reason that may pass: killed, hung, out of memory, a service away."""
     retry_delay_s: float = Field(default=2.0, ge=0)

@@ -75,7 +75,9 @@ def test_ranks_of_stages_that_run_our_own_transformer_are_told(wan, tmp_path):
     assert set(ON_POLICY) == {stage for stage in told if issubclass(contracts.STAGES[stage], contracts.OnPolicy)}
     update = " ".join(told["update"])
     assert "--dp-shard-size 2 --cp-size 2 --compile" in update
+    assert "--tf32" in Launcher(str(tmp_path), LaunchConfig(tf32=True), Display())._flags(policy)
     alone = Launcher(str(tmp_path), LaunchConfig(), Display())._flags(policy)
+    assert "--tf32" not in alone
     assert {"--cp-size", "--dp-shard-size", "--compile"}.isdisjoint(alone)
 
 

@@ -1,12 +1,15 @@
 """What a process with torch records of itself once it is set up."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from cosmos_rl_core.precision import ParamDtype
-from stages import torch_runtime
+from stages import runner, torch_runtime
+from stages.artifacts import Artifact, input_of
+from tests.stages.conftest import make_run
 
 
 @pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
@@ -17,6 +20,28 @@ def test_the_recorded_dtype_is_the_one_that_products_are_computed_in(param_dtype
     assert (found["world_size"], found["attention_backend"]) == (1, "native")
 
 
+@pytest.mark.parametrize("tf32", [True, False])
+def test_products_and_convolutions_round_their_factors_alike(tf32: bool):
+    torch_runtime.start(threads=1, deterministic=True, timeout_s=60.0, tf32=tf32)
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (tf32, tf32)
+    assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
+
+
+@pytest.mark.parametrize(("flags", "precision"), [(["--tf32"], "high"), ([], "highest")])
+def test_a_manifest_tells_how_its_stage_multiplied(flags: list[str], precision: str, tmp_path: Path):
+    values = {
+        "policy": {"model_name_or_path": "package:tiny-sd3", "lora": {}, "diffusers": {"inference_size": [32, 64]}},
+        "train": {"num_iterations": 1, "train_policy": {"type": "nft", "dataset": {"name": "ocr"}}},
+        "rollout": {"n_generation": 4},
+        "rewards": [{"fn": {"name": "ocr"}}],
+    }
+    request = make_run(tmp_path, values).policy()
+    path = tmp_path / "request.json"
+    path.write_text(request.model_dump_json(), encoding="utf-8")
+    assert runner.main([str(path), *flags]) == 0
+    assert Artifact(input_of(request.slot)).manifest.numerics["float32_matmul_precision"] == precision
+
+
 def test_deterministic_kernels_sum_in_a_stated_order_and_fill_no_buffers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
     torch_runtime.start(threads=1, deterministic=False, timeout_s=60.0)
@@ -24,4 +49,4 @@ def test_deterministic_kernels_sum_in_a_stated_order_and_fill_no_buffers(monkeyp
     torch_runtime.start(threads=1, deterministic=True, timeout_s=60.0)
     assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["NCCL_NVLS_ENABLE"] == "0"
-    assert not torch.utils.deterministic.fill_uninitialized_memory
+    assert not torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
