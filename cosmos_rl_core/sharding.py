@@ -120,8 +120,20 @@ def blocks(transformer: nn.Module) -> list[nn.Module]:
     return [module for module in transformer.modules() if type(module).__name__ in names]
 
 
+COMPILED_VERSIONS = 64
+"""Versions of a block's code: its kinds, times with and without gradient, times batch sizes and numbers of tokens."""
+
+
 def compile_blocks(transformer: nn.Module, backend: str = "inductor") -> None:
-    """Compile the repeated blocks one by one: as they are equal, the first one's code serves all of them."""
+    """Compile the repeated blocks one by one: as they are equal, the first one's code serves all of them.
+
+    A block that needs more than :data:`COMPILED_VERSIONS` raises, where PyTorch would run it uncompiled from then on,
+    with other rounding.
+    """
+    limits = torch._dynamo.config
+    limits.recompile_limit = COMPILED_VERSIONS
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 8 * COMPILED_VERSIONS)
+    limits.fail_on_recompile_limit_hit = True
     for block in blocks(transformer):
         block.compile(backend=backend)
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from cosmos_rl_core import sharding
 from cosmos_rl_core.config.policy import LoraConfig
@@ -22,9 +23,10 @@ LORA = LoraConfig(r=4, lora_alpha=8.0)
 
 @pytest.fixture(autouse=True)
 def no_versions_kept() -> Iterator[None]:
-    """Each test compiles anew, and a block of which too many versions were needed is an error, not run as it is."""
+    """Each test compiles anew, and leaves PyTorch's limits as they were."""
     torch.compiler.reset()
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+    kept = ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit")
+    with torch._dynamo.config.patch({name: getattr(torch._dynamo.config, name) for name in kept}):
         yield
     torch.compiler.reset()
 
@@ -41,6 +43,45 @@ def outcome(family: Family, model: Model, dtype: ParamDtype) -> tuple[Tensor, Te
 def off(found: Tensor, exact: Tensor) -> float:
     """Root mean square difference, as a share of what is exact."""
     return float((found - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+
+
+class Block(nn.Module):
+    def forward(self, x: Tensor, times: str) -> Tensor:
+        """Each word needs a version of the code of its own."""
+        return x * len(times)
+
+
+class Blocks(nn.Module):
+    _no_split_modules = ("Block",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Block(), Block()
+
+    def forward(self, x: Tensor, times: str) -> Tensor:
+        return self.second(self.first(x, times), times)
+
+
+def test_more_versions_of_a_block_than_pytorch_keeps_by_itself_are_compiled():
+    blocks = Blocks()
+    sharding.compile_blocks(blocks, "eager")
+    x = torch.ones(2, device="cpu")
+    for n in range(1, 21):
+        assert blocks(x, "w" * n).tolist() == [n * n] * 2
+    # No version was run as it is written.
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert blocks(x, "w" * 20).tolist() == [400.0] * 2
+
+
+def test_a_block_that_needs_too_many_versions_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sharding, "COMPILED_VERSIONS", 2)
+    blocks = Blocks()
+    sharding.compile_blocks(blocks, "eager")
+    x = torch.ones(2, device="cpu")
+    for n in (1, 2):
+        blocks(x, "w" * n)
+    with pytest.raises(FailOnRecompileLimitHit):
+        blocks(x, "www")
 
 
 # `make test` compiles one model in tests/core/test_policy_weights.py.
