@@ -1,0 +1,31 @@
+"""Killed processes are waited for, and no longer than they take."""
+
+import subprocess
+import sys
+import time
+
+import psutil
+
+from cosmos_rl_core.process_trees import kill, kill_tree, tree
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+print(child.pid, flush=True)
+time.sleep(3600)
+"""
+
+
+def test_a_killed_process_that_its_parent_does_not_wait_for_is_not_waited_for_either():
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        began_s = time.monotonic()
+        kill([child])
+        assert child.status() == psutil.STATUS_ZOMBIE
+        assert time.monotonic() - began_s < 5
+        assert [process.pid for process in tree(parent.pid)] == [parent.pid, child.pid]
+        kill_tree(parent.pid)
+        assert time.monotonic() - began_s < 10
+        assert not tree(parent.pid) or psutil.Process(parent.pid).status() == psutil.STATUS_ZOMBIE
+    kill([child])
