@@ -25,7 +25,7 @@ from stages.artifacts import Artifact
 from stages.contracts import Input, Request
 from stages.loading import load_stock, prompt_options
 from stages.runner import Context
-from stages.samples import SamplePlan, plan_samples, sample_files, write_samples
+from stages.samples import SamplePlan, plan_samples, sample_files, vae_batches, write_samples
 
 
 def run(request: Request, context: Context) -> dict[str, float]:
@@ -33,6 +33,8 @@ def run(request: Request, context: Context) -> dict[str, float]:
     config = request.config
     assert isinstance(config, contracts.Evaluate)
     pipeline = _load(request, config, context.ranks)
+    if len(vae_batches(2, config.media)) > 1:
+        pipeline.vae.enable_slicing()
     facts = {"export": request.one("export").content}
 
     def generate(plans: list[SamplePlan]) -> dict[str, bytes]:

@@ -18,7 +18,7 @@ from stages.contracts import Request
 from stages.given import own_frames
 from stages.loading import load_media
 from stages.runner import Context
-from stages.samples import cut
+from stages.samples import cut, vae_batches
 from stages.trainer import MicroBatch, Trainer, check_clocks, my_share
 
 
@@ -96,4 +96,5 @@ class _Draws:
 
     @torch.no_grad()
     def _encode(self, pixels: Tensor) -> Tensor:
-        return self.model.encode_media(pixels.to(self.device))
+        parts = vae_batches(len(pixels), self.shape)
+        return torch.cat([self.model.encode_media(pixels[part].to(self.device)) for part in parts])

@@ -27,7 +27,7 @@ from stages import contracts, embed, policy
 from stages.contracts import Request
 from stages.given import GivenMedia
 from stages.runner import Context
-from stages.samples import SamplePlan, plan_samples, sample_files, write_samples
+from stages.samples import SamplePlan, plan_samples, sample_files, vae_batches, write_samples
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
@@ -89,7 +89,11 @@ class _Generator:
             return {}
         stored = [_stored(trajectory, place, self.recorded[plan.prompt.id]) for place, plan in enumerate(plans)]
         finite = [all(bool(tensor.isfinite().all()) for tensor in tensors.values()) for tensors in stored]
-        pictures = decode_finite(self.model, trajectory.latents, finite)
+        pictures = [
+            picture
+            for part in vae_batches(len(plans), self.config.media)
+            for picture in decode_finite(self.model, trajectory.latents[part], finite[part])
+        ]
         files: dict[str, bytes] = {}
         for plan, picture, tensors in zip(plans, pictures, stored, strict=True):
             steps = self.recorded[plan.prompt.id]

@@ -8,6 +8,7 @@ there is only then. Nothing scores it or trains on it.
 
 import io
 import json
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -20,12 +21,17 @@ from cosmos_rl_core import media, seeds, shards
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, DivergenceError
+from cosmos_rl_core.sizes import FLOAT32_BYTES
 from stages.artifacts import Artifact
+from stages.contracts import MediaShape
 from stages.layouts import Check, tar_of
 from stages.runner import Context
 
 INDEX = "index.parquet"
 _NONFINITE = "nonfinite/"
+VAE_SAMPLE_BYTES = 32 * 2**20
+"""Float32 pixels of a sample beyond which the VAE takes one at a time: a video of 480p from 8 frames on, an image from
+2.8 megapixels on. It depends on the sample alone, so that no cut of the work changes bits."""
 
 Item = TypeVar("Item")
 
@@ -55,6 +61,16 @@ def plan_samples(
             noise_seed = shared if same_noise else seed
             plans.append(SamplePlan(f"{prompt.id}-{member:03d}", prompt, member, seed, noise_seed))
     return plans
+
+
+def vae_batches(num_samples: int, media: MediaShape) -> list[slice]:
+    """Return the parts of a batch that the VAE takes at once: all of it, or one by one where a sample is large.
+
+    What a VAE holds grows with the pixels of its batch, and is by far the most of a video's memory.
+    """
+    sample_bytes = FLOAT32_BYTES * 3 * media.frames * math.prod(media.size)
+    at_once = num_samples if sample_bytes <= VAE_SAMPLE_BYTES else 1
+    return [slice(start, start + at_once) for start in range(0, num_samples, at_once)]
 
 
 def cut(items: list[Item], size: int) -> list[list[Item]]:

@@ -1,0 +1,74 @@
+"""How many samples a VAE takes at once."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stages import samples
+from stages.artifacts import Artifact, input_of
+from stages.contracts import MediaShape
+from stages.samples import read_shard, shard_names, vae_batches
+from tests.stages.conftest import make, make_run
+
+
+def sizes(num_samples: int, height: int, width: int, frames: int) -> list[int]:
+    """How many samples are in each part of a batch."""
+    media = MediaShape(size=(height, width), frames=frames)
+    parts = [list(range(num_samples))[part] for part in vae_batches(num_samples, media)]
+    assert [place for part in parts for place in part] == list(range(num_samples))
+    return [len(part) for part in parts]
+
+
+def test_large_samples_are_taken_one_by_one_and_small_ones_together():
+    assert sizes(8, 720, 1280, 93) == [1] * 8
+    assert (sizes(2, 480, 832, 5), sizes(2, 480, 832, 9)) == ([2], [1, 1])
+    assert sizes(8, 1024, 1024, 1) == [8]
+    assert sizes(3, 2048, 2048, 1) == [1] * 3
+    assert sizes(1, 720, 1280, 93) == [1]
+
+
+@pytest.mark.parametrize("kind", ["nft", "sft"])
+def test_taken_one_by_one_samples_are_the_same_up_to_rounding(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    found: list[Any] = []
+    for limit in (samples.VAE_SAMPLE_BYTES, 0):
+        monkeypatch.setattr(samples, "VAE_SAMPLE_BYTES", limit)
+        found.append(pictures(tmp_path / str(limit)) if kind == "nft" else losses(tmp_path / str(limit)))
+    together, alone = found
+    assert np.abs(together - alone).max() <= (1 if kind == "nft" else 1e-5)
+
+
+def recipe(train_policy: dict[str, Any]) -> dict[str, Any]:
+    """Two prompts, or two steps."""
+    return {
+        "policy": {
+            "model_name_or_path": "package:tiny-sd3",
+            "lora": {"r": 2, "target_modules": ["to_q"]},
+            "diffusers": {"inference_size": [32, 64], "max_prompt_length": 12, "sample": {"num_steps": 2}},
+        },
+        "train": {"num_iterations": 1, "train_batch_per_replica": 8, "train_policy": {"mini_batch": 4} | train_policy},
+        "rollout": {"n_generation": 4, "n_generation_mini_batch": 4, "samples_per_shard": 4},
+        "rewards": [{"fn": {"name": "ocr"}, "role": "monitor" if train_policy["type"] == "sft" else "train"}],
+    }
+
+
+def pictures(folder: Path) -> np.ndarray:
+    """Those of a rollout: int ``[samples, frames, height, width, 3]``."""
+    run = make_run(folder, recipe({"type": "nft", "batch_size_per_optimize": 4, "dataset": {"name": "ocr"}}))
+    for request in (run.policy, run.embed, partial(run.rollout, 0)):
+        make(request(), folder)
+    artifact = Artifact(input_of(run.iteration(0, "rollout")))
+    shards = [sample for name in shard_names(artifact) for sample in read_shard(artifact, name)]
+    return np.stack([sample.pixels for sample in shards]).astype(int)
+
+
+def losses(folder: Path) -> np.ndarray:
+    """Those of supervised steps."""
+    run = make_run(folder, recipe({"type": "sft", "steps_per_iteration": 2, "dataset": {"name": "rendered_text"}}))
+    for request in (run.policy, run.embed):
+        make(request(), folder)
+    return np.array([make(run.finetune(0), folder).summary["loss"]], dtype=float)
