@@ -42,14 +42,26 @@ def spec(path: str | Path) -> ModelSpec:
 def claimant(class_name: str) -> tuple[str, ModelSpec]:
     """Name and facts of the model plugin that claims a pipeline class.
 
-    Raises :class:`ConfigError`, listing the known classes, if none does.
+    Plugins of installed packages are imported where no other claims it. Raises :class:`ConfigError`, listing the known
+    classes, if none does, and if two do.
     """
-    specs = {name: plugins.load("models", name).SPEC for name in plugins.known("models")}
-    claims = {claimed: name for name, its_spec in specs.items() for claimed in its_spec.pipeline_classes}
-    if class_name not in claims:
-        known = ", ".join(f"{claimed} ({claims[claimed]})" for claimed in sorted(claims))
-        raise ConfigError(f"no model plugin for the pipeline class {class_name!r}; known: {known}")
-    return claims[class_name], specs[claims[class_name]]
+    specs: dict[str, ModelSpec] = {}
+    for names in ([*plugins.own("models"), *plugins.loaded("models")], plugins.installed("models")):
+        specs |= {name: _spec_of(name) for name in names}
+        claims = [name for name, its_spec in specs.items() if class_name in its_spec.pipeline_classes]
+        if len(claims) > 1:
+            raise ConfigError(f"the model plugins {', '.join(sorted(claims))} all claim {class_name!r}; leave one out")
+        if claims:
+            return claims[0], specs[claims[0]]
+    known = sorted(f"{claimed} ({name})" for name, its_spec in specs.items() for claimed in its_spec.pipeline_classes)
+    raise ConfigError(f"no model plugin for the pipeline class {class_name!r}; known: {', '.join(known)}")
+
+
+def _spec_of(plugin: str) -> ModelSpec:
+    module = plugins.load("models", plugin)
+    if not isinstance(module.SPEC, ModelSpec):
+        raise ConfigError(f"{module.__file__}: SPEC must be a ModelSpec, found {type(module.SPEC).__name__}")
+    return module.SPEC
 
 
 def scheduler(path: str | Path) -> tuple[str, dict]:

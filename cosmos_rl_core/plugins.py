@@ -1,34 +1,92 @@
 """Plugins are files: ``cosmos_rl_core/<kind>/<name>.py`` is known as ``<name>``. To add one, nothing else is edited.
 
 A model is a folder: ``models/<name>/__init__.py`` holds its spec, which imports no torch, and ``model.py`` the rest.
+Plugins outside this package are those that a recipe names (:mod:`cosmos_rl_core.outside_plugins`) and those of
+installed packages: entry points of the group ``cosmos_rl_flows.<kind>`` whose value is a module. The package's own
+names come first, then the recipe's.
 """
 
 import difflib
+import functools
 import importlib
+import importlib.metadata
 import pkgutil
+import sys
 from types import ModuleType
 
 from cosmos_rl_core.errors import ConfigError
 
-KINDS = ("models", "algorithms", "rewards", "datasets")
+MEMBERS = {
+    "models": ("SPEC",),
+    "algorithms": ("Options", "Algorithm"),
+    "rewards": ("Options", "Reward"),
+    "datasets": ("Options", "prompts"),
+}
+"""What a plugin of each kind defines."""
+KINDS = tuple(MEMBERS)
 
 
 def known(kind: str) -> list[str]:
     """Names of the plugins of one kind (one of :data:`KINDS`), sorted. Imports none of them."""
+    return sorted({*own(kind), *loaded(kind), *installed(kind)})
+
+
+def own(kind: str) -> list[str]:
+    """Names of the plugins that ship with this package."""
     package = importlib.import_module(f"cosmos_rl_core.{kind}")
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+    return [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
+
+
+def loaded(kind: str) -> dict[str, ModuleType]:
+    """Plugins from outside that this process has imported, by name."""
+    prefix, owned = f"cosmos_rl_core.{kind}.", own(kind)
+    names = {key: key.removeprefix(prefix) for key in list(sys.modules) if key.startswith(prefix)}
+    return {
+        name: sys.modules[key]
+        for key, name in names.items()
+        if name not in owned and not name.startswith("_") and "." not in name
+    }
+
+
+@functools.cache
+def installed(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
+    """Entry points of installed packages, by the name of the plugin."""
+    return {entry.name: entry for entry in importlib.metadata.entry_points(group=f"cosmos_rl_flows.{kind}")}
 
 
 def load(kind: str, name: str) -> ModuleType:
     """Import one plugin module. Raises :class:`ConfigError`, listing the known names, if there is none of that name."""
+    if name in own(kind):
+        return importlib.import_module(f"cosmos_rl_core.{kind}.{name}")
+    if (module := loaded(kind).get(name)) is not None:
+        return module
+    if name in installed(kind):
+        return _load_installed(kind, name)
     names = known(kind)
-    if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ConfigError(f"unknown {kind.removesuffix('s')} {name!r}; {hint}known: {', '.join(names)}")
-    return importlib.import_module(f"cosmos_rl_core.{kind}.{name}")
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    raise ConfigError(f"unknown {kind.removesuffix('s')} {name!r}; {hint}known: {', '.join(names)}")
 
 
 def load_model(name: str) -> ModuleType:
     """Import the ``model.py`` of a model plugin, and torch with it. Raises as :func:`load`."""
     return importlib.import_module(f"{load('models', name).__name__}.model")
+
+
+def register(kind: str, name: str, module: ModuleType) -> None:
+    """Make a module from outside known as the plugin ``name`` of this process."""
+    # The table of imported modules is the table of plugins: no second one can differ from it.
+    sys.modules[f"cosmos_rl_core.{kind}.{name}"] = module
+
+
+def _load_installed(kind: str, name: str) -> ModuleType:
+    entry = installed(kind)[name]
+    where = f"the entry point {name} = {entry.value!r} of {entry.group}"
+    try:
+        module = entry.load()
+    except Exception as error:
+        raise ConfigError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+    if not isinstance(module, ModuleType) or not all(hasattr(module, member) for member in MEMBERS[kind]):
+        raise ConfigError(f"{where}: expected a module that defines {' and '.join(MEMBERS[kind])}")
+    register(kind, name, module)
+    return module

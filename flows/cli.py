@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cosmos_rl_core import plugins
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import launch_of
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError, no_space
@@ -120,7 +121,8 @@ def run(
     algorithm = plan.recipe.train.train_policy.type
     with prefect_server():
         # Prefect reads its settings when it is imported.
-        flow = getattr(importlib.import_module(f"flows.{algorithm}"), algorithm)
+        session = importlib.import_module("flows.session")
+        flow = session.flow_of(algorithm, plugins.load("algorithms", algorithm).__doc__, algorithm)
         suspension = importlib.import_module("prefect.exceptions").Pause
         tags = importlib.import_module("prefect").tags(*tags_of(plan.recipe, plan.model.adapter))
         try:

@@ -6,13 +6,14 @@ from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from cosmos_rl_core import checkpoints, pipelines, plugins, sequence_shares, sizes, store
+from cosmos_rl_core import checkpoints, outside_plugins, pipelines, plugins, sequence_shares, sizes, store
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
 from cosmos_rl_core.config.train import AnyDataset
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.outside_plugins import Pin
 from cosmos_rl_core.sampling.solvers import check_settings
 from cosmos_rl_core.sealed import seal, unseal
 from flows import costs, known_runs, launchers
@@ -59,6 +60,9 @@ class Plan(Section):
     prefixed: bool = Field(default=False, json_schema_extra={"identity": False})
     """Whether text embeddings are stored as they come out of a frozen prefix of the transformer: decided once, so that
     a run which began without goes on without."""
+    plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra={"identity": False})
+    """Plugins that lie outside the package, with the digests of their files. No part of the name that a run has by
+    default: an edited file is refused instead of beginning another run."""
     races_decided: bool
     """Whether the store refuses a second writer; where it does not, only one process may write a run."""
 
@@ -75,6 +79,8 @@ def plan_of(settings: Settings) -> Plan:
     values = read_values(settings.recipe, overrides, settings.cluster)
     mistakes: list[str] = []
     _collect(mistakes, lambda: store.check_readable(settings.store))
+    paths = values.get("plugins", [])
+    _collect(mistakes, lambda: outside_plugins.find(path for path in paths if isinstance(path, str)))
     try:
         recipe = check(values, settings.recipe)
     except ConfigError as error:
@@ -163,6 +169,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str,
         held_out_prompts=held_out_data[0],
         held_out_digest=held_out_data[1],
         prefixed=sizes.has_frozen_prefix(pipelines.resolve_path(model.path), recipe.policy.lora),
+        plugins=outside_plugins.pins(model.adapter),
         races_decided=True,
     )
     name = run_id or f"{Path(source).stem}-{digest(plan.identity())[:8]}"
@@ -189,6 +196,7 @@ def freeze(plan: Plan, store_url: str) -> Plan:
         plan = plan.model_copy(update={"races_decided": store.decides_races(root)})
         store.put_if_absent(url, seal(PLAN, plan.model_dump(mode="json", exclude={"format"})))
     frozen = read_plan(store_url, plan.run_id)
+    outside_plugins.check_same(frozen.plugins, plan.plugins)
     changes = differences(frozen.identity(), plan.identity())
     changes = [change for change in changes if not change.startswith(("races_decided", "run_id"))]
     if changes:
@@ -197,7 +205,7 @@ def freeze(plan: Plan, store_url: str) -> Plan:
             f"run {plan.run_id} was planned otherwise:\n{shown}\n"
             "use the recipe it was planned with, or another --run-id"
         )
-    return frozen.model_copy(update={"recipe": plan.recipe, "model": plan.model})
+    return frozen.model_copy(update={"recipe": plan.recipe, "model": plan.model, "plugins": plan.plugins})
 
 
 def read_plan(store_url: str, run_id: str) -> Plan:
@@ -206,7 +214,10 @@ def read_plan(store_url: str, run_id: str) -> Plan:
     data = store.read_if_exists(url)
     if data is None:
         raise ConfigError(known_runs.absent(store.join(store.absolute(store_url), "runs"), run_id))
-    plan = parsed(Plan, unseal(data, PLAN, url), url)
+    body = unseal(data, PLAN, url)
+    # An edited plugin does not keep people from looking at a run; the stages refuse it.
+    outside_plugins.use(body.get("plugins", []), verify=False)
+    plan = parsed(Plan, body, url)
     if plan.run_id != run_id:
         raise ArtifactError(f"{url} is the plan of run {plan.run_id!r}; restore the one of {run_id!r} from a copy")
     return plan

@@ -168,7 +168,7 @@ class Run:
 
     def _shared(self, config: StageConfig) -> Request:
         # No draw depends on the seed, so it is not part of what these are.
-        request = Request(stage=config.name, slot="?", seed=0, config=config, gpus=self._gpus(config))
+        request = self._request("?", config, seed=0)
         slot = store.join(store.absolute(self.store_url), "dataset", request.fingerprint)
         return request.model_copy(update={"slot": slot})
 
@@ -299,8 +299,7 @@ class Run:
             "embeddings": (input_of(self.embed_held_out().slot),),
             "data": (input_of(self.encode_held_out().slot),),
         }
-        request = self._request(self.version(k, "validate"), config, k, inputs)
-        return request.model_copy(update={"seed": self.recipe.validation.seed})
+        return self._request(self.version(k, "validate"), config, k, inputs, self.recipe.validation.seed)
 
     def evaluate(self, k: int) -> Request:
         """Held-out samples of policy version k.
@@ -323,9 +322,7 @@ class Run:
             samples_per_shard=self.recipe.rollout.samples_per_shard,
         )
         inputs = {"export": (input_of(self.export_slot(k)),)}
-        slot = self.version(k, "evaluate")
-        gpus = self._gpus(config)
-        return Request(stage="evaluate", slot=slot, seed=validation.seed, config=config, inputs=inputs, gpus=gpus)
+        return self._request(self.version(k, "evaluate"), config, inputs=inputs, seed=validation.seed)
 
     def report(self, iterations: int, evaluated: list[int]) -> Request:
         """The page about all of it."""
@@ -381,15 +378,21 @@ class Run:
         )
 
     def _request(
-        self, slot: str, config: StageConfig, k: int | None = None, inputs: dict[str, tuple[Input, ...]] | None = None
+        self,
+        slot: str,
+        config: StageConfig,
+        k: int | None = None,
+        inputs: dict[str, tuple[Input, ...]] | None = None,
+        seed: int | None = None,
     ) -> Request:
         return Request(
             stage=config.name,
             slot=slot,
             iteration=k,
-            seed=self.recipe.train.seed,
+            seed=self.recipe.train.seed if seed is None else seed,
             config=config,
             inputs=inputs or {},
+            plugins=self.plan.plugins,
             gpus=self._gpus(config),
         )
 

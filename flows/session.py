@@ -94,18 +94,27 @@ def ends_in_state(work: Callable[P, str]) -> Callable[P, State[None]]:
 
 
 def training_flow(named: Callable[[], None]) -> Flow[..., Any]:
-    """Make the Prefect flow of an algorithm from a function of its name and description; all take the same parameters.
+    """Make the Prefect flow of an algorithm from a function of its name and description.
 
     A function, because Prefect looks for a ``def`` of the flow's name in its file.
     """
-    algorithm = named.__name__
+    return flow_of(named.__name__, named.__doc__, named.__name__)
+
+
+def any_training_flow(named: Callable[[], None]) -> Flow[..., Any]:
+    """Make a Prefect flow that takes recipes of every algorithm from a function of its name and description."""
+    return flow_of(named.__name__, named.__doc__)
+
+
+def flow_of(title: str, description: str | None, algorithm: str | None = None) -> Flow[..., Any]:
+    """The Prefect flow named ``title``. With ``algorithm`` it refuses recipes of other algorithms."""
 
     def run_name() -> str:
         """The flow run's name in the UI."""
         parameters = flow_run.get_parameters()
-        return str(parameters.get("run_id") or default_run_id(algorithm, str(parameters["recipe"])))
+        return str(parameters.get("run_id") or default_run_id(title, str(parameters["recipe"])))
 
-    @flow(name=algorithm, description=named.__doc__, flow_run_name=run_name)
+    @flow(name=title, description=description, flow_run_name=run_name)
     @ends_in_state
     def run(
         recipe: Place,
@@ -128,17 +137,20 @@ def training_flow(named: Callable[[], None]) -> Flow[..., Any]:
             cluster: Path of a TOML file that says how processes are launched, e.g. deployments/clusters/local.toml.
             allow_numerics_change: Go on under other versions, threads or devices than the run began with.
         """
-        name = run_id or default_run_id(algorithm, recipe)
+        name = run_id or default_run_id(title, recipe)
         settings = Settings(recipe, store, name, iterations, tuple(overrides or ()), cluster, allow_numerics_change)
         return train(settings, algorithm)
 
     return run
 
 
-def train(settings: Settings, algorithm: str) -> str:
-    """Run a recipe of one algorithm to the end, taking up whatever stands of it; returns its result in a line."""
+def train(settings: Settings, algorithm: str | None) -> str:
+    """Run a recipe, of that algorithm if one is given, to the end, taking up whatever stands of it.
+
+    Returns its result in a line.
+    """
     plan = plan_of(settings)
-    if plan.recipe.train.train_policy.type != algorithm:
+    if algorithm is not None and plan.recipe.train.train_policy.type != algorithm:
         raise ConfigError(
             f"{settings.recipe} trains with {plan.recipe.train.train_policy.type!r}, this flow with {algorithm!r}"
         )

@@ -371,6 +371,7 @@ class Attempt:
             iteration=request.iteration,
             seed=request.seed,
             config=request.config.identity(),
+            plugins=request.named_plugins,
             inputs=request.inputs,
             files=dict(sorted(files.items())),
             numerics=self.numerics,

@@ -14,6 +14,7 @@ from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
 from cosmos_rl_core.config.train import AnyDataset, AnyReward, AnyRewarded, AnySupervised, OptimizerName
 from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.outside_plugins import Pin, named_by
 from stages.identity import fingerprint_of, recipe_of
 
 FORMAT = 1
@@ -37,6 +38,7 @@ class StageConfig(Section):
 class ModelRef(Section):
     """The base pipeline: where it is now, and what it is."""
 
+    plugin = ("models", "adapter")
     path: str = Field(json_schema_extra=NOT_IDENTITY)
     """Directory of the pipeline, or ``package:<name>``."""
     adapter: str
@@ -280,22 +282,8 @@ class Report(StageConfig):
     groups_shown: int = 2
 
 
-STAGES: dict[str, type[StageConfig]] = {
-    stage.name: stage
-    for stage in (
-        Embed,
-        Encode,
-        Policy,
-        Rollout,
-        Reward,
-        Update,
-        Finetune,
-        Export,
-        Evaluate,
-        Validate,
-        Report,
-    )
-}
+_STAGES = (Embed, Encode, Policy, Rollout, Reward, Update, Finetune, Export, Evaluate, Validate, Report)
+STAGES: dict[str, type[StageConfig]] = {stage.name: stage for stage in _STAGES}
 
 
 class Input(Section):
@@ -351,6 +339,8 @@ class Request(Section):
     """The run's seed; every draw derives from it."""
     config: SerializeAsAny[StageConfig]
     inputs: dict[str, tuple[Input, ...]] = {}
+    plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
+    """The run's plugins that lie outside the package: those that the settings name, and those that made the inputs."""
     gpus: tuple[int, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """The GPU set; sets of Requests that run side by side never overlap. Empty: whatever the machine has."""
 
@@ -373,7 +363,12 @@ class Request(Section):
     def recipe(self) -> str:
         """Digest of what is asked, without the inputs."""
         version = STAGES[self.stage].version
-        return recipe_of(self.stage, version, self.iteration, self.seed, self.config.identity())
+        return recipe_of(self.stage, version, self.iteration, self.seed, self.config.identity(), self.named_plugins)
+
+    @property
+    def named_plugins(self) -> tuple[Pin, ...]:
+        """Those of the plugins that the settings name: they decide the result."""
+        return named_by(self.config, self.plugins)
 
     @property
     def fingerprint(self) -> str:

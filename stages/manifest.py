@@ -7,6 +7,7 @@ from pydantic import PrivateAttr
 from cosmos_rl_core.canonical import digest, sha256
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.outside_plugins import Pin
 from cosmos_rl_core.sealed import RESTORE
 from stages.contracts import Input, InputContents, Request, contents_of
 from stages.identity import fingerprint_of, recipe_of
@@ -48,6 +49,8 @@ class Manifest(Record):
     iteration: int | None
     seed: int
     config: dict[str, Any]
+    plugins: tuple[Pin, ...] = ()
+    """Those outside the package that the settings name."""
     inputs: dict[str, tuple[Input, ...]]
     files: dict[str, FileEntry]
     """By name; the name does not hold the attempt, so equal bytes have equal content."""
@@ -93,7 +96,7 @@ class Manifest(Record):
 
     def _contradiction(self) -> str | None:
         """The field that does not follow from the others, if there is one."""
-        recipe = recipe_of(self.stage, self.version, self.iteration, self.seed, self.config)
+        recipe = recipe_of(self.stage, self.version, self.iteration, self.seed, self.config, self.plugins)
         if self.recipe != recipe:
             return "recipe"
         if self.fingerprint != fingerprint_of(recipe, self.inputs):
@@ -138,4 +141,6 @@ def content_of(files: dict[str, FileEntry], *parts: str) -> str:
 def _changed(manifest: Manifest, request: Request) -> str:
     new = request.config.identity()
     names = sorted(name for name in new.keys() | manifest.config.keys() if new.get(name) != manifest.config.get(name))
+    if [pin.identity() for pin in manifest.plugins] != [pin.identity() for pin in request.named_plugins]:
+        names.append("plugins")
     return f" ({', '.join(names)})" if names else " (stage version, iteration or seed)"

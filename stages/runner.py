@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from cosmos_rl_core import store
+from cosmos_rl_core import outside_plugins, store
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError
 from cosmos_rl_core.numerics import differences, numerics
 from cosmos_rl_core.parallelism import ALONE, Parallelism
@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
     path = Path(args.request)
     outcome = Outcome(Path(args.outcome) if args.outcome else path.parent, int(os.environ.get("RANK", "0")))
     try:
-        execute(Request.model_validate_json(path.read_bytes()), _settings(args, outcome.directory), outcome)
+        execute(_read(path), _settings(args, outcome.directory), outcome)
     except Exception as error:
         failure = failure_of(error, collective=_is_collective(error))
         try:
@@ -138,6 +138,13 @@ def main(argv: list[str] | None = None) -> int:
             outcome.wait_for_reason(LAST_WORDS_S)
         return failure.exit_code
     return 0
+
+
+def _read(path: Path) -> Request:
+    """The Request. The plugins that it names are imported first, because they validate their own settings."""
+    data = path.read_bytes()
+    outside_plugins.use(outside_plugins.named_in(data), verify=True)
+    return Request.model_validate_json(data)
 
 
 def _settings(args: argparse.Namespace, outcome: Path) -> Settings:

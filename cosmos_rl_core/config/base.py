@@ -1,6 +1,6 @@
 """The base of every configuration section: closed, frozen, without NaN, and with an exact identity."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -13,6 +13,8 @@ class Section(BaseModel):
     equal to ``value``, so that artifacts made before the field existed keep their fingerprints.
     """
 
+    plugin: ClassVar[tuple[str, str] | None] = None
+    """Kind of the plugin that a section's settings are for, and the field that holds its name; None for most."""
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def identity(self) -> dict[str, Any]:

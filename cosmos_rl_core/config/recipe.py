@@ -104,6 +104,9 @@ class ValidationConfig(Section):
 class Recipe(Section):
     """What a run is."""
 
+    plugins: tuple[str, ...] = Field(default=(), json_schema_extra={"identity": False})
+    """Files or folders of plugins that lie outside the package: algorithms, rewards, datasets, models. A relative path
+    begins at the recipe's folder, on the command line at the working directory. The plan pins the files' digests."""
     policy: PolicyConfig
     train: TrainConfig
     rollout: RolloutConfig = RolloutConfig()
@@ -196,11 +199,19 @@ def read_values(path: str, overrides: list[str] | None = None, cluster: str | No
     meaning here.
     """
     values = translated(read_toml(path, "configs/tiny/nft.toml"), path)
+    _place_plugins(values, Path(path).parent)
     if cluster is not None:
         values |= _profile(cluster)
     for override in overrides or []:
         _apply(values, override)
+    _place_plugins(values, Path.cwd())
     return values
+
+
+def _place_plugins(values: dict[str, Any], folder: Path) -> None:
+    """Make the relative paths of plugins begin at ``folder``. Values of another type are left to be refused."""
+    if isinstance(paths := values.get("plugins"), list):
+        values["plugins"] = [str(folder / path) if isinstance(path, str) else path for path in paths]
 
 
 def launch_of(cluster: str) -> LaunchConfig:

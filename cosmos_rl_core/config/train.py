@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.errors import ConfigError
 
 
 def plugin_options(kind: str, key: str) -> BeforeValidator:
@@ -17,23 +18,36 @@ def plugin_options(kind: str, key: str) -> BeforeValidator:
             return value
         if key not in value:
             raise ValueError(f"needs `{key}`; known: {', '.join(plugins.known(kind))}")
-        return plugins.load(kind, str(value[key])).Options.model_validate_json(json.dumps(value), strict=True)
+        return _options(kind, key, str(value[key])).model_validate_json(json.dumps(value), strict=True)
 
     return BeforeValidator(validate)
+
+
+def _options(kind: str, key: str, name: str) -> type[Section]:
+    """The ``Options`` of a plugin. Raises :class:`ConfigError` where they are not what its kind and name ask for."""
+    module = plugins.load(kind, name)
+    options, base = module.Options, _BASES[kind]
+    if not (isinstance(options, type) and issubclass(options, base)):
+        raise ConfigError(f"{module.__file__}: Options must be a class below {base.__name__}")
+    if (found := options.model_fields[key].annotation) != Literal[name]:
+        raise ConfigError(f"{module.__file__}: Options.{key} must be Literal[{name!r}], found {found}")
+    return options
 
 
 class DatasetOptions(Section):
     """What every dataset's ``Options`` has; ``name`` is the plugin's file name."""
 
+    plugin = ("datasets", "name")
     name: str
-    """The dataset: the name of a file in ``cosmos_rl_core/datasets``."""
+    """The dataset: the name of a file in ``cosmos_rl_core/datasets``, or of a plugin from outside."""
 
 
 class RewardOptions(Section):
     """What every reward's ``Options`` has; ``name`` is the plugin's file name."""
 
+    plugin = ("rewards", "name")
     name: str
-    """The reward: the name of a file in ``cosmos_rl_core/rewards``."""
+    """The reward: the name of a file in ``cosmos_rl_core/rewards``, or of a plugin from outside."""
 
     @property
     def label(self) -> str:
@@ -48,10 +62,11 @@ AnyReward = Annotated[SerializeAsAny[RewardOptions], plugin_options("rewards", "
 class AlgorithmOptions(Section):
     """What every algorithm's ``Options`` has; ``type`` is the plugin's file name."""
 
+    plugin = ("algorithms", "type")
     rewarded: ClassVar[bool]
     """Whether it trains on rewarded rollouts (True) or on the media of a dataset (False)."""
     type: str
-    """The algorithm: the name of a file in ``cosmos_rl_core/algorithms``."""
+    """The algorithm: the name of a file in ``cosmos_rl_core/algorithms``, or of a plugin from outside."""
     dataset: AnyDataset
     """Prompts, or media with prompts."""
     mini_batch: int = Field(default=1, ge=1)
@@ -107,6 +122,13 @@ AnyAlgorithm = Annotated[SerializeAsAny[AlgorithmOptions], plugin_options("algor
 AnyRewarded = Annotated[SerializeAsAny[RewardedOptions], plugin_options("algorithms", "type")]
 AnySupervised = Annotated[SerializeAsAny[SupervisedOptions], plugin_options("algorithms", "type")]
 
+
+_BASES: dict[str, type[Section]] = {
+    "algorithms": AlgorithmOptions,
+    "rewards": RewardOptions,
+    "datasets": DatasetOptions,
+}
+"""What the ``Options`` of a plugin's kind are below."""
 
 OptimizerName = Literal["AdamW", "Adam"]
 

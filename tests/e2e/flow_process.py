@@ -41,8 +41,11 @@ def reference_root(folder: Path) -> Path:
 class Flows:
     """One store and the commands that work on it; all their processes carry a mark in their environment."""
 
-    def __init__(self, folder: Path, environment: dict[str, str], recipe: str = RECIPE) -> None:
+    def __init__(
+        self, folder: Path, environment: dict[str, str], recipe: str = RECIPE, python: str = sys.executable
+    ) -> None:
         self.folder = folder
+        self.python = python
         self.recipe = recipe
         self.store = str(folder / "store")
         self.root = reference_root(folder)
@@ -61,7 +64,7 @@ class Flows:
         log = self.folder / f"{secrets.token_hex(4)}.txt"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [self.python, "-m", module, *arguments],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=file,

@@ -1,0 +1,247 @@
+"""Plugins outside the package: found by paths, pinned by the digests of their files, imported again in other processes.
+
+A path names a ``.py`` file, a folder with an ``__init__.py`` (a model has a ``model.py`` beside it), or a folder laid
+out like this package: ``rewards/x.py``, ``models/y/``. What a file defines tells its kind; its name is the plugin's.
+"""
+
+import hashlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.errors import ConfigError
+
+_PREFIX = "cosmos_rl_outside_"
+_PACKAGE = "__init__.py"
+
+
+class Pin(Section):
+    """One plugin from outside, exactly as a plan found it."""
+
+    kind: Literal["models", "algorithms", "rewards", "datasets"]
+    name: str
+    path: str = Field(json_schema_extra={"identity": False})
+    """Its file or folder; for an entry point the file or folder of the package that it lies in."""
+    entry_point: str | None = Field(default=None, json_schema_extra={"identity": False})
+    """The module that the entry point names; None for a plugin that the recipe names by its path."""
+    files: dict[str, str]
+    """Sha256 of each file, by its path in the folder."""
+
+
+def find(paths: Iterable[str]) -> None:
+    """Import the plugins at these paths. Plugins that were found before are forgotten.
+
+    Raises one :class:`ConfigError` with every mistake.
+    """
+    _forget()
+    mistakes: list[str] = []
+    for path in paths:
+        try:
+            for kind, file in _candidates(Path(path)):
+                _register(file, kind)
+        except ConfigError as error:
+            mistakes.append(f"plugins: {error}")
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+
+
+def pins(model: str) -> tuple[Pin, ...]:
+    """The plugins from outside that this process has imported; of models of entry points only ``model``."""
+    found = [
+        _pin(kind, name, module) for kind in plugins.KINDS for name, module in sorted(plugins.loaded(kind).items())
+    ]
+    return tuple(pin for pin in found if pin.kind != "models" or pin.entry_point is None or pin.name == model)
+
+
+def named_by(settings: object, pinned: Iterable[Pin]) -> tuple[Pin, ...]:
+    """Those of the pinned plugins that settings name, at any depth of sections."""
+    names = set(_names_in(settings))
+    return tuple(pin for pin in pinned if (pin.kind, pin.name) in names)
+
+
+def _names_in(settings: object) -> Iterator[tuple[str, str]]:
+    if isinstance(settings, Section):
+        if settings.plugin is not None:
+            kind, field = settings.plugin
+            yield kind, getattr(settings, field)
+        for name in type(settings).model_fields:
+            yield from _names_in(getattr(settings, name))
+
+
+def use(values: Any, *, verify: bool) -> None:
+    """Import the plugins of a plan or a Request, given as plain values; forget those that were found before.
+
+    Raises :class:`ConfigError` where a plugin is not here or, with ``verify``, where a file is not the pinned one.
+    """
+    pinned = TypeAdapter(tuple[Pin, ...]).validate_python(values)
+    if _imported(pinned) == list(pinned):
+        return
+    _forget()
+    for pin in pinned:
+        if pin.entry_point is not None:
+            plugins.load(pin.kind, pin.name)
+        else:
+            _register(Path(pin.path), pin.kind)
+    if verify:
+        check_same(pinned, _imported(pinned))
+
+
+def _imported(pinned: Sequence[Pin]) -> list[Pin]:
+    """Those of the plugins that this process has imported, with the digests that their files have now."""
+    found = {kind: plugins.loaded(kind) for kind in plugins.KINDS}
+    return [_pin(pin.kind, pin.name, found[pin.kind][pin.name]) for pin in pinned if pin.name in found[pin.kind]]
+
+
+def named_in(data: bytes) -> list[Any]:
+    """The plugins of an encoded Request, as plain values: they are needed before the rest can be validated.
+
+    Empty for bytes that are none, which validation refuses.
+    """
+    try:
+        values = json.loads(data)
+    except ValueError:
+        return []
+    return values.get("plugins", []) if isinstance(values, dict) else []
+
+
+def check_same(pinned: Sequence[Pin], here: Sequence[Pin]) -> None:
+    """Raise :class:`ConfigError`, naming each file, unless these are the plugins that were pinned."""
+    was, found = ({(pin.kind, pin.name): pin for pin in some} for some in (pinned, here))
+    mistakes = [
+        f"{kind.removesuffix('s')} plugin {name!r}: {'not in the plan' if (kind, name) in found else 'not found here'}"
+        for kind, name in sorted(was.keys() ^ found.keys())
+    ]
+    for key in sorted(was.keys() & found.keys()):
+        mistakes += _edits(was[key], found[key])
+    if mistakes:
+        raise ConfigError(
+            "\n  ".join(["the plugins are not those that were planned:", *mistakes])
+            + "\nrestore them, or start another run with another --run-id"
+        )
+
+
+def _edits(was: Pin, found: Pin) -> Iterator[str]:
+    for name in sorted(was.files.keys() | found.files.keys()):
+        before, now = was.files.get(name), found.files.get(name)
+        if before != now:
+            file = Path(found.path, name) if Path(found.path).is_dir() else Path(found.path)
+            how = "is new" if before is None else "is missing" if now is None else "was edited"
+            yield f"{file} {how}: sha256 {(now or 'none')[:12]}, planned {(before or 'none')[:12]}"
+
+
+def _candidates(path: Path) -> Iterator[tuple[str | None, Path]]:
+    """The kind, where the layout tells it, and the file or folder of each plugin at a path."""
+    if path.suffix == ".py" or (path / _PACKAGE).is_file():
+        yield None, path
+        return
+    inside = [
+        (kind, entry)
+        for kind in plugins.KINDS
+        for entry in sorted((path / kind).glob("*"))
+        if not entry.name.startswith(("_", ".")) and (entry.suffix == ".py" or (entry / _PACKAGE).is_file())
+    ]
+    if not inside:
+        raise ConfigError(
+            f"{path} holds no plugin; expected a .py file, a folder with {_PACKAGE}, or a folder with some of "
+            f"{', '.join(f'{kind}/' for kind in plugins.KINDS)}"
+        )
+    yield from inside
+
+
+def _register(path: Path, kind: str | None) -> None:
+    """Import a file or folder, and make it known. Raises :class:`ConfigError` if it is no plugin, or one twice."""
+    module, name = _import(path), path.stem
+    kinds = [k for k, members in plugins.MEMBERS.items() if all(hasattr(module, member) for member in members)]
+    if kinds != [kind or next(iter(kinds), None)]:
+        expected = {kind: plugins.MEMBERS[kind]} if kind else plugins.MEMBERS
+        wanted = "; or ".join(f"{' and '.join(members)} ({k})" for k, members in expected.items())
+        raise ConfigError(f"{path} defines what belongs to {' and '.join(kinds) or 'no plugin'}; expected {wanted}")
+    (kind,) = kinds
+    if kind == "models" and not (path / "model.py").is_file():
+        raise ConfigError(f"{path}: a model is a folder with {_PACKAGE}, which defines SPEC, and model.py")
+    if name in plugins.own(kind) or name in plugins.loaded(kind):
+        raise ConfigError(f"{path}: there is another plugin {name!r} of {kind}; rename one")
+    plugins.register(kind, name, module)
+
+
+def _import(path: Path) -> ModuleType:
+    """Run the file now, whatever was imported from there before. Raises :class:`ConfigError` if that fails."""
+    name = path.stem
+    if not name.isidentifier() or name.startswith("_"):
+        raise ConfigError(f"{path}: {name!r} cannot name a plugin; expected letters, digits and '_', a letter first")
+    unique, folder = f"{_PREFIX}{sha256(str(path).encode())[:12]}_{name}", path / _PACKAGE
+    file, search = (folder, [str(path)]) if folder.is_file() else (path, None)
+    if not file.is_file():
+        raise ConfigError(f"no plugin at {path}: there is no such file")
+    loader = _Uncached(unique, str(file))
+    spec = importlib.util.spec_from_file_location(unique, file, loader=loader, submodule_search_locations=search)
+    assert spec is not None
+    module = sys.modules[unique] = importlib.util.module_from_spec(spec)
+    try:
+        loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[unique]
+        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+class _Uncached(SourceFileLoader):
+    """Compiles the file as it is now: cached byte code goes by a time in whole seconds and a size."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _forget() -> None:
+    """Make no plugin from outside known."""
+    for kind in plugins.KINDS:
+        for name in plugins.loaded(kind):
+            del sys.modules[f"cosmos_rl_core.{kind}.{name}"]
+    for name in [name for name in sys.modules if name.startswith(_PREFIX)]:
+        del sys.modules[name]
+
+
+def _pin(kind: Any, name: str, module: ModuleType) -> Pin:
+    by_path = module.__name__.startswith(_PREFIX)
+    path = _place(module) if by_path else _package_of(module)
+    return Pin(
+        kind=kind, name=name, path=str(path), entry_point=None if by_path else module.__name__, files=_digests(path)
+    )
+
+
+def _place(module: ModuleType) -> Path:
+    """The module's folder, or its file."""
+    assert module.__file__ is not None
+    file = Path(module.__file__)
+    return file.parent if file.name == _PACKAGE else file
+
+
+def _package_of(module: ModuleType) -> Path:
+    """The folder of the outermost regular package that holds the module; its file if none does."""
+    parts = module.__name__.split(".")
+    outer = (sys.modules[".".join(parts[: count + 1])] for count in range(len(parts)))
+    return _place(next(package for package in outer if package.__file__ is not None))
+
+
+def _digests(path: Path) -> dict[str, str]:
+    """Sha256 of the files by relative path; neither caches of byte code nor hidden files."""
+    if path.is_file():
+        return {path.name: _digest(path)}
+    names = [file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file()]
+    kept = [name for name in names if not any(part.startswith((".", "__pycache__")) for part in name.parts)]
+    return {name.as_posix(): _digest(path / name) for name in kept}
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,8 @@
+"""A training flow for every algorithm, also for plugins from outside: deployments of those name it."""
+
+from flows.session import any_training_flow
+
+
+@any_training_flow
+def train() -> None:
+    """Post-training by the algorithm that the recipe names."""

@@ -1,0 +1,171 @@
+"""Plugins that lie outside the package: found, validated and pinned by plans; refused where they were edited."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.outside_plugins import find
+from flows.plan import Plan, Settings, freeze, plan_of, read_plan
+from flows.requests import Run
+from stages import runner
+from stages.outcome import read_failures
+from tests.outside import write_plugins, write_recipe
+
+NAMES = {"algorithms": "nft2", "rewards": "bright", "datasets": "signs", "models": "tiny2"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path):
+    """A folder of plugins, which this process forgets afterwards."""
+    write_plugins(tmp_path / "mine")
+    yield tmp_path / "mine"
+    find([])
+
+
+@pytest.fixture
+def recipe(folder: Path) -> str:
+    """A recipe beside that folder, which names each plugin by a relative path."""
+    return write_recipe(folder.parent, [f"mine/{name}" for name in ("nft2.py", "bright.py", "signs.py", "tiny2")])
+
+
+def refused(recipe: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        plan_of(Settings(recipe, overrides=overrides))
+    return str(error.value)
+
+
+def frozen(recipe: str) -> tuple[Plan, str]:
+    url = str(Path(recipe).parent / "store")
+    return freeze(plan_of(Settings(recipe, url, run_id="mine")), url), url
+
+
+def test_a_plan_pins_the_files_of_every_kind(recipe: str, folder: Path):
+    plan = plan_of(Settings(recipe))
+    assert {pin.kind: pin.name for pin in plan.plugins} == NAMES
+    files = {pin.name: sorted(pin.files) for pin in plan.plugins}
+    assert files["tiny2"] == ["__init__.py", "model.py"]
+    assert files["bright"] == ["bright.py"]
+    assert {pin.path for pin in plan.plugins if pin.kind != "models"} == {str(file) for file in folder.glob("*.py")}
+    assert plan.model.adapter == "tiny2"
+
+
+def test_a_folder_laid_out_like_the_package_holds_plugins_too(recipe: str, folder: Path):
+    for kind, name in NAMES.items():
+        file = folder / name if kind == "models" else folder / f"{name}.py"
+        (folder / "all" / kind).mkdir(parents=True)
+        file.rename(folder / "all" / kind / file.name)
+    plan = plan_of(Settings(recipe, overrides=(f'plugins=["{folder / "all"}"]',)))
+    assert {pin.kind: pin.name for pin in plan.plugins} == NAMES
+
+
+def test_their_settings_are_validated_with_all_others(recipe: str):
+    said = refused(
+        recipe,
+        "train.train_policy.nft_beta=-1.0",
+        "train.train_policy.dataset.cuont=3",
+        'rewards=[{ fn = { name = "bright", factor = 0.0 } }]',
+        "train.seed=-1",
+    )
+    assert "train.train_policy.nft_beta: Input should be greater than 0" in said
+    assert "train.train_policy.dataset.cuont: unknown key; did you mean 'count'?" in said
+    assert "rewards.0.fn.factor: Input should be greater than 0" in said
+    assert "train.seed: Input should be greater than or equal to 0" in said
+
+
+def test_an_unknown_name_lists_those_from_outside(recipe: str):
+    said = refused(recipe, "train.train_policy.type=nft3", 'rewards=[{ fn = { name = "brigth" } }]')
+    assert "unknown algorithm 'nft3'; did you mean 'nft" in said
+    assert "known: ddrl, grpo, nft, nft2, sft" in said
+    assert "unknown reward 'brigth'; did you mean 'bright'? known: bright, jpeg, ocr, remote" in said
+
+
+def test_plugins_of_one_recipe_are_not_known_to_the_next(recipe: str):
+    plan_of(Settings(recipe))
+    plan_of(Settings("configs/tiny/nft.toml"))
+    assert [plugins.loaded(kind) for kind in plugins.KINDS] == [{}, {}, {}, {}]
+    assert "unknown algorithm 'nft2'; did you mean 'nft'?" in refused(recipe, "plugins=[]")
+
+
+def test_every_plugin_that_cannot_be_used_is_named_at_once(recipe: str, folder: Path):
+    sources = {
+        "broken.py": "import nothing_of_this_name",
+        "empty.py": "x = 1",
+        "ocr.py": (folder / "bright.py").read_text(encoding="utf-8"),
+        "copied.py": (folder / "bright.py").read_text(encoding="utf-8"),
+        "lone.py": (folder / "tiny2" / "__init__.py").read_text(encoding="utf-8"),
+    }
+    for name, source in sources.items():
+        (folder / name).write_text(source, encoding="utf-8")
+    paths = [str(folder / name) for name in ("nosuch.py", "nosuch", *sources)]
+    said = refused(recipe, f"plugins={json.dumps(paths)}", 'rewards=[{ fn = { name = "copied" } }]')
+    for mistake in (
+        "nosuch.py: there is no such file",
+        "nosuch holds no plugin; expected a .py file",
+        "broken.py cannot be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'",
+        "empty.py defines what belongs to no plugin; expected SPEC (models); or Options and Algorithm (algorithms)",
+        "ocr.py: there is another plugin 'ocr' of rewards; rename one",
+        "lone.py: a model is a folder with __init__.py, which defines SPEC, and model.py",
+        "copied.py: Options.name must be Literal['copied'], found typing.Literal['bright']",
+    ):
+        assert mistake in said
+
+
+def test_two_models_cannot_claim_one_pipeline(recipe: str, folder: Path):
+    spec = folder / "tiny2" / "__init__.py"
+    spec.write_text(spec.read_text(encoding="utf-8").replace("OtherPipeline", "WanPipeline"), encoding="utf-8")
+    assert "no model plugin for the pipeline class 'OtherPipeline'; known: Cosmos2" in refused(recipe)
+    spec.write_text(spec.read_text(encoding="utf-8").replace("WanPipeline", "StableDiffusion3Pipeline"))
+    said = refused(recipe, "policy.model_name_or_path=package:tiny-sd3")
+    assert "the model plugins sd3, tiny2 all claim 'StableDiffusion3Pipeline'; leave one out" in said
+
+
+@pytest.mark.parametrize("edited", ["nft2.py", "bright.py", "signs.py", "tiny2/__init__.py", "tiny2/model.py"])
+def test_a_resume_names_the_file_that_was_edited(edited: str, recipe: str, folder: Path):
+    _, url = frozen(recipe)
+    frozen(recipe)
+    with (folder / edited).open("a", encoding="utf-8") as file:
+        file.write("# edited\n")
+    with pytest.raises(ConfigError, match=rf"{folder / edited} was edited: sha256 \w{{12}}, planned \w{{12}}"):
+        frozen(recipe)
+    # Looking at the run needs no equal files.
+    assert read_plan(url, "mine").recipe.train.train_policy.type == "nft2"
+
+
+def test_a_new_or_a_missing_file_of_a_plugin_is_named_too(recipe: str, folder: Path):
+    (folder / "tiny2" / "notes.txt").write_text("as planned", encoding="utf-8")
+    frozen(recipe)
+    (folder / "tiny2" / "notes.txt").rename(folder / "tiny2" / "more.txt")
+    with pytest.raises(ConfigError) as error:
+        frozen(recipe)
+    assert f"{folder / 'tiny2' / 'notes.txt'} is missing" in str(error.value)
+    assert f"{folder / 'tiny2' / 'more.txt'} is new" in str(error.value)
+
+
+def test_a_request_names_the_plugins_of_its_stage_and_its_runner_refuses_an_edited_one(recipe: str, folder: Path):
+    plan, url = frozen(recipe)
+    run = Run(plan, url)
+    assert run.embed().plugins == plan.plugins
+    request = folder.parent / "embed" / "request.json"
+    request.parent.mkdir()
+    request.write_text(run.embed().model_dump_json(), encoding="utf-8")
+    with (folder / "tiny2" / "model.py").open("a", encoding="utf-8") as file:
+        file.write("# edited\n")
+    assert runner.main([str(request)]) == 64
+    (failure,) = read_failures(request.parent)
+    assert f"{folder / 'tiny2' / 'model.py'} was edited" in failure.message
+
+
+def test_what_runs_share_depends_on_the_plugins_that_made_it(recipe: str, folder: Path):
+    before = Run(*frozen(recipe)).embed()
+    with (folder / "tiny2" / "model.py").open("a", encoding="utf-8") as file:
+        file.write("# edited\n")
+    url = str(folder.parent / "store")
+    after = Run(freeze(plan_of(Settings(recipe, url, run_id="other")), url), url).embed()
+    assert before.slot != after.slot
+    with (folder / "bright.py").open("a", encoding="utf-8") as file:
+        file.write("# edited\n")
+    again = Run(freeze(plan_of(Settings(recipe, url, run_id="another")), url), url).embed()
+    assert again.slot == after.slot
