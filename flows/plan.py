@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from cosmos_rl_core import checkpoints, outside_plugins, pipelines, plugins, sequence_shares, sizes, store
+from cosmos_rl_core import checkpoints, outside_plugins, pipelines, plugins, sequence_shares, sizes, store, weight_files
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
@@ -125,7 +125,8 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str,
     """Resolve and check all that plan time can know. Raises one :class:`ConfigError` with every mistake, old or new."""
     mistakes = [*known, *launchers.misplaced(recipe.launch)]
     recipe = _collect(mistakes, lambda: with_solver(recipe)) or recipe
-    model = _collect(mistakes, lambda: _model(recipe))
+    damaged = _collect(mistakes, lambda: _damages(recipe)) or []
+    model = None if damaged else _collect(mistakes, lambda: _model(recipe))
     prompts = _collect(mistakes, lambda: prompts_of(recipe.train.train_policy.dataset)) or ()
     held_out = _collect(mistakes, lambda: prompts_of(recipe.validation.dataset) if recipe.validation else ()) or ()
     data_prompts, data_digest = _collect(mistakes, lambda: data_prompts_of(recipe)) or ((), "")
@@ -154,10 +155,12 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str,
         _collect(mistakes, lambda: _check_shared_videos(recipe))
         embedded = {prompt.id for prompt in (*prompts, *data_prompts, *held_out_data[0])}
         _collect(mistakes, lambda: costs.check_embeddings(recipe, len(embedded)))
-    if model is None:
+    if model is None and not damaged:
         mistakes.append("the model is not here, so sizes and memory cannot be planned")
     if mistakes or model is None:
-        raise ConfigError("\n".join([f"{source}:", *(f"  {mistake}" for mistake in dict.fromkeys(mistakes))]))
+        lines = [f"{source}:", *(f"  {mistake}" for mistake in dict.fromkeys([*mistakes, *damaged]))]
+        # Nobody has to edit a recipe for files that did not arrive whole.
+        raise (ConfigError if mistakes else ArtifactError)("\n".join(lines))
     plan = Plan(
         run_id="?",
         recipe=recipe,
@@ -246,6 +249,12 @@ def _collect(mistakes: list[str], resolve: Any) -> Any:
         if str(error) not in mistakes:
             mistakes.append(str(error))
         return None
+
+
+def _damages(recipe: Recipe) -> list[str]:
+    """What is wrong with the files of the base model, found without reading them."""
+    found = weight_files.damages(pipelines.resolve_path(recipe.policy.model_name_or_path))
+    return [*found, "fetch the model again, or another copy of these files"] if found else []
 
 
 def _model(recipe: Recipe) -> ModelRef:

@@ -1,0 +1,129 @@
+"""Whether the files of a pipeline directory are whole, by their sizes and headers: torch-free, so that a plan can tell.
+
+Their bytes are not read. Files that no stage loads, such as half-precision variants, do not count.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cosmos_rl_core import pipelines
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.tensor_headers import NUM_BYTES, Entry, num_bytes, read_header
+
+_WEIGHTS = {"diffusers": pipelines.WEIGHTS, "transformers": "model.safetensors"}
+"""Name of a component's weights where they are one file, by the library that saves them."""
+_TOKENIZER = "tokenizer_config.json"
+_CONFIGS = {"Scheduler": "scheduler_config.json", "Tokenizer": _TOKENIZER, "TokenizerFast": _TOKENIZER}
+"""What a component without weights needs, by the end of its class's name; a model has ``config.json``."""
+_NO_MODELS = (*_CONFIGS, "Processor", "ProcessorFast", "FeatureExtractor")
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
+
+def damages(path: str) -> list[str]:
+    """What is missing or damaged in the pipeline directory ``path``, a line a file; each names the file."""
+    folder, found = Path(path), list[str]()
+    for name, entry in pipelines.read_json(path, pipelines.INDEX).items():
+        # A part that is absent on purpose has null for its library.
+        if isinstance(entry, list) and len(entry) == 2 and entry[0] in _WEIGHTS and entry[1] is not None:
+            found += _of_component(folder / name, *entry)
+    links = [file for name in pipelines.pipeline_files(path) if not (file := folder / name).is_file()]
+    # The plan takes a digest of every file, also of those that no component needs.
+    return found + [_missing(link) for link in links if not any(line.startswith(f"{link} ") for line in found)]
+
+
+def _missing(file: Path) -> str:
+    return f"{file} is missing" + (f" (a link to {file.readlink()}, which is not there)" if file.is_symlink() else "")
+
+
+def _of_component(folder: Path, library: str, class_name: str) -> Iterator[str]:
+    if not folder.is_dir():
+        yield f"{_missing(folder)}, and {pipelines.INDEX} lists it as a {class_name}"
+        return
+    is_model = not class_name.endswith(_NO_MODELS)
+    config = "config.json" if is_model else next((c for end, c in _CONFIGS.items() if class_name.endswith(end)), None)
+    if config is not None:
+        yield from _of_json(folder / config)
+    if is_model:
+        yield from _of_weights(folder, library)
+    elif "Tokenizer" in class_name and not any((folder / name).is_file() for name in _VOCABULARIES):
+        yield f"{folder} has no vocabulary; expected one of {', '.join(_VOCABULARIES)}"
+
+
+def _of_json(file: Path) -> Iterator[str]:
+    if isinstance(found := _read(file), str):
+        yield found
+
+
+def _of_weights(folder: Path, library: str) -> Iterator[str]:
+    """A component's index and all files that it names, or its one file."""
+    name = _WEIGHTS[library]
+    whole, index = folder / name, folder / f"{name}.index.json"
+    # Where there are both, diffusers reads what the index names, transformers the one file.
+    if not index.is_file() or (library == "transformers" and whole.is_file()):
+        yield from _of_safetensors(whole) if whole.is_file() else _without_weights(folder, name)
+        return
+    values = _read(index)
+    if isinstance(values, str):
+        yield values
+        return
+    places = values.get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(place, str) for place in places.values()):
+        yield f"{index} is damaged: it has no weight_map, which names the file of each tensor"
+        return
+    for shard in sorted(set(places.values())):
+        if not (folder / shard).is_file():
+            yield f"{_missing(folder / shard)}, and {index.name} names it"
+        else:
+            yield from _of_safetensors(folder / shard, {tensor for tensor, place in places.items() if place == shard})
+
+
+def _without_weights(folder: Path, name: str) -> Iterator[str]:
+    others = sorted(file.name for file in folder.glob("*") if file.suffix in {".bin", ".pt", ".pth", ".ckpt"})
+    others += sorted(file.name for file in folder.glob("*.safetensors"))
+    there = f"; there is {', '.join(others[:3])}, which is not read" if others else ""
+    yield f"{_missing(folder / name)}{there}; weights are read from that file, or from those of {name}.index.json"
+
+
+def _of_safetensors(file: Path, wanted: set[str] | None = None) -> Iterator[str]:
+    """Compare the file's size with what its header says, and its tensors with those that the index expects there."""
+    size = file.stat().st_size
+    if size == 0:
+        yield f"{file} is empty"
+        return
+    try:
+        with file.open("rb") as stream:
+            begin = int.from_bytes(stream.read(8), "little") + 8
+            stream.seek(0)
+            if size < 8 or (8 < begin <= 10**8 and size < begin):
+                yield f"{file} is cut short: {size} bytes, of which the header alone needs {max(begin, 8)}"
+                return
+            entries = read_header(stream)
+    except (ArtifactError, OSError) as error:
+        yield f"{file} is damaged: {error}"
+        return
+    expected = max((entry.end for entry in entries), default=begin)
+    if size < expected:
+        yield f"{file} is cut short: {expected - size} of {expected} bytes are missing"
+    elif size > expected:
+        yield f"{file} is damaged: it has {size - expected} bytes more than its header says"
+    if wrong := [entry.name for entry in entries if not _fits(entry)]:
+        yield f"{file} is damaged: {len(wrong)} tensors do not have the bytes of their shape, e.g. {wrong[0]}"
+    if wanted and (lost := sorted(wanted - {entry.name for entry in entries})):
+        yield f"{file} has no tensor {lost[0]}{f' and {len(lost) - 1} more' * (len(lost) > 1)}, and the index names it"
+
+
+def _fits(entry: Entry) -> bool:
+    return entry.dtype not in NUM_BYTES or entry.end - entry.start == num_bytes(entry.dtype, entry.shape)
+
+
+def _read(file: Path) -> dict[str, Any] | str:
+    """The JSON object in a file, or what is wrong with it."""
+    if not file.is_file():
+        return _missing(file)
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"{file} is damaged: it is not JSON ({error})"
+    return values if isinstance(values, dict) else f"{file} is damaged: expected a JSON object"

@@ -1,0 +1,156 @@
+"""Plans find files of the base model that are cut short, missing or damaged, of every component, and name them all."""
+
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cosmos_rl_core import pipelines
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.weight_files import damages
+from flows import cli
+from flows.plan import Settings, plan_of
+from tests import tiny_pipelines
+
+WEIGHTS = [
+    "transformer/diffusion_pytorch_model.safetensors",
+    "vae/diffusion_pytorch_model.safetensors",
+    "text_encoder/model.safetensors",
+    "text_encoder_2/model.safetensors",
+    "text_encoder_3/model.safetensors",
+]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(pipelines.resolve_path("package:tiny-sd3"), tmp_path / "base"))
+
+
+def split(base: Path, file: str) -> Path:
+    """Replace a component's weights by two shards and an index; returns the index."""
+    whole = base / file
+    length = struct.unpack("<Q", whole.read_bytes()[:8])[0]
+    header = json.loads(whole.read_bytes()[8 : 8 + length])
+    header.pop("__metadata__", None)
+    places = {name: f"{whole.stem}-{1 + i % 2:05d}-of-00002.safetensors" for i, name in enumerate(header)}
+    for shard in set(places.values()):
+        names = [name for name in header if places[name] == shard]
+        data, entries = b"", {}
+        for name in names:
+            start, end = header[name]["data_offsets"]
+            part = whole.read_bytes()[8 + length + start : 8 + length + end]
+            entries[name] = header[name] | {"data_offsets": [len(data), len(data) + len(part)]}
+            data += part
+        encoded = json.dumps(entries).encode()
+        (whole.parent / shard).write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)
+    index = whole.parent / f"{whole.name}.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")
+    whole.unlink()
+    return index
+
+
+@pytest.mark.parametrize("file", WEIGHTS)
+def test_weights_that_are_cut_short_end_a_plan_with_65_and_the_bytes_that_lack(file: str, base: Path, recipe):
+    size = (base / file).stat().st_size
+    os.truncate(base / file, size - 1000)
+    said = CliRunner().invoke(cli.app, ["plan", recipe(), "--set", f"policy.model_name_or_path={base}"])
+    assert said.exit_code == 65
+    assert f"{base / file} is cut short: 1000 of {size} bytes are missing" in said.stderr
+    assert "fetch the model again" in said.stderr
+
+
+@pytest.mark.parametrize(
+    "make", [tiny_pipelines.save_wan, tiny_pipelines.save_sana, tiny_pipelines.save_cosmos_predict2_5]
+)
+def test_every_component_of_every_family_is_looked_at(make, tmp_path: Path):
+    base = Path(make(tmp_path / "base"))
+    assert damages(str(base)) == []
+    weights = sorted(base.rglob("*.safetensors"))
+    for file in weights:
+        os.truncate(file, file.stat().st_size - 1)
+    assert sorted(line.partition(" ")[0] for line in damages(str(base))) == [str(file) for file in weights]
+
+
+def test_all_damaged_files_are_named_at_once(base: Path):
+    (base / WEIGHTS[0]).write_bytes(b"")
+    (base / WEIGHTS[1]).write_bytes(b"<html>not found</html>")
+    (base / WEIGHTS[2]).unlink()
+    os.truncate(base / WEIGHTS[3], 100)
+    with (base / WEIGHTS[4]).open("ab") as file:
+        file.write(b"more")
+    shutil.rmtree(base / "tokenizer")
+    (base / "tokenizer_2" / "tokenizer.json").unlink()
+    (base / "scheduler" / "scheduler_config.json").write_text("{", encoding="utf-8")
+    (base / "vae" / "config.json").unlink()
+    found = damages(str(base))
+    for file, what in {
+        WEIGHTS[0]: "is empty",
+        WEIGHTS[1]: "is damaged: not a safetensors file",
+        WEIGHTS[2]: "is missing; weights are read from that file, or from those of model.safetensors.index.json",
+        WEIGHTS[3]: "is cut short: 100 bytes, of which the header alone needs",
+        WEIGHTS[4]: "is damaged: it has 4 bytes more than its header says",
+        "tokenizer": "is missing, and model_index.json lists it as a CLIPTokenizer",
+        "tokenizer_2": "has no vocabulary; expected one of tokenizer.json",
+        "scheduler/scheduler_config.json": "is damaged: it is not JSON",
+        "vae/config.json": "is missing",
+    }.items():
+        assert any(line.startswith(f"{base / file} {what}") for line in found), file
+    assert len(found) == 9
+
+
+@pytest.mark.parametrize("file", [WEIGHTS[0], WEIGHTS[4]])
+def test_an_index_and_its_shards_belong_together(file: str, base: Path):
+    index = split(base, file)
+    assert damages(str(base)) == []
+    places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    first, second = sorted(set(places.values()))
+    moved = next(name for name, place in places.items() if place == second)
+    index.write_text(
+        json.dumps({"weight_map": places | {moved: first, "lost": "nosuch.safetensors"}}), encoding="utf-8"
+    )
+    assert damages(str(base)) == [
+        f"{index.parent / first} has no tensor {moved}, and the index names it",
+        f"{index.parent / 'nosuch.safetensors'} is missing, and {index.name} names it",
+    ]
+    index.write_text("[]", encoding="utf-8")
+    assert damages(str(base)) == [f"{index} is damaged: expected a JSON object"]
+
+
+def test_weights_of_another_format_are_named(base: Path, recipe):
+    (base / WEIGHTS[1]).rename(base / "vae" / "diffusion_pytorch_model.bin")
+    with pytest.raises(ArtifactError, match=r"vae/diffusion_pytorch_model\.safetensors is missing; there is") as error:
+        plan_of(Settings(recipe(), overrides=(f"policy.model_name_or_path={base}",)))
+    assert "there is diffusion_pytorch_model.bin, which is not read" in str(error.value)
+
+
+def test_a_link_that_leads_nowhere_is_a_missing_file(base: Path):
+    for file in (WEIGHTS[2], "tokenizer_3/notes.txt"):
+        (base / file).unlink(missing_ok=True)
+        (base / file).symlink_to("../../blobs/123")
+    weights, notes = damages(str(base))
+    assert weights.startswith(f"{base / WEIGHTS[2]} is missing (a link to ../../blobs/123, which is not there);")
+    assert notes == f"{base / 'tokenizer_3/notes.txt'} is missing (a link to ../../blobs/123, which is not there)"
+
+
+def test_what_is_absent_on_purpose_or_not_loaded_is_no_damage(base: Path):
+    index = json.loads((base / pipelines.INDEX).read_text(encoding="utf-8"))
+    assert index["image_encoder"] == [None, None]
+    shutil.rmtree(base / "text_encoder_3")
+    absent = {"text_encoder_3": [None, None], "safety_checker": ["cosmos_guardrail", "CosmosSafetyChecker"]}
+    (base / pipelines.INDEX).write_text(json.dumps(index | absent), encoding="utf-8")
+    (base / "transformer" / "diffusion_pytorch_model.fp16.safetensors").write_bytes(b"")
+    assert damages(str(base)) == []
+
+
+def test_damage_is_reported_beside_mistakes_in_the_recipe(base: Path, recipe):
+    os.truncate(base / WEIGHTS[0], 5000)
+    with pytest.raises(ConfigError) as error:
+        plan_of(
+            Settings(recipe(), overrides=(f"policy.model_name_or_path={base}", "train.train_batch_per_replica=4000"))
+        )
+    assert "one iteration needs 1000 prompts, the dataset has 4" in str(error.value)
+    assert f"{base / WEIGHTS[0]} is cut short" in str(error.value)
