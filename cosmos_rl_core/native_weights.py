@@ -46,7 +46,9 @@ def import_weights(weights: Path, base: str, target: Path) -> str:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(source, partial, ignore=lambda folder, names: names if Path(folder).name == "transformer" else [])
+    shutil.copytree(
+        source, partial, ignore=lambda folder, names: names if Path(folder) == source / "transformer" else []
+    )
     transformer.save_pretrained(partial / "transformer")
     (partial / ORIGIN).write_text(json.dumps({"file": weights.name, "sha256": digest}), encoding="utf-8")
     partial.rename(target)

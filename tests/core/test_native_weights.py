@@ -1,6 +1,7 @@
 """Weights as cosmos's own code names them, into a diffusers pipeline."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,19 @@ def test_the_pipeline_has_the_files_weights_and_the_bases_other_parts(
     assert pipelines.pipeline_class(tmp_path / "new") == pipelines.pipeline_class(base)
     with pytest.raises(ConfigError, match="exists already"):
         native_weights.import_weights(tmp_path / "model.pt", str(base), tmp_path / "new")
+
+
+def test_only_the_bases_own_transformer_folder_is_left_out(base: Path, other: dict[str, torch.Tensor], tmp_path: Path):
+    named = tmp_path / "transformer"
+    shutil.copytree(base, named)
+    (named / "tokenizer" / "transformer").mkdir()
+    (named / "tokenizer" / "transformer" / "notes.txt").write_text("kept", encoding="utf-8")
+    torch.save(native(other), tmp_path / "model.pt")
+    native_weights.import_weights(tmp_path / "model.pt", str(named), tmp_path / "new")
+    written = {*pipelines.pipeline_files(named), native_weights.ORIGIN}
+    assert set(pipelines.pipeline_files(tmp_path / "new")) == written
+    found = transformer_of(tmp_path / "new")
+    assert all(torch.equal(found[name], other[name]) for name in other)
 
 
 def test_tensors_that_are_not_the_bases_are_named_and_nothing_is_written(
