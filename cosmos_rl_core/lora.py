@@ -46,6 +46,27 @@ def check_patterns(config: LoraConfig, adapted: Collection[str]) -> None:
         raise ConfigError("; ".join(mistakes))
 
 
+def check_ranks(config: LoraConfig, adapted: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise :class:`ConfigError` if an adapter's rank is above what its matrix can have, the smaller of its sides.
+
+    ``adapted`` is the shape of each adapted matrix.
+    """
+    beyond = sorted(module for module, shape in adapted.items() if rank(config, module) > min(shape))
+    if not beyond:
+        return
+    shown = [_beyond(config, module, adapted[module]) for module in beyond[:3]]
+    more = f" and {len(beyond) - 3} more" if len(beyond) > 3 else ""
+    raise ConfigError(
+        f"policy.lora: the rank is above the smaller side of {len(beyond)} of {len(adapted)} adapted matrices: "
+        f"{'; '.join(shown)}{more}. Lower r, or give these modules a rank of their own by r_pattern"
+    )
+
+
+def _beyond(config: LoraConfig, module: str, shape: tuple[int, ...]) -> str:
+    sides = " x ".join(map(str, shape))
+    return f"{module} of {sides} has rank {rank(config, module)}, at most {min(shape)}"
+
+
 def _mistakes(field: str, patterns: Mapping[str, float], adapted: Collection[str]) -> list[str]:
     named = {pattern: {module for module in adapted if _names(pattern, module)} for pattern in sorted(patterns)}
     lost = [

@@ -12,6 +12,9 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.tensor_headers import read_header
 
 FLOAT32_BYTES = 4
+MAX_TOKENS = 2**20
+"""Most tokens of one sample: twelve times those of 93 frames of 720p in Cosmos-Predict2.5, the most that a model here
+was made for. It bounds transformers without positions, and those whose positions bound each axis alone."""
 
 
 def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | None:
@@ -43,6 +46,11 @@ def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int
         raise ConfigError(
             f"inference_size {list(size)} and train_frames = {frames} are {tokens} tokens (frames, height, width); the "
             f"transformer has positions for at most {list(most)}"
+        )
+    if math.prod(tokens) > MAX_TOKENS:
+        raise ConfigError(
+            f"inference_size {list(size)} and train_frames = {frames} are {math.prod(tokens)} tokens a sample, at most "
+            f"{MAX_TOKENS} are possible here; lower them"
         )
     return (channels, *shape)
 
@@ -226,13 +234,14 @@ def trainable_shapes(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | None
     """Shapes of what training moves, by name: all weights, or two factors of rank r for each targeted matrix.
 
     Matrices are the weights of linear modules; convolutions and tables have none. Raises :class:`ConfigError` for a
-    target that names no matrix, and as :func:`adapters.check_patterns`.
+    target that names no matrix, and as :func:`adapters.check_patterns` and :func:`adapters.check_ranks`.
     """
     if lora is None:
         return {name: shape for name, shape in shapes.items() if name not in BUFFERS}
     matrices = _matrices(shapes)
     targeted = _adapted(matrices, lora)
     adapters.check_patterns(lora, targeted)
+    adapters.check_ranks(lora, {module: matrices[module] for module in targeted})
     factors: dict[str, tuple[int, ...]] = {}
     for module in sorted(targeted):
         (rows, columns), rank = matrices[module], adapters.rank(lora, module)

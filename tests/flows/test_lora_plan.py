@@ -55,6 +55,34 @@ def test_options_that_say_nothing_or_too_much_are_refused(recipe, override, expe
     assert expected in mistakes_of(recipe(), override)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ("policy.lora.r=129",),
+            "the rank is above the smaller side of 16 of 16 adapted matrices: transformer_blocks.0.attn.to_k "
+            "of 128 x 128 has rank 129, at most 128; ",
+        ),
+        (("policy.lora.r=400",), "and 13 more. Lower r, or give these modules a rank of their own by r_pattern"),
+        (
+            ("policy.lora.r_pattern.to_q=129",),
+            "the rank is above the smaller side of 4 of 16 adapted matrices: transformer_blocks.0.attn.to_q "
+            "of 128 x 128 has rank 129, at most 128; ",
+        ),
+        (
+            ("policy.lora.r=65", 'policy.lora.target_modules=["to_q", "proj_out"]'),
+            "of 1 of 5 adapted matrices: proj_out of 64 x 128 has rank 65, at most 64. Lower r",
+        ),
+    ],
+)
+def test_a_rank_above_what_a_matrix_has_is_refused(recipe, overrides, expected):
+    assert expected in mistakes_of(recipe(), *overrides)
+
+
+def test_the_largest_rank_that_a_matrix_has_is_taken(recipe):
+    assert plan_of(Settings(recipe(), overrides=("policy.lora.r=128",)))
+
+
 def test_dropout_is_refused_where_it_would_be_in_one_of_two_densities(recipe):
     flow_sde = ("policy.diffusers.sample.solver=flow_sde", "train.train_policy.train_on=[0]")
     grpo = recipe(('type = "nft"', 'type = "grpo"'), ("timesteps_fraction = 1.0\n", ""))

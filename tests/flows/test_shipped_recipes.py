@@ -92,6 +92,8 @@ def tiny(values: dict[str, Any], data: dict[str, Path], bases: dict[str, Path]) 
         "policy.diffusers.inference_size": SIZE,
         "policy.diffusers.train_frames": frames,
     }
+    if "lora" in values["policy"]:
+        changes["policy.lora.r"] = 2
     if name == "cosmos_predict2_5":
         changes["policy.diffusers.guardrail"] = "off"
     policy = values["train"]["train_policy"]
