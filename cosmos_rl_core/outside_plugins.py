@@ -87,6 +87,10 @@ def use(values: Any, *, verify: bool) -> None:
     if _imported(pinned) == list(pinned):
         return
     _forget()
+    by_path = [pin for pin in pinned if pin.entry_point is None]
+    if verify:
+        # Before the import: a file that was edited is not run.
+        check_same(by_path, [pin.model_copy(update={"files": _digests(Path(pin.path))}) for pin in by_path])
     for pin in pinned:
         if pin.entry_point is not None:
             plugins.load(pin.kind, pin.name)

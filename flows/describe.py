@@ -33,6 +33,7 @@ def describe_plan(plan: Plan, store_url: str) -> str:
             f"iteration  {batch}, {sample.num_steps} {sample.solver} steps, guidance {sample.guidance_scale:g}",
             f"rewards    {rewards}",
         ]
+    lines += [f"plugin     {pin.name} of {pin.kind}, {pin.path}" for pin in plan.plugins]
     writes = "\n           ".join(costs.describe(recipe))
     lines.append(f"writes     {writes}")
     launch = recipe.launch

@@ -8,6 +8,7 @@ import pytest
 from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.outside_plugins import find
+from flows import describe
 from flows.plan import Plan, Settings, freeze, plan_of, read_plan
 from flows.requests import Run
 from stages import runner
@@ -50,6 +51,7 @@ def test_a_plan_pins_the_files_of_every_kind(recipe: str, folder: Path):
     assert files["bright"] == ["bright.py"]
     assert {pin.path for pin in plan.plugins if pin.kind != "models"} == {str(file) for file in folder.glob("*.py")}
     assert plan.model.adapter == "tiny2"
+    assert f"\nplugin     signs of datasets, {folder / 'signs.py'}\n" in describe.describe_plan(plan, "outputs")
 
 
 def test_a_folder_laid_out_like_the_package_holds_plugins_too(recipe: str, folder: Path):
@@ -156,6 +158,17 @@ def test_a_request_names_the_plugins_of_its_stage_and_its_runner_refuses_an_edit
     assert runner.main([str(request)]) == 64
     (failure,) = read_failures(request.parent)
     assert f"{folder / 'tiny2' / 'model.py'} was edited" in failure.message
+
+
+@pytest.mark.parametrize("source", ["this is not Python", None], ids=["broken", "removed"])
+def test_a_stage_does_not_run_a_plugin_that_it_cannot_verify(source: str | None, recipe: str, folder: Path):
+    run = Run(*frozen(recipe))
+    (request := folder.parent / "request.json").write_text(run.embed().model_dump_json(), encoding="utf-8")
+    file = folder / "bright.py"
+    file.unlink() if source is None else file.write_text(source, encoding="utf-8")
+    assert runner.main([str(request)]) == 64
+    (failure,) = read_failures(request.parent)
+    assert f"{file} {'is missing' if source is None else 'was edited'}" in failure.message
 
 
 def test_what_runs_share_depends_on_the_plugins_that_made_it(recipe: str, folder: Path):
