@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -90,30 +91,40 @@ def _write_files(
     context.progress(f"writing {part}", len(files), len(files))
 
 
-def read_part(source: Input, part: str, shards: Shards = WHOLE) -> dict[str, Tensor]:
+Progress = Callable[[str, int, int], None]
+"""Told a phase, a step of it and how many it has, as :meth:`stages.runner.Context.progress`."""
+
+
+def read_part(
+    source: Input, part: str, shards: Shards = WHOLE, progress: Progress = lambda *_: None
+) -> dict[str, Tensor]:
     """One part's tensors, on the CPU; empty if the policy has no such part. Of what is cut, this rank's rows alone:
-    besides them, memory holds one whole tensor at a time."""
+    besides them, memory holds one whole tensor at a time. ``progress`` is told of every tensor, the files as steps."""
     artifact = Artifact(source)
     tensors: dict[str, Tensor] = {}
+    names = artifact.names(f"{part}/")
 
-    def take(stream: Readable) -> None:
+    def take(stream: Readable, index: int) -> None:
         for key, tensor in read_tensors(stream):
             # A copy of the rows, so that the tensor's others go.
             tensors[key] = shards.local(key, tensor).clone() if shards.cuts(key) else tensor
+            progress(f"reading {part}", index, len(names))
 
-    for name in artifact.names(f"{part}/"):
-        scan(artifact.url, artifact.entry(name), take)
+    for index, name in enumerate(names):
+        scan(artifact.url, artifact.entry(name), partial(take, index=index))
+        progress(f"reading {part}", index + 1, len(names))
     return tensors
 
 
 def load_policy(
-    config: OnPolicy, source: Input, *, components: tuple[str, ...], group: Group, reference: bool
+    config: OnPolicy, source: Input, *, components: tuple[str, ...], context: Context, reference: bool
 ) -> tuple[Model, PolicyWeights]:
     """The model with ``components`` beside its transformer, which has ``source.part`` as its live, trainable weights.
 
     On ranks that share their weights, each reads and keeps its rows alone; peers then share the tokens of all that goes
     through the transformer.
     """
+    group: Group = context.ranks
     mesh = group.mesh
 
     def spread(transformer: nn.Module) -> Shards:
@@ -134,7 +145,7 @@ def load_policy(
     transformer = "transformer" if mesh is None else EMPTY_TRANSFORMER
     model = load_model(config.model, (transformer, *components), group.device)
     weights = prepare(model.transformer, config.lora, reference=reference, spread=spread)
-    weights.load(CURRENT, read_part(source, source.part, weights.shards))
+    weights.load(CURRENT, read_part(source, source.part, weights.shards, context.progress))
     if group.peers is not None:
         split_sequence(model.transformer, group.peers)
     return model, weights

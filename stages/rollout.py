@@ -43,7 +43,9 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     )
     ranks = context.ranks
     components = ("vae", *config.model.guardrail) if ranks.leads else ()
-    model, _ = policy.load_policy(config, request.one("policy"), components=components, group=ranks, reference=False)
+    model, _ = policy.load_policy(
+        config, request.one("policy"), components=components, context=context, reference=False
+    )
     size = config.media.size, config.media.frames
     kernel = kernel_of(config.sample, lambda: model.schedule(config.sample.num_steps, *size))
     kernel.check_trainable(step for step in config.train_on if step != -1)

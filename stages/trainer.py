@@ -115,11 +115,11 @@ class Trainer:
         steps = config.steps
         # The base's, unless this policy carries one on.
         reference = "reference" in algorithm.roles and "reference" not in copies
-        model, weights = load_policy(config, policy, components=components, group=context.ranks, reference=reference)
+        model, weights = load_policy(config, policy, components=components, context=context, reference=reference)
         if config.gradient_checkpointing:
             model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
         for part in copies:
-            weights.create(part, read_part(policy, part, weights.shards) or None)
+            weights.create(part, read_part(policy, part, weights.shards, context.progress) or None)
 
         def sign_of_life(finished: int) -> None:
             context.progress("training", finished, len(steps.lrs))
@@ -135,7 +135,7 @@ class Trainer:
             note=context.outcome.note,
             nonfinite_in_a_row=_clocks(policy).get(NONFINITE, 0),
         )
-        state = read_part(policy, "optimizer", state_shards(weights.shards))
+        state = read_part(policy, "optimizer", state_shards(weights.shards), context.progress)
         load_optimizer_state(trainer.optimizer, weights.parameters, state)
         return trainer
 

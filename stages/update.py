@@ -45,7 +45,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     copies = _copies(config)
     trainer = Trainer.load(config, algorithm, policy=policy, components=(), context=context, copies=copies)
     if "behaviour" in algorithm.roles:
-        _take_up_behaviour(request, trainer.weights, copies)
+        _take_up_behaviour(request, trainer.weights, copies, context)
     draws = _draws(request, config, algorithm, trainer.model, Stored.read(request, table, group.device))
     drift = DriftWatch(algorithm.drift_limits, trainer, context)
     _train(trainer, layout["steps"], config, draws)
@@ -62,14 +62,14 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     return trainer.summary() | drift.summary() | ({"excluded": excluded} if excluded else {})
 
 
-def _take_up_behaviour(request: Request, weights: PolicyWeights, copies: list[str]) -> None:
+def _take_up_behaviour(request: Request, weights: PolicyWeights, copies: list[str], context: Context) -> None:
     """Make the part ``behaviour``: a second name of the copy whose bytes it has, if there is one that keeps still."""
     source, policy = request.inputs["behaviours"][0], Artifact(request.one("policy")).manifest
     for part in (copy for copy in copies if copy in _STILL):
         if policy.part_content(part if policy.has_part(part) else CURRENT) == source.content:
             weights.share("behaviour", part)
             return
-    weights.create("behaviour", read_part(source, source.part, weights.shards))
+    weights.create("behaviour", read_part(source, source.part, weights.shards, context.progress))
 
 
 def _train(

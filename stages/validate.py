@@ -30,7 +30,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     prompt_of: dict[str, str] = dict(zip(latents.index["item_id"], latents.index["prompt_id"], strict=True))
     embeddings = embed.Embeddings(request.one("embeddings"), sorted(set(prompt_of.values())))
     tiles = context.layout({"tiles": cut(list(prompt_of), context.shrunk(config.batch_size))})["tiles"]
-    model, _ = policy.load_policy(config, request.one("policy"), components=(), group=ranks, reference=False)
+    model, _ = policy.load_policy(config, request.one("policy"), components=(), context=context, reference=False)
     rows: list[dict[str, Any]] = []
     mine = range(ranks.data_rank, len(tiles), ranks.data_world_size)
     # Ranks that share weights run in step: who has nothing left does a tile again, which nobody keeps.

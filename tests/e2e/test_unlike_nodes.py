@@ -56,7 +56,7 @@ def run(flows: Flows, profile: str, iterations: int, *settings: str) -> str:
     """One command to its end, with a shipped profile made small; what ran on a light node has another at the next."""
     options = [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
     cluster = ("--cluster", f"deployments/clusters/{profile}.toml")
-    return flows.run(*cluster, "--iterations", str(iterations), *options)
+    return flows.start(*cluster, "--iterations", str(iterations), *options).finish(timeout_s=1200)
 
 
 def numerics_of(flows: Flows, slot: str) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.parallelism import Parallelism
-from cosmos_rl_core.policy_weights import CURRENT, from_bytes
+from cosmos_rl_core.policy_weights import CURRENT, from_bytes, to_bytes
 from cosmos_rl_core.sharding import Shards
-from stages.artifacts import Attempt
+from stages.artifacts import Attempt, input_of
 from stages.outcome import Outcome
-from stages.policy import write_part
+from stages.policy import read_part, write_part
 from stages.runner import Context
-from tests.hand_made import NUMERICS, report
+from tests.hand_made import NUMERICS, make, report
 from tests.stages.ranks import start_ranks
 
 NUM_FILES, NUM_RANKS = 5, 2
@@ -69,3 +69,15 @@ def test_ranks_write_files_side_by_side_each_once(tmp_path: Path):
         found = from_bytes(tmp_path.joinpath("slot/attempts/attempt", name).read_bytes())
         assert {key: tensor.tolist() for key, tensor in found.items()} == {f"w{n}": [float(n)] * 3}
     assert '"phase":"writing current","step":5,"total":5' in tmp_path.joinpath("outcome-0/status.json").read_text()
+
+
+def test_reading_a_part_is_told_by_tensor_and_file(tmp_path: Path):
+    slot, told = str(tmp_path / "slot"), list[tuple[str, int, int]]()
+    files = {
+        f"current/{n:05d}.safetensors": to_bytes({f"{n}.{w}": torch.ones(2, device="cpu") for w in "ab"})
+        for n in range(2)
+    }
+    make(report(slot), files)
+    read = read_part(input_of(slot), "current", progress=lambda *step: told.append(step))
+    assert sorted(read) == ["0.a", "0.b", "1.a", "1.b"]
+    assert told == [("reading current", step, 2) for step in (0, 0, 1, 1, 1, 2)]
