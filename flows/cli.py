@@ -114,10 +114,11 @@ def run(
     overrides: OverridesOption = None,
     cluster: ClusterOption = None,
     allow_numerics_change: Annotated[bool, typer.Option(help="Go on under other versions, threads or devices")] = False,
+    remake: Annotated[bool, typer.Option(help="Make again what other versions of changed stages made")] = False,
 ) -> None:
     """Run a recipe to the end; the same command goes on where it stopped."""
     _note_translation(recipe)
-    plan = plan_of(Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster, allow_numerics_change))
+    plan = plan_of(Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster))
     algorithm = plan.recipe.train.train_policy.type
     with prefect_server():
         # Prefect reads its settings when it is imported.
@@ -127,7 +128,7 @@ def run(
         tags = importlib.import_module("prefect").tags(*tags_of(plan.recipe, plan.model.adapter))
         try:
             with tags:
-                flow(recipe, store, plan.run_id, iterations, overrides, cluster, allow_numerics_change)
+                flow(recipe, store, plan.run_id, iterations, overrides, cluster, allow_numerics_change, remake)
         except suspension as suspended:
             raise StageError.of(
                 "busy", f"suspended in Prefect; the same command goes on with {plan.run_id}"

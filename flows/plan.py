@@ -16,10 +16,10 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.outside_plugins import Pin
 from cosmos_rl_core.sampling.solvers import check_settings
 from cosmos_rl_core.sealed import seal, unseal
-from flows import costs, known_runs, launchers
+from flows import costs, known_runs, launchers, versions
 from flows.datasets import data_prompts_of, is_trained_on, media_of, prompts_of
 from flows.solver import with_solver
-from stages.contracts import FORMAT, ModelRef
+from stages.contracts import FORMAT, STAGES, ModelRef
 from stages.records import parsed
 
 DEFAULT_STORE = "outputs"
@@ -37,6 +37,8 @@ class Settings:
     overrides: tuple[str, ...] = ()
     cluster: str | None = None
     allow_numerics_change: bool = False
+    remake: bool = False
+    """Whether what other versions of stages made is made again."""
 
 
 class Plan(Section):
@@ -63,6 +65,8 @@ class Plan(Section):
     plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra={"identity": False})
     """Plugins that lie outside the package, with the digests of their files. No part of the name that a run has by
     default: an edited file is refused instead of beginning another run."""
+    stage_versions: dict[str, int] = Field(json_schema_extra={"identity": False})
+    """Versions of the stages that its artifacts are of: those of the code that planned it, or that --remake took."""
     races_decided: bool
     """Whether the store refuses a second writer; where it does not, only one process may write a run."""
 
@@ -173,6 +177,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str,
         held_out_digest=held_out_data[1],
         prefixed=sizes.has_frozen_prefix(pipelines.resolve_path(model.path), recipe.policy.lora),
         plugins=outside_plugins.pins(model.adapter),
+        stage_versions={name: stage.version for name, stage in STAGES.items()},
         races_decided=True,
     )
     name = run_id or f"{Path(source).stem}-{digest(plan.identity())[:8]}"
@@ -223,7 +228,8 @@ def read_plan(store_url: str, run_id: str) -> Plan:
     plan = parsed(Plan, body, url)
     if plan.run_id != run_id:
         raise ArtifactError(f"{url} is the plan of run {plan.run_id!r}; restore the one of {run_id!r} from a copy")
-    return plan
+    newest = versions.newest(run_url(store_url, run_id), run_id)
+    return plan if newest is None else plan.model_copy(update={"stage_versions": newest.versions})
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:

@@ -387,14 +387,12 @@ class Run:
     ) -> Request:
         return Request(
             stage=config.name,
+            version=self.plan.stage_versions.get(config.name, config.version),
             slot=slot,
             iteration=k,
             seed=self.recipe.train.seed if seed is None else seed,
             config=config,
             inputs=inputs or {},
             plugins=self.plan.plugins,
-            gpus=self._gpus(config),
+            gpus=self.recipe.launch.stage_gpus.get(config.name, ()),
         )
-
-    def _gpus(self, config: StageConfig) -> tuple[int, ...]:
-        return self.recipe.launch.stage_gpus.get(config.name, ())

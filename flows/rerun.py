@@ -74,7 +74,7 @@ def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None,
     generation = current_generation(step.slot)
     if not has_begun(step.slot, generation):
         raise ConfigError(f"{step.name} of {run_id} has no artifact and no unfinished one; just run it")
-    below = _below(run, step, every[every.index(step) + 1 :])
+    below = made_from(run, [step], every)
     found = Rerun(run_id, step, generation, is_committed(step.slot, generation), below, dry_run)
     if not dry_run:
         invalidate(step.slot, generation, "asked for by `cosmos-flows rerun`")
@@ -84,19 +84,32 @@ def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None,
 def _cost(name: str, below: Sequence[tuple[str, float | None]]) -> list[str]:
     if not below:
         return [f"nothing was made from {name}"]
-    seconds = sum(seconds or 0 for _, seconds in below)
-    lines = [f"stale if {name} comes out differently: {len(below)} artifacts, {seconds:.0f} s to make again"]
-    lines += [f"  {name:<28} {'?' if s is None else f'{s:.0f}'} s" for name, s in below[:SHOWN]]
-    return lines + ([f"  and {len(below) - SHOWN} more"] if len(below) > SHOWN else [])
+    lines = [f"stale if {name} comes out differently: {cost(below)} to make again"]
+    return lines + listed(below)
 
 
-def _below(run: Run, target: Step, later: Iterable[Step]) -> list[tuple[str, float | None]]:
-    """The artifacts made from ``target``, directly or not, and the seconds that each took."""
+def cost(artifacts: Sequence[tuple[str, float | None]]) -> str:
+    """How many artifacts, and the seconds that they took, for people."""
+    return f"{len(artifacts)} artifacts, {sum(seconds or 0 for _, seconds in artifacts):.0f} s"
+
+
+def listed(artifacts: Sequence[tuple[str, float | None]]) -> list[str]:
+    """A line each, as far as they are shown."""
+    lines = [f"  {name:<28} {'?' if s is None else f'{s:.0f}'} s" for name, s in artifacts[:SHOWN]]
+    return lines + ([f"  and {len(artifacts) - SHOWN} more"] if len(artifacts) > SHOWN else [])
+
+
+def made_from(run: Run, targets: Sequence[Step], every: Iterable[Step]) -> list[tuple[str, float | None]]:
+    """The artifacts made from the targets, directly or not, and the seconds that each took; ``every`` is in order."""
     root = store.absolute(run.store_url).rstrip("/")
     # Places in the store, not URLs: a store may have been moved since its manifests were written.
-    places = [target.slot.removeprefix(root)]
+    places: list[str] = []
     found: list[tuple[str, float | None]] = []
-    for step in later:
+    for step in every:
+        if step in targets:
+            places.append(step.slot.removeprefix(root))
+        if step in targets or not places:
+            continue
         generation = current_generation(step.slot)
         manifest = _newest(step.slot, generation)
         if not any(source.url.endswith(tuple(places)) for source in _sources(step, manifest)):
@@ -104,9 +117,14 @@ def _below(run: Run, target: Step, later: Iterable[Step]) -> list[tuple[str, flo
         places.append(step.slot.removeprefix(root))
         # An ended generation will be made anyway; it is on the list only as a link to what was made from it.
         if is_committed(step.slot, generation):
-            seconds = manifest.summary.get("seconds") if manifest else None
-            found.append((step.name, float(seconds) if isinstance(seconds, int | float) else None))
+            found.append((step.name, seconds_of(manifest)))
     return found
+
+
+def seconds_of(manifest: Manifest | None) -> float | None:
+    """What an artifact took; None if nobody knows."""
+    seconds = manifest.summary.get("seconds") if manifest else None
+    return float(seconds) if isinstance(seconds, int | float) else None
 
 
 def _newest(slot: str, generation: int) -> Manifest | None:

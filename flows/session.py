@@ -30,6 +30,7 @@ from flows.post_train import Result, post_train
 from flows.progress import Reporter
 from flows.requests import Run
 from flows.tags import tags_of
+from flows.upgrades import settled
 from stages.artifacts import standing
 from stages.manifest import Manifest
 
@@ -124,6 +125,7 @@ def flow_of(title: str, description: str | None, algorithm: str | None = None) -
         overrides: list[Override] | None = None,
         cluster: Place | None = None,
         allow_numerics_change: bool = False,
+        remake: bool = False,
     ) -> str:
         """Take a recipe to its end, or go on with it.
 
@@ -136,9 +138,10 @@ def flow_of(title: str, description: str | None, algorithm: str | None = None) -
             overrides: Settings of the recipe to change, one a line, as section.key=value.
             cluster: Path of a TOML file that says how processes are launched, e.g. deployments/clusters/local.toml.
             allow_numerics_change: Go on under other versions, threads or devices than the run began with.
+            remake: Make again what an earlier version of this code made of stages that were changed since.
         """
-        name = run_id or default_run_id(title, recipe)
-        settings = Settings(recipe, store, name, iterations, tuple(overrides or ()), cluster, allow_numerics_change)
+        name, changes = run_id or default_run_id(title, recipe), tuple(overrides or ())
+        settings = Settings(recipe, store, name, iterations, changes, cluster, allow_numerics_change, remake)
         return train(settings, algorithm)
 
     return run
@@ -161,6 +164,7 @@ def train(settings: Settings, algorithm: str | None) -> str:
         shown.note(f"run {plan.run_id}: {run.url}")
         if not plan.races_decided:
             shown.note("this store lets a second writer replace the first: have one process write this run at a time")
+        run = settled(run, remake=settings.remake)
         # Only here: it reads tables, and Prefect imports this file once more to cancel a flow run.
         tracking = importlib.import_module("flows.tracking")
         with tracking.Tracker(run, shown.note) as tracker:

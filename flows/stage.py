@@ -13,6 +13,7 @@ from flows.rerun import rerun
 from flows.session import Place, RunId, ends_in_state, working_on
 from flows.steps import find, open_run, steps
 from stages.generations import has_begun
+from stages.runner import require_own_version
 
 
 def stage_name() -> str:
@@ -50,6 +51,7 @@ def run(
     config = launch_of(cluster) if cluster else opened.recipe.launch
     with working_on(opened) as (lease, shown):
         if force and has_begun(step.slot):
+            require_own_version(step.request())
             for line in rerun(store, run_id, stage, iteration).lines():
                 shown.note(line)
         launcher = Launcher(opened.url, config, shown, allow_numerics_change, check=lease.check)

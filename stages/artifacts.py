@@ -362,7 +362,7 @@ class Attempt:
         manifest = Manifest(
             place=place_of(request.slot),
             stage=request.stage,
-            version=request.config.version,
+            version=request.version,
             generation=self.generation,
             attempt=self.id,
             recipe=request.recipe,

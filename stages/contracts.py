@@ -322,7 +322,10 @@ def _known_stage(value: Any) -> Any:
     stage = fields.get("stage")
     if isinstance(stage, str) and stage not in STAGES:
         raise ValueError(f"unknown stage {stage!r}; known: {', '.join(sorted(STAGES))}")
-    if isinstance(stage, str) and isinstance(fields.get("config"), dict):
+    if not isinstance(stage, str):
+        return fields
+    fields = {"version": STAGES[stage].version, **fields}
+    if isinstance(fields.get("config"), dict):
         return {**fields, "config": STAGES[stage].model_validate(fields["config"])}
     return fields
 
@@ -332,6 +335,8 @@ class Request(Section):
 
     format: Literal[1] = FORMAT
     stage: str
+    version: int = 0
+    """The stage's version that is asked for; by default this code's."""
     slot: str = Field(json_schema_extra=NOT_IDENTITY)
     """URL under which the artifact's generations go."""
     iteration: int | None = None
@@ -362,8 +367,9 @@ class Request(Section):
     @property
     def recipe(self) -> str:
         """Digest of what is asked, without the inputs."""
-        version = STAGES[self.stage].version
-        return recipe_of(self.stage, version, self.iteration, self.seed, self.config.identity(), self.named_plugins)
+        return recipe_of(
+            self.stage, self.version, self.iteration, self.seed, self.config.identity(), self.named_plugins
+        )
 
     @property
     def named_plugins(self) -> tuple[Pin, ...]:

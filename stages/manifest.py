@@ -139,8 +139,10 @@ def content_of(files: dict[str, FileEntry], *parts: str) -> str:
 
 
 def _changed(manifest: Manifest, request: Request) -> str:
+    if manifest.version != request.version:
+        return f" (stage version {manifest.version} -> {request.version})"
     new = request.config.identity()
     names = sorted(name for name in new.keys() | manifest.config.keys() if new.get(name) != manifest.config.get(name))
     if [pin.identity() for pin in manifest.plugins] != [pin.identity() for pin in request.named_plugins]:
         names.append("plugins")
-    return f" ({', '.join(names)})" if names else " (stage version, iteration or seed)"
+    return f" ({', '.join(names)})" if names else " (iteration or seed)"

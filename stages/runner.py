@@ -173,6 +173,7 @@ def execute(request: Request, settings: Settings, outcome: Outcome) -> Manifest:
     outcome.progress("starting", 0, 1)
     if settings.threads < 1:
         raise ConfigError(f"threads must be at least 1, got {settings.threads}")
+    require_own_version(request)
     ranks, found = _start(request, settings)
     begun = Attempt.begin(request, outcome.note) if ranks.rank == 0 else None
     halvings = 0 if begun is None else layout_halvings(request.slot, begun[0]) + settings.halve
@@ -213,6 +214,15 @@ def _cleared_on_a_full_store(request: Request, attempt: Attempt) -> Iterator[Non
         with suppress(CosmosRLError):
             clear(request.slot, attempt.id)
         raise
+
+
+def require_own_version(request: Request) -> None:
+    """Raise :class:`ConfigError` if this code makes another version of the stage than is asked for."""
+    if request.version != request.config.version:
+        raise ConfigError(
+            f"this code makes version {request.config.version} of {request.stage}, asked for is version "
+            f"{request.version}: use the code that the run began with, or give the run's command with --remake"
+        )
 
 
 def _gather_files(ranks: Ranks, attempt: Attempt) -> dict[str, FileEntry]:

@@ -40,7 +40,10 @@ _hooks: list[Callable[..., None]] = []
 
 
 def flipped(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """The file with each of its values changed, each lost, one more in each object, and bytes changed and cut off."""
+    """The file with each of its values changed, each lost, one more in each object, and bytes changed and cut off.
+
+    Of a list the first and the last element are.
+    """
     whole = json.loads(data)
     for path, value in list(_leaves(whole)):
         for name, change in (("changed", _other(value)), ("lost", None)):
@@ -81,9 +84,16 @@ def _other(value: Any) -> Any:
     return {"other": 1} if isinstance(value, dict) else ["other"]
 
 
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    """Of an object all; of a list, whose elements are alike, the first and the last."""
+    if isinstance(value, dict):
+        return list(value.items())
+    places = sorted({0, len(value) - 1}) if isinstance(value, list) and value else []
+    return [(place, value[place]) for place in places]
+
+
 def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    children = list(inner)
+    children = _children(value)
     if not children and path:
         yield path, value
     for key, child in children:
@@ -93,8 +103,7 @@ def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
 def _objects(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if isinstance(value, dict):
         yield path
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, child in inner:
+    for key, child in _children(value):
         yield from _objects(child, (*path, key))
 
 

@@ -5,12 +5,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cosmos_rl_core import store
+from cosmos_rl_core.sealed import seal, unseal
 from flows import cli
 from flows.requests import Run
 from flows.status import look, states
 from flows.status_table import rendered
 from flows.steps import open_run
-from stages import contracts
 from stages.artifacts import standing
 from stages.generations import invalidate
 from tests.flows.by_hand import make_one, whole_run
@@ -129,15 +129,18 @@ def test_a_lost_file_makes_stale(recipe, tmp_path):
     assert of_word(run, "waits") == waiting
 
 
-def test_a_raised_stage_version_makes_stale(recipe, tmp_path, monkeypatch):
+def test_another_seed_makes_stale(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    monkeypatch.setattr(contracts.Rollout, "version", contracts.Rollout.version + 1)
+    url = store.join(run.url, "plan.json")
+    body = unseal(store.read(url), "plan", url)
+    body["recipe"]["validation"]["seed"] += 1
+    store.write(url, seal("plan", body))
     lines = rows_and_lines(run)[1]
-    reason = "rollout is asked with other settings (stage version, iteration or seed)"
-    assert f"iteration-0000/rollout is stale: {reason}" in lines
-    # The second reads a policy that will be made again.
-    assert of_word(run, "stale") == ["iteration-0000/rollout"]
-    assert "iteration-0001/rollout" in of_word(run, "waits")
+    reason = "evaluate is asked with other settings (iteration or seed)"
+    assert f"policy-0000/evaluate is stale: {reason}" in lines
+    assert of_word(run, "stale") == ["policy-0000/evaluate", "policy-0002/evaluate"]
+    # They read scores of samples that will be made again.
+    assert "policy-0002/evaluate-ocr" in of_word(run, "waits")
 
 
 def test_a_damaged_manifest_is_shown_in_its_cell(recipe, tmp_path):

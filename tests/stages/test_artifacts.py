@@ -164,7 +164,7 @@ def test_what_is_asked_for_otherwise_is_stale_and_says_why(slot, store_url):
     assert why_stale(manifest, report(slot)) is None
     assert why_stale(manifest, report(slot, title="u")) == "report is asked with other settings (title)"
     other_seed = why_stale(manifest, report(slot, seed=1))
-    assert other_seed == "report is asked with other settings (stage version, iteration or seed)"
+    assert other_seed == "report is asked with other settings (iteration or seed)"
     source = store.join(store_url, "source")
     make(report(source))
     changed = why_stale(manifest, report(slot, rollouts=(input_of(source),)))
