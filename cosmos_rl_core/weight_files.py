@@ -97,7 +97,7 @@ def _of_safetensors(file: Path, wanted: set[str] | None = None) -> Iterator[str]
             begin = int.from_bytes(stream.read(8), "little") + 8
             stream.seek(0)
             if size < 8 or (8 < begin <= 10**8 and size < begin):
-                yield f"{file} is cut short: {size} bytes, of which the header alone needs {max(begin, 8)}"
+                yield f"{file} is cut short: at least {max(begin, 8) - size} bytes are missing, its header is not whole"
                 return
             entries = read_header(stream)
     except (ArtifactError, OSError) as error:

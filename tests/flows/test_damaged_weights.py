@@ -79,6 +79,7 @@ def test_all_damaged_files_are_named_at_once(base: Path):
     (base / WEIGHTS[0]).write_bytes(b"")
     (base / WEIGHTS[1]).write_bytes(b"<html>not found</html>")
     (base / WEIGHTS[2]).unlink()
+    header = 8 + struct.unpack("<Q", (base / WEIGHTS[3]).read_bytes()[:8])[0]
     os.truncate(base / WEIGHTS[3], 100)
     with (base / WEIGHTS[4]).open("ab") as file:
         file.write(b"more")
@@ -91,7 +92,7 @@ def test_all_damaged_files_are_named_at_once(base: Path):
         WEIGHTS[0]: "is empty",
         WEIGHTS[1]: "is damaged: not a safetensors file",
         WEIGHTS[2]: "is missing; weights are read from that file, or from those of model.safetensors.index.json",
-        WEIGHTS[3]: "is cut short: 100 bytes, of which the header alone needs",
+        WEIGHTS[3]: f"is cut short: at least {header - 100} bytes are missing, its header is not whole",
         WEIGHTS[4]: "is damaged: it has 4 bytes more than its header says",
         "tokenizer": "is missing, and model_index.json lists it as a CLIPTokenizer",
         "tokenizer_2": "has no vocabulary; expected one of tokenizer.json",
