@@ -35,6 +35,8 @@ POLL_INTERVAL_S = 0.05
 KILLED = -9
 LOG_TAIL = 30
 """Lines of a failed stage's log that are shown."""
+ABORTED_FOR_MEMORY = r"^terminate called after throwing an instance of '(std::bad_alloc|c10::OutOfMemoryError)'"
+"""What C++ prints where a thread of its own found memory exhausted, which leaves no error file."""
 KIND_OF_EXIT = {code: kind for kind, code in EXIT_CODES.items()}
 """What the runner's exit code says where it could not even leave an error file."""
 
@@ -268,6 +270,8 @@ def _kind_of(state: JobState, log: Sequence[str]) -> str:
     if state.killed or re.search(r"exitcode\s*:\s*-9\b", report):
         # As Slurm says it.
         return "out_of_memory" if re.search(r"oom[-_]kill|Out Of Memory", report) else "killed"
+    if re.search(ABORTED_FOR_MEMORY, report, re.MULTILINE):
+        return "out_of_memory"
     return KIND_OF_EXIT.get(state.exit_code or 0, "crash")
 
 

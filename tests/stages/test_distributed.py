@@ -79,6 +79,11 @@ def crowd(group, context):
     context.attempt.put_json("at-once.json", context.shrunk(8))
 
 
+def abort(group, context):
+    print("terminate called after throwing an instance of 'std::bad_alloc'", file=sys.stderr, flush=True)
+    os.abort()
+
+
 def stuck(group, context):
     threading.Thread(target=time.sleep, args=(3600,)).start()
     print("said before it failed", end="")
@@ -86,7 +91,7 @@ def stuck(group, context):
 
 
 def run(request, context):
-    works = {"work": work, "fail": fail, "late": late, "stop": stop, "crowd": crowd, "stuck": stuck}
+    works = {"work": work, "fail": fail, "late": late, "stop": stop, "crowd": crowd, "stuck": stuck, "abort": abort}
     works[os.environ["RANKS_TEST"]](context.ranks, context)
 
 
@@ -186,6 +191,16 @@ def test_what_does_not_fit_into_memory_is_tried_again_with_half_as_much_at_once(
     assert caught.value.retryable
     launcher._make("crowd", [light])
     assert Artifact(input_of(light.slot)).json("at-once.json") == 4
+
+
+def test_a_process_that_c_plus_plus_aborts_for_want_of_memory_ran_out_of_it(
+    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKS_TEST", "abort")
+    light = request_on_two_ranks.model_copy(update={"stage": "report", "config": Report(title="", reward="")})
+    with pytest.raises(StageError, match="exit code -6") as caught:
+        launcher_of(light)._make("abort", [light])
+    assert caught.value.kind == "out_of_memory"
 
 
 def test_a_stage_that_failed_ends_at_once_whatever_still_works_in_it(
