@@ -10,9 +10,10 @@ from safetensors.torch import load_file
 
 from cosmos_rl_core.policy_weights import CURRENT, to_bytes
 from stages import trainer
-from stages.artifacts import Artifact, Attempt, input_of
+from stages.artifacts import Artifact, input_of
 from stages.contracts import Request
 from stages.policy import read_part
+from stages.runner import Context
 from tests.stages.conftest import make, make_on_ranks
 from tests.stages.test_transitions import SDE, recipe, started, table_of, updated
 
@@ -27,8 +28,8 @@ def keep_weights(folder: Path) -> None:
     """Have this rank keep the weights that it ends with, besides those that rank 0 writes."""
     write = trainer.Trainer.write
 
-    def write_and_keep(self: trainer.Trainer, attempt: Attempt, copies: list[str], iteration: int) -> None:
-        write(self, attempt, copies, iteration)
+    def write_and_keep(self: trainer.Trainer, context: Context, copies: list[str], iteration: int) -> None:
+        write(self, context, copies, iteration)
         (folder / f"current.{self.group.rank}").write_bytes(to_bytes(self.weights.get(CURRENT)))
 
     trainer.Trainer.write = write_and_keep
