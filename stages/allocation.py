@@ -5,12 +5,11 @@ to run now; an agent starts what is new there and ends what is gone from it. Wha
 own, so that a flow that comes back needs nothing but its name::
 
     orders.json            Orders
-    agent.<node>.json      the beat of the newest orders that this agent has carried out
+    agent.<node>           the beat of the newest orders that this agent has carried out
     <order>/returncode.<node>, log.<node>.txt, status.json, error.<rank>.json
 """
 
 import argparse
-import json
 import os
 import shutil
 import signal
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import ValidationError
 
 from cosmos_rl_core import store
 from cosmos_rl_core.config.base import Section
@@ -68,9 +68,12 @@ class Orders(Section):
 
 
 def read_orders(mailbox: str) -> Orders:
-    """The newest orders; none before the first."""
+    """The newest orders; none before the first, or where they cannot be read."""
     data = store.read_if_exists(store.join(mailbox, "orders.json"))
-    return Orders() if data is None else Orders.model_validate_json(data)
+    try:
+        return Orders() if data is None else Orders.model_validate_json(data)
+    except ValidationError:
+        return Orders()
 
 
 def is_shared(mailbox: str) -> bool:
@@ -81,7 +84,7 @@ def is_shared(mailbox: str) -> bool:
 def returncodes_of(mailbox: str, order: Order) -> list[int | None]:
     """Return how an order ended on each of its nodes; None for one where it still runs."""
     codes = [store.read_if_exists(_returncode(mailbox, order.id, node)) for node in range(order.nodes)]
-    return [None if code is None else int(code) for code in codes]
+    return [_number(code) for code in codes]
 
 
 def returncode_of(mailbox: str, order: Order) -> int | None:
@@ -95,8 +98,16 @@ def returncode_of(mailbox: str, order: Order) -> int | None:
 
 def carried_out(mailbox: str, nodes: int) -> int:
     """The beat of the newest orders that the agents of all nodes have carried out; -1 before the first."""
-    said = [store.read_if_exists(_agent(mailbox, node)) for node in range(nodes)]
-    return min(-1 if data is None else int(json.loads(data)["beat"]) for data in said)
+    beats = [_number(store.read_if_exists(_agent(mailbox, node))) for node in range(nodes)]
+    return min(-1 if beat is None else beat for beat in beats)
+
+
+def _number(said: bytes | None) -> int | None:
+    """None where nobody said it, or it cannot be read."""
+    try:
+        return None if said is None else int(said)
+    except ValueError:
+        return None
 
 
 def _returncode(mailbox: str, order: str, node: int) -> str:
@@ -104,7 +115,7 @@ def _returncode(mailbox: str, order: str, node: int) -> str:
 
 
 def _agent(mailbox: str, node: int) -> str:
-    return store.join(mailbox, f"agent.{node}.json")
+    return store.join(mailbox, f"agent.{node}")
 
 
 @dataclass
@@ -146,7 +157,7 @@ class Agent:
             if name not in self._started and store.size(_returncode(self.mailbox, name, self.node)) is None:
                 self._started[name] = Started(self.mailbox, order, self.node)
         self._beat, self._heard_s = orders.beat, time.monotonic()
-        store.write(_agent(self.mailbox, self.node), json.dumps({"beat": self._beat}).encode())
+        store.write(_agent(self.mailbox, self.node), str(self._beat).encode())
 
     def close(self) -> None:
         """End what runs, and say so."""

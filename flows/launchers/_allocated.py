@@ -350,7 +350,7 @@ def _by_node(name: str, job: Ordered) -> list[str]:
 def _forget(allocation: Allocation) -> None:
     """Remove the mailbox; the agents' words before the orders, whose beat they must not be ahead of."""
     for node in range(allocation.agents):
-        store.remove(store.join(allocation.mailbox, f"agent.{node}.json"))
+        store.remove(store.join(allocation.mailbox, f"agent.{node}"))
     store.remove(store.join(allocation.mailbox, "orders.json"))
     if is_shared(allocation.mailbox):
         shutil.rmtree(allocation.mailbox, ignore_errors=True)
