@@ -25,6 +25,10 @@ def adapter_of(path: str) -> ModelPlugin:
     return plugin
 
 
+ALIGNMENT_BYTES = 64
+"""Where PyTorch's allocator places tensors on the CPU."""
+
+
 def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], device: torch.device) -> Pipeline:
     """The stock pipeline with the asked ``components`` (and the scheduler) loaded and every other one None.
 
@@ -38,8 +42,19 @@ def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], dev
     )
     for name, part in pipeline.components.items():
         if isinstance(part, nn.Module) and name not in given:
-            part.requires_grad_(False).eval().to(device)
+            _align(part.requires_grad_(False).eval().to(device))
     return pipeline
+
+
+def _align(module: nn.Module) -> None:
+    """Move weights on the CPU to where PyTorch allocates memory, on boundaries of :data:`ALIGNMENT_BYTES`.
+
+    Weights read from a file lie wherever it has them, and some CPUs' matrix products round by the place of their
+    operands: equal copies of a part would then not predict equally.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_cpu and tensor.data_ptr() % ALIGNMENT_BYTES:
+            tensor.data = tensor.data.clone()
 
 
 def absent(path: str) -> dict[str, None]:
