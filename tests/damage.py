@@ -40,15 +40,15 @@ _hooks: list[Callable[..., None]] = []
 
 
 def flipped(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """The file with each of its values changed, each lost, one more in each object, and bytes changed and cut off.
+    """The file with each of its values changed, every fourth lost, one more in each object, bytes changed and cut off.
 
     Of a list the first and the last element are.
     """
     whole = json.loads(data)
-    for path, value in list(_leaves(whole)):
-        for name, change in (("changed", _other(value)), ("lost", None)):
+    for number, (path, value) in enumerate(list(_leaves(whole))):
+        for name in ("changed", "lost") if number % 4 == 0 else ("changed",):
             copy = deepcopy(whole)
-            _set(copy, path, change, lost=name == "lost")
+            _set(copy, path, _other(value), lost=name == "lost")
             yield f"{'.'.join(map(str, path))} {name}", canonical_json(copy)
     for path in list(_objects(whole)):
         copy = deepcopy(whole)

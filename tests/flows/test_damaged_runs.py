@@ -89,6 +89,15 @@ def sealed(finished: Finished) -> list[str]:
     )
 
 
+def one_of_each_kind(finished: Finished) -> list[str]:
+    """The first sealed file of each kind, of manifests the first of each stage."""
+    found: dict[tuple[str, str], str] = {}
+    for name in sealed(finished):
+        body = json.loads((finished.store / name).read_bytes())["body"]
+        found.setdefault((body["kind"], body.get("stage", "")), name)
+    return list(found.values())
+
+
 def damages(data: bytes) -> list[tuple[str, bytes]]:
     body = json.loads(data)["body"]
     fields = PLACE + (DERIVED_FIELDS if body["kind"] == "manifest" else ())
@@ -113,7 +122,7 @@ def test_no_changed_value_of_a_file_that_is_read_is_accepted(finished):
 
 @pytest.mark.slow
 def test_no_changed_value_at_all_of_a_file_that_is_read_is_accepted(finished):
-    for name in sealed(finished):
+    for name in one_of_each_kind(finished):
         for what, data in damages((finished.store / name).read_bytes()):
             finished.refuses(name, data, what)
 
