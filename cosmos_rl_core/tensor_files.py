@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from itertools import starmap
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,10 +40,12 @@ def spec_of(tensor: Tensor) -> Spec:
 
 
 def decode(data: bytes, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    """The tensor of these bytes, on the CPU, in memory of its own."""
-    if not data:
-        return torch.empty(shape, dtype=dtype_of(dtype), device="cpu")
-    return torch.frombuffer(bytearray(data), dtype=dtype_of(dtype)).reshape(shape)
+    """The tensor of these bytes, on the CPU, in memory of its own, where PyTorch allocates memory: some CPUs' matrix
+    products round by the place of their operands."""
+    tensor = torch.empty(shape, dtype=dtype_of(dtype), device="cpu")
+    if data:
+        tensor.reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(data, np.uint8)
+    return tensor
 
 
 def encode(tensor: Tensor) -> memoryview:

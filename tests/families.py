@@ -96,7 +96,7 @@ def load_family(name: str, folder: str, device: torch.device = CPU) -> Family:
 
 
 def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
-    """The pipeline as users load it."""
+    """The pipeline as users load it, its weights where ours are: some CPUs' products round by the place of operands."""
     plugin: Any = _loading.adapter_of(str(folder))
     if hasattr(plugin, "load_stock"):
         pipeline = plugin.load_stock(str(folder), guardrail=False, device=CPU)
@@ -105,6 +105,9 @@ def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
             str(folder), local_files_only=True, **_loading.absent(str(folder))
         )
     pipeline.set_progress_bar_config(disable=True)
+    for part in pipeline.components.values():
+        if isinstance(part, nn.Module):
+            _loading.align(part)
     return pipeline.to(device)
 
 

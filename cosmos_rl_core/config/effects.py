@@ -38,8 +38,6 @@ def of_launch(launch: LaunchConfig) -> Iterator[str]:
     for name in ("slurm", "kubernetes"):
         if launch.launcher != name:
             yield from unread("launch", launch, name, why=f"launcher = {launch.launcher!r}")
-    if launch.max_attempts == 1:
-        yield from unread("launch", launch, "retry_delay_s", why="max_attempts = 1 has no second try")
     if max([launch.processes, *launch.stage_processes.values()]) == 1 and launch.dp_shard_size > 1:
         yield f"launch.dp_shard_size = {launch.dp_shard_size} without effect: every stage is one process"
     if launch.launcher != "local" and not launch.allocations.hold:

@@ -42,11 +42,11 @@ def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], dev
     )
     for name, part in pipeline.components.items():
         if isinstance(part, nn.Module) and name not in given:
-            _align(part.requires_grad_(False).eval().to(device))
+            align(part.requires_grad_(False).eval().to(device))
     return pipeline
 
 
-def _align(module: nn.Module) -> None:
+def align(module: nn.Module) -> None:
     """Move weights on the CPU to where PyTorch allocates memory, on boundaries of :data:`ALIGNMENT_BYTES`.
 
     Weights read from a file lie wherever it has them, and some CPUs' matrix products round by the place of their

@@ -11,7 +11,8 @@ import pytest
 
 from cosmos_rl_core import s3, store
 from cosmos_rl_core.errors import ConfigError, LeaseError, UnavailableError
-from cosmos_rl_core.lease import Lease
+from cosmos_rl_core.lease import KIND, Lease
+from cosmos_rl_core.sealed import seal
 from tests import faulty_proxy
 from tests.faulty_proxy import FaultyProxy
 from tests.seaweed import BUCKET, READER, SeaweedFS
@@ -155,7 +156,7 @@ def test_a_lease_outlives_keys_that_are_refused_for_a_while(url, monkeypatch):
         time.sleep(1)
         assert store.read(f"{url}/1.count") != before
         lease.check()
-        assert store.put_if_absent(f"{url}/2.json", b'{"pid": 4, "host": "node-7"}')
+        assert store.put_if_absent(f"{url}/2.json", seal(KIND, {"pid": 4, "host": "node-7"}))
         time.sleep(1)
         with pytest.raises(LeaseError, match="pid 4 on node-7"):
             lease.check()

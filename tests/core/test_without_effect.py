@@ -46,7 +46,6 @@ CASES: list[tuple[str, tuple[tuple[str, Any], ...], str]] = [
     ("nft", (("launch", SLURM | {"kubernetes": {"image": "a"}}),), "launch.kubernetes"),
     ("nft", (("launch", KUBERNETES | {"slurm": {"partition": "a"}}),), "launch.slurm"),
     ("nft", (("launch", SLURM | {"slurm": {"hold": False, "idle_s": 5.0}}),), "launch.slurm.idle_s"),
-    ("nft", (("launch.max_attempts", 1), ("launch.retry_delay_s", 2.0)), "launch.retry_delay_s"),
     ("nft", (("launch.dp_shard_size", 8),), "launch.dp_shard_size = 8"),
     ("nft", ((f"{TRAIN}.optm_decay_ratio", 0.5),), "train.optm_decay_ratio"),
     ("nft", ((f"{TRAIN}.optm_min_lr_factor", 0.0),), "train.optm_min_lr_factor"),

@@ -124,13 +124,18 @@ def test_recorded_steps_are_replayed_exactly_and_then_trained_on(
     assert first["ratio"].tolist() == [1.0] * 8
     assert first["log_ratio"].tolist() == [0.0] * 8
     assert table.loc[table["optimizer_step"] == 1, "log_ratio"].abs().min() > 0
-    # With cps the deviation of the last recorded step is small, and divides what another batch rounds otherwise.
+    # Of another batch than the rollout's, which rounds otherwise; cps divides that by a small deviation in its last step.
     assert table["logp_drift"].max() < (CLIP / 10 if sample["solver"] == "cps" else CLIP / 100)
     metrics = table_of(update, "metrics.parquet")
     assert metrics["effective_sample_size"].between(0.1, 1 + 1e-12).all()
     before = read_part(input_of(run.policy_slot), "current")
     after = read_part(input_of(run.policy_after(1)), "current")
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
+
+
+def test_log_probabilities_in_the_batch_of_the_rollout_are_the_recorded_ones_to_the_bit(tmp_path: Path):
+    run = started(tmp_path, recipe({"num_steps": 4, "solver": "cps"}, LORA, mini_batch=4))
+    assert table_of(iterate(run, tmp_path))["logp_drift"].max() == 0
 
 
 @pytest.mark.parametrize("solver", ["flow_sde", "cps", "edm"])

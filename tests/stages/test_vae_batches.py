@@ -44,16 +44,19 @@ def test_taken_one_by_one_samples_are_the_same_up_to_rounding(
 
 def recipe(train_policy: dict[str, Any]) -> dict[str, Any]:
     """Two prompts, or two steps."""
-    return {
+    values: dict[str, Any] = {
         "policy": {
             "model_name_or_path": "package:tiny-sd3",
             "lora": {"r": 2, "target_modules": ["to_q"]},
-            "diffusers": {"inference_size": [32, 64], "max_prompt_length": 12, "sample": {"num_steps": 2}},
+            "diffusers": {"inference_size": [32, 64], "max_prompt_length": 12},
         },
         "train": {"num_iterations": 1, "train_batch_per_replica": 8, "train_policy": {"mini_batch": 4} | train_policy},
-        "rollout": {"n_generation": 4, "n_generation_mini_batch": 4, "samples_per_shard": 4},
-        "rewards": [{"fn": {"name": "ocr"}, "role": "monitor" if train_policy["type"] == "sft" else "train"}],
     }
+    if train_policy["type"] == "sft":
+        return values
+    values["policy"]["diffusers"]["sample"] = {"num_steps": 2}
+    values["rollout"] = {"n_generation": 4, "n_generation_mini_batch": 4, "samples_per_shard": 4}
+    return values | {"rewards": [{"fn": {"name": "ocr"}}]}
 
 
 def pictures(folder: Path) -> np.ndarray:
