@@ -124,7 +124,7 @@ def test_recorded_steps_are_replayed_exactly_and_then_trained_on(
     assert first["ratio"].tolist() == [1.0] * 8
     assert first["log_ratio"].tolist() == [0.0] * 8
     assert table.loc[table["optimizer_step"] == 1, "log_ratio"].abs().min() > 0
-    # Of another batch than the rollout's, which rounds otherwise; cps divides that by a small deviation in its last step.
+    # The update's batch is not the rollout's and rounds otherwise; cps divides the difference by a small deviation.
     assert table["logp_drift"].max() < (CLIP / 10 if sample["solver"] == "cps" else CLIP / 100)
     metrics = table_of(update, "metrics.parquet")
     assert metrics["effective_sample_size"].between(0.1, 1 + 1e-12).all()
