@@ -1,5 +1,6 @@
 """What decides the last bits of a result besides its recipe: versions, device, and the switches of the live process."""
 
+import functools
 import importlib.metadata
 import platform
 import sys
@@ -32,9 +33,9 @@ def numerics(torch: Any = None) -> dict[str, Any]:
     """
     light = {"python": platform.python_version()}
     if torch is None:
-        return light | {"packages": _versions(LIGHT_PACKAGES)}
+        return light | {"packages": versions(LIGHT_PACKAGES)}
     found = light | {
-        "packages": _versions(TORCH_PACKAGES),
+        "packages": versions(TORCH_PACKAGES),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "default_dtype": _name(torch.get_default_dtype()),
@@ -82,10 +83,12 @@ def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Return the versions of those packages that are installed; read once in a process and its forks."""
     return {name: version for name in packages if (version := _version(name)) is not None}
 
 
+@functools.cache
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)

@@ -31,10 +31,11 @@ def known(kind: str) -> list[str]:
     return sorted({*own(kind), *loaded(kind), *installed(kind)})
 
 
-def own(kind: str) -> list[str]:
+@functools.cache
+def own(kind: str) -> tuple[str, ...]:
     """Names of the plugins that ship with this package."""
     package = importlib.import_module(f"cosmos_rl_core.{kind}")
-    return [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
+    return tuple(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
 
 
 def loaded(kind: str) -> dict[str, ModuleType]:

@@ -29,6 +29,7 @@ import rapidocr
 import torch
 import transformers
 
+from cosmos_rl_core import numerics, plugins
 from cosmos_rl_core.processes import die_with_parent
 from stages import embed, encode, evaluate, export, finetune, policy, report, reward, rollout, runner, update, validate
 
@@ -64,6 +65,7 @@ def main() -> None:
     replies = sys.stdout
     # Unbuffered, so that what select sees is all there is.
     requests = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115
+    _remember_packages()
     _freeze_heap()
     _reply(replies, {"ready": os.getpid()})
     selector = selectors.DefaultSelector()
@@ -133,6 +135,13 @@ def _import(imports: IO[bytes]) -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     _freeze_heap()
+
+
+def _remember_packages() -> None:
+    """Read once what each fork would ask of installed packages: their versions, and the plugins that they bring."""
+    numerics.versions(numerics.LIGHT_PACKAGES + numerics.TORCH_PACKAGES)
+    for kind in plugins.KINDS:
+        plugins.known(kind)
 
 
 def _freeze_heap() -> None:
