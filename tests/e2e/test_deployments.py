@@ -195,6 +195,7 @@ def test_a_cancelled_run_ends_soon_and_goes_on(begun: Deployed):
     begun.wait(flow_run, "CANCELLED")
 
 
+@pytest.mark.slow
 def test_a_suspended_run_ends_its_stage_and_a_paused_one_starts_none_until_they_are_resumed(
     begun: Deployed, uninterrupted: Flows
 ):

@@ -39,6 +39,7 @@ def require_refused(flows: Flows, edited: Path) -> None:
     assert f"{edited} was edited" in flows.start_command("stages.runner", str(request)).finish(expect=64)
 
 
+@pytest.mark.slow
 def test_warm_then_cold_with_an_update_on_two_ranks(tmp_path: Path, prefect_environment: dict[str, str]) -> None:
     write_plugins(tmp_path / "mine")
     recipe = write_recipe(tmp_path, [f"mine/{name}" for name in NAMES], "warm")

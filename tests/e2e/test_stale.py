@@ -53,8 +53,8 @@ def require_same_bytes(flows: Flows, reference: Flows) -> None:
     assert flows.nothing_is_left()
 
 
-# The rollout's side is `slow`: its retry is one from finished shards, as that of the media below.
-@pytest.mark.parametrize("killed", ["update", pytest.param("rollout", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["update", "rollout"])
 def test_either_side_of_the_overlap_is_killed_and_tried_again_alone(
     killed: str, stale_reference: Flows, copy_of: Callable[[Flows], Flows]
 ) -> None:
