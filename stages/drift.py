@@ -8,7 +8,7 @@ import pandas as pd
 
 from cosmos_rl_core.algorithms._base import DRIFT_METRICS, DriftLimits, Loss, Transitions
 from cosmos_rl_core.errors import DriftError
-from stages.runner import Context
+from stages.context import Context
 from stages.samples import to_parquet
 from stages.trainer import MicroBatch, Trainer, Watcher
 

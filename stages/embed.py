@@ -8,11 +8,11 @@ from cosmos_rl_core.models._base import PREFIX, Conditioning
 from cosmos_rl_core.policy_weights import to_bytes
 from stages import contracts
 from stages.artifacts import Artifact
+from stages.context import Context
 from stages.contracts import Input, Request
 from stages.layouts import tar_of
 from stages.loading import load_model
 from stages.members import KEPT_BYTES, Members
-from stages.runner import Context
 from stages.samples import cut
 
 NEGATIVE = "_negative"

@@ -14,11 +14,11 @@ from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.policy_weights import from_bytes, to_bytes
 from stages import contracts
 from stages.artifacts import Artifact
+from stages.context import Context
 from stages.contracts import Input, MediaShape, Request
 from stages.layouts import tar_of
 from stages.loading import load_media, load_model
 from stages.members import KEPT_BYTES, Members
-from stages.runner import Context
 from stages.samples import INDEX, cut, read_table, to_parquet
 
 

@@ -22,9 +22,9 @@ from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.models._loading import stock_arguments
 from stages import contracts
 from stages.artifacts import Artifact
+from stages.context import Context
 from stages.contracts import Input, Request
 from stages.loading import load_stock, prompt_options
-from stages.runner import Context
 from stages.samples import SamplePlan, plan_samples, sample_files, vae_batches, write_samples
 
 

@@ -5,9 +5,9 @@ from typing import Any
 from cosmos_rl_core import pipelines
 from cosmos_rl_core.export import full_pipeline, lora_files
 from stages import contracts
+from stages.context import Context
 from stages.contracts import Request
 from stages.part_tensors import PartTensors
-from stages.runner import Context
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:

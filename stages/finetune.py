@@ -14,10 +14,10 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Conditioning, Model, generated, stack
 from cosmos_rl_core.training import FINE_GRID, DrawKey, sft_time, training_noise
 from stages import contracts, embed
+from stages.context import Context
 from stages.contracts import Request
 from stages.given import own_frames
 from stages.loading import load_media
-from stages.runner import Context
 from stages.samples import cut, vae_batches
 from stages.trainer import MicroBatch, Trainer, check_clocks, my_share
 

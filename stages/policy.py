@@ -23,10 +23,10 @@ from cosmos_rl_core.tensor_files import read_tensors
 from cosmos_rl_core.tensor_headers import Readable
 from stages import contracts
 from stages.artifacts import Artifact
+from stages.context import Context
 from stages.contracts import Input, ModelRef, OnPolicy, Request
 from stages.files import scan
 from stages.loading import load_model
-from stages.runner import Context
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:

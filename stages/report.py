@@ -13,10 +13,10 @@ import pandas as pd
 from cosmos_rl_core.errors import ArtifactError
 from stages import contracts, report_html
 from stages.artifacts import Artifact
+from stages.context import Context
 from stages.contracts import Input, Request
 from stages.report_html import Estimate, Series, number, signed, text
 from stages.reward import ANSWERS, SCORES
-from stages.runner import Context
 from stages.samples import INDEX, StoredSample, read_shard, read_table, shard_name
 
 PAIRS_SHOWN = 24

@@ -14,10 +14,10 @@ from cosmos_rl_core.reward_answers import entries, scored, words
 from cosmos_rl_core.rewards._base import Reward, Sample
 from stages import contracts
 from stages.artifacts import Artifact
+from stages.context import Context
 from stages.contracts import Request
 from stages.layouts import Check, unequal_ids
 from stages.manifest import RECORDS
-from stages.runner import Context
 from stages.samples import INDEX, StoredSample, read_shard, read_table, shard_names, to_parquet
 
 SCORES, ANSWERS, CALLS = "scores.parquet", f"{RECORDS}answers.parquet", f"{RECORDS}calls.parquet"

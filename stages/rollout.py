@@ -24,9 +24,9 @@ from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import Trajectory, sample
 from cosmos_rl_core.sampling.solvers import kernel_of
 from stages import contracts, embed, policy
+from stages.context import Context
 from stages.contracts import Request
 from stages.given import GivenMedia
-from stages.runner import Context
 from stages.samples import SamplePlan, plan_samples, sample_files, vae_batches, write_samples
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from cosmos_rl_core import outside_plugins, store
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError
@@ -21,6 +21,7 @@ from cosmos_rl_core.numerics import differences, numerics
 from cosmos_rl_core.parallelism import ALONE, Parallelism
 from cosmos_rl_core.processes import die_with_parent
 from stages.artifacts import Attempt, layout_halvings, read_manifest
+from stages.context import Alone, Context, Ranks
 from stages.contracts import Request
 from stages.garbage import clear
 from stages.manifest import Manifest
@@ -29,74 +30,6 @@ from stages.records import FileEntry, Pinned
 
 LAST_WORDS_S = 10.0
 """How long a rank that only lost another one waits for that one's error file before it ends."""
-
-
-class Ranks(Protocol):
-    """The processes that make one artifact; a light stage is one process and has no tensors to exchange."""
-
-    rank: int
-    world_size: int
-
-    def broadcast(self, value: Any) -> Any:
-        """Rank 0's value everywhere."""
-        ...
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value everywhere."""
-        ...
-
-    def close(self) -> None:
-        """Leave."""
-        ...
-
-
-class Alone:
-    """One process, without torch."""
-
-    rank = 0
-    world_size = 1
-
-    def broadcast(self, value: Any) -> Any:
-        """The value."""
-        return value
-
-    def gather(self, value: Any) -> list[Any]:
-        """The value, as a list of one."""
-        return [value]
-
-    def close(self) -> None:
-        """Nothing to leave."""
-
-
-@dataclass
-class Context:
-    """What a stage has besides its Request."""
-
-    attempt: Attempt
-    ranks: Any
-    """:class:`Ranks`; for stages with torch a :class:`cosmos_rl_core.distributed.Group`."""
-    outcome: Outcome
-    halvings: int = 0
-    """How often earlier attempts ran out of memory."""
-
-    def shrunk(self, size: int) -> int:
-        """A number of samples that are in memory at once, halved for each time that there was not enough."""
-        return max(1, size >> self.halvings)
-
-    def progress(self, phase: str, step: int, total: int) -> None:
-        """Say how far the work is; also the sign of life that stall detection looks for."""
-        self.outcome.progress(phase, step, total)
-
-    def layout(self, layout: dict[str, Any]) -> dict[str, Any]:
-        """Cut the work: the committed cut, the same on every rank and at every retry."""
-        cut = (
-            [self.attempt.layout(layout, self.outcome.note, self.halvings), self.attempt.generation]
-            if self.ranks.rank == 0
-            else None
-        )
-        layout, generation = self.ranks.broadcast(cut)
-        self.attempt.use_layout(layout, generation)
-        return layout
 
 
 @dataclass(frozen=True)

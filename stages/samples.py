@@ -23,9 +23,9 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, DivergenceError
 from cosmos_rl_core.sizes import FLOAT32_BYTES
 from stages.artifacts import Artifact
+from stages.context import Context
 from stages.contracts import MediaShape
 from stages.layouts import Check, tar_of
-from stages.runner import Context
 
 INDEX = "index.parquet"
 _NONFINITE = "nonfinite/"

@@ -28,9 +28,9 @@ from cosmos_rl_core.training import (
     state_shards,
 )
 from stages.artifacts import Artifact
+from stages.context import Context
 from stages.contracts import Finetune, Input, OptimizerSteps, Update
 from stages.policy import load_policy, read_part, write_part
-from stages.runner import Context
 from stages.samples import to_parquet
 
 METRICS = "metrics.parquet"

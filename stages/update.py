@@ -16,12 +16,12 @@ from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.training import FINE_GRID
 from stages import contracts
 from stages.artifacts import Artifact
+from stages.context import Context
 from stages.contracts import Request
 from stages.draws import DataDraws, Draw, LatentDraws, Stored, TransitionDraws
 from stages.drift import DriftWatch
 from stages.policy import read_part
 from stages.reward import SCORES
-from stages.runner import Context
 from stages.samples import INDEX, are_finite, cut, read_table, to_parquet
 from stages.trainer import Trainer, check_clocks, my_share
 

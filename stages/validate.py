@@ -12,8 +12,8 @@ from cosmos_rl_core.models._base import Conditioning, Model, stack
 from cosmos_rl_core.precision import computes_in
 from cosmos_rl_core.training import DrawKey, training_noise
 from stages import contracts, embed, encode, policy
+from stages.context import Context
 from stages.contracts import Request
-from stages.runner import Context
 from stages.samples import cut, to_parquet
 
 LOSSES = "losses.parquet"

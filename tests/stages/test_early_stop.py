@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from cosmos_rl_core.policy_weights import CURRENT, to_bytes
 from stages import trainer
 from stages.artifacts import Artifact, input_of
+from stages.context import Context
 from stages.contracts import Request
 from stages.policy import read_part
-from stages.runner import Context
 from tests.stages.conftest import make, make_on_ranks
 from tests.stages.test_transitions import SDE, recipe, started, table_of, updated
 

@@ -14,9 +14,9 @@ from cosmos_rl_core.parallelism import Parallelism
 from cosmos_rl_core.policy_weights import CURRENT, from_bytes, to_bytes
 from cosmos_rl_core.sharding import Shards
 from stages.artifacts import Attempt, input_of
+from stages.context import Context
 from stages.outcome import Outcome
 from stages.policy import read_part, write_part
-from stages.runner import Context
 from tests.hand_made import NUMERICS, make, report
 from tests.stages.ranks import start_ranks
 

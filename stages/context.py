@@ -1,0 +1,78 @@
+"""Everything a stage receives besides its Request."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stages.artifacts import Attempt
+from stages.outcome import Outcome
+
+
+class Ranks(Protocol):
+    """The processes that make one artifact. A stage without torch is one process and exchanges no tensors."""
+
+    rank: int
+    world_size: int
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank. Collective."""
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, in the order of ranks, on every rank. Collective."""
+        ...
+
+    def close(self) -> None:
+        """Leave the process group. Collective."""
+        ...
+
+
+class Alone:
+    """The ranks of a stage that is one process without torch."""
+
+    rank = 0
+    world_size = 1
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return a list of the one value."""
+        return [value]
+
+    def close(self) -> None:
+        """Do nothing: there is no process group."""
+
+
+@dataclass
+class Context:
+    """The attempt that a stage writes, the ranks that make it, and the outcome that it reports to."""
+
+    attempt: Attempt
+    ranks: Any
+    """:class:`Ranks`; for stages with torch a :class:`cosmos_rl_core.distributed.Group`."""
+    outcome: Outcome
+    halvings: int = 0
+    """How often earlier attempts ran out of memory."""
+
+    def shrunk(self, size: int) -> int:
+        """Halve a number of samples that are in memory at once, once for each earlier attempt that ran out of it.
+
+        At least 1.
+        """
+        return max(1, size >> self.halvings)
+
+    def progress(self, phase: str, step: int, total: int) -> None:
+        """Report ``step`` of ``total``. It also is the sign of life that stall detection waits for."""
+        self.outcome.progress(phase, step, total)
+
+    def layout(self, layout: dict[str, Any]) -> dict[str, Any]:
+        """Commit how the work is divided, or return the layout that an earlier attempt committed. Collective."""
+        committed = (
+            [self.attempt.layout(layout, self.outcome.note, self.halvings), self.attempt.generation]
+            if self.ranks.rank == 0
+            else None
+        )
+        layout, generation = self.ranks.broadcast(committed)
+        self.attempt.use_layout(layout, generation)
+        return layout
