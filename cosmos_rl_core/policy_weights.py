@@ -23,11 +23,10 @@ from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.lora_dropout import KeyedDropout
 from cosmos_rl_core.sharding import WHOLE, Shards
+from cosmos_rl_core.weights.parts import CURRENT, REFERENCE
 
 ADAPTER = "default"
 """peft's name of the one adapter; in no file."""
-
-CURRENT, REFERENCE = "current", "reference"
 
 MAX_FILE_BYTES = 2**30
 """Tensors of one file sum to at most this, unless a single tensor is larger."""

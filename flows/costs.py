@@ -8,6 +8,7 @@ from cosmos_rl_core.algorithms._base import Algorithm, trained_steps
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.sampling.solvers import planned_kernel
+from cosmos_rl_core.weights.parts import CURRENT, EMA, OLD, OPTIMIZER, REFERENCE
 
 GB = 10**9
 
@@ -52,11 +53,11 @@ def policy_parts(recipe: Recipe) -> dict[str, int]:
     """Bytes of each part of a policy version after the first: weights, copies and two moments, all float32."""
     size, algorithm = sizes.FLOAT32_BYTES * parameters(recipe)[1], algorithm_of(recipe)
     parts = {
-        "current": size,
-        "old": size if algorithm.old_decay(0) is not None else 0,
-        "ema": size if recipe.train.ema_enable else 0,
-        "reference": size if reference_after(recipe, 0) != "base" else 0,
-        "optimizer": 2 * size,
+        CURRENT: size,
+        OLD: size if algorithm.old_decay(0) is not None else 0,
+        EMA: size if recipe.train.ema_enable else 0,
+        REFERENCE: size if reference_after(recipe, 0) != "base" else 0,
+        OPTIMIZER: 2 * size,
     }
     return {part: number for part, number in parts.items() if number}
 
@@ -69,7 +70,7 @@ def reference_after(recipe: Recipe, iteration: int) -> Literal["base", "kept", "
     """
     algorithm = algorithm_of(recipe)
     after = algorithm.reference_after(iteration)
-    carries = recipe.policy.from_scratch and "reference" in algorithm.roles
+    carries = recipe.policy.from_scratch and REFERENCE in algorithm.roles
     return "kept" if after == "base" and carries else after
 
 
@@ -133,7 +134,7 @@ def _kept_policies(recipe: Recipe, parts: dict[str, int]) -> int:
     """Bytes of all versions, of which older ones than ``max_keep`` have their weights and average alone."""
     iterations = recipe.train.num_iterations
     whole = min(iterations, recipe.train.ckpt.max_keep or iterations)
-    return whole * sum(parts.values()) + (iterations - whole) * (parts["current"] + parts.get("ema", 0))
+    return whole * sum(parts.values()) + (iterations - whole) * (parts[CURRENT] + parts.get(EMA, 0))
 
 
 def needs_data(recipe: Recipe) -> bool:

@@ -20,10 +20,11 @@ from cosmos_rl_core.memory import (
     resting,
     visiting,
 )
+from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE
 from flows import costs
 from stages.members import KEPT_BYTES
 
-PARTS = ("old", "ema", "reference", "behaviour")
+PARTS = (OLD, EMA, REFERENCE, BEHAVIOUR)
 """Copies of what trains, each as large as that."""
 TRANSFORMER, OTHERS, GRADIENTS, OPTIMIZER = "transformer", "other components", "gradients", "optimizer"
 SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
@@ -137,9 +138,9 @@ class _Model:
         algorithm, train, each = costs.algorithm_of(self.recipe), self.recipe.train, costs.sample_bytes(self.recipe)
         carried = costs.policy_parts(self.recipe)
         parts = {*algorithm.roles, *carried}
-        if train.staleness == 0 and algorithm.behaviour != "current" and algorithm.behaviour in carried:
+        if train.staleness == 0 and algorithm.behaviour != CURRENT and algorithm.behaviour in carried:
             # The copy that made the rollouts serves by both names.
-            parts.discard("behaviour")
+            parts.discard(BEHAVIOUR)
         rows = self._training("update", parts, guided=self._guided)
         # Read as they are drawn: of all of them, what was read last is kept.
         rows[SAMPLES] = None if each is None else Bytes(cpu=min(train.train_batch_per_replica * each, KEPT_BYTES))

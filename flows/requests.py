@@ -11,15 +11,13 @@ from cosmos_rl_core.config.train import DatasetOptions, RewardedOptions, Supervi
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.lease import Lease, holder_of
 from cosmos_rl_core.schedules import ema_decay, lr_factor
+from cosmos_rl_core.weights.parts import CURRENT, EMA, REFERENCE, STATE, TRAINING_ONLY
 from flows import costs
 from flows.datasets import data_of
 from flows.plan import Plan, run_url
 from stages import contracts
 from stages.artifacts import drop, input_of
 from stages.contracts import Input, MediaShape, OptimizerSteps, Request, StageConfig
-
-STATE = ("current", "old", "ema", "reference", "optimizer", "schedule")
-"""The parts of a policy that the next version is made from."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class Run:
         """Let go of what training can only go on from at a policy that ``max_keep`` newer ones have."""
         keep = self.recipe.train.ckpt.max_keep
         if keep is not None and newest - keep > 0:
-            drop(self.policy_after(newest - keep), *(set(STATE) - {"current", "ema", "schedule"}))
+            drop(self.policy_after(newest - keep), *TRAINING_ONLY)
 
     def policy(self) -> Request:
         """Policy version 0."""
@@ -345,7 +343,7 @@ class Run:
 
     def _judged(self, k: int) -> Input:
         """The weights of policy version k that are exported: the average where there is one."""
-        return input_of(self.policy_after(k), "ema" if self.recipe.train.ema_enable else "current")
+        return input_of(self.policy_after(k), EMA if self.recipe.train.ema_enable else CURRENT)
 
     def _state(self, k: int) -> Input:
         """All that training goes on from: policy version k without what was only measured on the way."""
@@ -359,7 +357,7 @@ class Run:
     def _behaviour(self, k: int) -> Input:
         """The weights that generate rollout k: those of ``staleness`` versions ago."""
         version, part = max(0, k - self.recipe.train.staleness), self._algorithm.behaviour
-        if part == "reference" and self._algorithm.reference_after(0) == "base":
+        if part == REFERENCE and self._algorithm.reference_after(0) == "base":
             version = 0
         return input_of(self.policy_after(version), part)
 

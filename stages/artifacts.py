@@ -18,6 +18,7 @@ from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from cosmos_rl_core.numerics import differences
 from cosmos_rl_core.sealed import RESTORE, unseal
 from cosmos_rl_core.store import Chunk
+from cosmos_rl_core.weights.parts import CURRENT
 from stages import files
 from stages.contracts import Input, Request
 from stages.files import read_entry, read_stored
@@ -134,7 +135,7 @@ def input_of(slot: str, *parts: str) -> Input:
     _, manifest = standing(slot)
     if manifest is None:
         raise ArtifactError(f"{slot} has no artifact yet")
-    found = tuple(part for part in parts if manifest.has_part(part)) or ("current",) * bool(parts)
+    found = tuple(part for part in parts if manifest.has_part(part)) or (CURRENT,) * bool(parts)
     return Input(
         url=manifest.slot,
         generation=manifest.generation,

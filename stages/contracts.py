@@ -15,6 +15,7 @@ from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
 from cosmos_rl_core.config.train import AnyDataset, AnyReward, AnyRewarded, AnySupervised, OptimizerName
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.outside_plugins import Pin, named_by
+from cosmos_rl_core.weights.parts import CURRENT
 from stages.identity import fingerprint_of, recipe_of
 
 FORMAT = 1
@@ -303,7 +304,7 @@ class Input(Section):
     @property
     def part(self) -> str:
         """The one policy part that is read, or the first of several."""
-        return self.parts[0] if self.parts else "current"
+        return self.parts[0] if self.parts else CURRENT
 
 
 InputContents = dict[str, list[list[str | list[str]]]]

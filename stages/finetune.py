@@ -13,6 +13,7 @@ from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Conditioning, Model, generated, stack
 from cosmos_rl_core.training import FINE_GRID, DrawKey, sft_time, training_noise
+from cosmos_rl_core.weights.parts import EMA
 from stages import contracts, embed
 from stages.context import Context
 from stages.contracts import Request
@@ -31,7 +32,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     algorithm: Algorithm = plugins.load("algorithms", config.algorithm.type).Algorithm(config.algorithm)
     media = load_media(config.algorithm.dataset, config.dataset_digest)
     layout = context.layout({"mini_batch": context.shrunk(config.algorithm.mini_batch)})
-    copies = ["ema"] if config.keeps_ema else []
+    copies = [EMA] if config.keeps_ema else []
     trainer = Trainer.load(config, algorithm, policy=policy, components=("vae",), context=context, copies=copies)
     conditioning = embed.Embeddings(request.one("embeddings"), [prompt.id for prompt in media.prompts])
     draws = _Draws(request, config, model=trainer.model, media=media, conditioning=conditioning, device=group.device)

@@ -14,13 +14,14 @@ from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Model
 from cosmos_rl_core.models._loading import initialise
-from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights, cut, initial_lora, prepare, to_bytes
+from cosmos_rl_core.policy_weights import PolicyWeights, cut, initial_lora, prepare, to_bytes
 from cosmos_rl_core.precision import half
 from cosmos_rl_core.seeds import derive
 from cosmos_rl_core.sharding import WHOLE, Shards
 from cosmos_rl_core.sizes import FLOAT32_BYTES
 from cosmos_rl_core.tensor_files import read_tensors
 from cosmos_rl_core.tensor_headers import Readable
+from cosmos_rl_core.weights.parts import CURRENT
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.context import Context

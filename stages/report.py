@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.weights.parts import CURRENT, EMA, OLD
 from stages import contracts, report_html
 from stages.artifacts import Artifact
 from stages.context import Context
@@ -333,7 +334,7 @@ def _provenance(found: _Inputs) -> str:
 def _policy(artifact: Artifact) -> str:
     """The policy parts that the artifact holds, or the policy or export that it was made with."""
     manifest = artifact.manifest
-    parts = [part for part in ("current", "old", "ema") if manifest.has_part(part)]
+    parts = [part for part in (CURRENT, OLD, EMA) if manifest.has_part(part)]
     if parts:
         return ", ".join(f"{part} {manifest.part_content(part)[:12]}" for part in parts)
     sources = [

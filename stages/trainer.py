@@ -16,7 +16,7 @@ from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError, DivergenceError
 from cosmos_rl_core.lora_dropout import DropoutKey, dropping
 from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
-from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights, to_bytes
+from cosmos_rl_core.policy_weights import PolicyWeights, to_bytes
 from cosmos_rl_core.precision import ParamDtype, computes_in
 from cosmos_rl_core.sharding import Shards
 from cosmos_rl_core.training import (
@@ -27,6 +27,7 @@ from cosmos_rl_core.training import (
     optimizer_step,
     state_shards,
 )
+from cosmos_rl_core.weights.parts import CURRENT, EMA, OPTIMIZER, REFERENCE, SCHEDULE
 from stages.artifacts import Artifact
 from stages.context import Context
 from stages.contracts import Finetune, Input, OptimizerSteps, Update
@@ -34,7 +35,7 @@ from stages.policy import load_policy, read_part, write_part
 from stages.samples import to_parquet
 
 METRICS = "metrics.parquet"
-CLOCKS = "schedule/clocks.json"
+CLOCKS = f"{SCHEDULE}/clocks.json"
 NONFINITE = "nonfinite_steps"
 """Steps left out for gradients that are not finite: in the clocks those of the end, in the summary all."""
 PEAKS = ("loss", "policy_loss", "kl", "data_loss", "old_deviation")
@@ -114,7 +115,7 @@ class Trainer:
         """Take up the policy where the last stage left it; a copy that it does not have yet starts as ``current``."""
         steps = config.steps
         # The base's, unless this policy carries one on.
-        reference = "reference" in algorithm.roles and "reference" not in copies
+        reference = REFERENCE in algorithm.roles and REFERENCE not in copies
         model, weights = load_policy(config, policy, components=components, context=context, reference=reference)
         if config.gradient_checkpointing:
             model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
@@ -135,7 +136,7 @@ class Trainer:
             note=context.outcome.note,
             nonfinite_in_a_row=_clocks(policy).get(NONFINITE, 0),
         )
-        state = read_part(policy, "optimizer", state_shards(weights.shards), context.progress)
+        state = read_part(policy, OPTIMIZER, state_shards(weights.shards), context.progress)
         load_optimizer_state(trainer.optimizer, weights.parameters, state)
         return trainer
 
@@ -199,7 +200,7 @@ class Trainer:
             return None
         self.nonfinite_in_a_row = 0
         if (decay := steps.ema_decays[index]) is not None:
-            self.weights.lerp_("ema", decay)
+            self.weights.lerp_(EMA, decay)
         return moved
 
     def _loss(self, micro: MicroBatch) -> Loss:
@@ -246,9 +247,9 @@ class Trainer:
         """
         self.sign_of_life(len(self.rows))
         parts = {part: self.weights.here(part) for part in (CURRENT, *copies)}
-        parts["optimizer"] = optimizer_state(self.optimizer, self.weights.parameters)
+        parts[OPTIMIZER] = optimizer_state(self.optimizer, self.weights.parameters)
         shards = self.weights.shards
-        cuts = {part: state_shards(shards) if part == "optimizer" else shards for part in parts}
+        cuts = {part: state_shards(shards) if part == OPTIMIZER else shards for part in parts}
         self._agree(parts, cuts)
         for part, tensors in parts.items():
             write_part(context, part, tensors=tensors, group=self.group, shards=cuts[part])

@@ -11,9 +11,10 @@ from cosmos_rl_core.algorithms._base import Algorithm
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._base import Model
-from cosmos_rl_core.policy_weights import CURRENT, PolicyWeights
+from cosmos_rl_core.policy_weights import PolicyWeights
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.training import FINE_GRID
+from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE
 from stages import contracts
 from stages.artifacts import Artifact
 from stages.context import Context
@@ -27,7 +28,7 @@ from stages.trainer import Trainer, check_clocks, my_share
 
 ADVANTAGES = "advantages.parquet"
 
-_STILL = ("old", "reference")
+_STILL = (OLD, REFERENCE)
 """Copies that stay as they are until the last step is done."""
 
 
@@ -44,16 +45,16 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     layout = context.layout({"steps": _order(request, config, table, context.shrunk(config.algorithm.mini_batch))})
     copies = _copies(config)
     trainer = Trainer.load(config, algorithm, policy=policy, components=(), context=context, copies=copies)
-    if "behaviour" in algorithm.roles:
+    if BEHAVIOUR in algorithm.roles:
         _take_up_behaviour(request, trainer.weights, copies, context)
     draws = _draws(request, config, algorithm, trainer.model, Stored.read(request, table, group.device))
     drift = DriftWatch(algorithm.drift_limits, trainer, context)
     _train(trainer, layout["steps"], config, draws)
 
     if config.old_decay is not None:
-        trainer.weights.lerp_("old", config.old_decay)
+        trainer.weights.lerp_(OLD, config.old_decay)
     if config.reference == "renewed":
-        trainer.weights.create("reference")
+        trainer.weights.create(REFERENCE)
     drift.write()
     trainer.write(context, copies, iteration)
     if group.rank == 0:
@@ -67,9 +68,9 @@ def _take_up_behaviour(request: Request, weights: PolicyWeights, copies: list[st
     source, policy = request.inputs["behaviours"][0], Artifact(request.one("policy")).manifest
     for part in (copy for copy in copies if copy in _STILL):
         if policy.part_content(part if policy.has_part(part) else CURRENT) == source.content:
-            weights.share("behaviour", part)
+            weights.share(BEHAVIOUR, part)
             return
-    weights.create("behaviour", read_part(source, source.part, weights.shards, context.progress))
+    weights.create(BEHAVIOUR, read_part(source, source.part, weights.shards, context.progress))
 
 
 def _train(
@@ -168,9 +169,9 @@ def _order(request: Request, config: contracts.Update, table: pd.DataFrame, mini
 def _copies(config: contracts.Update) -> list[str]:
     """The copies beside ``current`` that this policy carries on."""
     kept = {
-        "old": config.old_decay is not None,
-        "ema": config.keeps_ema,
-        "reference": config.reference != "base",
+        OLD: config.old_decay is not None,
+        EMA: config.keeps_ema,
+        REFERENCE: config.reference != "base",
     }
     return [part for part, is_kept in kept.items() if is_kept]
 

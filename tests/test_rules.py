@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.weights import parts
 from flows.plan import Settings, plan_of
 from stages.contracts import STAGES
 
@@ -317,3 +318,16 @@ HUB_RECIPES = [path for path in SHIPPED_RECIPES if '"package:' not in path.read_
 def test_every_recipe_resolves(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
     assert plan_of(Settings(recipe=str(path.relative_to(ROOT)))).prompts
+
+
+def test_names_of_policy_parts_are_written_once():
+    """Elsewhere they are constants of ``cosmos_rl_core/weights/parts.py``, so that a search finds who reads a part."""
+    names = {parts.CURRENT, parts.OLD, parts.EMA, parts.BEHAVIOUR}
+
+    def check(node: ast.AST) -> str | None:
+        is_name = isinstance(node, ast.Constant) and node.value in names
+        return f"{node.value!r} is a constant of weights/parts.py" if is_name else None  # pyright: ignore[reportAttributeAccessIssue]
+
+    owner = ROOT / "cosmos_rl_core/weights/parts.py"
+    importer = ROOT / "cosmos_rl_core/config/upstream"
+    refuse(violations([p for p in sources(*LAYERS) if p != owner and importer not in p.parents], check))

@@ -18,6 +18,7 @@ from cosmos_rl_core.config.train import AnyDataset, RewardedOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.sampling.solvers import planned_kernel
 from cosmos_rl_core.sampling.transition import generated_mean, log_prob, mean, num_generated, square_error
+from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, REFERENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,12 +143,12 @@ class Algorithm:
     @property
     def behaviour(self) -> str:
         """What ``on_policy`` says."""
-        return "current" if self.options.on_policy else "reference"
+        return CURRENT if self.options.on_policy else REFERENCE
 
     @property
     def roles(self) -> tuple[str, ...]:
         """The reference is read only where the loss weighs it."""
-        return ("current", "behaviour", "reference") if self.options.kl_beta > 0 else ("current", "behaviour")
+        return (CURRENT, BEHAVIOUR, REFERENCE) if self.options.kl_beta > 0 else (CURRENT, BEHAVIOUR)
 
     @property
     def train_on(self) -> tuple[int, ...]:
@@ -282,7 +283,7 @@ class Algorithm:
         That is EDM's weight ``(1 + sigma^2) / sigma^2`` of the error of x_0, at ``sigma = t / (1 - t)`` and data of
         deviation 1. Source: EDM, arXiv:2206.00364, table 1.
         """
-        error = velocity("current") - (batch.noise - batch.x_0)
+        error = velocity(CURRENT) - (batch.noise - batch.x_0)
         per_sample = (batch.t.square() + (1 - batch.t).square()) * batch.mean(error.square())
         scaled = self.options.loss_scale * self.options.data_beta * per_sample
         return Loss(scaled.float(), {"data_loss": per_sample.detach()})
@@ -291,9 +292,9 @@ class Algorithm:
         options = self.options
         if not bool((batch.at.std > 0).all()):
             raise ValueError("a step without noise has no density; leave it out of train_on")
-        behaviour = _mean_of(batch, velocity("behaviour").detach())
-        reference = _mean_of(batch, velocity("reference").detach()) if options.kl_beta > 0 else None
-        current = _mean_of(batch, velocity("current"))
+        behaviour = _mean_of(batch, velocity(BEHAVIOUR).detach())
+        reference = _mean_of(batch, velocity(REFERENCE).detach()) if options.kl_beta > 0 else None
+        current = _mean_of(batch, velocity(CURRENT))
 
         num_dims = num_generated(batch.x, batch.mask)
         unit = {"mean_logp": 1.0, "sum_logp": num_dims, "unnormalised": 2 * batch.at.std.square()}[options.ratio_mode]

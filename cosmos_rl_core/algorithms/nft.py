@@ -11,6 +11,7 @@ from cosmos_rl_core.algorithms._advantages import group_advantages, rewards_of
 from cosmos_rl_core.algorithms._base import Batch, Loss
 from cosmos_rl_core.config.train import RewardedOptions
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, OLD, REFERENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +64,7 @@ class Options(RewardedOptions):
 class Algorithm:
     """Rollouts by a slow ``old`` copy, which is also the centre that the loss reflects the trained velocity about."""
 
-    behaviour = "old"
+    behaviour = OLD
     transitions = False
     train_on = ()
     trains_unconditional = True
@@ -77,7 +78,7 @@ class Algorithm:
     @property
     def roles(self) -> tuple[str, ...]:
         """The reference is read only where the loss weighs it."""
-        return ("current", "behaviour", "reference") if self.options.kl_beta > 0 else ("current", "behaviour")
+        return (CURRENT, BEHAVIOUR, REFERENCE) if self.options.kl_beta > 0 else (CURRENT, BEHAVIOUR)
 
     def check(self, sample: SolverConfig) -> None:
         """Any sampler will do, if its grid has enough noise levels."""
@@ -118,9 +119,9 @@ class Algorithm:
         Raises ``ValueError`` unless there is one advantage a sample.
         """
         optimality = self._optimality(batch)
-        old = velocity("behaviour").detach()
-        reference = velocity("reference").detach() if self.options.kl_beta > 0 else None
-        current = velocity("current")
+        old = velocity(BEHAVIOUR).detach()
+        reference = velocity(REFERENCE).detach() if self.options.kl_beta > 0 else None
+        current = velocity(CURRENT)
 
         beta = self.options.nft_beta
         towards, away = _error(current, old, batch, beta), _error(current, old, batch, -beta)

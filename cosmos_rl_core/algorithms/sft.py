@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from cosmos_rl_core.algorithms._base import Batch, Loss
 from cosmos_rl_core.config.train import SupervisedOptions
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.weights.parts import CURRENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +27,8 @@ class Options(SupervisedOptions):
 class Algorithm:
     """Regression of the velocity on ``noise - x_0``, every noise level weighted alike."""
 
-    behaviour = "current"
-    roles = ("current",)
+    behaviour = CURRENT
+    roles = (CURRENT,)
     transitions = False
     train_on = ()
     trains_unconditional = True
@@ -51,7 +52,7 @@ class Algorithm:
 
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
         """Mean over generated dimensions of ``(noise - x_0 - velocity) ** 2``, per sample ``[B]``."""
-        per_sample = batch.mean((batch.noise - batch.x_0 - velocity("current")).square())
+        per_sample = batch.mean((batch.noise - batch.x_0 - velocity(CURRENT)).square())
         return Loss(per_sample, {"velocity_error": per_sample.detach()})
 
     def reference_after(self, iteration: int) -> Literal["base"]:

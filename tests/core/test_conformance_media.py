@@ -14,9 +14,10 @@ from torch import Tensor
 from cosmos_rl_core import export, pipelines
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.policy_weights import CURRENT, prepare
+from cosmos_rl_core.policy_weights import prepare
 from cosmos_rl_core.precision import ParamDtype, computes_in
 from cosmos_rl_core.sampling.rollout import sample
+from cosmos_rl_core.weights.parts import CURRENT
 from tests.families import (
     SCHEDULERS,
     SIZE,

@@ -12,10 +12,11 @@ from cosmos_rl_core import export, sizes
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.lora_dropout import KeyedDropout, dropping
-from cosmos_rl_core.policy_weights import CURRENT, add_lora, initial_lora, prepare
+from cosmos_rl_core.policy_weights import add_lora, initial_lora, prepare
 from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
+from cosmos_rl_core.weights.parts import CURRENT
 from tests.families import CPU, SCHEDULERS, Family, family_of, moved, run_stock, stock_pipeline, write_files
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cosmos_rl_core.policy_weights import CURRENT, to_bytes
+from cosmos_rl_core.policy_weights import to_bytes
+from cosmos_rl_core.weights.parts import CURRENT
 from stages import trainer
 from stages.artifacts import Artifact, input_of
 from stages.context import Context

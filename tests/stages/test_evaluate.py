@@ -13,8 +13,9 @@ from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.export import full_pipeline, lora_files
 from cosmos_rl_core.memory import in_half, is_matrix
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.policy_weights import CURRENT, prepare
+from cosmos_rl_core.policy_weights import prepare
 from cosmos_rl_core.precision import ParamDtype, computes_in, keep_float32
+from cosmos_rl_core.weights.parts import CURRENT
 from stages.artifacts import input_of
 from stages.contracts import Evaluate, ModelRef
 from stages.loading import load_stock

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.parallelism import Parallelism
-from cosmos_rl_core.policy_weights import CURRENT, from_bytes, to_bytes
+from cosmos_rl_core.policy_weights import from_bytes, to_bytes
 from cosmos_rl_core.sharding import Shards
+from cosmos_rl_core.weights.parts import CURRENT
 from stages.artifacts import Attempt, input_of
 from stages.context import Context
 from stages.outcome import Outcome

@@ -22,9 +22,10 @@ from cosmos_rl_core.lora_dropout import dropping
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning, stack
 from cosmos_rl_core.parallelism import Parallelism
-from cosmos_rl_core.policy_weights import CURRENT, prepare
+from cosmos_rl_core.policy_weights import prepare
 from cosmos_rl_core.sharding import WHOLE, Shards
 from cosmos_rl_core.training import optimizer_state
+from cosmos_rl_core.weights.parts import CURRENT
 from stages.artifacts import Artifact, input_of
 from stages.contracts import OptimizerSteps
 from stages.policy import read_part
