@@ -14,11 +14,19 @@ _TEXTS = re.compile(
         (
             # PyTorch's allocators, on each kind of device, and CUDA itself.
             r"(?<![\w/.'-])DefaultCPUAllocator: (?:can't allocate|not enough) memory\b",
-            _BEGIN + r"(?:CUDA|HIP|XPU)(?: driver| runtime)?(?: error)?(?: \(2\))?\s?:? out of memory\b(?!/)",
+            _BEGIN + r"(?:CUDA|HIP|XPU)(?: driver| runtime)?(?: [Ee]rror)?(?: \(2\))?\s?:? out of memory\b(?!/)",
+            _BEGIN + r"CUDA driver error: 2(?=$|:| \()",
+            _BEGIN + r"(?:cuda|hip|cu)(?:Malloc|Mem[A-Z])\w* failed\b[^\n]*: out of memory\b(?!/)",
+            _BEGIN + r"Triton Error \[(?:CUDA|HIP)\]: out of memory\b(?!/)",
+            _BEGIN + r"nvrtc: error: out of memory\b(?!/)",
             _BEGIN + r"MPS backend out of memory\b",
-            r"(?<![\w/.-])(?:cudaErrorMemoryAllocation|(?:CUDA|NVRTC)_ERROR_OUT_OF_MEMORY)(?![\w/.-])",
+            r"(?<![\w/.-])(?:cudaErrorMemoryAllocation|(?:CUDA|NVRTC)_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory)(?![\w/.-])",
             # cuBLAS, cuDNN, cuSOLVER, cuSPARSE, cuRAND, cuFFT.
             r"(?<![\w/.-])(?:CU|HIP|ROC|MIOPEN)[A-Z]*_(?:[A-Z]+_)*ALLOC(?:ATION)?_FAILED(?![\w/.-])",
+            # How the same libraries fail to say it: a handle, or the work space of a convolution, had no room.
+            _BEGIN + r"(?:CU|HIP)BLAS_STATUS_NOT_INITIALIZED,? when calling `?(?:cu|hip)blas(?:Lt)?Create\(",
+            _BEGIN + r"Unable to find a valid (?:cuDNN|MIOpen) algorithm to run convolution\b",
+            _BEGIN + r"(?:GET|FIND) was unable to find an engine to execute this computation\b",
             # NCCL.
             _BEGIN + r"Cuda failure (?:\d+ )?'out of memory'",
             _BEGIN + r"Failed to (?:CUDA )?(?:host )?(?:malloc|calloc|alloc)(?: async)? \d+ bytes\b",
@@ -26,6 +34,7 @@ _TEXTS = re.compile(
             r"(?<![\w/.-])std::bad_alloc(?![\w/])",
             _BEGIN + r"Unable to allocate [\d.]+ \w+ for an array\b",
             r"\bCannot allocate memory \((?:os error )?12\)",
+            r"(?:^|(?<=[:\]>] )|(?<=\())\[Errno 12\] Cannot allocate memory\b",
             r"\bFailed to allocate memory for requested buffer of size \d+",
         )
     ),
