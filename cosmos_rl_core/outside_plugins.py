@@ -193,9 +193,11 @@ def _import(path: Path) -> ModuleType:
     module = sys.modules[unique] = importlib.util.module_from_spec(spec)
     try:
         loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[unique]
-        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+        beside = isinstance(error, ModuleNotFoundError) and (path.parent / f"{error.name}.py").is_file()
+        remedy = f"; make a folder {name}/ with {_PACKAGE} of both and write `from . import`" if beside else ""
+        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
     return module
 
 

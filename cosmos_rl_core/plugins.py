@@ -12,9 +12,11 @@ import importlib
 import importlib.metadata
 import pkgutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, CosmosRLError
 
 MEMBERS = {
     "models": ("SPEC",),
@@ -80,12 +82,27 @@ def register(kind: str, name: str, module: ModuleType) -> None:
     sys.modules[f"cosmos_rl_core.{kind}.{name}"] = module
 
 
+@contextmanager
+def errors_of(kind: str, name: str) -> Iterator[None]:
+    """Turn what a plugin from outside raises into a :class:`ConfigError` with its file; errors of ours stay theirs."""
+    try:
+        yield
+    except CosmosRLError:
+        raise
+    except Exception as error:
+        module = loaded(kind).get(name)
+        if module is None:
+            raise
+        where = f"{kind.removesuffix('s')} plugin {module.__file__}"
+        raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
+
+
 def _load_installed(kind: str, name: str) -> ModuleType:
     entry = installed(kind)[name]
     where = f"the entry point {name} = {entry.value!r} of {entry.group}"
     try:
         module = entry.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(module, ModuleType) or not all(hasattr(module, member) for member in MEMBERS[kind]):
         raise ConfigError(f"{where}: expected a module that defines {' and '.join(MEMBERS[kind])}")

@@ -145,4 +145,6 @@ def needs_data(recipe: Recipe) -> bool:
 
 def algorithm_of(recipe: Recipe) -> Algorithm:
     options = recipe.train.train_policy
-    return plugins.load("algorithms", options.type).Algorithm(options)
+    kind = plugins.load("algorithms", options.type)
+    with plugins.errors_of("algorithms", options.type):
+        return kind.Algorithm(options)

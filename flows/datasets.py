@@ -12,7 +12,9 @@ from flows import costs
 
 def prompts_of(dataset: DatasetOptions) -> tuple[Prompt, ...]:
     """Prompts of one dataset."""
-    return plugins.load("datasets", dataset.name).prompts(dataset)
+    plugin = plugins.load("datasets", dataset.name)
+    with plugins.errors_of("datasets", dataset.name):
+        return plugin.prompts(dataset)
 
 
 def data_of(recipe: Recipe) -> DatasetOptions | None:
@@ -44,14 +46,16 @@ def media_of(recipe: Recipe, data: DatasetOptions | None, place: str) -> tuple[t
     if data is None:
         return (), ""
     plugin = _media_plugin(data)
-    prompts, diffusers = plugin.prompts(data), recipe.policy.diffusers
-    found = plugin.Media(data).item(0)[0].shape[:3]
+    diffusers = recipe.policy.diffusers
+    with plugins.errors_of("datasets", data.name):
+        prompts, digest = plugin.prompts(data), plugin.digest(data)
+        found = plugin.Media(data).item(0)[0].shape[:3]
     if found != (expected := (diffusers.train_frames, *diffusers.inference_size)):
         raise ConfigError(
             f"{place} gives media of {_times(found)} (frames, height, width), policy.diffusers trains "
             f"on {_times(expected)}; make its settings equal"
         )
-    return prompts, plugin.digest(data)
+    return prompts, digest
 
 
 def is_trained_on(

@@ -37,6 +37,7 @@ CHOOSING = 0
 ASK_S = 0.5
 """Between two looks whether devices are free."""
 QUERY_TIMEOUT_S = 60.0
+DRIVER = Path("/proc/driver/nvidia/gpus")
 _FLOCK = "hhqqi4x"
 """``struct flock`` of 64-bit Linux: type, whence, start, length, process."""
 
@@ -105,7 +106,7 @@ def visible(environment: Mapping[str, str] = os.environ) -> list[Device]:
 def _known() -> list[list[str]]:
     """UUIDs of each GPU in the order of ``nvidia-smi``: those of its MIG devices if it has any, else its own."""
     if shutil.which("nvidia-smi") is None:
-        return []
+        return known_to_driver()
     query = ["nvidia-smi", "-L"]
     said = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=False)
     gpus: list[list[str]] = []
@@ -116,6 +117,20 @@ def _known() -> list[list[str]]:
             gpus.append([uuid[1]])
         elif gpus:
             gpus[-1] = [*(each for each in gpus[-1] if each.startswith("MIG")), uuid[1]]
+    return gpus
+
+
+def known_to_driver(driver: Path = DRIVER, devices: Path = Path("/dev")) -> list[list[str]]:
+    """As :func:`_known`, without MIG, in a container that has GPUs and no ``nvidia-smi``: from the driver's own files.
+
+    The driver lists all GPUs of the machine, by PCI address; a container has the device files of its own.
+    """
+    gpus: list[list[str]] = []
+    for file in sorted(driver.glob("*/information")):
+        said = dict(line.split(":", 1) for line in file.read_text(encoding="utf-8").splitlines() if ":" in line)
+        facts = {name.strip(): value.strip() for name, value in said.items()}
+        if (devices / f"nvidia{facts.get('Device Minor')}").exists() and "GPU UUID" in facts:
+            gpus.append([facts["GPU UUID"]])
     return gpus
 
 

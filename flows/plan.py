@@ -149,7 +149,7 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str,
         recipe, judged_by, held_out_data, (data_prompts or prompts, data_digest)
     ):
         mistakes.append("validation.data has media that are trained on; name others, or another split")
-    _collect(mistakes, lambda: costs.algorithm_of(recipe).check(recipe.policy.diffusers.sample.rollout))
+    _collect(mistakes, lambda: _check_algorithm(recipe))
     _collect(mistakes, lambda: _check_dropout(recipe))
     if model is not None:
         mistakes += _unfit(recipe)
@@ -344,9 +344,19 @@ def _check_given_frames(recipe: Recipe) -> None:
         )
 
 
+def _check_algorithm(recipe: Recipe) -> None:
+    algorithm = costs.algorithm_of(recipe)
+    with plugins.errors_of("algorithms", recipe.train.train_policy.type):
+        algorithm.check(recipe.policy.diffusers.sample.rollout)
+
+
 def _check_reward(reward: RewardConfig, prompts: tuple[Prompt, ...]) -> None:
-    plugin = plugins.load("rewards", reward.fn.name).Reward(reward.fn)
-    reasons = [f"prompt {p.id}: {reason}" for p in prompts if (reason := plugin.check_prompt(p.text)) is not None]
+    kind = plugins.load("rewards", reward.fn.name)
+    with plugins.errors_of("rewards", reward.fn.name):
+        plugin = kind.Reward(reward.fn)
+        reasons = [f"prompt {p.id}: {reason}" for p in prompts if (reason := plugin.check_prompt(p.text)) is not None]
+        if not isinstance(plugin.version, str):
+            raise ConfigError(f"{reward.fn.label}: version must be a string, found {plugin.version!r}")
     if reasons:
         more = f" (and {len(reasons) - 5} more)" if len(reasons) > 5 else ""
         raise ConfigError(f"{reward.fn.label} cannot score {len(reasons)} prompts: {'; '.join(reasons[:5])}{more}")

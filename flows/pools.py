@@ -89,13 +89,15 @@ def _automation(client: SyncPrefectClient) -> str:
     actions: list[ActionTypes] = [crash]
     heartbeat = "prefect.flow-run.heartbeat"
     # A paused flow run has heartbeats; a suspended one has no process.
-    silent = ("Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused")
+    ended = ("Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused")
+    # A flow run that waits for a worker, for the first time or again, has no process yet.
+    waiting = ("Scheduled", "Late", "Pending", "AwaitingRetry", "AwaitingConcurrencySlot", "Resuming")
     wanted = AutomationCore(
         name=ZOMBIES,
         description="A flow run of cosmos-flows that was at work falls silent: its process and its worker are gone.",
         trigger=EventTrigger(
             after={heartbeat},
-            expect={heartbeat, SUSPENDED, *(f"prefect.flow-run.{state}" for state in silent)},
+            expect={heartbeat, SUSPENDED, *(f"prefect.flow-run.{state}" for state in (*ended, *waiting))},
             match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
             match_related=ResourceSpecification({"prefect.resource.id": [f"prefect.tag.{tags.PROJECT}"]}),
             for_each={"prefect.resource.id"},

@@ -5,7 +5,7 @@ Nothing here changes what a run is; threads, processes and determinism change la
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.clusters import KubernetesConfig, SlurmConfig
@@ -14,6 +14,24 @@ from cosmos_rl_core.parallelism import Parallelism
 
 ON_POLICY = ("rollout", "update", "finetune", "validate")
 """Stages that run our own transformer on latents, whose tokens processes can share."""
+
+
+SET_BY_LAUNCHERS = {
+    "CUDA_VISIBLE_DEVICES": "launch.stage_gpus chooses devices, or this variable of the flow",
+    "CUDA_DEVICE_ORDER": "devices are counted as nvidia-smi counts them",
+    "OMP_NUM_THREADS": "launch.threads is that number",
+    "NCCL_NVLS_ENABLE": "launch.deterministic decides it",
+} | dict.fromkeys(
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    "torchrun sets it for each rank",
+)
+"""Environment variables of stages that have another source, each with what it is."""
+
+
+def _free_variable(name: str) -> str:
+    if (source := SET_BY_LAUNCHERS.get(name)) is not None:
+        raise ValueError(f"{name} cannot be set here: {source}")
+    return name
 
 
 class LaunchConfig(Section):
@@ -27,12 +45,12 @@ class LaunchConfig(Section):
     """What Kubernetes is asked for."""
     python: str | None = Field(default=None, min_length=1)
     """Interpreter of the stages, where they run. None: the flow's own, in a container ``python``."""
-    environment: dict[str, str] = {}
+    environment: dict[Annotated[str, AfterValidator(_free_variable)], str] = {}
     """More environment variables of every stage, beside those of the flow's that stages read (:mod:`flows.variables`).
     Not for secrets: the run's plan shows them."""
     mode: Literal["cold", "warm"] = "cold"
     """``cold`` starts every stage anew, under torchrun if it is distributed. ``warm`` forks them from one process that
-    has imported everything: 0.1 s instead of 5 s a stage, for one process on a CPU."""
+    has imported everything: 0.1 to 0.5 s instead of 5 s for a stage of almost no work; for one process on a CPU."""
     processes: int = Field(default=1, ge=1)
     """Ranks of a distributed stage."""
     stage_processes: dict[str, Annotated[int, Field(ge=1)]] = {}

@@ -99,10 +99,14 @@ class LoraConfig(Section):
 Solver = Literal["euler", "dpm2", "unipc", "unipc1", "unipc3", "flow_sde", "cps", "edm"]
 
 
+MAX_STEPS = 10_000
+"""Solver steps beyond which a number is taken for a mistake: schedulers are trained on a tenth of it."""
+
+
 class SolverConfig(Section):
     """From noise to a sample. The settings from ``sigma_max`` on are those of ``solver = "edm"`` alone."""
 
-    num_steps: int = Field(default=10, ge=1)
+    num_steps: int = Field(default=10, ge=1, le=MAX_STEPS)
     """Solver steps of a rollout. More is slower and truer to the model."""
     guidance_scale: float = Field(default=1.0, ge=1)
     """Classifier-free guidance weight; 1 turns guidance off and halves the cost of a step."""
@@ -151,7 +155,7 @@ class SampleConfig(SolverConfig):
     negative_prompt: str | None = Field(default=None, json_schema_extra={"neutral": None})
     """What guidance steers away from, in rollouts, updates and evaluations; absent means the default of the stock
     pipeline's call, which is empty for most models. Users of the exported weights give that call the same."""
-    eval_num_steps: int = Field(default=10, ge=1)
+    eval_num_steps: int = Field(default=10, ge=1, le=MAX_STEPS)
     """Solver steps of an evaluation, taken by the stock pipeline with its own scheduler."""
 
     @model_validator(mode="after")

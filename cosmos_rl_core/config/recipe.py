@@ -266,7 +266,9 @@ def _combined(values: dict[str, Any], error: ValidationError) -> list[str]:
             if item["type"] == "missing" and item["loc"] in _PLACEHOLDERS:
                 _table(values, item["loc"])[item["loc"][-1]] = _PLACEHOLDERS[item["loc"]]
             else:
-                locations.add(item["loc"][:-1] if item["type"] == "missing" else item["loc"])
+                # A key of a table that is refused is the last part but one.
+                last = item["type"] == "missing" or item["loc"][-1] == "[key]"
+                locations.add(item["loc"][:-1] if last else item["loc"])
         if locations & _NEEDED:
             return []
         for location in sorted(locations, reverse=True):
@@ -308,7 +310,7 @@ def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:
 
 
 def _line(item: Any, model: type[BaseModel]) -> str:
-    where = ".".join(str(part) for part in item["loc"])
+    where = ".".join(str(part) for part in item["loc"] if part != "[key]")
     if item["type"] == "extra_forbidden":
         known = _known_fields(item["loc"], model)
         close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)

@@ -14,7 +14,7 @@ import pytest
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, LeaseError
 from flows import devices, launchers
-from flows.devices import VISIBLE, Device, Need, visible
+from flows.devices import VISIBLE, Device, Need, known_to_driver, visible
 from tests.flows.allocated import Work, wait_until
 
 TWO_GPUS = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa1111-0000)
@@ -206,3 +206,15 @@ def test_another_run_waits_for_a_device_until_the_stage_of_a_killed_run_is_gone(
     assert ours.process.wait(60) == 0, ours.said
     assert ours.said.count("waits for") == 1
     assert is_free(two[0])
+
+
+def test_without_nvidia_smi_the_driver_tells_the_devices_of_this_container(tmp_path: Path):
+    for number, address in enumerate(("0000:0a:00.0", "0000:3b:00.0", "0000:86:00.0")):
+        folder = tmp_path / "gpus" / address
+        folder.mkdir(parents=True)
+        said = f"Model: \t\t H100\nIRQ:   \t\t 16\nGPU UUID: \t GPU-{number}-0000\nDevice Minor: \t {number}\n"
+        (folder / "information").write_text(said, encoding="utf-8")
+    for number in (2, 1):
+        (tmp_path / f"nvidia{number}").touch()
+    assert known_to_driver(tmp_path / "gpus", tmp_path) == [["GPU-1-0000"], ["GPU-2-0000"]]
+    assert known_to_driver(tmp_path / "none", tmp_path) == []

@@ -182,3 +182,46 @@ def test_what_runs_share_depends_on_the_plugins_that_made_it(recipe: str, folder
         file.write("# edited\n")
     again = Run(freeze(plan_of(Settings(recipe, url, run_id="another")), url), url).embed()
     assert again.slot == after.slot
+
+
+BREAKS = {
+    "ends the process": ("bright.py", "import sys\nsys.exit(0)\n", "bright.py cannot be imported: SystemExit: 0"),
+    "fails in its prompts": (
+        "signs.py",
+        "def prompts(options):\n    return {}['no']\n",
+        "dataset plugin {folder}/signs.py: KeyError: 'no'",
+    ),
+    "fails in its constructor": (
+        "bright.py",
+        "class Reward:\n    def __init__(self, options):\n        open('/nowhere/weights')\n",
+        "reward plugin {folder}/bright.py: FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/weights'",
+    ),
+    "lacks a method": (
+        "bright.py",
+        "class Reward:\n    version = '1'\n    def __init__(self, options): pass\n",
+        "reward plugin {folder}/bright.py: AttributeError: 'Reward' object has no attribute 'check_prompt'",
+    ),
+    "has no version": (
+        "bright.py",
+        "class Reward(Reward):\n    version = property(lambda self: 1, lambda self, value: None)\n",
+        "version must be a string, found 1",
+    ),
+    "imports the file beside it": (
+        "bright.py",
+        "import signs\n",
+        "make a folder bright/ with __init__.py of both and write `from . import`",
+    ),
+    "fails in its check": (
+        "nft2.py",
+        "class Algorithm(Algorithm):\n    def check(self, sample):\n        raise TypeError('no such sampler')\n",
+        "algorithm plugin {folder}/nft2.py: TypeError: no such sampler",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BREAKS)
+def test_a_plugin_that_fails_while_it_is_planned_with_is_named(what: str, recipe: str, folder: Path):
+    name, addition, expected = BREAKS[what]
+    with (folder / name).open("a", encoding="utf-8") as file:
+        file.write(f"\n{addition}")
+    assert expected.format(folder=folder) in refused(recipe)

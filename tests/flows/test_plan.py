@@ -99,6 +99,15 @@ def test_no_section_can_be_so_wrong_that_it_is_not_reported(place, value):
         ("policy.diffusers.sample.solver_option=2heun_edm", "solver_option: '2heun_edm' is not one of 1euler, 2ab"),
         ("train.optm_betas=[0.9, 1.5]", "train.optm_betas.1: Input should be less than 1"),
         ("train.staleness=1", "train.staleness = 1 runs rollout beside update: give both GPUs of their own"),
+        (
+            "policy.diffusers.sample.num_steps=100000000",
+            "Input should be less than or equal to 10000 (found 100000000)",
+        ),
+        ("launch.environment={RANK = '3'}", "RANK cannot be set here: torchrun sets it for each rank"),
+        (
+            "launch.environment={CUDA_VISIBLE_DEVICES = '2'}",
+            "CUDA_VISIBLE_DEVICES cannot be set here: launch.stage_gpus",
+        ),
         ("train.ckpt.max_keep=0", "train.ckpt.max_keep: Input should be greater than or equal to 1"),
         ("train.staleness=2", "train.staleness = 2 samples every rollout of train.num_iterations = 2 from the base"),
         ("train.train_policy.min_group_size=5", "min_group_size = 5 leaves every prompt out: rollout.n_generation = 4"),
