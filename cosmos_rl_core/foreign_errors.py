@@ -41,6 +41,10 @@ _TEXTS = re.compile(
     re.MULTILINE,
 )
 """How out-of-memory reads in errors of no class of its own."""
+_NATIVE = re.compile(
+    r"RuntimeError|torch\.AcceleratorError|torch\.distributed\.Dist\w*Error|onnxruntime\..*|(?:.*\.)?SafetensorError"
+)
+"""Names by which tracebacks call the classes whose texts come from C++ or Rust."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -49,6 +53,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     Our own errors have kinds of their own. A full disk is none of this.
     """
     return any(_is(one) for one in _chain(error) if not isinstance(one, CosmosRLError))
+
+
+def means_out_of_memory(class_name: str, text: str) -> bool:
+    """Return whether an error of which only class, with its module, and message are left is an exhausted memory."""
+    if class_name.endswith("MemoryError"):
+        return True
+    if class_name == "OSError":
+        return text.startswith(f"[Errno {errno.ENOMEM}] ")
+    return _NATIVE.fullmatch(class_name) is not None and _TEXTS.search(text) is not None
 
 
 def _is(error: BaseException) -> bool:

@@ -4,7 +4,6 @@ A wave is one synchronous Prefect task, called directly, so that a cancellation 
 store what stands. Prefect's task cache is off.
 """
 
-import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -21,10 +20,11 @@ from prefect.tasks import Task, exponential_backoff
 
 from cosmos_rl_core import store
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.errors import EXIT_CODES, ConfigError, CosmosRLError, StageError
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
 from cosmos_rl_core.parallelism import Parallelism
 from flows import gpus, launchers, pauses
 from flows.display import Display
+from flows.endings import kind_of
 from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState
 from stages.artifacts import standing, why_stale
 from stages.contracts import STAGES, Request
@@ -35,10 +35,6 @@ POLL_INTERVAL_S = 0.05
 KILLED = -9
 LOG_TAIL = 30
 """Lines of a failed stage's log that are shown."""
-ABORTED_FOR_MEMORY = r"^terminate called after throwing an instance of '(std::bad_alloc|c10::OutOfMemoryError)'"
-"""What C++ prints where a thread of its own found memory exhausted, which leaves no error file."""
-KIND_OF_EXIT = {code: kind for kind, code in EXIT_CODES.items()}
-"""What the runner's exit code says where it could not even leave an error file."""
 
 
 @dataclass
@@ -259,20 +255,9 @@ class _Running:
             )
         log = (self.jobs.logs(self.job_id) or b"(no log)").decode(errors="replace").splitlines()
         code = self.state.exit_code
-        kind = self.state.kind or _kind_of(self.state, log)
+        kind = self.state.kind or kind_of(self.state, log)
         how = self.state.reason or f"exit code {code}"
         return StageError.of(kind, f"{where} ended ({kind}, {how})", "\n".join(log[-LOG_TAIL:]))
-
-
-def _kind_of(state: JobState, log: Sequence[str]) -> str:
-    report = "\n".join(log[-200:])
-    # torchrun exits with 1 whatever happened to a worker; only its report says how the worker ended.
-    if state.killed or re.search(r"exitcode\s*:\s*-9\b", report):
-        # As Slurm says it.
-        return "out_of_memory" if re.search(r"oom[-_]kill|Out Of Memory", report) else "killed"
-    if re.search(ABORTED_FOR_MEMORY, report, re.MULTILINE):
-        return "out_of_memory"
-    return KIND_OF_EXIT.get(state.exit_code or 0, "crash")
 
 
 def _worth_retrying(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:

@@ -1,0 +1,108 @@
+"""How a stage process ended that left no error file, read off its exit code and the last lines of its log.
+
+Only lines of the shape in which a runtime or a scheduler writes them count: a log also quotes prompts.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from cosmos_rl_core.errors import EXIT_CODES
+from cosmos_rl_core.foreign_errors import means_out_of_memory
+from flows.launchers._base import JobState
+
+KIND_OF_EXIT = {code: kind for kind, code in EXIT_CODES.items()}
+"""Kinds of failure by the runner's exit code, which it gives also where it could leave no error file."""
+READ = 2000
+"""Last lines of a log that are read: on each node every rank may add a trace of its C++ frames."""
+
+_PREFIX = re.compile(r"(?:\d+: ?)?(\[[a-z_]+\d+\]: ?)?")
+"""What srun, torchrun and PyTorch put before a line of a rank."""
+_KILLED = re.compile(r"\s*exitcode\s*:\s*-9\b")
+_KILLED_FOR_MEMORY = re.compile(
+    r"slurmstepd(?:-[\w.-]+)?: (?:error: )?.*\bDetected \d+ oom[-_]kill event"
+    r"|srun: error: \S+: tasks? [\d,-]+: Out Of Memory"
+)
+_ABORTED = re.compile(r"terminate called after throwing an instance of '([^']*)")
+_ABORTED_FOR_MEMORY = re.compile(r"(?:[\w<: ]*\W)?(?:bad_alloc|OutOfMemoryError|out_of_memory)>*")
+"""Names of classes of C++."""
+_WHAT = re.compile(r"(?:\s+what\(\):)+\s+(.*)")
+_END_OF_WHAT = re.compile(r"\s*$|Exception raised from |frame #\d+:|terminate called ")
+_OUT_OF_ROOM = re.compile(r"memory allocation of \d+ bytes failed$|libgomp: Out of memory allocating \d+ bytes")
+"""What Rust and OpenMP print before they abort."""
+_TRACEBACK = "Traceback (most recent call last):"
+_LINKS = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+_RAISED = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
+"""The line below the frames of a traceback: a class and a message."""
+
+
+def kind_of(state: JobState, log: Sequence[str]) -> str:
+    """Return the kind of failure of a process that ended with ``state`` and wrote the lines ``log``."""
+    prefixes, lines = _without_prefixes(log[-READ:])
+    memory = any(map(_KILLED_FOR_MEMORY.match, lines))
+    if memory or _aborted_for_memory(lines) or _raised_for_memory(prefixes, lines):
+        return "out_of_memory"
+    # torchrun exits with 1 whatever happened to a worker; only its report says how the worker ended.
+    if state.killed or any(map(_KILLED.match, lines)):
+        return "killed"
+    return KIND_OF_EXIT.get(state.exit_code or 0, "crash")
+
+
+def _without_prefixes(log: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the rank's prefix, which may be empty, and the rest of each line."""
+    found = [(match[1] or "", line[match.end() :]) for line in log if (match := _PREFIX.match(line)) is not None]
+    return [prefix for prefix, _ in found], [rest for _, rest in found]
+
+
+def _aborted_for_memory(lines: Sequence[str]) -> bool:
+    """Return whether code in C++ or Rust found no memory and ended the process, which leaves no error file."""
+    if any(map(_OUT_OF_ROOM.match, lines)):
+        return True
+    aborted = [(i, match[1]) for i, line in enumerate(lines) if (match := _ABORTED.match(line)) is not None]
+    if any(_ABORTED_FOR_MEMORY.fullmatch(name) for _, name in aborted):
+        return True
+    # Lines of several ranks may come in any order after the first one.
+    texts = _what(lines[aborted[0][0] + 1 :]) if aborted else ()
+    return any(means_out_of_memory("RuntimeError", text) for text in texts)
+
+
+def _what(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the texts of the C++ errors that nobody caught, each without the trace below it."""
+    for i, line in enumerate(lines):
+        if (match := _WHAT.match(line)) is not None:
+            text = [match[1]]
+            for more in lines[i + 1 :]:
+                if _END_OF_WHAT.match(more) or _WHAT.match(more):
+                    break
+                text.append(more)
+            yield "\n".join(text)
+
+
+def _raised_for_memory(prefixes: Sequence[str], lines: Sequence[str]) -> bool:
+    """Return whether the last error of a rank in Python, or one that led to it, is an exhausted memory."""
+    last: dict[str, bool] = {}
+    led_to_another: set[str] = set()
+    for prefix, name, text in _errors(prefixes, lines):
+        if name is None:
+            led_to_another.add(prefix)
+        elif name.rpartition(".")[2] != "ChildFailedError":  # torchrun's own, after those of its workers
+            before = prefix in led_to_another and last.get(prefix, False)
+            last[prefix] = before or means_out_of_memory(name, text)
+            led_to_another.discard(prefix)
+    return any(last.values())
+
+
+def _errors(prefixes: Sequence[str], lines: Sequence[str]) -> Iterator[tuple[str, str | None, str]]:
+    """Yield prefix, class and message below each traceback; without class, a line that links it to the next one."""
+    frames: dict[str, int] = {}
+    for prefix, line in zip(prefixes, lines, strict=True):
+        if line == _TRACEBACK:
+            frames[prefix] = 0
+        elif prefix in frames and line.startswith("  "):
+            frames[prefix] += 1
+        elif line in _LINKS:
+            yield prefix, None, ""
+        elif frames.pop(prefix, 0) and (raised := _RAISED.match(line)) is not None:
+            yield prefix, raised[1], raised[2] or ""
