@@ -39,15 +39,14 @@ def load_stock(ref: ModelRef, path: str, param_dtype: ParamDtype, device: torch.
     plugin = plugins.load_model(ref.adapter)
     if hasattr(plugin, "load_stock"):
         return plugin.load_stock(path, bool(ref.guardrail), device, transformer)
+    given = {} if transformer is None else {"transformer": transformer}
+    # Not by way of the CPU's memory, which all ranks of a machine share.
+    reading = {"device_map": device.type}
+    names = [name for name in _loading.weighted_parts(path) if name not in given]
+    given |= {name: _loading.read_part(path, name, **reading) for name in names}
     # By its own class: DiffusionPipeline's passes over a given transformer that may be left out, and reads another.
     return getattr(diffusers, pipelines.pipeline_class(path)).from_pretrained(
-        path,
-        dtype=torch.float32,
-        use_safetensors=True,
-        local_files_only=True,
-        # Not by way of the CPU's memory, which all ranks of a machine share.
-        device_map=device.type,
-        **_loading.absent(path) | ({} if transformer is None else {"transformer": transformer}),
+        path, local_files_only=True, **reading, **_loading.absent(path) | given
     )
 
 

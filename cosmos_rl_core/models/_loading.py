@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import accelerate
@@ -11,6 +12,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
 from cosmos_rl_core import pipelines, plugins
+from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import COMPONENTS, EMPTY_TRANSFORMER, ModelPlugin, NotFiniteError
 
 Pipeline = TypeVar("Pipeline", bound=DiffusionPipeline)
@@ -27,23 +29,61 @@ def adapter_of(path: str) -> ModelPlugin:
 
 ALIGNMENT_BYTES = 64
 """Where PyTorch's allocator places tensors on the CPU."""
+_LIBRARIES = ("diffusers", "transformers")
+"""Whose classes have weights in a pipeline directory."""
 
 
 def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], device: torch.device) -> Pipeline:
     """The stock pipeline with the asked ``components`` (and the scheduler) loaded and every other one None.
 
-    Reads safetensors alone, never a pickle.
+    Reads safetensors alone, never a pickle. Raises :class:`ArtifactError` as :func:`read_part`.
     """
     check_components(components)
-    skipped = {name: None for name, there in _parts(path).items() if not there or not _asked(name, components)}
-    given = {"transformer": empty_transformer(path)} if EMPTY_TRANSFORMER in components else {}
-    pipeline = cls.from_pretrained(
-        path, dtype=torch.float32, use_safetensors=True, local_files_only=True, **skipped | given
-    )
-    for name, part in pipeline.components.items():
-        if isinstance(part, nn.Module) and name not in given:
-            align(part.requires_grad_(False).eval().to(device))
-    return pipeline
+    asked = {name: there and _asked(name, components) for name, there in _parts(path).items()}
+    parts = {name: read_part(path, name) for name in weighted_parts(path) if asked[name]}
+    for part in parts.values():
+        align(part.requires_grad_(False).eval().to(device))
+    if EMPTY_TRANSFORMER in components:
+        parts["transformer"] = empty_transformer(path)
+    skipped = {name: None for name, wanted in asked.items() if not wanted}
+    return cls.from_pretrained(path, local_files_only=True, **skipped | parts)
+
+
+def weighted_parts(path: str) -> list[str]:
+    """Names of the parts of a pipeline directory that have weights."""
+    index = pipelines.read_json(path, pipelines.INDEX)
+    there = [name for name, is_there in _parts(path).items() if is_there and index[name][0] in _LIBRARIES]
+    return [name for name in there if issubclass(_class_of(path, name), nn.Module)]
+
+
+def read_part(path: str, name: str, **options: Any) -> nn.Module:
+    """A part of the pipeline directory ``path`` with its weights, float32. ``options`` are ``from_pretrained``'s.
+
+    Raises :class:`ArtifactError`, naming weights, if its files lack some or have some of another shape: the libraries
+    make those up at random.
+    """
+    reading: Any = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True, **options}
+    # Asked to go on at another shape, the libraries list all of them beside the weights that lack.
+    reading |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    where = f"the files of {name!r} in the pipeline {path!r}"
+    try:
+        part, found = _class_of(path, name).from_pretrained(Path(path, name), **reading)
+    except NotImplementedError as error:
+        # With a device_map, diffusers moves weights that it was to make up, which have no memory, before it lists them.
+        if "meta tensor" not in str(error):
+            raise
+        raise ArtifactError(f"{where} lack weights, or have some of another shape; fetch them again") from error
+    if missing := sorted(found["missing_keys"]):
+        raise ArtifactError(f"{where} lack {_listed(missing)}; fetch them again")
+    if others := sorted(found["mismatched_keys"]):
+        shapes = [f"{key} is {list(there)}, expected {list(expected)}" for key, there, expected in others]
+        raise ArtifactError(f"{where} do not fit its config.json: {_listed(shapes)}; fetch them again")
+    return part
+
+
+def _listed(names: Sequence[str]) -> str:
+    """A few of them, and how many there are."""
+    return f"{len(names)} weights: {', '.join(names[:3])}{', ...' * (len(names) > 3)}"
 
 
 def align(module: nn.Module) -> None:
@@ -64,8 +104,7 @@ def absent(path: str) -> dict[str, None]:
 
 def empty_transformer(path: str) -> nn.Module:
     """The transformer of the pipeline directory ``path`` with weights on the meta device and true buffers."""
-    library, name = pipelines.read_json(path, pipelines.INDEX)["transformer"]
-    cls = getattr(importlib.import_module(library), name)
+    cls = _class_of(path, "transformer")
     with accelerate.init_empty_weights(include_buffers=False):
         transformer = cls.from_config(cls.load_config(path, subfolder="transformer", local_files_only=True))
     return transformer.requires_grad_(False).eval()
@@ -126,6 +165,11 @@ def _parts(path: str) -> dict[str, bool]:
     """Names of the parts that a pipeline directory's index lists, and whether they are there."""
     index = pipelines.read_json(path, pipelines.INDEX)
     return {name: value[0] is not None for name, value in index.items() if isinstance(value, list)}
+
+
+def _class_of(path: str, part: str) -> Any:
+    library, name = pipelines.read_json(path, pipelines.INDEX)[part]
+    return getattr(importlib.import_module(library), name)
 
 
 def _asked(name: str, components: Sequence[str]) -> bool:

@@ -7,13 +7,18 @@ import struct
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from cosmos_rl_core import pipelines
 from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.models import _loading
 from cosmos_rl_core.weight_files import damages
 from flows import cli
 from flows.plan import Settings, plan_of
+from stages.contracts import ModelRef
+from stages.loading import load_stock
 from tests import tiny_pipelines
 
 WEIGHTS = [
@@ -155,3 +160,72 @@ def test_damage_is_reported_beside_mistakes_in_the_recipe(base: Path, recipe):
         )
     assert "one iteration needs 1000 prompts, the dataset has 4" in str(error.value)
     assert f"{base / WEIGHTS[0]} is cut short" in str(error.value)
+
+
+def change_weights(file: Path, change) -> None:
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def load_all(base: Path) -> None:
+    _loading.adapter_of(str(base)).load(str(base), ("transformer", "vae", "text"), torch.device("cpu"))
+
+
+def load_whole_stock(base: Path) -> None:
+    ref = ModelRef(path=str(base), adapter=pipelines.adapter_name(base), digest="")
+    load_stock(ref, str(base), "float32", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        tiny_pipelines.save_sd3,
+        tiny_pipelines.save_wan,
+        tiny_pipelines.save_sana,
+        tiny_pipelines.save_sana_video,
+        tiny_pipelines.save_cosmos_predict2_5,
+    ],
+)
+def test_weights_that_a_whole_file_lacks_are_never_made_up(make, tmp_path: Path):
+    base = Path(make(tmp_path / "base"))
+    for load in (load_all, load_whole_stock):
+        load(base)
+        for file in sorted(base.rglob("*.safetensors")):
+            whole = file.read_bytes()
+            lost = min(load_file(file))
+            change_weights(file, lambda weights, lost=lost: weights.pop(lost))
+            with pytest.raises(ArtifactError, match=rf"files of '{file.parent.name}' in the pipeline .* lack") as error:
+                load(base)
+            assert error.value.exit_code == 65
+            # With a device_map, diffusers does not say which.
+            named = load is load_all or "text_encoder" in file.parent.name
+            assert (f"lack 1 weights: {lost};" in str(error.value)) == named
+            file.write_bytes(whole)
+
+
+def test_weights_of_another_shape_are_named_with_both_shapes(base: Path):
+    name = "text_model.embeddings.position_embedding.weight"
+    change_weights(base / WEIGHTS[2], lambda weights: weights.update({name: torch.zeros(5, 16)}))
+    with pytest.raises(ArtifactError) as error:
+        load_all(base)
+    assert str(error.value) == (
+        f"the files of 'text_encoder' in the pipeline {str(base)!r} do not fit its config.json: 1 weights: {name} is "
+        "[5, 16], expected [12, 64]; fetch them again"
+    )
+
+
+@pytest.mark.parametrize("kept", [("shared.weight",), ("encoder.embed_tokens.weight",), None])
+@pytest.mark.parametrize("make", [tiny_pipelines.save_sd3, tiny_pipelines.save_wan])
+def test_shared_weights_may_have_either_name_or_both(make, kept: tuple[str, ...] | None, tmp_path: Path):
+    base = Path(make(tmp_path / "base"))
+    file = max(base.glob("text_encoder*/model.safetensors"))
+    table = load_file(file)["shared.weight"]
+
+    def rename(weights: dict[str, torch.Tensor]) -> None:
+        del weights["shared.weight"]
+        weights |= {name: table.clone() for name in kept or ("shared.weight", "encoder.embed_tokens.weight")}
+
+    change_weights(file, rename)
+    state = _loading.read_part(str(base), file.parent.name).state_dict()
+    assert torch.equal(state["encoder.embed_tokens.weight"], table)

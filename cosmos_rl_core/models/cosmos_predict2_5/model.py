@@ -6,11 +6,11 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import AutoencoderKLWan, Cosmos2_5_PredictBasePipeline, CosmosTransformer3DModel
+from diffusers import AutoencoderKLWan, Cosmos2_5_PredictBasePipeline
 from diffusers.models.transformers import transformer_cosmos
 from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict as stock
 from torch import Tensor, nn
-from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoTokenizer
 
 from cosmos_rl_core import checkpoints, pipelines
 from cosmos_rl_core.errors import ArtifactError, ConfigError
@@ -190,16 +190,13 @@ def _load_pipeline(
     _loading.check_components(components)
     if {"transformer", EMPTY_TRANSFORMER} & set(components):
         _check_pads(path)
-    options: Any = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True, **reading}
     parts: dict[str, Any] = dict.fromkeys(("transformer", "vae", "text_encoder", "tokenizer"))
     if "transformer" in components:
-        parts["transformer"] = CosmosTransformer3DModel.from_pretrained(path, subfolder="transformer", **options)
+        parts["transformer"] = _loading.read_part(path, "transformer", **reading)
     if "vae" in components:
-        parts["vae"] = AutoencoderKLWan.from_pretrained(path, subfolder="vae", **options)
+        parts["vae"] = _loading.read_part(path, "vae", **reading)
     if "text" in components:
-        parts["text_encoder"] = Qwen2_5_VLForConditionalGeneration.from_pretrained(
-            path, subfolder="text_encoder", **options
-        )
+        parts["text_encoder"] = _loading.read_part(path, "text_encoder", **reading)
         parts["tokenizer"] = AutoTokenizer.from_pretrained(path, subfolder="tokenizer", local_files_only=True)
     for part in parts.values():
         if isinstance(part, nn.Module):
