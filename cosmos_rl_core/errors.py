@@ -1,6 +1,7 @@
 """The errors of this project. Each one has a ``kind``, which alone decides whether a retry can help."""
 
 import errno
+import re
 
 RETRYABLE_KINDS = frozenset({"unavailable", "out_of_memory", "killed", "hung", "crash"})
 """Kinds of failure that another attempt may survive; ``config`` and ``data`` repeat themselves."""
@@ -9,6 +10,22 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """What systems say when there is no space left, for anybody, for this user, or for a file of that size."""
 FREE_SPACE = "`cosmos-flows gc RUN` deletes what killed attempts of a run left; free some space and run again"
 """What to do then."""
+SHARED_MEMORY = (
+    "that is shared memory, /dev/shm, and no disk; give the container more of it: `--shm-size` of Docker, or on "
+    "Kubernetes an emptyDir of medium Memory that is mounted there; then run again"
+)
+"""What to do where the full device is memory that processes share."""
+
+_FULL_TEXTS = re.compile(
+    # The beginning of a line, or of what another message quotes: never the middle of a path or of a prompt.
+    r"(?:^|(?<=[:\])>] )|(?<=\())(?:No space left on device|database or disk is full|disk is full"
+    r"|Disk quota exceeded|No usable temporary directory found in)(?=$|[:;,.)]|\s*[(\[])"
+    r"|(?<![\w/.'\"-])No space left on device \((?:os error )?28\)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""How a full disk reads in errors of libraries."""
+_IN_SHARED_MEMORY = re.compile(r"(?<![\w.-])/dev/shm/|</torch_|\bshared memory(?:\(shm\)| segment| object)")
+"""Names that NCCL, PyTorch and Python give to what they share."""
 
 EXIT_CODES = {"config": 64, "data": 65, "busy": 75, "unavailable": 75}
 """Exit code by kind (sysexits.h); every other failure exits with 70. No stage is ever ``busy``, only a run."""
@@ -104,9 +121,19 @@ class StageError(CosmosRLError):
 
 
 def no_space(error: BaseException) -> NoSpaceError | None:
-    """What to tell people where a system's error, or its text in a library's error, says that a disk is full."""
-    texts = ("no space left on device", "disk is full", "disk quota exceeded", "no usable temporary directory")
+    """Return what to tell people where a system's error, or its text in a library's error, is a full disk; else None.
+
+    Errors of values are none, whatever text they quote.
+    """
     full = isinstance(error, OSError) and error.errno in FULL
-    if not full and (isinstance(error, CosmosRLError) or not any(text in str(error).lower() for text in texts)):
+    if not full and not (_is_of_a_library(error) and _FULL_TEXTS.search(str(error)) is not None):
         return None
-    return NoSpaceError(f"no space left: {error}; {FREE_SPACE}")
+    remedy = SHARED_MEMORY if _IN_SHARED_MEMORY.search(str(error)) else FREE_SPACE
+    return NoSpaceError(f"no space left: {error}; {remedy}")
+
+
+def _is_of_a_library(error: BaseException) -> bool:
+    """Return whether an error's class is one by which libraries pass on what the system told them."""
+    if isinstance(error, (OSError, RuntimeError)):
+        return not isinstance(error, CosmosRLError)
+    return not isinstance(error, (CosmosRLError, ValueError)) and type(error).__module__ != "builtins"

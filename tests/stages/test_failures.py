@@ -1,11 +1,13 @@
 """What kind of failure an error is, by the classes and texts that libraries raise."""
 
 import errno
+import sqlite3
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 
 from cosmos_rl_core.distributed import is_collective
 from cosmos_rl_core.errors import ArtifactError, ConfigError
@@ -169,3 +171,69 @@ def test_the_loss_of_another_rank_is_collective(error: BaseException):
 )
 def test_a_path_or_a_prompt_with_such_a_word_makes_no_error_collective(error: BaseException):
     assert not judge(error).collective
+
+
+FREE = "`cosmos-flows gc RUN` deletes what killed attempts of a run left; free some space and run again"
+SHM = "/dev/shm/nccl-4D1b8y (size 9637888), error: No space left on device (28)"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device", "/data/a.npy"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        OSError("cannot write /data/a.parquet: No space left on device"),
+        FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']"),
+        RuntimeError("No space left on device"),
+        RuntimeError("Data processing error: I/O error: No space left on device (os error 28)"),
+        RuntimeError("Caught OSError in worker process 0.\nOSError: [Errno 28] No space left on device: '/data/a'"),
+        SafetensorError("I/O error: No space left on device (os error 28)"),
+        sqlite3.OperationalError("database or disk is full"),
+    ],
+    ids=str,
+)
+def test_a_full_disk_is_recognised_whatever_library_found_it(error: BaseException):
+    failure = judge(error)
+    assert (failure.kind, failure.message) == ("unavailable", f"no space left: {error}; {FREE}")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("prompt 'disk is full' has no quoted text"),
+        ValueError("No space left on device"),
+        KeyError("No space left on device"),
+        TypeError("disk is full"),
+        RuntimeError("the prompt 'disk is full' has no word to draw"),
+        RuntimeError("the prompt 'a sign: no space left on device' has no word to draw"),
+        RuntimeError("cannot decode /data/no space left on device/a.mp4"),
+        RuntimeError("No space left on device/a.png is no picture"),
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "/data/disk is full"),
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "disk quota exceeded"),
+        sqlite3.OperationalError("no such table: disk is full of"),
+    ],
+    ids=str,
+)
+def test_other_errors_with_such_words_are_no_full_disk(error: BaseException):
+    failure = judge(error)
+    assert (failure.kind, failure.message) == ("crash", f"{type(error).__name__}: {error}")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        dist.DistBackendError(f"{NCCL}Error while creating shared memory segment {SHM}"),
+        RuntimeError("unable to write to file </torch_1_2_3>: No space left on device (28)"),
+        RuntimeError("unable to write to file </torch_1>: No space left on device"),
+        RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"),
+        OSError(errno.ENOSPC, "No space left on device", "/dev/shm/psm_1"),
+    ],
+    ids=str,
+)
+def test_full_shared_memory_names_the_setting_that_enlarges_it(error: BaseException):
+    failure = judge(error)
+    assert (failure.kind, failure.collective) == ("unavailable", False)
+    assert failure.message == (
+        f"no space left: {error}; that is shared memory, /dev/shm, and no disk; give the container more of it: "
+        "`--shm-size` of Docker, or on Kubernetes an emptyDir of medium Memory that is mounted there; then run again"
+    )
