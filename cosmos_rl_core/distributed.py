@@ -121,19 +121,28 @@ def require_alike(ranks: list[tuple[str, dict[str, Any]]]) -> None:
         )
 
 
+_BEGIN = r"(?:^|(?<=[:\]] ))"
+"""The beginning of a line, or of what another message quotes."""
 _COLLECTIVE = re.compile(
     "|".join(
         (
             # gloo's errors begin with the line of its source that raised them.
             r"^\[(?:enforce fail at )?[^\]\n]*\bgloo/[^\]\n]*\.(?:cc|cpp|h):\d+\]",
-            r"^gloo \w+ failed\b",
-            r"\bNCCL (?:error|communicator|watchdog|operation|timeout)\b",
-            r"\bnccl(?:Remote|System|Internal|UnhandledCuda)Error\b",
-            r"\bWatchdog caught collective operation timeout\b",
-            r"\bconnection (?:reset|closed|refused) by peer\b",
+            r"^[Gg]loo \w+ failed\b",
+            _BEGIN + r"(?:Process group |NCCL )?[Ww]atchdog (?:thread terminated|caught collective operation)\b",
+            _BEGIN + r"NCCL (?:error(?:: | in: )|communicator (?:was|is) |(?:operation|timeout)\b)",
+            _BEGIN + r"nccl(?:Remote|System|Internal|UnhandledCuda)Error\b",
+            _BEGIN + r"Some NCCL operations have failed or timed out\b",
+            _BEGIN + r"Detected mismatch between collectives on ranks\b",
+            _BEGIN + r"Ranks? \d[\d, ]* (?:failed to pass|successfully reached|timed out in) monitoredBarrier\b",
+            _BEGIN + r"No ranks successfully processed in monitoredBarrier\b",
+            _BEGIN + r"Timed out initializing process group in store based barrier\b",
+            _BEGIN + r"The client socket has (?:timed out|failed to connect)\b",
+            # PyTorch passes on the system's words as they are; services are named before theirs.
+            r"\A[Cc]onnection (?:reset|closed|refused) by peer\b",
         )
     ),
-    re.IGNORECASE | re.MULTILINE,
+    re.MULTILINE,
 )
 """How the loss of another rank reads in errors of no class of its own; a path with such a word does not."""
 
