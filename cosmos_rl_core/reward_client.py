@@ -173,7 +173,8 @@ class Client:
             ("POST", self._service.fetch_url, {"data": nothing}),
         ):
             try:
-                answer = self._try(method, url, PULL_TIMEOUT_S, **request)
+                limit_s = min(PULL_TIMEOUT_S, self._timeout_s)
+                answer = self._try(method, url, time.monotonic() + limit_s, PULL_TIMEOUT_S, **request)
             except RefusedError as error:
                 raise UnavailableError(str(error)) from error
             if isinstance(answer, str):
@@ -207,7 +208,7 @@ class Client:
         if not self._service.pins_replica or named is None:
             return ""
         if not isinstance(named, str) or not _fits_header(named):
-            raise ConfigError(
+            raise RefusedError(
                 f"the reward service named the replica {shorten(repr(named))}, which no HTTP header takes; mend the "
                 f"service, or set {NO_REPLICA}=1"
             )
@@ -243,7 +244,7 @@ class Client:
     def _post(self, url: str, deadline_s: float, timeout_s: float, **request: Any) -> httpx.Response:
         """The answer, after as many tries as there is time for."""
         for pause_s in _pauses(*RETRY_DELAYS_S):
-            answer = self._try("POST", url, timeout_s, **request)
+            answer = self._try("POST", url, deadline_s, timeout_s, **request)
             if isinstance(answer, str):
                 found = answer
             else:
@@ -256,16 +257,16 @@ class Client:
             time.sleep(pause_s)
         raise AssertionError("pauses never end")
 
-    def _try(self, method: str, url: str, timeout_s: float, **request: Any) -> httpx.Response | str:
-        """The answer to one request, or what kept it away.
+    def _try(self, method: str, url: str, deadline_s: float, timeout_s: float, **request: Any) -> httpx.Response | str:
+        """The answer to one request, or what kept it away: also that it did not end ``timeout_s`` after it began.
 
         Raises :class:`ConfigError` for a request that can never arrive.
         """
         timeout = httpx.Timeout(timeout_s, connect=self._service.connect_timeout_s)
         try:
             with self._http.stream(method, url, timeout=timeout, **request) as answer:
-                kept = {name: value for name, value in answer.headers.items() if name == "content-type"}
-                return httpx.Response(answer.status_code, headers=kept, content=_body(answer))
+                body = _body(answer, min(deadline_s, time.monotonic() + timeout_s))
+                return httpx.Response(answer.status_code, content=body)
         except (httpx.TransportError, httpx.TooManyRedirects, httpx.InvalidURL, UnicodeError) as error:
             found = f"{type(error).__name__}: {error}".rstrip(": ")
             if isinstance(error, httpx.TransportError) and not isinstance(error, _NEVER) and not _distrusts(error):
@@ -290,7 +291,9 @@ class Client:
 
     def _json(self, answer: httpx.Response) -> dict[str, Any]:
         try:
-            told = answer.json()
+            told = json.loads(answer.content)
+            # Half a surrogate pair, which JSON can spell, fits no request and no file.
+            json.dumps(told, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise RefusedError(f"the reward service answered without JSON: {self._said(answer)}") from error
         if not isinstance(told, dict):
@@ -299,7 +302,8 @@ class Client:
 
     def _said(self, answer: httpx.Response) -> str:
         """Status and text, cut short, without the token that a service might repeat."""
-        text = " ".join(answer.text.split())
+        # The charset that a header names may be any codec of Python's, also one that is none of text.
+        text = " ".join(answer.content.decode(errors="replace").split())
         text = text.replace(self._service.token, "<token>") if self._service.token else text
         return f"{answer.status_code} {shorten(text)}"
 
@@ -309,24 +313,47 @@ def shorten(text: str) -> str:
     return f"{text[:_SHOWN]}{'...' if len(text) > _SHOWN else ''}"
 
 
-def _body(answer: httpx.Response) -> bytes:
-    """The reply, decompressed. Raises :class:`RefusedError` for one that is too large or compressed in another way.
+def _body(answer: httpx.Response, deadline_s: float) -> bytes:
+    """The reply, decompressed.
 
-    httpx would decompress a whole block at once, whatever becomes of it.
+    Raises :class:`RefusedError` for one that is too large, cut, or compressed in another way, and
+    ``httpx.ReadTimeout`` for one that goes on after ``deadline_s``, on the monotonic clock.
     """
     coding = answer.headers.get("Content-Encoding", "").strip().lower() or "identity"
     if coding not in ("identity", "gzip", "x-gzip", "deflate"):
-        raise RefusedError(f"the reward service compresses its answer by {coding!r}, which was not asked for")
-    inflate = None if coding == "identity" else zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+        raise RefusedError(f"the reward service compresses its answer by {shorten(repr(coding))}, not asked for")
+    inflate = None if coding == "identity" else _Inflate()
     body = bytearray()
-    for block in answer.iter_raw():
+    for i, block in enumerate(answer.iter_raw()):
+        if i > 0 and time.monotonic() > deadline_s:
+            raise httpx.ReadTimeout("the answer began and did not end in time")
         try:
-            body += block if inflate is None else inflate.decompress(block, MAX_REPLY_BYTES + 1 - len(body))
+            body += block if inflate is None else inflate.more(block, MAX_REPLY_BYTES + 1 - len(body))
         except zlib.error as error:
             raise RefusedError(f"the reward service's answer is not {coding}: {error}") from error
         if len(body) > MAX_REPLY_BYTES:
             raise RefusedError(f"the reward service's answer is larger than {MAX_REPLY_BYTES} bytes")
+    if inflate is not None and not inflate.ended:
+        raise RefusedError(f"the reward service's answer is cut: its {coding} has no end")
     return bytes(body)
+
+
+class _Inflate:
+    """Decompresses up to a bound, unlike httpx. A gzip may have several members, and zeros after each."""
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+        self.ended = True  # no member is unfinished
+
+    def more(self, block: bytes, room: int) -> bytes:
+        """Return what ``block`` adds, ``room`` bytes at most: whoever gets as many must not ask for more."""
+        found = b""
+        while len(found) < room and (block := block.lstrip(b"\0") if self.ended else block):
+            found += self._member.decompress(block, room - len(found))
+            block, self.ended = self._member.unused_data, self._member.eof
+            if self.ended:
+                self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+        return found
 
 
 def _wrong_with(url: str) -> str | None:

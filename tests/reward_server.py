@@ -7,6 +7,7 @@ import ast
 import json
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ class Raw:
 
     data: bytes
     headers: dict[str, str] = field(default_factory=dict[str, str])
+    pause_s: float = 0.0
+    """If there is one, bytes go out one by one, each after that many seconds."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,9 @@ def reward_server() -> Iterator[RewardServer]:
             self.send_header("Content-Length", str(len(raw.data)))
             self.end_headers()
             with suppress(ConnectionError):  # a client may hang up in the middle of a reply
-                self.wfile.write(raw.data)
+                for part in [bytes([byte]) for byte in raw.data] if raw.pause_s else [raw.data]:
+                    time.sleep(raw.pause_s)
+                    self.wfile.write(part)
 
         def do_GET(self) -> None:
             self.send_response(405)

@@ -3,7 +3,7 @@
 import gzip
 import tracemalloc
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic
 
 import numpy as np
@@ -16,6 +16,7 @@ from cosmos_rl_core.rewards._base import Sample
 from tests.reward_server import Raw, RewardServer, reward_server
 
 PICTURE = np.full((1, 8, 8, 3), 7, np.uint8)
+ANSWER = b'{"scores": {"overall_reward": [0.25]}}'
 URLS = {"REMOTE_REWARD_ENQUEUE_URL": "http://localhost/e", "REMOTE_REWARD_FETCH_URL": "http://localhost/p"}
 
 
@@ -81,12 +82,52 @@ def test_a_url_that_no_request_can_go_to_is_found_before_anything_is_sent(url: s
 
 
 @pytest.mark.parametrize("replica", ["a\nb", "ré", " a", 7, ["a"], {"id": "a"}])
-def test_a_replica_that_no_header_takes_ends_the_stage_at_once(server: RewardServer, replica: object):
+def test_a_replica_that_no_header_takes_fails_its_sample_at_once(server: RewardServer, replica: object):
     server.replica = replica
     began_s = monotonic()
-    with pytest.raises(ConfigError, match=r"named the replica .*COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA=1"):
-        scores()
+    (found,) = scores()
     assert monotonic() - began_s < 5
+    assert isinstance(found, ValueError)
+    with pytest.raises(ValueError, match=r"named the replica .*COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA=1"):
+        raise found
+
+
+@pytest.mark.parametrize(
+    "told", [{"uuid": "\ud800"}, {"uuid": "a", "replica_id": "\udfff"}, {"uuid": "a", "more": ["\udc80"]}]
+)
+def test_a_ticket_that_is_no_text_fails_its_sample_alone(server: RewardServer, told: dict[str, object]):
+    server.enqueue_answers = [(200, told)]
+    (found,) = scores()
+    assert isinstance(found, ValueError)
+    assert str(found).startswith("the reward service answered without JSON")
+    assert isinstance(scores()[0], dict)
+
+
+def test_an_answer_that_trickles_is_waited_for_no_longer_than_asked(server: RewardServer):
+    server.pull_answers = [(200, Raw(b" " * 1000, pause_s=0.05))]
+    began_s = monotonic()
+    with pytest.raises(UnavailableError, match="did not answer: ReadTimeout: the answer began and did not end in time"):
+        scores(timeout_s=0.5)
+    assert monotonic() - began_s < 5
+
+
+def test_a_check_waits_no_longer_for_an_answer_that_trickles(server: RewardServer):
+    server.pull_answers = [(400, Raw(b" " * 1000, pause_s=0.05))]
+    began_s = monotonic()
+    with (
+        Client(Service.from_environment(), 0.5) as client,
+        pytest.raises(UnavailableError, match="did not end in time"),
+    ):
+        client.check()
+    assert monotonic() - began_s < 5
+
+
+@pytest.mark.parametrize("charset", ["idna", "rot13", "hex", "base64", "zip", "undefined", "utf-16", "no such"])
+def test_an_error_is_quoted_whatever_charset_its_header_names(server: RewardServer, charset: str):
+    told = Raw("f\xfcr \u732b".encode() + b"\xff", {"Content-Type": f"text/plain; charset={charset}"})
+    server.enqueue_answers = [(422, told)]
+    (found,) = scores()
+    assert str(found) == "422 f\xfcr \u732b\ufffd"
 
 
 @pytest.mark.parametrize("replica", ["a\nb", 7, None, ""])
@@ -149,7 +190,7 @@ def test_a_bomb_is_read_up_to_the_limit_and_fails_its_sample(server: RewardServe
     ("reply", "says"),
     [
         (Raw(bytes(MAX_REPLY_BYTES + 1)), "is larger than"),
-        (Raw(b"junk", {"Content-Encoding": "br"}), "compresses its answer by 'br', which was not asked for"),
+        (Raw(b"junk", {"Content-Encoding": "br"}), "compresses its answer by 'br', not asked for"),
         (Raw(b"junk", {"Content-Encoding": "zstd"}), "compresses its answer by 'zstd'"),
         (Raw(b"junk", {"Content-Encoding": "gzip, gzip"}), "compresses its answer by 'gzip, gzip'"),
         (Raw(b"junk", {"Content-Encoding": "gzip"}), "is not gzip"),
@@ -195,10 +236,36 @@ def test_only_the_samples_whose_answers_lack_the_key_are_lost(server: RewardServ
 
 
 def test_an_answer_that_is_compressed_all_the_same_is_read(server: RewardServer):
-    packed = gzip.compress(b'{"scores": {"overall_reward": [0.25]}}')
+    packed = gzip.compress(ANSWER)
     server.pull_answers = [(200, Raw(packed, {"Content-Encoding": "gzip"}))]
     (found,) = scores()
     assert found == {"overall_reward": 0.25, "remote-fn-overall_reward": 0.25}
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        gzip.compress(ANSWER[:9]) + gzip.compress(ANSWER[9:]),
+        gzip.compress(ANSWER[:9]) + bytes(7) + gzip.compress(ANSWER[9:]) + bytes(512),
+        gzip.compress(b"") + gzip.compress(ANSWER),
+    ],
+    ids=["two", "with zeros between", "the first is empty"],
+)
+@pytest.mark.parametrize("pause_s", [0.0, 0.001])
+def test_a_gzip_of_several_members_is_read_to_its_end(server: RewardServer, packed: bytes, pause_s: float):
+    server.pull_answers = [(200, Raw(packed, {"Content-Encoding": "gzip"}, pause_s))]
+    (found,) = scores()
+    assert found == {"overall_reward": 0.25, "remote-fn-overall_reward": 0.25}
+
+
+@pytest.mark.parametrize("cut", [1, 4, 8])
+@pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_a_compressed_answer_without_its_end_fails_its_sample(
+    server: RewardServer, coding: str, pack: Callable[[bytes], bytes], cut: int
+):
+    server.pull_answers = [(200, Raw(pack(ANSWER)[:-cut], {"Content-Encoding": coding}))]
+    (found,) = scores()
+    assert str(found) == f"the reward service's answer is cut: its {coding} has no end"
 
 
 def test_a_check_asks_the_service_as_a_run_does_and_scores_nothing(server: RewardServer):
