@@ -4,8 +4,9 @@ Their bytes are not read. Files that no stage loads, such as half-precision vari
 """
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cosmos_rl_core import pipelines
@@ -19,18 +20,34 @@ _CONFIGS = {"Scheduler": "scheduler_config.json", "Tokenizer": _TOKENIZER, "Toke
 """What a component without weights needs, by the end of its class's name; a model has ``config.json``."""
 _NO_MODELS = (*_CONFIGS, "Processor", "ProcessorFast", "FeatureExtractor")
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+_NEEDED = ("transformer", "vae", "scheduler", "text_encoder", "tokenizer")
+"""What every pipeline has; beside each further text encoder, it has a further tokenizer."""
+_SHARD = re.compile(r"(.+-)(\d+)-of-(\d+)(\.safetensors)")
 
 
 def damages(path: str) -> list[str]:
     """What is missing or damaged in the pipeline directory ``path``, a line a file; each names the file."""
-    folder, found = Path(path), list[str]()
-    for name, entry in pipelines.read_json(path, pipelines.INDEX).items():
+    folder = Path(path)
+    index = _read(folder / pipelines.INDEX)
+    if isinstance(index, str):
+        return [index]
+    found = list(_of_index(folder / pipelines.INDEX, index))
+    for name, entry in index.items():
         # A part that is absent on purpose has null for its library.
         if isinstance(entry, list) and len(entry) == 2 and entry[0] in _WEIGHTS and entry[1] is not None:
             found += _of_component(folder / name, *entry)
     links = [file for name in pipelines.pipeline_files(path) if not (file := folder / name).is_file()]
     # The plan takes a digest of every file, also of those that no component needs.
     return found + [_missing(link) for link in links if not any(line.startswith(f"{link} ") for line in found)]
+
+
+def _of_index(file: Path, index: Mapping[str, Any]) -> Iterator[str]:
+    if not isinstance(index.get("_class_name"), str):
+        yield f"{file} is damaged: it has no _class_name, which names the pipeline's class"
+    there = {name for name, value in index.items() if isinstance(value, list) and None not in value}
+    tokenizers = {name.replace("text_encoder", "tokenizer") for name in there if name.startswith("text_encoder")}
+    if lost := [*(name for name in _NEEDED if name not in there), *sorted(tokenizers - there - set(_NEEDED))]:
+        yield f"{file} is damaged: it lists no {', '.join(lost)}"
 
 
 def _missing(file: Path) -> str:
@@ -72,11 +89,32 @@ def _of_weights(folder: Path, library: str) -> Iterator[str]:
     if not isinstance(places, dict) or not places or not all(isinstance(place, str) for place in places.values()):
         yield f"{index} is damaged: it has no weight_map, which names the file of each tensor"
         return
+    yield from _of_shards(index, places)
+
+
+def _of_shards(index: Path, places: Mapping[str, str]) -> Iterator[str]:
+    """All files that an index names, and those that it should name."""
     for shard in sorted(set(places.values())):
-        if not (folder / shard).is_file():
-            yield f"{_missing(folder / shard)}, and {index.name} names it"
+        file = index.parent / shard
+        if PurePosixPath(shard).is_absolute() or ".." in PurePosixPath(shard).parts:
+            yield f"{index} is damaged: it names {shard}, which is outside its folder"
+        elif not file.is_file():
+            yield f"{_missing(file)}, and {index.name} names it"
         else:
-            yield from _of_safetensors(folder / shard, {tensor for tensor, place in places.items() if place == shard})
+            yield from _of_safetensors(file, {tensor for tensor, place in places.items() if place == shard})
+    for shard in sorted(_unnamed(set(places.values()))):
+        there = "which is there" if (index.parent / shard).is_file() else "which is missing too"
+        yield f"{index} is damaged: it does not name {shard}, {there}"
+
+
+def _unnamed(shards: set[str]) -> set[str]:
+    """The first file of each numbered series that is not among ``shards``, which name others of it."""
+    series: dict[tuple[str, int, str], set[int]] = {}
+    for found in filter(None, map(_SHARD.fullmatch, shards)):
+        begin, number, count, end = found.groups()
+        series.setdefault((begin, int(count), f"-of-{count}{end}"), set()).add(int(number))
+    firsts = {key: next((n for n in range(1, key[1] + 1) if n not in numbers), None) for key, numbers in series.items()}
+    return {f"{begin}{first:05d}{end}" for (begin, _, end), first in firsts.items() if first is not None}
 
 
 def _without_weights(folder: Path, name: str) -> Iterator[str]:
@@ -110,8 +148,15 @@ def _of_safetensors(file: Path, wanted: set[str] | None = None) -> Iterator[str]
         yield f"{file} is damaged: it has {size - expected} bytes more than its header says"
     if wrong := [entry.name for entry in entries if not _fits(entry)]:
         yield f"{file} is damaged: {len(wrong)} tensors do not have the bytes of their shape, e.g. {wrong[0]}"
-    if wanted and (lost := sorted(wanted - {entry.name for entry in entries})):
-        yield f"{file} has no tensor {lost[0]}{f' and {len(lost) - 1} more' * (len(lost) > 1)}, and the index names it"
+    tensors = {entry.name for entry in entries}
+    if wanted and (lost := sorted(wanted - tensors)):
+        yield f"{file} has no tensor {_counted(lost)}, and the index names it"
+    if wanted and (others := sorted(tensors - wanted)):
+        yield f"{file} has the tensor {_counted(others)}, which the index does not name there"
+
+
+def _counted(names: list[str]) -> str:
+    return names[0] + f" and {len(names) - 1} more" * (len(names) > 1)
 
 
 def _fits(entry: Entry) -> bool:

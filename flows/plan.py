@@ -128,8 +128,8 @@ def _valid(kind: Any, value: Any) -> Any:
 def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str, ...] = ()) -> Plan:
     """Resolve and check all that plan time can know. Raises one :class:`ConfigError` with every mistake, old or new."""
     mistakes = [*known, *launchers.misplaced(recipe.launch)]
-    recipe = _collect(mistakes, lambda: with_solver(recipe)) or recipe
     damaged = _collect(mistakes, lambda: _damages(recipe)) or []
+    recipe = recipe if damaged else _collect(mistakes, lambda: with_solver(recipe)) or recipe
     model = None if damaged else _collect(mistakes, lambda: _model(recipe))
     prompts = _collect(mistakes, lambda: prompts_of(recipe.train.train_policy.dataset)) or ()
     held_out = _collect(mistakes, lambda: prompts_of(recipe.validation.dataset) if recipe.validation else ()) or ()

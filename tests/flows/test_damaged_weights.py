@@ -120,10 +120,66 @@ def test_an_index_and_its_shards_belong_together(file: str, base: Path):
     )
     assert damages(str(base)) == [
         f"{index.parent / first} has no tensor {moved}, and the index names it",
+        f"{index.parent / second} has the tensor {moved}, which the index does not name there",
         f"{index.parent / 'nosuch.safetensors'} is missing, and {index.name} names it",
     ]
     index.write_text("[]", encoding="utf-8")
     assert damages(str(base)) == [f"{index} is damaged: expected a JSON object"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("file", [WEIGHTS[0], WEIGHTS[4]])
+def test_an_index_names_all_shards_of_a_series(file: str, there: bool, base: Path):
+    index = split(base, file)
+    places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    first, second = sorted(set(places.values()))
+    rest = {name: place for name, place in places.items() if place == first}
+    index.write_text(json.dumps({"weight_map": rest}), encoding="utf-8")
+    if not there:
+        (index.parent / second).unlink()
+    state = "which is there" if there else "which is missing too"
+    assert damages(str(base)) == [f"{index} is damaged: it does not name {second}, {state}"]
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_an_index_names_no_file_outside_its_folder(absolute: bool, base: Path):
+    index = split(base, WEIGHTS[0])
+    places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    outside = str(base / WEIGHTS[1]) if absolute else f"../{WEIGHTS[1]}"
+    index.write_text(json.dumps({"weight_map": places | {"lost": outside}}), encoding="utf-8")
+    assert damages(str(base)) == [f"{index} is damaged: it names {outside}, which is outside its folder"]
+
+
+@pytest.mark.parametrize("name", ["transformer", "vae", "scheduler", "text_encoder", "tokenizer", "tokenizer_3"])
+@pytest.mark.parametrize("null", [True, False])
+def test_a_pipeline_lists_every_component_that_it_needs(name: str, null: bool, base: Path, recipe):
+    file = base / pipelines.INDEX
+    index = json.loads(file.read_text(encoding="utf-8"))
+    del index[name]
+    file.write_text(json.dumps(index | ({name: [None, None]} if null else {})), encoding="utf-8")
+    assert damages(str(base)) == [f"{file} is damaged: it lists no {name}"]
+    with pytest.raises(ArtifactError, match=f"it lists no {name}"):
+        plan_of(Settings(recipe(), overrides=(f"policy.model_name_or_path={base}",)))
+
+
+@pytest.mark.parametrize(
+    ("text", "what"), [("{", "it is not JSON"), ("[]", "expected a JSON object"), ("{}", "it has no _class_name")]
+)
+def test_a_damaged_list_of_components_ends_a_plan_with_65(text: str, what: str, base: Path, recipe):
+    (base / pipelines.INDEX).write_text(text, encoding="utf-8")
+    said = CliRunner().invoke(cli.app, ["plan", recipe(), "--set", f"policy.model_name_or_path={base}"])
+    assert said.exit_code == 65
+    assert f"{base / pipelines.INDEX} is damaged: {what}" in said.stderr
+
+
+@pytest.mark.parametrize(
+    "file", [*(f"{Path(weights).parent}/config.json" for weights in WEIGHTS), "scheduler/scheduler_config.json"]
+)
+def test_damaged_settings_of_a_component_end_a_plan_with_65(file: str, base: Path, recipe):
+    os.truncate(base / file, 20)
+    said = CliRunner().invoke(cli.app, ["plan", recipe(), "--set", f"policy.model_name_or_path={base}"])
+    assert said.exit_code == 65
+    assert f"{base / file} is damaged: it is not JSON" in said.stderr
 
 
 def test_weights_of_another_format_are_named(base: Path, recipe):
