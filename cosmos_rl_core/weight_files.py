@@ -20,6 +20,11 @@ _CONFIGS = {"Scheduler": "scheduler_config.json", "Tokenizer": _TOKENIZER, "Toke
 """What a component without weights needs, by the end of its class's name; a model has ``config.json``."""
 _NO_MODELS = (*_CONFIGS, "Processor", "ProcessorFast", "FeatureExtractor")
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+_MERGES = "merges.txt"
+_READ_MERGES = ("CLIPTokenizer", "GPT2Tokenizer", "Qwen2Tokenizer", "RobertaTokenizer")
+"""Tokenizers that read it beside ``vocab.json``, by the begin of their class's name; without it they guess."""
+_POINTER = b"version https://git-lfs"
+"""Begin of what git writes in the place of a file that git-lfs has not fetched."""
 _NEEDED = ("transformer", "vae", "scheduler", "text_encoder", "tokenizer")
 """What every pipeline has; beside each further text encoder, it has a further tokenizer."""
 _SHARD = re.compile(r"(.+-)(\d+)-of-(\d+)(\.safetensors)")
@@ -64,8 +69,32 @@ def _of_component(folder: Path, library: str, class_name: str) -> Iterator[str]:
         yield from _of_json(folder / config)
     if is_model:
         yield from _of_weights(folder, library)
-    elif "Tokenizer" in class_name and not any((folder / name).is_file() for name in _VOCABULARIES):
+    elif not class_name.endswith("Scheduler"):
+        yield from (f"{file} is damaged: {wrong}" for file in _jsons(folder, config) if (wrong := _parsed(file)[1]))
+    if "Tokenizer" in class_name or folder.name.startswith("tokenizer"):
+        yield from _of_vocabulary(folder, class_name)
+
+
+def _jsons(folder: Path, besides: str | None) -> list[Path]:
+    files = (file for file in folder.glob("*.json") if file.name != besides and not file.name.startswith("."))
+    return sorted(file for file in files if file.is_file())
+
+
+def _of_vocabulary(folder: Path, class_name: str) -> Iterator[str]:
+    there = {name: folder / name for name in (*_VOCABULARIES, _MERGES) if (folder / name).is_file()}
+    if not there.keys() - {_MERGES}:
         yield f"{folder} has no vocabulary; expected one of {', '.join(_VOCABULARIES)}"
+    for name, file in there.items():
+        if name.endswith(".json"):
+            values, wrong = _parsed(file)
+            if not wrong and not (isinstance(values, dict) and values):
+                yield f"{file} is damaged: expected a JSON object of tokens"
+        elif not (data := file.read_bytes()):
+            yield f"{file} is empty"
+        elif wrong := _unfetched(data):
+            yield f"{file} is damaged: {wrong}"
+    if class_name.startswith(_READ_MERGES) and not there.keys() & {"tokenizer.json", _MERGES} and "vocab.json" in there:
+        yield f"{_missing(folder / _MERGES)}, and a {class_name} reads it beside vocab.json"
 
 
 def _of_json(file: Path) -> Iterator[str]:
@@ -132,6 +161,10 @@ def _of_safetensors(file: Path, wanted: set[str] | None = None) -> Iterator[str]
         return
     try:
         with file.open("rb") as stream:
+            if wrong := _unfetched(stream.read(len(_POINTER))):
+                yield f"{file} is damaged: {wrong}"
+                return
+            stream.seek(0)
             begin = int.from_bytes(stream.read(8), "little") + 8
             stream.seek(0)
             if size < 8 or (8 < begin <= 10**8 and size < begin):
@@ -167,8 +200,23 @@ def _read(file: Path) -> dict[str, Any] | str:
     """The JSON object in a file, or what is wrong with it."""
     if not file.is_file():
         return _missing(file)
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return f"{file} is damaged: it is not JSON ({error})"
+    values, wrong = _parsed(file)
+    if wrong:
+        return f"{file} is damaged: {wrong}"
     return values if isinstance(values, dict) else f"{file} is damaged: expected a JSON object"
+
+
+def _parsed(file: Path) -> tuple[Any, str]:
+    """The JSON value in a file, and what is wrong with the file, empty if nothing is."""
+    data = b""
+    try:
+        data = file.read_bytes()
+        return json.loads(data.decode("utf-8")), ""
+    except (OSError, ValueError) as error:
+        return None, _unfetched(data) or f"it is not JSON ({error})"
+
+
+def _unfetched(begin: bytes) -> str:
+    """What is wrong with a file that begins so, if it is a pointer of git-lfs; empty for others."""
+    found = begin.startswith(_POINTER)
+    return "it is a pointer of git-lfs, which has not fetched the file: git lfs pull" if found else ""

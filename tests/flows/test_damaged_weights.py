@@ -182,6 +182,56 @@ def test_damaged_settings_of_a_component_end_a_plan_with_65(file: str, base: Pat
     assert f"{base / file} is damaged: it is not JSON" in said.stderr
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_every_json_file_of_a_tokenizer_parses(name: str, base: Path):
+    file = base / "tokenizer_3" / name
+    file.write_text('{"model": {"vocab": ', encoding="utf-8")
+    (line,) = damages(str(base))
+    assert line.startswith(f"{file} is damaged: it is not JSON (")
+
+
+def test_json_files_that_are_not_of_a_tokenizer_itself_may_hold_other_values(base: Path):
+    (base / "tokenizer" / "notes.json").write_text("[]", encoding="utf-8")
+    (base / "tokenizer" / "tokenizer.json").write_text("{}", encoding="utf-8")
+    assert damages(str(base)) == [f"{base / 'tokenizer/tokenizer.json'} is damaged: expected a JSON object of tokens"]
+
+
+@pytest.mark.parametrize("name", ["spiece.model", "tokenizer.model", "vocab.txt", "merges.txt"])
+def test_vocabularies_are_not_empty(name: str, base: Path):
+    (base / "tokenizer" / name).write_bytes(b"")
+    assert damages(str(base)) == [f"{base / 'tokenizer' / name} is empty"]
+
+
+def test_a_clip_tokenizer_by_vocabulary_has_its_merges_too(base: Path):
+    tokenizer = base / "tokenizer"
+    model = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    (tokenizer / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    assert damages(str(base)) == []
+    (tokenizer / "tokenizer.json").unlink()
+    lost = f"{tokenizer / 'merges.txt'} is missing, and a CLIPTokenizer reads it beside vocab.json"
+    assert damages(str(base)) == [lost]
+    (tokenizer / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    assert damages(str(base)) == []
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *WEIGHTS,
+        pipelines.INDEX,
+        "vae/config.json",
+        "scheduler/scheduler_config.json",
+        "tokenizer/tokenizer.json",
+        "tokenizer_3/tokenizer_config.json",
+        "tokenizer_3/spiece.model",
+    ],
+)
+def test_files_that_git_lfs_has_not_fetched_are_called_so(file: str, base: Path):
+    (base / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 34\n", encoding="utf-8")
+    wrong = "it is a pointer of git-lfs, which has not fetched the file: git lfs pull"
+    assert damages(str(base)) == [f"{base / file} is damaged: {wrong}"]
+
+
 def test_weights_of_another_format_are_named(base: Path, recipe):
     (base / WEIGHTS[1]).rename(base / "vae" / "diffusion_pytorch_model.bin")
     with pytest.raises(ArtifactError, match=r"vae/diffusion_pytorch_model\.safetensors is missing; there is") as error:
