@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], dev
     """
     check_components(components)
     asked = {name: there and _asked(name, components) for name, there in _parts(path).items()}
-    parts = {name: read_part(path, name) for name in weighted_parts(path) if asked[name]}
+    parts = {name: read_part(path, name) for name in weighted_parts(path, [name for name in asked if asked[name]])}
     for part in parts.values():
         align(part.requires_grad_(False).eval().to(device))
     if EMPTY_TRANSFORMER in components:
@@ -49,11 +49,12 @@ def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], dev
     return cls.from_pretrained(path, local_files_only=True, **skipped | parts)
 
 
-def weighted_parts(path: str) -> list[str]:
-    """Names of the parts of a pipeline directory that have weights."""
+def weighted_parts(path: str, among: Collection[str] | None = None) -> list[str]:
+    """Return the names of the parts of a pipeline directory that have weights, of all or ``among`` some."""
     index = pipelines.read_json(path, pipelines.INDEX)
     there = [name for name, is_there in _parts(path).items() if is_there and index[name][0] in _LIBRARIES]
-    return [name for name in there if issubclass(_class_of(path, name), nn.Module)]
+    wanted = there if among is None else [name for name in there if name in among]
+    return [name for name in wanted if issubclass(_class_of(path, name), nn.Module)]
 
 
 def read_part(path: str, name: str, **options: Any) -> nn.Module:

@@ -57,7 +57,7 @@ def test_what_is_too_large_or_too_small_is_not_kept(tmp_path):
     assert kept(tmp_path) == set()
 
 
-@pytest.mark.parametrize("damage", [b"", b"cut", b"y" * SIZE])
+@pytest.mark.parametrize("damage", [b"", b"cut", b"y" * SIZE], ids=["empty", "cut", "other"])
 def test_a_damaged_copy_is_dropped_and_fetched_again(tmp_path, damage):
     node = Cache(tmp_path, 10 * SIZE)
     data, digest = object_of(1)
