@@ -63,8 +63,13 @@ class Server:
             self._process = None
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """Its answer."""
+        """Its answer, once it is not overloaded."""
         response = self.api.request(method, path, json=body)
+        for _ in range(20):
+            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(0.5)
+            response = self.api.request(method, path, json=body)
         response.raise_for_status()
         return response.json() if response.content else None
 

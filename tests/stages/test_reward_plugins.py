@@ -3,13 +3,12 @@
 import io
 import json
 import math
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from cosmos_rl_core import plugins, rewards, shards
+from cosmos_rl_core import outside_plugins, plugins, shards
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import RewardError
 from stages import contracts, samples
@@ -62,13 +61,11 @@ class Reward:
 
 
 @pytest.fixture(autouse=True)
-def judge(tmp_path, monkeypatch):
-    folder = tmp_path / "plugins"
-    folder.mkdir()
-    (folder / "judge.py").write_text(PLUGIN, encoding="utf-8")
-    monkeypatch.setattr(rewards, "__path__", [*rewards.__path__, str(folder)])
+def judge(tmp_path):
+    (tmp_path / "judge.py").write_text(PLUGIN, encoding="utf-8")
+    outside_plugins.find([str(tmp_path / "judge.py")])
     yield
-    sys.modules.pop("cosmos_rl_core.rewards.judge", None)
+    outside_plugins.find([])
 
 
 def scored(tmp_path, answer, max_failed_fraction=0.9, count=3):
