@@ -121,9 +121,9 @@ def _known() -> list[list[str]]:
 
 
 def known_to_driver(driver: Path = DRIVER, devices: Path = Path("/dev")) -> list[list[str]]:
-    """As :func:`_known`, without MIG, in a container that has GPUs and no ``nvidia-smi``: from the driver's own files.
+    """Return the UUID of each GPU whose device file is here, by PCI address, from the driver's own files.
 
-    The driver lists all GPUs of the machine, by PCI address; a container has the device files of its own.
+    For containers that have GPUs and no ``nvidia-smi``. MIG devices are not listed.
     """
     gpus: list[list[str]] = []
     for file in sorted(driver.glob("*/information")):

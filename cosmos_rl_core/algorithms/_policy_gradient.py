@@ -142,7 +142,7 @@ class Algorithm:
 
     @property
     def behaviour(self) -> str:
-        """What ``on_policy`` says."""
+        """Return ``current`` if ``on_policy``, else ``reference``."""
         return CURRENT if self.options.on_policy else REFERENCE
 
     @property
@@ -157,7 +157,7 @@ class Algorithm:
 
     @property
     def trains_unconditional(self) -> bool:
-        """What ``train_unconditional`` says."""
+        """Return the option ``train_unconditional``."""
         return self.options.train_unconditional
 
     @property

@@ -35,8 +35,7 @@ def of_launch(launch: LaunchConfig) -> Iterator[str]:
     """Of a cluster profile or of ``[launch]``."""
     if launch.mode == "warm":
         yield from unread("launch", launch, "python", why="mode = 'warm' forks the stages from the flow's interpreter")
-        of_gpus = ("gpu_limit", "tf32", "stage_gpus")
-        yield from unread("launch", launch, *of_gpus, why="mode = 'warm' computes on the CPU")
+        yield from unread("launch", launch, "tf32", why="mode = 'warm' computes on the CPU")
     for name in ("slurm", "kubernetes"):
         if launch.launcher != name:
             yield from unread("launch", launch, name, why=f"launcher = {launch.launcher!r}")

@@ -41,7 +41,6 @@ SAMPLE, TRAIN, POLICY = "policy.diffusers.sample", "train", "train.train_policy"
 HELD_OUT = ("validation.dataset", {"name": "ocr", "split": "test"})
 CASES: list[tuple[str, tuple[tuple[str, Any], ...], str]] = [
     ("nft", (("launch.mode", "warm"), ("launch.python", "/bin/python3")), "launch.python"),
-    ("nft", (("launch.mode", "warm"), ("launch.gpu_limit", "gpus")), "launch.gpu_limit"),
     ("nft", (("launch.mode", "warm"), ("launch.tf32", True)), "launch.tf32"),
     ("nft", (("launch.slurm", {"partition": "a"}),), "launch.slurm"),
     ("nft", (("launch.kubernetes", {"image": "a"}),), "launch.kubernetes"),
