@@ -1,5 +1,6 @@
 """The guardrail of a model that has one: asked for, refused, applied, or left out by name; never skipped in silence."""
 
+import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,7 +59,12 @@ class Guardrail:
 def installed(monkeypatch):
     """As if cosmos_guardrail were installed: what diffusers and the import system know of it."""
     monkeypatch.setattr(pipeline_cosmos2_5_predict, "CosmosSafetyChecker", Guardrail)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(name=name))
+    find_spec = importlib.util.find_spec
+
+    def found(name: str, *package: str) -> Any:
+        return SimpleNamespace(name=name) if name == "cosmos_guardrail" else find_spec(name, *package)
+
+    monkeypatch.setattr("importlib.util.find_spec", found)
 
 
 def test_a_guardrail_that_is_not_installed_is_an_error_and_never_skipped(folder):
@@ -132,6 +138,11 @@ def test_required_is_the_default_and_says_what_to_install(folder, monkeypatch):
         pipelines.check_guardrail(folder, None)
     with pytest.raises(ConfigError, match=f"guardrail = .required. {to_do}"):
         pipelines.check_guardrail(folder, "required")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(name=name))
+    find_spec = importlib.util.find_spec
+
+    def found(name: str, *package: str) -> Any:
+        return SimpleNamespace(name=name) if name == "cosmos_guardrail" else find_spec(name, *package)
+
+    monkeypatch.setattr("importlib.util.find_spec", found)
     pipelines.check_guardrail(folder, "required")
     pipelines.check_guardrail(folder, None)
