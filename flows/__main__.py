@@ -1,5 +1,5 @@
 """Run the command line: ``python -m flows``."""
 
-from flows.cli import main
+from flows.cli.app import main
 
 main()

@@ -5,9 +5,9 @@ from prefect.artifacts import create_table_artifact
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import launch_of
-from flows.flight_check import flight_check, require
-from flows.plan import DEFAULT_STORE
-from flows.session import Place, ends_in_state
+from flows.operations.flight_check import flight_check, require
+from flows.planning.plan import DEFAULT_STORE
+from flows.running.session import Place, ends_in_state
 
 
 @flow(name="infra", description="Is everything there that a run needs: server, worker, GPUs, store, services?")

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from flows.launch import Launcher
-from flows.requests import Run
-from stages.artifacts import standing
-from stages.contracts import Request
-from stages.manifest import Manifest
+from flows.planning.requests import Run
+from flows.running.launch import Launcher
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.artifacts.slots import standing
 
 
 @dataclass(frozen=True)

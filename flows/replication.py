@@ -21,11 +21,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cosmos_rl_core import plugins
-from flows.requests import Run
-from flows.steps import open_run
-from stages.artifacts import Artifact, input_of
-from stages.manifest import Manifest
-from stages.samples import read_shard, shard_names
+from flows.planning.requests import Run
+from flows.planning.steps import open_run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.slots import input_of
+from stages.formats.samples import read_shard, shard_names
 
 BASE, ARM = "configs/replication/base.toml", "configs/replication/arm.toml"
 SEEDS = (0, 1, 2)
@@ -98,7 +99,7 @@ def _train(seed: int, arm: str, options: argparse.Namespace) -> tuple[str, int, 
 
 def _flows(*words: str) -> None:
     """``cosmos-flows`` in a process of its own. Raises ``CalledProcessError`` if it fails."""
-    subprocess.run([sys.executable, "-m", "flows.cli", *words], check=True)
+    subprocess.run([sys.executable, "-m", "flows", *words], check=True)
 
 
 def measured(store_url: str, run_id: str) -> pd.DataFrame:

@@ -7,13 +7,13 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from cosmos_rl_core.config.recipe import launch_of
-from flows.launch import Launcher
-from flows.plan import DEFAULT_STORE
-from flows.rerun import rerun
-from flows.session import Place, RunId, ends_in_state, working_on
-from flows.steps import find, open_run, steps
-from stages.generations import has_begun
-from stages.runner import require_own_version
+from flows.operations.rerun import rerun
+from flows.planning.plan import DEFAULT_STORE
+from flows.planning.steps import find, open_run, steps
+from flows.running.launch import Launcher
+from flows.running.session import Place, RunId, ends_in_state, working_on
+from stages.artifacts.generations import has_begun
+from stages.execution.runner import require_own_version
 
 
 def stage_name() -> str:

@@ -1,6 +1,6 @@
 """A training flow for every algorithm, also for plugins from outside: deployments of those name it."""
 
-from flows.session import any_training_flow
+from flows.running.session import any_training_flow
 
 
 @any_training_flow

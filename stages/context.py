@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from stages.artifacts import Attempt
-from stages.outcome import Outcome
+from stages.artifacts.attempt import Attempt
+from stages.execution.outcome import Outcome
 
 
 class Ranks(Protocol):
@@ -50,7 +50,7 @@ class Context:
 
     attempt: Attempt
     ranks: Any
-    """:class:`Ranks`; for stages with torch a :class:`cosmos_rl_core.distributed.Group`."""
+    """:class:`Ranks`; for stages with torch a :class:`cosmos_rl_core.parallel.distributed.Group`."""
     outcome: Outcome
     halvings: int = 0
     """How often earlier attempts ran out of memory."""

@@ -6,19 +6,19 @@ digest of its result bytes. An artifact stands while its recipe is the one asked
 stands now: a stage run again with equal bytes leaves everything below it standing, whatever its own recipe was.
 """
 
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field
 
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
 from cosmos_rl_core.config.train import AnyDataset, AnyReward, AnyRewarded, AnySupervised, OptimizerName
 from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.outside_plugins import Pin, named_by
-from cosmos_rl_core.weights.parts import CURRENT
-from stages.identity import fingerprint_of, recipe_of
 
-FORMAT = 1
+RECORDS = "records/"
+"""Prefix of files that record times, reasons and answers. All others are results, and their bytes the content."""
+METRICS = "metrics.parquet"
+"""A row an optimizer step, of every stage that trains."""
 NOT_IDENTITY: dict[str, Any] = {"identity": False}
 
 
@@ -162,6 +162,12 @@ class Reward(StageConfig):
     version = 2
     torch = False
     inputs = {"samples": "one"}
+    SCORES: ClassVar[str] = "scores.parquet"
+    """A row a sample: its score, or that it is not valid."""
+    ANSWERS: ClassVar[str] = f"{RECORDS}answers.parquet"
+    """A row a sample: everything else that the reward returned."""
+    CALLS: ClassVar[str] = f"{RECORDS}calls.parquet"
+    """A row a call of the reward: its try, how many samples failed, seconds."""
     reward: AnyReward
     scorer: str
     """The version of what computes the score: another one is asked anew."""
@@ -185,6 +191,10 @@ class Update(OnPolicy):
         "embeddings": "one",
         "data": "many",
     }
+    ADVANTAGES: ClassVar[str] = "advantages.parquet"
+    """A row a sample: its reward, its advantage, whether it is trained on."""
+    TRANSITIONS: ClassVar[str] = "transitions.parquet"
+    """A row a trained transition, of algorithms that train on recorded steps."""
     gradient_checkpointing: bool
     algorithm: AnyRewarded
     reward_weights: dict[str, float]
@@ -260,6 +270,8 @@ class Validate(OnPolicy):
     version = 1
     distributed = True
     inputs = {"policy": "one", "embeddings": "one", "data": "one"}
+    LOSSES: ClassVar[str] = "losses.parquet"
+    """A row an item and noise level."""
     num_levels: int = 8
     """Noise levels of each item, the middles of as many equal parts of [0, 1]."""
     batch_size: int
@@ -278,6 +290,7 @@ class Report(StageConfig):
         "evaluations": "many",
         "evaluation_scores": "many",
     }
+    PAGE: ClassVar[str] = "index.html"
     title: str
     reward: str
     groups_shown: int = 2
@@ -285,109 +298,3 @@ class Report(StageConfig):
 
 _STAGES = (Embed, Encode, Policy, Rollout, Reward, Update, Finetune, Export, Evaluate, Validate, Report)
 STAGES: dict[str, type[StageConfig]] = {stage.name: stage for stage in _STAGES}
-
-
-class Input(Section):
-    """One artifact that a stage reads: where it is, exactly which bytes, and which parts of it."""
-
-    url: str = Field(json_schema_extra=NOT_IDENTITY)
-    """Its slot."""
-    generation: int = Field(json_schema_extra=NOT_IDENTITY)
-    manifest: str = Field(json_schema_extra=NOT_IDENTITY)
-    """Digest of its manifest."""
-    content: str = Field(json_schema_extra=NOT_IDENTITY)
-    """Digest of the result bytes of the parts."""
-    fingerprint: str
-    parts: tuple[str, ...] = ()
-    """The files read are ``<part>/...``; none named reads, and depends on, all of them."""
-
-    @property
-    def part(self) -> str:
-        """The one policy part that is read, or the first of several."""
-        return self.parts[0] if self.parts else CURRENT
-
-
-InputContents = dict[str, list[list[str | list[str]]]]
-"""Role to [content, parts] of each input, as plain JSON data."""
-
-
-def contents_of(inputs: dict[str, tuple[Input, ...]]) -> InputContents:
-    """The contents of inputs by role; roles without any are left out."""
-    return {role: [[i.content, list(i.parts)] for i in some] for role, some in inputs.items() if some}
-
-
-def _known_stage(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    fields = cast("dict[str, Any]", value)
-    stage = fields.get("stage")
-    if isinstance(stage, str) and stage not in STAGES:
-        raise ValueError(f"unknown stage {stage!r}; known: {', '.join(sorted(STAGES))}")
-    if not isinstance(stage, str):
-        return fields
-    fields = {"version": STAGES[stage].version, **fields}
-    if isinstance(fields.get("config"), dict):
-        return {**fields, "config": STAGES[stage].model_validate(fields["config"])}
-    return fields
-
-
-class Request(Section):
-    """Everything a stage process is told. ``python -m stages.runner request.json`` runs one by hand."""
-
-    format: Literal[1] = FORMAT
-    stage: str
-    version: int = 0
-    """The stage's version that is asked for; by default this code's."""
-    slot: str = Field(json_schema_extra=NOT_IDENTITY)
-    """URL under which the artifact's generations go."""
-    iteration: int | None = None
-    seed: int
-    """The run's seed; every draw derives from it."""
-    config: SerializeAsAny[StageConfig]
-    inputs: dict[str, tuple[Input, ...]] = {}
-    plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
-    """The run's plugins that lie outside the package: those that the settings name, and those that made the inputs."""
-    gpus: tuple[int, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
-    """The GPU set; sets of Requests that run side by side never overlap. Empty: whatever the machine has."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _config_of_stage(cls, value: Any) -> Any:
-        return _known_stage(value)
-
-    @model_validator(mode="after")
-    def _inputs_have_roles(self) -> "Request":
-        roles = STAGES[self.stage].inputs
-        if unknown := set(self.inputs) - set(roles):
-            raise ValueError(f"{self.stage} has no input {sorted(unknown)}; known: {sorted(roles)}")
-        for role, count in roles.items():
-            if count == "one" and len(self.inputs.get(role, ())) != 1:
-                raise ValueError(f"{self.stage} needs exactly one input {role!r}, got {len(self.inputs.get(role, ()))}")
-        return self
-
-    @property
-    def recipe(self) -> str:
-        """Digest of what is asked, without the inputs."""
-        return recipe_of(
-            self.stage, self.version, self.iteration, self.seed, self.config.identity(), self.named_plugins
-        )
-
-    @property
-    def named_plugins(self) -> tuple[Pin, ...]:
-        """Those of the plugins that the settings name: they decide the result."""
-        return named_by(self.config, self.plugins)
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of what is asked and of how its inputs came to be; known before anything runs."""
-        return fingerprint_of(self.recipe, self.inputs)
-
-    @property
-    def input_contents(self) -> InputContents:
-        """What decides, with the recipe, whether an artifact stands."""
-        return contents_of(self.inputs)
-
-    def one(self, role: str) -> Input:
-        """The only input of a role."""
-        (single,) = self.inputs[role]
-        return single

@@ -1,25 +1,22 @@
 """Latents of a media set, once: what training on data reads instead of pixels. Loads the VAE alone."""
 
-from itertools import chain
-
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from cosmos_rl_core import shards
 from cosmos_rl_core.datasets._base import Media
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Model
-from cosmos_rl_core.policy_weights import from_bytes, to_bytes
+from cosmos_rl_core.storage import shards
+from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages import contracts
-from stages.artifacts import Artifact
+from stages.artifacts.layouts import tar_of
+from stages.artifacts.request import Request
 from stages.context import Context
-from stages.contracts import Input, MediaShape, Request
-from stages.layouts import tar_of
-from stages.loading import load_media, load_model
-from stages.members import KEPT_BYTES, Members
-from stages.samples import INDEX, cut, read_table, to_parquet
+from stages.contracts import MediaShape
+from stages.formats.latents import INDEX, shard_name
+from stages.formats.samples import cut, to_parquet
+from stages.training.loading import load_media, load_model
 
 
 def run(request: Request, context: Context) -> dict[str, int]:
@@ -46,9 +43,9 @@ def run(request: Request, context: Context) -> dict[str, int]:
                 context.progress("encoding", done + len(members), total)
                 latents = _latents(media, index_of[item_id], model, config.media)
                 members[f"{item_id}.safetensors"] = to_bytes({"latents": latents})
-            return {_name(number): shards.pack(members)}
+            return {shard_name(number): shards.pack(members)}
 
-        context.attempt.shard(number, make, check=tar_of(_name(number), layout[number]))
+        context.attempt.shard(number, make, check=tar_of(shard_name(number), layout[number]))
         done += len(layout[number])
         context.progress("encoding", done, total)
     if ranks.rank == 0:
@@ -69,46 +66,3 @@ def _table(media: Media, layout: list[list[str]]) -> pd.DataFrame:
     prompt_ids = [media.prompt_of(index).id for index in range(len(media))]
     numbers = [number for number, ids in enumerate(layout) for _ in ids]
     return pd.DataFrame({"item_id": media.item_ids, "prompt_id": prompt_ids, "shard": numbers})
-
-
-def _name(number: int) -> str:
-    return f"latents/{number:05d}.tar"
-
-
-class Latents:
-    """Float32 latents by item id, unbatched, on the CPU, each read when it is asked for.
-
-    At most ``kept_bytes`` stay in memory. Asking for an id that the set does not have raises :class:`ArtifactError`.
-    """
-
-    index: pd.DataFrame
-    """A row an item, in the set's order: ``item_id``, ``prompt_id`` and the number of its ``shard``."""
-
-    def __init__(self, source: Input, kept_bytes: int = KEPT_BYTES) -> None:
-        artifact = Artifact(source)
-        self.index = read_table(artifact, INDEX)
-        self._members = Members(artifact, kept_bytes)
-        self._shard_of: dict[str, int] = dict(zip(self.index["item_id"], self.index["shard"], strict=True))
-        items: dict[str, list[str]] = {}
-        for item_id, prompt_id in zip(self.index["item_id"], self.index["prompt_id"], strict=True):
-            items.setdefault(prompt_id, []).append(item_id)
-        self._items = {prompt_id: [(item, prompt_id) for item in items[prompt_id]] for prompt_id in sorted(items)}
-        self._all_items = list(chain.from_iterable(self._items.values()))
-
-    @property
-    def prompt_ids(self) -> list[str]:
-        """The prompts of the items, sorted, each once."""
-        return list(self._items)
-
-    def choose(self, prompt_id: str, generator: np.random.Generator) -> tuple[str, str]:
-        """The ids of an item of the prompt, or of any where it has none, and of that item's own prompt."""
-        pool = self._items.get(prompt_id, self._all_items)
-        return pool[int(generator.integers(len(pool)))]
-
-    def __getitem__(self, item_id: str) -> Tensor:
-        if item_id not in self._shard_of:
-            raise ArtifactError(
-                f"{self._members.artifact.url} has no latents of {item_id}; it has {len(self._shard_of)} items"
-            )
-        data = self._members.read(_name(self._shard_of[item_id]), f"{item_id}.safetensors")
-        return from_bytes(data)["latents"]

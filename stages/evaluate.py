@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from cosmos_rl_core import pipelines, seeds
-from cosmos_rl_core.distributed import Group
+from cosmos_rl_core import seeds
 from cosmos_rl_core.models._loading import stock_arguments
+from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.pipelines import directories
 from stages import contracts
-from stages.artifacts import Artifact
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Input, Request
 from stages.context import Context
-from stages.contracts import Input, Request
-from stages.loading import load_stock, prompt_options
-from stages.samples import SamplePlan, plan_samples, sample_files, vae_batches, write_samples
+from stages.formats.samples import SamplePlan, plan_samples, sample_files, vae_batches, write_samples
+from stages.training.loading import load_stock, prompt_options
 
 
 def run(request: Request, context: Context) -> dict[str, float]:
@@ -51,7 +52,7 @@ def _load(request: Request, config: contracts.Evaluate, ranks: Group) -> Any:
     """The stock pipeline: the base with the exported LoRA loaded into it, or the exported pipeline itself."""
     with _brought(request.one("export"), ranks) as folder:
         full = Path(folder, "pipeline").is_dir()
-        path = str(Path(folder, "pipeline")) if full else pipelines.resolve_path(config.model.path)
+        path = str(Path(folder, "pipeline")) if full else directories.resolve_path(config.model.path)
         pipeline = load_stock(config.model, path, config.param_dtype, ranks.device)
         if not full:
             pipeline.load_lora_weights(
@@ -90,7 +91,7 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
     output = pipeline(
         prompt=[plan.prompt.text for plan in plans],
         num_inference_steps=config.num_steps,
-        guidance_scale=pipelines.stock_guidance_scale(config.model.path, config.guidance_scale),
+        guidance_scale=directories.stock_guidance_scale(config.model.path, config.guidance_scale),
         max_sequence_length=config.max_prompt_length,
         generator=generators,
         output_type="np",

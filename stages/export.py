@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from cosmos_rl_core import pipelines
-from cosmos_rl_core.export import full_pipeline, lora_files
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.weights.export import full_pipeline, lora_files
 from stages import contracts
+from stages.artifacts.request import Request
 from stages.context import Context
-from stages.contracts import Request
-from stages.part_tensors import PartTensors
+from stages.formats.part_tensors import PartTensors
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     if config.lora is not None:
         files, folder = lora_files(tensors, config.lora), ""
     else:
-        files, folder = full_pipeline(pipelines.resolve_path(config.model.path), tensors), "pipeline/"
+        files, folder = full_pipeline(directories.resolve_path(config.model.path), tensors), "pipeline/"
     for number, (name, chunks) in enumerate(files):
         context.progress("exporting", number, number + 1)
         context.attempt.put_stream(folder + name, chunks)

@@ -12,15 +12,16 @@ from cosmos_rl_core.algorithms._base import Algorithm, Batch
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Conditioning, Model, generated, stack
-from cosmos_rl_core.training import FINE_GRID, DrawKey, sft_time, training_noise
+from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, sft_time, training_noise
 from cosmos_rl_core.weights.parts import EMA
-from stages import contracts, embed
+from stages import contracts
+from stages.artifacts.request import Request
 from stages.context import Context
-from stages.contracts import Request
-from stages.given import own_frames
-from stages.loading import load_media
-from stages.samples import cut, vae_batches
-from stages.trainer import MicroBatch, Trainer, check_clocks, my_share
+from stages.formats.embeddings import Embeddings
+from stages.formats.samples import cut, vae_batches
+from stages.training.given import own_frames
+from stages.training.loading import load_media
+from stages.training.trainer import MicroBatch, Trainer, check_clocks, my_share
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     layout = context.layout({"mini_batch": context.shrunk(config.algorithm.mini_batch)})
     copies = [EMA] if config.keeps_ema else []
     trainer = Trainer.load(config, algorithm, policy=policy, components=("vae",), context=context, copies=copies)
-    conditioning = embed.Embeddings(request.one("embeddings"), [prompt.id for prompt in media.prompts])
+    conditioning = Embeddings(request.one("embeddings"), [prompt.id for prompt in media.prompts])
     draws = _Draws(request, config, model=trainer.model, media=media, conditioning=conditioning, device=group.device)
     for index in range(len(config.steps.lrs)):
         step = config.steps.first_step + index
@@ -62,7 +63,7 @@ class _Draws:
         *,
         model: Model,
         media: Media,
-        conditioning: embed.Embeddings,
+        conditioning: Embeddings,
         device: torch.device,
     ) -> None:
         self.seed, self.shape = request.seed, config.media

@@ -12,20 +12,20 @@ import pandas as pd
 
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.weights.parts import CURRENT, EMA, OLD
-from stages import contracts, report_html
-from stages.artifacts import Artifact
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Input, Request
 from stages.context import Context
-from stages.contracts import Input, Request
-from stages.report_html import Estimate, Series, number, signed, text
-from stages.reward import ANSWERS, SCORES
-from stages.samples import INDEX, StoredSample, read_shard, read_table, shard_name
+from stages.contracts import METRICS
+from stages.formats.samples import INDEX, StoredSample, read_shard, read_table, shard_name
+from stages.reporting import html as report_html
+from stages.reporting.html import Estimate, Series, number, signed, text
 
 PAIRS_SHOWN = 24
 """Held-out samples shown before and after."""
 FAILED_SHOWN = 2
 """Failed samples shown of each iteration; all are counted."""
 # Of `update`; its module needs torch.
-ADVANTAGES, METRICS = "advantages.parquet", "metrics.parquet"
 METRICS_SHOWN = ("loss", "grad_norm", "lr", "kl", "old_deviation")
 
 
@@ -51,7 +51,9 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         sections.append(report_html.section("Iterations", f'<p class="note">{note}</p>', *iterations))
     context.progress("reporting", total - 1, total)
     sections += [_metrics(found.updates), _provenance(found)]
-    context.attempt.put("index.html", report_html.page(config.title, _subtitle(found, config.reward), sections))
+    context.attempt.put(
+        contracts.Report.PAGE, report_html.page(config.title, _subtitle(found, config.reward), sections)
+    )
     context.progress("reporting", total, total)
     return _summary(found)
 
@@ -74,7 +76,9 @@ class _Samples:
         table = read_table(artifact, INDEX).set_index("sample_id")
         found = pd.DataFrame(columns=["sample_id", "score", "valid", "error"])
         if scored is not None:
-            found = read_table(scored, SCORES).merge(read_table(scored, ANSWERS), on="sample_id", how="left")
+            found = read_table(scored, contracts.Reward.SCORES).merge(
+                read_table(scored, contracts.Reward.ANSWERS), on="sample_id", how="left"
+            )
         found = found.set_index("sample_id").reindex(table.index)
         table["valid"] = found["valid"].eq(True)
         table["score"] = found["score"].astype("float64").where(table["valid"])
@@ -118,8 +122,10 @@ class _Inputs:
         """What an update made of the rollout, by sample id; None if nothing trained on it."""
         for update in self.updates:
             contents = [source.content for source in update.manifest.inputs.get("rollouts", ())]
-            if rollout.source.content in contents and update.names(ADVANTAGES):
-                return read_table(update, ADVANTAGES).drop_duplicates("sample_id").set_index("sample_id")
+            if rollout.source.content in contents and update.names(contracts.Update.ADVANTAGES):
+                return (
+                    read_table(update, contracts.Update.ADVANTAGES).drop_duplicates("sample_id").set_index("sample_id")
+                )
         return None
 
     @property

@@ -10,17 +10,16 @@ import pandas as pd
 from cosmos_rl_core import plugins
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ArtifactError, ConfigError, DivergenceError, RewardError, UnavailableError
-from cosmos_rl_core.reward_answers import entries, scored, words
+from cosmos_rl_core.rewards._answers import entries, scored, words
 from cosmos_rl_core.rewards._base import Reward, Sample
 from stages import contracts
-from stages.artifacts import Artifact
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.layouts import Check, unequal_ids
+from stages.artifacts.request import Request
 from stages.context import Context
-from stages.contracts import Request
-from stages.layouts import Check, unequal_ids
-from stages.manifest import RECORDS
-from stages.samples import INDEX, StoredSample, read_shard, read_table, shard_names, to_parquet
+from stages.contracts import RECORDS
+from stages.formats.samples import INDEX, StoredSample, read_shard, read_table, shard_names, to_parquet
 
-SCORES, ANSWERS, CALLS = "scores.parquet", f"{RECORDS}answers.parquet", f"{RECORDS}calls.parquet"
 _AWAY = (UnavailableError, ConnectionError, TimeoutError)
 """It is the scorer that is away, and no sample's fault."""
 _PASSING = (ConfigError, *_AWAY)
@@ -64,9 +63,9 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     context.progress("scoring", len(names), len(names))
     table = pd.DataFrame(rows)
     _refuse_too_many(table, answers, config)
-    context.attempt.put(SCORES, to_parquet(table))
-    context.attempt.put(ANSWERS, to_parquet(pd.DataFrame(answers)))
-    context.attempt.put(CALLS, to_parquet(pd.DataFrame(calls, columns=_CALL_COLUMNS)))
+    context.attempt.put(contracts.Reward.SCORES, to_parquet(table))
+    context.attempt.put(contracts.Reward.ANSWERS, to_parquet(pd.DataFrame(answers)))
+    context.attempt.put(contracts.Reward.CALLS, to_parquet(pd.DataFrame(calls, columns=_CALL_COLUMNS)))
     return _summary(table, config.reward.label)
 
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import trained_steps
-from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.models._base import (
     CONDITIONAL_LATENTS,
     Conditioning,
@@ -18,16 +17,19 @@ from cosmos_rl_core.models._base import (
     guided_velocity,
     stack,
 )
-from cosmos_rl_core.policy_weights import to_bytes
-from cosmos_rl_core.precision import computes_in
+from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import Trajectory, sample
 from cosmos_rl_core.sampling.solvers import kernel_of
-from stages import contracts, embed, policy
+from cosmos_rl_core.weights.policy_weights import to_bytes
+from stages import contracts
+from stages.artifacts.request import Request
 from stages.context import Context
-from stages.contracts import Request
-from stages.given import GivenMedia
-from stages.samples import SamplePlan, plan_samples, sample_files, vae_batches, write_samples
+from stages.formats.embeddings import NEGATIVE, Embeddings
+from stages.formats.samples import SamplePlan, plan_samples, sample_files, vae_batches, write_samples
+from stages.training.given import GivenMedia
+from stages.training.loading import load_policy
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
@@ -43,13 +45,11 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     )
     ranks = context.ranks
     components = ("vae", *config.model.guardrail) if ranks.leads else ()
-    model, _ = policy.load_policy(
-        config, request.one("policy"), components=components, context=context, reference=False
-    )
+    model, _ = load_policy(config, request.one("policy"), components=components, context=context, reference=False)
     size = config.media.size, config.media.frames
     kernel = kernel_of(config.sample, lambda: model.schedule(config.sample.num_steps, *size))
     kernel.check_trainable(step for step in config.train_on if step != -1)
-    conditioning = embed.Embeddings(request.one("embeddings"), [*(p.id for p in config.prompts), embed.NEGATIVE])
+    conditioning = Embeddings(request.one("embeddings"), [*(p.id for p in config.prompts), NEGATIVE])
     generate = _Generator(request, config, model=model, conditioning=conditioning, kernel=kernel, ranks=ranks)
     return write_samples(
         context,
@@ -70,7 +70,7 @@ class _Generator:
         config: contracts.Rollout,
         *,
         model: Model,
-        conditioning: embed.Embeddings,
+        conditioning: Embeddings,
         kernel: Kernel,
         ranks: Group,
     ) -> None:
@@ -108,7 +108,7 @@ class _Generator:
         """All that needs the transformer."""
         conditioning = stack([self._condition(plan.prompt.id) for plan in plans], self.device)
         scale = self.config.sample.guidance_scale
-        negative = stack([self.conditioning[embed.NEGATIVE]] * len(plans), self.device) if scale != 1 else None
+        negative = stack([self.conditioning[NEGATIVE]] * len(plans), self.device) if scale != 1 else None
 
         def velocity(x_t: Tensor, t: Tensor) -> Tensor:
             with computes_in(self.config.param_dtype, self.device):

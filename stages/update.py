@@ -11,22 +11,19 @@ from cosmos_rl_core.algorithms._base import Algorithm
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._base import Model
-from cosmos_rl_core.policy_weights import PolicyWeights
 from cosmos_rl_core.sampling.solvers import kernel_of
-from cosmos_rl_core.training import FINE_GRID
+from cosmos_rl_core.training.noise_levels import FINE_GRID
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE
+from cosmos_rl_core.weights.policy_weights import PolicyWeights
 from stages import contracts
-from stages.artifacts import Artifact
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
 from stages.context import Context
-from stages.contracts import Request
-from stages.draws import DataDraws, Draw, LatentDraws, Stored, TransitionDraws
-from stages.drift import DriftWatch
-from stages.policy import read_part
-from stages.reward import SCORES
-from stages.samples import INDEX, are_finite, cut, read_table, to_parquet
-from stages.trainer import Trainer, check_clocks, my_share
-
-ADVANTAGES = "advantages.parquet"
+from stages.formats.policies import read_part
+from stages.formats.samples import INDEX, are_finite, cut, read_table, to_parquet
+from stages.training.draws import DataDraws, Draw, LatentDraws, Stored, TransitionDraws
+from stages.training.drift import DriftWatch
+from stages.training.trainer import Trainer, check_clocks, my_share
 
 _STILL = (OLD, REFERENCE)
 """Copies that stay as they are until the last step is done."""
@@ -58,7 +55,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     drift.write()
     trainer.write(context, copies, iteration)
     if group.rank == 0:
-        context.attempt.put(ADVANTAGES, to_parquet(table))
+        context.attempt.put(contracts.Update.ADVANTAGES, to_parquet(table))
     excluded = len(table[~table["used"]])
     return trainer.summary() | drift.summary() | ({"excluded": excluded} if excluded else {})
 
@@ -120,7 +117,7 @@ def _advantages(request: Request, config: contracts.Update, algorithm: Algorithm
     samples["reward"], samples["valid"] = 0.0, True
     for source in request.inputs["scores"]:
         artifact = Artifact(source)
-        scores = read_table(artifact, SCORES).set_index("sample_id").reindex(samples["sample_id"])
+        scores = read_table(artifact, contracts.Reward.SCORES).set_index("sample_id").reindex(samples["sample_id"])
         name = contracts.Reward.model_validate(artifact.manifest.config).reward.label
         weighted = config.reward_weights[name] * scores["score"].astype("float64").to_numpy()
         samples[f"reward.{name}"] = weighted

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from cosmos_rl_core.models._base import Conditioning, Model, stack
-from cosmos_rl_core.precision import computes_in
-from cosmos_rl_core.training import DrawKey, training_noise
-from stages import contracts, embed, encode, policy
+from cosmos_rl_core.parallel.precision import computes_in
+from cosmos_rl_core.training.noise_levels import DrawKey, training_noise
+from stages import contracts
+from stages.artifacts.request import Request
 from stages.context import Context
-from stages.contracts import Request
-from stages.samples import cut, to_parquet
-
-LOSSES = "losses.parquet"
+from stages.formats.embeddings import Embeddings
+from stages.formats.latents import Latents
+from stages.formats.samples import cut, to_parquet
+from stages.training.loading import load_policy
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
@@ -26,11 +27,11 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     """
     config, ranks = request.config, context.ranks
     assert isinstance(config, contracts.Validate)
-    latents = encode.Latents(request.one("data"))
+    latents = Latents(request.one("data"))
     prompt_of: dict[str, str] = dict(zip(latents.index["item_id"], latents.index["prompt_id"], strict=True))
-    embeddings = embed.Embeddings(request.one("embeddings"), sorted(set(prompt_of.values())))
+    embeddings = Embeddings(request.one("embeddings"), sorted(set(prompt_of.values())))
     tiles = context.layout({"tiles": cut(list(prompt_of), context.shrunk(config.batch_size))})["tiles"]
-    model, _ = policy.load_policy(config, request.one("policy"), components=(), context=context, reference=False)
+    model, _ = load_policy(config, request.one("policy"), components=(), context=context, reference=False)
     rows: list[dict[str, Any]] = []
     mine = range(ranks.data_rank, len(tiles), ranks.data_world_size)
     # Ranks that share weights run in step: who has nothing left does a tile again, which nobody keeps.
@@ -46,7 +47,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     table = pd.DataFrame([row for ranks_rows in ranks.gather(rows) for row in ranks_rows])
     table = table.sort_values(["item_id", "t"], ignore_index=True)
     if ranks.rank == 0:
-        context.attempt.put(LOSSES, to_parquet(table))
+        context.attempt.put(contracts.Validate.LOSSES, to_parquet(table))
     return summary_of(table["loss"].to_numpy().reshape(len(prompt_of), config.num_levels))
 
 

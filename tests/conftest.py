@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.precision import use_tf32
+from cosmos_rl_core.parallel.precision import use_tf32
 from tests import other_device
 from tests.benchmarks import record
 from tests.seaweed import SeaweedFS

@@ -15,14 +15,16 @@ from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteSchedul
 from PIL import Image
 from torch import Tensor, nn
 
-from cosmos_rl_core import export, pipelines, seeds
+from cosmos_rl_core import seeds
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import COMPONENTS, Conditioning, Model, guided_velocity, stack
-from cosmos_rl_core.precision import ParamDtype, computes_in
+from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
+from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
+from cosmos_rl_core.weights import export
 from tests import other_device, tiny_pipelines
 
 CPU = torch.device("cpu")
@@ -126,7 +128,7 @@ def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
     """What the stock pipeline makes of :data:`PROMPTS`, without guidance and as latents unless told otherwise."""
     given = {"prompt": PROMPTS, "num_inference_steps": 5, "guidance_scale": 1.0, "output_type": "latent"} | options
     if given["guidance_scale"] != 1:
-        given["guidance_scale"] -= pipelines.claimant(type(stock).__name__)[1].guidance_offset
+        given["guidance_scale"] -= directories.claimant(type(stock).__name__)[1].guidance_offset
     sizes = _loading.stock_arguments(stock, SIZE, frames_of(stock))
     return stock(latents=noise.clone(), max_sequence_length=LENGTH, return_dict=False, **(sizes | given))[0]
 

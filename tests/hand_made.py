@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from cosmos_rl_core import store
-from flows.plan import Settings, freeze, plan_of
-from flows.requests import Run
+from cosmos_rl_core.storage import store
+from flows.planning.plan import Settings, freeze, plan_of
+from flows.planning.requests import Run
 from stages import contracts
-from stages.artifacts import Attempt
-from stages.contracts import Input, Request
-from stages.manifest import Manifest
+from stages.artifacts.attempt import Attempt
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Input, Request
 
 NUMERICS = {"python": "3.11", "threads": 1}
 

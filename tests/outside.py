@@ -4,9 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
-from cosmos_rl_core import pipelines
+from cosmos_rl_core.pipelines import directories
 
-CORE = Path(pipelines.__file__).parent
+CORE = Path(directories.__file__).parent
 REWARD = '''
 """How bright a picture is."""
 
@@ -104,9 +104,9 @@ def write_plugins(folder: Path) -> list[Path]:
 
 def write_base(folder: Path) -> Path:
     """The tiny pipeline under a name that no plugin of the package claims."""
-    shutil.copytree(pipelines.resolve_path("package:tiny-sd3"), folder)
-    index = json.loads((folder / pipelines.INDEX).read_text(encoding="utf-8"))
-    (folder / pipelines.INDEX).write_text(json.dumps(index | {"_class_name": "OtherPipeline"}), encoding="utf-8")
+    shutil.copytree(directories.resolve_path("package:tiny-sd3"), folder)
+    index = json.loads((folder / directories.INDEX).read_text(encoding="utf-8"))
+    (folder / directories.INDEX).write_text(json.dumps(index | {"_class_name": "OtherPipeline"}), encoding="utf-8")
     return folder
 
 

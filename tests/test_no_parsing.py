@@ -19,7 +19,7 @@ def counted(source, *args, **kwargs):
     return parse(source, *args, **kwargs)
 
 ast.parse = counted
-from flows.plan import Settings, plan_of
+from flows.planning.plan import Settings, plan_of
 from stages import runner
 
 ocr = plan_of(Settings("configs/tiny/nft.toml")).recipe.rewards

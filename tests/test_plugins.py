@@ -20,13 +20,14 @@ import pytest
 import torch
 from PIL import Image
 
-from cosmos_rl_core import pipelines, plugins
+from cosmos_rl_core import plugins
 from cosmos_rl_core.algorithms import _base as algorithms_base
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.train import AlgorithmOptions, DatasetOptions, RewardOptions
 from cosmos_rl_core.datasets import _base as datasets_base
 from cosmos_rl_core.models import _base as models_base
 from cosmos_rl_core.models._spec import ModelSpec
+from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards import _base as rewards_base
 from cosmos_rl_core.sampling.transition import Coefficients
 
@@ -114,7 +115,7 @@ def test_a_model_plugin_conforms(name: str):
     assert spec.pipeline_classes
     assert spec.vae_classes
     for class_name in spec.pipeline_classes:
-        assert pipelines.claimant(class_name) == (name, spec), f"{file}: {class_name} belongs to another plugin too"
+        assert directories.claimant(class_name) == (name, spec), f"{file}: {class_name} belongs to another plugin too"
     expected = list(inspect.signature(models_base.ModelPlugin.load).parameters)[1:]
     found = inspect.signature(plugins.load_model(name).load)
     assert list(found.parameters) == expected, f"{file}: load takes {list(found.parameters)}, expected {expected}"

@@ -14,7 +14,7 @@ import pytest
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.weights import parts
-from flows.plan import Settings, plan_of
+from flows.planning.plan import Settings, plan_of
 from stages.contracts import STAGES
 
 ROOT = Path(__file__).parents[1]
@@ -34,28 +34,28 @@ TENSOR_FACTORIES = {
     )
 }  # fmt: skip
 
-UNPICKLES = ("cosmos_rl_core/native_weights.py", "tests/core/test_native_weights.py")
+UNPICKLES = ("cosmos_rl_core/weights/native_weights.py", "tests/core/test_native_weights.py")
 """What reads the files of others that are pickles, and the test that writes such a file."""
 
 READS_ENVIRONMENT = (
     "flows/",
-    "cosmos_rl_core/cache.py",
-    "cosmos_rl_core/distributed.py",
+    "cosmos_rl_core/storage/cache.py",
+    "cosmos_rl_core/parallel/distributed.py",
     "cosmos_rl_core/processes.py",
-    "cosmos_rl_core/reward_client.py",
-    "cosmos_rl_core/s3.py",
-    "stages/torch_runtime.py",
-    "stages/runner.py",
-    "stages/allocation.py",
+    "cosmos_rl_core/rewards/_client.py",
+    "cosmos_rl_core/storage/s3.py",
+    "stages/execution/torch_runtime.py",
+    "stages/execution/runner.py",
+    "stages/execution/agent.py",
 )
 TORCH_FREE = (
     "stages.contracts",
-    "stages.artifacts",
-    "stages.runner",
-    "stages.allocation",
-    "stages.samples",
-    "cosmos_rl_core.pipelines",
-    "cosmos_rl_core.sequence_shares",
+    "stages.artifacts.slots",
+    "stages.execution.runner",
+    "stages.execution.agent",
+    "stages.formats.samples",
+    "cosmos_rl_core.pipelines.directories",
+    "cosmos_rl_core.parallel.sequence_shares",
 )
 
 IMPORTER = """

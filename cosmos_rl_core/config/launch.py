@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.clusters import KubernetesConfig, SlurmConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.parallelism import Parallelism
+from cosmos_rl_core.parallel.parallelism import Parallelism
 
 ON_POLICY = ("rollout", "update", "finetune", "validate")
 """Stages that run our own transformer on latents, whose tokens processes can share."""
@@ -46,7 +46,7 @@ class LaunchConfig(Section):
     python: str | None = Field(default=None, min_length=1)
     """Interpreter of the stages, where they run. None: the flow's own, in a container ``python``."""
     environment: dict[Annotated[str, AfterValidator(_free_variable)], str] = {}
-    """More environment variables of every stage, beside those of the flow's that stages read (:mod:`flows.variables`).
+    """More environment variables of every stage, beside those of :mod:`flows.launchers.variables`, which it has anyway.
     Not for secrets: the run's plan shows them."""
     mode: Literal["cold", "warm"] = "cold"
     """``cold`` starts every stage anew, under torchrun if it is distributed. ``warm`` forks them from one process that

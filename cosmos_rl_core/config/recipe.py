@@ -14,7 +14,6 @@ from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.logging import LoggingConfig
 from cosmos_rl_core.config.policy import NOT_IN_LORA, PolicyConfig
-from cosmos_rl_core.config.recipes import translated
 from cosmos_rl_core.config.train import (
     AnyAlgorithm,
     AnyDataset,
@@ -24,6 +23,7 @@ from cosmos_rl_core.config.train import (
     RewardedOptions,
 )
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.importers.cosmos_rl.translation import translated
 
 
 class CkptConfig(Section):

@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.file_digests import files_digest
+from cosmos_rl_core.storage.file_digests import files_digest
 
 IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 VIDEOS = frozenset({".mp4", ".mkv", ".mov", ".webm"})

@@ -17,7 +17,7 @@ from cosmos_rl_core import seeds
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.file_digests import files_digest
+from cosmos_rl_core.storage.file_digests import files_digest
 
 BACKGROUNDS = (
     (250, 240, 230),

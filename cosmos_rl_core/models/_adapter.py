@@ -7,10 +7,10 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import nn
 
-from cosmos_rl_core import pipelines, sizes
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning
-from cosmos_rl_core.precision import keep_float32
+from cosmos_rl_core.parallel.precision import keep_float32
+from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
 
 
@@ -23,7 +23,7 @@ class Adapter(ABC):
     def __init__(self, pipeline: DiffusionPipeline, path: str, device: torch.device) -> None:
         self._pipeline: Any = pipeline
         self._path, self._device = path, device
-        self._transformer_config = pipelines.settings(path, "transformer")
+        self._transformer_config = directories.settings(path, "transformer")
         self.scheduler = self._pipeline.scheduler
         if self._pipeline.transformer is not None:
             keep_float32(self._pipeline.transformer)

@@ -11,9 +11,10 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from cosmos_rl_core import pipelines, plugins
+from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import COMPONENTS, EMPTY_TRANSFORMER, ModelPlugin, NotFiniteError
+from cosmos_rl_core.pipelines import directories
 
 Pipeline = TypeVar("Pipeline", bound=DiffusionPipeline)
 
@@ -23,7 +24,7 @@ def adapter_of(path: str) -> ModelPlugin:
 
     Raises :class:`ConfigError`, listing the known pipeline classes, if there is none.
     """
-    plugin: ModelPlugin = plugins.load_model(pipelines.adapter_name(path))  # pyright: ignore[reportAssignmentType]
+    plugin: ModelPlugin = plugins.load_model(directories.adapter_name(path))  # pyright: ignore[reportAssignmentType]
     return plugin
 
 
@@ -51,7 +52,7 @@ def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], dev
 
 def weighted_parts(path: str, among: Collection[str] | None = None) -> list[str]:
     """Return the names of the parts of a pipeline directory that have weights, of all or ``among`` some."""
-    index = pipelines.read_json(path, pipelines.INDEX)
+    index = directories.read_json(path, directories.INDEX)
     there = [name for name, is_there in _parts(path).items() if is_there and index[name][0] in _LIBRARIES]
     wanted = there if among is None else [name for name in there if name in among]
     return [name for name in wanted if issubclass(_class_of(path, name), nn.Module)]
@@ -164,12 +165,12 @@ def initialise(transformer: nn.Module, seed: int) -> None:
 
 def _parts(path: str) -> dict[str, bool]:
     """Names of the parts that a pipeline directory's index lists, and whether they are there."""
-    index = pipelines.read_json(path, pipelines.INDEX)
+    index = directories.read_json(path, directories.INDEX)
     return {name: value[0] is not None for name, value in index.items() if isinstance(value, list)}
 
 
 def _class_of(path: str, part: str) -> Any:
-    library, name = pipelines.read_json(path, pipelines.INDEX)[part]
+    library, name = directories.read_json(path, directories.INDEX)[part]
     return getattr(importlib.import_module(library), name)
 
 

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.file_digests import Remembered
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.storage.file_digests import Remembered
 
 LINE_HEIGHT = 48
 """Height in pixels that the recognition model reads."""

@@ -9,11 +9,11 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from cosmos_rl_core import media
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.reward_client import Client, RefusedError, Service, Ticket, frame, shorten
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._client import Client, RefusedError, Service, Ticket, frame, shorten
+from cosmos_rl_core.storage import media
 
 DECODED_CHANNELS = (16, 48)
 """Channels of the latents that services can decode: Wan2.1's and Wan2.2's."""

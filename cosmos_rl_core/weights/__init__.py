@@ -1,1 +1,1 @@
-"""Weights of policies."""
+"""Weights of policies: parts, adapters, bases, exports."""

@@ -1,8 +1,8 @@
 """Jobs inside allocations: what Slurm and Kubernetes share.
 
-An allocation is what a scheduler gives: nodes with an agent (:mod:`stages.allocation`) that starts what is ordered in
-its mailbox. It is held from stage to stage, or each stage has its own. Its name follows from what is asked for, so that
-it is found by name alone, even if the flow that submitted it died before it could write that down.
+An allocation is what a scheduler gives: nodes with an agent (:mod:`stages.execution.agent`) that starts the stages that
+are ordered in its mailbox. It is held from stage to stage, or each stage has its own. Its name follows from what is
+asked for, so that it is found by name alone, even if the flow that submitted it died before it could write that down.
 """
 
 import secrets
@@ -15,17 +15,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from cosmos_rl_core import store
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.clusters import Resources
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import CosmosRLError, UnavailableError
+from cosmos_rl_core.storage import store
 from flows.launchers._base import NOT_BEGUN, Job, JobState
-from flows.processes import stage_environment
-from flows.work_folders import WorkFolder
-from stages.allocation import Order, Orders, carried_out, is_shared, read_orders, returncode_of, returncodes_of
-from stages.contracts import STAGES, Request
-from stages.outcome import has_reason
+from flows.running.processes import stage_environment
+from flows.running.work_folders import WorkFolder
+from stages.artifacts.request import Request
+from stages.contracts import STAGES
+from stages.execution.agent import Order, Orders, carried_out, is_shared, read_orders, returncode_of, returncodes_of
+from stages.execution.outcome import has_reason
 
 LOOK_S = 0.5
 """How often the mailbox is read."""
@@ -137,6 +138,7 @@ class AllocatedJobs:
             id=order_id,
             name=job.name,
             request=job.request.model_dump_json(indent=1),
+            execution=job.execution.model_dump_json(indent=1),
             command=tuple(self._scheduler.command(job, allocation, order_id)),
             environment=self._environment(job),
             nodes=allocation.agents if distributed else 1,
@@ -288,14 +290,14 @@ class AllocatedJobs:
 
     def _allocation(self, job: Job) -> Allocation:
         """Where a job runs: in the one that all jobs with the same resources share, or in one of its own."""
-        stage, request = STAGES[job.request.stage], job.request
+        stage = STAGES[job.request.stage]
         if self._settings.hold:
-            return self._shared_allocation(stage.name, request.gpus)
+            return self._shared_allocation(stage.name, job.execution.gpus)
         own = self._settings.stages.get(stage.name)
         need = ({} if stage.distributed else {"nodes": 1}) | ({} if stage.torch else {"gpus_per_node": 0})
         given = set() if own is None else own.model_fields_set
         less = {name: n for name, n in need.items() if name not in given}
-        return self._named(job.name, self._resources(stage.name, request.gpus).model_copy(update=less))
+        return self._named(job.name, self._resources(stage.name, job.execution.gpus).model_copy(update=less))
 
     def _shared_allocation(self, stage: str, gpus: tuple[int, ...]) -> Allocation:
         resources = self._resources(stage, gpus)

@@ -3,14 +3,15 @@
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.launch import LaunchConfig
-from stages.contracts import Request
+from stages.artifacts.request import Request
+from stages.execution.execution import Execution
 
 KILLING = (signal.SIGKILL, signal.SIGTERM)
 
@@ -20,8 +21,7 @@ class Job:
     """One stage to run."""
 
     request: Request
-    flags: tuple[str, ...]
-    """The runner's, after the request's path."""
+    execution: Execution = field(default_factory=Execution)
 
     @cached_property
     def name(self) -> str:

@@ -15,15 +15,15 @@ from kubernetes import client
 from kubernetes import config as kubernetes_config
 from kubernetes.client.exceptions import ApiException
 
-from cosmos_rl_core import store
 from cosmos_rl_core.config.clusters import KubernetesResources
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError
-from flows import variables
+from cosmos_rl_core.storage import store
+from flows.launchers import variables
 from flows.launchers._allocated import AllocatedJobs, Allocation, rendezvous_port, wait_until_gone
 from flows.launchers._base import Job, JobState
-from flows.processes import stage_command
-from stages.allocation import is_shared
+from flows.running.processes import stage_command
+from stages.execution.agent import is_shared
 
 REQUEST_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 300.0
@@ -147,16 +147,16 @@ class Kubernetes:
 
     def _agent(self, allocation: Allocation) -> list[str]:
         # Kubernetes puts the pod's number in the place of $(...).
-        agent = [self._python, "-m", "stages.allocation", allocation.mailbox, "--node", "$(JOB_COMPLETION_INDEX)"]
+        agent = [self._python, "-m", "stages.execution.agent", allocation.mailbox, "--node", "$(JOB_COMPLETION_INDEX)"]
         agent += ["--idle-s", str(self._settings.idle_s)]
         return agent if self._settings.hold else [*agent, "--once"]
 
     def command(self, job: Job, allocation: Allocation, order: str) -> list[str]:
         """Torchrun in every pod, or one process in the first."""
-        argv = ["{directory}/request.json", *job.flags]
+        request = "{directory}/request.json"
         first = f"{allocation.name}-{NODE}-0-0.{allocation.name}"
         rendezvous = (f"{first}:{rendezvous_port(order)}", order)
-        return stage_command(job.request.stage, argv, self._python, self._config, rendezvous)
+        return stage_command(job.request.stage, request, self._python, self._config, rendezvous)
 
     def state(self, allocation_id: str) -> JobState:
         """From its conditions and its pods."""

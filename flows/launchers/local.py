@@ -13,12 +13,13 @@ import psutil
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.process_trees import kill, tree
-from flows import devices, gpus
-from flows.devices import Share
 from flows.launchers._base import Job, JobState
-from flows.processes import StageProcess, WarmServer, start_cold
-from flows.work_folders import WorkFolder
-from stages.contracts import STAGES, Request
+from flows.running import devices, gpus
+from flows.running.devices import Share
+from flows.running.processes import StageProcess, WarmServer, start_cold
+from flows.running.work_folders import WorkFolder
+from stages.artifacts.request import Request
+from stages.contracts import STAGES
 
 TREE_INTERVAL_S = 1.0
 KILLED = -9
@@ -37,18 +38,20 @@ class JobLauncher:
         self._shares: dict[str, Share] = {}
         """By slot, those of the wave that is being started."""
         for name in STAGES:
-            chosen = config.stage_gpus.get(name, ())
-            devices.require([devices.Need(name, gpus.needed_by(name, chosen, config), chosen)], self._devices)
+            devices.require([self._need(name)], self._devices)
 
     @contextmanager
     def reserve(
         self, requests: Sequence[Request], note: Callable[[str], None], check: Callable[[], None]
     ) -> Iterator[None]:
         """Lock devices that no other run of this machine uses; the stages' processes keep them locked."""
-        needs = [devices.Need(each.stage, gpus.gpus_of(each, self._config), each.gpus) for each in requests]
+        needs = [self._need(each.stage) for each in requests]
         with devices.taken(needs, self._devices, note, check) as shares:
             self._shares = dict(zip((each.slot for each in requests), shares, strict=False))
             yield
+
+    def _need(self, stage: str) -> devices.Need:
+        return devices.Need(stage, gpus.gpus_of(stage, self._config), self._config.stage_gpus.get(stage, ()))
 
     def submit(self, job: Job) -> str:
         """Start its process."""
@@ -57,24 +60,25 @@ class JobLauncher:
         try:
             path = directory / "request.json"
             path.write_text(job.request.model_dump_json(indent=1), encoding="utf-8")
-            self._running[str(directory)] = Running(self._start(job, [str(path), *job.flags], directory / "log.txt"))
+            job.execution.write(path)
+            self._running[str(directory)] = Running(self._start(job, path, directory / "log.txt"))
         except BaseException:
             folder.remove()
             raise
         self._folders[str(directory)] = folder
         return str(directory)
 
-    def _start(self, job: Job, argv: list[str], log: Path) -> StageProcess:
+    def _start(self, job: Job, request: Path, log: Path) -> StageProcess:
         if self._config.mode == "cold":
             share = self._shares.get(job.request.slot)
-            process = start_cold(job.request, argv, log, self._config, share)
+            process = start_cold(job, request, log, self._config, share)
             if share is not None:
                 # From here on the stage's processes alone hold the locks, so that they end with them.
                 share.close()
             return process
         if self._warm is None or not self._warm.alive:
             self._warm = WarmServer(self._config)
-        return self._warm.start(argv, log)
+        return self._warm.start(request, log)
 
     def reattach(self, job: Job) -> str | None:
         """Nothing: processes of a dead flow are dead."""

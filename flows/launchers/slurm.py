@@ -9,16 +9,16 @@ import shlex
 import subprocess
 import sys
 
-from cosmos_rl_core import store
 from cosmos_rl_core.config.clusters import SlurmResources
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError
-from flows import variables
+from cosmos_rl_core.storage import store
+from flows.launchers import variables
 from flows.launchers._allocated import AllocatedJobs, Allocation, rendezvous_port, wait_until_gone
 from flows.launchers._base import Job, JobState
-from flows.processes import stage_command
-from stages.allocation import is_shared
+from flows.running.processes import stage_command
 from stages.contracts import STAGES
+from stages.execution.agent import is_shared
 
 COMMAND_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 300.0
@@ -94,7 +94,14 @@ class Slurm:
         lines = [f"--{name}={value}" for name, value in options.items() if value is not None]
         lines.append(f"--export={','.join(_exported())}")
         lines += ["--open-mode=append", "--no-requeue", *resources.options]
-        agent = [self._python, "-m", "stages.allocation", allocation.mailbox, "--idle-s", str(self._settings.idle_s)]
+        agent = [
+            self._python,
+            "-m",
+            "stages.execution.agent",
+            allocation.mailbox,
+            "--idle-s",
+            str(self._settings.idle_s),
+        ]
         agent += [] if self._settings.hold else ["--once"]
         directives = "\n".join(f"#SBATCH {line}" for line in lines)
         return "\n".join(["#!/bin/bash", directives, *self._settings.setup, f"exec {shlex.join(agent)}", ""])
@@ -107,10 +114,10 @@ class Slurm:
         # What the agent has, whatever the batch job was given.
         step += ["--export=ALL", "--job-name", job.name, "--kill-on-bad-exit=1", "--cpu-bind=none"]
         step += resources.srun_options
-        argv = ["{directory}/request.json", *job.flags]
+        request = "{directory}/request.json"
         # The agent is on the first node, and the rendezvous with it.
         rendezvous = (f"{{host}}:{rendezvous_port(order)}", order)
-        return [*step, *stage_command(job.request.stage, argv, self._python, self._config, rendezvous)]
+        return [*step, *stage_command(job.request.stage, request, self._python, self._config, rendezvous)]
 
     def state(self, allocation_id: str) -> JobState:
         """From the queue, or from accounting where the queue has forgotten it."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.precision import ParamDtype
-from stages import torch_runtime
+from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.parallel.precision import ParamDtype
+from stages.execution import torch_runtime
 from tests.benchmarks import flops, models, record
 from tests.benchmarks.models import Shape
 from tests.benchmarks.work import Bench

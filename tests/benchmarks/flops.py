@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cosmos_rl_core.precision import ParamDtype
+from cosmos_rl_core.parallel.precision import ParamDtype
 from tests.benchmarks.models import Shape
 
 META = torch.device("meta")

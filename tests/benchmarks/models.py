@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_rl_core import sharding
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Conditioning, Model
+from cosmos_rl_core.parallel import sharding
 
 SHAPES = Path(__file__).parent / "shapes"
 _MASKS = ("prompt_attention_mask",)

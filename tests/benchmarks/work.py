@@ -10,17 +10,17 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.algorithms._base import Batch, Transitions
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.models._base import guided_velocity
-from cosmos_rl_core.policy_weights import initial_lora, prepare
-from cosmos_rl_core.precision import ParamDtype, computes_in
+from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
+from cosmos_rl_core.parallel.sharding import compile_blocks
 from cosmos_rl_core.sampling.rollout import Trajectory, sample, table_of
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
-from cosmos_rl_core.sharding import compile_blocks
 from cosmos_rl_core.weights.parts import CURRENT
+from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
 from stages.contracts import OptimizerSteps
-from stages.trainer import MicroBatch, Trainer
+from stages.training.trainer import MicroBatch, Trainer
 from tests.benchmarks.models import Shape
 
 _SOLVER_STEP = 0

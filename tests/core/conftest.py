@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.precision import ParamDtype
+from cosmos_rl_core.parallel.precision import ParamDtype
 from tests.families import Family, family_of, has_autocast
 
 

@@ -11,11 +11,12 @@ import torch.distributed as dist
 from diffusers import CosmosTransformer3DModel, WanTransformer3DModel
 from torch import Tensor, nn
 
-from cosmos_rl_core import context_parallel, policy_weights, sharding
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning, Model, given_frames, guided_velocity, stack
+from cosmos_rl_core.parallel import context_parallel, sharding
+from cosmos_rl_core.weights import policy_weights
 
 CPU = torch.device("cpu")
 TEXT_CHANNELS = 32

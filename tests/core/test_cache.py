@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core.cache import DIRECTORY, GIGABYTES, LOCK, PART, SMALLEST_BYTES, Cache, of_node
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.storage.cache import DIRECTORY, GIGABYTES, LOCK, PART, SMALLEST_BYTES, Cache, of_node
 
 SIZE = SMALLEST_BYTES
 
@@ -86,7 +86,7 @@ def test_a_full_disk_costs_only_the_copy(tmp_path):
     code = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from cosmos_rl_core.cache import Cache\n"
+        "from cosmos_rl_core.storage.cache import Cache\n"
         "from cosmos_rl_core.canonical import sha256\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         f"data = b'x' * {SIZE}\n"
@@ -102,7 +102,7 @@ def test_of_many_processes_one_fetches_and_the_others_wait_for_it(tmp_path):
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from cosmos_rl_core.cache import Cache\n"
+        "from cosmos_rl_core.storage.cache import Cache\n"
         "def fetch():\n"
         "    Path(sys.argv[1], 'fetched').open('a').write('x')\n"
         "    time.sleep(1)\n"

@@ -5,7 +5,8 @@ from cosmos_rl_core.canonical import canonical_json, digest, sha256
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.errors import ConfigError
-from stages.contracts import Input, ModelRef, Request
+from stages.artifacts.request import Input, Request
+from stages.contracts import ModelRef
 
 
 class Inner(Section):
@@ -104,7 +105,7 @@ def test_how_far_and_how_a_run_is_launched_are_no_part_of_its_recipe():
     assert recipe.identity()["train"]["optm_weight_decay"] == 0.0
 
 
-def request(model_path="/here", slot="s", url="u", gpus=(), generation=1, rate: float = 1, iteration=0):
+def request(model_path="/here", slot="s", url="u", generation=1, rate: float = 1, iteration=0):
     model = ModelRef(path=model_path, adapter="sd3", digest="d")
     source = Input(url=url, generation=generation, manifest=f"m{generation}", content="c", fingerprint="f")
     config = {"model": model.model_dump(), "lora": {"lora_alpha": rate}}
@@ -116,13 +117,12 @@ def request(model_path="/here", slot="s", url="u", gpus=(), generation=1, rate: 
             "iteration": iteration,
             "config": config,
             "inputs": {"policy": [source.model_dump()]},
-            "gpus": gpus,
         }
     )
 
 
-def test_a_fingerprint_ignores_paths_urls_generations_and_gpus():
-    moved = request(model_path="/there", slot="other", url="elsewhere", gpus=(1,), generation=2)
+def test_a_fingerprint_ignores_paths_urls_and_generations():
+    moved = request(model_path="/there", slot="other", url="elsewhere", generation=2)
     assert request().fingerprint == moved.fingerprint
     assert request().fingerprint == request(rate=1.0).fingerprint
     assert request().fingerprint != request(rate=2).fingerprint

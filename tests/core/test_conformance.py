@@ -17,16 +17,16 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
-from cosmos_rl_core import memory, pipelines, sizes
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Conditioning, Model, guided_velocity, stack
-from cosmos_rl_core.policy_weights import prepare
-from cosmos_rl_core.precision import ParamDtype, computes_in
+from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
+from cosmos_rl_core.pipelines import directories, memory, sizes
 from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import own_solver
+from cosmos_rl_core.weights.policy_weights import prepare
 from tests.families import (
     LENGTH,
     PROMPTS,
@@ -222,7 +222,7 @@ def test_our_solver_is_the_stock_pipeline_on_its_own_timesteps(
 
     In bfloat16 0.048 off.
     """
-    solver = own_solver(*pipelines.scheduler(family.folder))
+    solver = own_solver(*directories.scheduler(family.folder))
     if scheduler in MULTISTEP:
         monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS[scheduler]())
         solver = scheduler
@@ -257,7 +257,7 @@ def test_a_shift_by_size_is_the_stock_pipelines_or_refused_as_there(
     scheduler: Any = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type=kind, **line)  # pyright: ignore[reportArgumentType]
     monkeypatch.setattr(family.stock, "scheduler", scheduler)
     monkeypatch.setattr(family.model, "scheduler", scheduler)
-    if not pipelines.spec(family.folder).shifts_by_size:
+    if not directories.spec(family.folder).shifts_by_size:
         with pytest.raises(ValueError, match="`mu` must be passed"):
             run_stock(family.stock, family.noise, num_inference_steps=1)
         with pytest.raises(ConfigError, match="the stock pipeline does not tell it the size"):

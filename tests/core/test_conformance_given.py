@@ -12,9 +12,10 @@ from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict
 from PIL import Image
 from torch import Tensor
 
-from cosmos_rl_core import pipelines, plugins, seeds
+from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, generated, given_frames, guided_velocity, stack
-from cosmos_rl_core.precision import ParamDtype, computes_in
+from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
+from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import own_solver
 from tests.families import PROMPTS, SCHEDULERS, SIZE, Family, as_torchvision, kernel, run_stock
@@ -60,7 +61,7 @@ def test_a_video_from_given_frames_is_the_stock_pipelines(
 
     In bfloat16, in which it encodes them too, 0.046 off by Euler's steps and 0.069 by its own.
     """
-    solver = own_solver(*pipelines.scheduler(family.folder))
+    solver = own_solver(*directories.scheduler(family.folder))
     if scheduler == "euler":
         monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS["euler"]())
         solver = "euler"

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_rl_core import export, pipelines
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.policy_weights import prepare
-from cosmos_rl_core.precision import ParamDtype, computes_in
+from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
+from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.sampling.rollout import sample
+from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.parts import CURRENT
+from cosmos_rl_core.weights.policy_weights import prepare
 from tests.families import (
     SCHEDULERS,
     SIZE,
@@ -112,7 +113,7 @@ def test_exported_weights_make_the_policys_pictures_in_the_stock_pipeline(
     )
     write_files(files, tmp_path)
     if lora is None:
-        assert pipelines.pipeline_files(tmp_path) == pipelines.pipeline_files(family.folder)
+        assert directories.pipeline_files(tmp_path) == directories.pipeline_files(family.folder)
     stock = stock_pipeline(family.folder if lora else tmp_path, family.device)
     if lora:
         stock.load_lora_weights(tmp_path / "lora", weight_name="model.safetensors", adapter_name="default")

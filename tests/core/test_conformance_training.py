@@ -16,14 +16,14 @@ from cosmos_rl_core.algorithms._base import Batch, Transitions
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.models._base import Model
-from cosmos_rl_core.policy_weights import PolicyWeights, initial_lora, prepare
-from cosmos_rl_core.precision import ParamDtype, computes_in
+from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.sampling.flow import euler, flow_sde
 from cosmos_rl_core.sampling.rollout import sample, table_of
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.transition import log_prob, mean, square_error
-from cosmos_rl_core.training import loss_share, make_optimizer, optimizer_step
+from cosmos_rl_core.training.optimizer import loss_share, make_optimizer, optimizer_step
 from cosmos_rl_core.weights.parts import CURRENT
+from cosmos_rl_core.weights.policy_weights import PolicyWeights, initial_lora, prepare
 from tests.families import Family
 
 LORA = LoraConfig(r=4, lora_alpha=8.0)

@@ -10,8 +10,8 @@ import torch
 from diffusers import CosmosTransformer3DModel, WanTransformer3DModel
 from torch import nn
 
-from cosmos_rl_core import context_parallel, sequence_shares
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.parallel import context_parallel, sequence_shares
 from tests import tiny_pipelines
 from tests.core.sequence_peers import cases, share, share_compiled
 from tests.stages.ranks import start_ranks

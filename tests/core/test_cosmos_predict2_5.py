@@ -8,17 +8,17 @@ import torch
 from diffusers import Cosmos2_5_PredictBasePipeline, CosmosTransformer3DModel, FlowMatchEulerDiscreteScheduler
 from diffusers.models.transformers import transformer_cosmos
 
-from cosmos_rl_core import export
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import COMPONENTS, generated, given_frames, guided_velocity, stack
 from cosmos_rl_core.models.cosmos_predict2_5 import SPEC
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
-from cosmos_rl_core.policy_weights import prepare
 from cosmos_rl_core.sampling.flow import euler, flow_sde
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
+from cosmos_rl_core.weights import export
+from cosmos_rl_core.weights.policy_weights import prepare
 from tests import tiny_pipelines
 from tests.families import as_torchvision, write_files
 

@@ -13,10 +13,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from cosmos_rl_core import sharding
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.policy_weights import prepare
-from cosmos_rl_core.sharding import REPLICATE, SHARD
+from cosmos_rl_core.parallel import sharding
+from cosmos_rl_core.parallel.sharding import REPLICATE, SHARD
+from cosmos_rl_core.weights.policy_weights import prepare
 
 WORLD_SIZE = 256
 COSMOS = {

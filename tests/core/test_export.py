@@ -12,11 +12,12 @@ import torch
 from diffusers import DiffusionPipeline
 from safetensors import torch as safetensors_torch
 
-from cosmos_rl_core import export, pipelines
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.policy_weights import prepare
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.weights import export
+from cosmos_rl_core.weights.policy_weights import prepare
 from tests import tiny_pipelines
 from tests.families import write_files
 
@@ -105,8 +106,8 @@ def test_a_transformer_in_files_that_are_too_large_is_cut_as_diffusers_cuts(fold
         assert all(torch.equal(tensor, loaded[key]) for key, tensor in transformer.state_dict().items())
         files = {path.name: header(path.read_bytes()) for path in (tmp_path / name).glob("transformer/*.safetensors")}
         if name == "whole":
-            assert list(files) == [pipelines.WEIGHTS]
-            assert not (tmp_path / name / f"transformer/{pipelines.WEIGHTS}.index.json").exists()
+            assert list(files) == [directories.WEIGHTS]
+            assert not (tmp_path / name / f"transformer/{directories.WEIGHTS}.index.json").exists()
             continue
         assert files.keys() == {
             f"diffusion_pytorch_model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)
@@ -114,7 +115,7 @@ def test_a_transformer_in_files_that_are_too_large_is_cut_as_diffusers_cuts(fold
         for tensors in files.values():
             tensors.pop("__metadata__")
             assert len(tensors) == 1 or max(entry["data_offsets"][1] for entry in tensors.values()) <= limit
-        index = json.loads((tmp_path / name / f"transformer/{pipelines.WEIGHTS}.index.json").read_bytes())
+        index = json.loads((tmp_path / name / f"transformer/{directories.WEIGHTS}.index.json").read_bytes())
         assert index["weight_map"] == {key: file for file, tensors in files.items() for key in tensors}
         # Diffusers' own writer, told the same, counts the same bytes.
         assert index["metadata"]["total_size"] == sum(t.nbytes for t in transformer.state_dict().values())

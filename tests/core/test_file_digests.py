@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core import file_digests
-from cosmos_rl_core.cache import of_user
-from cosmos_rl_core.file_digests import SMALLEST_BYTES, Remembered
+from cosmos_rl_core.storage import file_digests
+from cosmos_rl_core.storage.cache import of_user
+from cosmos_rl_core.storage.file_digests import SMALLEST_BYTES, Remembered
 
 FALSE = "f" * 64
 """No file's digest: where it is the answer, the file was not read."""

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cosmos_rl_core import pipelines
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.models._base import COMPONENTS, PREFIX, Conditioning, given_frames, guided_velocity, stack
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
-from cosmos_rl_core.policy_weights import prepare
-from cosmos_rl_core.precision import computes_in
+from cosmos_rl_core.parallel.precision import computes_in
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.weights.policy_weights import prepare
 from tests import tiny_pipelines
 
 CPU = torch.device("cpu")
@@ -59,11 +59,11 @@ def test_what_is_stored_is_what_the_transformer_makes_of_the_embeddings_in_float
 def test_nothing_else_of_the_transformer_is_read(folder, projected, tmp_path):
     """Its file may as well hold nothing else, and no VAE be there."""
     lean = tmp_path / "lean"
-    shutil.copytree(folder, lean, ignore=shutil.ignore_patterns(pipelines.WEIGHTS))
-    weights = load_file(Path(folder, pipelines.TRANSFORMER, pipelines.WEIGHTS))
+    shutil.copytree(folder, lean, ignore=shutil.ignore_patterns(directories.WEIGHTS))
+    weights = load_file(Path(folder, directories.TRANSFORMER, directories.WEIGHTS))
     prefix = {name: tensor for name, tensor in weights.items() if name.startswith("crossattn_proj.")}
     assert len(prefix) < len(weights)
-    save_file(prefix, lean / pipelines.TRANSFORMER / pipelines.WEIGHTS)
+    save_file(prefix, lean / directories.TRANSFORMER / directories.WEIGHTS)
     (found,) = cosmos_predict2_5.load(str(lean), ("text", PREFIX), CPU).encode_prompts(PROMPTS[:1], LENGTH)
     assert torch.equal(*(texts["projected_prompt_embeds"] for texts in (found, projected[0])))
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict
 
-from cosmos_rl_core import pipelines
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._base import COMPONENTS
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
+from cosmos_rl_core.pipelines import directories
 from tests import tiny_pipelines
 
 CPU = torch.device("cpu")
@@ -123,26 +123,26 @@ def test_off_never_loads_it_even_where_the_directory_names_it(folder, tmp_path, 
 
 def test_a_model_without_a_guardrail_takes_no_setting(tmp_path):
     folder = tiny_pipelines.save_wan(tmp_path / "wan")
-    assert pipelines.spec(folder).guardrail_package is None
-    pipelines.check_guardrail(folder, None)
+    assert directories.spec(folder).guardrail_package is None
+    directories.check_guardrail(folder, None)
     for setting in ("required", "off"):
         with pytest.raises(ConfigError, match=f'guardrail = "{setting}": WanPipeline has no guardrail'):
-            pipelines.check_guardrail(folder, setting)
+            directories.check_guardrail(folder, setting)
 
 
 def test_required_is_the_default_and_says_what_to_install(folder, monkeypatch):
-    assert pipelines.spec(folder).guardrail_package == "cosmos_guardrail"
-    pipelines.check_guardrail(folder, "off")
+    assert directories.spec(folder).guardrail_package == "cosmos_guardrail"
+    directories.check_guardrail(folder, "off")
     to_do = "needs the package cosmos_guardrail: pip install cosmos_guardrail or set it to"
     with pytest.raises(ConfigError, match=f"guardrail, .required. unless it is set, {to_do}"):
-        pipelines.check_guardrail(folder, None)
+        directories.check_guardrail(folder, None)
     with pytest.raises(ConfigError, match=f"guardrail = .required. {to_do}"):
-        pipelines.check_guardrail(folder, "required")
+        directories.check_guardrail(folder, "required")
     find_spec = importlib.util.find_spec
 
     def found(name: str, *package: str) -> Any:
         return SimpleNamespace(name=name) if name == "cosmos_guardrail" else find_spec(name, *package)
 
     monkeypatch.setattr("importlib.util.find_spec", found)
-    pipelines.check_guardrail(folder, "required")
-    pipelines.check_guardrail(folder, None)
+    directories.check_guardrail(folder, "required")
+    directories.check_guardrail(folder, None)

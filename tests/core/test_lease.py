@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core import store
 from cosmos_rl_core.errors import LeaseError
-from cosmos_rl_core.lease import Lease, holder_of
-from cosmos_rl_core.sealed import seal
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.lease import Lease, holder_of
+from cosmos_rl_core.storage.sealed import seal
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = {"holder": "x", "host": "node-7", "machine": "another", "pid": 4, "started": 1.0}
 HOLD = """
 import sys, time
-from cosmos_rl_core.lease import Lease
+from cosmos_rl_core.storage.lease import Lease
 with Lease(sys.argv[1], beat_s=0.05):
     print("held", flush=True)
     time.sleep(60)

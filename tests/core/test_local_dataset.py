@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from cosmos_rl_core import media
 from cosmos_rl_core.datasets import local, rendered_text
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.storage import media
 
 VIDEO = np.random.default_rng(0).integers(0, 256, (6, 16, 32, 3), dtype=np.uint8)
 

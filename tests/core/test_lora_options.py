@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from cosmos_rl_core import export, sizes
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.lora_dropout import KeyedDropout, dropping
-from cosmos_rl_core.policy_weights import add_lora, initial_lora, prepare
+from cosmos_rl_core.pipelines import sizes
 from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
+from cosmos_rl_core.weights import export
+from cosmos_rl_core.weights.lora_dropout import KeyedDropout, dropping
 from cosmos_rl_core.weights.parts import CURRENT
+from cosmos_rl_core.weights.policy_weights import add_lora, initial_lora, prepare
 from tests.families import CPU, SCHEDULERS, Family, family_of, moved, run_stock, stock_pipeline, write_files
 
 

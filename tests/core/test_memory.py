@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cosmos_rl_core import memory, pipelines, sizes
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import check, read_values
-from cosmos_rl_core.memory import Bytes, Spread, Tokens
 from cosmos_rl_core.models._base import Conditioning, Model
-from cosmos_rl_core.parallelism import Parallelism
-from cosmos_rl_core.policy_weights import prepare
-from cosmos_rl_core.tensor_headers import header_bytes
-from flows import memory as stages_memory
-from stages.members import KEPT_BYTES
+from cosmos_rl_core.parallel.parallelism import Parallelism
+from cosmos_rl_core.pipelines import directories, memory, sizes
+from cosmos_rl_core.pipelines.memory import Bytes, Spread, Tokens
+from cosmos_rl_core.storage.tensor_headers import header_bytes
+from cosmos_rl_core.weights.policy_weights import prepare
+from flows.planning import memory as stages_memory
+from stages.formats.members import KEPT_BYTES
 from tests.families import CPU, LENGTH, Family, as_torchvision
 
 FACTOR = 1.7
@@ -96,7 +96,10 @@ def test_matrices_and_embeddings_are_those_of_the_model(family: Family):
 
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
 def test_work_takes_about_as_much_as_estimated(family: Family, lora: LoraConfig | None):
-    model, config = family.load("transformer", "vae"), pipelines.read_json(family.folder, "transformer", "config.json")
+    model, config = (
+        family.load("transformer", "vae"),
+        directories.read_json(family.folder, "transformer", "config.json"),
+    )
     weights, shapes = prepare(model.transformer, lora, reference=False), sizes.weight_shapes(family.folder)
     trained = {name: tuple(parameter.shape) for name, parameter in weights.parameters.items()}
     assert sizes.trainable_shapes(shapes, lora) == trained
@@ -164,7 +167,7 @@ def cosmos_of(folder: Path, num_layers: int, num_heads: int) -> Path:
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
-    (folder / "transformer" / pipelines.WEIGHTS).write_bytes(
+    (folder / "transformer" / directories.WEIGHTS).write_bytes(
         header_bytes(((name, "F32", tuple(shape)) for name, shape in shapes.items()), {})
     )
     return folder

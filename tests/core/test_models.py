@@ -17,9 +17,9 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 
-from cosmos_rl_core import checkpoints, pipelines, sizes
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
+from cosmos_rl_core.pipelines import checkpoints, directories, sizes
 from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
@@ -54,10 +54,10 @@ def test_impossible_sizes_and_frames_are_refused_by_name(folders):
         image.latent_shape((128, 32), 1)
 
 
-@pytest.mark.parametrize("name", pipelines._DEFAULTS)
+@pytest.mark.parametrize("name", directories._DEFAULTS)
 def test_settings_that_a_checkpoint_leaves_out_are_those_of_its_class(name: str):
     parameters = inspect.signature(getattr(diffusers, name).__init__).parameters
-    for setting, value in pipelines._DEFAULTS[name].items():
+    for setting, value in directories._DEFAULTS[name].items():
         default = parameters[setting].default
         assert (tuple(default) if isinstance(default, list) else default) == value
 
@@ -88,7 +88,7 @@ def test_sd3_refuses_prompts_that_the_stock_pipeline_refuses(folders):
 
 def test_sd3_without_t5_gives_zeros_in_its_place_as_the_stock_pipeline_does(tmp_path: Path):
     folder = Path(tiny_pipelines.save_sd3(tmp_path))
-    change(folder / pipelines.INDEX, text_encoder_3=[None, None], tokenizer_3=[None, None])
+    change(folder / directories.INDEX, text_encoder_3=[None, None], tokenizer_3=[None, None])
     for part in ("text_encoder_3", "tokenizer_3"):
         shutil.rmtree(folder / part)
     family = load_family("sd3", str(folder))
@@ -194,26 +194,26 @@ def test_wan_two_stage_and_image_to_video_pipelines_are_refused(folders, tmp_pat
 
 
 def test_adapters_are_found_by_the_pipeline_class(folders):
-    assert pipelines.adapter_name(folders["sd3"]) == "sd3"
-    assert pipelines.claimant("WanPipeline")[0] == "wan"
+    assert directories.adapter_name(folders["sd3"]) == "sd3"
+    assert directories.claimant("WanPipeline")[0] == "wan"
     with pytest.raises(ConfigError, match=r"'FluxPipeline'; known: .*3Pipeline \(sd3\), WanPipeline \(wan\)"):
-        pipelines.claimant("FluxPipeline")
+        directories.claimant("FluxPipeline")
 
 
 def test_pipelines_module_does_not_import_torch():
-    code = "import sys; from cosmos_rl_core.pipelines import claimant; claimant('WanPipeline');"
+    code = "import sys; from cosmos_rl_core.pipelines.directories import claimant; claimant('WanPipeline');"
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 
 def test_paths_that_are_no_pipelines_are_config_errors(tmp_path, folders):
     with pytest.raises(ConfigError, match="and is not downloaded"):
-        pipelines.resolve_path("stabilityai/stable-diffusion-3.5-medium")
+        directories.resolve_path("stabilityai/stable-diffusion-3.5-medium")
     with pytest.raises(ConfigError, match=r"no model_index\.json"):
-        pipelines.resolve_path(str(tmp_path))
+        directories.resolve_path(str(tmp_path))
     with pytest.raises(ConfigError, match="no pipeline 'giant' ships with this project"):
-        pipelines.resolve_path("package:giant")
-    assert pipelines.resolve_path(folders["wan"]) == str(Path(folders["wan"]).resolve())
+        directories.resolve_path("package:giant")
+    assert directories.resolve_path(folders["wan"]) == str(Path(folders["wan"]).resolve())
 
 
 def test_weights_of_cosmos_own_code_are_refused_with_the_command_that_converts_them(folders, tmp_path):
@@ -223,17 +223,17 @@ def test_weights_of_cosmos_own_code_are_refused_with_the_command_that_converts_t
     weights.write_bytes(b"")
     for given in (weights, snapshot):
         with pytest.raises(ConfigError, match=rf"cosmos-flows import-weights {weights} BASE DIRECTORY.*convert_cos"):
-            pipelines.resolve_path(str(given))
+            directories.resolve_path(str(given))
     # A pipeline may hold whatever it likes besides.
     shutil.copytree(folders["wan"], tmp_path / "wan")
     (tmp_path / "wan/old.pt").write_bytes(b"")
-    assert pipelines.resolve_path(str(tmp_path / "wan")) == str(tmp_path / "wan")
+    assert directories.resolve_path(str(tmp_path / "wan")) == str(tmp_path / "wan")
 
 
 def test_weights_that_did_not_arrive_whole_are_named(tmp_path):
-    file = Path(tiny_pipelines.save_sd3(tmp_path)) / "transformer" / pipelines.WEIGHTS
+    file = Path(tiny_pipelines.save_sd3(tmp_path)) / "transformer" / directories.WEIGHTS
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ConfigError, match=rf"{pipelines.WEIGHTS}: not a safetensors file.*; fetch it again"):
+    with pytest.raises(ConfigError, match=rf"{directories.WEIGHTS}: not a safetensors file.*; fetch it again"):
         sizes.weight_shapes(str(tmp_path))
 
 
@@ -241,11 +241,11 @@ def test_a_pipelines_digest_is_its_paths_and_bytes(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/x.json").write_text("1")
     (tmp_path / "b.txt").write_text("2")
-    first = pipelines.pipeline_digest(tmp_path)
+    first = directories.pipeline_digest(tmp_path)
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache/lock").write_text("3")
-    assert pipelines.pipeline_digest(tmp_path) == first
+    assert directories.pipeline_digest(tmp_path) == first
     (tmp_path / "b.txt").write_text("22")
-    second = pipelines.pipeline_digest(tmp_path)
+    second = directories.pipeline_digest(tmp_path)
     (tmp_path / "b.txt").rename(tmp_path / "c.txt")
-    assert len({first, second, pipelines.pipeline_digest(tmp_path)}) == 3
+    assert len({first, second, directories.pipeline_digest(tmp_path)}) == 3

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_rl_core import native_weights, pipelines
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.weights import native_weights
 from tests import tiny_pipelines
 
 NATIVE = {
@@ -85,9 +86,9 @@ def test_the_pipeline_has_the_files_weights_and_the_bases_other_parts(
     assert not any(torch.equal(found[name], before[name]) for name in NATIVE.values() if "norm.weight" not in name)
     origin = json.loads((tmp_path / "new" / native_weights.ORIGIN).read_text(encoding="utf-8"))
     assert origin == {"file": "model.pt", "sha256": digest}
-    names = {name for name in pipelines.pipeline_files(base) if not name.startswith("transformer/")}
+    names = {name for name in directories.pipeline_files(base) if not name.startswith("transformer/")}
     assert all((tmp_path / "new" / name).read_bytes() == (base / name).read_bytes() for name in names)
-    assert pipelines.pipeline_class(tmp_path / "new") == pipelines.pipeline_class(base)
+    assert directories.pipeline_class(tmp_path / "new") == directories.pipeline_class(base)
     with pytest.raises(ConfigError, match="exists already"):
         native_weights.import_weights(tmp_path / "model.pt", str(base), tmp_path / "new")
 
@@ -99,8 +100,8 @@ def test_only_the_bases_own_transformer_folder_is_left_out(base: Path, other: di
     (named / "tokenizer" / "transformer" / "notes.txt").write_text("kept", encoding="utf-8")
     torch.save(native(other), tmp_path / "model.pt")
     native_weights.import_weights(tmp_path / "model.pt", str(named), tmp_path / "new")
-    written = {*pipelines.pipeline_files(named), native_weights.ORIGIN}
-    assert set(pipelines.pipeline_files(tmp_path / "new")) == written
+    written = {*directories.pipeline_files(named), native_weights.ORIGIN}
+    assert set(directories.pipeline_files(tmp_path / "new")) == written
     found = transformer_of(tmp_path / "new")
     assert all(torch.equal(found[name], other[name]) for name in other)
 

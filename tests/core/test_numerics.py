@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_rl_core.distributed import require_alike
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.numerics import numerics
+from cosmos_rl_core.parallel.distributed import require_alike
 
 H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
 

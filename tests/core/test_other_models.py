@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core.config.recipes import schema_of, translate, translated
 from cosmos_rl_core.errors import ConfigError
-from flows.import_recipe import note, translation_of
+from cosmos_rl_core.importers.cosmos_rl.translation import schema_of, translate, translated
+from flows.operations.import_recipe import note, translation_of
 
 QWEN_SFT = """
 redis = "12800"

@@ -1,13 +1,13 @@
 """How ranks are cut, what is refused."""
 
-from dataclasses import astuple, replace
+from dataclasses import astuple
 
 import pytest
 from pydantic import ValidationError
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.parallelism import ALONE, Parallelism
+from cosmos_rl_core.parallel.parallelism import ALONE, Parallelism
 
 
 def test_ranks_are_cut_twice_each_time_by_all_of_them():
@@ -49,10 +49,3 @@ def test_a_stage_of_fewer_ranks_shares_among_those_it_has():
 def test_a_recipe_is_told_which_stages_cannot_share(settings: dict[str, object], said: str):
     with pytest.raises(ValidationError, match=said):
         LaunchConfig.model_validate(settings)
-
-
-def test_flags_name_what_is_not_as_by_default():
-    assert ALONE.flags == []
-    four = Parallelism(world_size=4, dp_shard_size=2, cp_size=4, fsdp_offload=True, compile=True)
-    assert four.flags == ["--dp-shard-size", "2", "--cp-size", "4", "--fsdp-offload", "--compile"]
-    assert replace(four, fsdp_offload=False, compile=False).flags == ["--dp-shard-size", "2", "--cp-size", "4"]

@@ -5,12 +5,13 @@ import hashlib
 import pytest
 import torch
 
-from cosmos_rl_core import policy_weights, sharding
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import stack
-from cosmos_rl_core.policy_weights import initial_lora, prepare
+from cosmos_rl_core.parallel import sharding
+from cosmos_rl_core.weights import policy_weights
+from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
 from tests import other_device, tiny_pipelines
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from cosmos_rl_core.config.train import EmaConfig
-from cosmos_rl_core.schedules import ema_decay, power_of_rate
+from cosmos_rl_core.training.schedules import ema_decay, power_of_rate
 
 
 def average(**fields: Any) -> EmaConfig:

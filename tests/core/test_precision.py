@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cosmos_rl_core.precision import MATRICES, computes_in
+from cosmos_rl_core.parallel.precision import MATRICES, computes_in
 from tests.families import Family, has_autocast
 
 

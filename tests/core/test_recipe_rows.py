@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from cosmos_rl_core.config.recipes import Entry, translate, translated
 from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.schedules import ema_decay, lr_factor
+from cosmos_rl_core.importers.cosmos_rl.translation import Entry, translate, translated
+from cosmos_rl_core.training.schedules import ema_decay, lr_factor
 
 FOLDER = Path(__file__).parent / "upstream_recipes"
 SD3, SANA_VIDEO, COSMOS_NFT = "stable-diffusion-3-5-medium-nft", "sana-video-nft", "cosmos-predict2-5-2b-720-nft"

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from cosmos_rl_core.config import recipes, toml
-from cosmos_rl_core.config.recipes import schema_of, translate
+from cosmos_rl_core.config import toml
+from cosmos_rl_core.importers.cosmos_rl import translation
+from cosmos_rl_core.importers.cosmos_rl.translation import schema_of, translate
 
 FOLDER = Path(__file__).parent / "upstream_recipes"
 ROOT = Path(__file__).parents[2]
@@ -282,7 +283,7 @@ def leaves(values: Any) -> Iterator[Any]:
 def test_our_own_recipes_are_not_taken_for_cosmos_rls_and_survive_being_written(path: Path):
     values = tomllib.loads(path.read_text(encoding="utf-8"))
     assert schema_of(values) is None
-    assert recipes.translated(values, str(path)) is values
+    assert translation.translated(values, str(path)) is values
     assert tomllib.loads(toml.dumps(values)) == values
 
 

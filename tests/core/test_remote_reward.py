@@ -10,9 +10,9 @@ import pytest
 
 from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.errors import ConfigError, UnavailableError
-from cosmos_rl_core.reward_client import Service, frame
 from cosmos_rl_core.rewards import remote
 from cosmos_rl_core.rewards._base import Sample, ServedReward
+from cosmos_rl_core.rewards._client import Service, frame
 from tests.reward_server import TOKEN, Frame, RewardServer, brightness, reward_server
 
 NAME = "remote-dance_grpo-overall_reward"

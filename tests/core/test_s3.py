@@ -9,10 +9,10 @@ from pathlib import Path
 import boto3
 import pytest
 
-from cosmos_rl_core import s3, store
 from cosmos_rl_core.errors import ConfigError, LeaseError, UnavailableError
-from cosmos_rl_core.lease import KIND, Lease
-from cosmos_rl_core.sealed import seal
+from cosmos_rl_core.storage import s3, store
+from cosmos_rl_core.storage.lease import KIND, Lease
+from cosmos_rl_core.storage.sealed import seal
 from tests import faulty_proxy
 from tests.faulty_proxy import FaultyProxy
 from tests.seaweed import BUCKET, READER, SeaweedFS

@@ -6,7 +6,7 @@ import pytest
 
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.sealed import seal, unseal
+from cosmos_rl_core.storage.sealed import seal, unseal
 
 BODY = {"score": 0.625, "ids": ["a-000", "b-001"], "nested": {"none": None, "n": 2}, "é": "日"}
 

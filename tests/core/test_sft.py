@@ -14,7 +14,8 @@ from cosmos_rl_core.config.policy import DiffusersConfig
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.sampling.schedule import schedule_of
-from cosmos_rl_core.training import DrawKey, loss_share, sft_time
+from cosmos_rl_core.training.noise_levels import DrawKey, sft_time
+from cosmos_rl_core.training.optimizer import loss_share
 
 CPU = torch.device("cpu")
 SFT = Algorithm(Options.model_validate({"type": "sft", "dataset": DatasetOptions(name="some media")}))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core import store
 from cosmos_rl_core.errors import ArtifactError, UnavailableError
+from cosmos_rl_core.storage import store
 from tests.seaweed import BUCKET
 
 

@@ -10,8 +10,8 @@ from safetensors import torch as safetensors_torch
 from torch import Tensor
 
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.tensor_files import decode, encode, file_of, read_tensors, spec_of
-from cosmos_rl_core.tensor_headers import NUM_BYTES, num_bytes, read_header
+from cosmos_rl_core.storage.tensor_files import decode, encode, file_of, read_tensors, spec_of
+from cosmos_rl_core.storage.tensor_headers import NUM_BYTES, num_bytes, read_header
 
 DTYPES = [
     torch.uint64, torch.int64, torch.float64, torch.float32, torch.uint32, torch.int32, torch.bfloat16, torch.float16,

@@ -8,21 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig, OptimizerName
-from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
-from cosmos_rl_core.schedules import ema_decay, lr_factor
-from cosmos_rl_core.training import (
-    DrawKey,
+from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.training.noise_levels import DrawKey, random_times, training_noise
+from cosmos_rl_core.training.optimizer import (
     clip_gradients,
     load_optimizer_state,
     loss_share,
     make_optimizer,
     optimizer_state,
     optimizer_step,
-    random_times,
     sum_gradients,
-    training_noise,
 )
+from cosmos_rl_core.training.schedules import ema_decay, lr_factor
 from tests.other_device import DEVICE, OtherDevice
 
 CPU = torch.device("cpu")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_rl_core.parallel.parallelism import Parallelism
+from stages.execution.execution import Execution
 from tests.e2e.flow_process import AFTER_LAST_UPDATE, COLD, ITERATIONS, Flows
 from tests.e2e.prefect_server import PrefectServer
 from tests.stages.ranks import run_on_ranks
@@ -73,8 +75,8 @@ def reference_on_two_ranks(reference: Flows, copy_of: Callable[[Flows], Flows]) 
     flows.forget("iterations/0002/update", record, *AFTER_LAST_UPDATE)
     path = flows.folder / "update.json"
     path.write_text(flows.planned.update(ITERATIONS - 1).model_dump_json(), encoding="utf-8")
-    argv = [str(path), "--numerics-record", str(flows.root / record)]
-    run_on_ranks(argv, flows.folder, ranks=2, timeout_s=RANKS_TIMEOUT_S)
+    Execution(parallelism=Parallelism(world_size=2), numerics_record=str(flows.root / record)).write(path)
+    run_on_ranks([str(path)], flows.folder, ranks=2, timeout_s=RANKS_TIMEOUT_S)
     flows.run()
     assert flows.nothing_is_left()
     return flows

@@ -47,7 +47,7 @@ class Deployed(Flows):
 
     def set_up(self, gpus: int) -> None:
         """The commands of the README: pools, all deployments, a worker."""
-        self.start_command("flows.cli", "infra", "init", "--gpus", str(gpus)).finish()
+        self.start_command("flows", "infra", "init", "--gpus", str(gpus)).finish()
         self.prefect("--no-prompt", "deploy", "--all", "--prefect-file", FILE)
         self.start_worker()
 

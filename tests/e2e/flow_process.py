@@ -14,18 +14,19 @@ from pathlib import Path
 
 import psutil
 
-from cosmos_rl_core import store
-from flows.metrics import FILE
-from flows.plan import read_plan
-from flows.requests import Run
-from stages.artifacts import Artifact, input_of, standing
-from stages.manifest import Manifest
+from cosmos_rl_core.storage import store
+from flows.planning.plan import read_plan
+from flows.planning.requests import Run
+from flows.watching.metrics import FILE
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.slots import input_of, standing
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "tests/e2e/tiny.toml"
 RUN_ID = "tiny"
 MARK = "COSMOS_FLOWS_TEST"
-FORK_SERVER = "stages.warm"
+FORK_SERVER = "stages.execution.fork_server"
 COLD = ("--set", "launch.mode=cold")
 POLICY_PARTS = ("current/", "old/", "ema/", "optimizer/", "schedule/")
 ITERATIONS = 3
@@ -57,7 +58,7 @@ class Flows:
     def start(self, *options: str, process_group: int | None = None) -> "Started":
         """``cosmos-flows run`` on this store."""
         command = ("run", self.recipe, "--store", self.store, "--run-id", RUN_ID, *options)
-        return self.start_command("flows.cli", *command, process_group=process_group)
+        return self.start_command("flows", *command, process_group=process_group)
 
     def start_command(self, module: str, *arguments: str, process_group: int | None = None) -> "Started":
         """Any of our modules, as a process; in a process group of its own if that is 0."""
@@ -82,7 +83,7 @@ class Flows:
 
     def command(self, name: str, *options: str, expect: int = 0) -> str:
         """Another command on the run."""
-        return self.start_command("flows.cli", name, RUN_ID, "--store", self.store, *options).finish(expect)
+        return self.start_command("flows", name, RUN_ID, "--store", self.store, *options).finish(expect)
 
     def forget(self, *slots: str) -> None:
         """Remove slots or files, as if they had not been made yet."""

@@ -5,10 +5,10 @@ import sys
 from prefect import flow
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from flows import gpus
-from flows.display import Display
-from flows.launch import Launcher
-from stages.contracts import Request
+from flows.running import gpus
+from flows.running.display import Display
+from flows.running.launch import Launcher
+from stages.artifacts.request import Request
 
 
 def launch(limit: str) -> LaunchConfig:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.metrics import FILE
+from flows.watching.metrics import FILE
 from tests.e2e.flow_process import Flows, metrics
 from tests.own_data import RECIPE, files_with, overrides_for
 from tests.reward_server import TOKEN, Frame, brightness, reward_server

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.canonical import canonical_json, digest
-from flows.plan import read_plan
-from stages.artifacts import standing
-from stages.identity import fingerprint_of, recipe_of
+from flows.planning.plan import read_plan
+from stages.artifacts.identity import fingerprint_of, recipe_of
+from stages.artifacts.slots import standing
 from tests.e2e.flow_process import AFTER_LAST_UPDATE, RUN_ID, Flows, require_same_run, require_untouched
 
 UPDATE, ROLLOUT = "iterations/0002/update", "iterations/0002/rollout"

@@ -13,8 +13,9 @@ from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Paused, Running, Suspended
 
-from flows import pauses, pools
-from flows.tags import PROJECT
+from flows.operations import pools
+from flows.running import pauses
+from flows.running.tags import PROJECT
 from tests.e2e.flow_process import eventually
 
 pytestmark = pytest.mark.slow

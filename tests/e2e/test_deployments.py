@@ -16,10 +16,10 @@ import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from cosmos_rl_core import store
-from flows import pools
-from flows.plan import Settings, plan_of
-from flows.tags import PROJECT, tags_of
+from cosmos_rl_core.storage import store
+from flows.operations import pools
+from flows.planning.plan import Settings, plan_of
+from flows.running.tags import PROJECT, tags_of
 from tests.e2e.deployed import FILE, TIMEOUT_S, Deployed
 from tests.e2e.flow_process import (
     ITERATIONS,
@@ -150,7 +150,7 @@ def test_a_deployment_keeps_its_model_whatever_else_is_changed(deployed: Deploye
 
 
 def test_infra_init_may_be_given_again(deployed: Deployed):
-    said = deployed.start_command("flows.cli", "infra", "init", "--gpus", "3").finish()
+    said = deployed.start_command("flows", "infra", "init", "--gpus", "3").finish()
     assert "global concurrency limit 'gpus' is now 3, not 2" in said
     assert said.count("is there") == 4
     queue = deployed.ask("GET", "/work_pools/cosmos/queues/checks")
@@ -273,7 +273,7 @@ def test_the_run_of_the_readme_is_named_by_its_flow_run_whose_retry_goes_on_with
 
     before = manifests()
     again = ("rerun", run_id, "--stage", "reward-ocr", "--iteration", "0", "--store", str(tmp_path))
-    assert "retry its flow run" in deployed.start_command("flows.cli", *again).finish()
+    assert "retry its flow run" in deployed.start_command("flows", *again).finish()
     deployed.prefect("flow-run", "retry", flow_run)
     deployed.wait(flow_run, "COMPLETED")
     assert manifests() - before == {"iterations/0000/reward-ocr/manifest.2.json"}

@@ -12,8 +12,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, LeaseError, UnavailableError
-from flows import flight_check, gpus, server
-from stages.contracts import Request
+from flows.operations import flight_check
+from flows.running import gpus, server
+from stages.artifacts.request import Request
 from tests.e2e.flow_process import Flows, Started
 from tests.e2e.sharing import launch
 from tests.flows.allocated import Work

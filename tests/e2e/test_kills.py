@@ -17,8 +17,8 @@ import pytest
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.processes import PARENT
-from flows.processes import WarmProcess, WarmServer
-from stages.artifacts import standing
+from flows.running.processes import WarmProcess, WarmServer
+from stages.artifacts.slots import standing
 from tests.e2e.conftest import TWO_RANKS
 from tests.e2e.flow_process import (
     AFTER_LAST_UPDATE,
@@ -89,7 +89,7 @@ def test_a_cold_stage_killed_without_a_retry_fails_the_command_and_the_next_one_
     before = flows.manifests()
     run = flows.start(*COLD, *NO_RETRY)
     run.wait_until(lambda: flows.markers(REWARD, 0))
-    (stage,) = [process for process in flows.processes() if "stages.runner" in process.cmdline()]
+    (stage,) = [process for process in flows.processes() if "stages.execution.runner" in process.cmdline()]
     stage.kill()
 
     assert "0001/reward-ocr ended (killed, exit code -9)" in run.finish(expect=70)
@@ -154,13 +154,13 @@ def test_forks_end_with_their_own_code_or_with_their_server(tmp_path: Path) -> N
 
     server = WarmServer(LaunchConfig())
     try:
-        assert _returncodes([server.start([str(broken)], log)], 30) == [64]
+        assert _returncodes([server.start(broken, log)], 30) == [64]
         assert server.alive
-        forks = [server.start([str(endless)], log) for _ in range(2)]
+        forks = [server.start(endless, log) for _ in range(2)]
         assert [fork.poll() for fork in forks] == [None, None]
         psutil.Process(psutil.Process(forks[0].pid).ppid()).kill()
         with pytest.raises(StageError) as error:
-            server.start([str(endless)], log)
+            server.start(endless, log)
         assert error.value.kind == "killed"
         assert _returncodes(forks, 10) == [-signal.SIGKILL] * 2
         assert not server.alive

@@ -36,7 +36,7 @@ def require_refused(flows: Flows, edited: Path) -> None:
     assert f"{edited} was edited" in flows.run("--iterations", "2", expect=64)
     request = flows.folder / "request.json"
     request.write_text(flows.planned.rollout(0).model_dump_json(), encoding="utf-8")
-    assert f"{edited} was edited" in flows.start_command("stages.runner", str(request)).finish(expect=64)
+    assert f"{edited} was edited" in flows.start_command("stages.execution.runner", str(request)).finish(expect=64)
 
 
 @pytest.mark.slow

@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import UnavailableError
-from flows import gpus
 from flows.cli import app
-from flows.server import QUIET
-from stages.contracts import Report, Request
+from flows.running import gpus
+from flows.running.server import QUIET
+from stages.artifacts.request import Request
+from stages.contracts import Report
 from tests.e2e.flow_process import RUN_ID, Flows
 from tests.faulty_proxy import Exchange, FaultyProxy, faulty_proxy
 
@@ -57,7 +58,7 @@ def again(flows: Flows) -> Callable[[], tuple[int, str]]:
 
     def give() -> tuple[int, str]:
         command = ["run", flows.recipe, "--store", flows.store, "--run-id", RUN_ID, "--allow-numerics-change"]
-        ended = CliRunner().invoke(app, command)
+        ended = CliRunner().invoke(app.app, command)
         return ended.exit_code, ended.output
 
     return give
@@ -109,7 +110,7 @@ def test_so_it_does_whichever_request_is_refused_first(
 @pytest.mark.parametrize("code", CODES)
 def test_infra_says_so_too(proxy: FaultyProxy, code: int):
     proxy.always = partial(overloaded, code)
-    ended = CliRunner().invoke(app, ["infra", "init"])
+    ended = CliRunner().invoke(app.app, ["infra", "init"])
     require_told((ended.exit_code, ended.output), proxy, code)
 
 
@@ -119,12 +120,14 @@ def test_slots_of_a_limit_are_asked_for_again(proxy: FaultyProxy, code: int, mon
     with get_client(sync_client=True) as client:
         client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=limit, limit=1))
     monkeypatch.setattr(gpus, "ASK_S", 0.1)
-    request = Request(stage="report", slot="run/report", seed=0, config=Report(title="", reward=""), gpus=(0,))
+    request = Request(stage="report", slot="run/report", seed=0, config=Report(title="", reward=""))
     said: list[str] = []
     proxy.faults = [partial(overloaded, code)] * 3
-    with gpus.taken([request], LaunchConfig(gpu_limit=limit), said.append, lambda: None):
+    with gpus.taken([request], LaunchConfig(gpu_limit=limit, stage_gpus={"report": (0,)}), said.append, lambda: None):
         assert said[0].startswith("waits for Prefect's server")
     monkeypatch.setattr(gpus, "PATIENCE_S", 0.5)
     proxy.always = partial(overloaded, code)
     with pytest.raises(UnavailableError, match="cannot take 1 slots"):
-        gpus.taken([request], LaunchConfig(gpu_limit=limit), said.append, lambda: None).__enter__()
+        gpus.taken(
+            [request], LaunchConfig(gpu_limit=limit, stage_gpus={"report": (0,)}), said.append, lambda: None
+        ).__enter__()

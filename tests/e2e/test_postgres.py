@@ -7,8 +7,8 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows import gpus
-from flows.pools import GPUS
+from flows.operations.pools import GPUS
+from flows.running import gpus
 from tests.e2e import postgres
 from tests.e2e.deployed import Deployed
 from tests.e2e.postgres import Postgres

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.metrics import FILE
-from stages.artifacts import standing
-from stages.contracts import Request
-from stages.generations import invalidate
+from flows.watching.metrics import FILE
+from stages.artifacts.generations import invalidate
+from stages.artifacts.request import Request
+from stages.artifacts.slots import standing
+from stages.execution.execution import Execution
 from tests.e2e.flow_process import COLD, ITERATIONS, ROOT, Flows, Started, metrics, require_same_run, require_untouched
 
 REWARD = "iterations/0002/reward-ocr"
@@ -19,11 +20,12 @@ ROLLOUT = "iterations/0002/rollout"
 TWO_THREADS = ("--set", "launch.threads=2")
 
 
-def by_hand(flows: Flows, request: Request, *options: str) -> Started:
-    """``python -m stages.runner request.json``."""
+def by_hand(flows: Flows, request: Request, threads: int = 1) -> Started:
+    """``python -m stages.execution.runner request.json``."""
     path = flows.folder / f"{request.stage}.json"
     path.write_text(request.model_dump_json(), encoding="utf-8")
-    return flows.start_command("stages.runner", str(path), *options)
+    Execution(threads=threads).write(path)
+    return flows.start_command("stages.execution.runner", str(path))
 
 
 def reward_of(flows: Flows) -> Request:
@@ -111,11 +113,17 @@ def test_a_stage_by_hand_exits_as_documented(flows: Flows) -> None:
     request = reward_of(flows)
     by_hand(flows, request).finish(expect=0)
 
-    said = by_hand(flows, request.model_copy(update={"seed": -1}), "--threads", "0").finish(expect=64)
-    assert "threads must be at least 1" in said
+    execution = Execution.beside(flows.folder / "request.json")
+    execution.write_text('{"threads": 0}', encoding="utf-8")
+    path = flows.folder / "request.json"
+    path.write_text(request.model_dump_json(), encoding="utf-8")
+    said = flows.start_command("stages.execution.runner", str(path)).finish(expect=64)
+    assert "threads" in said
+    assert "greater than or equal to 1" in said
+    execution.unlink()
     path = flows.folder / "broken.json"
     path.write_text(json.dumps({"stage": "reward"}), encoding="utf-8")
-    assert "slot" in flows.start_command("stages.runner", str(path)).finish(expect=64)
+    assert "slot" in flows.start_command("stages.execution.runner", str(path)).finish(expect=64)
 
     elsewhere = request.model_copy(update={"slot": f"{flows.folder}/broken.json/reward"})
     assert "broken.json/reward" in by_hand(flows, elsewhere).finish(expect=75)
@@ -135,7 +143,7 @@ def test_a_full_disk_commits_nothing_and_the_same_request_goes_on_when_there_is_
     request = flows.folder / "request.json"
     request.write_text(reward_of(flows).model_dump_json(), encoding="utf-8")
     # No file may be larger than a kilobyte: the write fails as it does on a disk without room.
-    limited = ["bash", "-c", 'ulimit -f 1; exec "$0" -m stages.runner "$1"', sys.executable, str(request)]
+    limited = ["bash", "-c", 'ulimit -f 1; exec "$0" -m stages.execution.runner "$1"', sys.executable, str(request)]
     ended = subprocess.run(limited, cwd=ROOT, env=flows.environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 75, ended.stderr
     assert "no space left to write" in ended.stderr
@@ -154,7 +162,7 @@ def test_shards_of_other_numerics_are_not_adopted_and_that_is_said(flows: Flows)
     killed.process.wait()
     assert not list((flows.root / ROLLOUT).glob("manifest.*.json"))
 
-    said = by_hand(flows, request, "--threads", "2").finish(expect=0)
+    said = by_hand(flows, request, threads=2).finish(expect=0)
     assert "not adopted: made under other numerics (threads 1 -> 2)" in said
     assert "were adopted" not in said
     _, manifest = standing(str(flows.root / ROLLOUT))

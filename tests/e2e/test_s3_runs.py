@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core import cache
+from cosmos_rl_core.storage import cache
 from tests.e2e.flow_process import COLD, Flows, files_with, require_same_run
 from tests.seaweed import BUCKET, SeaweedFS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core import s3
+from cosmos_rl_core.storage import s3
 from tests.e2e.deployed import Deployed
 from tests.e2e.flow_process import RECIPE, ROOT, eventually, files_with
 from tests.reward_server import TOKEN, RewardServer, reward_server

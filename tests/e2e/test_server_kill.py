@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.pools import GPUS
+from flows.operations.pools import GPUS
 from tests.e2e.deployed import Deployed
 from tests.e2e.flow_process import ITERATIONS, eventually
 from tests.e2e.prefect_server import LASTING_LEASES, PrefectServer

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.devices import VISIBLE
+from flows.running.devices import VISIBLE
 from tests.e2e.flow_process import COLD, Flows, Started
 
 TIMEOUT_S = 600.0
@@ -29,7 +29,7 @@ def runs(request: pytest.FixtureRequest, tmp_path: Path) -> list[Flows]:
 def with_device(flows: Flows) -> list[psutil.Process]:
     """Stage processes to which the device is shown."""
     found = []
-    for process in flows.running("stages.runner"):
+    for process in flows.running("stages.execution.runner"):
         try:
             if process.environ()[VISIBLE]:
                 found.append(process)

@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stages.artifacts import Artifact, input_of, standing
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of, standing
 from tests.e2e.flow_process import COLD, Flows, Started, require_untouched, standing_manifests
 
 RECIPE = "tests/e2e/stale.toml"

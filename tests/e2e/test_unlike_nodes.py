@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cosmos_rl_core import store
-from stages.artifacts import standing
+from cosmos_rl_core.storage import store
+from stages.artifacts.slots import standing
 from tests.e2e.flow_process import RUN_ID, Flows
 from tests.flows import fake_kubernetes, fake_slurm, machines
 

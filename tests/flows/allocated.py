@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from flows.display import Display
-from flows.launch import Launcher
-from stages.contracts import Report, Request
+from flows.running.display import Display
+from flows.running.wave import Waves
+from stages.artifacts.request import Request
+from stages.contracts import Report
 
 PATIENCE_S = 120.0
 """On a busy machine."""
@@ -68,9 +69,9 @@ class Work:
         """A stage that starts within a second, because it imports nothing."""
         return Request(stage="report", slot=f"{self.run_url}/{name}", seed=0, config=Report(title="", reward=""))
 
-    def launcher(self, config: LaunchConfig) -> Launcher:
+    def launcher(self, config: LaunchConfig) -> Waves:
         """What a flow has."""
-        return Launcher(self.run_url, config, Display())
+        return Waves(self.run_url, config, Display())
 
     def go(self) -> None:
         """Let the stages come to their end."""
@@ -97,9 +98,9 @@ def wait_until(happened: Callable[[], object]) -> None:
 
 def main(run_url: str, config: str, *requests: str) -> None:
     """A flow with one wave."""
-    launcher = Launcher(run_url, LaunchConfig.model_validate_json(config), Display())
+    launcher = Waves(run_url, LaunchConfig.model_validate_json(config), Display())
     try:
-        launcher._make("wave", [Request.model_validate_json(request) for request in requests])
+        launcher.make("wave", [Request.model_validate_json(request) for request in requests])
     finally:
         launcher.close()
 

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any, cast
 
-from flows.launch import Launcher, standing_manifest
+from flows.planning.requests import Run
 from flows.post_train import post_train
-from flows.requests import Run
-from stages.contracts import Request
-from stages.manifest import Manifest
+from flows.running.launch import Launcher
+from flows.running.wave import standing_manifest
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
 from tests.hand_made import make, planned
 
 SFT = str(Path(__file__).parents[2] / "configs" / "tiny" / "sft.toml")

@@ -15,13 +15,13 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from cosmos_rl_core import store
 from cosmos_rl_core.errors import EXIT_CODES
-from cosmos_rl_core.sealed import seal
-from flows import cli
-from flows.plan import Settings, plan_of
-from flows.server import not_answering
-from stages.artifacts import invalidate
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import seal
+from flows.cli import app as cli
+from flows.planning.plan import Settings, plan_of
+from flows.running.server import not_answering
+from stages.artifacts.generations import invalidate
 from tests.flows.by_hand import whole_run
 from tests.hand_made import make_run, planned
 
@@ -259,7 +259,7 @@ def test_a_shell_completes_commands_and_can_be_taught_to(main, monkeypatch, tmp_
 
 def test_help_and_status_import_neither_torch_nor_what_takes_long():
     """pandas and the client of the hub took half of the time of `status`."""
-    lines = "import sys, flows.cli, cosmos_rl_core.algorithms.nft, cosmos_rl_core.algorithms.ddrl"
+    lines = "import sys, flows.cli.app, cosmos_rl_core.algorithms.nft, cosmos_rl_core.algorithms.ddrl"
     heavy = ("torch", "pandas", "pyarrow", "huggingface_hub.hf_api", "prefect")
     code = f"{lines}; print([name for name in {heavy} if name in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -348,7 +348,7 @@ def test_an_error_that_comes_of_no_answer_is_told_from_others():
 def test_a_server_that_does_not_answer_is_said_so():
     # A process of its own, because Prefect reads its settings once.
     ended = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "infra", "init"],
+        [sys.executable, "-m", "flows", "infra", "init"],
         capture_output=True,
         text=True,
         check=False,

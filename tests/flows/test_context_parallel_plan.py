@@ -6,11 +6,12 @@ import pytest
 
 from cosmos_rl_core.config.launch import ON_POLICY, LaunchConfig
 from cosmos_rl_core.errors import ConfigError
-from flows.display import Display
-from flows.launch import Launcher
-from flows.memory import ACTIVATIONS, stages
-from flows.plan import Settings, freeze, plan_of
-from flows.requests import Run
+from cosmos_rl_core.parallel.parallelism import Parallelism
+from flows.planning.memory import ACTIVATIONS, stages
+from flows.planning.plan import Settings, freeze, plan_of
+from flows.planning.requests import Run
+from flows.running.display import Display
+from flows.running.wave import Waves
 from stages import contracts
 from tests import tiny_pipelines
 
@@ -64,21 +65,19 @@ def test_only_as_many_as_the_stages_have_can_share(wan):
 def test_ranks_of_stages_that_run_our_own_transformer_are_told(wan, tmp_path):
     plan = plan_of(Settings(wan, overrides=(*TWO, "launch.compile=true", "launch.dp_shard_size=2")))
     run = Run(freeze(plan, str(tmp_path)), str(tmp_path))
-    launcher = Launcher(str(tmp_path), plan.recipe.launch, Display())
+    launcher = Waves(str(tmp_path), plan.recipe.launch, Display())
     policy = run.policy()
     told = {
-        stage: launcher._flags(policy.model_copy(update={"stage": stage}))
+        stage: launcher.execution_of(policy.model_copy(update={"stage": stage}))
         for stage, config in contracts.STAGES.items()
         if config.torch
     }
-    assert {stage for stage, argv in told.items() if "--cp-size 2" in " ".join(argv)} == set(ON_POLICY)
+    assert {stage for stage, execution in told.items() if execution.parallelism.cp_size == 2} == set(ON_POLICY)
     assert set(ON_POLICY) == {stage for stage in told if issubclass(contracts.STAGES[stage], contracts.OnPolicy)}
-    update = " ".join(told["update"])
-    assert "--dp-shard-size 2 --cp-size 2 --compile" in update
-    assert "--tf32" in Launcher(str(tmp_path), LaunchConfig(tf32=True), Display())._flags(policy)
-    alone = Launcher(str(tmp_path), LaunchConfig(), Display())._flags(policy)
-    assert "--tf32" not in alone
-    assert {"--cp-size", "--dp-shard-size", "--compile"}.isdisjoint(alone)
+    assert told["update"].parallelism == Parallelism(world_size=2, dp_shard_size=2, cp_size=2, compile=True)
+    assert Waves(str(tmp_path), LaunchConfig(tf32=True), Display()).execution_of(policy).tf32
+    alone = Waves(str(tmp_path), LaunchConfig(), Display()).execution_of(policy)
+    assert (alone.tf32, alone.parallelism) == (False, Parallelism())
 
 
 def test_memory_is_planned_for_the_tokens_of_one_peer(wan):

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from cosmos_rl_core import pipelines, sizes
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.tensor_headers import header_bytes
-from flows import costs
-from flows.plan import Plan, Settings, freeze, plan_of
-from flows.requests import Run
-from flows.steps import steps
+from cosmos_rl_core.pipelines import directories, sizes
+from cosmos_rl_core.storage.tensor_headers import header_bytes
+from flows.planning import costs
+from flows.planning.plan import Plan, Settings, freeze, plan_of
+from flows.planning.requests import Run
+from flows.planning.steps import steps
 from tests import tiny_pipelines
 from tests.flows.by_hand import make_all
 
@@ -122,7 +122,7 @@ def test_the_real_text_embedding_is_the_known_one(tmp_path):
     # 206 MB a prompt; where adapters leave the first projection alone, its 1024 channels are stored: 2 MB.
     shapes = {"crossattn_proj.0": [1024, 100352], "blocks.0.attn2.to_k": [2048, 1024]}
     header = header_bytes(((f"{name}.weight", "F32", tuple(shape)) for name, shape in shapes.items()), {})
-    (tmp_path / "transformer" / pipelines.WEIGHTS).write_bytes(header)
+    (tmp_path / "transformer" / directories.WEIGHTS).write_bytes(header)
     for targets, channels in ((("to_k",), 1024), (("to_k", "crossattn_proj.0"), 100352), (("all-linear",), 100352)):
         lora = LoraConfig(target_modules=targets)
         assert sizes.embedding_elements(str(tmp_path), 512, lora) == 512 * channels
@@ -150,7 +150,7 @@ def test_another_projection_is_another_embedding(cosmos, base, tmp_path):
     """The projection is part of the base, whose digest the Request names."""
     other = tmp_path / "other"
     shutil.copytree(base, other)
-    weights = other / "transformer" / pipelines.WEIGHTS
+    weights = other / "transformer" / directories.WEIGHTS
     tensors = load_file(weights)
     tensors["crossattn_proj.0.weight"][0, 0] += 1
     save_file(tensors, weights)
@@ -191,17 +191,17 @@ def test_a_transformer_that_scales_its_padding_mask_needs_torchvision(tmp_path, 
     (tmp_path / "transformer").mkdir()
     (tmp_path / "transformer/config.json").write_text('{"concat_padding_mask": true}')
     with pytest.raises(ConfigError, match="pip install torchvision"):
-        pipelines.check_runs(tmp_path)
+        directories.check_runs(tmp_path)
     (tmp_path / "transformer/config.json").write_text('{"concat_padding_mask": false}')
-    pipelines.check_runs(tmp_path)
+    directories.check_runs(tmp_path)
 
 
 @pytest.mark.parametrize(("ours", "stock"), [(1.0, 1.0), (8.0, 7.0), (2.5, 1.5)])
 def test_guidance_is_translated_for_the_stock_pipeline(base, ours, stock):
-    assert pipelines.stock_guidance_scale(str(base), ours) == stock
-    assert pipelines.stock_guidance_scale("package:tiny-sd3", ours) == ours
+    assert directories.stock_guidance_scale(str(base), ours) == stock
+    assert directories.stock_guidance_scale("package:tiny-sd3", ours) == ours
     with pytest.raises(ConfigError, match="take 1, or more than 2"):
-        pipelines.stock_guidance_scale(str(base), 2.0)
+        directories.stock_guidance_scale(str(base), 2.0)
 
 
 GRPO = '[train.train_policy]\ntype = "grpo"\ntrain_on = [0]\n'

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.errors import ArtifactError
-from flows.plan import Settings, freeze, plan_of
-from flows.progress import Reporter
-from flows.requests import Run
-from stages.generations import invalidate
+from flows.planning.plan import Settings, freeze, plan_of
+from flows.planning.requests import Run
+from flows.running.progress import Reporter
+from stages.artifacts.generations import invalidate
 from tests.damage import files_read, flipped, resealed
 from tests.flows.by_hand import MONITORED, validated
 from tests.flows.tracked import go, make_with_numbers

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from cosmos_rl_core import pipelines
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.weight_files import damages
-from flows import cli
-from flows.plan import Settings, plan_of
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines.weight_files import damages
+from flows.cli import app as cli
+from flows.planning.plan import Settings, plan_of
 from stages.contracts import ModelRef
-from stages.loading import load_stock
+from stages.training.loading import load_stock
 from tests import tiny_pipelines
 
 WEIGHTS = [
@@ -32,7 +32,7 @@ WEIGHTS = [
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(pipelines.resolve_path("package:tiny-sd3"), tmp_path / "base"))
+    return Path(shutil.copytree(directories.resolve_path("package:tiny-sd3"), tmp_path / "base"))
 
 
 def split(base: Path, file: str) -> Path:
@@ -153,7 +153,7 @@ def test_an_index_names_no_file_outside_its_folder(absolute: bool, base: Path):
 @pytest.mark.parametrize("name", ["transformer", "vae", "scheduler", "text_encoder", "tokenizer", "tokenizer_3"])
 @pytest.mark.parametrize("null", [True, False])
 def test_a_pipeline_lists_every_component_that_it_needs(name: str, null: bool, base: Path, recipe):
-    file = base / pipelines.INDEX
+    file = base / directories.INDEX
     index = json.loads(file.read_text(encoding="utf-8"))
     del index[name]
     file.write_text(json.dumps(index | ({name: [None, None]} if null else {})), encoding="utf-8")
@@ -166,10 +166,10 @@ def test_a_pipeline_lists_every_component_that_it_needs(name: str, null: bool, b
     ("text", "what"), [("{", "it is not JSON"), ("[]", "expected a JSON object"), ("{}", "it has no _class_name")]
 )
 def test_a_damaged_list_of_components_ends_a_plan_with_65(text: str, what: str, base: Path, recipe):
-    (base / pipelines.INDEX).write_text(text, encoding="utf-8")
+    (base / directories.INDEX).write_text(text, encoding="utf-8")
     said = CliRunner().invoke(cli.app, ["plan", recipe(), "--set", f"policy.model_name_or_path={base}"])
     assert said.exit_code == 65
-    assert f"{base / pipelines.INDEX} is damaged: {what}" in said.stderr
+    assert f"{base / directories.INDEX} is damaged: {what}" in said.stderr
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_clip_tokenizer_by_vocabulary_has_its_merges_too(base: Path):
     "file",
     [
         *WEIGHTS,
-        pipelines.INDEX,
+        directories.INDEX,
         "vae/config.json",
         "scheduler/scheduler_config.json",
         "tokenizer/tokenizer.json",
@@ -249,11 +249,11 @@ def test_a_link_that_leads_nowhere_is_a_missing_file(base: Path):
 
 
 def test_what_is_absent_on_purpose_or_not_loaded_is_no_damage(base: Path):
-    index = json.loads((base / pipelines.INDEX).read_text(encoding="utf-8"))
+    index = json.loads((base / directories.INDEX).read_text(encoding="utf-8"))
     assert index["image_encoder"] == [None, None]
     shutil.rmtree(base / "text_encoder_3")
     absent = {"text_encoder_3": [None, None], "safety_checker": ["cosmos_guardrail", "CosmosSafetyChecker"]}
-    (base / pipelines.INDEX).write_text(json.dumps(index | absent), encoding="utf-8")
+    (base / directories.INDEX).write_text(json.dumps(index | absent), encoding="utf-8")
     (base / "transformer" / "diffusion_pytorch_model.fp16.safetensors").write_bytes(b"")
     assert damages(str(base)) == []
 
@@ -279,7 +279,7 @@ def load_all(base: Path) -> None:
 
 
 def load_whole_stock(base: Path) -> None:
-    ref = ModelRef(path=str(base), adapter=pipelines.adapter_name(base), digest="")
+    ref = ModelRef(path=str(base), adapter=directories.adapter_name(base), digest="")
     load_stock(ref, str(base), "float32", torch.device("cpu"))
 
 

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from cosmos_rl_core import media
 from cosmos_rl_core.algorithms import ddrl
 from cosmos_rl_core.datasets import local, ocr, rendered_text
 from cosmos_rl_core.errors import ConfigError
-from flows.plan import Settings, freeze, make_plan, plan_of
-from flows.requests import Run
+from cosmos_rl_core.storage import media
+from flows.planning.plan import Settings, freeze, make_plan, plan_of
+from flows.planning.requests import Run
 from stages.contracts import Encode, MediaShape
 
 SFT = """

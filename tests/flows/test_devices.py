@@ -13,8 +13,9 @@ import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, LeaseError
-from flows import devices, launchers
-from flows.devices import VISIBLE, Device, Need, known_to_driver, visible
+from flows import launchers
+from flows.running import devices
+from flows.running.devices import VISIBLE, Device, Need, known_to_driver, visible
 from tests.flows.allocated import Work, wait_until
 
 TWO_GPUS = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa1111-0000)

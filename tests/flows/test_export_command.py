@@ -5,12 +5,12 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from cosmos_rl_core import store
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from flows import cli
-from flows.export import export, optimizer_steps
-from flows.rerun import rerun
-from stages.artifacts import standing
+from cosmos_rl_core.storage import store
+from flows.cli import app as cli
+from flows.operations.export import export, optimizer_steps
+from flows.operations.rerun import rerun
+from stages.artifacts.slots import standing
 from tests.flows.by_hand import make_all, make_one, whole_run
 from tests.hand_made import make, planned
 

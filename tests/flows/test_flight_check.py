@@ -4,7 +4,7 @@ import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import UnavailableError
-from flows import flight_check
+from flows.operations import flight_check
 
 
 @pytest.mark.slow

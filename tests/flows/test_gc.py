@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core import store
 from cosmos_rl_core.errors import LeaseError, UnavailableError
-from flows.gc import GRACE_H, gc
-from flows.requests import Run
-from flows.rerun import rerun
-from flows.status import states
-from flows.steps import open_run
-from flows.work_folders import WorkFolder
-from stages.allocation import Order, Orders
-from stages.artifacts import Artifact, input_of
-from stages.outcome import failure_of, read_failures
+from cosmos_rl_core.storage import store
+from flows.operations.gc import GRACE_H, gc
+from flows.operations.rerun import rerun
+from flows.planning.requests import Run
+from flows.planning.steps import open_run
+from flows.running.work_folders import WorkFolder
+from flows.watching.status import states
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.execution.agent import Order, Orders
+from stages.execution.outcome import failure_of, read_failures
 from tests.flows.by_hand import make_one, whole_run
 from tests.hand_made import begin, commit, make_run, report
 
@@ -159,7 +160,7 @@ def test_nothing_goes_of_what_an_allocation_is_to_make_or_reads(recipe, tmp_path
     request = run.update(1)
     places = [litter(run.iteration(1, "update")), litter(run.iteration(1, "rollout")), litter(run.policy_slot)]
     mailbox = f"{run.url}/allocations/cosmos-1"
-    order = Order(id="update-1", name="update", request=request.model_dump_json(), command=("true",))
+    order = Order(id="update-1", name="update", request=request.model_dump_json(), execution="{}", command=("true",))
     store.write(f"{mailbox}/orders.json", Orders(beat=1, orders=(order,)).model_dump_json().encode())
     said = collect(run)
     assert [line.split()[0] for line in said[:2]] == ["policy", "freed"]
@@ -173,7 +174,7 @@ def test_nothing_goes_of_what_an_allocation_is_to_make_or_reads(recipe, tmp_path
 
 GC = """
 from cosmos_rl_core.errors import LeaseError
-from flows.gc import gc
+from flows.operations.gc import gc
 
 try:
     print(gc(sys.argv[1], "hand", superseded=False, dry_run=False, older_than_h=0.0).lines()[-1])
@@ -234,7 +235,7 @@ def test_what_was_being_written_goes_when_its_writer_is_gone(recipe, tmp_path):
 
 
 FLOW = """
-from flows.work_folders import WorkFolder
+from flows.running.work_folders import WorkFolder
 
 folder = WorkFolder("rollout")
 print((folder.path / "request.json").write_text("{}"), flush=True)

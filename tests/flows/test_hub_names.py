@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core import pipelines
 from cosmos_rl_core.errors import ConfigError
-from flows.plan import Settings, plan_of
+from cosmos_rl_core.pipelines import directories
+from flows.planning.plan import Settings, plan_of
 
 COMMIT = "865baf084d4c9e850eac59a021277d5a9b9e8b63"
 SHIPPED = "package:tiny-sd3"
@@ -19,8 +19,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The hub's cache with one repository in its own layout: a commit whose files are links to blobs."""
     cache = tmp_path / "hub"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
-    repository, shipped = cache / "models--owner--tiny", Path(pipelines.resolve_path(SHIPPED))
-    for number, name in enumerate(pipelines.pipeline_files(shipped)):
+    repository, shipped = cache / "models--owner--tiny", Path(directories.resolve_path(SHIPPED))
+    for number, name in enumerate(directories.pipeline_files(shipped)):
         blob, link = repository / f"blobs/{number}", repository / "snapshots" / COMMIT / name
         for file in (blob, link):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -34,9 +34,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", ["owner/tiny", "owner/tiny@main", "owner/tiny@diffusers/base", f"owner/tiny@{COMMIT}"])
 def test_a_name_is_the_directory_of_the_commit_that_it_stands_for(cache: Path, name: str):
-    assert pipelines.resolve_path(name) == str(cache / "snapshots" / COMMIT)
-    assert pipelines.pipeline_digest(pipelines.resolve_path(name)) == pipelines.pipeline_digest(
-        pipelines.resolve_path(SHIPPED)
+    assert directories.resolve_path(name) == str(cache / "snapshots" / COMMIT)
+    assert directories.pipeline_digest(directories.resolve_path(name)) == directories.pipeline_digest(
+        directories.resolve_path(SHIPPED)
     )
 
 
@@ -53,22 +53,22 @@ def test_a_name_is_the_directory_of_the_commit_that_it_stands_for(cache: Path, n
 )  # fmt: skip
 def test_what_is_not_in_the_cache_is_a_mistake_with_the_command_that_downloads_it(cache: Path, name: str, command: str):
     with pytest.raises(ConfigError) as caught:
-        pipelines.resolve_path(name)
+        directories.resolve_path(name)
     assert str(caught.value).endswith(f": {command}")
 
 
 def test_a_cached_repository_with_other_weights_is_told_how_they_become_a_pipeline(cache: Path):
     snapshot = cache / "snapshots" / COMMIT
-    (snapshot / pipelines.INDEX).unlink()
+    (snapshot / directories.INDEX).unlink()
     (snapshot / "model.pt").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"cosmos-flows import-weights .*model\.pt BASE DIRECTORY"):
-        pipelines.resolve_path("owner/tiny")
+        directories.resolve_path("owner/tiny")
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "a/b/c", "tiny", "owner/", "owner/two--words"])
 def test_what_is_no_name_of_a_hub_is_asked_for_as_a_directory(cache: Path, name: str):
     with pytest.raises(ConfigError, match="is not a directory here: pass"):
-        pipelines.resolve_path(name)
+        directories.resolve_path(name)
 
 
 def test_a_plan_pins_the_commit_and_the_bytes(cache: Path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from flows import cli
+from flows.cli import app as cli
 
 FOLDER = Path(__file__).parents[1] / "core/upstream_recipes"
 SD3 = FOLDER / "stable-diffusion-3-5-medium-nft.toml"

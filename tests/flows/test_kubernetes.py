@@ -12,15 +12,17 @@ import fsspec
 import kubernetes_validate
 import pytest
 
-from cosmos_rl_core import store
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, StageError, UnavailableError
+from cosmos_rl_core.storage import store
 from flows import launchers
-from flows.launch import standing_manifest
 from flows.launchers._allocated import Allocation
 from flows.launchers._base import Job
 from flows.launchers.kubernetes import Kubernetes
-from stages.contracts import Embed, ModelRef, Request
+from flows.running.wave import standing_manifest
+from stages.artifacts.request import Request
+from stages.contracts import Embed, ModelRef
+from stages.execution.execution import Execution
 from tests.flows import fake_kubernetes
 from tests.flows.allocated import Work, plant
 from tests.flows.fake_kubernetes import Cluster, validate
@@ -108,7 +110,7 @@ def test_several_nodes_are_a_jobset_whose_pods_meet_at_the_first(cluster: Cluste
     )
     assert two.kubernetes is not None
     allocation = Allocation("cosmos-1", "s3://bucket/x", 2, two.kubernetes.resources_of("embed"))
-    command = Kubernetes(two, "nft-1").command(Job(request, ()), allocation, "embed-1")
+    command = Kubernetes(two, "nft-1").command(Job(request, Execution()), allocation, "embed-1")
     options = dict(itertools.pairwise(command))
     # <jobset>-<job>-<number>-<pod>.<subdomain>
     assert options["--rdzv-endpoint"].partition(":")[0] == "cosmos-1-node-0-0.cosmos-1"
@@ -118,14 +120,14 @@ def test_several_nodes_are_a_jobset_whose_pods_meet_at_the_first(cluster: Cluste
 def test_stages_share_one_job_which_another_flow_finds(work: Work, cluster: Cluster) -> None:
     work.go()
     launcher = work.launcher(config())
-    launcher._make("first", [work.request("a")])
+    launcher.make("first", [work.request("a")])
     (work.folder / "go").unlink()
-    flags = launcher._flags(work.request("b"))
+    execution = launcher.execution_of(work.request("b"))
     # Nobody hears of this one again: the flow is gone.
-    launchers.load(work.run_url, config()).submit(Job(work.request("b"), flags))
+    launchers.load(work.run_url, config()).submit(Job(work.request("b"), execution))
     began = work.wait_until_ran(2)
     work.go()
-    work.launcher(config())._make("again", [work.request("b")])
+    work.launcher(config()).make("again", [work.request("b")])
     assert work.ran() == began
     assert (cluster.created, len(cluster.objects)) == (1, 1)
     assert all(standing_manifest(work.request(name)) for name in "ab")
@@ -137,7 +139,7 @@ def test_stages_share_one_job_which_another_flow_finds(work: Work, cluster: Clus
 
 def test_a_stage_in_a_pod_is_cancelled_and_says_why_it_failed(work: Work, cluster: Cluster) -> None:
     jobs = launchers.load(work.run_url, config())
-    first = jobs.submit(Job(work.request("a"), ()))
+    first = jobs.submit(Job(work.request("a")))
     ((*_, pid),) = work.wait_until_ran(1)
     jobs.cancel(first)
     assert not Path("/proc", pid).exists()
@@ -145,7 +147,7 @@ def test_a_stage_in_a_pod_is_cancelled_and_says_why_it_failed(work: Work, cluste
     work.go()
     launcher = work.launcher(config())
     with pytest.raises(StageError, match="it does not fit") as error:
-        launcher._make("wave", [work.request("b")])
+        launcher.make("wave", [work.request("b")])
     assert error.value.kind == "out_of_memory"
     launcher.close()
     assert not cluster.objects

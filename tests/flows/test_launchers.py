@@ -7,16 +7,21 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cosmos_rl_core import cache, reward_client, s3
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import launch_of, read_toml
 from cosmos_rl_core.errors import ConfigError, StageError
-from flows import launchers, variables
+from cosmos_rl_core.rewards import _client as reward_client
+from cosmos_rl_core.storage import cache, s3
+from flows import launchers
+from flows.launchers import variables
 from flows.launchers._base import Job, JobState
 from flows.launchers.slurm import JobLauncher, Slurm
-from flows.plan import Settings, plan_of
-from stages.artifacts import Artifact, input_of
-from stages.contracts import Embed, ModelRef, Report, Request
+from flows.planning.plan import Settings, plan_of
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of
+from stages.contracts import Embed, ModelRef, Report
+from stages.execution.execution import Execution
 from tests.flows.allocated import Work
 
 CLUSTERS = Path(__file__).parents[2] / "deployments" / "clusters"
@@ -32,7 +37,9 @@ def job(stage: str, slot: str = "x", gpus: tuple[int, ...] = ()) -> Job:
     model = ModelRef(path="none", adapter="none", digest="none")
     embed = Embed(model=model, prompts=(), max_prompt_length=1)
     stage_config = embed if stage == "embed" else Report(title="", reward="")
-    return Job(Request(stage=stage, slot=f"/runs/r/{slot}", seed=0, config=stage_config, gpus=gpus), ("--threads", "8"))
+    return Job(
+        Request(stage=stage, slot=f"/runs/r/{slot}", seed=0, config=stage_config), Execution(gpus=gpus, threads=8)
+    )
 
 
 def script_of(config: LaunchConfig, job: Job) -> list[str]:
@@ -49,7 +56,7 @@ def test_a_batch_script_asks_for_the_resources_and_becomes_the_agent() -> None:
     } <= asked  # fmt: skip
     assert lines[0] == "#!/bin/bash"
     assert lines[-2] == "module load cuda"
-    assert " -m stages.allocation /runs/r/allocations/cosmos-" in lines[-1]
+    assert " -m stages.execution.agent /runs/r/allocations/cosmos-" in lines[-1]
     assert "--once" not in lines[-1]
 
 
@@ -148,10 +155,10 @@ def test_on_this_machine_a_stage_has_a_time_limit_and_the_environment_that_is_as
     work = Work(tmp_path, monkeypatch)
     limited = LaunchConfig(stage_time_limits_s={"report": 0.2}, environment={"ASKED_FOR": "this"})
     with pytest.raises(StageError, match=r"took longer than its 0\.2 s and was ended") as error:
-        work.launcher(limited)._make("wave", [work.request("a")])
+        work.launcher(limited).make("wave", [work.request("a")])
     assert error.value.kind == "hung"
     work.go()
-    work.launcher(limited.model_copy(update={"stage_time_limits_s": {}}))._make("wave", [work.request("a")])
+    work.launcher(limited.model_copy(update={"stage_time_limits_s": {}})).make("wave", [work.request("a")])
     assert Artifact(input_of(work.request("a").slot)).json("done.json") == "this"
 
 

@@ -8,11 +8,11 @@ import pytest
 from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.outside_plugins import find
-from flows import describe
-from flows.plan import Plan, Settings, freeze, plan_of, read_plan
-from flows.requests import Run
-from stages import runner
-from stages.outcome import read_failures
+from flows.planning import describe
+from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
+from flows.planning.requests import Run
+from stages.execution import runner
+from stages.execution.outcome import read_failures
 from tests.outside import write_plugins, write_recipe
 
 NAMES = {"algorithms": "nft2", "rewards": "bright", "datasets": "signs", "models": "tiny2"}

@@ -6,8 +6,8 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from cosmos_rl_core import pipelines
-from flows import cli
+from cosmos_rl_core.pipelines import directories
+from flows.cli import app as cli
 
 FULL = ("lora = { r = 2 }\n", "")
 KL = ("timesteps_fraction = 1.0", "timesteps_fraction = 1.0\nkl_beta = 0.1")
@@ -78,8 +78,8 @@ def test_without_the_model_a_plan_says_that_there_are_no_sizes(recipe):
 
 def test_what_no_file_tells_is_a_question_mark(recipe, tmp_path):
     base = tmp_path / "base"
-    shutil.copytree(pipelines.resolve_path("package:tiny-sd3"), base)
-    settings = pipelines.read_json(base, "transformer", "config.json") | {"_class_name": "UnheardOf"}
+    shutil.copytree(directories.resolve_path("package:tiny-sd3"), base)
+    settings = directories.read_json(base, "transformer", "config.json") | {"_class_name": "UnheardOf"}
     (base / "transformer/config.json").write_text(json.dumps(settings), encoding="utf-8")
     table = table_of(printed(recipe(), f"policy.model_name_or_path={base}"))
     assert table["other components"] == ["1.05", "0.61"]

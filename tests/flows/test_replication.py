@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from flows import replication
-from flows.plan import Settings, plan_of
+from flows.planning.plan import Settings, plan_of
 from flows.replication import ARM, ARMS, MEASURES, SEEDS, TITLES, draw, markdown, statistics
 
 GREY = np.full((8, 16, 3), 200, dtype=np.uint8)

@@ -1,7 +1,9 @@
 import pytest
 
-from flows.launch import standing_manifest
-from stages.artifacts import Artifact, input_of, standing, why_stale
+from flows.running.display import Display
+from flows.running.wave import Waves, standing_manifest
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of, standing, why_stale
 from tests.hand_made import make, make_iteration, make_run, planned
 
 
@@ -98,5 +100,7 @@ def test_every_stage_runs_on_the_gpus_that_it_was_given(recipe, words, tmp_path)
     make(run.embed(), {"embeddings": b"e"})
     make_iteration(run, 0)
     make(run.export(0), {"lora": b"l"})
-    found = {r.stage: list(r.gpus) for r in (run.embed(), run.rollout(0), run.update(0), run.evaluate(0))}
+    launcher = Waves(run.url, run.recipe.launch, Display())
+    requests = (run.embed(), run.rollout(0), run.update(0), run.evaluate(0))
+    found = {request.stage: list(launcher.execution_of(request).gpus) for request in requests}
     assert found == gpus

@@ -3,15 +3,15 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from cosmos_rl_core import store
 from cosmos_rl_core.errors import ConfigError
-from flows import cli
-from flows import rerun as rerun_module
-from flows.requests import Run
-from flows.status import states
-from flows.steps import open_run
-from stages.artifacts import standing, why_stale
-from stages.records import Invalidated
+from cosmos_rl_core.storage import store
+from flows.cli import app as cli
+from flows.operations import rerun as rerun_module
+from flows.planning.requests import Run
+from flows.planning.steps import open_run
+from flows.watching.status import states
+from stages.artifacts.records import Invalidated
+from stages.artifacts.slots import standing, why_stale
 from tests.flows.by_hand import SFT, SMALL_SFT, make_all, make_one, planned_run, whole_run
 from tests.hand_made import begin, commit, planned
 

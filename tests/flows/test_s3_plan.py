@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core import s3
 from cosmos_rl_core.errors import ConfigError
-from flows.plan import Settings, freeze, plan_of
+from cosmos_rl_core.storage import s3
+from flows.planning.plan import Settings, freeze, plan_of
 from tests.seaweed import BUCKET, READER, SeaweedFS
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def url(seaweed: SeaweedFS) -> str:
 def test_a_run_with_a_wrong_secret_ends_with_64_before_anything_starts(seaweed, url, tmp_path):
     began_s = time.monotonic()
     ended = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "run", "tests/e2e/tiny.toml", "--store", url],
+        [sys.executable, "-m", "flows", "run", "tests/e2e/tiny.toml", "--store", url],
         cwd=ROOT,
         env=os.environ | {f"{s3.CHECKPOINT}SECRET_ACCESS_KEY": "planted", "PREFECT_HOME": str(tmp_path)},
         capture_output=True,

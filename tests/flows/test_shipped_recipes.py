@@ -10,12 +10,12 @@ import pytest
 import yaml
 from PIL import Image
 
-from cosmos_rl_core import media
-from cosmos_rl_core.config import recipes
 from cosmos_rl_core.config.recipe import check, launch_of, read_values
 from cosmos_rl_core.config.toml import dumps
-from flows.plan import Plan, Settings, plan_of
-from flows.pools import GPUS
+from cosmos_rl_core.importers.cosmos_rl import translation
+from cosmos_rl_core.storage import media
+from flows.operations.pools import GPUS
+from flows.planning.plan import Plan, Settings, plan_of
 from tests import tiny_pipelines
 from tests.test_rules import HUB_RECIPES, ROOT
 
@@ -112,7 +112,7 @@ def tiny(values: dict[str, Any], data: dict[str, Path], bases: dict[str, Path]) 
 
 
 def planned(path: Path, data: dict[str, Path], bases: dict[str, Path], cluster: str | None = None) -> Plan:
-    values = recipes.translated(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+    values = translation.translated(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
     # Tiny models have two attention heads, for as many peers.
     peers = () if cluster is None else (f"launch.cp_size={min(launch_of(cluster).cp_size, 2)}",)
     return plan_of(Settings(str(path), overrides=tiny(values, data, bases) + peers, cluster=cluster))
@@ -139,7 +139,7 @@ def test_its_settings_are_valid(path: Path):
 def test_it_has_the_values_of_cosmos_rls(path: Path):
     ours = settings(tomllib.loads(path.read_text(encoding="utf-8")))
     theirs = settings(
-        recipes.translate(tomllib.loads((UPSTREAM / f"{SOURCES[name_of(path)]}.toml").read_text())).values
+        translation.translate(tomllib.loads((UPSTREAM / f"{SOURCES[name_of(path)]}.toml").read_text())).values
     )
     different = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
     unexpected = {name for name in different if name.rpartition(".")[2] not in OWN}
@@ -161,9 +161,9 @@ def test_it_plans_as_deployed_on_a_tiny_model_of_the_same_class(path: Path, data
 @pytest.mark.parametrize("name", sorted(SOURCES.values()))
 def test_cosmos_rls_own_file_plans_and_so_does_what_it_is_translated_to(name: str, data, bases, tmp_path):
     upstream, ours = UPSTREAM / f"{name}.toml", tmp_path / f"{name}.toml"
-    values = recipes.translate(tomllib.loads(upstream.read_text(encoding="utf-8"))).values
+    values = translation.translate(tomllib.loads(upstream.read_text(encoding="utf-8"))).values
     ours.write_text(dumps(values), encoding="utf-8")
-    assert recipes.schema_of(tomllib.loads(ours.read_text(encoding="utf-8"))) is None
+    assert translation.schema_of(tomllib.loads(ours.read_text(encoding="utf-8"))) is None
     overrides = list(tiny(values, data, bases))
     assert check(read_values(str(ours), overrides), "ours") == check(read_values(str(upstream), overrides), "upstream")
     assert planned(upstream, data, bases).prompts

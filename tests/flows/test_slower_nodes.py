@@ -9,8 +9,9 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from flows.launchers import _allocated
 from flows.launchers._allocated import AllocatedJobs, Allocation
 from flows.launchers._base import Job, JobState
-from stages.contracts import Embed, ModelRef, Request
-from stages.outcome import Failure, Outcome, read_failures
+from stages.artifacts.request import Request
+from stages.contracts import Embed, ModelRef
+from stages.execution.outcome import Failure, Outcome, read_failures
 from tests.flows.allocated import wait_until
 
 LOST_A_RANK = Failure(kind="crash", message="Connection closed by peer", retryable=True, collective=True)
@@ -52,7 +53,7 @@ class Started:
         self.jobs = AllocatedJobs(run_url, config, f"{run_url}/allocations", self.scheduler)
         embed = Embed(model=ModelRef(path="x", adapter="x", digest="x"), prompts=(), max_prompt_length=1)
         request = Request(stage="embed", slot=f"{run_url}/embed", seed=0, config=embed)
-        self.id = self.jobs.submit(Job(request, ()))
+        self.id = self.jobs.submit(Job(request))
         self.folder = self.jobs.outcome(self.id)
         self.folder.mkdir(parents=True, exist_ok=True)
 

@@ -17,9 +17,10 @@ import pytest
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, StageError
 from flows import launchers
-from flows.launch import standing_manifest
 from flows.launchers._base import Job
-from stages.artifacts import Artifact, input_of
+from flows.running.wave import standing_manifest
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
 from tests.flows import slurm
 from tests.flows.allocated import Work, plant, wait_until
 
@@ -60,7 +61,7 @@ def test_stages_share_one_held_job_unless_they_ask_for_another_partition(work: W
     work.go()
     launcher = work.launcher(config(partition="main"))
     for name in "ab":
-        launcher._make("wave", [work.request(name)])
+        launcher.make("wave", [work.request(name)])
     (job,) = slurm.jobs()
     assert job[2:] == ["main", "RUNNING"]
     assert {(name, number) for name, number, *_ in work.ran()} == {(name, job[0]) for name in "ab"}
@@ -69,7 +70,7 @@ def test_stages_share_one_held_job_unless_they_ask_for_another_partition(work: W
     assert "at work" in log.read_text()
 
     elsewhere = work.launcher(config(partition="main", stages={"report": {"partition": "other"}}))
-    elsewhere._make("third", [work.request("d")])
+    elsewhere.make("third", [work.request("d")])
     assert work.ran()[-1][2] == "other"
     assert len(slurm.jobs()) == 2
     for one in (launcher, elsewhere):
@@ -87,7 +88,7 @@ def test_stages_have_what_they_need_of_the_flows_environment_and_no_file_has_its
         monkeypatch.setenv(name, value)
     work.go()
     launcher = work.launcher(config().model_copy(update={"environment": {"PYTHONPATH": os.environ["PYTHONPATH"]}}))
-    launcher._make("wave", [work.request("a")])
+    launcher.make("wave", [work.request("a")])
     found = Artifact(input_of(work.request("a").slot)).json("environment.json")
     expected = {name: hashlib.sha256(value.encode()).hexdigest() for name, value in (planted | plain).items()}
     assert expected.items() <= found.items()
@@ -108,7 +109,7 @@ def test_a_flow_that_is_killed_leaves_its_stage_to_the_next_one(work: Work) -> N
     began = sorted(work.ran())
     launcher = work.launcher(config())
     work.go()
-    launcher._make("again", [work.request("b"), work.request("a")])
+    launcher.make("again", [work.request("b"), work.request("a")])
     assert sorted(work.ran()) == began
     assert [found[0] for found in slurm.jobs()] == [job[0]]
     assert all(standing_manifest(work.request(name)) for name in "ab")
@@ -119,12 +120,12 @@ def test_a_flow_that_is_killed_leaves_its_stage_to_the_next_one(work: Work) -> N
 
 def test_with_a_job_a_stage_one_that_was_submitted_and_not_written_down_is_found_by_name(work: Work) -> None:
     alone = config(hold=False)
-    job = Job(work.request("a"), work.launcher(alone)._flags(work.request("a")))
+    job = Job(work.request("a"), work.launcher(alone).execution_of(work.request("a")))
     launchers.load(work.run_url, alone).submit(job)
     ((number, name, *_),) = slurm.jobs()
     assert name == job.name
     work.go()
-    work.launcher(alone)._make("again", [work.request("a")])
+    work.launcher(alone).make("again", [work.request("a")])
     assert [[number, "main"]] == [line[1:3] for line in work.ran()]
     assert standing_manifest(work.request("a"))
     assert not slurm.jobs()
@@ -143,7 +144,7 @@ def test_an_interrupted_flow_leaves_no_step_and_no_job(work: Work) -> None:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(interrupt)
             with pytest.raises(KeyboardInterrupt):
-                launcher._make("wave", [work.request("a")])
+                launcher.make("wave", [work.request("a")])
     finally:
         signal.signal(signal.SIGINT, before)
     ((*_, pid),) = work.ran()
@@ -158,7 +159,7 @@ def test_an_interrupted_flow_leaves_no_step_and_no_job(work: Work) -> None:
 def test_a_held_job_outlives_a_cancelled_stage_and_a_failed_one_but_not_the_flow(work: Work) -> None:
     held = config(idle_s=5.0)
     jobs = launchers.load(work.run_url, held)
-    first = jobs.submit(Job(work.request("a"), ()))
+    first = jobs.submit(Job(work.request("a")))
     ((_, number, _, pid),) = work.wait_until_ran(1)
     jobs.cancel(first)
     assert not psutil.pid_exists(int(pid))
@@ -166,7 +167,7 @@ def test_a_held_job_outlives_a_cancelled_stage_and_a_failed_one_but_not_the_flow
     (work.folder / "fail").touch()
     work.go()
     with pytest.raises(StageError, match="it does not fit") as error:
-        work.launcher(held)._make("wave", [work.request("b")])
+        work.launcher(held).make("wave", [work.request("b")])
     # The stage's own word, not what torchrun or srun makes of it.
     assert error.value.kind == "out_of_memory"
     assert work.ran()[-1][1] == number
@@ -177,14 +178,14 @@ def test_a_held_job_outlives_a_cancelled_stage_and_a_failed_one_but_not_the_flow
 def test_a_lost_job_is_worth_another_try_and_gets_another_job(work: Work) -> None:
     launcher = work.launcher(config())
     with ThreadPoolExecutor(1) as thread:
-        making = thread.submit(launcher._make, "first", [work.request("a")])
+        making = thread.submit(launcher.make, "first", [work.request("a")])
         work.wait_until_ran(1)
         slurm.cancel_all()
         with pytest.raises(StageError, match="CANCELLED") as error:
             making.result()
     assert error.value.kind == "killed"
     work.go()
-    launcher._make("again", [work.request("a")])
+    launcher.make("again", [work.request("a")])
     first, again = [line[1] for line in work.ran()]
     assert first != again == slurm.jobs()[0][0]
     launcher.close()
@@ -194,11 +195,11 @@ def test_a_lost_job_is_worth_another_try_and_gets_another_job(work: Work) -> Non
 def test_a_stage_killed_on_its_node_was_killed(work: Work) -> None:
     launcher = work.launcher(config())
     jobs = launchers.load(work.run_url, config())
-    job_id = jobs.submit(Job(work.request("a"), launcher._flags(work.request("a"))))
+    job_id = jobs.submit(Job(work.request("a"), launcher.execution_of(work.request("a"))))
     ((*_, pid),) = work.wait_until_ran(1)
     os.kill(int(pid), signal.SIGKILL)
     with pytest.raises(StageError, match="killed") as error:
-        launcher._make("wave", [work.request("a")])
+        launcher.make("wave", [work.request("a")])
     assert error.value.kind == "killed"
     assert job_id
     launcher.close()
@@ -207,7 +208,7 @@ def test_a_stage_killed_on_its_node_was_killed(work: Work) -> None:
 def test_what_slurm_refuses_is_a_mistake_of_the_settings(work: Work) -> None:
     launcher = work.launcher(config(partition="nowhere"))
     with pytest.raises(ConfigError, match="invalid partition"):
-        launcher._make("wave", [work.request("a")])
+        launcher.make("wave", [work.request("a")])
     assert not slurm.jobs()
 
 
@@ -216,7 +217,7 @@ def test_a_job_whose_time_is_over_is_worth_another_try(work: Work) -> None:
     launcher = work.launcher(config(time_limit_min=1))
     began_s = time.monotonic()
     with pytest.raises(StageError, match="TIMEOUT") as error:
-        launcher._make("wave", [work.request("a")])
+        launcher.make("wave", [work.request("a")])
     assert error.value.kind == "killed"
     assert error.value.retryable
     assert time.monotonic() - began_s > 50

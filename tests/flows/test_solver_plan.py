@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cosmos_rl_core import pipelines
 from cosmos_rl_core.errors import ConfigError
-from flows.plan import Plan, Settings, plan_of
+from cosmos_rl_core.pipelines import directories
+from flows.planning.plan import Plan, Settings, plan_of
 
 SOLVER = "policy.diffusers.sample.solver"
 FLOW: dict[str, Any] = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
@@ -24,7 +24,7 @@ def plan_with(recipe, tmp_path: Path):
     def plan(scheduler: str, settings: dict[str, Any], *overrides: str, **replaced: str) -> Plan:
         folder = tmp_path / "pipeline"
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(pipelines.resolve_path("package:tiny-sd3"), folder, copy_function=os.symlink)
+        shutil.copytree(directories.resolve_path("package:tiny-sd3"), folder, copy_function=os.symlink)
         index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
         written = {
             "model_index.json": index | {"scheduler": ["diffusers", scheduler]},

@@ -4,15 +4,15 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cosmos_rl_core import store
-from cosmos_rl_core.sealed import seal, unseal
-from flows import cli
-from flows.requests import Run
-from flows.status import look, states
-from flows.status_table import rendered
-from flows.steps import open_run
-from stages.artifacts import standing
-from stages.generations import invalidate
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import seal, unseal
+from flows.cli import app as cli
+from flows.planning.requests import Run
+from flows.planning.steps import open_run
+from flows.watching.status import look, states
+from flows.watching.status_table import rendered
+from stages.artifacts.generations import invalidate
+from stages.artifacts.slots import standing
 from tests.flows.by_hand import make_one, whole_run
 from tests.hand_made import begin, make_run, planned, remove
 

@@ -1,7 +1,7 @@
 import pytest
 
-from flows.steps import open_run, steps
-from stages.generations import has_begun
+from flows.planning.steps import open_run, steps
+from stages.artifacts.generations import has_begun
 from tests.flows.by_hand import HELD_OUT_MEDIA, MONITORED, SFT, SMALL_SFT, make_all, validated
 from tests.hand_made import begin, make_run, planned
 

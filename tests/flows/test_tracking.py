@@ -11,16 +11,17 @@ from typing import Any, cast
 
 import pytest
 
-from cosmos_rl_core import store
 from cosmos_rl_core.config.recipe import check, read_values
 from cosmos_rl_core.errors import ConfigError
-from flows.launch import Launcher, standing_manifest
-from flows.metrics import FILE, MetricsFile, lines_of
+from cosmos_rl_core.storage import store
 from flows.post_train import post_train
-from flows.tracking import Tracker
-from stages.contracts import Request
-from stages.generations import invalidate
-from stages.manifest import Manifest
+from flows.running.launch import Launcher
+from flows.running.wave import standing_manifest
+from flows.watching.metrics import FILE, MetricsFile, lines_of
+from flows.watching.tracking import Tracker
+from stages.artifacts.generations import invalidate
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
 from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, validated
 from tests.flows.tracked import Killed, Waves, go, go_until, logging_to, make_with_numbers, rows, stored
 from tests.hand_made import make_run, planned

@@ -4,11 +4,11 @@ import contextlib
 import json
 from typing import cast
 
-from cosmos_rl_core import store
-from flows.launch import Launcher
-from flows.metrics import FILE
+from cosmos_rl_core.storage import store
 from flows.post_train import post_train
-from flows.tracking import Tracker
+from flows.running.launch import Launcher
+from flows.watching.metrics import FILE
+from flows.watching.tracking import Tracker
 from tests.flows.tracked import Killed, Waves, go
 from tests.hand_made import planned
 

@@ -3,23 +3,23 @@
 import pytest
 from typer.testing import CliRunner
 
-from cosmos_rl_core import store
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from cosmos_rl_core.sealed import seal, unseal
-from flows import cli
-from flows.export import export
-from flows.plan import Settings, freeze, plan_of, read_plan
-from flows.requests import Run
-from flows.rerun import rerun
-from flows.status import states
-from flows.steps import open_run
-from flows.upgrades import settled
-from flows.versions import newest
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import seal, unseal
+from flows.cli import app as cli
+from flows.operations.export import export
+from flows.operations.rerun import rerun
+from flows.planning.plan import Settings, freeze, plan_of, read_plan
+from flows.planning.requests import Run
+from flows.planning.steps import open_run
+from flows.planning.upgrades import settled
+from flows.planning.versions import newest
+from flows.watching.status import states
 from stages import contracts
-from stages.artifacts import standing
-from stages.outcome import Outcome
-from stages.runner import Settings as RunnerSettings
-from stages.runner import execute
+from stages.artifacts.slots import standing
+from stages.execution.execution import Execution
+from stages.execution.outcome import Outcome
+from stages.execution.runner import execute
 from tests.flows.by_hand import MONITORED as MONITORED
 from tests.flows.by_hand import make_all, planned_run
 
@@ -152,7 +152,7 @@ def test_a_process_of_another_version_refuses_the_request(finished, upgrade, tmp
     request = finished.update(0)
     upgrade(contracts.Update)
     with pytest.raises(ConfigError, match=f"this code makes version {NEW} of update, asked for is version {OLD}"):
-        execute(request, RunnerSettings(tmp_path, 1, True, None, False), Outcome(tmp_path, 0))
+        execute(request, Execution(), Outcome(tmp_path, 0))
 
 
 def test_the_record_of_versions_is_sealed_and_in_order(finished, upgrade):

@@ -11,16 +11,17 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cosmos_rl_core import store
 from cosmos_rl_core.errors import StageError
-from cosmos_rl_core.sealed import seal
-from flows import cli, status, status_table
-from flows.progress import Reporter, read_progress
-from flows.requests import Run
-from flows.status import look
-from flows.steps import of_wave, steps
-from stages.generations import invalidate
-from stages.outcome import Status
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import seal
+from flows.cli import app as cli
+from flows.planning.requests import Run
+from flows.planning.steps import of_wave, steps
+from flows.running.progress import Reporter, read_progress
+from flows.watching import status, status_table
+from flows.watching.status import look
+from stages.artifacts.generations import invalidate
+from stages.execution.outcome import Status
 from tests.flows.by_hand import make_one, whole_run
 from tests.hand_made import make_iteration, make_run, planned
 
@@ -92,7 +93,7 @@ def test_what_ends_without_an_error_of_its_own_was_stopped(recipe, tmp_path):
 def test_a_killed_process_leaves_an_interrupted_run(recipe, tmp_path):
     run = begun(recipe, tmp_path)
     work = (
-        "import os, sys\nfrom cosmos_rl_core.lease import Lease\nfrom flows.progress import Reporter\n"
+        "import os, sys\nfrom cosmos_rl_core.storage.lease import Lease\nfrom flows.running.progress import Reporter\n"
         "Lease(sys.argv[1] + '/lease').__enter__()\nreporter = Reporter(sys.argv[1]).__enter__()\n"
         "reporter.working('iteration-0000/rollout', [])\nos.kill(os.getpid(), 9)"
     )

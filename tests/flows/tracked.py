@@ -6,16 +6,18 @@ from typing import Any, cast
 import pandas as pd
 import pytest
 
-from cosmos_rl_core import store
-from flows.launch import Launcher, standing_manifest
-from flows.metrics import FILE
+from cosmos_rl_core.storage import store
+from flows.planning.requests import Run
 from flows.post_train import post_train
-from flows.requests import Run
-from flows.tracking import Tracker
-from stages.contracts import Request
-from stages.manifest import Manifest
-from stages.report import ADVANTAGES, METRICS
-from stages.samples import to_parquet
+from flows.running.launch import Launcher
+from flows.running.wave import standing_manifest
+from flows.watching.metrics import FILE
+from flows.watching.tracking import Tracker
+from stages import contracts
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.contracts import METRICS
+from stages.formats.samples import to_parquet
 from tests.flows.by_hand import SECONDS, make_one
 from tests.hand_made import make
 
@@ -43,7 +45,7 @@ def make_with_numbers(request: Request, raised_by: float = 0.0) -> Manifest:
     if request.stage == "update":
         rewards = [0.0, 1.0, None]
         table = {"reward": rewards, "reward.ocr": rewards, "advantage": [-1.0, 1.0, None], "used": [True, True, False]}
-        files[ADVANTAGES] = to_parquet(pd.DataFrame(table))
+        files[contracts.Update.ADVANTAGES] = to_parquet(pd.DataFrame(table))
     said: dict[str, Any] = {**SUMMARIES.get(request.stage, {}), "seconds": SECONDS[request.stage]}
     if request.stage == "reward":
         said[request.slot.rpartition("-")[2]] = 0.5 + raised_by

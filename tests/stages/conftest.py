@@ -9,13 +9,16 @@ import pytest
 import torch
 
 from cosmos_rl_core.config.recipe import check
-from flows.plan import freeze, make_plan
-from flows.requests import Run
-from stages.artifacts import Artifact, input_of
-from stages.contracts import Request
-from stages.manifest import Manifest
-from stages.outcome import Outcome
-from stages.runner import Settings, execute
+from cosmos_rl_core.parallel.parallelism import Parallelism
+from flows.planning.plan import freeze, make_plan
+from flows.planning.requests import Run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of
+from stages.execution.execution import Execution
+from stages.execution.outcome import Outcome
+from stages.execution.runner import execute
 from tests import other_device, tiny_pipelines
 from tests.stages.ranks import run_on_ranks
 
@@ -44,11 +47,9 @@ def make_run(tmp_path: Path, values: dict[str, Any], name: str = "run") -> Run:
     return Run(freeze(plan, str(tmp_path)), str(tmp_path))
 
 
-def make(request: Request, tmp_path: Path, **settings: Any) -> Manifest:
+def make(request: Request, tmp_path: Path, **execution: Any) -> Manifest:
     """Run a stage in this process."""
-    chosen = {"threads": 1, "deterministic": True, "numerics_record": None, "allow_numerics_change": False} | settings
-    outcome = tmp_path / "outcome"
-    return execute(request, Settings(outcome=outcome, **chosen), Outcome(outcome, 0))
+    return execute(request, Execution(**execution), Outcome(tmp_path / "outcome", 0))
 
 
 def make_iteration(run: Run, folder: Path) -> None:
@@ -64,19 +65,23 @@ def make_on_ranks(
     request: Request,
     tmp_path: Path,
     ranks: int,
-    *extra_argv: str,
+    *,
     timeout_s: float = 120.0,
     before: Callable[[], None] | None = None,
     gpus: bool = False,
+    numerics_record: str | None = None,
+    **shared: Any,
 ) -> Manifest:
     """Run a stage on so many ranks of a real gloo group, each a process: seconds, because nothing is imported again.
 
-    ``extra_argv`` goes to ``stages.runner``; ``before`` runs first on every rank, and is a function of a module.
+    ``shared`` is what they share (:class:`Parallelism`). ``before`` runs first on every rank, and is a function of a
+    module.
     With ``gpus`` each has one, and their group NCCL.
     Raises :class:`tests.stages.ranks.RanksFailed` with what each rank said if one fails or ``timeout_s`` is over.
     Torchrun and its launcher are tested in ``test_distributed.py``.
     """
     path = tmp_path / f"{request.stage}.json"
     path.write_text(request.model_dump_json(), encoding="utf-8")
-    run_on_ranks([str(path), *extra_argv], tmp_path, ranks, timeout_s, before, gpus=gpus)
+    Execution(parallelism=Parallelism(world_size=ranks, **shared), numerics_record=numerics_record).write(path)
+    run_on_ranks([str(path)], tmp_path, ranks, timeout_s, before, gpus=gpus)
     return Artifact(input_of(request.slot)).manifest

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from cosmos_rl_core.processes import PARENT
-from stages import runner
+from stages.execution import runner
 
 GRACE_S = 2.0
 """What the other ranks have for their last words once one has failed."""
@@ -28,7 +28,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     # Of plugins, which stages load by name, those that most ranks need.
     [
-        "stages.warm",
+        "stages.execution.fork_server",
         "tests.stages.ranks",
         "cosmos_rl_core.models.cosmos_predict2_5.model",
         "cosmos_rl_core.models.wan.model",
@@ -50,7 +50,7 @@ def run_on_ranks(
     *,
     gpus: bool = False,
 ) -> None:
-    """``stages.runner`` with these arguments on every rank; else as :func:`start_ranks`. ``before`` runs first."""
+    """Run a stage with these arguments on every rank, as :func:`start_ranks` does. ``before`` runs first."""
     start_ranks(partial(_run_stage, argv, before), folder, ranks, timeout_s, gpus=gpus)
 
 

@@ -5,22 +5,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json, sha256
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
-from cosmos_rl_core.sealed import seal
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import seal
 from stages import contracts
-from stages.artifacts import (
-    Artifact,
-    Attempt,
-    input_of,
-    layout_halvings,
-    refer,
-    standing,
-    why_stale,
-)
-from stages.contracts import ModelRef, Request
-from stages.generations import invalidate
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.attempt import Attempt, layout_halvings
+from stages.artifacts.generations import invalidate
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of, refer, standing, why_stale
+from stages.contracts import ModelRef
 from tests.hand_made import NUMERICS, begin, commit, make, remove, report
 
 MODEL = ModelRef(path="/base", adapter="sd3", digest="d")

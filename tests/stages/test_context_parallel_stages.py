@@ -10,22 +10,23 @@ import pandas as pd
 import pytest
 import torch
 
-from cosmos_rl_core import sharding
-from flows.requests import Run
-from stages.artifacts import Artifact, Attempt, input_of
-from stages.contracts import Request
-from stages.drift import TRANSITIONS
-from stages.samples import read_shard, read_table, shard_names
-from stages.trainer import METRICS
-from stages.validate import LOSSES
+from cosmos_rl_core.parallel import sharding
+from flows.planning.requests import Run
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.attempt import Attempt
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of
+from stages.contracts import METRICS
+from stages.formats.samples import read_shard, read_table, shard_names
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.ranks import RanksFailed
 from tests.stages.test_given_rollouts import values as given_frames_recipe
 from tests.stages.test_sharding import PARTS, aside, begun, require_close, sampled
 from tests.stages.test_wan import LORA, ddrl_recipe, recipe
 
-PEERS = ("--cp-size", "2")
-SHARDED_PEERS = ("--dp-shard-size", "2", *PEERS)
+PEERS: dict[str, Any] = {"cp_size": 2}
+SHARDED_PEERS: dict[str, Any] = {"dp_shard_size": 2, **PEERS}
 
 
 def longer(values: dict[str, Any]) -> dict[str, Any]:
@@ -67,16 +68,16 @@ def test_two_peers_make_what_one_process_makes_and_go_on_after_a_kill(wan_path: 
     run = begun(tmp_path, longer(recipe(wan_path, prompt_dir, LORA)))
     shared = aside(run.rollout(0), "shared")
     with pytest.raises(RanksFailed):
-        make_on_ranks(shared, tmp_path, 2, *PEERS, before=die_in_the_second_shard)
+        make_on_ranks(shared, tmp_path, 2, **PEERS, before=die_in_the_second_shard)
     # The first shard is adopted by one peer for both.
-    manifest = make_on_ranks(shared, tmp_path, 2, *PEERS)
+    manifest = make_on_ranks(shared, tmp_path, 2, **PEERS)
     assert len({entry.path.split("/")[1] for name, entry in manifest.files.items() if name.startswith("samples/")}) == 2
     assert manifest.numerics["cp_size"] == 2
     require_same_samples(run.rollout(0), shared)
 
     update, both = run.update(0), aside(run.update(0), "both", gradient_checkpointing=True)
     make(update, tmp_path)
-    make_on_ranks(both, tmp_path, 2, *PEERS)
+    make_on_ranks(both, tmp_path, 2, **PEERS)
     require_close(update, both, PARTS)
     require_same_metrics(update, both)
 
@@ -94,7 +95,7 @@ def test_compiled_blocks_whose_weights_are_shared_too_train_as_in_one_process(
     run = begun(tmp_path, longer(recipe(wan_path, prompt_dir, LORA)))
     update, compiled = run.update(0), aside(run.update(0), "compiled", gradient_checkpointing=True)
     make(update, tmp_path)
-    make_on_ranks(compiled, tmp_path, 4, *SHARDED_PEERS, "--compile", timeout_s=500, before=compile_for_no_device)
+    make_on_ranks(compiled, tmp_path, 4, **SHARDED_PEERS, compile=True, timeout_s=500, before=compile_for_no_device)
     require_close(update, compiled, PARTS)
 
 
@@ -119,15 +120,17 @@ def test_two_pairs_of_peers_share_weights_too_and_count_every_transition_once(
     sampled(run, 0, tmp_path)
     shared = aside(run.rollout(0), "shared")
     # As in a run: what ranks share differs from what policy 0 was made with, which may be.
-    make_on_ranks(shared, tmp_path, 4, *SHARDED_PEERS, "--numerics-record", f"{record}/rollout.json")
+    make_on_ranks(shared, tmp_path, 4, **SHARDED_PEERS, numerics_record=f"{record}/rollout.json")
     require_same_samples(run.rollout(0), shared)
 
     update, together = run.update(0), aside(run.update(0), "together")
     make(update, tmp_path)
-    make_on_ranks(together, tmp_path, 4, *SHARDED_PEERS)
+    make_on_ranks(together, tmp_path, 4, **SHARDED_PEERS)
     require_close(update, together, {part: PARTS[part] for part in ("current", "ema", "optimizer")})
     require_same_metrics(update, together)
-    mine, others = (read_table(Artifact(input_of(request.slot)), TRANSITIONS) for request in (update, together))
+    mine, others = (
+        read_table(Artifact(input_of(request.slot)), contracts.Update.TRANSITIONS) for request in (update, together)
+    )
     assert len(mine) == 12
     for column in ("optimizer_step", "sample_id", "step"):
         assert mine[column].tolist() == others[column].tolist()
@@ -160,13 +163,15 @@ def test_supervised_steps_and_held_out_losses_are_those_of_one_process(wan_path:
         make(ask(), tmp_path)
     finetune, together = run.finetune(0), aside(run.finetune(0), "together")
     make(finetune, tmp_path)
-    make_on_ranks(together, tmp_path, 4, *SHARDED_PEERS)
+    make_on_ranks(together, tmp_path, 4, **SHARDED_PEERS)
     require_close(finetune, together, {"current": PARTS["current"], "optimizer": PARTS["optimizer"]})
     require_same_metrics(finetune, together)
 
     validate, sharing = run.validate(0), aside(run.validate(0), "sharing")
-    make_on_ranks(sharing, tmp_path, 4, *SHARDED_PEERS)
-    mine, others = (read_table(Artifact(input_of(request.slot)), LOSSES) for request in (validate, sharing))
+    make_on_ranks(sharing, tmp_path, 4, **SHARDED_PEERS)
+    mine, others = (
+        read_table(Artifact(input_of(request.slot)), contracts.Validate.LOSSES) for request in (validate, sharing)
+    )
     pd.testing.assert_frame_equal(mine, others, rtol=1e-5)
 
 
@@ -178,11 +183,11 @@ def test_two_pairs_of_peers_share_videos_that_begin_with_given_frames(tmp_path: 
         make(request, tmp_path)
     sampled(run, 0, tmp_path)
     shared, update = aside(run.rollout(0), "shared"), run.update(0)
-    make_on_ranks(shared, tmp_path, 4, *SHARDED_PEERS)
+    make_on_ranks(shared, tmp_path, 4, **SHARDED_PEERS)
     require_same_samples(run.rollout(0), shared)
 
     together = aside(update, "together")
     make(update, tmp_path)
-    make_on_ranks(together, tmp_path, 4, *SHARDED_PEERS)
+    make_on_ranks(together, tmp_path, 4, **SHARDED_PEERS)
     require_close(update, together, {part: PARTS[part] for part in ("current", "optimizer")})
     require_same_metrics(update, together)

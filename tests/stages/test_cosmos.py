@@ -10,10 +10,11 @@ import torch
 from cosmos_rl_core import seeds
 from cosmos_rl_core.models._base import PREFIX
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
-from stages import embed
-from stages.artifacts import Artifact, input_of
-from stages.policy import read_part
-from stages.samples import read_shard, shard_names
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
+from stages.formats.policies import read_part
+from stages.formats.samples import read_shard, shard_names
 from tests import tiny_pipelines
 from tests.stages.conftest import make, make_run
 from tests.stages.test_wan import LORA, recipe
@@ -48,8 +49,8 @@ def test_an_iteration_and_the_stock_pipelines_evaluation_of_it(values: dict[str,
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
     path = values["policy"]["model_name_or_path"]
     model = cosmos_predict2_5.load(path, ("text", PREFIX), CPU)
-    stored = embed.Embeddings(input_of(run.embed_slot), [embed.NEGATIVE, embed.EMPTY])
-    for name, text in ((embed.NEGATIVE, model.negative_prompt), (embed.EMPTY, "")):
+    stored = Embeddings(input_of(run.embed_slot), [NEGATIVE, EMPTY])
+    for name, text in ((NEGATIVE, model.negative_prompt), (EMPTY, "")):
         (expected,) = model.encode_prompts([text], LENGTH)
         assert torch.equal(stored[name]["projected_prompt_embeds"], expected["projected_prompt_embeds"])
 
@@ -77,7 +78,7 @@ def test_the_guardrail_is_a_component_of_the_stages_that_show_something_to_it(
     """Planned where it is installed, run where it is not: the stage fails instead of going on without."""
     del values["policy"]["diffusers"]["guardrail"]
     with monkeypatch.context() as patch:
-        patch.setattr("cosmos_rl_core.pipelines.check_installed", lambda *_: None)
+        patch.setattr("cosmos_rl_core.pipelines.directories.check_installed", lambda *_: None)
         run = make_run(tmp_path, values)
     assert run.plan.model.guardrail == ("guardrail",)
     make(run.policy(), tmp_path)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.errors import ArtifactError
-from stages.contracts import Request
-from stages.generations import current_generation, invalidate
-from stages.outcome import Outcome
-from stages.runner import Settings, execute
+from stages.artifacts.generations import current_generation, invalidate
+from stages.artifacts.request import Request
+from stages.execution.execution import Execution
+from stages.execution.outcome import Outcome
+from stages.execution.runner import execute
 from tests.damage import files_read, flipped, resealed
 from tests.stages.conftest import make_run
 from tests.stages.test_pins import recipe
@@ -72,7 +73,7 @@ class HalfMade:
         """Run a stage; the content of its artifact."""
         folder = self.folder / "outcome"
         record = self.run.slot("numerics", f"{stage}.json")
-        return execute(request, Settings(folder, 1, True, record, False), outcome or Outcome(folder, 0)).content
+        return execute(request, Execution(numerics_record=record), outcome or Outcome(folder, 0)).content
 
     def half_made(self, stage: str) -> Request:
         """The stage's Request, with a second generation that was killed half-way."""

@@ -12,12 +12,14 @@ from cosmos_rl_core import seeds
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._base import stack
 from cosmos_rl_core.models.sd3 import model as sd3
-from cosmos_rl_core.pipelines import resolve_path
-from cosmos_rl_core.training import DrawKey, sft_time, training_noise
-from flows.requests import Run
-from stages import embed, encode
-from stages.artifacts import Artifact, input_of
-from stages.policy import read_part
+from cosmos_rl_core.pipelines.directories import resolve_path
+from cosmos_rl_core.training.noise_levels import DrawKey, sft_time, training_noise
+from flows.planning.requests import Run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.formats.embeddings import NEGATIVE, Embeddings
+from stages.formats.latents import Latents
+from stages.formats.policies import read_part
 from tests.stages.conftest import make
 from tests.stages.test_transitions import LORA, SDE, iterate, recipe, started, table_of, tensors_of
 
@@ -56,10 +58,10 @@ class ByHand:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.model = sd3.load(resolve_path("package:tiny-sd3"), ("transformer",), CPU)
-        self.latents = encode.Latents(input_of(run.encode_slot))
+        self.latents = Latents(input_of(run.encode_slot))
         index = self.latents.index
         self.item_of: dict[str, str] = dict(zip(index["prompt_id"], index["item_id"], strict=True))
-        self.conditioning = embed.Embeddings(input_of(run.embed_slot), [*self.item_of, embed.NEGATIVE])
+        self.conditioning = Embeddings(input_of(run.embed_slot), [*self.item_of, NEGATIVE])
 
     @torch.no_grad()
     def loss(self, prompt_id: str, t: float, noise: torch.Tensor, *, text: bool = True) -> float:
@@ -68,7 +70,7 @@ class ByHand:
         sigma = t / (1 - t)
         x_sigma = x_0 + sigma * noise.double()
         x_t = ((1 - t) * x_sigma).float()[None]
-        conditioning = stack([self.conditioning[prompt_id if text else embed.NEGATIVE]], CPU)
+        conditioning = stack([self.conditioning[prompt_id if text else NEGATIVE]], CPU)
         velocity = self.model.velocity(x_t, torch.tensor([t], dtype=torch.float32, device=CPU), conditioning)
         estimate = x_t.double() - t * velocity.double()
         return float(((1 + sigma**2) / sigma**2 * (x_0 - estimate[0]) ** 2).mean())

@@ -12,11 +12,13 @@ import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import StageError
-from flows.display import Display
-from flows.launch import Launcher
-from stages.artifacts import Artifact, input_of
-from stages.contracts import Embed, ModelRef, Report, Request
-from stages.outcome import read_failures
+from flows.running.display import Display
+from flows.running.wave import Waves
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of
+from stages.contracts import Embed, ModelRef, Report
+from stages.execution.outcome import read_failures
 
 STARTUP_S = 90.0
 """Torchrun and two ranks import torch on a busy machine."""
@@ -116,14 +118,14 @@ def request_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Req
     )
 
 
-def launcher_of(request: Request, **options: Any) -> Launcher:
+def launcher_of(request: Request, **options: Any) -> Waves:
     """What a flow makes the request with."""
-    return Launcher(str(Path(request.slot).parent), LaunchConfig(**options), Display())
+    return Waves(str(Path(request.slot).parent), LaunchConfig(**options), Display())
 
 
 def make(request: Request) -> None:
     """One try, as a flow makes it, without the flow."""
-    launcher_of(request, processes=2, stall_timeout_s=STARTUP_S)._make("ranks", [request])
+    launcher_of(request, processes=2, stall_timeout_s=STARTUP_S).make("ranks", [request])
 
 
 def test_ranks_exchange_uneven_values_at_uneven_speed(
@@ -164,7 +166,7 @@ def test_a_stopped_rank_counts_as_hung_and_nothing_of_it_is_left(
     monkeypatch.setenv("RANKS_TEST", "stop")
     launcher, stopped = launcher_of(request_on_two_ranks, processes=2, stall_timeout_s=STARTUP_S), tmp_path / "pid.1"
     with ThreadPoolExecutor(1) as thread:
-        making = thread.submit(launcher._make, "ranks", [request_on_two_ranks])
+        making = thread.submit(launcher.make, "ranks", [request_on_two_ranks])
         while not stopped.exists() and not making.done():
             time.sleep(0.05)
         launcher.config = launcher.config.model_copy(update={"stall_timeout_s": STALL_TIMEOUT_S})
@@ -186,10 +188,10 @@ def test_what_does_not_fit_into_memory_is_tried_again_with_half_as_much_at_once(
     light = request_on_two_ranks.model_copy(update={"stage": "report", "config": Report(title="", reward="")})
     launcher = launcher_of(light)
     with pytest.raises(StageError, match="8 do not fit") as caught:
-        launcher._make("crowd", [light])
+        launcher.make("crowd", [light])
     assert caught.value.kind == "out_of_memory"
     assert caught.value.retryable
-    launcher._make("crowd", [light])
+    launcher.make("crowd", [light])
     assert Artifact(input_of(light.slot)).json("at-once.json") == 4
 
 
@@ -199,7 +201,7 @@ def test_a_process_that_c_plus_plus_aborts_for_want_of_memory_ran_out_of_it(
     monkeypatch.setenv("RANKS_TEST", "abort")
     light = request_on_two_ranks.model_copy(update={"stage": "report", "config": Report(title="", reward="")})
     with pytest.raises(StageError, match="exit code -6") as caught:
-        launcher_of(light)._make("abort", [light])
+        launcher_of(light).make("abort", [light])
     assert caught.value.kind == "out_of_memory"
 
 
@@ -211,7 +213,7 @@ def test_a_stage_that_failed_ends_at_once_whatever_still_works_in_it(
     path = tmp_path / "request.json"
     path.write_text(light.model_dump_json(), encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
-    command = [sys.executable, "-m", "stages.runner", str(path)]
+    command = [sys.executable, "-m", "stages.execution.runner", str(path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=STARTUP_S, check=False)
     assert ended.returncode == 70
     assert ended.stdout == "said before it failed"

@@ -8,13 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cosmos_rl_core.policy_weights import to_bytes
 from cosmos_rl_core.weights.parts import CURRENT
-from stages import trainer
-from stages.artifacts import Artifact, input_of
+from cosmos_rl_core.weights.policy_weights import to_bytes
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of
 from stages.context import Context
-from stages.contracts import Request
-from stages.policy import read_part
+from stages.formats.policies import read_part
+from stages.training import trainer
 from tests.stages.conftest import make, make_on_ranks
 from tests.stages.test_transitions import SDE, recipe, started, table_of, updated
 

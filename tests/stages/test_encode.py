@@ -8,18 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_rl_core import media as media_files
-from cosmos_rl_core import pipelines, shards
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import local, rendered_text
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from stages import encode
-from stages.artifacts import Artifact, input_of
-from stages.contracts import Encode, MediaShape, ModelRef, Request
-from stages.loading import load_media, load_model
-from stages.outcome import Outcome
-from stages.runner import Settings, execute
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.storage import media as media_files
+from cosmos_rl_core.storage import shards
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of
+from stages.contracts import Encode, MediaShape, ModelRef
+from stages.execution.execution import Execution
+from stages.execution.outcome import Outcome
+from stages.execution.runner import execute
+from stages.formats.latents import Latents
+from stages.training.loading import load_media, load_model
 from tests.stages.conftest import make, make_on_ranks
 
 CPU = torch.device("cpu")
@@ -79,13 +83,13 @@ def config(request: pytest.FixtureRequest) -> Encode:
 
 
 def config_of(model: str, dataset: DatasetOptions, size: tuple[int, int], frames: int, **changed: Any) -> Encode:
-    path = pipelines.resolve_path(model)
+    path = directories.resolve_path(model)
     digest = local.digest(dataset) if isinstance(dataset, local.Options) else ""
     return Encode(
         model=ModelRef(
             path=path,
-            adapter=pipelines.adapter_name(path),
-            digest=pipelines.pipeline_digest(path),
+            adapter=directories.adapter_name(path),
+            digest=directories.pipeline_digest(path),
         ),
         dataset=dataset,
         dataset_digest=changed.get("dataset_digest", digest),
@@ -103,8 +107,7 @@ def media_of(config: Encode) -> Media:
 
 
 def run_with(outcome: Outcome, request: Request) -> None:
-    settings = Settings(outcome.directory, 1, True, None, False)
-    execute(request, settings, outcome)
+    execute(request, Execution(), outcome)
 
 
 def test_latents_are_the_models_own_of_each_item(config: Encode, tmp_path: Path):
@@ -114,7 +117,7 @@ def test_latents_are_the_models_own_of_each_item(config: Encode, tmp_path: Path)
     assert [step for step, _ in outcome.steps] == sorted(step for step, _ in outcome.steps)
     source, media = input_of(str(tmp_path / "slot")), media_of(config)
 
-    found = encode.Latents(source)
+    found = Latents(source)
     index = found.index
     assert index.columns.tolist() == ["item_id", "prompt_id", "shard"]
     assert index["item_id"].tolist() == list(media.item_ids)
@@ -154,7 +157,7 @@ def test_reading_opens_the_shards_that_are_needed_and_no_others(config: Encode, 
     source, ids = input_of(str(tmp_path / "slot")), media_of(config).item_ids
     for number in (0, 2):
         Path(source.url, manifest.files[f"latents/0000{number}.tar"].path).unlink()
-    latents = encode.Latents(source)
+    latents = Latents(source)
     assert torch.equal(latents[ids[3]], latents[ids[3]])
     assert not torch.equal(latents[ids[3]], latents[ids[2]])
     with pytest.raises(ArtifactError, match="is missing"):

@@ -8,17 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from cosmos_rl_core import pipelines, plugins, sizes
+from cosmos_rl_core import plugins
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.export import full_pipeline, lora_files
-from cosmos_rl_core.memory import in_half, is_matrix
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.policy_weights import prepare
-from cosmos_rl_core.precision import ParamDtype, computes_in, keep_float32
+from cosmos_rl_core.parallel.precision import ParamDtype, computes_in, keep_float32
+from cosmos_rl_core.pipelines import directories, sizes
+from cosmos_rl_core.pipelines.memory import in_half, is_matrix
+from cosmos_rl_core.weights.export import full_pipeline, lora_files
 from cosmos_rl_core.weights.parts import CURRENT
-from stages.artifacts import input_of
+from cosmos_rl_core.weights.policy_weights import prepare
+from stages.artifacts.slots import input_of
 from stages.contracts import Evaluate, ModelRef
-from stages.loading import load_stock
+from stages.training.loading import load_stock
 from tests import tiny_pipelines
 from tests.families import CPU, LENGTH, PROMPTS, SIZE, frames_of, moved, write_files
 from tests.stages.conftest import make, make_on_ranks, make_run
@@ -95,7 +96,7 @@ def test_in_bfloat16_the_pictures_are_nearly_those_of_float32(
 
     held, shapes = halved.transformer.state_dict(), sizes.weight_shapes(path)
     adapters = sizes.trainable_shapes(shapes, lora) if lora else {}
-    planned = sum(in_half(each, pipelines.settings(path, "transformer")) for each in (shapes, adapters))
+    planned = sum(in_half(each, directories.settings(path, "transformer")) for each in (shapes, adapters))
     assert sum(tensor.nbytes for tensor in held.values()) == planned
     for name, component in halved.components.items():
         for key, tensor in component.named_parameters() if isinstance(component, nn.Module) else ():

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_rl_core import pipelines, plugins
-from stages.artifacts import Artifact, input_of
-from stages.policy import read_part
-from stages.samples import read_shard, read_table, shard_names
-from stages.trainer import METRICS
+from cosmos_rl_core import plugins
+from cosmos_rl_core.pipelines import directories
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.contracts import METRICS
+from stages.formats.policies import read_part
+from stages.formats.samples import read_shard, read_table, shard_names
 from tests import tiny_pipelines
 from tests.families import LENGTH, SIZE, frames_of, stock_pipeline
 from tests.stages.conftest import make, make_run
@@ -25,7 +27,7 @@ def test_an_iteration_and_its_evaluation(name: str, prompt_dir: str, tmp_path: P
     values = recipe(path, prompt_dir, LORA)
     frames = frames_of(stock_pipeline(path))
     values["policy"]["diffusers"] |= {"inference_size": list(SIZE), "train_frames": frames, "max_prompt_length": LENGTH}
-    if pipelines.spec(path).guardrail_package:
+    if directories.spec(path).guardrail_package:
         values["policy"]["diffusers"]["guardrail"] = "off"
     values["policy"]["diffusers"]["sample"] |= {"guidance_scale": 3.0, "eval_num_steps": 2}
     values["validation"] = {"n_generation": 1, "dataset": {"name": "ocr", "local_dir": str(held_out), "split": "test"}}

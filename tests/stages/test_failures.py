@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
-from cosmos_rl_core.distributed import is_collective
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from stages.outcome import Failure, failure_of
+from cosmos_rl_core.parallel.distributed import is_collective
+from stages.execution.outcome import Failure, failure_of
 
 NCCL = (
     "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with "

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import torch
 
-from stages.artifacts import Artifact, input_of
-from stages.policy import read_part
-from stages.samples import read_table
-from stages.trainer import METRICS
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.contracts import METRICS
+from stages.formats.policies import read_part
+from stages.formats.samples import read_table
 from tests.stages.conftest import make, make_run
 from tests.stages.test_wan import one_iteration, recipe
 

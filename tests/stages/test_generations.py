@@ -5,13 +5,15 @@ import shutil
 
 import pytest
 
-from cosmos_rl_core import store
 from cosmos_rl_core.canonical import canonical_json, digest, sha256
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.sealed import seal, unseal
-from stages.artifacts import Artifact, Attempt, drop, input_of, read_manifest, standing, why_stale
-from stages.generations import current_generation, invalidate
-from stages.records import Invalidated, Layout
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import seal, unseal
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.attempt import Attempt
+from stages.artifacts.generations import current_generation, invalidate
+from stages.artifacts.records import Invalidated, Layout
+from stages.artifacts.slots import drop, input_of, read_manifest, standing, why_stale
 from tests.hand_made import begin, make, remove, report
 
 

@@ -9,17 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_rl_core import media, plugins, seeds
+from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Batch, Transitions
 from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, given_frames, guided_velocity, stack
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
-from cosmos_rl_core.training import FINE_GRID
-from flows.requests import Run
-from stages import embed, encode
-from stages.artifacts import Artifact, input_of
-from stages.draws import DataDraws, Stored, TransitionDraws
+from cosmos_rl_core.storage import media
+from cosmos_rl_core.training.noise_levels import FINE_GRID
+from flows.planning.requests import Run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.formats.embeddings import NEGATIVE, Embeddings
+from stages.formats.latents import Latents
+from stages.training.draws import DataDraws, Stored, TransitionDraws
 from tests import tiny_pipelines
 from tests.stages.conftest import make, make_iteration, make_run
 from tests.stages.test_transitions import table_of, tensors_of
@@ -74,13 +77,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def latents_of(run: Run) -> encode.Latents:
-    return encode.Latents(input_of(run.encode_slot))
+def latents_of(run: Run) -> Latents:
+    return Latents(input_of(run.encode_slot))
 
 
-def prompt_conditioning(run: Run) -> embed.Embeddings:
+def prompt_conditioning(run: Run) -> Embeddings:
     ids = [prompt.id for prompt in run.plan.embedded_prompts]
-    return embed.Embeddings(input_of(run.embed_slot), [*ids, embed.NEGATIVE])
+    return Embeddings(input_of(run.embed_slot), [*ids, NEGATIVE])
 
 
 @cache
@@ -130,7 +133,7 @@ def test_the_stored_density_is_that_of_the_generated_frames_alone_and_the_ratio_
         count = about["given_frames"]
         first = latents[about["given_item"]][:, :count] if count else torch.zeros(4, 0, 2, 2, device=CPU)
         own = stack([prompts[about["prompt_id"]] | given_frames(first, LATENT_FRAMES)], CPU)
-        negative = stack([prompts[embed.NEGATIVE]], CPU)
+        negative = stack([prompts[NEGATIVE]], CPU)
         for place, index in enumerate(TRAINED):
             step, x, x_next = kernel(run).steps[index], tensors[f"state.{index}"], tensors[f"state.{index + 1}"]
             t = torch.tensor([step.t], dtype=torch.float32, device=CPU)

@@ -11,12 +11,14 @@ from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.models._base import given_frames, stack
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.sampling.schedule import schedule_of
-from cosmos_rl_core.training import FINE_GRID, DrawKey, random_times, sft_time, training_noise
-from flows.requests import Run
-from stages import embed, encode
-from stages.artifacts import Artifact, input_of
-from stages.draws import LatentDraws, Stored
-from stages.policy import read_part
+from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, random_times, sft_time, training_noise
+from flows.planning.requests import Run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.formats.embeddings import NEGATIVE, Embeddings
+from stages.formats.latents import Latents
+from stages.formats.policies import read_part
+from stages.training.draws import LatentDraws, Stored
 from tests.stages.conftest import make, make_iteration, make_run
 from tests.stages.test_given_rollouts import (
     CPU,
@@ -64,7 +66,7 @@ def velocity_of(model: Any, latents: torch.Tensor, count: int, texts: Any, t: fl
 def test_nft_begins_its_videos_with_frames_of_the_data_and_moves_by_the_others_alone(run: Run):
     """At the weights of the rollout the loss is 5 times the square error of x_0 over its mean absolute error, of the
     velocity that is guided as the rollout's was."""
-    latents, prompts = encode.Latents(input_of(run.encode_slot)), prompt_conditioning(run)
+    latents, prompts = Latents(input_of(run.encode_slot)), prompt_conditioning(run)
     sigmas = schedule_of(base(run).scheduler, 2).sigmas
     losses: list[float] = []
     counts: list[int] = []
@@ -75,8 +77,7 @@ def test_nft_begins_its_videos_with_frames_of_the_data_and_moves_by_the_others_a
         for place, t in enumerate(random_times(sigmas, 2, key)):
             noise = training_noise(tuple(x_0.shape), key, place)
             conditional, unconditional = (
-                velocity_of(base(run), x_0, count, prompts[name], t, noise)
-                for name in (about["prompt_id"], embed.NEGATIVE)
+                velocity_of(base(run), x_0, count, prompts[name], t, noise) for name in (about["prompt_id"], NEGATIVE)
             )
             velocity = unconditional + SCALE * (conditional - unconditional)
             assert (velocity - conditional)[:, count:].abs().max() > 1e-3
@@ -140,7 +141,7 @@ def test_supervised_training_gives_each_item_its_own_first_frames_and_regresses_
     dataset = run.recipe.train.train_policy.dataset
     media: Any = plugins.load("datasets", dataset.name).Media(dataset)
     model = cosmos_predict2_5.load(run.recipe.policy.model_name_or_path, ("transformer", "vae"), CPU)
-    texts = embed.Embeddings(input_of(run.embed_slot), [prompt.id for prompt in media.prompts])
+    texts = Embeddings(input_of(run.embed_slot), [prompt.id for prompt in media.prompts])
     sigmas, density = schedule_of(model.scheduler, FINE_GRID).sigmas, run.recipe.policy.diffusers.density
     losses: list[float] = []
     counts: set[int] = set()

@@ -12,10 +12,11 @@ from diffusers import SanaPipeline
 from cosmos_rl_core import seeds
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.errors import ConfigError
-from flows.requests import Run
-from stages import embed
-from stages.artifacts import Artifact, input_of
-from stages.samples import read_shard, shard_names
+from flows.planning.requests import Run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.formats.embeddings import Embeddings
+from stages.formats.samples import read_shard, shard_names
 from tests import tiny_pipelines
 from tests.stages.conftest import make, make_run
 from tests.stages.test_wan import LORA, recipe
@@ -50,7 +51,7 @@ def test_embeddings_and_evaluations_are_the_stock_pipelines_with_that_instructio
     expected = pipeline.encode_prompt(
         prompt.text, max_sequence_length=LENGTH, complex_human_instruction=INSTRUCTION, device=CPU
     )
-    stored = embed.Embeddings(input_of(run.embed_slot), [prompt.id])[prompt.id]
+    stored = Embeddings(input_of(run.embed_slot), [prompt.id])[prompt.id]
     assert torch.equal(stored["prompt_embeds"], expected[0][0])
     assert torch.equal(stored["prompt_attention_mask"], expected[1][0])
 

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from cosmos_rl_core import shards, store
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.sealed import seal, unseal
-from stages.artifacts import standing
-from stages.generations import current_generation
-from stages.layouts import difference, tar_of
-from stages.records import Layout
+from cosmos_rl_core.storage import shards, store
+from cosmos_rl_core.storage.sealed import seal, unseal
+from stages.artifacts.generations import current_generation
+from stages.artifacts.layouts import difference, tar_of
+from stages.artifacts.records import Layout
+from stages.artifacts.slots import standing
 from tests.hand_made import begin, report
 
 SHARDS = {"shards": [["a", "b"], ["c"]], "tile": 2}

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.plan import Settings, freeze, plan_of
-from flows.requests import Run
-from stages.artifacts import Artifact, input_of
-from stages.reward import SCORES
-from stages.samples import read_table
-from stages.update import ADVANTAGES
+from flows.planning.plan import Settings, freeze, plan_of
+from flows.planning.requests import Run
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.formats.samples import read_table
 from tests.stages.conftest import make
 
 ITERATIONS = 8
@@ -39,8 +39,12 @@ def train(run: Run, tmp_path: Path, iterations: int = ITERATIONS) -> None:
 
 def require_permuted(run: Run) -> None:
     """The scores that were trained on are those of the rollout, each on another sample."""
-    scores = read_table(Artifact(input_of(run.iteration(0, "reward-ocr"))), SCORES).sort_values("sample_id")
-    used = read_table(Artifact(input_of(run.iteration(0, "update"))), ADVANTAGES).sort_values("sample_id")
+    scores = read_table(Artifact(input_of(run.iteration(0, "reward-ocr"))), contracts.Reward.SCORES).sort_values(
+        "sample_id"
+    )
+    used = read_table(Artifact(input_of(run.iteration(0, "update"))), contracts.Update.ADVANTAGES).sort_values(
+        "sample_id"
+    )
     given, trained = scores["score"].to_numpy("float64"), used["reward"].to_numpy("float64")
     assert np.allclose(np.sort(given), np.sort(trained))
     assert np.mean(given != trained) > 0.2

@@ -10,15 +10,17 @@ import pandas as pd
 import pytest
 import torch
 
-from cosmos_rl_core import shards
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.policy_weights import to_bytes
-from stages import embed, encode
-from stages.artifacts import Artifact, input_of
-from stages.contracts import Input
-from stages.members import Members
-from stages.samples import to_parquet
+from cosmos_rl_core.storage import shards
+from cosmos_rl_core.weights.policy_weights import to_bytes
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Input
+from stages.artifacts.slots import input_of
+from stages.formats.embeddings import Embeddings
+from stages.formats.latents import Latents
+from stages.formats.members import Members
+from stages.formats.samples import to_parquet
 from tests.hand_made import make, report
 
 MEMBER_BYTES = 2**16
@@ -134,14 +136,14 @@ def peak_bytes(read: Callable[[str], torch.Tensor]) -> int:
 def test_latents_of_a_large_set_take_the_memory_of_a_few_shards(kept: int, num_shards: int, tmp_path: Path):
     table = pd.DataFrame({"item_id": IDS, "prompt_id": IDS, "shard": [n // PER_SHARD for n in range(len(IDS))]})
     source = large_set("latents", "latents", {"index.parquet": to_parquet(table)}, tmp_path)
-    latents = encode.Latents(source, kept * MEMBER_BYTES)
+    latents = Latents(source, kept * MEMBER_BYTES)
     assert peak_bytes(latents.__getitem__) < num_shards * PER_SHARD * MEMBER_BYTES
 
 
 def test_embeddings_of_a_large_set_take_the_memory_of_a_few_shards(tmp_path: Path):
     shard_of = {item_id: n // PER_SHARD for n, item_id in enumerate(IDS)}
     source = large_set("embeddings", "embeds", {"index.json": canonical_json(shard_of)}, tmp_path)
-    embeddings = embed.Embeddings(source, IDS, kept_bytes=0)
+    embeddings = Embeddings(source, IDS, kept_bytes=0)
     assert peak_bytes(lambda prompt_id: embeddings[prompt_id]["embeds"]) < 3 * PER_SHARD * MEMBER_BYTES
     with pytest.raises(ArtifactError, match="has no embedding of j; embed the prompts of this plan"):
-        embed.Embeddings(source, ["i00", "j"])
+        Embeddings(source, ["i00", "j"])

@@ -12,10 +12,11 @@ from safetensors.torch import load
 
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.errors import ConfigError
-from flows.requests import Run
-from stages import embed
-from stages.artifacts import Artifact, input_of
-from stages.samples import read_shard, shard_names
+from flows.planning.requests import Run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.formats import embeddings
+from stages.formats.samples import read_shard, shard_names
 from tests import tiny_pipelines
 from tests.stages.conftest import make, make_run
 from tests.stages.test_wan import LORA, recipe
@@ -60,8 +61,8 @@ def test_it_is_embedded_once_without_the_instruction_and_steers_rollouts_and_eva
     run = run_with(base, prompt_dir, tmp_path / "own", negative_prompt=NEGATIVE)
     for request in (run.policy, run.embed, partial(run.rollout, 0), partial(run.export, 0), partial(run.evaluate, 0)):
         make(request(), tmp_path)
-    stored = embed.Embeddings(input_of(run.embed_slot), [embed.NEGATIVE, embed.EMPTY])
-    for name, text in ((embed.NEGATIVE, NEGATIVE), (embed.EMPTY, "")):
+    stored = embeddings.Embeddings(input_of(run.embed_slot), [embeddings.NEGATIVE, embeddings.EMPTY])
+    for name, text in ((embeddings.NEGATIVE, NEGATIVE), (embeddings.EMPTY, "")):
         expected = stock.encode_prompt(PROMPT, negative_prompt=text, max_sequence_length=LENGTH, device=CPU)[2:]
         assert all(torch.equal(stored[name][key], value[0]) for key, value in zip(KEYS, expected, strict=True))
 

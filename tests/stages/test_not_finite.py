@@ -14,21 +14,21 @@ import torch
 from safetensors.torch import load, load_file, save_file
 from transformers import AutoTokenizer
 
-from cosmos_rl_core import pipelines
 from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.errors import ArtifactError, DivergenceError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import NotFiniteError
-from flows.plan import freeze, make_plan
-from flows.requests import Run
-from stages import report_html
-from stages.artifacts import Artifact, input_of
-from stages.contracts import Request
-from stages.manifest import Manifest
-from stages.reward import ANSWERS, SCORES
+from cosmos_rl_core.pipelines import directories
+from flows.planning.plan import freeze, make_plan
+from flows.planning.requests import Run
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of
+from stages.formats.samples import INDEX, StoredSample, read_shard, read_table, shard_names
+from stages.reporting import html as report_html
 from stages.rollout import decode_finite
-from stages.samples import INDEX, StoredSample, read_shard, read_table, shard_names
-from stages.update import ADVANTAGES
 from tests.stages.conftest import make
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ BROKEN, WHOLE = 'a sign "Z"', 'a sign "B"'
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A pipeline that embeds the letter Z as NaN."""
     folder = tmp_path_factory.mktemp("pipelines") / "broken"
-    shutil.copytree(pipelines.resolve_path("package:tiny-sd3"), folder)
+    shutil.copytree(directories.resolve_path("package:tiny-sd3"), folder)
     tokens = AutoTokenizer.from_pretrained(folder / "tokenizer_3")
     (token,) = set(tokens(BROKEN).input_ids) - set(tokens(WHOLE).input_ids)
     (file,) = (folder / "text_encoder_3").glob("*.safetensors")
@@ -118,7 +118,9 @@ def test_a_rollout_marks_them_rewards_fail_them_and_no_update_trains_on_them(
 
     (reward,) = run.rewards(run.iteration(0, "rollout"), 0)
     scores, scored = made(reward, tmp_path)
-    table = read_table(scored, SCORES).merge(read_table(scored, ANSWERS), on="sample_id")
+    table = read_table(scored, contracts.Reward.SCORES).merge(
+        read_table(scored, contracts.Reward.ANSWERS), on="sample_id"
+    )
     invalid = table[~table["valid"]]
     assert set(invalid["sample_id"]) == {sample.sample_id for sample in stored_in(artifact)[False]}
     assert np.isnan(list(invalid["score"])).all()
@@ -126,7 +128,7 @@ def test_a_rollout_marks_them_rewards_fail_them_and_no_update_trains_on_them(
     assert (scores.summary["scored"], scores.summary["failed"]) == (4, 4)
 
     updated, update = made(run.update(0), tmp_path)
-    advantages = read_table(update, ADVANTAGES)
+    advantages = read_table(update, contracts.Update.ADVANTAGES)
     assert list(advantages["sample_id"]) == list(read_table(artifact, INDEX)["sample_id"])
     assert set(advantages[advantages["used"]]["sample_id"]) == {s.sample_id for s in stored_in(artifact)[True]}
     assert advantages["advantage"].notna().tolist() == advantages["used"].tolist()
@@ -162,7 +164,7 @@ def test_more_than_may_fail_is_a_failure_that_no_retry_mends(tmp_path: Path, mod
 
 
 def test_a_sample_whose_pixels_are_not_finite_changes_no_bit_of_the_others():
-    model = _loading.adapter_of(path := pipelines.resolve_path("package:tiny-sd3")).load(path, ("vae",), CPU)
+    model = _loading.adapter_of(path := directories.resolve_path("package:tiny-sd3")).load(path, ("vae",), CPU)
     latents = torch.randn(4, *model.latent_shape((32, 64), 1), generator=torch.Generator().manual_seed(0))
     whole = model.decode(latents).numpy()
     broken = latents.clone()

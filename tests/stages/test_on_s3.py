@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from cosmos_rl_core import cache, media, shards, store
 from cosmos_rl_core.errors import ArtifactError
-from stages.artifacts import Artifact, input_of
-from stages.files import read_entry, read_stored
-from stages.members import Members
-from stages.web import web_dataset
+from cosmos_rl_core.storage import cache, media, shards, store
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.files import read_entry, read_stored
+from stages.artifacts.slots import input_of
+from stages.formats.members import Members
+from stages.formats.web import web_dataset
 from tests.hand_made import begin, make, report
 from tests.seaweed import BUCKET
 

@@ -1,6 +1,6 @@
 """What a supervisor reads of a stage process: its last words, where they can be read."""
 
-from stages.outcome import Outcome, failure_of, read_failures, read_status
+from stages.execution.outcome import Outcome, failure_of, read_failures, read_status
 
 
 def test_words_that_cannot_be_read_count_as_never_said(tmp_path):

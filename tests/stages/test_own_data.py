@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from cosmos_rl_core.config.recipe import read_values
-from flows.requests import Run
-from stages import encode
-from stages.artifacts import Artifact, input_of
-from stages.policy import read_part
+from flows.planning.requests import Run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.formats.latents import Latents
+from stages.formats.policies import read_part
 from tests.own_data import CAPTIONS, RECIPE, files_with, overrides_for
 from tests.reward_server import TOKEN, Frame, RewardServer, reward_server
 from tests.stages.conftest import make_iteration, make_run
@@ -82,7 +83,7 @@ def test_the_service_was_sent_exactly_what_is_stored(run: Run, server: RewardSer
 
 
 def test_each_video_begins_with_the_first_latent_frame_of_a_clip_with_its_caption(run: Run):
-    latents = encode.Latents(input_of(run.encode_slot))
+    latents = Latents(input_of(run.encode_slot))
     assert sorted(latents.index["item_id"]) == ["0-00", "0-01", "1-00", "1-01"]
     for about, tensors in tensors_of(run).values():
         assert about["given_frames"] == 1

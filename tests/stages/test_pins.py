@@ -13,9 +13,10 @@ import pytest
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.datasets import rendered_text
-from flows.requests import Run
-from stages.contracts import STAGES, Encode, MediaShape, Request
-from stages.manifest import Manifest
+from flows.planning.requests import Run
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.contracts import STAGES, Encode, MediaShape
 from tests.stages.conftest import make, make_run
 
 PINS = Path(__file__).with_name("pins.json")

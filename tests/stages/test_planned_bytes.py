@@ -11,14 +11,15 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from cosmos_rl_core import shards
 from cosmos_rl_core.config.launch import LaunchConfig
-from flows import costs, memory
-from flows.memory import GRADIENTS, OPTIMIZER, PARTS, TRANSFORMER
-from flows.requests import Run
-from stages import trainer
-from stages.artifacts import Artifact, input_of
-from stages.policy import read_part
+from cosmos_rl_core.storage import shards
+from flows.planning import costs, memory
+from flows.planning.memory import GRADIENTS, OPTIMIZER, PARTS, TRANSFORMER
+from flows.planning.requests import Run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.formats.policies import read_part
+from stages.training import trainer
 from tests.stages.conftest import make, make_on_ranks
 from tests.stages.test_sharding import aside, begun
 from tests.stages.test_wan import LORA, recipe
@@ -116,9 +117,9 @@ def test_a_rank_holds_and_an_iteration_writes_what_was_planned(
     require_files_as_planned(run, lora)
 
     shared = aside(run.update(0), "shared")
-    offload = () if lora else ("--fsdp-offload",)
-    make_on_ranks(shared, tmp_path, 2, "--dp-shard-size", "2", *offload, before=measure)
-    expected = planned(run, processes=2, dp_shard_size=2, fsdp_offload=bool(offload))
+    offload = not lora
+    make_on_ranks(shared, tmp_path, 2, dp_shard_size=2, fsdp_offload=offload, before=measure)
+    expected = planned(run, processes=2, dp_shard_size=2, fsdp_offload=offload)
     assert [held_by(rank) for rank in range(2)] == [expected] * 2
     # Half of the matrices, which are nearly everything, and of what is made of them if they train.
     assert expected[TRANSFORMER] < 0.7 * alone[TRANSFORMER]

@@ -9,15 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cosmos_rl_core.distributed import Group
-from cosmos_rl_core.parallelism import Parallelism
-from cosmos_rl_core.policy_weights import from_bytes, to_bytes
-from cosmos_rl_core.sharding import Shards
+from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.parallel.parallelism import Parallelism
+from cosmos_rl_core.parallel.sharding import Shards
 from cosmos_rl_core.weights.parts import CURRENT
-from stages.artifacts import Attempt, input_of
+from cosmos_rl_core.weights.policy_weights import from_bytes, to_bytes
+from stages.artifacts.attempt import Attempt
+from stages.artifacts.slots import input_of
 from stages.context import Context
-from stages.outcome import Outcome
-from stages.policy import read_part, write_part
+from stages.execution.outcome import Outcome
+from stages.formats.policies import read_part, write_part
 from tests.hand_made import NUMERICS, make, report
 from tests.stages.ranks import start_ranks
 

@@ -11,16 +11,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cosmos_rl_core import shards
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import shards
 from stages import contracts, report
-from stages.artifacts import Artifact, Attempt, input_of
-from stages.contracts import Input, MediaShape, ModelRef, OptimizerSteps, Request
-from stages.report_html import Estimate, Series, curve
-from stages.reward import ANSWERS, SCORES
-from stages.samples import INDEX, cut, index_of, plan_samples, sample_files, shard_name, to_parquet
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.attempt import Attempt
+from stages.artifacts.request import Input, Request
+from stages.artifacts.slots import input_of
+from stages.contracts import MediaShape, ModelRef, OptimizerSteps
+from stages.formats.samples import INDEX, cut, index_of, plan_samples, sample_files, shard_name, to_parquet
+from stages.reporting.html import Estimate, Series, curve
 from tests.stages.conftest import make
 
 MODEL = ModelRef(path="package:tiny-sd3", adapter="sd3", digest="0" * 64)
@@ -79,8 +81,8 @@ def score_table(prompts: tuple[Prompt, ...], n_generation: int, scores: Sequence
 def score_files(table: pd.DataFrame) -> dict[str, bytes]:
     said = ["error", "details"]
     return {
-        SCORES: to_parquet(table.drop(columns=said)),
-        ANSWERS: to_parquet(table.drop(columns=["prompt_id", "score", "valid"])),
+        contracts.Reward.SCORES: to_parquet(table.drop(columns=said)),
+        contracts.Reward.ANSWERS: to_parquet(table.drop(columns=["prompt_id", "score", "valid"])),
     }
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from cosmos_rl_core import store
 from cosmos_rl_core.errors import ArtifactError
-from stages.artifacts import Artifact, drop, input_of, why_stale
+from cosmos_rl_core.storage import store
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import drop, input_of, why_stale
 from tests.hand_made import make, remove
 from tests.stages.test_artifacts import already, policy
 

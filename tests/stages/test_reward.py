@@ -7,21 +7,24 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cosmos_rl_core import shards, store
 from cosmos_rl_core.datasets import rendered_text as rendered
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError, RewardError
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.rewards import ocr
 from cosmos_rl_core.rewards._base import Sample
-from stages import contracts, samples
-from stages.artifacts import Artifact, Attempt, input_of, standing, why_stale
-from stages.contracts import Request
-from stages.manifest import content_of
-from stages.outcome import Outcome, read_failures, read_status
-from stages.records import Pinned
-from stages.reward import ANSWERS, CALLS, SCORES
-from stages.runner import Settings, execute
+from cosmos_rl_core.storage import shards, store
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.attempt import Attempt
+from stages.artifacts.manifest import content_of
+from stages.artifacts.records import Pinned
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of, standing, why_stale
+from stages.execution.execution import Execution
+from stages.execution.outcome import Outcome, read_failures, read_status
+from stages.execution.runner import execute
+from stages.formats import samples
 
 OPTIONS = ocr.Options(line_width=96)
 RIGHT, CLOSE, WRONG = ("K7", "K7"), ("K7", "K4"), ("K7", "AE")
@@ -76,8 +79,8 @@ def scoring(slot, source, max_attempts=1, max_failed_fraction=0.0, options=OPTIO
 def run(request, tmp_path, threads=1, numerics_record=None, allow_numerics_change=False):
     """The manifest, and what people were told."""
     outcome = tmp_path / "outcome"
-    settings = Settings(outcome, threads, True, numerics_record, allow_numerics_change)
-    manifest = execute(request, settings, Outcome(outcome, 0))
+    execution = Execution(threads=threads, numerics_record=numerics_record, allow_numerics_change=allow_numerics_change)
+    manifest = execute(request, execution, Outcome(outcome, 0))
     status = read_status(outcome)
     assert status is not None
     return manifest, list(status.notes)
@@ -101,7 +104,7 @@ def samples_slot(tmp_path):
 def test_scores_are_the_rewards_own(slot, samples_slot, tmp_path):
     pairs = [RIGHT, CLOSE, WRONG, ("HC", "HC"), ("AE", "K7")]
     manifest, notes = run(scoring(slot, write_samples(samples_slot, pairs)), tmp_path)
-    table = table_of(slot, SCORES)
+    table = table_of(slot, contracts.Reward.SCORES)
     asked = [
         Sample(planned.sample_id, planned.prompt.id, planned.prompt.text, drawn(shown))
         for planned, (_, shown) in zip(plan_of(pairs), pairs, strict=True)
@@ -111,7 +114,9 @@ def test_scores_are_the_rewards_own(slot, samples_slot, tmp_path):
     assert table["sample_id"] == [f"p{number}-000" for number in range(5)]
     assert table["prompt_id"] == [f"p{number}" for number in range(5)]
     assert table["valid"] == [True] * 5
-    assert [json.loads(details) for details in table_of(slot, ANSWERS)["details"]] == [{"ocr": score} for score in own]
+    assert [json.loads(details) for details in table_of(slot, contracts.Reward.ANSWERS)["details"]] == [
+        {"ocr": score} for score in own
+    ]
     assert (manifest.summary["ocr"], manifest.summary["scored"]) == (0.5, 5)
     assert "failed" not in manifest.summary
     assert notes == []
@@ -122,24 +127,28 @@ def test_a_videos_score_is_the_mean_over_the_frames_that_were_stored(slot, sampl
     source = write_samples(samples_slot, [RIGHT], pictures=[video])
     assert samples.media.VIDEO in next(samples.read_shard(Artifact(source), samples.shard_name(0))).extension
     run(scoring(slot, source), tmp_path)
-    assert table_of(slot, SCORES)["score"] == [0.75]
+    assert table_of(slot, contracts.Reward.SCORES)["score"] == [0.75]
 
 
 def test_a_sample_that_cannot_be_scored_is_tried_again_then_excluded_and_counted(slot, samples_slot, tmp_path):
     source = write_samples(samples_slot, [RIGHT, UNSCORABLE, CLOSE, RIGHT])
     request = scoring(slot, source, max_attempts=3, max_failed_fraction=0.25)
     manifest, _ = run(request, tmp_path)
-    table = table_of(slot, SCORES)
+    table = table_of(slot, contracts.Reward.SCORES)
     assert table["valid"] == [True, False, True, True]
     assert table["score"] == [1.0, pytest.approx(float("nan"), nan_ok=True), 0.5, 1.0]
-    answers = table_of(slot, ANSWERS)
+    answers = table_of(slot, contracts.Reward.ANSWERS)
     assert [bool(error) for error in answers["error"]] == [False, True, False, False]
     assert answers["error"][1].startswith("ConfigError: prompt 'a sign' needs the text to render")
     assert answers["details"][1] == "{}"
-    calls = table_of(slot, CALLS)
+    calls = table_of(slot, contracts.Reward.CALLS)
     # The first shard is tried three times, the failing sample alone from the second time on; then the second shard.
     assert (calls["shard_samples"], calls["attempt"], calls["failed"]) == ([2, 1, 1, 2], [0, 1, 2, 0], [1, 1, 1, 0])
-    results = {name: entry for name, entry in manifest.files.items() if name not in {ANSWERS, CALLS}}
+    results = {
+        name: entry
+        for name, entry in manifest.files.items()
+        if name not in {contracts.Reward.ANSWERS, contracts.Reward.CALLS}
+    }
     results = {name: entry for name, entry in results.items() if "answers/" not in name}
     assert manifest.content == content_of(results)
     assert manifest.summary["ocr"] == pytest.approx(2.5 / 3, abs=1e-15)
@@ -165,7 +174,7 @@ def test_the_process_leaves_its_words_and_exits_with_75_without_loading_torch(sl
     path.parent.mkdir()
     path.write_text(request.model_dump_json(), encoding="utf-8")
     code = (
-        "import sys; from stages.runner import main\n"
+        "import sys; from stages.execution.runner import main\n"
         "exit_code = main(sys.argv[1:])\n"
         "sys.exit(1 if 'torch' in sys.modules else exit_code)"
     )
@@ -200,7 +209,7 @@ def test_scores_of_a_crashed_attempt_are_adopted(slot, samples_slot, tmp_path):
     manifest, notes = run(request, tmp_path)
     assert notes == ["1 finished shards of an earlier attempt were adopted"]
     # Numbers that only the earlier attempt can have left.
-    assert table_of(slot, SCORES)["score"] == [0.125, 0.25, 0.0]
+    assert table_of(slot, contracts.Reward.SCORES)["score"] == [0.125, 0.25, 0.0]
     assert manifest.generation == 1
 
 
@@ -287,10 +296,10 @@ def test_another_judge_makes_a_new_generation_and_equal_scores_leave_downstream_
 
 def test_scores_do_not_depend_on_how_the_samples_were_cut(slot, samples_slot, tmp_path):
     run(scoring(slot, write_samples(samples_slot, [RIGHT, CLOSE, WRONG], per_shard=2)), tmp_path)
-    before = table_of(slot, SCORES)
+    before = table_of(slot, contracts.Reward.SCORES)
     run(scoring(slot, write_samples(samples_slot, [RIGHT, CLOSE, WRONG], per_shard=3)), tmp_path)
     assert standing(slot)[0] == 2
-    assert table_of(slot, SCORES) == before
+    assert table_of(slot, contracts.Reward.SCORES) == before
 
 
 def consume(slot, scores):

@@ -8,15 +8,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cosmos_rl_core import outside_plugins, plugins, shards
+from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import RewardError
-from stages import contracts, samples
-from stages.artifacts import Artifact, Attempt, input_of
-from stages.contracts import Request
-from stages.outcome import Outcome
-from stages.reward import ANSWERS, SCORES
-from stages.runner import Settings, execute
+from cosmos_rl_core.storage import shards
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.attempt import Attempt
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of
+from stages.execution.execution import Execution
+from stages.execution.outcome import Outcome
+from stages.execution.runner import execute
+from stages.formats import samples
 
 PLUGIN = '''
 from decimal import Decimal
@@ -86,7 +90,7 @@ def scored(tmp_path, answer, max_failed_fraction=0.9, count=3):
     inputs = {"samples": (input_of(made.slot),)}
     slot = str(tmp_path / "reward")
     request = Request(stage="reward", slot=slot, iteration=0, seed=0, config=config, inputs=inputs)
-    execute(request, Settings(tmp_path / "outcome", 1, True, None, False), Outcome(tmp_path / "outcome", 0))
+    execute(request, Execution(), Outcome(tmp_path / "outcome", 0))
     return Artifact(input_of(slot))
 
 
@@ -150,7 +154,7 @@ BAD_ENTRIES = {
 @pytest.mark.parametrize("entry", BAD_ENTRIES)
 def test_a_bad_entry_makes_its_sample_invalid_alone(tmp_path, entry):
     artifact = scored(tmp_path, f"[{entry} if s.sample_id == 'p1-000' else {{'judge': 0.25}} for s in samples]")
-    table, answers = table_of(artifact, SCORES), table_of(artifact, ANSWERS)
+    table, answers = table_of(artifact, contracts.Reward.SCORES), table_of(artifact, contracts.Reward.ANSWERS)
     assert table["valid"] == [True, False, True]
     assert (table["score"][0], table["score"][2]) == (0.25, 0.25)
     assert math.isnan(table["score"][1])
@@ -170,7 +174,7 @@ def test_a_bad_entry_makes_its_sample_invalid_alone(tmp_path, entry):
 )
 def test_a_sample_that_spoils_the_whole_answer_is_lost_alone(tmp_path, answer):
     artifact = scored(tmp_path, answer)
-    assert table_of(artifact, SCORES)["valid"] == [False, True, True]
+    assert table_of(artifact, contracts.Reward.SCORES)["valid"] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +185,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path, number, score):
     """Beside the score there may be anything; what JSON cannot hold is written as text."""
     beside = "'n': np.float32(2), 'inf': np.inf, 'text': 'ok', 'none': None, 'yes': True, 'list': [1], 3: 4"
     artifact = scored(tmp_path, f"tuple({{'judge': {number}, {beside}}} for s in samples)")
-    assert table_of(artifact, SCORES)["score"] == [score] * 3
-    details = json.loads(table_of(artifact, ANSWERS)["details"][0])
+    assert table_of(artifact, contracts.Reward.SCORES)["score"] == [score] * 3
+    details = json.loads(table_of(artifact, contracts.Reward.ANSWERS)["details"][0])
     expected = {"3": 4.0, "inf": None, "list": "[1]", "n": 2.0, "none": None, "text": "ok", "yes": True}
     assert details == {"judge": score, **expected}

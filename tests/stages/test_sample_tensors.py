@@ -9,13 +9,14 @@ import pandas as pd
 import pytest
 import torch
 
-from cosmos_rl_core import shards
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.policy_weights import to_bytes
-from stages.artifacts import Artifact, input_of
-from stages.contracts import Input
-from stages.sample_tensors import SampleTensors
-from stages.samples import INDEX, to_parquet
+from cosmos_rl_core.storage import shards
+from cosmos_rl_core.weights.policy_weights import to_bytes
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Input
+from stages.artifacts.slots import input_of
+from stages.formats.sample_tensors import SampleTensors
+from stages.formats.samples import INDEX, to_parquet
 from tests.hand_made import make, report
 
 NUM_SAMPLES, PER_SHARD, NUM_STATES = 12, 2, 8

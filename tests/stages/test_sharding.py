@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from cosmos_rl_core.models.wan.model import Wan
-from flows.requests import Run
-from stages import trainer
-from stages.artifacts import input_of
-from stages.contracts import Request
-from stages.manifest import Manifest
-from stages.policy import read_part
+from flows.planning.requests import Run
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of
+from stages.formats.policies import read_part
+from stages.training import trainer
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.ranks import RanksFailed
 from tests.stages.test_wan import LORA, recipe
@@ -67,24 +67,24 @@ def test_samples_are_the_same_bytes_and_policies_the_same_but_for_rounding(
     values["rollout"]["samples_per_shard"] = 6
     run = begun(tmp_path, values)
     shared = aside(run.rollout(0), "shared")
-    make_on_ranks(shared, tmp_path, 2, "--dp-shard-size", "2", before=refuse_to_decode_without_samples_to_write)
+    make_on_ranks(shared, tmp_path, 2, dp_shard_size=2, before=refuse_to_decode_without_samples_to_write)
     assert input_of(shared.slot).content == input_of(run.rollout(0).slot).content
 
     update = run.update(0)
     make(update, tmp_path)
     recomputed = aside(update, "recomputed", gradient_checkpointing=True)
-    make_on_ranks(recomputed, tmp_path, 2, "--dp-shard-size", "2", "--fsdp-offload")
+    make_on_ranks(recomputed, tmp_path, 2, dp_shard_size=2, fsdp_offload=True)
     require_close(update, recomputed, PARTS)
 
     # Two copies of the weights, each on two ranks; then its policy is taken up by two ranks.
     copies = aside(update, "copies")
-    make_on_ranks(copies, tmp_path, 4, "--dp-shard-size", "2")
+    make_on_ranks(copies, tmp_path, 4, dp_shard_size=2)
     require_close(update, copies, PARTS)
     sampled(run, 1, tmp_path)
     make(run.update(1), tmp_path)
     inputs = run.update(1).inputs | {"policy": (input_of(copies.slot),)}
     goes_on = aside(run.update(1), "goes-on").model_copy(update={"inputs": inputs})
-    make_on_ranks(goes_on, tmp_path, 2, "--dp-shard-size", "2")
+    make_on_ranks(goes_on, tmp_path, 2, dp_shard_size=2)
     require_close(run.update(1), goes_on, PARTS)
 
 
@@ -112,8 +112,8 @@ def test_full_fine_tuning_on_ranks_begins_again_after_a_kill_with_the_same_bits(
     gpus = device.type == "cuda"
     ranks = min(2, torch.cuda.device_count()) if gpus else 2
 
-    def make_shared(request: Request, *argv: str, **options: Any) -> Manifest:
-        return make_on_ranks(request, tmp_path, ranks, "--dp-shard-size", str(ranks), *argv, gpus=gpus, **options)
+    def make_shared(request: Request, **options: Any) -> Manifest:
+        return make_on_ranks(request, tmp_path, ranks, dp_shard_size=ranks, gpus=gpus, **options)
 
     values = recipe(wan_path, prompt_dir, None)
     values["train"]["param_dtype"] = "bfloat16"
@@ -137,7 +137,7 @@ def test_full_fine_tuning_on_ranks_begins_again_after_a_kill_with_the_same_bits(
     offloaded = aside(run.update(0), "offloaded")
     norms = [
         manifest.summary["grad_norm"]
-        for manifest in (make_shared(offloaded, "--fsdp-offload"), make(run.update(0), tmp_path))
+        for manifest in (make_shared(offloaded, fsdp_offload=True), make(run.update(0), tmp_path))
     ]
     assert norms[0] == pytest.approx(norms[1], rel=1e-2)
     found, expected = (moved_by(update, run.policy()) for update in (offloaded, run.update(0)))

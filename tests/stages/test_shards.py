@@ -1,9 +1,10 @@
 import pytest
 
-from cosmos_rl_core import store
 from cosmos_rl_core.errors import ArtifactError
-from stages.artifacts import Artifact, input_of, standing
-from stages.generations import invalidate
+from cosmos_rl_core.storage import store
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.generations import invalidate
+from stages.artifacts.slots import input_of, standing
 from tests.hand_made import NUMERICS, begin, commit, make, remove, report
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from flows.requests import Run
-from stages import embed
-from stages.artifacts import input_of
-from stages.policy import read_part
+from flows.planning.requests import Run
+from stages.artifacts.slots import input_of
+from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
+from stages.formats.policies import read_part
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.test_given_rollouts import values as given_values
 from tests.stages.test_sharding import aside, require_close
@@ -29,8 +29,8 @@ def with_and_without(tmp_path: Path, values: dict[str, Any]) -> tuple[Run, Run]:
 
 
 def check_embeddings(run: Run, *, prefixed: bool) -> None:
-    names = [*(prompt.id for prompt in run.plan.embedded_prompts), embed.NEGATIVE, embed.EMPTY]
-    stored = embed.Embeddings(input_of(run.embed_slot), names)
+    names = [*(prompt.id for prompt in run.plan.embedded_prompts), NEGATIVE, EMPTY]
+    stored = Embeddings(input_of(run.embed_slot), names)
     for name in names:
         assert {key: tuple(tensor.shape) for key, tensor in stored[name].items()} == SHAPES[prefixed]
 
@@ -62,7 +62,7 @@ def test_rollouts_and_an_update_with_a_loss_on_data(tmp_path: Path):
 
     # Also by two ranks that share the weights, the projection's among them.
     shared = aside(runs[0].update(0), "shared")
-    make_on_ranks(shared, tmp_path, 2, "--dp-shard-size", "2")
+    make_on_ranks(shared, tmp_path, 2, dp_shard_size=2)
     require_close(runs[0].update(0), shared, {"current": 2e-4})
 
 

@@ -8,13 +8,17 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, WanTransformer3DModel
 
-from cosmos_rl_core import export, pipelines
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.policy_weights import cut, to_bytes
-from stages import contracts, files
-from stages.artifacts import Artifact, input_of
-from stages.contracts import ModelRef, Request
-from stages.manifest import Manifest
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.weights import export
+from cosmos_rl_core.weights.policy_weights import cut, to_bytes
+from stages import contracts
+from stages.artifacts import files
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of
+from stages.contracts import ModelRef
 from tests import hand_made, tiny_pipelines
 from tests.core.test_memory import Live
 from tests.stages.conftest import make
@@ -29,9 +33,9 @@ PART_FILE_BYTES = 2**22
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pipeline of a transformer of many small layers, in bfloat16 and several files."""
     folder = tiny_pipelines.save_wan(tmp_path_factory.mktemp("export") / "wan")
-    settings: dict[str, Any] = pipelines.read_json(folder, "transformer", "config.json")
+    settings: dict[str, Any] = directories.read_json(folder, "transformer", "config.json")
     settings |= {"num_layers": LAYERS, "num_attention_heads": 2, "attention_head_dim": WIDTH // 2, "ffn_dim": 4 * WIDTH}
-    (folder / "transformer" / pipelines.WEIGHTS).unlink()
+    (folder / "transformer" / directories.WEIGHTS).unlink()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         transformer = WanTransformer3DModel.from_config(settings)
@@ -88,8 +92,8 @@ def test_an_export_takes_a_small_part_of_the_models_size_and_reloads_equal(
 
     Artifact(input_of(whole.slot)).bring_to(tmp_path / "out")
     out = tmp_path / "out/pipeline"
-    assert pipelines.pipeline_files(out) == pipelines.pipeline_files(base)
-    assert len(pipelines.transformer_files(out)) > 3
+    assert directories.pipeline_files(out) == directories.pipeline_files(base)
+    assert len(directories.transformer_files(out)) > 3
     loaded = DiffusionPipeline.from_pretrained(out, local_files_only=True, dtype=torch.bfloat16)
     state = loaded.transformer.state_dict()
     assert state.keys() == tensors.keys()

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_rl_core.precision import ParamDtype
-from stages import runner, torch_runtime
-from stages.artifacts import Artifact, input_of
+from cosmos_rl_core.parallel.precision import ParamDtype
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.execution import runner, torch_runtime
+from stages.execution.execution import Execution
 from tests.stages.conftest import make_run
 
 
@@ -27,8 +29,8 @@ def test_products_and_convolutions_round_their_factors_alike(tf32: bool):
     assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
 
 
-@pytest.mark.parametrize(("flags", "precision"), [(["--tf32"], "high"), ([], "highest")])
-def test_a_manifest_tells_how_its_stage_multiplied(flags: list[str], precision: str, tmp_path: Path):
+@pytest.mark.parametrize(("tf32", "precision"), [(True, "high"), (False, "highest")])
+def test_a_manifest_tells_how_its_stage_multiplied(tf32: bool, precision: str, tmp_path: Path):
     values = {
         "policy": {"model_name_or_path": "package:tiny-sd3", "lora": {}, "diffusers": {"inference_size": [32, 64]}},
         "train": {"num_iterations": 1, "train_policy": {"type": "nft", "dataset": {"name": "ocr"}}},
@@ -38,7 +40,8 @@ def test_a_manifest_tells_how_its_stage_multiplied(flags: list[str], precision: 
     request = make_run(tmp_path, values).policy()
     path = tmp_path / "request.json"
     path.write_text(request.model_dump_json(), encoding="utf-8")
-    assert runner.main([str(path), *flags]) == 0
+    Execution(tf32=tf32).write(path)
+    assert runner.main([str(path)]) == 0
     assert Artifact(input_of(request.slot)).manifest.numerics["float32_matmul_precision"] == precision
 
 

@@ -12,24 +12,26 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from cosmos_rl_core import plugins, seeds, sharding
+from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Batch, Loss
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.distributed import Group
 from cosmos_rl_core.errors import DivergenceError
-from cosmos_rl_core.lora_dropout import dropping
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning, stack
-from cosmos_rl_core.parallelism import Parallelism
-from cosmos_rl_core.policy_weights import prepare
-from cosmos_rl_core.sharding import WHOLE, Shards
-from cosmos_rl_core.training import optimizer_state
+from cosmos_rl_core.parallel import sharding
+from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.parallel.parallelism import Parallelism
+from cosmos_rl_core.parallel.sharding import WHOLE, Shards
+from cosmos_rl_core.training.optimizer import optimizer_state
+from cosmos_rl_core.weights.lora_dropout import dropping
 from cosmos_rl_core.weights.parts import CURRENT
-from stages.artifacts import Artifact, input_of
+from cosmos_rl_core.weights.policy_weights import prepare
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
 from stages.contracts import OptimizerSteps
-from stages.policy import read_part
-from stages.trainer import MicroBatch, Trainer, Watcher
+from stages.formats.policies import read_part
+from stages.training.trainer import MicroBatch, Trainer, Watcher
 from tests import tiny_pipelines
 from tests.families import CPU, moved
 from tests.stages.conftest import make, make_run

@@ -9,23 +9,24 @@ import pytest
 import torch
 from safetensors.torch import load as load_tensors
 
-from cosmos_rl_core import shards
 from cosmos_rl_core.errors import ConfigError, DriftError
 from cosmos_rl_core.models._base import stack
 from cosmos_rl_core.models.sd3 import model as sd3
-from cosmos_rl_core.pipelines import resolve_path
-from cosmos_rl_core.policy_weights import to_bytes
+from cosmos_rl_core.pipelines.directories import resolve_path
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
-from flows import costs
-from flows.requests import Run
-from stages import embed
-from stages.artifacts import Artifact, input_of
-from stages.contracts import Request
-from stages.drift import TRANSITIONS
-from stages.generations import invalidate
-from stages.policy import read_part
-from stages.samples import read_shard, read_table, shard_names
+from cosmos_rl_core.storage import shards
+from cosmos_rl_core.weights.policy_weights import to_bytes
+from flows.planning import costs
+from flows.planning.requests import Run
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.generations import invalidate
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of
+from stages.formats.embeddings import NEGATIVE, Embeddings
+from stages.formats.policies import read_part
+from stages.formats.samples import read_shard, read_table, shard_names
 from tests import hand_made
 from tests.stages.conftest import make, make_run
 
@@ -72,7 +73,7 @@ def updated(request: Request, tmp_path: Path) -> Artifact:
     return Artifact(input_of(request.slot))
 
 
-def table_of(update: Artifact, name: str = TRANSITIONS) -> Any:
+def table_of(update: Artifact, name: str = contracts.Update.TRANSITIONS) -> Any:
     """A table of an update; untyped, as pandas is."""
     return read_table(update, name)
 
@@ -181,9 +182,9 @@ def gradient_norm(run: Run, *, both: bool) -> float:
     kernel, scale = kernel_of(sample, lambda: schedule_of(model.scheduler, sample.num_steps)), sample.guidance_scale
     update = Artifact(input_of(run.policy_after(1)))
     advantages = table_of(update, "advantages.parquet").set_index("sample_id")["advantage"]
-    conditioning = embed.Embeddings(input_of(run.embed_slot), [*(p.id for p in run.plan.prompts), embed.NEGATIVE])
+    conditioning = Embeddings(input_of(run.embed_slot), [*(p.id for p in run.plan.prompts), NEGATIVE])
     for sample_id, (about, tensors) in tensors_of(run).items():
-        given, negative = (stack([conditioning[i]], CPU) for i in (about["prompt_id"], embed.NEGATIVE))
+        given, negative = (stack([conditioning[i]], CPU) for i in (about["prompt_id"], NEGATIVE))
         for i in tensors["steps"].tolist():
             step, x, x_next = kernel.steps[i], tensors[f"state.{i}"][None], tensors[f"state.{i + 1}"][None]
             t = torch.tensor([step.t], dtype=torch.float32, device=CPU)

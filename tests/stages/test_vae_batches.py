@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stages import samples
-from stages.artifacts import Artifact, input_of
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
 from stages.contracts import MediaShape
-from stages.samples import read_shard, shard_names, vae_batches
+from stages.formats import samples
+from stages.formats.samples import read_shard, shard_names, vae_batches
 from tests.stages.conftest import make, make_run
 
 

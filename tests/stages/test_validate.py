@@ -10,15 +10,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cosmos_rl_core import pipelines
-from cosmos_rl_core.training import DrawKey, training_noise
-from flows.requests import Run
-from stages import embed, encode
-from stages.artifacts import Artifact, input_of
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.training.noise_levels import DrawKey, training_noise
+from flows.planning.requests import Run
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
 from stages.contracts import Validate
-from stages.loading import load_model
-from stages.samples import read_table
-from stages.validate import LOSSES, summary_of
+from stages.formats.embeddings import Embeddings
+from stages.formats.latents import Latents
+from stages.formats.samples import read_table
+from stages.training.loading import load_model
+from stages.validate import summary_of
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.test_sharding import aside
 
@@ -61,8 +64,8 @@ def by_hand(run: Run) -> dict[str, list[float]]:
     request = run.validate(0)
     assert isinstance(request.config, Validate)
     model = load_model(request.config.model, ("transformer",), CPU)
-    latents = encode.Latents(request.one("data"))
-    embeddings = embed.Embeddings(request.one("embeddings"), list(latents.index["prompt_id"]))
+    latents = Latents(request.one("data"))
+    embeddings = Embeddings(request.one("embeddings"), list(latents.index["prompt_id"]))
     losses: dict[str, list[float]] = {}
     for item, prompt in zip(latents.index["item_id"], latents.index["prompt_id"], strict=True):
         conditioning = {name: value[None] for name, value in embeddings[prompt].items()}
@@ -78,7 +81,7 @@ def by_hand(run: Run) -> dict[str, list[float]]:
 def test_the_loss_is_the_mean_squared_error_of_the_velocity_at_the_middles_of_equal_parts(tmp_path: Path):
     run = run_of(tmp_path, "one")
     manifest = make(run.validate(0), tmp_path)
-    table = read_table(Artifact(input_of(run.version(0, "validate"))), LOSSES)
+    table = read_table(Artifact(input_of(run.version(0, "validate"))), contracts.Validate.LOSSES)
     expected = by_hand(run)
     assert list(table["t"][:LEVELS]) == [(level + 0.5) / LEVELS for level in range(LEVELS)]
     found = {str(item): list(part["loss"]) for item, part in table.groupby("item_id")}
@@ -102,7 +105,7 @@ def test_ranks_that_share_weights_find_the_same_bytes_in_bfloat16_also_where_one
     half, shared = (aside(run.validate(0), name, param_dtype="bfloat16") for name in ("half", "shared"))
     found = make(half, tmp_path)
     # Three batches on two ranks.
-    assert make_on_ranks(shared, tmp_path, 2, "--dp-shard-size", "2").content == found.content
+    assert make_on_ranks(shared, tmp_path, 2, dp_shard_size=2).content == found.content
     exact = make(run.validate(0), tmp_path).summary["loss"]
     assert found.summary["loss"] != exact
     assert found.summary["loss"] == pytest.approx(exact, rel=0.02)
@@ -110,7 +113,7 @@ def test_ranks_that_share_weights_find_the_same_bytes_in_bfloat16_also_where_one
 
 def test_a_policy_without_finite_losses_has_no_loss_and_the_items_are_counted(tmp_path: Path):
     folder = tmp_path / "broken"
-    shutil.copytree(pipelines.resolve_path("package:tiny-sd3"), folder)
+    shutil.copytree(directories.resolve_path("package:tiny-sd3"), folder)
     (file,) = (folder / "transformer").glob("*.safetensors")
     weights = load_file(file)
     weights["proj_out.bias"][0] = torch.nan
@@ -119,7 +122,7 @@ def test_a_policy_without_finite_losses_has_no_loss_and_the_items_are_counted(tm
     run = run_of(tmp_path, "run", model=str(folder))
     summary = make(run.validate(0), tmp_path).summary
     assert summary.items() >= {"loss": None, "standard_error": None, "items": ITEMS, "nonfinite": ITEMS}.items()
-    losses = read_table(Artifact(input_of(run.version(0, "validate"))), LOSSES)["loss"]
+    losses = read_table(Artifact(input_of(run.version(0, "validate"))), contracts.Validate.LOSSES)["loss"]
     assert not np.isfinite(losses).any()
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cosmos_rl_core import media
-from flows.requests import Run
-from stages.artifacts import Artifact, input_of
-from stages.policy import read_part
-from stages.samples import read_shard, read_table, shard_names
+from cosmos_rl_core.storage import media
+from flows.planning.requests import Run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.formats.policies import read_part
+from stages.formats.samples import read_shard, read_table, shard_names
 from tests.stages.conftest import make, make_on_ranks, make_run
 
 LORA = {"r": 2, "lora_alpha": 4.0, "target_modules": ["to_q", "to_v"]}

@@ -6,9 +6,9 @@ from pathlib import Path
 import psutil
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from flows.processes import WarmServer
-from stages.artifacts import standing
-from stages.contracts import Request
+from flows.running.processes import WarmServer
+from stages.artifacts.request import Request
+from stages.artifacts.slots import standing
 from tests.stages.test_reward import RIGHT, scoring, write_samples
 
 PATIENCE_S = 120.0
@@ -18,7 +18,7 @@ def score(server: WarmServer, request: Request, folder: Path) -> None:
     folder.mkdir()
     path = folder / "request.json"
     path.write_text(request.model_dump_json(), encoding="utf-8")
-    process = server.start([str(path)], folder / "log.txt")
+    process = server.start(path, folder / "log.txt")
     deadline_s = time.monotonic() + PATIENCE_S
     while (code := process.poll()) is None:
         assert time.monotonic() < deadline_s

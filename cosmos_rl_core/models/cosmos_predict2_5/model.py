@@ -12,7 +12,6 @@ from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict as stock
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
-from cosmos_rl_core import checkpoints, pipelines
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import (
@@ -25,7 +24,8 @@ from cosmos_rl_core.models._base import (
 )
 from cosmos_rl_core.models._video import VideoAdapter
 from cosmos_rl_core.models.cosmos_predict2_5 import FROZEN_PREFIX, GUARDRAIL_PACKAGE
-from cosmos_rl_core.sharding import WHOLE, load_base
+from cosmos_rl_core.parallel.sharding import WHOLE, load_base
+from cosmos_rl_core.pipelines import checkpoints, directories
 
 EMBEDS, PROJECTED = "prompt_embeds", "projected_prompt_embeds"
 """Names of text embeddings in a conditioning: before the frozen prefix, and after it."""
@@ -172,7 +172,7 @@ def _load_prefix(path: str, device: torch.device) -> nn.Module:
 
 
 def _guardrail(device: torch.device) -> Any:
-    pipelines.check_installed(GUARDRAIL_PACKAGE, 'policy.diffusers.guardrail = "required"')
+    directories.check_installed(GUARDRAIL_PACKAGE, 'policy.diffusers.guardrail = "required"')
     checker: Any = stock.CosmosSafetyChecker()
     checker.to(device)
     return checker
@@ -211,16 +211,18 @@ def _load_pipeline(
 
 
 def _scheduler(path: str) -> Any:
-    name, _ = pipelines.scheduler(path)
+    name, _ = directories.scheduler(path)
     return getattr(diffusers, name).from_pretrained(path, subfolder="scheduler", local_files_only=True)
 
 
 def _without_weights(path: str) -> Any:
     with torch.device("meta"):
-        return AutoencoderKLWan.from_config(pipelines.read_json(path, "vae", "config.json"))
+        return AutoencoderKLWan.from_config(directories.read_json(path, "vae", "config.json"))
 
 
 def _check_pads(path: str) -> None:
     """diffusers imports torchvision if it is there, and misses it in the first forward pass if it is not."""
-    if pipelines.settings(path, "transformer")["concat_padding_mask"] and not hasattr(transformer_cosmos, "transforms"):
+    if directories.settings(path, "transformer")["concat_padding_mask"] and not hasattr(
+        transformer_cosmos, "transforms"
+    ):
         raise ConfigError("this transformer scales its padding mask by torchvision: pip install torchvision")

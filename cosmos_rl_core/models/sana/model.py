@@ -4,11 +4,11 @@ import torch
 from diffusers import SanaPipeline
 from torch import Tensor
 
-from cosmos_rl_core import checkpoints
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._adapter import Adapter
 from cosmos_rl_core.models._base import Conditioning
 from cosmos_rl_core.models._sana import TakesInstruction, velocity
+from cosmos_rl_core.pipelines import checkpoints
 
 
 class Sana(TakesInstruction, Adapter):

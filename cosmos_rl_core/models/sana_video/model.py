@@ -4,11 +4,11 @@ import torch
 from diffusers import SanaVideoPipeline
 from torch import Tensor
 
-from cosmos_rl_core import checkpoints
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning
 from cosmos_rl_core.models._sana import TakesInstruction, velocity
 from cosmos_rl_core.models._video import VideoAdapter
+from cosmos_rl_core.pipelines import checkpoints
 
 
 class SanaVideo(TakesInstruction, VideoAdapter):

@@ -6,11 +6,11 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
-from cosmos_rl_core import checkpoints
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._adapter import Adapter
 from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.pipelines import checkpoints
 from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
 
 _MAX_PROMPT_LENGTH = 512

@@ -4,10 +4,10 @@ import torch
 from diffusers import WanPipeline
 from torch import Tensor
 
-from cosmos_rl_core import checkpoints
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning
 from cosmos_rl_core.models._video import VideoAdapter
+from cosmos_rl_core.pipelines import checkpoints
 
 
 class Wan(VideoAdapter):

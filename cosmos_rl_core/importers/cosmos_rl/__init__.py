@@ -1,0 +1,1 @@
+"""Reader of cosmos-rl's recipes, of both its schemas."""

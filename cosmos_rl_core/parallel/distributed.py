@@ -1,0 +1,156 @@
+"""The process group, small: what stages need of ``torch.distributed``, and one process without it.
+
+It reads the environment, which few modules do: torchrun's rank.
+"""
+
+import datetime
+import json
+import os
+import re
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from cosmos_rl_core.errors import ConfigError, CosmosRLError
+from cosmos_rl_core.numerics import differences, numerics
+from cosmos_rl_core.parallel.parallelism import ALONE, Parallelism
+from cosmos_rl_core.parallel.sharding import REPLICATE, SHARD
+
+
+class Group:
+    """Ranks that work together. With one process and no torchrun every collective is the identity.
+
+    What follows calls ranks that share the tokens of a video peers, of which the first leads. They are given the same
+    work, so that work is dealt by ``data_rank`` of ``data_world_size``. Who shares weights with whom is another matter:
+    the mesh spans all ranks.
+    """
+
+    mesh: DeviceMesh | None = None
+    """Copies of the weights, and ranks that share one; None where each rank has all weights."""
+
+    peers: dist.ProcessGroup | None = None
+    """This rank's peers and itself; None where each rank has videos of its own."""
+
+    def __init__(self, timeout_s: float, parallelism: Parallelism = ALONE) -> None:
+        """Join the other ranks. Raises :class:`ConfigError` if one of them computes otherwise, by its numerics."""
+        self.parallelism = parallelism
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world_size, self.data_world_size = parallelism.world_size, parallelism.data_world_size
+        cp_size = parallelism.cp_size
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        cuda = torch.cuda.is_available()
+        self.device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+        self.data_rank, self.leads = self.rank // cp_size, self.rank % cp_size == 0
+        if cuda:
+            torch.cuda.set_device(self.device)
+        timeout = datetime.timedelta(seconds=timeout_s)
+        if self.world_size > 1:
+            # One backend per device: objects and CPU tensors go over gloo, gradients over NCCL where there is CUDA.
+            # A rank without CUDA meets the others too, over gloo, to be told that it is unlike them.
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "cpu:gloo", timeout=timeout)
+        self.numerics = numerics(torch)
+        """What decides the bits of this rank, and of every other one."""
+        # Before anything that needs NCCL: between unlike devices that would wait until its time is over.
+        require_alike(self.gather([os.uname().nodename, self.numerics]))
+        if parallelism.dp_shard_size > 1:
+            shape = parallelism.dp_replicate_size, parallelism.dp_shard_size
+            mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=(REPLICATE, SHARD))
+            self.mesh = mesh if shape[0] > 1 else mesh[SHARD]
+        if cp_size > 1:
+            peers, _ = dist.new_subgroups(cp_size, timeout=timeout)
+            assert isinstance(peers, dist.ProcessGroup)
+            self.peers = peers
+
+    def all_reduce_sum_(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's JSON value on every rank."""
+        return self.gather(value if self.rank == 0 else None)[0]
+
+    def broadcast_to_peers(self, value: Any) -> Any:
+        """The JSON value of the peers' leader on each of them."""
+        return value if self.peers is None else _gather(value if self.leads else None, self.peers)[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's JSON value, in rank order, on every rank."""
+        return [value] if self.world_size == 1 else _gather(value, None)
+
+    def close(self) -> None:
+        """Leave the group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """The JSON value of every rank of ``group``, None for all, in rank order. Travels as JSON, not as a pickle."""
+    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    cpu = torch.device("cpu")
+    sizes = [torch.zeros(1, dtype=torch.int64, device=cpu) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64, device=cpu), group)
+    longest = int(max(sizes))
+    padded = torch.zeros(longest, dtype=torch.uint8, device=cpu)
+    padded[: len(data)] = data
+    parts = [torch.zeros(longest, dtype=torch.uint8, device=cpu) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, padded, group)
+    return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
+
+
+def require_alike(ranks: list[tuple[str, dict[str, Any]]]) -> None:
+    """Raise :class:`ConfigError` unless all ranks, given by host and numerics, have the numerics of rank 0.
+
+    What one artifact holds, and every sum over ranks, would otherwise depend on which rank did what.
+    """
+    (first_host, first), *others = ranks
+    unlike = [
+        f"rank {rank} ({found['device']} on {host}) differs from rank 0 ({first['device']} on {first_host}): "
+        + ", ".join(differences(first, found))
+        for rank, (host, found) in enumerate(others, start=1)
+        if found != first
+    ]
+    if unlike:
+        raise ConfigError(
+            f"the ranks of one stage must have equal devices and numerics; {'; '.join(unlike)}. Give the stage nodes "
+            "of one kind, e.g. by launch.slurm.options or launch.kubernetes.node_selector"
+        )
+
+
+_BEGIN = r"(?:^|(?<=[:\]] ))"
+"""The beginning of a line, or of what another message quotes."""
+_COLLECTIVE = re.compile(
+    "|".join(
+        (
+            # gloo's errors begin with the line of its source that raised them.
+            r"^\[(?:enforce fail at )?[^\]\n]*\bgloo/[^\]\n]*\.(?:cc|cpp|h):\d+\]",
+            r"^[Gg]loo \w+ failed\b",
+            _BEGIN + r"(?:Process group |NCCL )?[Ww]atchdog (?:thread terminated|caught collective operation)\b",
+            _BEGIN + r"NCCL (?:error(?:: | in: )|communicator (?:was|is) |(?:operation|timeout)\b)",
+            _BEGIN + r"nccl(?:Remote|System|Internal|UnhandledCuda)Error\b",
+            _BEGIN + r"Some NCCL operations have failed or timed out\b",
+            _BEGIN + r"Detected mismatch between collectives on ranks\b",
+            _BEGIN + r"Ranks? \d[\d, ]* (?:failed to pass|successfully reached|timed out in) monitoredBarrier\b",
+            _BEGIN + r"No ranks successfully processed in monitoredBarrier\b",
+            _BEGIN + r"Timed out initializing process group in store based barrier\b",
+            _BEGIN + r"The client socket has (?:timed out|failed to connect)\b",
+            # PyTorch passes on the system's words as they are; services are named before theirs.
+            r"\A[Cc]onnection (?:reset|closed|refused) by peer\b",
+        )
+    ),
+    re.MULTILINE,
+)
+"""How the loss of another rank reads in errors of no class of its own; a path with such a word does not."""
+
+
+def is_collective(error: BaseException) -> bool:
+    """Return whether an error only tells that another rank is gone: the reason is in that rank's own error."""
+    if isinstance(error, dist.DistError):
+        return True
+    if isinstance(error, RuntimeError) and _COLLECTIVE.search(str(error)) is not None:
+        return True
+    return error.__cause__ is not None and not isinstance(error, CosmosRLError) and is_collective(error.__cause__)

@@ -1,0 +1,1 @@
+"""What a directory of a diffusers pipeline holds: its classes, sizes, memory, files."""

@@ -1,0 +1,289 @@
+"""Diffusers pipeline directories without importing torch: their class, their adapter, their digest, what they need."""
+
+import importlib.util
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import huggingface_hub
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.models._spec import ModelSpec
+from cosmos_rl_core.storage.file_digests import files_digest
+
+INDEX = "model_index.json"
+TRANSFORMER = "transformer"
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+"""Name of a component's weights where they are one file; with ``.index.json`` behind it, the list of several."""
+PACKAGE_PREFIX = "package:"
+REVISIONS = {f"nvidia/Cosmos-Predict2.5-{size}": "diffusers/base/post-trained" for size in ("2B", "14B")}
+"""Where repositories of the Hugging Face hub have their pipeline whose main branch has weights of other code."""
+_SHIPPED = Path(__file__).parents[1] / "tiny" / "pipelines"
+
+
+def pipeline_class(path: str | Path) -> str:
+    """The ``_class_name`` of the pipeline directory ``path``."""
+    return read_json(path, INDEX)["_class_name"]
+
+
+def adapter_name(path: str | Path) -> str:
+    """The model plugin that reads the pipeline directory ``path``. Raises :class:`ConfigError` if there is none."""
+    return claimant(pipeline_class(path))[0]
+
+
+def spec(path: str | Path) -> ModelSpec:
+    """The facts of the pipeline directory ``path``. Raises :class:`ConfigError` if no model plugin reads it."""
+    return claimant(pipeline_class(path))[1]
+
+
+def claimant(class_name: str) -> tuple[str, ModelSpec]:
+    """Name and facts of the model plugin that claims a pipeline class.
+
+    Plugins of installed packages are imported where no other claims it. Raises :class:`ConfigError`, listing the known
+    classes, if none does, and if two do.
+    """
+    specs: dict[str, ModelSpec] = {}
+    for names in ([*plugins.own("models"), *plugins.loaded("models")], plugins.installed("models")):
+        specs |= {name: _spec_of(name) for name in names}
+        claims = [name for name, its_spec in specs.items() if class_name in its_spec.pipeline_classes]
+        if len(claims) > 1:
+            raise ConfigError(f"the model plugins {', '.join(sorted(claims))} all claim {class_name!r}; leave one out")
+        if claims:
+            return claims[0], specs[claims[0]]
+    known = sorted(f"{claimed} ({name})" for name, its_spec in specs.items() for claimed in its_spec.pipeline_classes)
+    raise ConfigError(f"no model plugin for the pipeline class {class_name!r}; known: {', '.join(known)}")
+
+
+def _spec_of(plugin: str) -> ModelSpec:
+    module = plugins.load("models", plugin)
+    if not isinstance(module.SPEC, ModelSpec):
+        raise ConfigError(f"{module.__file__}: SPEC must be a ModelSpec, found {type(module.SPEC).__name__}")
+    return module.SPEC
+
+
+def scheduler(path: str | Path) -> tuple[str, dict]:
+    """The class of the pipeline's scheduler and its settings; those that the file leaves out have the class's defaults.
+
+    The class is the index's, which is the one that diffusers loads, whatever the settings were written by.
+    """
+    return read_json(path, INDEX)["scheduler"][1], read_json(path, "scheduler", "scheduler_config.json")
+
+
+def resolve_path(model_name_or_path: str) -> str:
+    """Absolute path of a pipeline directory.
+
+    It is a local one, ``package:<name>``, one that ships with this project, or ``<owner>/<name>[@<revision>]``, a
+    repository of the Hugging Face hub that is in the local cache: then it is the directory of the commit that the
+    revision stood for when it was downloaded; where none is named, main or one of :data:`REVISIONS`. Raises
+    :class:`ConfigError` if there is none.
+    """
+    if model_name_or_path.startswith(PACKAGE_PREFIX):
+        return _shipped_path(model_name_or_path.removeprefix(PACKAGE_PREFIX))
+    path = Path(model_name_or_path)
+    if not path.is_dir() and path.suffix != ".pt":
+        path = _cached_path(model_name_or_path)
+    if native := _native_weights(path):
+        raise ConfigError(
+            f"{model_name_or_path!r} has weights of cosmos's own code ({native.name}), expected the directory of a "
+            f"diffusers pipeline; make one: cosmos-flows import-weights {native} BASE DIRECTORY, where BASE is the "
+            "diffusers pipeline of the same model; or convert all of it with diffusers' own script: python "
+            f"scripts/convert_cosmos_to_diffusers.py --transformer_ckpt_path {native} --transformer_type "
+            "Cosmos-2.5-Predict-Base-2B --vae_type wan2.1 --output_path DIRECTORY --save_pipeline"
+        )
+    if not (path / INDEX).is_file():
+        raise ConfigError(f"{model_name_or_path!r} has no {INDEX}, so it is not a diffusers pipeline directory")
+    return str(path.resolve())
+
+
+def _native_weights(path: Path) -> Path | None:
+    """A ``.pt`` file, also one somewhere in a folder that is no pipeline, such as a snapshot of a hub's repository."""
+    if path.suffix == ".pt":
+        return path
+    if not path.is_dir() or (path / INDEX).is_file():
+        return None
+    return min(path.rglob("*.pt"), default=None)
+
+
+def pipeline_files(path: str | Path) -> list[str]:
+    """Relative POSIX paths of the directory's files, sorted; hidden files and folders do not count."""
+    found = []
+    for folder, folders, names in os.walk(path, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        relative = Path(folder).relative_to(path)
+        found += [(relative / name).as_posix() for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
+def pipeline_digest(path: str | Path) -> str:
+    """Content digest (sha256 hex) of a pipeline directory: its files' relative paths and bytes, and nothing else."""
+    return files_digest({name: Path(path) / name for name in pipeline_files(path)})
+
+
+def transformer_files(path: str | Path) -> list[str]:
+    """Names of the files that hold the transformer's weights: those of the index where there is one.
+
+    Other spellings of the weights, such as half-precision variants, are none of them. Raises :class:`ConfigError` if
+    there are no safetensors.
+    """
+    folder = Path(path, TRANSFORMER)
+    if (folder / f"{WEIGHTS}.index.json").is_file():
+        return sorted(set(read_json(path, TRANSFORMER, f"{WEIGHTS}.index.json")["weight_map"].values()))
+    if (folder / WEIGHTS).is_file():
+        return [WEIGHTS]
+    raise ConfigError(f"{str(folder)!r} has no {WEIGHTS}; weights in other formats are not read")
+
+
+def read_json(path: str | Path, *names: str) -> dict:
+    """A JSON file of the pipeline directory. Raises :class:`ConfigError` if it is absent or not JSON."""
+    file = Path(path, *names)
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"the pipeline directory {str(path)!r} has no {'/'.join(names)}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON: {error}") from error
+
+
+def settings(path: str | Path, component: str) -> dict[str, Any]:
+    """Settings of a component of the pipeline directory; those that its ``config.json`` leaves out have the class's
+    defaults, where they are asked for here. Older checkpoints leave out what diffusers added later.
+    """
+    own = read_json(path, component, "config.json")
+    return _DEFAULTS.get(own.get("_class_name", ""), {}) | own
+
+
+_OF_VIDEO_TRANSFORMERS = {"patch_size": (1, 2, 2), "in_channels": 16, "rope_max_seq_len": 1024}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "SD3Transformer2DModel": {"patch_size": 2, "in_channels": 16, "pos_embed_max_size": 96},
+    "SanaTransformer2DModel": {"patch_size": 1, "in_channels": 32, "timestep_scale": 1.0},
+    "SanaVideoTransformer3DModel": _OF_VIDEO_TRANSFORMERS,
+    "WanTransformer3DModel": _OF_VIDEO_TRANSFORMERS,
+    "CosmosTransformer3DModel": {
+        "patch_size": (1, 2, 2),
+        "in_channels": 16,
+        "max_size": (128, 240, 240),
+        "extra_pos_embed_type": "learnable",
+        "concat_padding_mask": True,
+        "text_embed_dim": 1024,
+        "use_crossattn_projection": False,
+        "crossattn_proj_in_channels": 1024,
+    },
+    "AutoencoderKL": {"latent_channels": 4, "block_out_channels": (64,)},
+    "AutoencoderDC": {"latent_channels": 32, "encoder_block_out_channels": (128, 256, 512, 512, 1024, 1024)},
+    "AutoencoderKLWan": {
+        "z_dim": 16,
+        "scale_factor_spatial": 8,
+        "scale_factor_temporal": 4,
+        "temperal_downsample": (False, True, True),
+    },
+    "AutoencoderKLLTX2Video": {
+        "latent_channels": 128,
+        "spatial_compression_ratio": None,
+        "temporal_compression_ratio": None,
+    },
+}
+"""What is read here of a component's settings, by its class in diffusers, as that has it by default."""
+
+
+def check_guardrail(path: str | Path, setting: Literal["required", "off"] | None) -> None:
+    """Raise :class:`ConfigError` if ``policy.diffusers.guardrail`` asks for a package that is not installed.
+
+    Absent asks for it where the model has a guardrail; where it has none, any setting is refused.
+    """
+    package = spec(path).guardrail_package
+    if package is not None:
+        if setting != "off":
+            said = 'guardrail = "required"' if setting else 'guardrail, "required" unless it is set,'
+            check_installed(package, f"policy.diffusers.{said}", 'or set it to "off"')
+    elif setting is not None:
+        raise ConfigError(
+            f'policy.diffusers.guardrail = "{setting}": {pipeline_class(path)} has no guardrail; leave the setting out'
+        )
+
+
+def check_takes_instruction(path: str | Path) -> None:
+    """Raise :class:`ConfigError` if ``policy.diffusers.complex_human_instruction`` would change nothing."""
+    if not spec(path).takes_instruction:
+        raise ConfigError(
+            f"policy.diffusers.complex_human_instruction: {pipeline_class(path)} puts no instruction before prompts; "
+            "leave it out"
+        )
+
+
+def check_takes_negative_prompt(path: str | Path) -> None:
+    """Raise :class:`ConfigError` if the stock pipeline has no ``negative_prompt``."""
+    if not spec(path).takes_negative_prompt:
+        raise ConfigError(
+            f"policy.diffusers.sample.negative_prompt: the call of {pipeline_class(path)} takes none; leave it out"
+        )
+
+
+def stock_guidance_scale(model_name_or_path: str, guidance_scale: float) -> float:
+    """What the stock pipeline's argument ``guidance_scale`` has to be for the guidance that we call so.
+
+    Raises :class:`ConfigError` if there is none: guidance too weak for a pipeline that counts from 0, and has none up
+    to 1.
+    """
+    path = resolve_path(model_name_or_path)
+    name, offset = pipeline_class(path), spec(path).guidance_offset
+    if not offset or guidance_scale == 1:
+        return guidance_scale
+    if guidance_scale <= 1 + offset:
+        raise ConfigError(
+            f"policy.diffusers.sample.guidance_scale = {guidance_scale}: evaluations are made by {name}, which has no "
+            f"guidance below ours at {1 + offset}; take 1, or more than {1 + offset}"
+        )
+    return guidance_scale - offset
+
+
+def check_runs(path: str | Path) -> None:
+    """Raise :class:`ConfigError` if the transformer needs a package that is not installed."""
+    if settings(path, "transformer").get("concat_padding_mask"):
+        check_installed("torchvision", "this transformer, which scales its padding mask,")
+
+
+def check_installed(package: str, what: str, otherwise: str = "") -> None:
+    """Raise :class:`ConfigError`, which says how to install it, if there is no ``package`` that ``what`` needs."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{what} needs the package {package}: pip install {package} {otherwise}".rstrip())
+
+
+def _shipped_path(name: str) -> str:
+    shipped = {f"tiny-{index.parent.name}": index.parent for index in _SHIPPED.glob(f"*/{INDEX}")}
+    if name not in shipped:
+        known = ", ".join(sorted(shipped)) or "none"
+        raise ConfigError(f"no pipeline {name!r} ships with this project; known: {known}")
+    return str(shipped[name].resolve())
+
+
+def _cached_path(name: str) -> Path:
+    """The snapshot of a hub repository in the local cache; nothing is downloaded."""
+    found = _HUB_NAME.fullmatch(name)
+    if found is None:
+        raise _no_directory(name)
+    repository, revision = found.groups()
+    revision = revision or REVISIONS.get(repository)
+    try:
+        return Path(huggingface_hub.snapshot_download(repository, revision=revision, local_files_only=True))
+    except huggingface_hub.errors.LocalEntryNotFoundError as error:
+        command = f"hf download {repository}{f' --revision {revision}' if revision else ''}"
+        raise ConfigError(
+            f"{name!r} is not a directory here, nor in the local cache of the Hugging Face hub, and is not downloaded "
+            f"by itself: {command}"
+        ) from error
+    except huggingface_hub.errors.HFValidationError as error:
+        raise _no_directory(name) from error
+
+
+def _no_directory(name: str) -> ConfigError:
+    return ConfigError(
+        f"{name!r} is not a directory here: pass the local directory of a diffusers pipeline, or a name on the "
+        "Hugging Face hub, owner/name or owner/name@revision"
+    )
+
+
+_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
+"""Owner and name of a repository, and its revision."""

@@ -1,0 +1,283 @@
+"""How large latents and trainable weights are, from a pipeline's files alone: torch-free, so that a plan can tell."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.storage.tensor_headers import read_header
+from cosmos_rl_core.weights import lora as adapters
+
+FLOAT32_BYTES = 4
+MAX_TOKENS = 2**20
+"""Most tokens of one sample: twelve times those of 93 frames of 720p in Cosmos-Predict2.5, the most that a model here
+was made for. It bounds transformers without positions, and those whose positions bound each axis alone."""
+
+
+def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | None:
+    """Numbers in one sample's latents; None for a VAE whose geometry is not known here.
+
+    Raises as :func:`latent_shape`.
+    """
+    shape = latent_shape(pipeline, size, frames)
+    return None if shape is None else math.prod(shape)
+
+
+def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int, int, int, int] | None:
+    """Channels, frames (1 for images), height and width of one sample's latents; None for a VAE that is not known here.
+
+    ``size`` is height and width in pixels. Raises :class:`ConfigError` for a size or a number of frames that the VAE,
+    the transformer's patches and positions or the stock pipeline cannot do.
+    """
+    if (geometry := vae_geometry(pipeline)) is None:
+        return None
+    channels, spatial, temporal = geometry
+    transformer = directories.settings(pipeline, "transformer")
+    patch = patch_shape(transformer)
+    _check_sides(pipeline, size, [spatial * side for side in patch[1:]])
+    _check_frames(frames, temporal, patch[0])
+    shape = (_latent_frames(frames, temporal), size[0] // spatial, size[1] // spatial)
+    tokens = [n // side for n, side in zip(shape, patch, strict=True)]
+    most = _most_tokens(transformer)
+    if most and any(n > limit for n, limit in zip(tokens, most, strict=True)):
+        raise ConfigError(
+            f"inference_size {list(size)} and train_frames = {frames} are {tokens} tokens (frames, height, width); the "
+            f"transformer has positions for at most {list(most)}"
+        )
+    if math.prod(tokens) > MAX_TOKENS:
+        raise ConfigError(
+            f"inference_size {list(size)} and train_frames = {frames} are {math.prod(tokens)} tokens a sample, at most "
+            f"{MAX_TOKENS} are possible here; lower them"
+        )
+    return (channels, *shape)
+
+
+def _check_sides(pipeline: str, size: tuple[int, int], multiples: Sequence[int]) -> None:
+    stock_multiple = directories.spec(pipeline).stock_multiple
+    multiples = [math.lcm(stock_multiple, multiple) for multiple in multiples]
+    if any(side < 1 or side % multiple for side, multiple in zip(size, multiples, strict=True)):
+        expected = multiples[0] if multiples[0] == multiples[1] else multiples
+        raise ConfigError(
+            f"inference_size {list(size)}: height and width must be multiples of {expected} pixels for this model"
+        )
+
+
+def _check_frames(frames: int, temporal: int | None, patch_frames: int) -> None:
+    if temporal is None:
+        if frames != 1:
+            raise ConfigError(f"train_frames = {frames}: this model makes images, whose frames are 1")
+        return
+    fewest, step = frame_counts(temporal, patch_frames)
+    if frames < fewest or (frames - fewest) % step:
+        raise ConfigError(f"train_frames = {frames} must be {fewest} plus a multiple of {step} for this model")
+
+
+def _most_tokens(transformer: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    """Tokens along frames, height and width up to which a transformer has positions; None if there is no limit."""
+    if most := transformer.get("pos_embed_max_size"):
+        return 1, most, most
+    if most := transformer.get("rope_max_seq_len"):
+        return most, most, most
+    if "max_size" not in transformer:
+        return None
+    frames, height, width = (n // p for n, p in zip(transformer["max_size"], patch_shape(transformer), strict=True))
+    if transformer.get("extra_pos_embed_type"):
+        return frames, height, width
+    # Cosmos lays one row of rotary positions, as long as the longest side, along all three
+    most = max(frames, height, width)
+    return most, most, most
+
+
+def makes_videos(pipeline: str) -> bool:
+    """Whether a pipeline's latents have frames, also where there is one; False for a VAE that is not known here."""
+    geometry = vae_geometry(pipeline)
+    return geometry is not None and geometry[2] is not None
+
+
+def patch_shape(transformer: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Latent frames, height and width of one token of the transformer with this ``config.json``."""
+    patch = transformer.get("patch_size", 1)
+    frames, height, width = (1, patch, patch) if isinstance(patch, int) else patch
+    return frames, height, width
+
+
+def frame_counts(temporal: int, patch_frames: int) -> tuple[int, int]:
+    """The fewest frames of a video, and how many more a longer one has, or a multiple of that.
+
+    The VAE keeps the first frame and makes one latent frame of each ``temporal`` others; the transformer takes
+    ``patch_frames`` latent frames at a time.
+    """
+    return 1 + temporal * (patch_frames - 1), temporal * patch_frames
+
+
+def latent_frames(pipeline: str, frames: int) -> int | None:
+    """Latent frames of a video of ``frames``, 1 for images; None for a VAE whose geometry is not known here."""
+    geometry = vae_geometry(pipeline)
+    return None if geometry is None else _latent_frames(frames, geometry[2])
+
+
+def _latent_frames(frames: int, temporal: int | None) -> int:
+    return 1 if temporal is None else 1 + (frames - 1) // temporal
+
+
+def text_tokens(pipeline: str, max_prompt_length: int) -> int:
+    """Tokens of one prompt that the transformer is given; SD3's are those of CLIP and then those of T5."""
+    if directories.pipeline_class(pipeline) != "StableDiffusion3Pipeline":
+        return max_prompt_length
+    return directories.read_json(pipeline, "tokenizer", "tokenizer_config.json")["model_max_length"] + max_prompt_length
+
+
+def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig | None = None) -> int | None:
+    """Numbers stored of one prompt's text embedding, after the prefix that ``lora`` leaves frozen, if there is one.
+
+    Without masks. None for a transformer that is not known here.
+    """
+    transformer = directories.settings(pipeline, "transformer")
+    if (setting := _TEXT_CHANNELS.get(transformer.get("_class_name", ""))) is None:
+        return None
+    if transformer.get("use_crossattn_projection"):
+        setting = "crossattn_proj_in_channels"
+    prefix = _frozen_prefix(pipeline, lora)
+    channels = prefix[max(prefix)][0] if prefix else transformer[setting]
+    return text_tokens(pipeline, max_prompt_length) * channels + transformer.get("pooled_projection_dim", 0)
+
+
+_TEXT_CHANNELS = {
+    "SD3Transformer2DModel": "joint_attention_dim",
+    "WanTransformer3DModel": "text_dim",
+    "SanaTransformer2DModel": "caption_channels",
+    "SanaVideoTransformer3DModel": "caption_channels",
+    "CosmosTransformer3DModel": "text_embed_dim",
+}
+"""The setting of a transformer, by its class, that says how many numbers a text token has; Cosmos's where it does not
+project them first."""
+
+
+def has_frozen_prefix(pipeline: str, lora: LoraConfig | None) -> bool:
+    """Whether the transformer passes texts first through a module that its plugin declares and training leaves alone.
+
+    Training every weight leaves none alone. Raises :class:`ConfigError` for a LoRA target that names no matrix.
+    """
+    return bool(_frozen_prefix(pipeline, lora))
+
+
+def _frozen_prefix(pipeline: str, lora: LoraConfig | None) -> dict[str, tuple[int, ...]]:
+    """Shapes of that module's matrices by name; empty where there is none, or where one of them is adapted."""
+    name = directories.spec(pipeline).frozen_prefix if lora is not None else None
+    if name is None or lora is None:
+        return {}
+    matrices = _matrices(weight_shapes(pipeline))
+    prefix = {module: shape for module, shape in matrices.items() if module.startswith(f"{name}.")}
+    return {} if prefix.keys() & _adapted(matrices, lora) else prefix
+
+
+def vae_geometry(pipeline: str) -> tuple[int, int, int | None] | None:
+    """Channels, pixels to a latent, and frames to a latent after the first (None: images only) of a pipeline's VAE, as
+    the stock pipeline reckons; None for a class that is not known here, or settings that do not tell."""
+    vae = directories.settings(pipeline, "vae")
+    name = vae.get("_class_name")
+    if name == "AutoencoderKLWan" and directories.pipeline_class(pipeline) == "Cosmos2_5_PredictBasePipeline":
+        halved = vae["temperal_downsample"]
+        return vae["z_dim"], 2 ** len(halved), 2 ** sum(halved)
+    found = _GEOMETRY[name](vae) if name in _GEOMETRY else None
+    return None if found is None or found[1] is None else found
+
+
+_GEOMETRY: dict[str, Any] = {
+    "AutoencoderKL": lambda c: (c["latent_channels"], 2 ** (len(c["block_out_channels"]) - 1), None),
+    "AutoencoderKLWan": lambda c: (c["z_dim"], c["scale_factor_spatial"], c["scale_factor_temporal"]),
+    "AutoencoderDC": lambda c: (c["latent_channels"], 2 ** (len(c["encoder_block_out_channels"]) - 1), None),
+    "AutoencoderKLLTX2Video": lambda c: (
+        c["latent_channels"],
+        c["spatial_compression_ratio"],
+        c["temporal_compression_ratio"],
+    ),
+}
+
+BUFFERS = ("pos_embed.pos_embed",)
+"""What the safetensors of a transformer hold besides its weights, and nothing trains."""
+
+
+def weight_shapes(pipeline: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of the transformer's tensors by name, from the headers of its safetensors files."""
+    return _shapes_in(Path(pipeline, directories.TRANSFORMER, name) for name in directories.transformer_files(pipeline))
+
+
+def component_shapes(pipeline: str, component: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of another component's tensors by name; none if its weights are in other formats, or not here.
+
+    Several spellings of the same weights, such as half-precision variants, have the same names.
+    """
+    return _shapes_in(sorted(Path(pipeline, component).glob("*.safetensors")))
+
+
+def _shapes_in(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        try:
+            with file.open("rb") as stream:
+                shapes |= {entry.name: entry.shape for entry in read_header(stream)}
+        except ArtifactError as error:
+            raise ConfigError(f"{file}: {error}; fetch it again") from error
+    return shapes
+
+
+def elements(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Numbers in all the tensors."""
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def trainable_shapes(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | None) -> dict[str, tuple[int, ...]]:
+    """Shapes of what training moves, by name: all weights, or two factors of rank r for each targeted matrix.
+
+    Matrices are the weights of linear modules; convolutions and tables have none. Raises :class:`ConfigError` for a
+    target that names no matrix, and as :func:`adapters.check_patterns` and :func:`adapters.check_ranks`.
+    """
+    if lora is None:
+        return {name: shape for name, shape in shapes.items() if name not in BUFFERS}
+    matrices = _matrices(shapes)
+    targeted = _adapted(matrices, lora)
+    adapters.check_patterns(lora, targeted)
+    adapters.check_ranks(lora, {module: matrices[module] for module in targeted})
+    factors: dict[str, tuple[int, ...]] = {}
+    for module in sorted(targeted):
+        (rows, columns), rank = matrices[module], adapters.rank(lora, module)
+        factors |= {f"{module}.lora_A.weight": (rank, columns), f"{module}.lora_B.weight": (rows, rank)}
+    return factors
+
+
+def trainable_elements(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | None) -> int:
+    """Numbers that training moves; raises as :func:`trainable_shapes`."""
+    return elements(trainable_shapes(shapes, lora))
+
+
+def _matrices(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of linear modules, by the module's name."""
+    return {
+        name.removesuffix(".weight"): shape
+        for name, shape in shapes.items()
+        if name.endswith(".weight") and len(shape) == 2
+    }
+
+
+def _adapted(matrices: dict[str, tuple[int, ...]], lora: LoraConfig) -> set[str]:
+    """The matrices that get an adapter. Raises :class:`ConfigError` for a target that names none."""
+    targets = adapters.targets(lora, matrices)
+    found = {target: [m for m in matrices if m == target or m.endswith(f".{target}")] for target in targets}
+    if lost := [target for target, modules in found.items() if not modules]:
+        endings = sorted({_ending(name) for name in matrices})
+        raise ConfigError(
+            f"policy.lora.target_modules: no weight matrix of this transformer ends in {', '.join(lost)}; "
+            f"it has {', '.join(endings)}"
+        )
+    return {module for modules in found.values() for module in modules}
+
+
+def _ending(module: str) -> str:
+    """The last name of a module that is not a number, with the numbers after it: ``to_out.0``."""
+    names = module.split(".")
+    first = next((i for i in range(len(names) - 1, -1, -1) if not names[i].isdigit()), 0)
+    return ".".join(names[first:])

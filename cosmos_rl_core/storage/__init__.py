@@ -1,0 +1,1 @@
+"""Bytes at rest: stores, leases, caches, shards, sealed records, tensor files."""

@@ -1,0 +1,132 @@
+"""Tar shards in webdataset's layout: ``<key>.<extension>`` members, the same bytes for the same files."""
+
+import io
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import IO, Any, cast
+
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage.tensor_headers import Readable, read_header
+
+_BLOCK = 2**14
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive bytes of a file, and their digest."""
+
+    start: int
+    end: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TensorPiece(Piece):
+    """The bytes of one tensor."""
+
+    name: str
+    dtype: str
+    """Safetensors' word for it."""
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Member:
+    """Where a member lies in its shard, and what it holds: one piece, or a safetensors file's header and tensors."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def start(self) -> int:
+        """Its first byte."""
+        return self.pieces[0].start
+
+    @property
+    def tensors(self) -> dict[str, TensorPiece]:
+        """Its tensors by name; none of what is no safetensors file."""
+        return {piece.name: piece for piece in self.pieces if isinstance(piece, TensorPiece)}
+
+
+def pack(files: dict[str, bytes]) -> bytes:
+    """A tar of ``files`` by member name, sorted, without times or owners."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in sorted(files):
+            member = tarfile.TarInfo(name)
+            member.size = len(files[name])
+            tar.addfile(member, io.BytesIO(files[name]))
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> dict[str, bytes]:
+    """Member name to bytes. Raises :class:`ArtifactError` if this is not a whole tar."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            return {m.name: data[m.offset_data : m.offset_data + m.size] for m in tar if m.isfile()}
+    except tarfile.TarError as error:
+        raise ArtifactError(f"not a tar shard ({len(data)} bytes): {error}") from error
+
+
+def members(shard: Readable) -> dict[str, Member]:
+    """Member name to place and digests, from a shard's bytes as they come; no member is in memory as a whole.
+
+    Raises :class:`ArtifactError` if this is not a whole tar.
+    """
+    try:
+        # Typed as a file with more to it than `read`, which is all that a tar that is read in order asks for.
+        with tarfile.open(fileobj=cast("Any", shard), mode="r|", bufsize=_BLOCK) as tar:
+            return {member.name: _member(tar, member) for member in tar if member.isfile()}
+    except tarfile.TarError as error:
+        raise ArtifactError(f"not a tar shard: {error}") from error
+
+
+def _member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Member:
+    file = tar.extractfile(member)
+    assert file is not None
+    kind = tensor_file if member.name.endswith(".safetensors") else _one_piece
+    return kind(file, member.offset_data, member.size)
+
+
+def tensor_file(file: Readable, start: int, size: int) -> Member:
+    """Header and tensors of a safetensors file of ``size`` bytes that begins at ``start`` of a larger one."""
+    noted = _Noted(file)
+    entries = read_header(noted)
+    pieces = [Piece(start, start + len(noted.data), sha256(noted.data).hexdigest())]
+    for entry in entries:
+        piece = _piece(file, pieces[-1].end, entry.end - entry.start)
+        pieces.append(TensorPiece(piece.start, piece.end, piece.sha256, entry.name, entry.dtype, entry.shape))
+    if pieces[-1].end != start + size:
+        raise ArtifactError(f"not a safetensors file: {size} bytes, of which its header knows {pieces[-1].end - start}")
+    return Member(tuple(pieces))
+
+
+def _one_piece(file: IO[bytes], start: int, size: int) -> Member:
+    return Member((_piece(file, start, size),))
+
+
+def _piece(file: Readable, start: int, size: int) -> Piece:
+    found = sha256()
+    for block in _blocks(file, size):
+        found.update(block)
+    return Piece(start, start + size, found.hexdigest())
+
+
+def _blocks(file: Readable, size: int) -> Iterator[bytes]:
+    while size > 0 and (block := file.read(min(size, _BLOCK))):
+        yield block
+        size -= len(block)
+
+
+class _Noted:
+    """Keeps what passes."""
+
+    def __init__(self, file: Readable) -> None:
+        self._file, self.data = file, b""
+
+    def read(self, size: int) -> bytes:
+        """The next bytes."""
+        found = self._file.read(size)
+        self.data += found
+        return found

@@ -1,0 +1,88 @@
+"""Safetensors files a tensor at a time: read as their bytes come, and made without ever being whole in memory."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import starmap
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage.tensor_headers import NUM_BYTES, Readable, header_bytes, read_header
+
+_DTYPES = {
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_WORDS = {dtype: word for word, dtype in _DTYPES.items()}
+_PLACE = {word: place for place, word in enumerate(NUM_BYTES)}
+
+Spec = tuple[str, tuple[int, ...]]
+"""A tensor's type, by the format's word for it, and its shape."""
+
+
+def spec_of(tensor: Tensor) -> Spec:
+    """Of a tensor that is there."""
+    return _WORDS[tensor.dtype], tuple(tensor.shape)
+
+
+def decode(data: bytes, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """The tensor of these bytes, on the CPU, in memory of its own, where PyTorch allocates memory: some CPUs' matrix
+    products round by the place of their operands."""
+    tensor = torch.empty(shape, dtype=dtype_of(dtype), device="cpu")
+    if data:
+        tensor.reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(data, np.uint8)
+    return tensor
+
+
+def encode(tensor: Tensor) -> memoryview:
+    """The tensor's bytes: its own memory, where it is on the CPU and contiguous."""
+    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def dtype_of(word: str) -> torch.dtype:
+    """Raises :class:`ArtifactError` for a type that is not known here."""
+    if word not in _DTYPES:
+        raise ArtifactError(f"tensors of the type {word!r} are not read; known: {', '.join(_DTYPES)}")
+    return _DTYPES[word]
+
+
+def read_tensors(stream: Readable) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor, one by one, of the file that ``stream`` is at the beginning of; on the CPU."""
+    for entry in read_header(stream):
+        data = stream.read(entry.end - entry.start)
+        if len(data) != entry.end - entry.start:
+            raise ArtifactError(f"not a whole safetensors file: it ends within {entry.name}")
+        yield entry.name, decode(data, entry.dtype, entry.shape)
+
+
+def file_of(
+    specs: Mapping[str, Spec], read: Callable[[str], Tensor], metadata: Mapping[str, str]
+) -> Iterator[bytes | memoryview]:
+    """The bytes of the safetensors file of these tensors, as the format's own writer would make it: the header, then
+    each tensor as ``read`` gives it, which is asked for one at a time.
+
+    Raises :class:`ArtifactError` for a tensor that is of another type or shape.
+    """
+    order = sorted(specs, key=lambda name: (_PLACE[specs[name][0]], name))
+    yield header_bytes(((name, *specs[name]) for name in order), metadata)
+    yield from starmap(_checked, ((name, read(name), specs[name]) for name in order))
+
+
+def _checked(name: str, tensor: Tensor, spec: Spec) -> memoryview:
+    if spec_of(tensor) != spec:
+        raise ArtifactError(f"{name} is {spec_of(tensor)}, expected {spec}")
+    return encode(tensor)

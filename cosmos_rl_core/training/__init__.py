@@ -1,0 +1,1 @@
+"""The optimizer step, its schedules, and the noise of training samples."""

@@ -1,0 +1,60 @@
+"""Noise levels and noise of training samples, each draw a function of what it is for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from cosmos_rl_core import seeds
+
+if TYPE_CHECKING:
+    from cosmos_rl_core.config.policy import TimeDensity
+
+FINE_GRID = 1000
+"""Noise levels of the grid that supervised training draws from."""
+
+
+@dataclass(frozen=True)
+class DrawKey:
+    """All that the random draws for one sample in one pass depend on; not its batch, its rank or the draws before."""
+
+    run_seed: int
+    iteration: int
+    epoch: int
+    sample_id: str
+
+
+def random_times(sigmas: tuple[float, ...], num_times: int, key: DrawKey) -> list[float]:
+    """``num_times`` distinct noise levels out of a schedule's ``sigmas``, never the final 0, in random order.
+
+    Raises ``ValueError`` if the grid has fewer.
+    """
+    num_steps = len(sigmas) - 1
+    if not 1 <= num_times <= num_steps:
+        raise ValueError(f"cannot draw {num_times} different noise levels from a grid of {num_steps}")
+    return [sigmas[index] for index in seeds.permutation(num_steps, "training times", *astuple(key))[:num_times]]
+
+
+def training_noise(shape: tuple[int, ...], key: DrawKey, time_index: int) -> Tensor:
+    """Standard normal noise of one sample at its ``time_index``-th noise level: float32, on the CPU."""
+    return torch.from_numpy(seeds.normal(shape, "training noise", *astuple(key), time_index))
+
+
+def sft_time(sigmas: tuple[float, ...], config: TimeDensity, key: DrawKey) -> float:
+    """The noise level of one sample in one pass, out of a fine schedule's ``sigmas`` (1000 steps), never the final 0.
+
+    ``weighting_scheme`` is the density of the place in the grid, counted from the clean end; the grid itself brings the
+    pipeline's shift. SD3's shift of 3 puts the median place, 1/2, at a level of .75.
+    Source: SD3, arXiv:2403.03206, section 3.1, on the scheduler's own grid.
+    """
+    generator = seeds.generator("sft time", *astuple(key))
+    if config.weighting_scheme == "logit_normal":
+        place = (1 + math.tanh((config.logit_mean + config.logit_std * generator.standard_normal()) / 2)) / 2
+    else:
+        place = generator.random()
+    num_steps = len(sigmas) - 1
+    return sigmas[num_steps - 1 - min(int(place * num_steps), num_steps - 1)]

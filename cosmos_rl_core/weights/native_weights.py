@@ -1,0 +1,102 @@
+"""Convert weights of cosmos's own code, a ``.pt`` file, to a diffusers pipeline.
+
+``python -m cosmos_rl_core.weights.native_weights`` does it from the command line.
+
+Diffusers renames the tensors; they have to be exactly those of the base's transformer. The one place that unpickles:
+with ``weights_only``, which makes tensors and plain containers and runs nothing.
+"""
+
+import hashlib
+import json
+import pickle
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from diffusers import CosmosTransformer3DModel
+from diffusers.loaders.single_file_utils import convert_cosmos_transformer_checkpoint_to_diffusers
+from torch import Tensor
+
+from cosmos_rl_core.errors import ConfigError, CosmosRLError
+from cosmos_rl_core.pipelines import directories
+
+ORIGIN = "imported_from.json"
+PIPELINE_CLASS = "Cosmos2_5_PredictBasePipeline"
+_SHOWN = 5
+
+
+def import_weights(weights: Path, base: str, target: Path) -> str:
+    """Write ``target``: the pipeline ``base`` with the transformer's weights from the file; returns the file's sha256.
+
+    ``imported_from.json`` beside it says which file. Raises :class:`ConfigError` if the file has other tensors, or of
+    other shapes, than the base's transformer.
+    """
+    source = Path(directories.resolve_path(base))
+    if (found := directories.pipeline_class(source)) != PIPELINE_CLASS:
+        raise ConfigError(f"{base} is a {found}; weights can be imported into a {PIPELINE_CLASS}")
+    if target.exists():
+        raise ConfigError(f"{target} exists already; name a directory that does not")
+    with torch.device("meta"):
+        transformer = CosmosTransformer3DModel.from_config(directories.read_json(source, "transformer", "config.json"))
+    assert isinstance(transformer, CosmosTransformer3DModel)
+    tensors = convert_cosmos_transformer_checkpoint_to_diffusers(_read(weights))
+    _require_same(weights, tensors, transformer.state_dict())
+    transformer.load_state_dict(tensors, assign=True)
+    with weights.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(
+        source, partial, ignore=lambda folder, names: names if Path(folder) == source / "transformer" else []
+    )
+    transformer.save_pretrained(partial / "transformer")
+    (partial / ORIGIN).write_text(json.dumps({"file": weights.name, "sha256": digest}), encoding="utf-8")
+    partial.rename(target)
+    return digest
+
+
+def _read(weights: Path) -> dict[str, Tensor]:
+    """The tensors by name; whatever else a checkpoint counts or names is left out."""
+    if not weights.is_file():
+        raise ConfigError(f"no file at {weights}; expected a .pt file of cosmos's own code")
+    try:
+        values = torch.load(weights, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"{weights} cannot be read as a file of tensors alone: {reason}") from error
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{weights} holds a {type(values).__name__}, expected tensors by name")
+    return {str(name): value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def _require_same(weights: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    mistakes = [
+        *(f"no {name}" for name in expected.keys() - found.keys()),
+        *(f"unknown {name}" for name in found.keys() - expected.keys()),
+        *(
+            f"{name} of shape {list(found[name].shape)}, expected {list(expected[name].shape)}"
+            for name in expected.keys() & found.keys()
+            if found[name].shape != expected[name].shape
+        ),
+    ]
+    if mistakes:
+        more = f" and {len(mistakes) - _SHOWN} more" if len(mistakes) > _SHOWN else ""
+        raise ConfigError(f"{weights} is not of the base's architecture: {'; '.join(sorted(mistakes)[:_SHOWN])}{more}")
+
+
+def main(arguments: list[str]) -> int:
+    """``FILE BASE TARGET``; returns the exit code."""
+    weights, base, target = arguments
+    try:
+        digest = import_weights(Path(weights), base, Path(target))
+    except CosmosRLError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(f"{target}: {base} with the weights of {weights}, sha256 {digest}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

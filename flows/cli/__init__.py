@@ -1,0 +1,3 @@
+"""The command line."""
+
+from flows.cli.app import main as main

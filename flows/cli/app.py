@@ -1,0 +1,377 @@
+"""Plan, run, look at and re-run post-training.
+
+Exit codes:
+0 done
+64 wrong settings or command line
+65 wrong data
+70 another failure
+75 something did not answer, or is busy: the same command may do later
+130, 143 ended by Ctrl-C, by SIGTERM: the same command goes on
+"""
+
+import functools
+import importlib
+import importlib.metadata
+import json
+import shlex
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.config.recipe import launch_of
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError, no_space
+from flows.operations import export as export_command
+from flows.operations import gc as gc_command
+from flows.operations import import_recipe as import_command
+from flows.operations import rerun as rerun_command
+from flows.planning import describe
+from flows.planning.plan import DEFAULT_STORE, Settings, plan_of
+from flows.running.server import named_server, not_answering, prefect_server
+from flows.running.tags import tags_of
+from flows.watching import all_runs, status_table
+from flows.watching import status as status_command
+
+PROGRAM = "cosmos-flows"
+"""Name in usages, also where it is started as a module."""
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+Command = Callable[..., None]
+INTERRUPTED = 130
+"""Exit code of what Ctrl-C ended; a process that SIGTERM ends has none of its own, which shells show as 143."""
+
+RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe, e.g. configs/tiny/nft.toml, or one of cosmos-rl's")]
+StoreOption = Annotated[str, typer.Option(help="Directory or URL (s3://bucket/prefix) of all runs")]
+RunIdOption = Annotated[str | None, typer.Option(help="Name of the run; default: from the recipe and its contents")]
+IterationsOption = Annotated[int | None, typer.Option(min=1, help="How far to go, instead of the recipe's number")]
+OverridesOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a setting: section.key=value; repeatable")
+]
+ClusterOption = Annotated[str | None, typer.Option(help="How processes are launched: a file of deployments/clusters")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; notes go to stderr")]
+DryRunOption = Annotated[bool, typer.Option(help="Say it, change nothing")]
+RunArgument = Annotated[str, typer.Argument(help="The run's id")]
+
+
+def _command(group: typer.Typer, *examples: str, name: str | None = None) -> Callable[[Command], Command]:
+    """Register a command whose help ends with examples, each without the program's name, and whose errors are ours.
+
+    An error says its words on stderr and gives the exit code.
+    """
+    # A paragraph each, as typer keeps no other line breaks.
+    epilog = "\n\n".join(["Examples:", *(f"{PROGRAM} {line}" for line in examples)])
+
+    def register(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_exit_code(*args: Any, **kwargs: Any) -> None:
+            try:
+                command(*args, **kwargs)
+            except KeyboardInterrupt as stopped:
+                raise typer.Exit(INTERRUPTED) from stopped
+            except Exception as error:
+                known = error if isinstance(error, CosmosRLError) else not_answering(error) or no_space(error)
+                if known is None:
+                    raise
+                typer.echo(str(known), err=True)
+                raise typer.Exit(known.exit_code) from error
+
+        return group.command(name, epilog=epilog)(with_exit_code)
+
+    return register
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"{PROGRAM} {importlib.metadata.version('cosmos-rl-flows')}")
+        raise typer.Exit
+
+
+@app.callback(help=__doc__)
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")
+    ] = False,
+) -> None:
+    """Take the options that belong to no command; the one that there is prints and ends."""
+
+
+@_command(
+    app,
+    "run configs/tiny/nft.toml",
+    "run configs/tiny/nft.toml --set train.seed=1 --set rollout.n_generation=8",
+    "run configs/ddrl/2b.toml --store s3://bucket/prefix --cluster deployments/clusters/eight-gpus.toml",
+)
+def run(
+    recipe: RecipeArgument,
+    store: StoreOption = DEFAULT_STORE,
+    run_id: RunIdOption = None,
+    iterations: IterationsOption = None,
+    overrides: OverridesOption = None,
+    cluster: ClusterOption = None,
+    allow_numerics_change: Annotated[bool, typer.Option(help="Go on under other versions, threads or devices")] = False,
+    remake: Annotated[bool, typer.Option(help="Make again what other versions of changed stages made")] = False,
+) -> None:
+    """Run a recipe to the end; the same command goes on where it stopped."""
+    _note_translation(recipe)
+    plan = plan_of(Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster))
+    algorithm = plan.recipe.train.train_policy.type
+    with prefect_server():
+        # Prefect reads its settings when it is imported.
+        session = importlib.import_module("flows.running.session")
+        flow = session.flow_of(algorithm, plugins.load("algorithms", algorithm).__doc__, algorithm)
+        suspension = importlib.import_module("prefect.exceptions").Pause
+        tags = importlib.import_module("prefect").tags(*tags_of(plan.recipe, plan.model.adapter))
+        try:
+            with tags:
+                flow(recipe, store, plan.run_id, iterations, overrides, cluster, allow_numerics_change, remake)
+        except suspension as suspended:
+            raise StageError.of(
+                "busy", f"suspended in Prefect; the same command goes on with {plan.run_id}"
+            ) from suspended
+        except KeyboardInterrupt:
+            typer.echo(f"stopped; the same command goes on with {plan.run_id}", err=True)
+            raise
+
+
+@_command(
+    app,
+    "plan configs/tiny/nft.toml",
+    "plan configs/tiny/nft.toml --set rollout.n_generation=8",
+    "plan configs/tiny/nft.toml --json",
+)
+def plan(
+    recipe: RecipeArgument,
+    store: StoreOption = DEFAULT_STORE,
+    run_id: RunIdOption = None,
+    iterations: IterationsOption = None,
+    overrides: OverridesOption = None,
+    cluster: ClusterOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Resolve a recipe, report every mistake at once, and say what a run would do and what memory its stages need.
+
+    Starts and writes nothing.
+    """
+    _note_translation(recipe)
+    planned = plan_of(Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster))
+    if as_json:
+        _print_json(describe.as_json(planned, store))
+        return
+    console = Console(highlight=False, markup=False)
+    for part in (describe.describe_plan(planned, store), "", *describe.describe_memory(planned.recipe)):
+        console.print(part, soft_wrap=isinstance(part, str))
+
+
+@_command(
+    app,
+    "status",
+    "status nft-1a2b3c4d --store s3://bucket/prefix --watch",
+    "status nft-1a2b3c4d --json",
+)
+def status(
+    run_id: Annotated[str | None, typer.Argument(help="The run's id; default: list all runs of the store")] = None,
+    store: StoreOption = DEFAULT_STORE,
+    watch: Annotated[
+        bool | None,
+        typer.Option("--watch/--no-watch", help="Go on until nobody works on it, then 70 if a stage does not stand"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show every stage of a run: whether it stands, or why not; attempts, seconds, reward.
+
+    On a terminal it follows a run that is at work. Without RUN it lists the runs of the store.
+    """
+    console = Console(highlight=False, markup=False)
+    if as_json and watch:
+        raise ConfigError("--json is of one moment; leave --watch out")
+    if run_id is None:
+        if watch:
+            raise ConfigError("--watch follows one run: name it")
+        _list_runs(store, console, as_json)
+    elif as_json:
+        _print_json(status_command.look(store, run_id).as_json())
+    elif console.is_terminal if watch is None else watch:
+        overview = status_table.watch(store, run_id, console)
+        if watch and overview.standing < len(overview.states):
+            raise StageError(f"{len(overview.states) - overview.standing} stages of {run_id} do not stand")
+    else:
+        status_table.show(status_command.look(store, run_id), console)
+
+
+@_command(
+    app,
+    "rerun nft-1a2b3c4d --stage reward-ocr --iteration 7",
+    "rerun nft-1a2b3c4d --stage evaluate --iteration 16 --dry-run",
+    "rerun nft-1a2b3c4d --stage report",
+)
+def rerun(
+    run_id: RunArgument,
+    stage: Annotated[
+        str,
+        typer.Option(
+            help="policy embed encode embed-held-out encode-held-out rollout reward-NAME update finetune export "
+            "validate evaluate evaluate-NAME report"
+        ),
+    ],
+    iteration: Annotated[
+        int | None,
+        typer.Option(min=0, help="Which iteration, from 0; for export and evaluate which policy version"),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Invalidate one stage, finished or not, so that the next run makes it again. Deletes nothing."""
+    found = rerun_command.rerun(store, run_id, stage, iteration, dry_run=dry_run)
+    _print_json(found.as_json()) if as_json else _print_lines(found.lines())
+
+
+@_command(app, "export nft-1a2b3c4d out")
+def export(
+    run_id: RunArgument,
+    directory: Annotated[str, typer.Argument(help="Where to put the files")],
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Copy a run's newest exported weights to a directory, as diffusers loads them."""
+    _print_lines(export_command.export(store, run_id, directory))
+
+
+@_command(
+    app,
+    "import-recipe stable-diffusion-3-5-medium-nft.toml --output sd3.toml",
+    "import-recipe stable-diffusion-3-5-medium-nft.toml --json",
+    name="import-recipe",
+)
+def import_recipe(
+    recipe: Annotated[str, typer.Argument(help="A TOML file of cosmos-rl, of either schema")],
+    output: Annotated[str | None, typer.Option(help="Where to write it as a recipe of ours; default: nowhere")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what every key of a file of cosmos-rl is here, and write it as a recipe of ours."""
+    translation = import_command.translation_of(recipe)
+    if as_json:
+        _print_json(import_command.as_json(translation))
+    else:
+        Console(highlight=False).print(import_command.table(translation))
+        typer.echo(f"\n{recipe} is {translation.summary}")
+    if output is None:
+        import_command.check(translation, recipe)
+    else:
+        import_command.write(translation, recipe, output)
+        typer.echo(f"written to {output}; next: cosmos-flows plan {shlex.quote(output)}", err=as_json)
+
+
+@_command(app, "import-weights 81edfebe_ema_bf16.pt Cosmos-Predict2.5-2B-diffusers my-base")
+def import_weights(
+    weights: Annotated[str, typer.Argument(help="A .pt file of cosmos's own code")],
+    base: Annotated[str, typer.Argument(help="A diffusers pipeline of the same model")],
+    directory: Annotated[str, typer.Argument(help="Where to write the pipeline with those weights; must not exist")],
+) -> None:
+    """Make a diffusers pipeline of Cosmos-Predict2.5 weights that cosmos's own code wrote."""
+    # In a process of its own: it needs torch, which no command imports.
+    command = [sys.executable, "-m", "cosmos_rl_core.weights.native_weights", weights, base, directory]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+@_command(app, "gc nft-1a2b3c4d --dry-run", "gc nft-1a2b3c4d --superseded", "gc nft-1a2b3c4d --dry-run --json")
+def gc(
+    run_id: RunArgument,
+    store: StoreOption = DEFAULT_STORE,
+    superseded: Annotated[bool, typer.Option(help="Also the files of generations that were made again")] = False,
+    older_than: Annotated[
+        float,
+        typer.Option(min=0, help="Hours: an attempt that wrote something since may be at work, and is left alone"),
+    ] = gc_command.GRACE_H,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete files that killed attempts left and no artifact holds. Refused while a process works on the run.
+
+    Works on a full disk. Deletes folders that killed flows left in this machine's TMPDIR too.
+    """
+    found = gc_command.gc(store, run_id, superseded=superseded, dry_run=dry_run, older_than_h=older_than)
+    _print_json(found.as_json()) if as_json else _print_lines(found.lines())
+
+
+infra_app = typer.Typer(no_args_is_help=True, help="What runs stand on: Prefect's pools and limits, stores, services.")
+app.add_typer(infra_app, name="infra")
+
+
+@_command(infra_app, "infra init --gpus 8", name="init")
+def infra_init(
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=0, help="Slots of the global concurrency limit `gpus`; default: those it has, 8 if it is new"),
+    ] = None,
+    pool_type: Annotated[str, typer.Option(help="Where flows run: process, kubernetes, ...")] = "process",
+) -> None:
+    """Make the work pool, its queues, the limit for GPUs and the automation for dead flow runs. Safe to repeat."""
+    if named_server() is None:
+        raise ConfigError(
+            "no Prefect server is named: start one with `prefect server start`, then `prefect config set "
+            "PREFECT_API_URL=http://127.0.0.1:4200/api`"
+        )
+    _print_lines(importlib.import_module("flows.operations.pools").set_up(gpus, pool_type))
+
+
+@_command(
+    infra_app,
+    "infra check --store s3://bucket/prefix",
+    "infra check --cluster deployments/clusters/eight-gpus.toml --json",
+    name="check",
+)
+def infra_check(store: StoreOption = DEFAULT_STORE, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
+    """Check server, pool, worker, GPUs, ranks, store and services. Exit code 75 if something failed."""
+    launch = launch_of(cluster) if cluster else LaunchConfig()
+    check = importlib.import_module("flows.operations.flight_check")
+    findings = check.flight_check(store, launch)
+    if as_json:
+        _print_json([asdict(finding) for finding in findings])
+    else:
+        Console(highlight=False).print(check.table(findings))
+    check.require(findings)
+
+
+def _note_translation(recipe: str) -> None:
+    if (line := import_command.note(recipe)) is not None:
+        typer.echo(line, err=True)
+
+
+def _list_runs(store: str, console: Console, as_json: bool) -> None:
+    found = all_runs.all_runs(store)
+    if as_json:
+        _print_json(all_runs.as_json(found))
+        return
+    for part in all_runs.rendered(found, store):
+        console.print(part, soft_wrap=isinstance(part, str))
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(line)
+
+
+def main() -> None:
+    """The entry point."""
+    try:
+        app(prog_name=PROGRAM)
+    except SystemExit as end:
+        # Click's own code for a command line that it cannot read.
+        sys.exit(ConfigError("").exit_code if end.code == 2 else end.code)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(CosmosRLError("").exit_code)
+
+
+if __name__ == "__main__":
+    main()

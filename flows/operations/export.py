@@ -1,0 +1,88 @@
+"""Bring a run's exported weights to where they are wanted, laid out as cosmos-rl lays them out."""
+
+import hashlib
+import secrets
+import shutil
+from pathlib import Path
+
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from flows.planning.requests import Run
+from flows.planning.steps import open_run
+from flows.watching.status import State, states
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.files import copy
+from stages.artifacts.slots import input_of, standing
+
+PIPELINE = "pipeline/"
+"""Where an artifact keeps a whole pipeline, which lies at the top of what is exported."""
+
+
+def export(store_url: str, run_id: str, output_dir: str) -> list[str]:
+    """Copy the newest export that was made, every byte checked; returns what to tell people.
+
+    To ``safetensors/step_<N>/lora/`` below ``output_dir``, or a whole pipeline to ``safetensors/step_<N>/``, after N
+    optimizer steps. Raises :class:`ArtifactError` if it or what it was made from is damaged, :class:`ConfigError` if
+    there is no export, the newest does not stand, or something else is in the place of the files.
+    """
+    run = open_run(store_url, run_id)
+    found = states(run)
+    newest = _newest(found, run_id).step
+    k = newest.k or 0
+    target = Path(output_dir, "safetensors", f"step_{optimizer_steps(run, k)}")
+    count = _copy(Artifact(input_of(newest.slot)), target)
+    to_come = [state.step for state in found if state.step.stage == "export" and (state.step.k or 0) > k]
+    return [
+        f"policy {k} of {run_id}: {count} files in {target}",
+        *(f"{step.name} was not made yet" for step in to_come),
+    ]
+
+
+def _newest(found: list[State], run_id: str) -> State:
+    """The newest export that was made. Raises, instead of giving an older one, if it does not stand."""
+    made = [state for state in found if state.step.stage == "export" and state.word != "missing"]
+    if not made:
+        raise ConfigError(f"{run_id} has exported nothing yet; run it, or look at `cosmos-flows status {run_id}`")
+    newest = made[-1]
+    if newest.word == "stands":
+        return newest
+    damaged = [state for state in found[: found.index(newest) + 1] if state.word == "damaged"]
+    name = newest.step.name
+    if damaged:
+        raise ArtifactError(f"{name}, the newest export, cannot be given: {damaged[0].step.name}: {damaged[0].why}")
+    because = f" ({newest.why})" if newest.why else ""
+    raise ConfigError(
+        f"{name}, the newest export, is {newest.word}{because}; run the recipe again to make it, or look at "
+        f"`cosmos-flows status {run_id}`"
+    )
+
+
+def optimizer_steps(run: Run, k: int) -> int:
+    """How many optimizer steps policy version k has had."""
+    manifest = None if k == 0 else standing(run.policy_after(k))[1]
+    return 0 if manifest is None else manifest.config["steps"]["first_step"] + len(manifest.config["steps"]["lrs"])
+
+
+def _copy(artifact: Artifact, target: Path) -> int:
+    """Put all files there, or none: whoever sees the directory sees it whole. Returns their number."""
+    files = {name.removeprefix(PIPELINE): name for name in artifact.names()}
+    if target.exists():
+        there = {str(path.relative_to(target)): path for path in target.rglob("*") if path.is_file()}
+        if there.keys() == files.keys() and all(_sha256(there[n]) == artifact.entry(files[n]).sha256 for n in files):
+            return len(files)
+        raise ConfigError(f"{target} exists and holds something else; name another directory, or remove it")
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        for path, name in files.items():
+            (partial / path).parent.mkdir(parents=True, exist_ok=True)
+            copy(artifact.url, artifact.entry(name), partial / path)
+        partial.rename(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}; name another directory") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return len(files)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,181 @@
+"""Free what a run no longer needs."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cosmos_rl_core.errors import LeaseError, NoSpaceError
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.lease import PATIENCE_S
+from flows.planning.requests import Run
+from flows.planning.steps import open_run, steps
+from flows.running import work_folders
+from stages.artifacts.garbage import garbage
+from stages.execution.agent import read_orders, returncode_of
+
+GRACE_H = 24.0
+"""How long an attempt may write nothing and still count as at work. Longer than what any stage computes in silence."""
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class OfStage:
+    """The garbage of one stage."""
+
+    name: str
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """Files of a run that no artifact holds."""
+
+    run_id: str
+    url: str
+    deleted: bool
+    older_than_h: float
+    stages: list[OfStage]
+    """Of attempts that ended; then what was being written when its process ended."""
+    folders: list[OfStage]
+    """On this machine, of flows that ended."""
+    kept: list[OfStage]
+    """Of attempts that may be at work."""
+    ordered: dict[str, str]
+    """By stage, the mailbox whose allocation is to make it, or reads it: nothing of those is garbage."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of all of it."""
+        return sum(each.bytes for each in (*self.stages, *self.folders))
+
+    def lines(self) -> list[str]:
+        """For people."""
+        found = [*self.stages, *self.folders]
+        lines = [f"{each.name:<28} {each.files:>6} files {each.bytes / 1e6:>12.1f} MB" for each in found]
+        lines += [f"{'freed' if self.deleted else 'would free'} {self.total / 1e6:.1f} MB"] if found else []
+        lines += [] if found else [f"nothing to delete in {self.url}"]
+        if self.kept:
+            files, size = sum(each.files for each in self.kept), sum(each.bytes for each in self.kept) / 1e6
+            names = ", ".join(each.name for each in self.kept)
+            lines.append(
+                f"kept {files} files, {size:.1f} MB, of {names}: a stage that wrote less than {self.older_than_h:g} h "
+                "ago may be at work; --older-than 0 deletes them too"
+            )
+        for name, mailbox in self.ordered.items():
+            lines.append(f"kept all of {name}: {mailbox} has an order that has not ended; remove it if its job is gone")
+        return lines
+
+    def as_json(self) -> dict[str, Any]:
+        """For scripts: ``run``, ``url``, ``deleted`` (false after ``--dry-run``), ``bytes`` of all that can go,
+        ``older_than_h``, ``stages``, ``folders`` and ``kept``, of each ``name``, ``files`` (their number) and
+        ``bytes``, those without any left out, and ``ordered``, mailboxes by stage."""
+        parts = {name: [asdict(each) for each in getattr(self, name)] for name in ("stages", "folders", "kept")}
+        about = {"run": self.run_id, "url": self.url, "deleted": self.deleted, "older_than_h": self.older_than_h}
+        return {**about, "bytes": self.total, **parts, "ordered": self.ordered}
+
+
+def gc(store_url: str, run_id: str, *, superseded: bool, dry_run: bool, older_than_h: float = GRACE_H) -> Garbage:
+    """Delete files of the run that no artifact holds, or only find them.
+
+    An attempt that wrote something less than ``older_than_h`` hours ago, by the store's clock, may be of a stage that
+    outlived its flow, and is left alone; so is what an allocation has orders for. Datasets are shared by runs: only
+    what processes left half-written in them goes, and never sooner than after ``GRACE_H``.
+
+    Raises :class:`LeaseError` while a process works on the run.
+    """
+    run = open_run(store_url, run_id)
+    found: list[OfStage] = []
+    kept: list[OfStage] = []
+    ordered: dict[str, str] = {}
+    with _alone(run) as check:
+        now_s = store.clock_s(run.url)
+        before_s, shared_before_s = (now_s - HOUR_S * hours for hours in (older_than_h, max(older_than_h, GRACE_H)))
+        mailboxes = _ordered(run)
+        for step in steps(run):
+            if not step.slot.startswith(run.url):
+                continue
+            if step.slot in mailboxes:
+                ordered[step.name] = mailboxes[step.slot]
+                continue
+            free = garbage(step.slot, superseded=superseded, before_s=before_s)
+            _add(kept, step.name, free.young)
+            if free.old and not dry_run:
+                check()
+                _delete(step.slot, free.old, superseded=superseded, before_s=before_s)
+            _add(found, step.name, free.old)
+        _add(found, "half-written", _half_written(run.url, before_s, dry_run=dry_run))
+        datasets = store.join(store.absolute(run.store_url), "dataset")
+        _add(found, "half-written in dataset/", _half_written(datasets, shared_before_s, dry_run=dry_run))
+    folders = _folders(HOUR_S * older_than_h, dry_run=dry_run)
+    return Garbage(run_id, run.url, not dry_run, older_than_h, found, folders, kept, ordered)
+
+
+@contextmanager
+def _alone(run: Run) -> Iterator[Callable[[], None]]:
+    """Hold the run's lease, and give what raises :class:`LeaseError` once another process works on the run.
+
+    Where there is no space left to write the lease, nobody else can write one either until something is deleted.
+    """
+
+    def require_nobody(patience_s: float = 0.0) -> None:
+        if (holder := run.holder(patience_s)) is not None:
+            raise LeaseError(
+                f"another process works on {run.url}: pid {holder['pid']} on {holder['host']}; wait for its end"
+            )
+
+    with ExitStack() as held:
+        try:
+            check = held.enter_context(run.lease()).check
+        except NoSpaceError:
+            require_nobody(PATIENCE_S)
+            check = require_nobody
+        yield check
+
+
+def _ordered(run: Run) -> dict[str, str]:
+    """Slots that an allocation of the run is to make, or reads for that, with its mailbox."""
+    places = [run.url, run.recipe.launch.slurm.work_dir]
+    found: dict[str, str] = {}
+    for root in {store.join(store.absolute(place), "allocations") for place in places if place is not None}:
+        for mailbox in (store.join(root, name) for name in store.names(root)):
+            for order in read_orders(mailbox).orders:
+                if returncode_of(mailbox, order) is None:
+                    # Plain values: another run's Request may name plugins that are not imported here.
+                    request = json.loads(order.request)
+                    read = [source["url"] for role in request["inputs"].values() for source in role]
+                    found |= dict.fromkeys([request["slot"], *read], mailbox)
+    return found
+
+
+def _delete(slot: str, found: Mapping[str, int], *, superseded: bool, before_s: float) -> None:
+    """Delete what was found, except for what has become part of an artifact or was written since."""
+    again = garbage(slot, superseded=superseded, before_s=before_s).old
+    for name in found.keys() & again.keys():
+        store.remove(store.join(slot, name))
+
+
+def _half_written(url: str, before_s: float, *, dry_run: bool) -> dict[str, int]:
+    """Files that were being written when their processes ended, last written before that time; deletes them."""
+    found = {name: entry.size for name, entry in store.abandoned(url).items() if entry.written_s <= before_s}
+    for name in () if dry_run else found:
+        store.remove(store.join(url, name))
+    return found
+
+
+def _folders(older_than_s: float, *, dry_run: bool) -> list[OfStage]:
+    """Folders of this machine that flows which ended left; deletes them."""
+    found = work_folders.abandoned(older_than_s)
+    for folder in () if dry_run else found:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not found:
+        return []
+    return [OfStage(f"folders in {next(iter(found)).parent}", len(found), sum(found.values()))]
+
+
+def _add(to: list[OfStage], name: str, found: Mapping[str, int]) -> None:
+    if found:
+        to.append(OfStage(name, len(found), sum(found.values())))

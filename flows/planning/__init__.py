@@ -1,0 +1,1 @@
+"""All that is known before anything runs: the plan, its steps, costs and memory."""

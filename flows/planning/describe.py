@@ -1,0 +1,120 @@
+"""A plan in words, for people who want to know before they run."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.pipelines.memory import Bytes
+from flows.planning import costs, memory
+from flows.planning.plan import Plan, run_url
+
+
+def describe_plan(plan: Plan, store_url: str) -> str:
+    """What a run would do, and how much of it."""
+    recipe = plan.recipe
+    train, sample = recipe.train, recipe.policy.diffusers.sample
+    total, trained = costs.parameters(recipe)
+    weights = f"LoRA of rank {recipe.policy.lora.r}" if recipe.policy.lora else "all weights"
+    lines = [
+        f"run        {plan.run_id}",
+        f"store      {run_url(store_url, plan.run_id)}",
+        f"model      {plan.model.path} ({plan.model.adapter}, {plan.model.digest[:12]}), {weights}",
+        f"trains     {_count(trained)} of {_count(total)} parameters",
+        f"algorithm  {train.train_policy.type}, {train.num_iterations} iterations, seed {train.seed}",
+        f"prompts    {len(plan.prompts)} to train on, {len(plan.validation_prompts)} held out",
+    ]
+    if train.train_policy.rewarded:
+        rewards = ", ".join(f"{r.fn.label} ({r.role}, weight {r.weight:g})" for r in recipe.rewards)
+        batch = f"{recipe.prompts_per_iteration} prompts x {recipe.rollout.n_generation} samples"
+        lines += [
+            f"iteration  {batch}, {sample.num_steps} {sample.solver} steps, guidance {sample.guidance_scale:g}",
+            f"rewards    {rewards}",
+        ]
+    lines += [f"plugin     {pin.name} of {pin.kind}, {pin.path}" for pin in plan.plugins]
+    writes = "\n           ".join(costs.describe(recipe))
+    lines.append(f"writes     {writes}")
+    launch = recipe.launch
+    how = launch.mode if launch.launcher == "local" else launch.launcher
+    lines.append(f"launch     {how}, {launch.processes} processes, {launch.threads} threads each")
+    return "\n".join(lines)
+
+
+def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
+    """For scripts: ``run``, ``url``, ``algorithm``, ``iterations``, ``recipe`` (every setting, resolved), ``model``
+    (``path``, ``adapter``, ``digest``), ``parameters`` (``total``, ``trained``), ``prompts`` (``train``, ``held_out``),
+    ``writes`` and ``memory``. Bytes of ``writes``: ``sample`` and ``embedding`` (null where no file tells, and for a
+    ``sample`` without rollouts), ``policy`` of one iteration by part. Of each stage in ``memory``: ``stage``,
+    ``ranks``, and bytes of a rank on the ``device`` and beside it on the ``cpu``: ``rows`` by kind (null where no file
+    tells) and the ``peak``."""
+    recipe = plan.recipe
+    total, trained = costs.parameters(recipe)
+    rewarded = recipe.train.train_policy.rewarded
+    return {
+        "run": plan.run_id,
+        "url": run_url(store_url, plan.run_id),
+        "algorithm": recipe.train.train_policy.type,
+        "iterations": recipe.train.num_iterations,
+        "recipe": recipe.model_dump(mode="json"),
+        "model": {"path": plan.model.path, "adapter": plan.model.adapter, "digest": plan.model.digest},
+        "parameters": {"total": total, "trained": trained},
+        "prompts": {"train": len(plan.prompts), "held_out": len(plan.validation_prompts)},
+        "writes": {
+            "sample": costs.sample_bytes(recipe) if rewarded else None,
+            "embedding": costs.embedding_bytes(recipe),
+            "policy": costs.policy_parts(recipe),
+        },
+        "memory": [
+            {
+                "stage": stage.stage,
+                "ranks": stage.ranks,
+                "rows": {
+                    row.removesuffix(" ~"): None if held is None else asdict(held) for row, held in stage.rows.items()
+                },
+                "peak": asdict(stage.peak),
+            }
+            for stage in memory.stages(recipe)
+        ],
+    }
+
+
+def describe_memory(recipe: Recipe) -> Iterator[str | Table]:
+    """What a rank of each stage holds, a column a stage."""
+    found = memory.stages(recipe)
+    peaks = [stage.peak for stage in found]
+    unit, name = (GIB, "GiB") if max(peak.device for peak in peaks) >= GIB else (MIB, "MiB")
+    table = Table(box=None, padding=(0, 2), collapse_padding=True, pad_edge=False, header_style="bold")
+    table.add_column(f"a rank's memory, {name}", no_wrap=True)
+    for stage in found:
+        table.add_column(stage.stage, justify="right", no_wrap=True)
+    table.add_row("ranks", *(str(stage.ranks) for stage in found))
+    for row in memory.ROWS:
+        held = [stage.rows.get(row, Bytes()) for stage in found]
+        if any(each != Bytes() for each in held):
+            table.add_row(row, *("?" if each is None else _cell(each.device + each.cpu, unit) for each in held))
+    table.add_row("on the device ~", *(_cell(peak.device, unit) for peak in peaks), style="bold")
+    if any(peak.cpu for peak in peaks):
+        table.add_row("beside it on the CPU", *(_cell(peak.cpu, unit) for peak in peaks), style="bold")
+    yield table
+    yield _NOTES
+
+
+MIB, GIB = 2**20, 2**30
+
+_NOTES = """
+~ is an estimate, within a factor of 1.7 of what small models were measured to take; ? is what no file tells. Not
+counted: that, what VAE, text encoders and safety checker take to work, files on their way, and CUDA itself."""
+
+
+def _cell(size: int, unit: int) -> str:
+    return f"{size / unit:.2f}" if size else ""
+
+
+def _count(number: int) -> str:
+    unit, name = next(((u, n) for u, n in _NUMBERS if number >= u), (1, ""))
+    return f"{number / unit:.3g}{name}"
+
+
+_NUMBERS = ((10**9, " billion"), (10**6, " million"), (1000, " thousand"))

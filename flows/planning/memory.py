@@ -1,0 +1,232 @@
+"""What a rank of each stage will hold in memory, before it starts."""
+
+import math
+from collections.abc import Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.pipelines import directories, sizes
+from cosmos_rl_core.pipelines.memory import (
+    Bytes,
+    Shapes,
+    Spread,
+    Tokens,
+    activations,
+    in_half,
+    num_tokens,
+    passing,
+    resting,
+    visiting,
+)
+from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE
+from flows.planning import costs
+from stages.formats.members import KEPT_BYTES
+
+PARTS = (OLD, EMA, REFERENCE, BEHAVIOUR)
+"""Copies of what trains, each as large as that."""
+TRANSFORMER, OTHERS, GRADIENTS, OPTIMIZER = "transformer", "other components", "gradients", "optimizer"
+SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
+IN_PASSING = "largest tensor twice"
+ACTIVATIONS, STEP = "activations ~", "optimizer's buffers"
+ROWS = (TRANSFORMER, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, IN_PASSING, VISITING, ACTIVATIONS, STEP)
+"""Kinds of what a rank holds. The last is there when the two before it are not."""
+
+MOMENTS = 2
+"""Averages that Adam and AdamW keep of every number that trains."""
+
+Rows = dict[str, Bytes | None]
+"""What a rank holds, by the kinds of :data:`ROWS`; None where no file says how large it is."""
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """One stage's, of one rank."""
+
+    stage: str
+    ranks: int
+    rows: Rows
+
+    @property
+    def peak(self) -> Bytes:
+        """All that is known taken together: at work, or as the optimizer steps, whichever is more."""
+        known = {name: held for name, held in self.rows.items() if held is not None}
+        work, step = known.get(VISITING, Bytes()) + known.get(ACTIVATIONS, Bytes()), known.get(STEP, Bytes())
+        always = sum((held for name, held in known.items() if name not in (VISITING, ACTIVATIONS, STEP)), Bytes())
+        return always + Bytes(max(work.device, step.device), max(work.cpu, step.cpu))
+
+
+def stages(recipe: Recipe) -> list[StageMemory]:
+    """Of every stage that loads a part of the pipeline or goes through its weights, in the order of a run."""
+    model, validation = _Model(recipe), recipe.validation
+    held_out = validation is not None and validation.data is not None
+    found = {"embed": model.holding("text_encoder")}
+    if costs.needs_data(recipe) or held_out:
+        found["encode"] = model.holding("vae")
+    if recipe.train.train_policy.rewarded:
+        found |= {"rollout": model.rollout(), "update": model.update()}
+    else:
+        found["finetune"] = model.finetune()
+    if validation is not None and held_out:
+        found["validate"] = model.validate(validation.batch_size)
+    found["export"] = model.export()
+    if validation is not None and recipe.rewards:
+        found["evaluate"] = model.evaluate(validation.batch_size)
+    ranks = {name: recipe.launch.processes_of(name) for name in found} | {"export": 1}
+    return [StageMemory(name, ranks[name], rows) for name, rows in found.items()]
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A recipe with the shapes of what it trains."""
+
+    recipe: Recipe
+
+    @cached_property
+    def path(self) -> str:
+        return directories.resolve_path(self.recipe.policy.model_name_or_path)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return directories.settings(self.path, "transformer")
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return sizes.weight_shapes(self.path)
+
+    @cached_property
+    def trained(self) -> Shapes:
+        return sizes.trainable_shapes(self.shapes, self.recipe.policy.lora)
+
+    @cached_property
+    def latents(self) -> tuple[int, int, int, int] | None:
+        diffusers = self.recipe.policy.diffusers
+        return sizes.latent_shape(self.path, diffusers.inference_size, diffusers.train_frames)
+
+    def rollout(self) -> Rows:
+        """The behaviour's weights, the VAE, and what is recorded of the samples that are being made."""
+        rollout, recorded = self.recipe.rollout, costs.sample_bytes(self.recipe)
+        batch = min(rollout.n_generation_mini_batch, rollout.samples_per_shard)
+        rows = self._forward(self._spread("rollout"), batch, guided=self._guided)
+        held = rows[BATCH]
+        rows[BATCH] = None if held is None or recorded is None else held + Bytes(batch * recorded)
+        return rows | self.holding("vae")
+
+    def validate(self, batch: int) -> Rows:
+        """Without guidance."""
+        return self._forward(self._spread("validate"), batch)
+
+    def export(self) -> Rows:
+        """A tensor at a time: as it was read, and as numbers."""
+        largest = max(map(math.prod, self.trained.values()))
+        return {IN_PASSING: Bytes(cpu=2 * sizes.FLOAT32_BYTES * largest)}
+
+    def evaluate(self, batch: int) -> Rows:
+        """By the whole stock pipeline, whose guidance is a batch of twice as many. The matrices of its transformer are
+        of the type that they are computed with, and nothing is cast."""
+        spread = Spread(half=self._half)
+        rows = self._forward(spread, batch * (1 + self._guided)) | self.holding("vae", "text_encoder")
+        if not self._half:
+            return rows
+        adapters = {} if self.recipe.policy.lora is None else self.trained
+        held = in_half(self.shapes, self.config) + in_half(adapters, self.config)
+        return rows | {TRANSFORMER: Bytes(held), VISITING: Bytes()}
+
+    def update(self) -> Rows:
+        """The parts that its algorithm compares with, or carries on, each once."""
+        algorithm, train, each = costs.algorithm_of(self.recipe), self.recipe.train, costs.sample_bytes(self.recipe)
+        carried = costs.policy_parts(self.recipe)
+        parts = {*algorithm.roles, *carried}
+        if train.staleness == 0 and algorithm.behaviour != CURRENT and algorithm.behaviour in carried:
+            # The copy that made the rollouts serves by both names.
+            parts.discard(BEHAVIOUR)
+        rows = self._training("update", parts, guided=self._guided)
+        # Read as they are drawn: of all of them, what was read last is kept.
+        rows[SAMPLES] = None if each is None else Bytes(cpu=min(train.train_batch_per_replica * each, KEPT_BYTES))
+        return rows
+
+    def finetune(self) -> Rows:
+        """With the VAE, by which media are encoded as they are drawn."""
+        return self._training("finetune", set(costs.policy_parts(self.recipe)), guided=False) | self.holding("vae")
+
+    def holding(self, *prefixes: str) -> Rows:
+        """The components of the pipeline whose names begin so, in float32, whatever their files are of."""
+        index = directories.read_json(self.path, directories.INDEX)
+        names = [
+            name
+            for name, value in index.items()
+            if name.startswith(prefixes) and isinstance(value, list) and value[0] is not None
+        ]
+        shapes = [sizes.component_shapes(self.path, name) for name in names]
+        return {OTHERS: Bytes(sizes.FLOAT32_BYTES * sum(map(sizes.elements, shapes))) if all(shapes) else None}
+
+    @property
+    def _guided(self) -> bool:
+        return self.recipe.policy.diffusers.sample.guidance_scale != 1
+
+    @property
+    def _half(self) -> bool:
+        return self.recipe.train.param_dtype == "bfloat16"
+
+    def _spread(self, stage: str) -> Spread:
+        return Spread(self.recipe.launch.parallelism_of(stage), half=self._half)
+
+    def _transformer(self, spread: Spread) -> Bytes:
+        base = resting(self.shapes, spread)
+        return base if self.recipe.policy.lora is None else base + resting(self.trained, spread)
+
+    @property
+    def _text_elements(self) -> int | None:
+        policy = self.recipe.policy
+        return sizes.embedding_elements(self.path, policy.diffusers.max_prompt_length, policy.lora)
+
+    def _tokens(self, spread: Spread) -> Tokens | None:
+        """None for a VAE or a transformer that is not known."""
+        if self.latents is None or self._text_elements is None:
+            return None
+        text = sizes.text_tokens(self.path, self.recipe.policy.diffusers.max_prompt_length)
+        return Tokens(-(-num_tokens(self.latents, self.config) // spread.parallelism.cp_size), text)
+
+    def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes | None:
+        """So many tensors of the size of latents a sample, and the texts that it is conditioned on."""
+        if self.latents is None or self._text_elements is None:
+            return None
+        elements = num_states * math.prod(self.latents) + (1 + guided) * self._text_elements
+        return Bytes(sizes.FLOAT32_BYTES * size * elements)
+
+    def _forward(self, spread: Spread, batch: int, *, guided: bool = False) -> Rows:
+        """Of a stage that trains nothing: state, noise, estimate and velocity of each sample, one more if guided."""
+        tokens, all_train = self._tokens(spread), self.recipe.policy.lora is None
+        return {
+            TRANSFORMER: self._transformer(spread),
+            BATCH: self._batch(batch, 4 + guided, guided=guided),
+            VISITING: Bytes(visiting(self.shapes, spread, backward=False, all_train=all_train)),
+            ACTIVATIONS: tokens and Bytes(batch * passing(self.shapes, self.config, tokens, half=spread.half)),
+        }
+
+    def _training(self, stage: str, parts: Set[str], *, guided: bool) -> Rows:
+        """Of a stage with an optimizer: latents, noise, state and target of each sample, and a velocity a part."""
+        policy, spread = self.recipe.policy, self._spread(stage)
+        tokens = self._tokens(spread)
+        trained, all_train = resting(self.trained, spread), policy.lora is None
+        checkpointing = policy.model_gradient_checkpointing
+        kept = tokens and activations(
+            self.shapes, self.config, tokens, lora=not all_train, half=spread.half, checkpointing=checkpointing
+        )
+        # The gradient goes through both predictions where the algorithm trains the unconditional one too.
+        doubled = guided and costs.algorithm_of(self.recipe).trains_unconditional
+        at_work = visiting(self.shapes, spread, backward=True, all_train=all_train, checkpointing=checkpointing)
+        options, samples = self.recipe.train.train_policy, self.recipe.train.train_batch_per_replica
+        batch = min(options.mini_batch, getattr(options, "batch_size_per_optimize", None) or samples)
+        copies: Rows = {part: trained for part in PARTS if part in parts}
+        return copies | {
+            TRANSFORMER: self._transformer(spread),
+            GRADIENTS: trained,
+            OPTIMIZER: trained * MOMENTS,
+            BATCH: self._batch(batch, 5 + len(copies), guided=guided),
+            VISITING: Bytes(at_work),
+            ACTIVATIONS: None if kept is None else Bytes(batch * (1 + doubled) * kept),
+            # The buffer that gradients are summed over ranks in, or what torch's fused loops take: as much again.
+            STEP: trained,
+        }

@@ -1,0 +1,56 @@
+"""A run that was begun with other versions of stages than this code has: what stands, and what goes on."""
+
+from dataclasses import replace
+
+from cosmos_rl_core.errors import ConfigError
+from flows.operations.rerun import cost, listed, made_from, seconds_of
+from flows.planning.plan import read_plan
+from flows.planning.requests import Run
+from flows.planning.steps import Step, steps
+from flows.planning.versions import go_on_with
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.slots import standing
+from stages.contracts import STAGES
+
+
+def settled(run: Run, *, remake: bool) -> Run:
+    """The run, asking for the stages' versions that this code has; its artifacts of other versions are then stale.
+
+    That is on record from now on. Raises :class:`ConfigError`, with the cost, if there are any and ``remake`` is not
+    set: a committed artifact is never ended because the code is another one.
+    """
+    ours = {name: stage.version for name, stage in STAGES.items()}
+    if run.plan.stage_versions == ours:
+        return run
+    every = steps(run)
+    other = [(step, manifest) for step in every if (manifest := _of_another_version(step)) is not None]
+    if other and not remake:
+        raise ConfigError(_refusal(run, every, other))
+    go_on_with(run.url, run.plan.run_id, ours)
+    versions = read_plan(run.store_url, run.plan.run_id).stage_versions
+    return replace(run, plan=run.plan.model_copy(update={"stage_versions": versions}))
+
+
+def _of_another_version(step: Step) -> Manifest | None:
+    """The manifest that stands, if this code makes another version of that stage."""
+    _, manifest = standing(step.slot)
+    if manifest is None or manifest.referred or manifest.stage not in STAGES:
+        return None
+    return manifest if manifest.version != STAGES[manifest.stage].version else None
+
+
+def _refusal(run: Run, every: list[Step], other: list[tuple[Step, Manifest]]) -> str:
+    changes = {m.stage: f"{m.stage} {m.version} -> {STAGES[m.stage].version}" for _, m in other}
+    again = [(step.name, seconds_of(manifest)) for step, manifest in other]
+    below = made_from(run, [step for step, _ in other], every)
+    return "\n".join(
+        [
+            f"run {run.plan.run_id} has artifacts of other versions of stages than this code makes: "
+            f"{', '.join(changes.values())}",
+            f"to be made again: {cost(again)}",
+            *listed(again),
+            *([f"stale if those come out differently: {cost(below)} to make again", *listed(below)] if below else []),
+            "nothing was changed; go on with the code that made them, make them again with --remake, or end single "
+            "ones with `cosmos-flows rerun`",
+        ]
+    )

@@ -1,0 +1,1 @@
+"""Run a plan: waves of stages, the devices they take, the flow around them."""

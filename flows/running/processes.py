@@ -1,0 +1,179 @@
+"""Start stage processes on this machine, cold or warm."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import StageError
+from cosmos_rl_core.process_trees import kill_tree
+from cosmos_rl_core.processes import PARENT
+from flows.launchers._base import Job
+from flows.running.devices import VISIBLE, Share
+from flows.running.work_folders import hold
+from stages.contracts import STAGES
+
+REPLY_TIMEOUT_S = 120.0
+"""For the fork server's imports, on a slow disk; every later reply comes at once."""
+
+
+class StageProcess(Protocol):
+    """A started stage."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Exit code (negative: the signal), or None while it runs."""
+        ...
+
+
+def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: Share | None = None) -> StageProcess:
+    """A new interpreter, under ``torch.distributed.run`` if the stage is distributed; its processes keep the share."""
+    python = launch.python or sys.executable
+    with log.open("ab") as file:
+        hold(file)
+        return subprocess.Popen(
+            [python, "-m", "cosmos_rl_core.processes", *stage_command(job.request.stage, str(request), python, launch)],
+            stdin=subprocess.DEVNULL if share is None else share.file,
+            stdout=file,
+            stderr=file,
+            env=_environment(launch) | _shown(job, share),
+        )
+
+
+def stage_command(
+    stage: str, request: str, python: str, launch: LaunchConfig, rendezvous: tuple[str, str] | None = None
+) -> list[str]:
+    """What makes a stage, on each of its nodes; ``rendezvous`` is the endpoint and the id that several of them need."""
+    if not STAGES[stage].distributed:
+        return [python, "-m", "stages.execution.runner", request]
+    nodes = launch.nodes_of(stage)
+    if nodes == 1:
+        # Not --standalone: it resolves the host's name and listens on every interface.
+        meeting = ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    else:
+        assert rendezvous is not None
+        endpoint, name = rendezvous
+        meeting = ["--nnodes", str(nodes), "--rdzv-endpoint", endpoint, "--rdzv-id", name]
+    ranks = str(launch.processes_of(stage) // nodes)
+    # No restarts: a retry is a new attempt.
+    torchrun = ["torch.distributed.run", "--rdzv-backend", "c10d", *meeting, "--nproc-per-node", ranks]
+    return [python, "-m", *torchrun, "--max-restarts", "0", "-m", "stages.execution.runner", request]
+
+
+def stage_environment(launch: LaunchConfig) -> dict[str, str]:
+    """The variables of every stage process, wherever it is."""
+    return {"OMP_NUM_THREADS": str(launch.threads), "PYTHONUNBUFFERED": "1"} | launch.environment
+
+
+def _environment(launch: LaunchConfig) -> dict[str, str]:
+    """Of a stage process; all ranks are on this machine."""
+    return {"GLOO_SOCKET_IFNAME": "lo"} | os.environ | stage_environment(launch) | {PARENT: str(os.getpid())}
+
+
+def _shown(job: Job, share: Share | None) -> dict[str, str]:
+    """The devices that a stage may use; a machine on which none is visible may still have the ones that are named."""
+    if share is not None:
+        return share.environment
+    return {VISIBLE: ",".join(map(str, job.execution.gpus))} if job.execution.gpus else {}
+
+
+class WarmServer:
+    """One fork server. It may die; its forks are killed with it, and the next stage needs another server."""
+
+    def __init__(self, launch: LaunchConfig) -> None:
+        self._ended: dict[int, int] = {}
+        self._server = subprocess.Popen(
+            # It asks for itself too, but only when its imports are done, and those take seconds.
+            [sys.executable, "-m", "cosmos_rl_core.processes", sys.executable, "-m", "stages.execution.fork_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # Unbuffered, so that what select sees is all there is.
+            bufsize=0,
+            # Forks compute on the CPU, and hold no lock on a device.
+            env=_environment(launch) | {VISIBLE: ""},
+            # Ctrl-C goes to the whole process group; it is the launcher that ends this one.
+            start_new_session=True,
+        )
+        try:
+            self._read()
+        except BrokenPipeError as error:
+            raise StageError.of("crash", "the fork server did not start; its words are above") from error
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can fork."""
+        return self._server.poll() is None
+
+    def start(self, request: Path, log: Path) -> "WarmProcess":
+        """Fork a runner."""
+        try:
+            assert self._server.stdin is not None
+            self._server.stdin.write(json.dumps({"request": str(request), "log": str(log)}).encode() + b"\n")
+            while "returncode" in (reply := self._read()):
+                self._ended[reply["pid"]] = reply["returncode"]
+        except BrokenPipeError as error:
+            raise StageError.of("killed", "the fork server ended; the next try starts another") from error
+        # The system gives numbers out again.
+        self._ended.pop(reply["pid"], None)
+        return WarmProcess(reply["pid"], self)
+
+    def returncode(self, pid: int) -> int | None:
+        """How a fork ended; a fork of a dead server was killed with it."""
+        if pid in self._ended:
+            return self._ended[pid]
+        if _is_alive(pid):
+            return None
+        while pid not in self._ended:
+            try:
+                reply = self._read()
+            except BrokenPipeError:
+                return -signal.SIGKILL
+            self._ended[reply["pid"]] = reply["returncode"]
+        return self._ended[pid]
+
+    def _read(self) -> dict[str, Any]:
+        """The next reply. A server that does not answer is killed: it only ever forks, which takes no time."""
+        assert self._server.stdout is not None
+        if not select.select([self._server.stdout], [], [], REPLY_TIMEOUT_S)[0]:
+            kill_tree(self._server.pid)
+        line = self._server.stdout.readline()
+        if not line:
+            raise BrokenPipeError("the fork server ended")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the server."""
+        if self.alive:
+            kill_tree(self._server.pid)
+        # Waits, and closes the pipes; what it did not read any more does not matter.
+        with suppress(BrokenPipeError), self._server:
+            pass
+
+
+@dataclass
+class WarmProcess:
+    """A forked runner."""
+
+    pid: int
+    server: WarmServer
+
+    def poll(self) -> int | None:
+        """Exit code, or None while it runs."""
+        return self.server.returncode(self.pid)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,231 @@
+"""What every flow does around the loop: plan, freeze, run, say how it went."""
+
+import functools
+import importlib
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+from uuid import UUID
+
+from prefect import Flow, flow, get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.context import TagsContext
+from prefect.exceptions import Pause
+from prefect.runtime import deployment, flow_run
+from prefect.states import Completed, Failed
+from pydantic import Field
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
+from cosmos_rl_core.rewards._base import ServedReward
+from cosmos_rl_core.storage.lease import Lease
+from flows.planning.plan import DEFAULT_STORE, Plan, Settings, freeze, plan_of
+from flows.planning.requests import Run
+from flows.planning.upgrades import settled
+from flows.post_train import Result, post_train
+from flows.running import pauses
+from flows.running.display import Display
+from flows.running.launch import Launcher
+from flows.running.progress import Reporter
+from flows.running.tags import tags_of
+from stages import contracts
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.slots import standing
+
+P = ParamSpec("P")
+RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)]
+Place = Annotated[str, Field(min_length=1)]
+"""A path or a URL; an empty one would be the directory that the worker is in."""
+Override = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+=", description="section.key=value")]
+
+
+def default_run_id(algorithm: str, recipe: str) -> str:
+    """The name of a run that was given none: of this flow run, so that its retries go on with the same run."""
+    words = str(deployment.get_name() or Path(recipe).stem).split("-")
+    return "-".join([algorithm, *(word for word in words if word != algorithm), str(flow_run.get_id())[-8:]])
+
+
+@contextmanager
+def working_on(run: Run) -> Iterator[tuple[Lease, Display]]:
+    """Hold the run's lease, and say in its store and to people how far the work is.
+
+    On a worker, people read the flow run's log in the UI; elsewhere the console.
+    """
+    log = get_run_logger().info if deployment.get_id() else None
+    _tag(run.plan)
+    # Without the flow run's tags: Prefect asks the server for a concurrency limit by each tag of each task.
+    untagged = TagsContext(current_tags=set())
+    try:
+        with (
+            untagged,
+            run.lease() as lease,
+            Reporter(run.url) as reporter,
+            Display(log=log, reporter=reporter) as shown,
+        ):
+            yield lease, shown
+    except Pause:
+        pauses.announce_end()
+        raise
+
+
+def _tag(plan: Plan) -> None:
+    """Add the tags of the recipe that runs to those of the deployment, whose recipe people may have changed."""
+    tags = set(flow_run.get_tags())
+    if missing := tags_of(plan.recipe, plan.model.adapter) - tags:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(UUID(str(flow_run.get_id())), tags=sorted(tags | missing))
+
+
+def ends_in_state(work: Callable[P, str]) -> Callable[P, State[None]]:
+    """Turn what a flow returns into the message of its final state, and an error of ours into a failed state.
+
+    An error is handed on in the state, because Prefect logs all frames of one that is raised, twice.
+    """
+
+    @functools.wraps(work)
+    def flow_of_states(*args: P.args, **kwargs: P.kwargs) -> State[None]:
+        try:
+            return Completed(message=work(*args, **kwargs))
+        except CosmosRLError as error:
+            return Failed(message=error.summary if isinstance(error, StageError) else str(error), data=error)
+
+    return flow_of_states
+
+
+def training_flow(named: Callable[[], None]) -> Flow[..., Any]:
+    """Make the Prefect flow of an algorithm from a function of its name and description.
+
+    A function, because Prefect looks for a ``def`` of the flow's name in its file.
+    """
+    return flow_of(named.__name__, named.__doc__, named.__name__)
+
+
+def any_training_flow(named: Callable[[], None]) -> Flow[..., Any]:
+    """Make a Prefect flow that takes recipes of every algorithm from a function of its name and description."""
+    return flow_of(named.__name__, named.__doc__)
+
+
+def flow_of(title: str, description: str | None, algorithm: str | None = None) -> Flow[..., Any]:
+    """The Prefect flow named ``title``. With ``algorithm`` it refuses recipes of other algorithms."""
+
+    def run_name() -> str:
+        """The flow run's name in the UI."""
+        parameters = flow_run.get_parameters()
+        return str(parameters.get("run_id") or default_run_id(title, str(parameters["recipe"])))
+
+    @flow(name=title, description=description, flow_run_name=run_name)
+    @ends_in_state
+    def run(
+        recipe: Place,
+        store: Place = DEFAULT_STORE,
+        run_id: RunId | None = None,
+        iterations: Annotated[int, Field(ge=1, le=1_000_000)] | None = None,
+        overrides: list[Override] | None = None,
+        cluster: Place | None = None,
+        allow_numerics_change: bool = False,
+        remake: bool = False,
+    ) -> str:
+        """Take a recipe to its end, or go on with it.
+
+        Args:
+            recipe: Path of the TOML recipe. It names the model.
+            store: Directory or URL (s3://bucket/prefix) of all runs.
+            run_id: Name of the run; the same name goes on with the same run. Default: made of this flow run's id, so
+                that its retries go on with it.
+            iterations: How far to go, instead of the recipe's number.
+            overrides: Settings of the recipe to change, one a line, as section.key=value.
+            cluster: Path of a TOML file that says how processes are launched, e.g. deployments/clusters/local.toml.
+            allow_numerics_change: Go on under other versions, threads or devices than the run began with.
+            remake: Make again what an earlier version of this code made of stages that were changed since.
+        """
+        name, changes = run_id or default_run_id(title, recipe), tuple(overrides or ())
+        settings = Settings(recipe, store, name, iterations, changes, cluster, allow_numerics_change, remake)
+        return train(settings, algorithm)
+
+    return run
+
+
+def train(settings: Settings, algorithm: str | None) -> str:
+    """Run a recipe, of that algorithm if one is given, to the end, taking up whatever stands of it.
+
+    Returns its result in a line.
+    """
+    plan = plan_of(settings)
+    if algorithm is not None and plan.recipe.train.train_policy.type != algorithm:
+        raise ConfigError(
+            f"{settings.recipe} trains with {plan.recipe.train.train_policy.type!r}, this flow with {algorithm!r}"
+        )
+    _check_services(plan)
+    plan = freeze(plan, settings.store)
+    run = Run(plan, settings.store)
+    with working_on(run) as (lease, shown):
+        shown.note(f"run {plan.run_id}: {run.url}")
+        if not plan.races_decided:
+            shown.note("this store lets a second writer replace the first: have one process write this run at a time")
+        run = settled(run, remake=settings.remake)
+        # Only here: it reads tables, and Prefect imports this file once more to cancel a flow run.
+        tracking = importlib.import_module("flows.watching.tracking")
+        with tracking.Tracker(run, shown.note) as tracker:
+            launcher = Launcher(
+                run.url, plan.recipe.launch, shown, settings.allow_numerics_change, tracker.done, lease.check
+            )
+            try:
+                result = post_train(run, launcher)
+            finally:
+                launcher.close()
+        for line in closing_lines(run, settings, result):
+            shown.note(line)
+    return result_line(run, result)
+
+
+def _check_services(plan: Plan) -> None:
+    """Raise :class:`ConfigError` for a reward service that this process is not told of: now, not after a rollout."""
+    for reward in plan.recipe.rewards:
+        scorer = plugins.load("rewards", reward.fn.name).Reward(reward.fn)
+        if isinstance(scorer, ServedReward):
+            scorer.check_service()
+
+
+def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
+    """What a run says last: where things are, how to go on, and the held-out reward."""
+    iterations = run.recipe.train.num_iterations
+    options = ["--store", settings.store, "--run-id", run.plan.run_id, "--iterations", str(2 * iterations)]
+    options += [word for override in settings.overrides for word in ("--set", override)]
+    options += ["--cluster", settings.cluster] if settings.cluster else []
+    options += ["--allow-numerics-change"] if settings.allow_numerics_change else []
+    lines = [
+        f"report: {run.slot('report')}/{result.report.files[contracts.Report.PAGE].path}",
+        f"go on: {shlex.join(['cosmos-flows', 'run', settings.recipe, *options])}",
+    ]
+    if result.before is None or result.after is None:
+        return lines
+    name = run.headline_reward
+    (before, before_error), (after, after_error) = (_score(scores, name) for scores in (result.before, result.after))
+    count = result.after.summary["scored"]
+    return [
+        *lines,
+        f"{before} ± {before_error} before, {after} ± {after_error} after, {count} held-out samples each",
+        f"held-out reward: {before} -> {after}",
+    ]
+
+
+def result_line(run: Run, result: Result) -> str:
+    """What became of the held-out reward and loss: ``ocr 0.615 -> 0.786``; without any, how far the run went."""
+    count = run.recipe.train.num_iterations
+    name, found = run.headline_reward, []
+    if result.before is not None and result.after is not None:
+        found.append(f"{name} {_score(result.before, name)[0]} -> {_score(result.after, name)[0]}")
+    judged = [standing(run.version(k, "validate"))[1] for k in (0, count)] if run.validates else []
+    losses = [manifest.summary["loss"] for manifest in judged if manifest is not None]
+    if len(losses) == 2 and None not in losses:
+        found.append("held-out loss {:.3f} -> {:.3f}".format(*losses))
+    return ", ".join(found) or f"{count} iterations, nothing held out"
+
+
+def _score(scores: Manifest, name: str) -> tuple[str, str]:
+    """Mean and standard error, which a single sample does not have."""
+    error = scores.summary["standard_error"]
+    return f"{scores.summary[name]:.3f}", "?" if error is None else f"{error:.3f}"

@@ -1,0 +1,111 @@
+"""The runs of a store at a glance, a line each: read from their plans and newest manifests, without judging stages."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rich.table import Table
+
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.lease import BEAT_S
+from flows.planning.plan import read_plan
+from flows.planning.requests import Run
+from flows.watching.status import Life, life_of
+from stages.artifacts.slots import standing
+
+AT_ONCE = 16
+"""Runs that are looked at side by side: one whose process is on another machine takes some seconds."""
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One run of a store."""
+
+    run: str
+    state: Life | Literal["damaged"]
+    """``damaged``: its plan, or a file that this line is made from, cannot be read."""
+    algorithm: str = ""
+    iterations: int = 0
+    """Iterations whose policy is there."""
+    num_iterations: int = 0
+    """Iterations that were planned when the run began."""
+    reward_name: str = ""
+    reward: float | None = None
+    """Mean of the newest scores; None where there are none."""
+    error: str = ""
+    """Why the run failed, or what is damaged; one line."""
+
+
+def all_runs(store_url: str) -> list[RunLine]:
+    """Return every run of the store, by name. Raises :class:`ConfigError` if there is no such store."""
+    store.check_readable(store_url)
+    names = sorted(store.names(store.join(store.absolute(store_url), "runs")))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(lambda name: _line(store_url, name), names))
+
+
+def as_json(lines: Sequence[RunLine]) -> list[dict[str, Any]]:
+    """Return the fields of each :class:`RunLine`, for scripts; ``reward`` is null where there are no scores."""
+    return [asdict(line) for line in lines]
+
+
+def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:
+    """Yield what to print, in order."""
+    if not lines:
+        yield f"the store {store.absolute(store_url)} has no run; start one with `cosmos-flows run`"
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("run", "algorithm", "state", "iterations", "reward"):
+        table.add_column(title, overflow="fold")
+    for line in lines:
+        of_all = f"{line.iterations}/{line.num_iterations}" if line.num_iterations else ""
+        reward = "" if line.reward is None else f"{line.reward_name} {line.reward:.3f}"
+        table.add_row(line.run, line.algorithm, line.state, of_all, reward)
+    yield table
+    yield from (f"{line.run} is {line.state}: {line.error}" for line in lines if line.error)
+
+
+def _line(store_url: str, name: str) -> RunLine:
+    try:
+        run = Run(read_plan(store_url, name), store_url)
+        life, progress, _ = life_of(run, 2 * BEAT_S)
+        reward = run.headline_reward
+        return RunLine(
+            run=name,
+            state=life,
+            algorithm=run.recipe.train.train_policy.type,
+            iterations=_iterations(run),
+            num_iterations=run.recipe.train.num_iterations,
+            reward_name=reward,
+            reward=_newest_score(run, reward) if reward else None,
+            error=_first_line(progress.error) if life == "failed" else "",
+        )
+    except (ArtifactError, ConfigError) as error:
+        return RunLine(run=name, state="damaged", error=_first_line(str(error)))
+
+
+def _iterations(run: Run) -> int:
+    """Count the iterations up to the newest policy."""
+    made = _newest_first(run, "iterations")
+    return next((k + 1 for k in made if standing(run.policy_after(k + 1))[1] is not None), 0)
+
+
+def _newest_score(run: Run, reward: str) -> float | None:
+    """Return the mean of the newest rollout's scores or, without rollouts, of the newest evaluation's."""
+    if run.trains_on_rewards:
+        slots = (run.iteration(k, f"reward-{reward}") for k in _newest_first(run, "iterations"))
+    else:
+        slots = (run.version(k, f"evaluate-{reward}") for k in _newest_first(run, "exports"))
+    manifests = (standing(slot)[1] for slot in slots)
+    found = next((manifest.summary.get(reward) for manifest in manifests if manifest is not None), None)
+    return found if isinstance(found, float) else None
+
+
+def _newest_first(run: Run, folder: str) -> list[int]:
+    return sorted((int(name) for name in store.names(run.slot(folder)) if name.isdecimal()), reverse=True)
+
+
+def _first_line(text: str) -> str:
+    return (text.splitlines() or [""])[0].rstrip(":")

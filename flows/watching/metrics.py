@@ -1,0 +1,264 @@
+"""The numbers of a run, a JSON line each in the order of the loop: ``metrics.jsonl``, made of its artifacts alone.
+
+Every line has ``stage``; ``iteration`` or, where a policy is judged on held-out prompts, ``policy_version``; and
+``step``, the optimizer steps that the policy has had, an update's own step included. ``null`` is a number that there is
+none of. Names are cosmos-rl's where the idea is the same.
+
+=============================================== =================================================== ===========
+name                                            meaning                                             cosmos-rl's
+=============================================== =================================================== ===========
+``train/loss_avg``                              loss of an optimizer step                           yes
+``train/policy_loss_avg``                       its part from the rewards                           yes
+``train/kl_loss_avg``                           distance to the reference                           yes
+``train/old_deviation_avg``                     squared distance to the old copy                    yes
+``train/learning_rate``, ``train/grad_norm``    norm before clipping                                yes
+``GRPO/{policy,kl,data}_loss``                  the same of algorithms that train on recorded steps yes
+``GRPO/log_prob_ratio``                         their mean ratio of new to old density              yes
+``GRPO/reward_mean``                            as ``train/reward_mean``                            yes
+``GRPO/<reward>``, ``..._std``, ``_valid_rate`` one reward's scores; share of samples that got one  yes
+``train/{loss,policy_loss,kl_loss,...}_max``    the largest of any sample                           yes
+``train/<column>``                              any other column of ``metrics.parquet``             no
+``train/reward_{mean,std,max,min}``             weighted rewards that an update was given           yes
+``rollout/advantage_{mean,std,max,min}``        what it made of them, excluded samples left out     yes
+``train/excluded``                              samples that it left out                            no
+``rollout/samples``, ``rollout/<number>``       what a rollout says of itself                       no
+``reward/<reward>_{mean,standard_error}``       scores of an iteration's samples by one reward      no
+``reward/<reward>_{scored,failed}``             samples with and without a score                    no
+``val/<reward>_{mean,standard_error}``          the same of held-out samples                        no
+``val/<reward>_{scored,failed}``                                                                    no
+``val/reward_{avg,std,max,min}``                of the reward that judges the run                   yes
+``val/rollout_count``                           samples that it scored                              yes
+``val/avg_loss``                                diffusion loss on held-out media                    yes
+``val/avg_loss_standard_error``                                                                     no
+``train/iteration_time``                        seconds that the update took                        yes
+``{rollout/,reward/<r>_,val/<r>_}seconds``      what the stage took                                 no
+=============================================== =================================================== ===========
+"""
+
+import io
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.storage import store
+from stages import contracts
+from stages.artifacts.files import read_entry
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.contracts import METRICS
+
+FILE = "metrics.jsonl"
+"""Its name, beside ``plan.json``."""
+
+Number = float | int | None
+
+TRAINED = {
+    "loss": "loss_avg",
+    "policy_loss": "policy_loss_avg",
+    "kl": "kl_loss_avg",
+    "old_deviation": "old_deviation_avg",
+    "kl_max": "kl_loss_max",
+    "lr": "learning_rate",
+}
+"""Columns of ``metrics.parquet`` that cosmos-rl has another name for, under ``train/``."""
+POLICY_GRADIENT = {
+    "policy_loss": "policy_loss",
+    "kl": "kl_loss",
+    "data_loss": "data_loss",
+    "ratio": "log_prob_ratio",
+}
+"""Those that it has under ``GRPO/`` where the algorithm trains on recorded steps."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Numbers of one artifact or of one optimizer step."""
+
+    stage: str
+    """The last word of the artifact's slot: ``update``, ``reward-ocr``, ``evaluate-ocr``."""
+    k: int
+    """The iteration, or the policy version that is judged."""
+    step: int
+    """Optimizer steps that the policy has had."""
+    numbers: dict[str, Number]
+    beside: bool = False
+    """Whether it is of a rollout that was made beside the update of the iteration before."""
+
+    @property
+    def judges(self) -> bool:
+        """Whether it is about a policy on held-out prompts."""
+        return self.stage == "validate" or self.stage.startswith("evaluate-")
+
+    @property
+    def position(self) -> int:
+        """Where in the loop it is: rises from wave to wave and from optimizer step to optimizer step.
+
+        It depends on no other line, so that a run which goes on past its earlier end counts on as if there had been
+        none.
+        """
+        if self.stage == "rollout":
+            # Beside an update: after the rewards that go into it, before its steps.
+            return self.step + 4 * self.k + (-1 if self.beside else 1)
+        return self.step + 4 * self.k + (0 if self.judges else 2 if self.stage.startswith("reward-") else 3)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """As it is in the file."""
+        return {
+            "stage": self.stage,
+            "policy_version" if self.judges else "iteration": self.k,
+            "step": self.step,
+            **self.numbers,
+        }
+
+    def encode(self) -> bytes:
+        """JSON and a newline."""
+        return json.dumps(self.values, allow_nan=False).encode() + b"\n"
+
+
+def steps_after(request: Request) -> int | None:
+    """Optimizer steps that the policy has had when this is done; None of a stage that makes none."""
+    if isinstance(request.config, contracts.Update | contracts.Finetune):
+        return request.config.steps.first_step + len(request.config.steps.lrs)
+    return None
+
+
+def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> Iterator[Line]:
+    """What one artifact has to say, if anything, of a policy that had taken ``step`` steps before.
+
+    ``headline`` is the reward that the run is judged by. Raises :class:`ArtifactError` if a table of the artifact is
+    not what was committed.
+    """
+    stage, k = request.slot.rpartition("/")[2], request.iteration
+    if k is None:
+        return
+    if isinstance(request.config, contracts.Reward):
+        prefix = "val" if stage.startswith("evaluate-") else "reward"
+        yield Line(stage, k, step, _scores(manifest, request.config.reward.label, prefix, headline))
+    elif isinstance(request.config, contracts.Validate):
+        said = {"avg_loss": "loss", "avg_loss_standard_error": "standard_error", "seconds": "seconds"}
+        yield Line(stage, k, step, {f"val/{name}": _number(manifest.summary.get(key)) for name, key in said.items()})
+    elif isinstance(request.config, contracts.Rollout):
+        said = {key: value for key, value in manifest.summary.items() if not isinstance(value, str)}
+        yield Line(stage, k, step, {f"rollout/{key}": _number(value) for key, value in said.items()})
+    elif (after := steps_after(request)) is not None:
+        own = POLICY_GRADIENT if _trains_on_steps(request) else {}
+        for row in _table(manifest, METRICS).to_dict("records"):
+            named = {str(n): _number(v) for n, v in row.items() if n != "step"}
+            numbers = {f"train/{TRAINED.get(n, n)}": v for n, v in named.items() if n not in own}
+            numbers |= {f"GRPO/{own[n]}": v for n, v in named.items() if n in own}
+            yield Line(stage, k, int(row["step"]) + 1, numbers)
+        yield Line(stage, k, after, _update(manifest, _rewards(request, manifest) if own else {}))
+
+
+def _trains_on_steps(request: Request) -> bool:
+    if not isinstance(request.config, contracts.Update):
+        return False
+    options = request.config.algorithm
+    return plugins.load("algorithms", options.type).Algorithm(options).transitions
+
+
+def _rewards(request: Request, manifest: Manifest) -> dict[str, Number]:
+    """Of each reward by itself, as cosmos-rl names it for policy gradients; weights are divided out again."""
+    assert isinstance(request.config, contracts.Update)
+    table, numbers = _table(manifest, contracts.Update.ADVANTAGES), dict[str, Number]()
+    for name, weight in request.config.reward_weights.items():
+        if (column := f"reward.{name}") not in table or weight == 0:
+            continue
+        scores = table[column].astype("float64") / weight
+        found = {"": scores.mean(), "_std": scores.std(ddof=0), "_valid_rate": scores.notna().mean()}
+        numbers |= {f"GRPO/{name}{key}": _number(float(value)) for key, value in found.items()}
+    return numbers
+
+
+def _scores(manifest: Manifest, name: str, prefix: str, headline: str) -> dict[str, Number]:
+    said = manifest.summary
+    mean, scored = _number(said.get(name)), _number(said.get("scored"))
+    numbers: dict[str, Number] = {
+        f"{prefix}/{name}_mean": mean,
+        f"{prefix}/{name}_standard_error": _number(said.get("standard_error")),
+        f"{prefix}/{name}_scored": scored,
+        f"{prefix}/{name}_failed": _number(said.get("failed", 0)),
+        f"{prefix}/{name}_seconds": _number(said.get("seconds")),
+    }
+    if prefix == "val" and name == headline:
+        numbers |= {"val/rollout_count": scored, "val/reward_avg": mean, **_spread(manifest)}
+    return numbers
+
+
+def _spread(manifest: Manifest) -> dict[str, Number]:
+    """Of the scored samples."""
+    table = _table(manifest, contracts.Reward.SCORES)
+    if table.empty:
+        return {}
+    scores = table.loc[table["valid"], "score"].astype("float64")
+    found = {"std": scores.std(ddof=0), "max": scores.max(), "min": scores.min()}
+    return {f"val/reward_{name}": _number(float(value)) for name, value in found.items()}
+
+
+def _update(manifest: Manifest, rewards: dict[str, Number]) -> dict[str, Number]:
+    """Of all steps together; rewards and advantages only where the policy was trained on them."""
+    numbers = dict(rewards)
+    table = _table(manifest, contracts.Update.ADVANTAGES)
+    for column, name in (("reward", "train/reward"), ("advantage", "rollout/advantage")):
+        if column in table:
+            known = table[column].dropna().astype("float64")
+            found = {"mean": known.mean(), "std": known.std(ddof=0), "max": known.max(), "min": known.min()}
+            numbers |= {f"{name}_{key}": _number(float(value)) for key, value in found.items()}
+    if rewards:
+        numbers["GRPO/reward_mean"] = numbers["train/reward_mean"]
+    if not table.empty:
+        numbers["train/excluded"] = _number(manifest.summary.get("excluded", 0))
+    return numbers | {"train/iteration_time": _number(manifest.summary.get("seconds"))}
+
+
+def _table(manifest: Manifest, name: str) -> pd.DataFrame:
+    """A parquet file of the artifact; no rows where it has none of that name."""
+    if name not in manifest.files:
+        return pd.DataFrame()
+    data = read_entry(manifest.slot, manifest.files[name])
+    return pd.read_parquet(io.BytesIO(data), engine="pyarrow")
+
+
+def _number(value: Any) -> Number:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+class MetricsFile:
+    """``metrics.jsonl`` in the store: written as a whole, and only where it says more or other than what stands there.
+
+    While a resumed run goes through what it had done, the file that stands is neither cut nor written again.
+    """
+
+    def __init__(self, url: str, stored: bytes = b"") -> None:
+        self.url = url
+        self._stored = stored
+        self._lines = bytearray()
+        self._agrees = True
+
+    def add(self, line: bytes) -> bool:
+        """Put a line at the end; whether the stored file does not have it there."""
+        start = len(self._lines)
+        self._lines += line
+        self._agrees = self._agrees and self._stored[start : len(self._lines)] == line
+        return not self._agrees
+
+    def write(self) -> None:
+        """Store the lines so far, unless the stored file begins with them. Raises :class:`UnavailableError`."""
+        if not self._agrees:
+            self._store()
+
+    def finish(self) -> None:
+        """Store exactly the lines so far: nothing comes after them. Raises :class:`UnavailableError`."""
+        if self._lines != self._stored:
+            self._store()
+
+    def _store(self) -> None:
+        data = bytes(self._lines)
+        store.write(self.url, data)
+        self._stored, self._agrees = data, True

@@ -1,0 +1,215 @@
+"""A run at a glance: what stands, what is at work, failed, or would be made again and why; attempts, times, rewards."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.lease import BEAT_S, PATIENCE_S
+from flows.planning.requests import Run
+from flows.planning.steps import Step, of_wave, open_run, steps
+from flows.running.progress import Progress, read_progress
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.slots import standing, why_stale
+
+Word = Literal["stands", "stale", "waits", "damaged", "invalidated", "missing", "running", "failed", "interrupted"]
+"""``stale``: would be made again. ``waits``: what it reads does not stand, so nobody knows yet. ``invalidated``: its
+generation was ended. ``missing``: never made. ``interrupted``: whoever made it is gone."""
+
+Life = Literal["running", "done", "failed", "stopped", "interrupted", "idle"]
+"""``running``: a process works on the run. Else how the last one ended; ``idle`` where none ever said."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What there is of one stage."""
+
+    step: Step
+    word: Word
+    generation: int = 1
+    manifest: Manifest | None = None
+    why: str = ""
+    """Why it is stale, damaged or failed."""
+    logs: int = 0
+    """Of tries that ended before their flow did."""
+    folders: int = 0
+    """Of tries that wrote files."""
+
+    @property
+    def attempts(self) -> int:
+        """Tries that left a trace, those of ended generations too, and the one at work."""
+        return max(self.folders, self.logs + (self.word == "running"))
+
+    @property
+    def seconds(self) -> float | None:
+        """What the artifact took that is there; None without one, or where it does not say."""
+        found = None if self.manifest is None else self.manifest.summary.get("seconds")
+        return float(found) if isinstance(found, int | float) else None
+
+    @property
+    def reward(self) -> float | None:
+        """The mean of the scores that are there."""
+        found = None if self.manifest is None else self.manifest.summary.get(self.step.stage.partition("-")[2])
+        return found if isinstance(found, float) else None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A run as it was when it was looked at."""
+
+    run: Run
+    states: list[State]
+    """Every stage, in order."""
+    life: Life
+    progress: Progress
+    holder: dict[str, Any] | None
+    """``pid`` and ``host`` of the process that works on it."""
+
+    @property
+    def standing(self) -> int:
+        """How many stages stand."""
+        return sum(state.word == "stands" for state in self.states)
+
+    def again(self) -> "Overview":
+        """The run a moment later. Reads only what may have changed: the stages that its process has passed since.
+
+        A process elsewhere that was at work counts as gone when others may take its lease, and no sooner.
+        """
+        life, progress, holder = life_of(self.run, PATIENCE_S)
+        every = [state.step for state in self.states]
+        before, now = of_wave(every, self.progress.wave), of_wave(every, progress.wave)
+        if life != "running" or (progress.wave and not now):
+            # It has ended, or goes further than was planned.
+            return look(self.run.store_url, self.run.plan.run_id)
+        if progress.wave == self.progress.wave:
+            return replace(self, progress=progress, holder=holder)
+        passed = [every.index(step) for step in (*before, *now)]
+        first, last = min(passed, default=0), max(passed, default=-1)
+        kept = {state.step.name: state for i, state in enumerate(self.states) if not first <= i <= last}
+        found = _with_progress(_states(every, kept), life, progress)
+        return Overview(self.run, found, life, progress, holder)
+
+    def as_json(self) -> dict[str, Any]:
+        """For scripts: ``run``, ``url``, ``state`` (:data:`Life`), ``error`` ("" or why it failed), ``holder``
+        (``pid`` and ``host``, or null), ``wave``, ``phase``, ``step``, ``total`` and ``wave_seconds`` of what is at
+        work, ``standing``, and ``stages``: of each ``name``, ``stage``, ``k`` (iteration, or policy version; null where
+        a run has one of it), ``state`` (:data:`Word`), ``why``, ``generation``, ``attempts``, ``seconds`` and
+        ``reward`` (null where there is none), ``slot``."""
+        at = self.progress
+        return {
+            "run": self.run.plan.run_id,
+            "url": self.run.url,
+            "state": self.life,
+            "error": at.error,
+            "holder": self.holder,
+            "wave": at.wave,
+            "phase": at.phase,
+            "step": at.step,
+            "total": at.total,
+            "wave_seconds": at.seconds,
+            "standing": self.standing,
+            "stages": [
+                {
+                    "name": state.step.name,
+                    "stage": state.step.stage,
+                    "k": state.step.k,
+                    "state": state.word,
+                    "why": state.why,
+                    "generation": state.generation,
+                    "attempts": state.attempts,
+                    "seconds": state.seconds,
+                    "reward": state.reward,
+                    "slot": state.step.slot,
+                }
+                for state in self.states
+            ],
+        }
+
+
+def look(store_url: str, run_id: str) -> Overview:
+    """The run as it is now."""
+    run = open_run(store_url, run_id)
+    life, progress, holder = life_of(run, 2 * BEAT_S)
+    return Overview(run, _with_progress(states(run), life, progress), life, progress, holder)
+
+
+def states(run: Run) -> list[State]:
+    """What stands of every stage of the run now, in order, whatever is at work."""
+    return _states(steps(run), {})
+
+
+def life_of(run: Run, patience_s: float) -> tuple[Life, Progress, dict[str, Any] | None]:
+    """Return how the run is now, what it said last of its progress, and who works on it.
+
+    A holder on another machine gives a sign of life within ``patience_s``.
+    """
+    # After the lease: who lets go of it has said before how it ended.
+    holder = run.holder(patience_s)
+    said = read_progress(run.url)
+    if holder is not None:
+        # What ended is another process's, which had the lease before.
+        return "running", Progress() if said is None or said.end else said, holder
+    if said is None:
+        return "idle", Progress(), None
+    return said.end or "interrupted", said, None
+
+
+def _states(every: Sequence[Step], kept: dict[str, State]) -> list[State]:
+    """Those that are not ``kept`` from an earlier look are looked at."""
+    found: list[State] = []
+    in_doubt: set[str] = set()
+    group, begun = "", True
+    for step in every:
+        if step.group.startswith("iteration-") and step.group != group:
+            # Iterations are made in order: after one that nothing is of, nothing is to be looked for.
+            begun = begun and (group == "" or any(s.word != "missing" for s in found if s.step.group == group))
+            group = step.group
+        if (state := kept.get(step.name)) is None:
+            state = _state(step, in_doubt) if begun or step.group == "" else State(step, "missing")
+        found.append(state)
+        if state.word != "stands":
+            in_doubt.add(step.slot)
+    return found
+
+
+def _state(step: Step, in_doubt: set[str]) -> State:
+    """``in_doubt`` are the slots of earlier stages that do not stand."""
+    logs, folders = (len(store.names(store.join(step.slot, name))) for name in ("logs", "attempts"))
+    found = State(step, "waits", logs=logs, folders=folders)
+    try:
+        generation, manifest = standing(step.slot)
+    except ArtifactError as error:
+        return replace(found, word="damaged", why=_first_line(error))
+    found = replace(found, generation=generation, manifest=manifest)
+    if manifest is None:
+        return replace(found, word="invalidated" if generation > 1 else "missing")
+    try:
+        request = step.request()
+    except ArtifactError:
+        # It is an input that has no artifact or a damaged one, which that input's own state tells.
+        return found
+    if any(source.url in in_doubt for inputs in request.inputs.values() for source in inputs):
+        return found
+    try:
+        reason = why_stale(manifest, request)
+    except ArtifactError as error:
+        return replace(found, word="damaged", why=_first_line(error))
+    return replace(found, word="stands") if reason is None else replace(found, word="stale", why=reason)
+
+
+def _with_progress(found: list[State], life: Life, progress: Progress) -> list[State]:
+    """The states with what is said of the wave at work, or of the last one, where it does not stand."""
+    wave = of_wave([state.step for state in found], progress.wave)
+    left = {state.step.name for state in found if state.step in wave and state.word != "stands"}
+    if life == "failed":
+        # A wave that fails names the stage that did, by the end of its slot.
+        where = progress.error.partition(" ")[0]
+        left = {step.name for step in wave if step.name in left and step.slot.endswith(f"/{where}")} or left
+    words: dict[Life, Word] = {"running": "running", "failed": "failed", "stopped": "interrupted"}
+    word, why = words.get(life, "interrupted"), _first_line(progress.error) if life == "failed" else ""
+    return [replace(state, word=word, why=why) if state.step.name in left else state for state in found]
+
+
+def _first_line(error: object) -> str:
+    return (str(error).splitlines() or [""])[0].rstrip(":")

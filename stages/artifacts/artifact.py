@@ -1,0 +1,57 @@
+"""A committed artifact, read with every byte checked."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cosmos_rl_core.errors import ArtifactError
+from stages.artifacts import files
+from stages.artifacts.files import read_entry
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import FileEntry
+from stages.artifacts.request import Input
+from stages.artifacts.slots import dropped_parts, manifest_bytes
+
+
+class Artifact:
+    """A committed artifact, read with every byte checked against its manifest, and the manifest against the Request."""
+
+    def __init__(self, source: Input) -> None:
+        self.url = source.url
+        url = Manifest.url(source.url, source.generation)
+        self.manifest = Manifest.unsealed(manifest_bytes(source), url, source.url, source.generation)
+        if self.manifest.part_content(*source.parts) != source.content:
+            raise ArtifactError(f"{source.url} has other contents than the Request names")
+        self.parts_dropped = dropped_parts(self.manifest)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Names of the files that start with ``prefix``, sorted."""
+        return sorted(name for name in self.manifest.files if name.startswith(prefix))
+
+    def read(self, name: str) -> bytes:
+        """One file's bytes. Raises :class:`ArtifactError` if they are missing or not those of the manifest."""
+        return read_entry(self.url, self.entry(name))
+
+    def entry(self, name: str) -> FileEntry:
+        """What the manifest says of one file. Raises :class:`ArtifactError` where there is none, or none any more."""
+        if name.partition("/")[0] in self.parts_dropped:
+            raise ArtifactError(
+                f"{name} of {self.url} was deleted, as this run keeps the training state of its newest policies only; "
+                "begin again at an earlier policy, or keep more (train.ckpt.max_keep)"
+            )
+        if name not in self.manifest.files:
+            raise ArtifactError(f"{self.url} has no file {name!r}; it has {', '.join(self.names())}")
+        return self.manifest.files[name]
+
+    def json(self, name: str) -> Any:
+        """One JSON file."""
+        return json.loads(self.read(name))
+
+    def bring_to(self, directory: Path) -> list[str]:
+        """Have every file, its bytes checked, in a local directory: links where the store is one; returns their
+        names."""
+        bring = files.copy if "://" in self.url else files.link
+        for name in self.names():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            bring(self.url, self.entry(name), directory / name)
+        return self.names()

@@ -1,0 +1,187 @@
+"""The listed files of an artifact, every byte checked, from the store or from this node's copies."""
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar
+
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import cache, store
+from cosmos_rl_core.storage.shards import Piece
+from cosmos_rl_core.storage.store import Chunk
+from cosmos_rl_core.storage.tensor_headers import Readable
+from stages.artifacts.records import FileEntry
+
+BLOCK_BYTES = 2**23
+"""Of a file that is read in order, fetched at once; a few such blocks are in memory."""
+
+Found = TypeVar("Found")
+
+
+def write(slot: str, path: str, chunks: Iterable[Chunk]) -> FileEntry:
+    """Write one file, whose bytes come in chunks and are hashed as they pass; what a manifest says of it."""
+    found, size = sha256(), 0
+
+    def hashed() -> Iterator[Chunk]:
+        nonlocal size
+        for chunk in chunks:
+            found.update(chunk)
+            size += len(chunk)
+            yield chunk
+
+    store.write_stream(store.join(slot, path), hashed())
+    return FileEntry(path=path, size=size, sha256=found.hexdigest())
+
+
+def read_entry(slot: str, entry: FileEntry) -> bytes:
+    """The bytes of one listed file; raises :class:`ArtifactError` unless they are exactly those listed."""
+    kept = cache.of_node(slot)
+    if kept is None:
+        return read_stored(slot, entry)
+    return kept.read(entry.sha256, entry.size, lambda: read_stored(slot, entry))
+
+
+def read_stored(slot: str, entry: FileEntry) -> bytes:
+    """As :func:`read_entry`, whatever copies this node has: for who answers for what the store holds."""
+    url = store.join(slot, entry.path)
+    data = store.read_if_exists(url)
+    if data is None:
+        raise _missing(url)
+    _check(url, entry, sha256(data).hexdigest())
+    return data
+
+
+def scan(slot: str, entry: FileEntry, take: Callable[[Readable], Found]) -> Found:
+    """What ``take`` makes of one listed file, whose bytes it is given in order.
+
+    Memory holds a few blocks of them, unless this node keeps copies: what it has none of is fetched whole. Raises
+    :class:`ArtifactError` unless the bytes are exactly those listed, so what ``take`` makes must not be used before.
+    """
+    if cache.of_node(slot) is not None:
+        return take(io.BytesIO(read_entry(slot, entry)))
+    url = store.join(slot, entry.path)
+    stream = _Stream(_blocks(url, entry.size))
+    try:
+        try:
+            found = take(stream)
+        except ArtifactError:
+            # Other bytes than those listed explain it.
+            _check(url, entry, stream.digest())
+            raise
+        _check(url, entry, stream.digest())
+    except FileNotFoundError as error:
+        raise _missing(url) from error
+    return found
+
+
+def copy(slot: str, entry: FileEntry, path: Path) -> None:
+    """Copy one listed file to ``path``; raises :class:`ArtifactError`, and leaves nothing there, as :func:`scan`."""
+
+    def write(stream: Readable) -> None:
+        with path.open("wb") as file:
+            while block := stream.read(BLOCK_BYTES):
+                file.write(block)
+
+    try:
+        scan(slot, entry, write)
+    except ArtifactError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def link(slot: str, entry: FileEntry, path: Path) -> None:
+    """As :func:`copy`, a link to the file, of a store that is a directory."""
+    scan(slot, entry, lambda _: None)
+    path.symlink_to(Path(store.join(slot, entry.path)).resolve())
+
+
+def read_pieces(slot: str, entry: FileEntry, name: str, pieces: Sequence[Piece]) -> bytes:
+    """Consecutive pieces of a listed file, once their digests were made by a :func:`scan` of the whole; raises
+    :class:`ArtifactError`, which calls them ``name``, unless they are the same as then."""
+    start, end = pieces[0].start, pieces[-1].end
+    kept = cache.of_node(slot)
+    if kept is not None:
+        data = kept.read_part(entry.sha256, start, end)
+        if data is not None and _unequal(data, pieces) is None:
+            return data
+        kept.drop(entry.sha256)
+    url = store.join(slot, entry.path)
+    try:
+        data = store.read(url, start, end)
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{url} is missing; it was there when this process read it first") from error
+    if (wrong := _unequal(data, pieces)) is not None:
+        raise ArtifactError(
+            f"{name} in {url} is not what was committed: sha256 {wrong[0]}, expected {wrong[1]}; "
+            "the file has changed since this process read it first; restore it, or remove it to have it made again"
+        )
+    return data
+
+
+class _Stream:
+    """A file's bytes, in order, hashed as they pass."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks, self._block, self._place = blocks, b"", 0
+        self._sha256 = sha256()
+
+    def read(self, size: int, /) -> bytes:
+        """The next ``size`` bytes, fewer at the end."""
+        found = bytearray()
+        while len(found) < size and self._fill():
+            part = self._block[self._place : self._place + size - len(found)]
+            found += part
+            self._place += len(part)
+        return bytes(found)
+
+    def digest(self) -> str:
+        """Of all bytes, also those that nobody asked for."""
+        while self._fill():
+            self._place = len(self._block)
+        return self._sha256.hexdigest()
+
+    def _fill(self) -> bool:
+        """Have a byte that was not given yet, if there is one."""
+        while self._place == len(self._block):
+            block = next(self._blocks, None)
+            if block is None:
+                return False
+            self._sha256.update(block)
+            self._block, self._place = block, 0
+        return True
+
+
+def _blocks(url: str, size: int) -> Iterator[bytes]:
+    """Of the object, in order; one byte more than its size is asked for, so that what follows does not go unseen."""
+    starts = range(0, size + 1, BLOCK_BYTES)
+
+    def read(start: int) -> bytes:
+        return store.read(url, start, min(start + BLOCK_BYTES, size + 1))
+
+    if len(starts) == 1:
+        yield read(0)
+    else:
+        yield from (data for _, data in store.ahead(starts, read))
+
+
+def _unequal(data: bytes, pieces: Sequence[Piece]) -> tuple[str, str] | None:
+    """Found and expected digest of the first piece that is not what it was."""
+    view, start = memoryview(data), pieces[0].start
+    for piece in pieces:
+        found = sha256(view[piece.start - start : piece.end - start]).hexdigest()
+        if found != piece.sha256:
+            return found, piece.sha256
+    return None
+
+
+def _missing(url: str) -> ArtifactError:
+    return ArtifactError(f"{url} is missing; its manifest lists it")
+
+
+def _check(url: str, entry: FileEntry, found: str) -> None:
+    if found != entry.sha256:
+        raise ArtifactError(
+            f"{url} is not what was committed: sha256 {found}, expected {entry.sha256}; "
+            "restore it, or remove it to have it made again"
+        )

@@ -1,0 +1,70 @@
+"""What a committed layout must have in common with the one just computed, and a finished shard with its layout."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import shards
+
+Check = Callable[[dict[str, bytes]], str | None]
+"""Why the files of a shard, by name, are not those that its layout asks for; None if they are."""
+
+
+def difference(found: dict[str, Any], computed: dict[str, Any]) -> str | None:
+    """Why two layouts do not cut the same work; None if they do.
+
+    Where a list is cut, and how many samples are in memory at once, may differ: other settings of memory, or later
+    code, compute other sizes. What is cut, and its order, may not.
+    """
+    if found.keys() != computed.keys():
+        return f"it has {', '.join(sorted(found))}, expected {', '.join(sorted(computed))}"
+    for name, expected in computed.items():
+        if isinstance(expected, int):
+            if type(found[name]) is not int or found[name] < 1:
+                return f"{name} is {found[name]!r}, expected a number of samples"
+        elif _uncut(found[name]) != _uncut(expected):
+            return f"{name} are not the planned ones, each once and in order"
+    return None
+
+
+def tar_of(name: str, ids: Sequence[str], besides: str | None = None) -> Check:
+    """Check that a shard is one tar of this name, whose members are files of exactly these samples.
+
+    A file called ``besides`` may be with it.
+    """
+
+    def check(files: dict[str, bytes]) -> str | None:
+        if files.keys() - {besides} != {name}:
+            return f"it marks {', '.join(sorted(files))}, expected {name}"
+        try:
+            found = {member.rpartition(".")[0] for member in shards.unpack(files[name])}
+        except ArtifactError as error:
+            return str(error)
+        return unequal_ids(found, ids)
+
+    return check
+
+
+def unequal_ids(found: set[str], ids: Sequence[str]) -> str | None:
+    """What lacks and what is too much; None if the ids are equal."""
+    missing, unknown = sorted(set(ids) - found), sorted(found - set(ids))
+    if not missing and not unknown:
+        return None
+    return f"of the layout's samples it lacks {_some(missing)}, and it has {_some(unknown)} besides"
+
+
+def _some(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "") if ids else "none"
+
+
+def _uncut(value: Any) -> Any:
+    """A list without its innermost cuts; None for what is no list of ids, or has an empty piece."""
+    if not isinstance(value, list):
+        return None
+    if not any(isinstance(piece, list) for piece in value):
+        return value
+    if not all(isinstance(piece, list) and piece for piece in value):
+        return None
+    if any(isinstance(inner, list) for piece in value for inner in piece):
+        return [_uncut(piece) for piece in value]
+    return [one for piece in value for one in piece]

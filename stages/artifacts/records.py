@@ -1,0 +1,150 @@
+"""The sealed files of a slot besides its manifests (:mod:`stages.artifacts.manifest`).
+
+They record how a generation's work is divided, which of its shards are finished, that it was ended, and which of its
+parts were deleted. Each is checked to lie where it was written for.
+"""
+
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import Field, ValidationError
+
+from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import RESTORE, seal, unseal
+from stages.artifacts.request import InputContents
+
+Found = TypeVar("Found", bound=Section)
+
+_ROOTS = ("runs", "dataset")
+"""What lies directly below a store."""
+
+
+def place_of(slot: str) -> str:
+    """The slot's path in its store, which stays as it is where the store is moved; its name where it is in none."""
+    names = slot.rstrip("/").split("/")
+    return "/".join(names[max((i for i, name in enumerate(names) if name in _ROOTS), default=-1) :])
+
+
+def parsed(kind: type[Found], body: dict[str, Any], url: str) -> Found:
+    """The section that a sealed body holds. Raises :class:`ArtifactError`, which names ``url``, if it holds another."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise ArtifactError(f"{url} does not hold what this version reads there: {error}; {RESTORE}") from error
+
+
+class FileEntry(Section):
+    """One file of an artifact."""
+
+    path: str
+    """Relative to the slot."""
+    size: int
+    sha256: str
+
+
+class Record(Section):
+    """One sealed file of a slot. A subclass names its kind."""
+
+    kind: ClassVar[str]
+    place: str
+    """The slot's, by :func:`place_of`."""
+    generation: int = Field(ge=1)
+
+    def sealed(self) -> bytes:
+        """The file's bytes."""
+        return seal(self.kind, self.model_dump(mode="json"))
+
+    @classmethod
+    def unsealed(cls, data: bytes, url: str, slot: str, generation: int) -> Self:
+        """Return the record of a slot's generation from the bytes found at ``url``.
+
+        Raises :class:`ArtifactError` if they are damaged, or were written for another slot or generation.
+        """
+        return cls.checked(unseal(data, cls.kind, url), url, slot, generation)
+
+    @classmethod
+    def checked(cls, body: dict[str, Any], url: str, slot: str, generation: int) -> Self:
+        """As :meth:`unsealed`, from the body."""
+        found = parsed(cls, body, url)
+        if (found.place, found.generation) != (place_of(slot), generation):
+            raise ArtifactError(
+                f"{url} was written for generation {found.generation} of {found.place}, and is found as generation "
+                f"{generation} of {place_of(slot)}; put it back, and {RESTORE} what belongs here"
+            )
+        return found
+
+    @classmethod
+    def url(cls, slot: str, generation: int) -> str:
+        """Where a slot keeps the record of a generation."""
+        return store.join(slot, f"{cls.kind}.{generation}.json")
+
+    @classmethod
+    def read(cls, slot: str, generation: int) -> Self | None:
+        """The record of a generation; None if there is none. Raises as :meth:`unsealed`."""
+        url = cls.url(slot, generation)
+        data = store.read_if_exists(url)
+        return None if data is None else cls.unsealed(data, url, slot, generation)
+
+
+class Layout(Record):
+    """How the work of a generation is cut."""
+
+    kind = "layout"
+    recipe: str
+    inputs: InputContents
+    layout: dict[str, Any]
+    halvings: int = Field(ge=0)
+    """How often the cut was made smaller, each time because memory was short."""
+    numerics: dict[str, Any]
+
+
+class Marker(Record):
+    """That a shard is finished."""
+
+    kind = "marker"
+    layout: str
+    """Name of the folder that shards of the same layout and numerics share."""
+    index: int = Field(ge=0)
+    attempt: str
+    files: dict[str, FileEntry]
+
+
+class Invalidated(Record):
+    """That a generation was ended."""
+
+    kind = "invalidated"
+    manifest: str | None
+    """Digest of its manifest's bytes; None if it had none."""
+    reason: str
+
+
+class Dropped(Record):
+    """What of an artifact was deleted for good."""
+
+    kind = "dropped"
+    manifest: str
+    """Digest of its manifest's bytes."""
+    parts: tuple[str, ...]
+
+
+class Pinned(Section):
+    """The numerics of a stage's first artifact in a run, which later ones are held to."""
+
+    stage: str
+    numerics: dict[str, Any]
+
+    def sealed(self) -> bytes:
+        """The file's bytes."""
+        return seal("numerics", self.model_dump(mode="json"))
+
+    @classmethod
+    def read(cls, url: str, stage: str) -> Self | None:
+        """What is pinned at ``url``; None if nothing is. Raises :class:`ArtifactError` if it is not this stage's."""
+        data = store.read_if_exists(url)
+        if data is None:
+            return None
+        found = parsed(cls, unseal(data, "numerics", url), url)
+        if found.stage != stage:
+            raise ArtifactError(f"{url} was written for {found.stage}, expected {stage}; {RESTORE}")
+        return found

@@ -1,0 +1,121 @@
+"""What a stage is asked: its Request, and the artifacts that it reads.
+
+A Request names a stage, its closed settings and its inputs. Its **recipe** is the digest of everything but the inputs;
+its **fingerprint** adds the inputs' fingerprints, so it is known before anything runs.
+"""
+
+from typing import Any, Literal, cast
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.outside_plugins import Pin, named_by
+from cosmos_rl_core.weights.parts import CURRENT
+from stages.artifacts.identity import fingerprint_of, recipe_of
+from stages.contracts import NOT_IDENTITY, STAGES, StageConfig
+
+FORMAT = 1
+
+
+class Input(Section):
+    """One artifact that a stage reads: where it is, exactly which bytes, and which parts of it."""
+
+    url: str = Field(json_schema_extra=NOT_IDENTITY)
+    """Its slot."""
+    generation: int = Field(json_schema_extra=NOT_IDENTITY)
+    manifest: str = Field(json_schema_extra=NOT_IDENTITY)
+    """Digest of its manifest."""
+    content: str = Field(json_schema_extra=NOT_IDENTITY)
+    """Digest of the result bytes of the parts."""
+    fingerprint: str
+    parts: tuple[str, ...] = ()
+    """The files read are ``<part>/...``; none named reads, and depends on, all of them."""
+
+    @property
+    def part(self) -> str:
+        """The one policy part that is read, or the first of several."""
+        return self.parts[0] if self.parts else CURRENT
+
+
+InputContents = dict[str, list[list[str | list[str]]]]
+"""Role to [content, parts] of each input, as plain JSON data."""
+
+
+def contents_of(inputs: dict[str, tuple[Input, ...]]) -> InputContents:
+    """The contents of inputs by role; roles without any are left out."""
+    return {role: [[i.content, list(i.parts)] for i in some] for role, some in inputs.items() if some}
+
+
+def _known_stage(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    stage = fields.get("stage")
+    if isinstance(stage, str) and stage not in STAGES:
+        raise ValueError(f"unknown stage {stage!r}; known: {', '.join(sorted(STAGES))}")
+    if not isinstance(stage, str):
+        return fields
+    fields = {"version": STAGES[stage].version, **fields}
+    if isinstance(fields.get("config"), dict):
+        return {**fields, "config": STAGES[stage].model_validate(fields["config"])}
+    return fields
+
+
+class Request(Section):
+    """Everything a stage process is told. ``python -m stages.execution.runner request.json`` runs one by hand."""
+
+    format: Literal[1] = FORMAT
+    stage: str
+    version: int = 0
+    """The stage's version that is asked for; by default this code's."""
+    slot: str = Field(json_schema_extra=NOT_IDENTITY)
+    """URL under which the artifact's generations go."""
+    iteration: int | None = None
+    seed: int
+    """The run's seed; every draw derives from it."""
+    config: SerializeAsAny[StageConfig]
+    inputs: dict[str, tuple[Input, ...]] = {}
+    plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
+    """The run's plugins that lie outside the package: those that the settings name, and those that made the inputs."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _config_of_stage(cls, value: Any) -> Any:
+        return _known_stage(value)
+
+    @model_validator(mode="after")
+    def _inputs_have_roles(self) -> "Request":
+        roles = STAGES[self.stage].inputs
+        if unknown := set(self.inputs) - set(roles):
+            raise ValueError(f"{self.stage} has no input {sorted(unknown)}; known: {sorted(roles)}")
+        for role, count in roles.items():
+            if count == "one" and len(self.inputs.get(role, ())) != 1:
+                raise ValueError(f"{self.stage} needs exactly one input {role!r}, got {len(self.inputs.get(role, ()))}")
+        return self
+
+    @property
+    def recipe(self) -> str:
+        """Digest of what is asked, without the inputs."""
+        return recipe_of(
+            self.stage, self.version, self.iteration, self.seed, self.config.identity(), self.named_plugins
+        )
+
+    @property
+    def named_plugins(self) -> tuple[Pin, ...]:
+        """Those of the plugins that the settings name: they decide the result."""
+        return named_by(self.config, self.plugins)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what is asked and of how its inputs came to be; known before anything runs."""
+        return fingerprint_of(self.recipe, self.inputs)
+
+    @property
+    def input_contents(self) -> InputContents:
+        """What decides, with the recipe, whether an artifact stands."""
+        return contents_of(self.inputs)
+
+    def one(self, role: str) -> Input:
+        """The only input of a role."""
+        (single,) = self.inputs[role]
+        return single

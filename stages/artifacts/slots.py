@@ -1,0 +1,132 @@
+"""Slots, generations and commits: how an artifact comes to stand, and how its bytes are read back.
+
+A slot holds ``manifest.1.json``, ``manifest.2.json``, ...; ``invalidated.<n>.json`` ends generation n. The standing
+generation is the first that is not invalidated, found by probing, never by listing. Files lie under
+``attempts/<attempt id>/``, so that attempts never meet; only layouts, shard markers and manifests are contended for,
+each by one put-if-absent.
+"""
+
+from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import unseal
+from cosmos_rl_core.weights.parts import CURRENT
+from stages.artifacts.generations import current_generation
+from stages.artifacts.manifest import Manifest, Reference, Referral
+from stages.artifacts.records import Dropped, place_of
+from stages.artifacts.request import Input, Request
+
+
+def standing(slot: str) -> tuple[int, Manifest | None]:
+    """The slot's generation (1, 2, ...) that is not invalidated, and its manifest if it has been committed."""
+    generation = current_generation(slot)
+    return generation, read_manifest(slot, generation)
+
+
+def read_manifest(slot: str, generation: int) -> Manifest | None:
+    """One generation's manifest, also where the slot only refers to it.
+
+    Raises :class:`ArtifactError` if it is damaged, or there is something else in its place.
+    """
+    url = Manifest.url(slot, generation)
+    data = store.read_if_exists(url)
+    if data is None:
+        return None
+    body = unseal(data, Manifest.kind, url)
+    if "reference" in body:
+        return _referred(Referral.checked(body, url, slot, generation).reference)
+    return Manifest.checked(body, url, slot, generation).found(slot, data)
+
+
+def refer(slot: str, source: Input) -> Manifest:
+    """Let the slot's standing generation be an artifact that lies elsewhere.
+
+    Raises :class:`ArtifactError` if it has one of its own.
+    """
+    generation, _ = standing(slot)
+    reference = Reference(
+        url=source.url, generation=source.generation, manifest=source.manifest, fingerprint=source.fingerprint
+    )
+    record = Referral(place=place_of(slot), generation=generation, reference=reference)
+    if not store.put_if_absent(Manifest.url(slot, generation), record.sealed()):
+        raise ArtifactError(f"{slot} has an artifact of its own; invalidate it before it can refer to another")
+    return _referred(reference)
+
+
+def _referred(there: Reference) -> Manifest:
+    data = manifest_bytes(there)
+    found = Manifest.unsealed(data, Manifest.url(there.url, there.generation), there.url, there.generation)
+    return found.found(there.url, data, referred=True)
+
+
+def manifest_bytes(source: Input | Reference) -> bytes:
+    """The bytes of exactly the manifest that is named."""
+    url = Manifest.url(source.url, source.generation)
+    data = store.read_if_exists(url)
+    if data is None or sha256(data) != source.manifest:
+        raise ArtifactError(f"{url} is {'missing' if data is None else 'not the manifest that was asked for'}")
+    return data
+
+
+def why_stale(manifest: Manifest, request: Request) -> str | None:
+    """Why the artifact must be made again: other settings, other inputs, a missing file. None if it stands.
+
+    Raises :class:`ArtifactError` if a file is there with another size: wrong bytes are never rebuilt in silence.
+    """
+    if (reason := manifest.why_not(request)) is not None:
+        return reason
+    urls = [store.join(manifest.slot, entry.path) for entry in manifest.files.values()]
+    for (name, entry), url, found in zip(manifest.files.items(), urls, store.sizes(urls), strict=True):
+        if found is None and name.partition("/")[0] in dropped_parts(manifest):
+            continue
+        if found is None:
+            return f"{name} is missing ({url})"
+        if found != entry.size:
+            raise ArtifactError(
+                f"{url} has {found} bytes, its manifest says {entry.size}; restore it, or invalidate the artifact"
+            )
+    return None
+
+
+def drop(slot: str, *parts: str) -> None:
+    """Delete parts of the standing artifact for good. It stands as before, and whoever reads them is told.
+
+    A kill in between leaves files that another call removes: what is dropped is on record first.
+    """
+    generation, manifest = standing(slot)
+    if manifest is None or manifest.referred:
+        return
+    record = Dropped(place=place_of(slot), generation=generation, manifest=manifest.digest, parts=tuple(sorted(parts)))
+    store.put_if_absent(Dropped.url(slot, generation), record.sealed())
+    for name, entry in manifest.files.items():
+        if name.partition("/")[0] in dropped_parts(manifest):
+            store.remove(store.join(slot, entry.path))
+
+
+def dropped_parts(manifest: Manifest) -> list[str]:
+    found = Dropped.read(manifest.slot, manifest.generation)
+    if found is not None and found.manifest != manifest.digest:
+        raise ArtifactError(
+            f"{Dropped.url(manifest.slot, manifest.generation)} is not of the manifest beside it; restore both"
+        )
+    return [] if found is None else list(found.parts)
+
+
+def input_of(slot: str, *parts: str) -> Input:
+    """The slot's standing artifact as an input: those of the parts that it has, or all of it where none is named.
+
+    A policy that has none of them gives ``current``: at version 0 all copies are equal.
+    Raises :class:`ArtifactError` if there is no artifact.
+    """
+    _, manifest = standing(slot)
+    if manifest is None:
+        raise ArtifactError(f"{slot} has no artifact yet")
+    found = tuple(part for part in parts if manifest.has_part(part)) or (CURRENT,) * bool(parts)
+    return Input(
+        url=manifest.slot,
+        generation=manifest.generation,
+        manifest=manifest.digest,
+        fingerprint=manifest.fingerprint,
+        content=manifest.part_content(*found),
+        parts=found,
+    )

@@ -1,0 +1,161 @@
+"""A fork server for single-process CPU stages: ``python -m stages.execution.fork_server``.
+
+Imports everything once, then forks a runner for each request. Speaks JSON lines.
+In: ``{"request": path, "log": path}``.
+Out: ``{"pid": n}`` at once, ``{"pid": n, "returncode": c}`` at the end.
+The server itself computes nothing: it has no thread pool and no CUDA context that a fork could break.
+
+Many libraries import their submodules only on first use. Each fork therefore reports what it imported, and the server
+imports the same modules before the next fork.
+"""
+
+import gc
+import importlib
+import json
+import os
+import selectors
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import IO, Any, TextIO
+
+import diffusers
+import onnxruntime
+import pandas
+import peft
+import pyarrow.parquet
+import rapidocr
+import torch
+import transformers
+
+from cosmos_rl_core import numerics, plugins
+from cosmos_rl_core.processes import die_with_parent
+from stages import embed, encode, evaluate, export, finetune, policy, report, reward, rollout, update, validate
+from stages.execution import runner
+
+PRELOADED = (
+    diffusers,
+    onnxruntime,
+    pandas,
+    peft,
+    pyarrow.parquet,
+    rapidocr,
+    torch,
+    transformers,
+    embed,
+    encode,
+    evaluate,
+    export,
+    finetune,
+    policy,
+    report,
+    reward,
+    rollout,
+    update,
+    validate,
+)
+"""What every fork already has."""
+
+REAP_INTERVAL_S = 0.02
+
+
+def main() -> None:
+    """Serve until standard input closes."""
+    die_with_parent()
+    replies = sys.stdout
+    # Unbuffered, so that what select sees is all there is.
+    requests = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115
+    _remember_packages()
+    _freeze_heap()
+    _reply(replies, {"ready": os.getpid()})
+    selector = selectors.DefaultSelector()
+    selector.register(requests, selectors.EVENT_READ)
+    imports_of: dict[int, IO[bytes]] = {}
+    while True:
+        if selector.select(REAP_INTERVAL_S if imports_of else None):
+            line = requests.readline()
+            if not line:
+                return
+            _fork(json.loads(line), replies, imports_of)
+        for pid in list(imports_of):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                # The reply first: nobody should wait for the imports.
+                _reply(replies, {"pid": pid, "returncode": os.waitstatus_to_exitcode(status)})
+                with imports_of.pop(pid) as imports:
+                    _import(imports)
+
+
+def _fork(order: dict[str, Any], replies: TextIO, imports_of: dict[int, IO[bytes]]) -> None:
+    """Fork a runner, and keep the file that will list its imports by its pid."""
+    sys.stdout.flush()
+    # A file, not a pipe: a fork never waits for a reader.
+    imports = tempfile.TemporaryFile()  # noqa: SIM115
+    pid = os.fork()
+    if pid == 0:
+        _run(order, imports)
+    imports_of[pid] = imports
+    _reply(replies, {"pid": pid})
+
+
+def _run(order: dict[str, Any], imports: IO[bytes]) -> None:
+    """Be the stage: never returns, whatever happens."""
+    code = 70
+    before = set(sys.modules)
+    try:
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        code = runner.main([order["request"]])
+        imports.write("\n".join(_importable(before)).encode())
+        imports.flush()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Not sys.exit: the server's own cleanup must not run in a fork.
+        os._exit(code)
+
+
+def _importable(before: Iterable[str]) -> list[str]:
+    """Return the names of modules imported since ``before`` that came from a file, in the order of their imports."""
+    return [
+        name
+        for name, module in list(sys.modules.items())
+        if name not in before and (spec := getattr(module, "__spec__", None)) is not None and spec.has_location
+    ]
+
+
+def _import(imports: IO[bytes]) -> None:
+    """Import what a fork imported. A module that only the fork could import stays its own."""
+    imports.seek(0)
+    for name in imports.read().decode().split():
+        with suppress(ImportError):
+            importlib.import_module(name)
+    _freeze_heap()
+
+
+def _remember_packages() -> None:
+    """Read once what each fork would ask of installed packages: their versions, and the plugins that they bring."""
+    numerics.versions(numerics.LIGHT_PACKAGES + numerics.TORCH_PACKAGES)
+    for kind in plugins.KINDS:
+        plugins.known(kind)
+
+
+def _freeze_heap() -> None:
+    """Exempt all objects of now from garbage collection: a collection in a fork would copy every page they are on."""
+    gc.collect()
+    gc.freeze()
+
+
+def _reply(replies: TextIO, message: dict[str, Any]) -> None:
+    replies.write(json.dumps(message) + "\n")
+    replies.flush()
+
+
+if __name__ == "__main__":
+    main()

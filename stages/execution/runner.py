@@ -1,0 +1,209 @@
+"""Run one stage from its request: ``python -m stages.execution.runner request.json``.
+
+Under ``torch.distributed.run`` it is one rank of the stage.
+
+Validates, runs, and commits on rank 0, or leaves ``error.<rank>.json`` beside the request.
+Exit codes: 0 done (or already standing), 64 config, 65 data, 75 unavailable, 70 anything else.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cosmos_rl_core import outside_plugins
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError
+from cosmos_rl_core.numerics import differences, numerics
+from cosmos_rl_core.processes import die_with_parent
+from cosmos_rl_core.storage import store
+from stages.artifacts.attempt import Attempt, layout_halvings
+from stages.artifacts.garbage import clear
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import FileEntry, Pinned
+from stages.artifacts.request import Request
+from stages.artifacts.slots import read_manifest
+from stages.context import Alone, Context, Ranks
+from stages.execution.execution import Execution
+from stages.execution.outcome import Outcome, failure_of
+
+LAST_WORDS_S = 10.0
+"""How long a rank that only lost another one waits for that one's error file before it ends."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the stage; the exit code says how it ended."""
+    die_with_parent()
+    path = Path(_parser().parse_args(argv).request)
+    outcome = Outcome(path.parent, int(os.environ.get("RANK", "0")))
+    try:
+        execute(_read(path), _execution(path), outcome)
+    except Exception as error:
+        failure = failure_of(error, collective=_is_collective(error))
+        try:
+            outcome.failed(failure)
+        except OSError as full:  # the reason still goes to the log, and the kind into the exit code
+            print(f"the error file could not be written: {full}", file=sys.stderr)
+        print(
+            failure.traceback if failure.kind == "crash" else f"{failure.kind}: {failure.message}",
+            file=sys.stderr,
+            flush=True,
+        )
+        if failure.collective:
+            # When this rank ends, torchrun ends the others of its node, whose reason may be still to come.
+            outcome.wait_for_reason(LAST_WORDS_S)
+        return failure.exit_code
+    return 0
+
+
+def _read(path: Path) -> Request:
+    """The Request. The plugins that it names are imported first, because they validate their own settings."""
+    data = path.read_bytes()
+    outside_plugins.use(outside_plugins.named_in(data), verify=True)
+    return Request.model_validate_json(data)
+
+
+def _execution(request: Path) -> Execution:
+    """How to run it. Raises :class:`ConfigError` where the process group has another size."""
+    execution = Execution.read(request)
+    found, expected = int(os.environ.get("WORLD_SIZE", "1")), execution.parallelism.world_size
+    if found != expected:
+        raise ConfigError(
+            f"{Execution.beside(request)} is for {expected} ranks, this process group has {found}; start as many, or "
+            "change parallelism.world_size"
+        )
+    return execution
+
+
+def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifest:
+    """Make the Request's artifact stand, or find that it does; returns its manifest on every rank."""
+    started_s = time.monotonic()
+    outcome.progress("starting", 0, 1)
+    require_own_version(request)
+    ranks, found = _start(request, execution)
+    begun = Attempt.begin(request, outcome.note) if ranks.rank == 0 else None
+    halvings = 0 if begun is None else layout_halvings(request.slot, begun[0]) + execution.halve
+    generation, attempt_id, stands, halvings = ranks.broadcast(
+        begun and [begun[0], begun[1], begun[2] is not None, halvings]
+    )
+    if not stands:
+        changes = _check_numerics(request.stage, found, execution, outcome) if ranks.rank == 0 else []
+        attempt = Attempt(request, found, generation, attempt_id)
+        attempt.use_layout({}, generation)
+        with _cleared_on_a_full_store(request, attempt):
+            stage = importlib.import_module(f"stages.{request.stage}")
+            summary = stage.run(request, Context(attempt, ranks, outcome, halvings)) or {}
+            if attempt.adopted:
+                outcome.note(f"{attempt.adopted} finished shards of an earlier attempt were adopted")
+            files = _gather_files(ranks, attempt)
+            if ranks.rank == 0:
+                summary["seconds"] = round(time.monotonic() - started_s, 3)
+                summary |= {"numerics_changed": ", ".join(changes)} if changes else {}
+                # Before the commit: a kill between the two must not leave an artifact whose numerics nobody is held to.
+                if execution.numerics_record is not None:
+                    store.put_if_absent(execution.numerics_record, Pinned(stage=request.stage, numerics=found).sealed())
+                attempt.commit(files, summary, outcome.note)
+        generation = ranks.broadcast(attempt.generation)
+    # Not after an error: leaving a group whose other ranks wait can take for ever, and would keep the error back.
+    ranks.close()
+    manifest = read_manifest(request.slot, generation)
+    assert manifest is not None
+    return manifest
+
+
+@contextmanager
+def _cleared_on_a_full_store(request: Request, attempt: Attempt) -> Iterator[None]:
+    """Delete what a try has written if there is no space for the rest: else every try would take some more."""
+    try:
+        yield
+    except NoSpaceError:
+        with suppress(CosmosRLError):
+            clear(request.slot, attempt.id)
+        raise
+
+
+def require_own_version(request: Request) -> None:
+    """Raise :class:`ConfigError` if this code makes another version of the stage than is asked for."""
+    if request.version != request.config.version:
+        raise ConfigError(
+            f"this code makes version {request.config.version} of {request.stage}, asked for is version "
+            f"{request.version}: use the code that the run began with, or give the run's command with --remake"
+        )
+
+
+def _gather_files(ranks: Ranks, attempt: Attempt) -> dict[str, FileEntry]:
+    files: dict[str, FileEntry] = {}
+    for rank_files in ranks.gather({name: entry.model_dump() for name, entry in attempt.files.items()}):
+        for name, entry in rank_files.items():
+            if name in files and files[name].sha256 != entry["sha256"]:
+                raise RuntimeError(f"two ranks wrote different bytes for {name}")
+            files[name] = FileEntry.model_validate(entry)
+    return files
+
+
+def _start(request: Request, execution: Execution) -> tuple[Any, dict[str, Any]]:
+    if not request.config.torch:
+        return Alone(), numerics()
+    # Only here, so that a light stage never loads it.
+    torch_runtime = importlib.import_module("stages.execution.torch_runtime")
+    ranks = torch_runtime.start(
+        threads=execution.threads,
+        deterministic=execution.deterministic,
+        tf32=execution.tf32,
+        timeout_s=execution.rank_timeout_s,
+        parallelism=execution.parallelism,
+    )
+    return ranks, torch_runtime.numerics(ranks, getattr(request.config, "param_dtype", "float32"))
+
+
+def _check_numerics(stage: str, found: dict[str, Any], execution: Execution, outcome: Outcome) -> list[str]:
+    """Compare with what the first artifact of this stage in the run was made under; other stages have their own.
+
+    Returns the changes that are allowed. Raises :class:`ConfigError` if they are not.
+    """
+    if execution.numerics_record is None:
+        return []
+    pinned = Pinned.read(execution.numerics_record, stage)
+    changes = [] if pinned is None else differences(pinned.numerics, found)
+    if changes and not execution.allow_numerics_change:
+        raise ConfigError(
+            f"this run began {stage} under other numerics ({', '.join(changes)}); its results would not be those of an "
+            "uninterrupted run. Continue under the old ones, or accept the change with --allow-numerics-change"
+        )
+    if changes:
+        outcome.note(f"numerics changed, as allowed: {', '.join(changes)}")
+    return changes
+
+
+def _is_collective(error: BaseException) -> bool:
+    distributed = sys.modules.get("cosmos_rl_core.parallel.distributed")
+    return distributed is not None and distributed.is_collective(error)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.execution.runner",
+        description="Run one stage from its request.json, in the way that execution.json beside it says.",
+    )
+    parser.add_argument("request", help="path of the request (JSON)")
+    return parser
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with an exit code.
+
+    After a failure nothing is cleaned up: work of NCCL in flight, or a thread that waits, could keep the exit back.
+    """
+    if code != 0:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,54 @@
+"""Torch, started the same way for every stage, cold or warm: threads, deterministic kernels, the process group."""
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from diffusers.models import attention_dispatch
+
+from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.parallel.parallelism import ALONE, Parallelism
+from cosmos_rl_core.parallel.precision import ParamDtype, computes_in, use_tf32
+
+CHANGE_BITS = ("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE")
+"""Environment variables by which CUDA's libraries choose their kernels, and so the last bits."""
+
+
+def start(
+    *, threads: int, deterministic: bool, timeout_s: float, tf32: bool = False, parallelism: Parallelism = ALONE
+) -> Group:
+    """Set this process up and join its group, whose ranks wait at most ``timeout_s`` for one another."""
+    torch.set_num_threads(threads)
+    use_tf32(tf32)
+    if deterministic:
+        # cuBLAS reads this when its first handle is made.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Sums by switches (NVLink SHARP) have no stated order. NCCL reads this when the first group is made.
+        os.environ["NCCL_NVLS_ENABLE"] = "0"
+        torch.use_deterministic_algorithms(True)
+        # Would write every new buffer once more, to show readers of memory that nobody wrote; there are none.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    return Group(timeout_s, parallelism)
+
+
+def numerics(group: Group, param_dtype: ParamDtype) -> dict[str, Any]:
+    """Return what decides the bits of this stage on every rank: names and JSON values, read from the live process.
+
+    ``param_dtype`` is what the transformer is asked to compute with; recorded is what it then computes with.
+    """
+    backend, _ = attention_dispatch._AttentionBackendRegistry.get_active_backend()
+    found = group.numerics | {
+        "compute_dtype": str(_compute_dtype(param_dtype, group.device)).removeprefix("torch."),
+        "attention_backend": getattr(backend, "value", backend),
+        **asdict(group.parallelism),
+    }
+    if group.device.type == "cuda":
+        found["environment"] = {name: os.environ[name] for name in CHANGE_BITS if name in os.environ}
+    return found
+
+
+def _compute_dtype(param_dtype: ParamDtype, device: torch.device) -> torch.dtype:
+    with computes_in(param_dtype, device):
+        is_half = torch.is_autocast_enabled(device.type)
+        return torch.get_autocast_dtype(device.type) if is_half else torch.get_default_dtype()

@@ -1,0 +1,1 @@
+"""What artifacts hold: samples, tensors and tables, written and read back."""

@@ -1,0 +1,60 @@
+"""Members of an artifact's tar shards, and their tensors, each read when it is asked for, every byte checked."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import shards
+from cosmos_rl_core.storage.shards import Member, Piece, TensorPiece
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.files import read_pieces, scan
+
+KEPT_BYTES = 2**28
+"""What was read last is kept, up to this many bytes of it."""
+
+
+class Members:
+    """The members of an artifact's shards.
+
+    A manifest has the digest of a whole shard only. So the first member asked of one passes all of it through memory,
+    a block at a time, checks it, and keeps where its members and their tensors lie and their digests; then each is read
+    by itself and checked by those. Memory holds ``kept_bytes`` of them.
+    """
+
+    def __init__(self, artifact: Artifact, kept_bytes: int = KEPT_BYTES) -> None:
+        self.artifact, self.kept_bytes = artifact, kept_bytes
+        self._tables: dict[str, dict[str, Member]] = {}
+        self._kept: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
+        self._size = 0
+
+    def read(self, shard: str, name: str) -> bytes:
+        """One member's bytes. Raises :class:`ArtifactError` if they are missing or not those that were committed."""
+        return self._read(shard, name, self._member(shard, name).pieces)
+
+    def tensors(self, shard: str, name: str) -> dict[str, TensorPiece]:
+        """Types and shapes of a safetensors member's tensors, by name. Raises as :meth:`read`."""
+        return self._member(shard, name).tensors
+
+    def read_tensor(self, shard: str, name: str, tensor: str) -> bytes:
+        """One tensor's bytes; nothing else of the member is read. Raises as :meth:`read`."""
+        return self._read(shard, name, (self._member(shard, name).tensors[tensor],))
+
+    def _read(self, shard: str, name: str, pieces: Sequence[Piece]) -> bytes:
+        key = (shard, pieces[0].start, pieces[-1].end)
+        data = self._kept.pop(key, None)
+        if data is None:
+            data = read_pieces(self.artifact.url, self.artifact.entry(shard), name, pieces)
+            self._size += len(data)
+        self._kept[key] = data
+        while self._size > self.kept_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            self._size -= len(oldest)
+        return data
+
+    def _member(self, shard: str, name: str) -> Member:
+        if shard not in self._tables:
+            self._tables[shard] = scan(self.artifact.url, self.artifact.entry(shard), shards.members)
+        table = self._tables[shard]
+        if name not in table:
+            raise ArtifactError(f"{shard} of {self.artifact.url} has no member {name!r}; it has {len(table)} others")
+        return table[name]

@@ -1,0 +1,71 @@
+"""A policy's parts on disk: ``<part>/<n>.safetensors``, divided into files by names and sizes alone."""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from torch import Tensor
+
+from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.parallel.sharding import WHOLE, Shards
+from cosmos_rl_core.storage.tensor_files import read_tensors
+from cosmos_rl_core.storage.tensor_headers import Readable
+from cosmos_rl_core.weights.policy_weights import cut, to_bytes
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.files import scan
+from stages.artifacts.request import Input
+from stages.context import Context
+
+
+def write_part(
+    context: Context, part: str, *, tensors: Mapping[str, Tensor], group: Group, shards: Shards = WHOLE
+) -> None:
+    """Write one part's files, each gathered whole by all ranks and written by one of them; all ranks call this."""
+    sizes = {name: math.prod(shards.shape(name, tensor)) * tensor.element_size() for name, tensor in tensors.items()}
+    write_files(context, part, sizes=sizes, whole=lambda name: shards.whole(name, tensors[name]), group=group)
+
+
+def write_files(
+    context: Context, part: str, *, sizes: Mapping[str, int], whole: Callable[[str], Tensor], group: Group
+) -> None:
+    """Write the files in rounds of one file a rank, so that all ranks write at the same time.
+
+    Gathering is collective: a rank that wrote its file first would keep the others waiting. A rank holds one file.
+    """
+    files = list(enumerate(cut(sizes)))
+    for first in range(0, len(files), group.world_size):
+        mine: tuple[int, dict[str, Tensor]] | None = None
+        for index, names in files[first : first + group.world_size]:
+            context.progress(f"writing {part}", index, len(files))
+            tensors = {name: whole(name) for name in names}
+            if index % group.world_size == group.rank:
+                mine = index, tensors
+        if mine is not None:
+            index, tensors = mine
+            context.attempt.put(f"{part}/{index:05d}.safetensors", to_bytes(tensors))
+    context.progress(f"writing {part}", len(files), len(files))
+
+
+Progress = Callable[[str, int, int], None]
+"""Told a phase, a step of it and how many it has, as :meth:`stages.context.Context.progress`."""
+
+
+def read_part(
+    source: Input, part: str, shards: Shards = WHOLE, progress: Progress = lambda *_: None
+) -> dict[str, Tensor]:
+    """One part's tensors, on the CPU; empty if the policy has no such part. Of what is cut, this rank's rows alone:
+    besides them, memory holds one whole tensor at a time. ``progress`` is told of every tensor, the files as steps."""
+    artifact = Artifact(source)
+    tensors: dict[str, Tensor] = {}
+    names = artifact.names(f"{part}/")
+
+    def take(stream: Readable, index: int) -> None:
+        for key, tensor in read_tensors(stream):
+            # A copy of the rows, so that the tensor's others go.
+            tensors[key] = shards.local(key, tensor).clone() if shards.cuts(key) else tensor
+            progress(f"reading {part}", index, len(names))
+
+    for index, name in enumerate(names):
+        scan(artifact.url, artifact.entry(name), partial(take, index=index))
+        progress(f"reading {part}", index + 1, len(names))
+    return tensors

@@ -1,0 +1,25 @@
+"""An artifact's shards as webdataset reads them, streamed from where they lie; needs the extra ``web``."""
+
+from typing import Any
+
+from webdataset.compat import WebDataset
+from webdataset.gopen import gopen_schemes
+
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import store
+from stages.artifacts.slots import standing
+
+
+def web_dataset(slot: str, **options: Any) -> WebDataset:
+    """The tar shards of the slot's standing artifact, e.g. of a rollout, in order; ``options`` are webdataset's own.
+
+    Streamed, so not checked against the manifest. Raises :class:`ArtifactError` if there is no artifact with shards.
+    """
+    _, manifest = standing(slot)
+    names = [] if manifest is None else [name for name in manifest.files if name.endswith(".tar")]
+    if manifest is None or not names:
+        raise ArtifactError(f"{slot} has no artifact with shards; it is a rollout's or an encoding's that has some")
+    # Webdataset knows no s3 by itself.
+    gopen_schemes["s3"] = lambda url, *_, **__: store.stream(url)
+    urls = [store.join(manifest.slot, manifest.files[name].path) for name in names]
+    return WebDataset(urls, **{"shardshuffle": False, **options})

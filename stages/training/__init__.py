@@ -1,0 +1,1 @@
+"""What the stages that train share."""

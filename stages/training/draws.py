@@ -1,0 +1,229 @@
+"""Micro-batches of an update. Every draw depends on the sample, the pass and the place alone, never on its batch."""
+
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from cosmos_rl_core import seeds
+from cosmos_rl_core.algorithms._base import Batch, DataTerm, Transitions
+from cosmos_rl_core.config.policy import TimeDensity
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.models._base import Conditioning, generated, given_frames, stack
+from cosmos_rl_core.sampling.kernel import Kernel
+from cosmos_rl_core.sampling.rollout import table_of
+from cosmos_rl_core.sampling.schedule import Schedule
+from cosmos_rl_core.training.noise_levels import DrawKey, random_times, sft_time, training_noise
+from stages.artifacts.request import Request
+from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
+from stages.formats.latents import Latents
+from stages.formats.sample_tensors import SampleTensors
+from stages.training.given import NUM_GIVEN, own_frames
+from stages.training.trainer import MicroBatch
+
+Draw = Callable[[list[str], int, int, float], MicroBatch]
+"""Sample ids, pass, which of their noise levels or recorded steps, weight: to a micro-batch."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The samples of the rollouts that are trained on: tensors, prompt and advantage by sample id."""
+
+    tensors: SampleTensors
+    """Read as they are drawn, by the rank that draws them."""
+    prompt_ids: dict[str, str]
+    advantages: dict[str, float]
+    conditioning: Embeddings
+    device: torch.device
+
+    @classmethod
+    def read(cls, request: Request, table: pd.DataFrame, device: torch.device) -> "Stored":
+        """``table`` has ``sample_id, prompt_id, advantage, used``.
+
+        Raises :class:`ArtifactError` if the rollouts lack a sample.
+        """
+        used = table[table["used"]]
+        prompt_ids = dict(zip(used["sample_id"], used["prompt_id"], strict=True))
+        tensors = SampleTensors(request.inputs["rollouts"], prompt_ids)
+        conditioning = Embeddings(request.one("embeddings"), [*sorted(set(prompt_ids.values())), NEGATIVE])
+        advantages = dict(zip(used["sample_id"], used["advantage"], strict=True))
+        return cls(tensors, prompt_ids, advantages, conditioning, device)
+
+    def stack(self, ids: list[str], name: str) -> Tensor:
+        """One stored tensor of each sample, ``[B, ...]``, on the device."""
+        return torch.stack([self.tensors[sample_id][name] for sample_id in ids]).to(self.device)
+
+    def condition(self, ids: list[str]) -> Conditioning:
+        """The samples' own conditioning, batched; with the frames that their rollouts were given."""
+        own = [self.conditioning[self.prompt_ids[sample_id]] | self._given(sample_id) for sample_id in ids]
+        return stack(own, self.device)
+
+    def _given(self, sample_id: str) -> Conditioning:
+        """Read off the sample itself: what is given is what every state has."""
+        count = self.tensors.about(sample_id).get(NUM_GIVEN)
+        if count is None:
+            return {}
+        latents = self.tensors[sample_id]["latents"]
+        return given_frames(latents[:, :count], latents.shape[1])
+
+    def negative(self, count: int) -> Conditioning:
+        """That of the empty prompt, batched."""
+        return stack([self.conditioning[NEGATIVE]] * count, self.device)
+
+    def advantages_of(self, ids: list[str]) -> Tensor:
+        """``[B]`` float32."""
+        return torch.tensor([self.advantages[i] for i in ids], dtype=torch.float32, device=self.device)
+
+
+@dataclass(frozen=True)
+class LatentDraws:
+    """Final latents at random noise levels of the rollout's grid, for predictions guided as the rollout's were."""
+
+    stored: Stored
+    key: tuple[int, int]
+    """Run seed and iteration."""
+    sigmas: tuple[float, ...]
+    num_times: int
+    guidance_scale: float
+
+    def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
+        keys = [DrawKey(*self.key, epoch, sample_id) for sample_id in ids]
+        times = [random_times(self.sigmas, self.num_times, key)[place] for key in keys]
+        x_0 = self.stored.stack(ids, "latents")
+        noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, place) for key in keys])
+        t = torch.tensor(times, dtype=torch.float32, device=self.stored.device)
+        conditioning, advantages = self.stored.condition(ids), self.stored.advantages_of(ids)
+        batch = Batch(x_0, noise.to(self.stored.device), t, advantages, generated(conditioning))
+        return MicroBatch(
+            batch,
+            conditioning,
+            weight,
+            negative=self.stored.negative(len(ids)) if self.guidance_scale != 1 else None,
+            guidance_scale=self.guidance_scale,
+            keys=tuple((*astuple(key), place) for key in keys),
+        )
+
+
+@dataclass(frozen=True)
+class TransitionDraws:
+    """Recorded steps of the sampler, with the density that they were drawn from."""
+
+    stored: Stored
+    kernel: Kernel
+    guidance_scale: float
+
+    def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
+        self._check_levels(ids)
+        steps = [self.step(sample_id, place) for sample_id in ids]
+        at = table_of(self.kernel, self.stored.device).at(torch.tensor(steps, device=self.stored.device))
+        x = self._stack(ids, [f"state.{step}" for step in steps])
+        conditioning = self.stored.condition(ids)
+        batch = Transitions(
+            x=x,
+            x_next=self._stack(ids, [f"state.{step + 1}" for step in steps]),
+            history=self._history(ids, steps, x),
+            at=at,
+            log_prob=self._stack(ids, ["log_prob"] * len(ids))[:, place],
+            advantages=self.stored.advantages_of(ids),
+            mask=generated(conditioning),
+        )
+        guided = self.guidance_scale != 1
+        return MicroBatch(
+            batch,
+            conditioning,
+            weight,
+            negative=self.stored.negative(len(ids)) if guided else None,
+            guidance_scale=self.guidance_scale,
+            names=tuple(ids),
+            steps=tuple(steps),
+        )
+
+    def _check_levels(self, ids: list[str]) -> None:
+        fed = [step.t for step in self.kernel.steps]
+        if other := [sample_id for sample_id in ids if self.stored.tensors.about(sample_id)["t"] != fed]:
+            raise ArtifactError(
+                f"{other[0]} and perhaps other samples were made on other noise levels than this update would replay"
+            )
+
+    def step(self, sample_id: str, place: int) -> int:
+        """The ``place``-th recorded step of a sample."""
+        return int(self.stored.tensors[sample_id]["steps"][place])
+
+    def initial_noise(self, sample_id: str) -> Tensor:
+        """What the sample's rollout started from, drawn again: float32, on the CPU."""
+        shape = tuple(self.stored.tensors[sample_id]["latents"].shape)
+        noise_seed = self.stored.tensors.about(sample_id)["noise_seed"]
+        return torch.from_numpy(seeds.normal(shape, noise_seed, "initial noise", 0))
+
+    def _stack(self, ids: list[str], names: list[str]) -> Tensor:
+        tensors = [self.stored.tensors[sample_id][name] for sample_id, name in zip(ids, names, strict=True)]
+        return torch.stack(tensors).to(self.stored.device)
+
+    def _history(self, ids: list[str], steps: list[int], x: Tensor) -> Tensor:
+        """Zeros where the step does not look back."""
+        zero = torch.zeros(x.shape[1:], dtype=x.dtype, device="cpu")
+        found = [self.stored.tensors[i].get(f"history.{step}", zero) for i, step in zip(ids, steps, strict=True)]
+        return torch.stack(found).to(x.device)
+
+
+class DataDraws:
+    """Prepared media for the diffusion loss beside each trained step: one item a sample, of its prompt if there is one.
+
+    Noise level and noise are those of the step and of its rollout's start, or drawn as in supervised training. Latents
+    and captions are read as they are drawn, by the rank that draws them.
+    """
+
+    def __init__(
+        self, request: Request, term: DataTerm, density: TimeDensity, steps: TransitionDraws, fine: Schedule
+    ) -> None:
+        self.term, self.density, self.steps, self.fine = term, density, steps, fine
+        self.key = (request.seed, request.iteration or 0)
+        (source,) = request.inputs["data"]
+        self.latents = Latents(source)
+        self.conditioning = Embeddings(request.one("embeddings"), [*self.latents.prompt_ids, EMPTY])
+
+    @property
+    def num_times(self) -> int | None:
+        """At how many of a sample's trained steps there is a diffusion loss; None for all."""
+        return 1 if self.term.on_first_only else None
+
+    def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
+        device = self.steps.stored.device
+        items = [self._item(sample_id, epoch, place) for sample_id in ids]
+        levels = [self._noised(sample_id, epoch, place) for sample_id in ids]
+        x_0 = [self.latents[item] for item, _ in items]
+        own = [
+            self.conditioning[EMPTY if self._drop(sample_id, epoch, place) else prompt_id]
+            | own_frames(latents, self.term.given_frames, self._generator("data given frames", sample_id, epoch, place))
+            for sample_id, latents, (_, prompt_id) in zip(ids, x_0, items, strict=True)
+        ]
+        conditioning = stack(own, device)
+        batch = Batch(
+            x_0=torch.stack(x_0).to(device),
+            noise=torch.stack([noise for _, noise in levels]).to(device),
+            t=torch.tensor([t for t, _ in levels], dtype=torch.float32, device=device),
+            advantages=None,
+            mask=generated(conditioning),
+        )
+        return MicroBatch(batch, conditioning, weight)
+
+    def _item(self, sample_id: str, epoch: int, place: int) -> tuple[str, str]:
+        generator = self._generator("data item", sample_id, epoch, place)
+        return self.latents.choose(self.steps.stored.prompt_ids[sample_id], generator)
+
+    def _noised(self, sample_id: str, epoch: int, place: int) -> tuple[float, Tensor]:
+        """Noise level and noise."""
+        if self.term.as_rollout:
+            return self.steps.kernel.steps[self.steps.step(sample_id, place)].t, self.steps.initial_noise(sample_id)
+        key = DrawKey(*self.key, epoch, f"{sample_id}/{place}")
+        shape = tuple(self.steps.stored.tensors[sample_id]["latents"].shape)
+        return sft_time(self.fine.sigmas, self.density, key), training_noise(shape, key, 0)
+
+    def _drop(self, sample_id: str, epoch: int, place: int) -> bool:
+        return self._generator("text dropout", sample_id, epoch, place).random() < self.term.text_dropout
+
+    def _generator(self, purpose: str, sample_id: str, epoch: int, place: int) -> np.random.Generator:
+        return seeds.generator(purpose, *self.key, epoch, sample_id, place)

@@ -1,0 +1,94 @@
+"""How far an update has moved from the policy that made its rollouts, recorded step by recorded step."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from cosmos_rl_core.algorithms._base import DRIFT_METRICS, DriftLimits, Loss, Transitions
+from cosmos_rl_core.errors import DriftError
+from stages import contracts
+from stages.context import Context
+from stages.formats.samples import to_parquet
+from stages.training.trainer import MicroBatch, Trainer, Watcher
+
+
+class DriftWatch(Watcher):
+    """Watches a trainer's micro-batches of transitions; for other algorithms there is nothing to see."""
+
+    def __init__(self, limits: DriftLimits | None, trainer: Trainer, context: Context) -> None:
+        self.limits, self.trainer, self.context = limits, trainer, context
+        self.rows: list[dict[str, Any]] = []
+        self._worst: tuple[float, str, int] = (0.0, "", 0)
+        self._ended_at: float | None = None
+        if self.limits is not None:
+            trainer.watcher = self
+
+    def write(self) -> None:
+        """Write ``transitions.parquet``, all ranks' rows in order, those of peers once, and add to the trainer's rows
+        what they make together."""
+        if self.limits is None:
+            return
+        ranks = self.context.ranks
+        rows = [row for ranks_rows in ranks.gather(self.rows if ranks.leads else []) for row in ranks_rows]
+        if ranks.rank != 0:
+            return
+        table = pd.DataFrame(rows).sort_values(["optimizer_step", "sample_id", "step"], ignore_index=True)
+        self.context.attempt.put(contracts.Update.TRANSITIONS, to_parquet(table))
+        sizes = {index: effective_sample_size(part["log_ratio"]) for index, part in table.groupby("optimizer_step")}
+        for row in self.trainer.rows:
+            row["effective_sample_size"] = sizes[int(row["step"]) - self.trainer.steps.first_step]
+
+    def summary(self) -> dict[str, Any]:
+        """Of the last optimizer step."""
+        if self.limits is None:
+            return {}
+        ended = {} if self._ended_at is None else {"ended_before_step": self._ended_at}
+        return self.trainer.last("approx_kl", "clipped") | ended
+
+    def saw(self, index: int, micro: MicroBatch, loss: Loss) -> None:
+        if not isinstance(micro.batch, Transitions) or micro.weight == 0:
+            return
+        columns = {name: loss.metrics[name].tolist() for name in DRIFT_METRICS}
+        for place, (sample_id, step) in enumerate(zip(micro.names, micro.steps, strict=True)):
+            values = {name: column[place] for name, column in columns.items()}
+            self._worst = max(self._worst, (values["ratio_drift"], sample_id, step), key=_severity)
+            self.rows.append({"optimizer_step": index, "sample_id": sample_id, "step": step, **values})
+
+    def may_step(self, index: int, means: dict[str, float]) -> bool:
+        """Whether the weights may move: all ranks see the same numbers and decide alike."""
+        assert self.limits is not None
+        self._check(max((tuple(worst) for worst in self.context.ranks.gather(self._worst)), key=_severity))
+        limit = self.limits.max_drift
+        if limit is None or means["approx_kl"] <= limit:
+            return True
+        self._ended_at = self.trainer.steps.first_step + index
+        drift = f"approx_kl is {means['approx_kl']:.3g} before optimizer step {self._ended_at}"
+        self.context.outcome.note(f"{drift}, more than max_drift = {limit:g}: training on these rollouts ends")
+        return False
+
+    def _check(self, worst: tuple[float, str, int]) -> None:
+        assert self.limits is not None
+        drift, sample_id, step = worst
+        if not drift <= self.limits.max_logp_drift:
+            raise DriftError(
+                f"sample {sample_id}, step {step}: the logarithm of the ratio is {drift:.3g} although the weights are "
+                f"those of the rollout; at most {self.limits.max_logp_drift:g} is allowed (max_logp_drift, by default "
+                "half of clip_ratio). Rollout and update do not compute the same: look at dtypes, kernels and "
+                "conditioning, or raise max_logp_drift"
+            )
+
+
+def _severity(worst: tuple[float, str, int]) -> tuple[bool, tuple[float, str, int]]:
+    """What ``max`` compares: NaN, which is neither more nor less than a number, is worse than any."""
+    return math.isnan(worst[0]), worst
+
+
+def effective_sample_size(log_ratios: Any) -> float:
+    """``(sum w)^2 / (n sum w^2)`` of a column, w the exponential of each true log-ratio: 1 where all are alike.
+
+    Source: Kong, A Note on Importance Sampling using Standardized Weights, 1992.
+    """
+    weights = np.exp(log_ratios - log_ratios.max())
+    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))

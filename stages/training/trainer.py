@@ -1,0 +1,310 @@
+"""Optimizer steps on a policy, whatever the algorithm: what `update` and `finetune` share."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from cosmos_rl_core.algorithms._base import Algorithm, Batch, Loss, Transitions
+from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError, DivergenceError
+from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
+from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
+from cosmos_rl_core.parallel.sharding import Shards
+from cosmos_rl_core.training.optimizer import (
+    load_optimizer_state,
+    loss_share,
+    make_optimizer,
+    optimizer_state,
+    optimizer_step,
+    state_shards,
+)
+from cosmos_rl_core.weights.lora_dropout import DropoutKey, dropping
+from cosmos_rl_core.weights.parts import CURRENT, EMA, OPTIMIZER, REFERENCE, SCHEDULE
+from cosmos_rl_core.weights.policy_weights import PolicyWeights, to_bytes
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Input
+from stages.context import Context
+from stages.contracts import METRICS, Finetune, OptimizerSteps, Update
+from stages.formats.policies import read_part, write_part
+from stages.formats.samples import to_parquet
+from stages.training.loading import load_policy
+
+CLOCKS = f"{SCHEDULE}/clocks.json"
+NONFINITE = "nonfinite_steps"
+"""Steps left out for gradients that are not finite: in the clocks those of the end, in the summary all."""
+PEAKS = ("loss", "policy_loss", "kl", "data_loss", "old_deviation")
+"""Numbers whose largest value of any sample is recorded beside their mean; NaN if there is one."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples of one forward and backward pass; weight 0 pads a rank that has fewer, so that all do the same number."""
+
+    batch: Batch | Transitions
+    conditioning: Conditioning
+    weight: float = 1.0
+    negative: Conditioning | None = None
+    """For guidance; None without."""
+    guidance_scale: float = 1.0
+    names: tuple[str, ...] = ()
+    """The samples' ids, where somebody watches."""
+    steps: tuple[int, ...] = ()
+    """The recorded step of each."""
+    keys: tuple[DropoutKey, ...] = ()
+    """What the dropout of each sample depends on; none where nothing may be left out."""
+
+
+class Watcher:
+    """Looks on as a trainer works; this one sees nothing, and lets all steps be done."""
+
+    def saw(self, index: int, micro: MicroBatch, loss: Loss) -> None:
+        """Called with each micro-batch and its loss, and the index of the optimizer step."""
+
+    def may_step(self, index: int, means: dict[str, float]) -> bool:
+        """Called with the index and the means over all ranks before the weights move; False keeps them as they are."""
+        return True
+
+
+@dataclass
+class Trainer:
+    """A policy with its copies, optimizer and clocks. Every rank does the same steps, on its share of the work."""
+
+    model: Model
+    algorithm: Algorithm
+    _: KW_ONLY
+    weights: PolicyWeights
+    steps: OptimizerSteps
+    param_dtype: ParamDtype
+    group: Group
+    sign_of_life: Callable[[int], None]
+    """Called before each micro-batch with the number of finished steps."""
+    watcher: Watcher = field(default_factory=Watcher)
+    note: Callable[[str], None] = print
+    """Called with what people should be told."""
+    nonfinite_in_a_row: int = 0
+    """Optimizer steps up to now that were left out because their gradients were not finite."""
+
+    def __post_init__(self) -> None:
+        steps, self._num_nonfinite = self.steps, 0
+        self.rows: list[dict[str, float]] = []
+        self.optimizer = make_optimizer(
+            self.weights.parameters,
+            betas=steps.betas,
+            epsilon=steps.epsilon,
+            weight_decay=steps.weight_decay,
+            name=steps.optimizer,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        config: Update | Finetune,
+        algorithm: Algorithm,
+        *,
+        policy: Input,
+        components: tuple[str, ...],
+        context: Context,
+        copies: list[str],
+    ) -> "Trainer":
+        """Take up the policy where the last stage left it; a copy that it does not have yet starts as ``current``."""
+        steps = config.steps
+        # The base's, unless this policy carries one on.
+        reference = REFERENCE in algorithm.roles and REFERENCE not in copies
+        model, weights = load_policy(config, policy, components=components, context=context, reference=reference)
+        if config.gradient_checkpointing:
+            model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
+        for part in copies:
+            weights.create(part, read_part(policy, part, weights.shards, context.progress) or None)
+
+        def sign_of_life(finished: int) -> None:
+            context.progress("training", finished, len(steps.lrs))
+
+        trainer = cls(
+            model,
+            algorithm,
+            weights=weights,
+            steps=steps,
+            param_dtype=config.param_dtype,
+            group=context.ranks,
+            sign_of_life=sign_of_life,
+            note=context.outcome.note,
+            nonfinite_in_a_row=_clocks(policy).get(NONFINITE, 0),
+        )
+        state = read_part(policy, OPTIMIZER, state_shards(weights.shards), context.progress)
+        load_optimizer_state(trainer.optimizer, weights.parameters, state)
+        return trainer
+
+    def step(self, index: int, micro_batches: Iterable[MicroBatch], num_samples: int, num_times: int) -> bool:
+        """One optimizer step from this rank's micro-batches; ``num_samples`` counts those of all ranks.
+
+        Returns whether to go on, which the watcher decides. A step that it refused, or whose gradients are not finite,
+        moves nothing: its row has a learning rate of 0 and no gradient norm. Raises :class:`DivergenceError`, on all
+        ranks, at one more of the latter in a row than may be left out.
+        """
+        totals: dict[str, float] = {}
+        peaks: dict[str, float] = {}
+        for micro in micro_batches:
+            self.sign_of_life(index)
+            # Until the backward pass is done: with gradient checkpointing it repeats the forward.
+            with dropping(self.model.transformer, micro.keys):
+                loss = self._loss(micro)
+                self.watcher.saw(index, micro, loss)
+                weights = torch.full_like(loss.per_sample.detach(), micro.weight, device=self.group.device)
+                loss_share(loss.per_sample, num_samples, num_times, weights).backward()
+            values = {"loss": loss.per_sample.detach(), **loss.metrics}
+            for name, value in values.items():
+                totals[name] = totals.get(name, 0.0) + float(value.double().sum()) * micro.weight / (
+                    num_samples * num_times
+                )
+                if name in PEAKS and micro.weight:
+                    peaks[name] = float(np.maximum(peaks.get(name, -math.inf), float(value.max())))
+        means = self._over_ranks(totals)
+        row: dict[str, float] = {"step": self.steps.first_step + index}
+        # Where it refuses, not even their norm is asked for: so far from the behaviour, gradients may be beyond any
+        # number.
+        goes_on = self.watcher.may_step(index, means)
+        self.weights.collect_gradients()
+        row |= (self._move(index) if goes_on else None) or {"grad_norm": math.nan, "lr": 0.0}
+        self.optimizer.zero_grad(set_to_none=True)
+        self.rows.append(row | means | self._peaks_over_ranks(peaks))
+        return goes_on
+
+    def _move(self, index: int) -> dict[str, float] | None:
+        """Move the weights and their average by the gradients; gradient norm and learning rate, None if left out.
+
+        All ranks decide alike: the norm is that of the gradients summed over all of them.
+        """
+        steps = self.steps
+        try:
+            moved = optimizer_step(
+                self.optimizer,
+                self.weights.parameters,
+                lr=steps.lrs[index],
+                max_norm=steps.grad_norm_clip,
+                group=self.group,
+                shards=self.weights.shards,
+            )
+        except DivergenceError as error:
+            if self.nonfinite_in_a_row >= steps.max_nonfinite:
+                raise
+            self.nonfinite_in_a_row += 1
+            self._num_nonfinite += 1
+            in_a_row = f"{self.nonfinite_in_a_row} in a row, of {steps.max_nonfinite} that may be"
+            self.note(f"optimizer step {steps.first_step + index} is left out ({in_a_row}): {error}")
+            return None
+        self.nonfinite_in_a_row = 0
+        if (decay := steps.ema_decays[index]) is not None:
+            self.weights.lerp_(EMA, decay)
+        return moved
+
+    def _loss(self, micro: MicroBatch) -> Loss:
+        batch = micro.batch
+        x_t, t = batch.x_t, batch.t.float()
+
+        def velocity(part: str) -> Tensor:
+            keys = micro.keys if part == CURRENT else ()
+            with (
+                self.weights.use(part),
+                computes_in(self.param_dtype, self.group.device),
+                dropping(self.model.transformer, keys),
+            ):
+                return guided_velocity(
+                    self.model,
+                    x_t,
+                    t,
+                    micro.conditioning,
+                    micro.negative,
+                    micro.guidance_scale,
+                    trains_unconditional=self.algorithm.trains_unconditional,
+                )
+
+        return self.algorithm.loss(velocity, batch)
+
+    def _over_ranks(self, totals: dict[str, float]) -> dict[str, float]:
+        if not self.group.leads:
+            # Peers had the same losses, which count once.
+            totals = dict.fromkeys(totals, 0.0)
+        # A rank may have had batches of one kind only.
+        names = sorted({name for ranks_names in self.group.gather(sorted(totals)) for name in ranks_names})
+        values = torch.tensor([totals.get(name, 0.0) for name in names], dtype=torch.float64, device=self.group.device)
+        return dict(zip(names, self.group.all_reduce_sum_(values).tolist(), strict=True))
+
+    def _peaks_over_ranks(self, peaks: dict[str, float]) -> dict[str, float]:
+        found = self.group.gather(peaks)
+        names = sorted({name for ranks_peaks in found for name in ranks_peaks})
+        return {f"{name}_max": float(np.max([peaks.get(name, -math.inf) for peaks in found])) for name in names}
+
+    def write(self, context: Context, copies: list[str], iteration: int) -> None:
+        """Write the next policy version, after all ranks agree on all of it.
+
+        The optimizer step of its clocks is the planned one, also where a pass ended early.
+        """
+        self.sign_of_life(len(self.rows))
+        parts = {part: self.weights.here(part) for part in (CURRENT, *copies)}
+        parts[OPTIMIZER] = optimizer_state(self.optimizer, self.weights.parameters)
+        shards = self.weights.shards
+        cuts = {part: state_shards(shards) if part == OPTIMIZER else shards for part in parts}
+        self._agree(parts, cuts)
+        for part, tensors in parts.items():
+            write_part(context, part, tensors=tensors, group=self.group, shards=cuts[part])
+        if self.group.rank == 0:
+            last_step = self.steps.first_step + len(self.steps.lrs)
+            nonfinite = {NONFINITE: self.nonfinite_in_a_row} if self.nonfinite_in_a_row else {}
+            context.attempt.put_json(CLOCKS, {"iteration": iteration + 1, "optimizer_step": last_step, **nonfinite})
+            context.attempt.put(METRICS, to_parquet(pd.DataFrame(self.rows)))
+
+    def _agree(self, parts: dict[str, dict[str, Tensor]], cuts: dict[str, Shards]) -> None:
+        """Raise :class:`CosmosRLError` unless ranks that hold the same rows hold the same bits."""
+        if self.group.world_size == 1:
+            return
+        digests: dict[str, str] = {}
+        for part, tensors in parts.items():
+            for name, tensor in tensors.items():
+                place = f"rows {cuts[part].index} of {part}" if cuts[part].cuts(name) else part
+                digests[place] = sha256(digests.get(place, "").encode() + to_bytes({name: tensor}))
+        found = self.group.gather(digests)
+        unequal = [place for place, mine in digests.items() if any(one.get(place, mine) != mine for one in found)]
+        if unequal:
+            raise CosmosRLError(
+                f"the ranks ended with different tensors in {', '.join(unequal)}; "
+                "a collective or a kernel is not what it should be"
+            )
+
+    def summary(self) -> dict[str, Any]:
+        """The last step's numbers, None for one that is not finite; how many steps were left out, if any."""
+        left_out = {NONFINITE: self._num_nonfinite} if self._num_nonfinite else {}
+        return self.last("loss", "grad_norm") | left_out
+
+    def last(self, *names: str) -> dict[str, float | None]:
+        """Numbers of the last step, None where one is not finite."""
+        return {name: value if math.isfinite(value := self.rows[-1][name]) else None for name in names}
+
+
+def check_clocks(policy: Input, iteration: int, first_step: int) -> None:
+    """Both clocks of the policy must be where this range of steps begins; version 0 has none and is at 0."""
+    expected = {"iteration": iteration, "optimizer_step": first_step}
+    found = {name: value for name, value in _clocks(policy).items() if name != NONFINITE}
+    if found != expected:
+        raise ArtifactError(f"the policy at {policy.url} has clocks {found}, this range begins at {expected}")
+
+
+def _clocks(policy: Input) -> dict[str, int]:
+    artifact = Artifact(policy)
+    return artifact.json(CLOCKS) if artifact.names(CLOCKS) else {"iteration": 0, "optimizer_step": 0}
+
+
+def my_share(items: list[Callable[[float], MicroBatch]], group: Group) -> Iterator[MicroBatch]:
+    """This rank's micro-batches, every ``data_world_size``-th; padded with weight 0 to the same number on all ranks.
+
+    Each is built when it is asked for, so that one at a time is in memory.
+    """
+    for first in range(0, len(items), group.data_world_size):
+        index = first + group.data_rank
+        yield items[index](1.0) if index < len(items) else items[0](0.0)
