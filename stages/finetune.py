@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_rl_core import plugins, seeds
-from cosmos_rl_core.algorithms._base import Algorithm, Batch
+from cosmos_rl_core import seeds
+from cosmos_rl_core.algorithms._base import Batch, algorithm_of
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Conditioning, Model, generated, stack
@@ -30,7 +30,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     assert isinstance(config, contracts.Finetune)
     policy, iteration = request.one("policy"), request.iteration or 0
     check_clocks(policy, iteration, config.steps.first_step)
-    algorithm: Algorithm = plugins.load("algorithms", config.algorithm.type).Algorithm(config.algorithm)
+    algorithm = algorithm_of(config.algorithm)
     media = load_media(config.algorithm.dataset, config.dataset_digest)
     layout = context.layout({"mini_batch": context.shrunk(config.algorithm.mini_batch)})
     copies = [EMA] if config.keeps_ema else []

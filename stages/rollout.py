@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.algorithms._base import trained_steps
+from cosmos_rl_core.algorithms._needs import trained_steps
 from cosmos_rl_core.models._base import (
     CONDITIONAL_LATENTS,
     Conditioning,

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pandas as pd
 
-from cosmos_rl_core import plugins, seeds
-from cosmos_rl_core.algorithms._base import Algorithm
+from cosmos_rl_core import seeds
+from cosmos_rl_core.algorithms._base import Algorithm, algorithm_of
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._base import Model
@@ -37,15 +37,15 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     policy, iteration = request.one("policy"), request.iteration or 0
     check_clocks(policy, iteration, config.steps.first_step)
     _check_behaviours(request, config.sample)
-    algorithm: Algorithm = plugins.load("algorithms", config.algorithm.type).Algorithm(config.algorithm)
+    algorithm = algorithm_of(config.algorithm)
     table = _advantages(request, config, algorithm)
     layout = context.layout({"steps": _order(request, config, table, context.shrunk(config.algorithm.mini_batch))})
     copies = _copies(config)
     trainer = Trainer.load(config, algorithm, policy=policy, components=(), context=context, copies=copies)
-    if BEHAVIOUR in algorithm.roles:
+    if BEHAVIOUR in algorithm.needs.roles:
         _take_up_behaviour(request, trainer.weights, copies, context)
     draws = _draws(request, config, algorithm, trainer.model, Stored.read(request, table, group.device))
-    drift = DriftWatch(algorithm.drift_limits, trainer, context)
+    drift = DriftWatch(algorithm.needs.drift_limits, trainer, context)
     _train(trainer, layout["steps"], config, draws)
 
     if config.old_decay is not None:
@@ -93,18 +93,18 @@ def _draws(
     request: Request, config: contracts.Update, algorithm: Algorithm, model: Model, stored: Stored
 ) -> list[tuple[Draw, int]]:
     """What an optimizer step is made of, each with how often it draws for a sample; the rewarded draws come first."""
-    num_times = algorithm.num_times(config.sample.num_steps)
+    num_times = algorithm.needs.num_times(config.sample.num_steps)
     key = (request.seed, request.iteration or 0)
     media = contracts.MediaShape.model_validate(Artifact(request.inputs["rollouts"][0]).manifest.config["media"])
     schedule = partial(model.schedule, size=media.size, frames=media.frames)
-    if not algorithm.transitions:
+    if not algorithm.needs.transitions:
         sigmas = schedule(config.sample.num_steps).sigmas
         return [(LatentDraws(stored, key, sigmas, num_times, config.sample.guidance_scale), num_times)]
     kernel = kernel_of(config.sample, lambda: schedule(config.sample.num_steps))
     steps = TransitionDraws(stored, kernel, config.sample.guidance_scale)
-    if algorithm.data_term is None:
+    if (term := algorithm.needs.data_term) is None:
         return [(steps, num_times)]
-    data = DataDraws(request, algorithm.data_term, config.density, steps, schedule(FINE_GRID))
+    data = DataDraws(request, term, config.density, steps, schedule(FINE_GRID))
     return [(steps, num_times), (data, data.num_times or num_times)]
 
 

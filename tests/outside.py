@@ -4,9 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
+from cosmos_rl_core import errors
 from cosmos_rl_core.pipelines import directories
 
-CORE = Path(directories.__file__).parent
+CORE = Path(errors.__file__).parent
 REWARD = '''
 """How bright a picture is."""
 

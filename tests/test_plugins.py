@@ -22,6 +22,7 @@ from PIL import Image
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.algorithms import _base as algorithms_base
+from cosmos_rl_core.algorithms._needs import DRIFT_METRICS
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.train import AlgorithmOptions, DatasetOptions, RewardOptions
 from cosmos_rl_core.datasets import _base as datasets_base
@@ -149,9 +150,11 @@ def batches_of(algorithm: Any, *, rewarded: bool) -> list[algorithms_base.Batch 
     transitions = algorithms_base.Transitions(
         x=x_0, x_next=noise, history=x_0, at=at, log_prob=-number, advantages=advantages
     )
-    plain = algorithms_base.Batch(x_0, noise, half, advantages if rewarded and not algorithm.transitions else None)
-    takes_plain = algorithm.data_term is not None or not algorithm.transitions
-    return [*([transitions] if algorithm.transitions else []), *([plain] if takes_plain else [])]
+    plain = algorithms_base.Batch(
+        x_0, noise, half, advantages if rewarded and not algorithm.needs.transitions else None
+    )
+    takes_plain = algorithm.needs.data_term is not None or not algorithm.needs.transitions
+    return [*([transitions] if algorithm.needs.transitions else []), *([plain] if takes_plain else [])]
 
 
 def check_loss(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Transitions) -> None:
@@ -164,12 +167,12 @@ def check_loss(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Tr
 
     loss = algorithm.loss(velocity, batch)
     assert asked[-1] == "current"
-    assert set(asked) <= set(algorithm.roles)
+    assert set(asked) <= set(algorithm.needs.roles)
     assert loss.per_sample.shape == (3,)
     assert loss.per_sample.requires_grad
     assert loss.per_sample.dtype == torch.float32
     if isinstance(batch, algorithms_base.Transitions):
-        assert set(algorithms_base.DRIFT_METRICS) <= loss.metrics.keys()
+        assert set(DRIFT_METRICS) <= loss.metrics.keys()
     assert all(value.shape == (3,) and not value.requires_grad for value in loss.metrics.values())
 
 
@@ -195,12 +198,13 @@ def test_an_algorithm_plugin_conforms(name: str):
     if options is None:
         pytest.skip("its settings have no defaults")
     algorithm = plugin(options)
-    assert algorithm.behaviour in {"current", "old", "reference"}
-    assert set(algorithm.roles) <= {"current", "old", "behaviour", "reference"}
-    assert (algorithm.old_decay(0) is not None) == ("old" in {algorithm.behaviour, *algorithm.roles})
-    assert 1 <= algorithm.num_times(20) <= 20
-    assert algorithm.transitions == bool(algorithm.train_on) == (algorithm.drift_limits is not None)
-    assert algorithm.transitions or algorithm.data_term is None
+    needs = algorithm.needs
+    assert needs.behaviour in {"current", "old", "reference"}
+    assert set(needs.roles) <= {"current", "old", "behaviour", "reference"}
+    assert (needs.old_decay is not None) == ("old" in {needs.behaviour, *needs.roles})
+    assert 1 <= needs.num_times(20) <= 20
+    assert needs.transitions == (needs.drift_limits is not None)
+    assert needs.transitions or needs.data_term is None
     for batch in batches_of(algorithm, rewarded=options.rewarded):
         check_loss(algorithm, batch)
         check_mask(algorithm, batch)

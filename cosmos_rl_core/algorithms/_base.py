@@ -1,24 +1,24 @@
-"""What an algorithm plugin offers. It works on tensors by their methods and never imports torch when it runs.
+"""What an algorithm plugin defines: a class ``Options`` (an :class:`AlgorithmOptions`) and a class ``Algorithm``.
 
-That keeps ``Options`` readable by flows. A plugin file has a class ``Options`` (an :class:`AlgorithmOptions`) and a
-class ``Algorithm``.
+A plugin calls methods of tensors and never imports torch when it runs, so flows can read its options and needs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core import plugins
+from cosmos_rl_core.algorithms._needs import Needs
 from cosmos_rl_core.sampling.transition import Coefficients, generated_mean, model_input
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import pandas as pd
     from torch import Tensor
 
-    from cosmos_rl_core.config.policy import SolverConfig
+    from cosmos_rl_core.config.train import AlgorithmOptions
 
 
 @dataclass(frozen=True)
@@ -91,51 +91,6 @@ class Transitions:
         return self.at.t
 
 
-def trained_steps(train_on: tuple[int, ...], num_steps: int, order: Sequence[int]) -> tuple[int, ...]:
-    """The steps ``train_on`` of a sampler of ``num_steps``, ascending and each once.
-
-    A -1 stands for the next step of ``order``, a permutation of all, that is not listed.
-    Raises :class:`ConfigError` if there is no such step.
-    """
-    listed = {step for step in train_on if step >= 0}
-    unlisted = [step for step in order if step not in listed]
-    num_random = train_on.count(-1)
-    if max(listed, default=0) >= num_steps or num_random > len(unlisted):
-        raise ConfigError(
-            f"train_on = {list(train_on)} needs more than num_steps = {num_steps} steps; "
-            f"steps are 0 to {num_steps - 1}, and a -1 is one that is not listed"
-        )
-    return tuple(sorted([*listed, *unlisted[:num_random]]))
-
-
-DRIFT_METRICS = ("log_ratio", "log_ratio_per_dim", "ratio", "clipped", "approx_kl", "logp_drift", "ratio_drift")
-"""What the loss says of each transition: the columns of the update's ``transitions.parquet``."""
-
-
-@dataclass(frozen=True)
-class DriftLimits:
-    """How far an update may be from the policy that made its rollouts, by two of :data:`DRIFT_METRICS`."""
-
-    max_logp_drift: float
-    """Largest ``ratio_drift``; beyond it the update fails, because it does not compute what the rollout did."""
-    max_drift: float | None
-    """Mean ``approx_kl`` of an optimizer step beyond which the pass over the rollout stops; None means never."""
-
-
-@dataclass(frozen=True)
-class DataTerm:
-    """How media are drawn for the loss beside that of each sample's trained steps."""
-
-    on_first_only: bool
-    """At the first trained step of a sample only, instead of at every one."""
-    as_rollout: bool
-    """Noised by the level of the trained step and the initial noise of its rollout; else both are drawn."""
-    text_dropout: float
-    """Share of the media whose prompt is replaced by the empty one."""
-    given_frames: tuple[int, int] = (0, 0)
-    """Fewest and most latent frames at the start of an item that are given to the model and left out of the loss."""
-
-
 @dataclass(frozen=True)
 class Loss:
     """Per-sample loss ``[B]`` (float32, or float64 under a mask, with gradient) and numbers worth a curve, each ``[B]``
@@ -146,51 +101,35 @@ class Loss:
 
 
 class Algorithm(Protocol):
-    """Rewards to advantages, a loss, and what happens to the slow copies at the end of an iteration."""
+    """Turns rewards into advantages and has a loss. ``needs`` says what both read; an instance computes it once."""
 
-    behaviour: str
-    """The policy part that generates rollouts: ``current``, ``old`` or ``reference``."""
-    roles: tuple[str, ...]
-    """The policy parts that its loss asks for. The part ``behaviour`` is the weights that made the rollouts."""
-    transitions: bool
-    """Whether it trains on the sampler's recorded steps (:class:`Transitions`) instead of final latents."""
-    train_on: tuple[int, ...]
-    """The steps to record, for :func:`trained_steps`; empty without ``transitions``."""
-    trains_unconditional: bool
-    """Whether, under guidance, the gradient goes through the unconditional prediction too."""
-    drift_limits: DriftLimits | None
-    """For how far its updates may drift; its loss on transitions has :data:`DRIFT_METRICS`. None without them."""
-    data_term: DataTerm | None
-    """How its loss takes, beside the transitions, a :class:`Batch` of the dataset's media; None if it does not."""
-    use_same_seed: bool
-    """Whether all samples of a prompt start from the same noise."""
-
-    def check(self, sample: SolverConfig) -> None:
-        """Raise :class:`ConfigError` if it cannot train on rollouts of this sampler, or lacks what it trains on."""
-        ...
+    needs: Needs
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
-        """Advantages of scored samples: in, columns ``sample_id, prompt_id, reward, valid``; out, the same rows with
-        ``advantage`` (NaN where the sample is excluded) and ``used``. Never makes up a number for a failed sample,
-        unless an option asks for it. May read ``reward.<name>``, the weighted score of each reward, if it is there."""
-        ...
+        """Return the rows of ``samples`` with ``advantage`` (NaN where the sample is excluded) and ``used``.
 
-    def num_times(self, num_steps: int) -> int:
-        """How many noise levels, or recorded steps, of a rollout of ``num_steps`` each sample is trained on."""
+        ``samples`` has the columns ``sample_id, prompt_id, reward, valid``, and ``reward.<name>``, the weighted score
+        of each reward. A failed sample never gets a made-up number, unless an option asks for it.
+        """
         ...
 
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch | Transitions) -> Loss:
-        """``velocity(part)`` is the prediction at ``batch.x_t, batch.t`` of a policy part: ``current`` with gradient,
-        every other (``old``, ``behaviour``, ``reference``) without. Call ``current`` last: then no
-        other forward pass has to fit beside what it keeps for its backward pass, nor are weights swapped before that
-        has gathered them again. Takes only the kinds of batch that ``transitions`` and ``data_term`` announce, and
-        counts of each only what its mask says was generated: frames may be given in any."""
+        """Return the loss of each sample.
+
+        ``velocity(part)`` is the prediction of a policy part at ``batch.x_t, batch.t``: of ``current`` with gradient,
+        of every other part (``old``, ``behaviour``, ``reference``) without. Call ``current`` last: its activations
+        then need not fit beside another forward pass, and its weights are not swapped out before the backward pass.
+        ``batch`` is of a kind that ``needs.train_on`` and ``needs.data_term`` ask for. The loss counts only the
+        dimensions that ``batch.mask`` marks as generated.
+        """
         ...
 
-    def reference_after(self, iteration: int) -> Literal["base", "kept", "renewed"]:
-        """The reference of the policy after 0-based ``iteration``: the base model, the one it had before, or itself."""
-        ...
 
-    def old_decay(self, iteration: int) -> float | None:
-        """Decay d of ``old <- d old + (1 - d) current`` after 0-based ``iteration``; None if there is no old copy."""
-        ...
+def algorithm_of(options: AlgorithmOptions) -> Algorithm:
+    """Return the algorithm with these options. Raises :class:`ConfigError` if a plugin from outside fails."""
+    kind = plugins.load("algorithms", options.type)
+    with plugins.errors_of("algorithms", options.type):
+        algorithm = kind.Algorithm(options)
+        if not isinstance(algorithm.needs, Needs):
+            raise TypeError(f"Algorithm.needs must be a Needs, found {algorithm.needs!r}")
+    return algorithm

@@ -13,20 +13,19 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from cosmos_rl_core.algorithms._advantages import group_advantages, rewards_of
-from cosmos_rl_core.algorithms._base import Batch, DataTerm, DriftLimits, Loss, Transitions, trained_steps
+from cosmos_rl_core.algorithms._base import Batch, Loss, Transitions
+from cosmos_rl_core.algorithms._needs import DataTerm, DriftLimits, Needs
+from cosmos_rl_core.config.base import written
 from cosmos_rl_core.config.train import AnyDataset, RewardedOptions
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.sampling.solvers import planned_kernel
 from cosmos_rl_core.sampling.transition import generated_mean, log_prob, mean, num_generated, square_error
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, REFERENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import pandas as pd
     from torch import Tensor
-
-    from cosmos_rl_core.config.policy import SolverConfig
 
 
 _OF_DATA = ("use_rl_sigma_and_noise", "data_on_first_only", "text_dropout")
@@ -131,86 +130,48 @@ class PolicyGradientOptions(RewardedOptions):
             )
         return self
 
+    @model_validator(mode="after")
+    def _advantages_are_left(self) -> Self:
+        if self.exp_reward and self.adv_clip_min == 0:
+            raise ValueError("adv_clip_min = 0 cuts off every advantage of exp_reward, which are negative; lower it")
+        return self
+
+    @property
+    def data_term(self) -> DataTerm:
+        """How media are drawn for the diffusion loss, if ``data_beta`` is above 0."""
+        return DataTerm(
+            on_first_only=self.data_on_first_only,
+            as_rollout=self.use_rl_sigma_and_noise,
+            text_dropout=self.text_dropout,
+            given_frames=self.given_frames,
+        )
+
+    def without_effect(self) -> Iterator[str]:
+        """Yield a sentence for each term of the loss that has weight 0 and settings of its own."""
+        if self.kl_beta == 0 and (given := written(self, "kl_mode")):
+            yield f"{given[0]} without effect: kl_beta = 0 leaves out the distance to the reference"
+        if self.data_beta == 0 and (given := written(self, *_OF_DATA)):
+            yield f"{', '.join(given)} without effect: data_beta = 0 leaves out the diffusion loss on media"
+
 
 class Algorithm:
     """A clipped policy gradient at every trained step, a distance to the reference, a diffusion loss on media."""
 
-    transitions = True
-
     def __init__(self, options: PolicyGradientOptions) -> None:
         self.options = options
-
-    @property
-    def behaviour(self) -> str:
-        """Return ``current`` if ``on_policy``, else ``reference``."""
-        return CURRENT if self.options.on_policy else REFERENCE
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The reference is read only where the loss weighs it."""
-        return (CURRENT, BEHAVIOUR, REFERENCE) if self.options.kl_beta > 0 else (CURRENT, BEHAVIOUR)
-
-    @property
-    def train_on(self) -> tuple[int, ...]:
-        """The option of this name."""
-        return self.options.train_on
-
-    @property
-    def trains_unconditional(self) -> bool:
-        """Return the option ``train_unconditional``."""
-        return self.options.train_unconditional
-
-    @property
-    def drift_limits(self) -> DriftLimits:
-        """The options of these names."""
-        options = self.options
         limit = options.clip_ratio / 2 if options.max_logp_drift is None else options.max_logp_drift
-        return DriftLimits(max_logp_drift=limit, max_drift=options.max_drift)
-
-    @property
-    def data_term(self) -> DataTerm | None:
-        """Media are read only where the loss weighs them."""
-        options = self.options
-        if options.data_beta == 0:
-            return None
-        return DataTerm(
-            on_first_only=options.data_on_first_only,
-            as_rollout=options.use_rl_sigma_and_noise,
-            text_dropout=options.text_dropout,
-            given_frames=options.given_frames,
+        self.needs = Needs(
+            behaviour=CURRENT if options.on_policy else REFERENCE,
+            # The reference and media are read only if the loss weighs them.
+            roles=(CURRENT, BEHAVIOUR, REFERENCE) if options.kl_beta > 0 else (CURRENT, BEHAVIOUR),
+            train_on=options.train_on,
+            trains_unconditional=options.train_unconditional,
+            diffusion=options.kl_mode == "flow_grpo" and options.kl_beta > 0,
+            drift_limits=DriftLimits(max_logp_drift=limit, max_drift=options.max_drift),
+            data_term=options.data_term if options.data_beta > 0 else None,
+            use_same_seed=options.use_same_seed,
+            update_ref_every_iter=options.update_ref_every_iter,
         )
-
-    def check(self, sample: SolverConfig) -> None:
-        """Every trained step must be one with noise, the diffusion loss needs media, and what is given must be read."""
-        kernel, options = planned_kernel(sample), self.options
-        kernel.check_trainable(step for step in options.train_on if step != -1)
-        trained_steps(options.train_on, len(kernel.steps), kernel.trainable)
-        if options.exp_reward and options.adv_clip_min == 0:
-            raise ConfigError("adv_clip_min = 0 cuts off every advantage of exp_reward, which are negative; lower it")
-        if options.kl_mode == "flow_grpo" and options.kl_beta > 0 and kernel.steps[0].diffusion is None:
-            raise ConfigError(
-                f"kl_mode = 'flow_grpo' needs solver = 'flow_sde', found {sample.solver!r}; choose 'exact'"
-            )
-        if not options.train_unconditional and sample.guidance_scale == 1:
-            raise ConfigError(
-                "train_unconditional = false leaves out a prediction that guidance_scale = 1 does not make; "
-                "leave it at true, or raise policy.diffusers.sample.guidance_scale"
-            )
-        if self.data_term is not None and options.data is None:
-            raise ConfigError(
-                f"data_beta = {options.data_beta} weighs the diffusion loss on media: name them in "
-                "[train.train_policy.data], or set data_beta = 0"
-            )
-        if options.kl_beta == 0 and "kl_mode" in options.model_fields_set:
-            raise ConfigError(
-                "kl_beta = 0 leaves out the distance to the reference, which kl_mode is of; leave it out too"
-            )
-        unread = [name for name in _OF_DATA if name in options.model_fields_set]
-        if self.data_term is None and unread:
-            raise ConfigError(
-                f"data_beta = 0 leaves out the diffusion loss on media, which {', '.join(unread)} would be for; leave "
-                "them out too, or set data_beta above 0"
-            )
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
         """Advantages of scored samples, by :func:`group_advantages`, then ``exp_reward``, then the bounds.
@@ -244,10 +205,6 @@ class Algorithm:
         """For ``parity_advantages`` a sample that one reward failed on counts where the others did not."""
         return samples.assign(valid=samples[column].notna()) if self.options.parity_advantages else samples
 
-    def num_times(self, num_steps: int) -> int:
-        """How many steps ``train_on`` lists. Raises :class:`ConfigError` if a sampler of ``num_steps`` lacks one."""
-        return len(trained_steps(self.options.train_on, num_steps, range(num_steps)))
-
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch | Transitions) -> Loss:
         """Times ``loss_scale``, float32 ``[B]``: of transitions, ``policy_weight`` times the policy loss plus
         ``kl_beta`` times the distance to the reference; of a :class:`Batch` of media, ``data_beta`` times the
@@ -263,19 +220,6 @@ class Algorithm:
         coefficient that the sampler does not have.
         """
         return self._data_loss(velocity, batch) if isinstance(batch, Batch) else self._policy_loss(velocity, batch)
-
-    @property
-    def use_same_seed(self) -> bool:
-        """The option of this name."""
-        return self.options.use_same_seed
-
-    def reference_after(self, iteration: int) -> Literal["base", "kept", "renewed"]:
-        """What ``update_ref_every_iter`` says."""
-        every = self.options.update_ref_every_iter
-        return "base" if every == 0 else "kept" if (iteration + 1) % every else "renewed"
-
-    def old_decay(self, iteration: int) -> None:
-        """There is no old copy."""
 
     def _data_loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
         """Squared error of the velocity, weighted by ``t^2 + (1 - t)^2``.

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from cosmos_rl_core.algorithms._advantages import group_advantages, rewards_of
 from cosmos_rl_core.algorithms._base import Batch, Loss
+from cosmos_rl_core.algorithms._needs import Needs
 from cosmos_rl_core.config.train import RewardedOptions
-from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, OLD, REFERENCE
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     import pandas as pd
     from torch import Tensor
-
-    from cosmos_rl_core.config.policy import SolverConfig
 
 _WEIGHT_FLOOR = 1e-5
 """Smallest mean absolute error that a sample's squared error is divided by."""
@@ -60,29 +58,25 @@ class Options(RewardedOptions):
             raise ValueError("weight_copy_first_step = 1 without effect: weight_copy_decay_type = 0 has no memory")
         return self
 
+    def old_decay(self, iteration: int) -> float:
+        """Return the decay of the old copy after a 0-based iteration; 0 makes it a plain copy of the current policy."""
+        flat, rise, ceiling = _DECAYS[self.weight_copy_decay_type]
+        iteration += self.weight_copy_first_step
+        return 0.0 if iteration < flat else min(rise * (iteration - flat), ceiling)
+
 
 class Algorithm:
     """Rollouts by a slow ``old`` copy, which is also the centre that the loss reflects the trained velocity about."""
 
-    behaviour = OLD
-    transitions = False
-    train_on = ()
-    trains_unconditional = True
-    drift_limits = None
-    data_term = None
-    use_same_seed = False
-
     def __init__(self, options: Options) -> None:
         self.options = options
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The reference is read only where the loss weighs it."""
-        return (CURRENT, BEHAVIOUR, REFERENCE) if self.options.kl_beta > 0 else (CURRENT, BEHAVIOUR)
-
-    def check(self, sample: SolverConfig) -> None:
-        """Any sampler will do, if its grid has enough noise levels."""
-        self.num_times(sample.num_steps)
+        self.needs = Needs(
+            behaviour=OLD,
+            # The reference is read only if the loss weighs it.
+            roles=(CURRENT, BEHAVIOUR, REFERENCE) if options.kl_beta > 0 else (CURRENT, BEHAVIOUR),
+            timesteps_fraction=options.timesteps_fraction,
+            old_decay=options.old_decay,
+        )
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
         """Rewards minus their prompt's mean, over a standard deviation + 1e-4; NaN for excluded samples.
@@ -100,16 +94,6 @@ class Algorithm:
             ddof=int(options.unbiased_std),
         )
         return samples.assign(advantage=advantages, used=~np.isnan(advantages))
-
-    def num_times(self, num_steps: int) -> int:
-        """``num_steps * timesteps_fraction``, rounded down. Raises :class:`ConfigError` if that is none."""
-        count = int(num_steps * self.options.timesteps_fraction)
-        if count == 0:
-            raise ConfigError(
-                f"timesteps_fraction = {self.options.timesteps_fraction} of num_steps = {num_steps} is less than one "
-                f"noise level; raise it to at least 1 / {num_steps}"
-            )
-        return count
 
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
         """Policy loss plus ``kl_beta`` times the squared distance to the reference, per sample ``[B]``.
@@ -136,16 +120,6 @@ class Algorithm:
             metrics["kl"] = batch.mean((current - reference).square())
             total = policy + self.options.kl_beta * metrics["kl"]
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
-
-    def reference_after(self, iteration: int) -> Literal["base"]:
-        """The base model, for ever."""
-        return "base"
-
-    def old_decay(self, iteration: int) -> float:
-        """Decay of the old copy after 0-based ``iteration``: 0 makes it a plain copy of the current policy."""
-        flat, rise, ceiling = _DECAYS[self.options.weight_copy_decay_type]
-        iteration += self.options.weight_copy_first_step
-        return 0.0 if iteration < flat else min(rise * (iteration - flat), ceiling)
 
     def _optimality(self, batch: Batch) -> Tensor:
         """Probability that a sample is good, ``[B]`` in [0, 1]: 1/2 at advantage 0, 1 at ``advantage_high``."""

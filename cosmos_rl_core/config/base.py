@@ -42,3 +42,8 @@ def _counts(extra: Any, value: Any) -> bool:
     if not isinstance(extra, dict):
         return True
     return extra.get("identity", True) and not ("neutral" in extra and _identity(value) == extra["neutral"])
+
+
+def written(section: Section, *names: str) -> list[str]:
+    """Return which of the fields were set by whoever made ``section``, in the order of ``names``."""
+    return [name for name in names if name in section.model_fields_set]

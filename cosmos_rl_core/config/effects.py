@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cosmos_rl_core import plugins
+from cosmos_rl_core.algorithms._base import algorithm_of
+from cosmos_rl_core.config.base import written
 from cosmos_rl_core.config.policy import SolverConfig, TimeDensity
 
 if TYPE_CHECKING:
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
     from cosmos_rl_core.config.policy import SampleConfig
     from cosmos_rl_core.config.recipe import Recipe
     from cosmos_rl_core.config.train import AlgorithmOptions, EmaConfig, OptimizerConfig
-
-
-def written(section: Section, *names: str) -> list[str]:
-    """Which of the fields were set, in the order asked for."""
-    return [name for name in names if name in section.model_fields_set]
 
 
 def unread(place: str, section: Section, *names: str, why: str) -> Iterator[str]:
@@ -66,7 +62,7 @@ def of_average(train: EmaConfig) -> Iterator[str]:
 def of_density(density: TimeDensity, algorithm: AlgorithmOptions) -> Iterator[str]:
     """Of the noise levels that media are trained at."""
     place = "policy.diffusers"
-    term = plugins.load("algorithms", algorithm.type).Algorithm(algorithm).data_term
+    term = algorithm_of(algorithm).needs.data_term
     if algorithm.rewarded and (term is None or term.as_rollout):
         yield from unread(
             place,
@@ -101,6 +97,7 @@ def without_effect(recipe: Recipe) -> Iterator[str]:
     yield from of_launch(recipe.launch)
     yield from of_optimizer(recipe.train)
     yield from of_average(recipe.train)
+    yield from (f"train.train_policy.{sentence}" for sentence in options.without_effect())
     yield from of_density(recipe.policy.diffusers, options)
     yield from of_sampling(sample, options, evaluates=evaluates)
     if not options.rewarded:

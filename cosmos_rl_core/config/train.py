@@ -1,6 +1,7 @@
 """How the weights move. Field names are cosmos-rl's; the algorithm's own settings live in its plugin file."""
 
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
@@ -83,6 +84,13 @@ class AlgorithmOptions(Section):
     def given_frames(self) -> tuple[int, int]:
         """Fewest and most latent frames that are given."""
         return self.min_num_conditional_frames, self.max_num_conditional_frames
+
+    def without_effect(self) -> Iterator[str]:
+        """Yield a sentence for each setting that was written although the other settings leave it unread.
+
+        Asked of recipes only: a section that was written out whole has set all its fields.
+        """
+        yield from ()
 
     @model_validator(mode="after")
     def _frames_in_order(self) -> Self:

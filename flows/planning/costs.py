@@ -3,8 +3,8 @@
 import math
 from typing import Literal
 
-from cosmos_rl_core import plugins
-from cosmos_rl_core.algorithms._base import Algorithm, trained_steps
+from cosmos_rl_core.algorithms._base import algorithm_of
+from cosmos_rl_core.algorithms._needs import Needs, trained_steps
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories, sizes
@@ -24,7 +24,7 @@ def sample_bytes(recipe: Recipe) -> int | None:
     elements = sizes.latent_elements(path, diffusers.inference_size, diffusers.train_frames)
     if elements is None:
         return None
-    kernel, train_on = planned_kernel(diffusers.sample.rollout), algorithm_of(recipe).train_on
+    kernel, train_on = planned_kernel(diffusers.sample.rollout), needs_of(recipe).train_on
     if train_on:
         trained_steps(train_on, len(kernel.steps), kernel.trainable)
     # A random step has neighbours that are stored or not: two states and a look back are the most that it can need.
@@ -52,10 +52,10 @@ def policy_bytes(recipe: Recipe) -> int:
 
 def policy_parts(recipe: Recipe) -> dict[str, int]:
     """Bytes of each part of a policy version after the first: weights, copies and two moments, all float32."""
-    size, algorithm = sizes.FLOAT32_BYTES * parameters(recipe)[1], algorithm_of(recipe)
+    size, needs = sizes.FLOAT32_BYTES * parameters(recipe)[1], needs_of(recipe)
     parts = {
         CURRENT: size,
-        OLD: size if algorithm.old_decay(0) is not None else 0,
+        OLD: size if needs.old_decay is not None else 0,
         EMA: size if recipe.train.ema_enable else 0,
         REFERENCE: size if reference_after(recipe, 0) != "base" else 0,
         OPTIMIZER: 2 * size,
@@ -69,9 +69,9 @@ def reference_after(recipe: Recipe, iteration: int) -> Literal["base", "kept", "
     A policy that began from scratch is compared with where it began, which no file of the base holds: it carries that
     on from its first version.
     """
-    algorithm = algorithm_of(recipe)
-    after = algorithm.reference_after(iteration)
-    carries = recipe.policy.from_scratch and REFERENCE in algorithm.roles
+    needs = needs_of(recipe)
+    after = needs.reference_after(iteration)
+    carries = recipe.policy.from_scratch and REFERENCE in needs.roles
     return "kept" if after == "base" and carries else after
 
 
@@ -141,11 +141,9 @@ def _kept_policies(recipe: Recipe, parts: dict[str, int]) -> int:
 def needs_data(recipe: Recipe) -> bool:
     """Whether rollouts or updates read prepared media; supervised training encodes them as they are drawn."""
     policy = recipe.train.train_policy
-    return algorithm_of(recipe).data_term is not None or (policy.rewarded and policy.given_frames[1] > 0)
+    return needs_of(recipe).data_term is not None or (policy.rewarded and policy.given_frames[1] > 0)
 
 
-def algorithm_of(recipe: Recipe) -> Algorithm:
-    options = recipe.train.train_policy
-    kind = plugins.load("algorithms", options.type)
-    with plugins.errors_of("algorithms", options.type):
-        return kind.Algorithm(options)
+def needs_of(recipe: Recipe) -> Needs:
+    """Return what the recipe's algorithm needs. Raises :class:`ConfigError` if a plugin from outside fails."""
+    return algorithm_of(recipe.train.train_policy).needs

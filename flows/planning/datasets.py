@@ -33,6 +33,11 @@ def data_prompts_of(recipe: Recipe) -> tuple[tuple[Prompt, ...], str]:
             f"max_num_conditional_frames = {most} takes the first frames of media: name them in "
             "[train.train_policy.data], or leave it at 0"
         )
+    if data is None and costs.needs_of(recipe).data_term is not None:
+        raise ConfigError(
+            "the loss has a term on media, of weight data_beta: name the media in [train.train_policy.data], or set "
+            "data_beta = 0"
+        )
     if data is not None and not costs.needs_data(recipe):
         raise ConfigError(
             "nothing reads the media in [train.train_policy.data]: leave them out, or set max_num_conditional_frames, "

@@ -135,10 +135,10 @@ class _Model:
 
     def update(self) -> Rows:
         """The parts that its algorithm compares with, or carries on, each once."""
-        algorithm, train, each = costs.algorithm_of(self.recipe), self.recipe.train, costs.sample_bytes(self.recipe)
+        needs, train, each = costs.needs_of(self.recipe), self.recipe.train, costs.sample_bytes(self.recipe)
         carried = costs.policy_parts(self.recipe)
-        parts = {*algorithm.roles, *carried}
-        if train.staleness == 0 and algorithm.behaviour != CURRENT and algorithm.behaviour in carried:
+        parts = {*needs.roles, *carried}
+        if train.staleness == 0 and needs.behaviour != CURRENT and needs.behaviour in carried:
             # The copy that made the rollouts serves by both names.
             parts.discard(BEHAVIOUR)
         rows = self._training("update", parts, guided=self._guided)
@@ -215,7 +215,7 @@ class _Model:
             self.shapes, self.config, tokens, lora=not all_train, half=spread.half, checkpointing=checkpointing
         )
         # The gradient goes through both predictions where the algorithm trains the unconditional one too.
-        doubled = guided and costs.algorithm_of(self.recipe).trains_unconditional
+        doubled = guided and costs.needs_of(self.recipe).trains_unconditional
         at_work = visiting(self.shapes, spread, backward=True, all_train=all_train, checkpointing=checkpointing)
         options, samples = self.recipe.train.train_policy, self.recipe.train.train_batch_per_replica
         batch = min(options.mini_batch, getattr(options, "batch_size_per_optimize", None) or samples)

@@ -154,7 +154,8 @@ def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str,
         recipe, judged_by, held_out_data, (data_prompts or prompts, data_digest)
     ):
         mistakes.append("validation.data has media that are trained on; name others, or another split")
-    _collect(mistakes, lambda: _check_algorithm(recipe))
+    if recipe.train.train_policy.rewarded:
+        _collect(mistakes, lambda: costs.needs_of(recipe).check(recipe.policy.diffusers.sample.rollout))
     _collect(mistakes, lambda: _check_dropout(recipe))
     if model is not None:
         mistakes += _unfit(recipe)
@@ -312,7 +313,7 @@ def _check_dropout(recipe: Recipe) -> None:
             f"once, and with launch.cp_size = {recipe.launch.cp_size} no process has them. Set one of the two to its "
             "default"
         )
-    if plugins.load("algorithms", policy.type).Algorithm(policy).transitions:
+    if costs.needs_of(recipe).transitions:
         raise ConfigError(
             f"policy.lora.lora_dropout = {lora.lora_dropout:g}: {policy.type} trains on the ratio of the policy's "
             "density to that of the rollout, which is exactly 1 until weights move; with dropout in one of the two it "
@@ -347,12 +348,6 @@ def _check_given_frames(recipe: Recipe) -> None:
             f"{setting} leaves none of {total} latent frames (train_frames = {frames}) to generate; lower it, or raise "
             "policy.diffusers.train_frames"
         )
-
-
-def _check_algorithm(recipe: Recipe) -> None:
-    algorithm = costs.algorithm_of(recipe)
-    with plugins.errors_of("algorithms", recipe.train.train_policy.type):
-        algorithm.check(recipe.policy.diffusers.sample.rollout)
 
 
 def _check_reward(reward: RewardConfig, prompts: tuple[Prompt, ...]) -> None:

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from cosmos_rl_core import plugins, seeds
-from cosmos_rl_core.algorithms._base import Algorithm
+from cosmos_rl_core.algorithms._needs import Needs
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig
 from cosmos_rl_core.config.train import DatasetOptions, RewardedOptions, SupervisedOptions
 from cosmos_rl_core.datasets._base import Prompt
@@ -183,8 +183,8 @@ class Run:
             n_generation=rollout.n_generation,
             media=self._media,
             sample=self.recipe.policy.diffusers.sample.rollout,
-            train_on=self._algorithm.train_on,
-            use_same_seed=self._algorithm.use_same_seed,
+            train_on=self._needs.train_on,
+            use_same_seed=self._needs.use_same_seed,
             given_frames=given_frames,
             batch_size=rollout.n_generation_mini_batch,
             samples_per_shard=rollout.samples_per_shard,
@@ -241,7 +241,7 @@ class Run:
             sample=recipe.policy.diffusers.sample.rollout,
             steps=self._steps(k * num_steps, num_steps),
             keeps_ema=recipe.train.ema_enable,
-            old_decay=self._algorithm.old_decay(k),
+            old_decay=None if self._needs.old_decay is None else self._needs.old_decay(k),
             reference=costs.reference_after(recipe, k),
             density=recipe.policy.diffusers.density,
         )
@@ -251,7 +251,7 @@ class Run:
             "behaviours": (self._behaviour(k),),
             "scores": tuple(input_of(self.iteration(k, f"reward-{reward.fn.label}")) for reward in trained),
             "embeddings": (input_of(self.embed_slot),),
-            "data": (input_of(self.encode_slot),) if self._algorithm.data_term is not None else (),
+            "data": (input_of(self.encode_slot),) if self._needs.data_term is not None else (),
         }
         return self._request(self.iteration(k, "update"), config, k, inputs)
 
@@ -352,14 +352,13 @@ class Run:
         return input_of(self.policy_after(k), *STATE)
 
     @cached_property
-    def _algorithm(self) -> Algorithm:
-        options = self.recipe.train.train_policy
-        return plugins.load("algorithms", options.type).Algorithm(options)
+    def _needs(self) -> Needs:
+        return costs.needs_of(self.recipe)
 
     def _behaviour(self, k: int) -> Input:
         """The weights that generate rollout k: those of ``staleness`` versions ago."""
-        version, part = max(0, k - self.recipe.train.staleness), self._algorithm.behaviour
-        if part == REFERENCE and self._algorithm.reference_after(0) == "base":
+        version, part = max(0, k - self.recipe.train.staleness), self._needs.behaviour
+        if part == REFERENCE and self._needs.reference_after(0) == "base":
             version = 0
         return input_of(self.policy_after(version), part)
 

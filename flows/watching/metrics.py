@@ -44,7 +44,7 @@ from typing import Any
 
 import pandas as pd
 
-from cosmos_rl_core import plugins
+from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.storage import store
 from stages import contracts
 from stages.artifacts.files import read_entry
@@ -159,8 +159,7 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
 def _trains_on_steps(request: Request) -> bool:
     if not isinstance(request.config, contracts.Update):
         return False
-    options = request.config.algorithm
-    return plugins.load("algorithms", options.type).Algorithm(options).transitions
+    return algorithm_of(request.config.algorithm).needs.transitions
 
 
 def _rewards(request: Request, manifest: Manifest) -> dict[str, Number]:

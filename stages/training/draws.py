@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.algorithms._base import Batch, DataTerm, Transitions
+from cosmos_rl_core.algorithms._base import Batch, Transitions
+from cosmos_rl_core.algorithms._needs import DataTerm
 from cosmos_rl_core.config.policy import TimeDensity
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import Conditioning, generated, given_frames, stack

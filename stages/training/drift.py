@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from cosmos_rl_core.algorithms._base import DRIFT_METRICS, DriftLimits, Loss, Transitions
+from cosmos_rl_core.algorithms._base import Loss, Transitions
+from cosmos_rl_core.algorithms._needs import DRIFT_METRICS, DriftLimits
 from cosmos_rl_core.errors import DriftError
 from stages import contracts
 from stages.context import Context

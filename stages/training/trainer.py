@@ -116,7 +116,7 @@ class Trainer:
         """Take up the policy where the last stage left it; a copy that it does not have yet starts as ``current``."""
         steps = config.steps
         # The base's, unless this policy carries one on.
-        reference = REFERENCE in algorithm.roles and REFERENCE not in copies
+        reference = REFERENCE in algorithm.needs.roles and REFERENCE not in copies
         model, weights = load_policy(config, policy, components=components, context=context, reference=reference)
         if config.gradient_checkpointing:
             model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
@@ -222,7 +222,7 @@ class Trainer:
                     micro.conditioning,
                     micro.negative,
                     micro.guidance_scale,
-                    trains_unconditional=self.algorithm.trains_unconditional,
+                    trains_unconditional=self.algorithm.needs.trains_unconditional,
                 )
 
         return self.algorithm.loss(velocity, batch)

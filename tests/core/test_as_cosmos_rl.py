@@ -126,8 +126,8 @@ def test_imported_nft_counts_the_iterations_of_the_old_copy_from_1(kind: int, ex
     theirs = nft(weight_copy_decay_type=kind, weight_copy_first_step=first)
     ours = nft(weight_copy_decay_type=kind)
     for iteration, decay in expected.items():
-        assert theirs.old_decay(iteration) == ours.old_decay(iteration + 1) == pytest.approx(decay)
-    assert ours.old_decay(0) == 0
+        assert theirs.options.old_decay(iteration) == ours.options.old_decay(iteration + 1) == pytest.approx(decay)
+    assert ours.options.old_decay(0) == 0
 
 
 def test_a_clock_of_nothing_is_neither_imported_nor_taken():

@@ -29,7 +29,7 @@ def loss_of(name: str, options: dict[str, Any], cut: Any, current: torch.Tensor,
     plugin = plugins.load("algorithms", name)
     algorithm = plugin.Algorithm(plugin.Options.model_validate({"type": name, "dataset": DATASET, **options}))
     t, advantages = torch.tensor([0.3, 0.8], device=CPU, dtype=torch.float64)[cut[0]], ADVANTAGES[cut[0]]
-    if algorithm.transitions and algorithm.data_term is None:
+    if algorithm.needs.transitions and algorithm.needs.data_term is None:
         at = Coefficients(t, t, t, -t, t, t, t)
         batch = Transitions(X_0[cut], NOISE[cut], X_0[cut], at, log_prob=-t, advantages=advantages, **fields)
     else:

@@ -259,7 +259,7 @@ def test_the_reference_is_evaluated_only_if_it_counts_and_current_comes_last(kl_
     algorithm = nft(kl_beta=kl_beta)
     algorithm.loss(lambda part: parts.append(part) or batch.noise, batch)
     assert parts == asked
-    assert set(algorithm.roles) == set(asked)
+    assert set(algorithm.needs.roles) == set(asked)
 
 
 def test_neither_old_nor_reference_nor_the_metrics_get_a_gradient():
@@ -367,17 +367,17 @@ def test_a_valid_sample_without_a_finite_reward_is_wrong_data(reward: float):
 )
 def test_the_memory_of_the_old_copy_follows_its_table(kind: int, expected: dict[int, float]):
     algorithm = nft(weight_copy_decay_type=kind)
-    assert {k: algorithm.old_decay(k) for k in expected} == pytest.approx(expected, abs=1e-12)
+    assert {k: algorithm.options.old_decay(k) for k in expected} == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(("num_steps", "fraction", "count"), [(10, 0.99, 9), (10, 1.0, 10), (4, 0.5, 2), (1, 1.0, 1)])
 def test_the_share_of_noise_levels_is_rounded_down(num_steps: int, fraction: float, count: int):
-    assert nft(timesteps_fraction=fraction).num_times(num_steps) == count
+    assert nft(timesteps_fraction=fraction).needs.num_times(num_steps) == count
 
 
 def test_no_noise_level_at_all_is_refused():
     with pytest.raises(ConfigError, match=r"timesteps_fraction = 0.2 of num_steps = 4"):
-        nft(timesteps_fraction=0.2).num_times(4)
+        nft(timesteps_fraction=0.2).needs.num_times(4)
 
 
 WRONG = {"kl_beta": -1.0, "nft_beta": 0.0, "timesteps_fraction": 1.1, "min_group_size": 1, "weight_copy_decay_type": 3}
@@ -390,7 +390,7 @@ def test_options_out_of_bounds_or_misspelt_are_refused(field: str, value: float)
 
 
 def test_rollouts_come_from_the_old_copy():
-    assert (nft().behaviour, Options.rewarded) == ("old", True)
+    assert (nft().needs.behaviour, Options.rewarded) == ("old", True)
 
 
 def test_the_algorithms_import_no_torch():

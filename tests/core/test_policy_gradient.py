@@ -250,7 +250,7 @@ def test_the_reference_is_evaluated_only_if_it_counts_and_only_current_gets_a_gr
     loss = algorithm.loss(lambda part: found.append(part) or parts[part], steps_of([-1.0]))
     loss.per_sample.sum().backward()
     assert found == asked
-    assert set(algorithm.roles) == set(asked)
+    assert set(algorithm.needs.roles) == set(asked)
     assert [name for name, value in parts.items() if value.grad is not None] == ["current"]
     assert not any(value.requires_grad for value in loss.metrics.values())
     assert ("kl" in loss.metrics) == (kl_beta > 0)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from cosmos_rl_core.algorithms import ddrl, grpo, nft, sft
-from cosmos_rl_core.algorithms._base import DataTerm, DriftLimits, Transitions, trained_steps
+from cosmos_rl_core.algorithms._base import Transitions
+from cosmos_rl_core.algorithms._needs import DataTerm, DriftLimits, trained_steps
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.errors import ArtifactError, ConfigError
@@ -148,12 +149,12 @@ def test_a_random_step_is_the_next_of_the_order_that_is_not_listed():
 @pytest.mark.parametrize("train_on", [(0, 4), (-1, -1, 0, 1, 2)])
 def test_more_steps_than_the_sampler_has_are_refused(train_on: tuple[int, ...]):
     with pytest.raises(ConfigError, match=r"num_steps = 4"):
-        policy(train_on=train_on).num_times(4)
+        policy(train_on=train_on).needs.num_times(4)
 
 
 def test_each_listed_step_is_trained_once():
-    assert policy().num_times(20) == 10
-    assert policy(train_on=(0, -1, -1)).num_times(3) == 3
+    assert policy().needs.num_times(20) == 10
+    assert policy(train_on=(0, -1, -1)).needs.num_times(3) == 3
 
 
 # ---- options
@@ -170,21 +171,23 @@ def test_the_defaults_are_the_recipes():
 
 
 def test_parts_and_data_follow_from_the_weights():
-    assert policy().roles == ("current", "behaviour")
+    assert policy().needs.roles == ("current", "behaviour")
     anchored = policy(kl_beta=0.1, data_beta=0.0)
-    assert (anchored.roles, anchored.data_term) == (("current", "behaviour", "reference"), None)
+    assert (anchored.needs.roles, anchored.needs.data_term) == (("current", "behaviour", "reference"), None)
     drawn = policy(data_on_first_only=True, use_rl_sigma_and_noise=False, text_dropout=0.1)
-    assert (policy().data_term, drawn.data_term) == (
+    assert (policy().needs.data_term, drawn.needs.data_term) == (
         DataTerm(on_first_only=False, as_rollout=True, text_dropout=0.2),
         DataTerm(on_first_only=True, as_rollout=False, text_dropout=0.1),
     )
-    assert (policy().behaviour, policy(on_policy=False).behaviour) == ("current", "reference")
-    assert policy().old_decay(5) is None
+    assert (policy().needs.behaviour, policy(on_policy=False).needs.behaviour) == ("current", "reference")
+    assert policy().needs.old_decay is None
 
 
 def test_the_allowed_drift_is_half_of_the_clip_unless_it_is_given():
-    assert policy(clip_ratio=1e-3).drift_limits == DriftLimits(max_logp_drift=5e-4, max_drift=None)
-    assert policy(max_logp_drift=1e-5, max_drift=0.1).drift_limits == DriftLimits(max_logp_drift=1e-5, max_drift=0.1)
+    assert policy(clip_ratio=1e-3).needs.drift_limits == DriftLimits(max_logp_drift=5e-4, max_drift=None)
+    assert policy(max_logp_drift=1e-5, max_drift=0.1).needs.drift_limits == DriftLimits(
+        max_logp_drift=1e-5, max_drift=0.1
+    )
 
 
 WRONG = {
@@ -210,10 +213,7 @@ def test_options_out_of_bounds_misspelt_or_without_effect_are_refused(field: str
 def test_a_loss_of_nothing_is_refused():
     with pytest.raises(ValueError, match="there is no loss"):
         policy(policy_weight=0.0, data_beta=0.0)
-    assert policy(policy_weight=0.0).data_term is not None
-
-
-STOCHASTIC = SolverConfig(num_steps=20, solver="flow_sde")
+    assert policy(policy_weight=0.0).needs.data_term is not None
 
 
 @pytest.mark.parametrize(
@@ -224,15 +224,45 @@ STOCHASTIC = SolverConfig(num_steps=20, solver="flow_sde")
         ({"data_on_first_only": False, "text_dropout": 0.0}, "data_on_first_only, text_dropout"),
     ],
 )
-def test_settings_of_a_data_term_that_is_not_there_are_refused_even_at_their_defaults(given: Any, named: str):
-    with pytest.raises(ConfigError, match=f"data_beta = 0 leaves out the diffusion loss on media, which {named} would"):
-        policy(data_beta=0.0, **given).check(STOCHASTIC)
-    policy(**({"data": {"name": "rendered_text"}} | given)).check(STOCHASTIC)
+def test_settings_of_a_data_term_that_is_not_there_are_without_effect_even_at_their_defaults(given: Any, named: str):
+    (sentence,) = policy(data_beta=0.0, **given).options.without_effect()
+    assert sentence == f"{named} without effect: data_beta = 0 leaves out the diffusion loss on media"
+    assert not [*policy(**({"data": {"name": "rendered_text"}} | given)).options.without_effect()]
+
+
+def test_the_kind_of_a_distance_that_is_not_there_is_without_effect():
+    (sentence,) = policy(kl_mode="exact").options.without_effect()
+    assert sentence == "kl_mode without effect: kl_beta = 0 leaves out the distance to the reference"
+    assert not [*policy(kl_mode="exact", kl_beta=0.1).options.without_effect()]
 
 
 def test_no_data_and_no_data_term_are_no_mistake():
-    policy(data_beta=0.0).check(STOCHASTIC)
-    policy(data_beta=0.0, data=None).check(STOCHASTIC)
+    assert not [*policy(data_beta=0.0).options.without_effect()]
+    assert not [*policy(data_beta=0.0, data=None).options.without_effect()]
+
+
+def test_a_bound_that_cuts_off_every_transformed_advantage_is_refused():
+    with pytest.raises(ValueError, match="adv_clip_min = 0 cuts off every advantage of exp_reward"):
+        policy(exp_reward=True, adv_clip_min=0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "sampler", "named"),
+    [
+        ({"train_on": (20,)}, {"solver": "flow_sde"}, "num_steps = 20"),
+        ({"train_on": (3,)}, {"solver": "euler"}, "3 .deterministic."),
+        ({"train_on": (0,), "kl_mode": "flow_grpo", "kl_beta": 0.1}, {"solver": "cps"}, "kl_mode = 'flow_grpo'"),
+        (
+            {"train_on": (0,), "train_unconditional": False},
+            {"solver": "flow_sde", "guidance_scale": 1.0},
+            "train_unconditional = false",
+        ),
+    ],
+)
+def test_rollouts_that_lack_what_the_loss_reads_are_refused(options: Any, sampler: Any, named: str):
+    policy(train_on=(0, 2)).needs.check(SolverConfig(num_steps=20, solver="flow_sde"))
+    with pytest.raises(ConfigError, match=named):
+        policy(**options).needs.check(SolverConfig(num_steps=20, **sampler))
 
 
 @pytest.mark.parametrize("given", [{"kl_beta": 0.1}, {"on_policy": False}])
@@ -265,8 +295,8 @@ def test_media_may_be_there_for_given_frames_alone():
     given = policy(
         min_num_conditional_frames=1, max_num_conditional_frames=2, data_beta=0.0, data={"name": "rendered_text"}
     )
-    given.check(STOCHASTIC)
-    assert (given.options.given_frames, given.data_term) == ((1, 2), None)
-    assert policy(max_num_conditional_frames=1).data_term == DataTerm(
+    assert not [*given.options.without_effect()]
+    assert (given.options.given_frames, given.needs.data_term) == ((1, 2), None)
+    assert policy(max_num_conditional_frames=1).needs.data_term == DataTerm(
         on_first_only=False, as_rollout=True, text_dropout=0.2, given_frames=(0, 1)
     )

@@ -55,7 +55,7 @@ def test_only_the_current_policy_is_evaluated_and_gets_the_gradient_of_a_mean_sq
     batch, asked = batch_of(2), []
     velocity = torch.zeros_like(batch.x_0, device=CPU).requires_grad_()
     SFT.loss(lambda part: asked.append(part) or velocity, batch).per_sample.sum().backward()
-    assert asked == list(SFT.roles) == ["current"]
+    assert asked == list(SFT.needs.roles) == ["current"]
     assert velocity.grad is not None
     assert torch.allclose(velocity.grad, -2 * (batch.noise - batch.x_0) / 12)
 
@@ -123,5 +123,5 @@ def test_there_are_no_advantages_without_rewards():
 
 
 def test_it_trains_the_current_policy_on_one_level_a_sample_and_keeps_no_old_copy():
-    assert (SFT.behaviour, Options.rewarded) == ("current", False)
-    assert (SFT.num_times(10), SFT.old_decay(5)) == (1, None)
+    assert (SFT.needs.behaviour, Options.rewarded) == ("current", False)
+    assert SFT.needs.old_decay is None

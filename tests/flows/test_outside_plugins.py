@@ -211,10 +211,15 @@ BREAKS = {
         "import signs\n",
         "make a folder bright/ with __init__.py of both and write `from . import`",
     ),
-    "fails in its check": (
+    "says no needs": (
         "nft2.py",
-        "class Algorithm(Algorithm):\n    def check(self, sample):\n        raise TypeError('no such sampler')\n",
-        "algorithm plugin {folder}/nft2.py: TypeError: no such sampler",
+        "class Algorithm:\n    def __init__(self, options): pass\n",
+        "algorithm plugin {folder}/nft2.py: AttributeError: 'Algorithm' object has no attribute 'needs'",
+    ),
+    "says its needs in another form": (
+        "nft2.py",
+        "class Algorithm(Algorithm):\n    needs = property(lambda self: {'train_on': [0]}, lambda self, needs: None)\n",
+        "Algorithm.needs must be a Needs, found {{'train_on': [0]}}",
     ),
 }
 

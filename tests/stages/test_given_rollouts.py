@@ -159,7 +159,7 @@ def test_no_loss_and_no_gradient_depends_on_what_is_predicted_at_given_frames(ru
     algorithm = plugins.load("algorithms", options.type).Algorithm(options)
     steps = TransitionDraws(stored(run), kernel(run), SCALE)
     density, fine = run.recipe.policy.diffusers.density, schedule_of(base(run).scheduler, FINE_GRID)
-    data = DataDraws(run.update(0), algorithm.data_term, density, steps, fine)
+    data = DataDraws(run.update(0), algorithm.needs.data_term, density, steps, fine)
     ids = sorted(tensors_of(run))
     for draws in (steps, data):
         micro = draws(ids, 0, 0, 1.0)

@@ -102,7 +102,7 @@ def test_neither_nfts_loss_nor_its_gradient_depends_on_what_is_predicted_at_give
     micro = draws(sorted(stored.tensors), 0, 0, 1.0)
     batch, given = micro.batch, (micro.conditioning["conditional_mask"] == 1).expand(-1, 4, -1, 2, 2)
     assert given.flatten(1).sum(1).unique().tolist() == [0, 16, 32]
-    parts = {part: normal(seed, batch.x_t) for seed, part in enumerate(algorithm.roles)}
+    parts = {part: normal(seed, batch.x_t) for seed, part in enumerate(algorithm.needs.roles)}
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
     for wrong in (0.0, 9.0):
         said = {part: velocity + wrong * (seed + 1) * given for seed, (part, velocity) in enumerate(parts.items())}
