@@ -57,9 +57,11 @@ def prompts(options):
     return tuple(Prompt(id=prompt_id(text), text=text) for text in texts)
 '''
 SPEC = """
-from cosmos_rl_core.models._spec import ModelSpec
+from dataclasses import replace
 
-SPEC = ModelSpec(pipeline_classes=("OtherPipeline",), vae_classes=("AutoencoderKL",), shifts_by_size=True)
+from cosmos_rl_core.models import sd3
+
+SPEC = replace(sd3.SPEC, pipeline_classes=("OtherPipeline",))
 """
 RECIPE = """
 plugins = PLUGINS

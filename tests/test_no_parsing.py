@@ -20,7 +20,7 @@ def counted(source, *args, **kwargs):
 
 ast.parse = counted
 from flows.planning.plan import Settings, plan_of
-from stages import runner
+from stages.execution import runner
 
 ocr = plan_of(Settings("configs/tiny/nft.toml")).recipe.rewards
 ended = runner.main(sys.argv[1:])

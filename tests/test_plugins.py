@@ -27,6 +27,8 @@ from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.train import AlgorithmOptions, DatasetOptions, RewardOptions
 from cosmos_rl_core.datasets import _base as datasets_base
 from cosmos_rl_core.models import _base as models_base
+from cosmos_rl_core.models import _vaes
+from cosmos_rl_core.models._adapter import Adapter
 from cosmos_rl_core.models._spec import ModelSpec
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards import _base as rewards_base
@@ -104,7 +106,8 @@ def test_the_readmes_model_has_the_members_of_one(tmp_path: Path, monkeypatch: p
         return module
 
     spec = imported("__init__.py", "cosmos_rl_core.models.x").SPEC
-    assert spec == ModelSpec(pipeline_classes=("WanPipeline",), vae_classes=("AutoencoderKL",))
+    assert isinstance(spec, ModelSpec)
+    assert (spec.pipeline_classes, spec.vaes) == (("WanPipeline",), _vaes.KL)
     module = imported("model.py", "cosmos_rl_core.models.x.model")
     assert list(inspect.signature(module.load).parameters) == ["path", "components", "device"]
     check_offers(module.X, models_base.Model)
@@ -114,7 +117,7 @@ def test_the_readmes_model_has_the_members_of_one(tmp_path: Path, monkeypatch: p
 def test_a_model_plugin_conforms(name: str):
     spec, file = plugins.load("models", name).SPEC, f"cosmos_rl_core/models/{name}/model.py:1"
     assert spec.pipeline_classes
-    assert spec.vae_classes
+    assert spec.vaes
     for class_name in spec.pipeline_classes:
         assert directories.claimant(class_name) == (name, spec), f"{file}: {class_name} belongs to another plugin too"
     expected = list(inspect.signature(models_base.ModelPlugin.load).parameters)[1:]
@@ -129,7 +132,8 @@ def test_a_models_facts_are_those_of_the_stock_pipeline(name: str):
     for pipeline in (getattr(diffusers, class_name) for class_name in spec.pipeline_classes):
         made, called = (inspect.signature(getattr(pipeline, m)).parameters for m in ("__init__", "__call__"))
         types = {part: typing.get_args(made[part].annotation) or (made[part].annotation,) for part in made}
-        assert set(spec.vae_classes) <= {vae.__name__ for vae in types["vae"]}
+        assert set(spec.vaes) <= {vae.__name__ for vae in types["vae"]}
+        assert spec.transformer_class in {transformer.__name__ for transformer in types["transformer"]}
         settings = [made, *(inspect.signature(cls.__init__).parameters for cls in types["transformer"])]
         assert all(any(refused in known for known in settings) for refused in spec.refused_settings)
         assert spec.takes_negative_prompt == ("negative_prompt" in called)
@@ -139,6 +143,15 @@ def test_a_models_facts_are_those_of_the_stock_pipeline(name: str):
         assert spec.shifts_by_size == ("calculate_shift" in inspect.getsource(pipeline.__call__))
         multiples = re.findall(r" % (\d+)", inspect.getsource(pipeline.check_inputs))
         assert {spec.stock_multiple} == ({int(number) for number in multiples} or {1})
+    transformer = getattr(diffusers, spec.transformer_class)
+    assert set(spec.float32_modules) == set(transformer._keep_in_fp32_modules or ())
+    model = plugins.load_model(name).load.__annotations__["return"]
+    assert spec.context_parallel == (model.split_sequence is not Adapter.split_sequence)
+    for class_name in (spec.transformer_class, *spec.vaes):
+        parameters = inspect.signature(getattr(diffusers, class_name).__init__).parameters
+        for setting, value in spec.defaults(class_name).items():
+            default = parameters[setting].default
+            assert (tuple(default) if isinstance(default, list) else default) == value, f"{class_name}: {setting}"
 
 
 def batches_of(algorithm: Any, *, rewarded: bool) -> list[algorithms_base.Batch | algorithms_base.Transitions]:

@@ -34,7 +34,7 @@ TENSOR_FACTORIES = {
     )
 }  # fmt: skip
 
-UNPICKLES = ("cosmos_rl_core/weights/native_weights.py", "tests/core/test_native_weights.py")
+UNPICKLES = ("cosmos_rl_core/importers/native_weights.py", "tests/core/test_native_weights.py")
 """What reads the files of others that are pickles, and the test that writes such a file."""
 
 READS_ENVIRONMENT = (

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from diffusers import DiffusionPipeline
 from torch import nn
 
@@ -57,6 +58,12 @@ class Adapter(ABC):
         channels, *shape = _loading.require(sizes.latent_shape(self._path, size, frames), "vae")
         return (channels, *shape) if sizes.makes_videos(self._path) else (channels, *shape[1:])
 
+    def split_sequence(self, group: dist.ProcessGroup) -> None:
+        """Raise ``NotImplementedError``: a model whose spec has ``context_parallel`` overrides this."""
+        raise NotImplementedError(f"{type(self).__name__} has no context parallelism")
+
     def schedule(self, num_steps: int, size: tuple[int, int], frames: int) -> Schedule:
-        """Of the pipeline's own scheduler, which most are not told the size by."""
-        return schedule_of(self.scheduler, num_steps)
+        """Return the noise levels of the pipeline's own scheduler, told the number of tokens if stock tells it."""
+        told = directories.spec(self._path).shifts_by_size
+        tokens = sizes.num_tokens(self._path, size, frames) if told else None
+        return schedule_of(self.scheduler, num_steps, tokens)

@@ -13,6 +13,7 @@ load the stock pipeline, it also has a function ``load_stock(path, guardrail, de
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from cosmos_rl_core.sampling.schedule import Schedule
@@ -88,6 +89,13 @@ class Model(Protocol):
         """Normalised latents ``[B, *latent_shape]`` to uint8 RGB ``[B, frames, height, width, 3]``.
 
         Raises :class:`NotFiniteError` if a decoded value is not finite.
+        """
+        ...
+
+    def split_sequence(self, group: dist.ProcessGroup) -> None:
+        """Share the tokens of every forward pass with the other processes of ``group``, which do the same.
+
+        Only models whose spec has ``context_parallel`` can. Call it after LoRA is added.
         """
         ...
 

@@ -1,4 +1,6 @@
-"""Context parallelism: the peers of a process group share the tokens of each video, for Wan and Cosmos-Predict2.5.
+"""Context parallelism: the peers of a process group share the tokens of each video.
+
+A model that supports it has a function ``split`` in its ``model.py``, made of the parts here.
 
 Each peer calls the transformer with the same full latents, timesteps and text, and gets the same full output, bit for
 bit. In between it computes its own tokens: they are cut after the patch embedding and joined after the last projection.
@@ -15,18 +17,15 @@ All peers must make the same calls in the same order, forward and backward. Chec
 all-to-alls in the backward pass, which know the number of tokens from the rotary tables and nothing from outside.
 """
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from diffusers import CosmosTransformer3DModel, WanTransformer3DModel
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.embeddings import apply_rotary_emb
 from torch import Tensor, nn
 
-from cosmos_rl_core.parallel.sequence_shares import shares, unknown
+from cosmos_rl_core.parallel.sequence_shares import shares
 
 Axis = tuple[int, list[int]]
 """A dimension, and how much of it each peer has."""
@@ -35,20 +34,7 @@ TOKENS, HEADS = 1, 2
 """Dimensions of queries, keys and values, ``[B, S, H, D]``."""
 
 
-def split_sequence(transformer: nn.Module, group: dist.ProcessGroup) -> None:
-    """From now on share the tokens of every forward pass with the other processes of ``group``, which do the same.
-
-    Add LoRA before. Raises :class:`ConfigError` for a transformer of another class, or with fewer heads than peers; a
-    forward pass of fewer tokens than peers raises it too.
-    """
-    for kind, split in _SPLITS.items():
-        if isinstance(transformer, kind):
-            split(transformer, group)
-            return
-    raise unknown(type(transformer).__name__)
-
-
-class _Peers:
+class Peers:
     """This process among those that share a sequence."""
 
     def __init__(self, group: dist.ProcessGroup, num_heads: int) -> None:
@@ -127,69 +113,21 @@ def _as_in_kernel(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
-class _WanSelfAttention:
-    """Processor of a ``WanAttention``: one norm over all heads; rotary tables ``[1, S, 1, D]`` by pairs of channels."""
-
-    def __init__(self, peers: _Peers) -> None:
-        self._peers = peers
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: None,
-        attention_mask: None,
-        rotary_emb: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """Own tokens ``[B, S_own, C]`` to own tokens; the tables are of all."""
-        num_tokens = rotary_emb[0].shape[1]
-        tables = tuple(table[0, self._peers.own(num_tokens), 0] for table in rotary_emb)
-        projected = attn.norm_q(attn.to_q(hidden_states)), attn.norm_k(attn.to_k(hidden_states))
-        query, key = (_rotate(x.unflatten(HEADS, (attn.heads, -1)), tables, unbind_dim=-1) for x in projected)
-        value = attn.to_v(hidden_states).unflatten(HEADS, (attn.heads, -1))
-        return _project_out(attn, self._peers.attention(query, key, value, num_tokens))
-
-
-class _CosmosSelfAttention:
-    """Processor of Cosmos's ``Attention``: a norm for each head; rotary tables ``[S, D]`` by halves of the channels."""
-
-    def __init__(self, peers: _Peers) -> None:
-        self._peers = peers
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: None,
-        attention_mask: None,
-        image_rotary_emb: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """Own tokens ``[B, S_own, C]`` to own tokens; the tables are of all."""
-        num_tokens = image_rotary_emb[0].shape[0]
-        tables = tuple(table[self._peers.own(num_tokens)] for table in image_rotary_emb)
-        by_head = (
-            project(hidden_states).unflatten(HEADS, (attn.heads, -1)) for project in (attn.to_q, attn.to_k, attn.to_v)
-        )
-        query, key, value = by_head
-        query, key = (_rotate(x, tables, unbind_dim=-2) for x in (attn.norm_q(query), attn.norm_k(key)))
-        return _project_out(attn, self._peers.attention(query, key, value, num_tokens))
-
-
-def _rotate(x: Tensor, tables: tuple[Tensor, ...], unbind_dim: int) -> Tensor:
+def rotate(x: Tensor, tables: tuple[Tensor, ...], unbind_dim: int) -> Tensor:
     """Rotary embedding of own tokens by the own rows ``[S_own, D]`` of the tables."""
     rotated: Any = apply_rotary_emb(x, tables, use_real_unbind_dim=unbind_dim, sequence_dim=TOKENS)  # pyright: ignore[reportArgumentType]
     return rotated
 
 
-def _project_out(attn: Any, attended: Tensor) -> Tensor:
+def project_out(attn: Any, attended: Tensor) -> Tensor:
     projection, dropout = attn.to_out
     return dropout(projection(attended))
 
 
-class _Forward:
+class Forward:
     """The grid of patches of the forward pass under way: what hooks outside the blocks tell each other."""
 
-    def __init__(self, peers: _Peers) -> None:
+    def __init__(self, peers: Peers) -> None:
         self.peers = peers
         self.batch, self.frames, self.tokens_per_frame = 0, 0, 0
 
@@ -223,69 +161,7 @@ class _Forward:
 
         def check(_module: nn.Module, _args: Any) -> None:
             if transformer.proj_out is not joined:
-                raise RuntimeError("proj_out was replaced after split_sequence: add LoRA first, then split")
+                raise RuntimeError("proj_out was replaced after the split: add LoRA first, then split")
 
         transformer.register_forward_pre_hook(check)
         joined.register_forward_hook(lambda _module, _args, own: self.peers.join(own, self.num_tokens))
-
-
-def _split_wan(transformer: Any, group: dist.ProcessGroup) -> None:
-    peers = _Peers(group, transformer.config["num_attention_heads"])
-    forward = _Forward(peers)
-
-    def own_patches(_module: nn.Module, _args: Any, patches: Tensor) -> Tensor:
-        """``[B, C, T, H, W]`` to ``[B, C, S_own]``, which the transformer's own flattening leaves as it is."""
-        batch, _, *grid = patches.shape
-        forward.begin(batch, *grid)
-        return patches.flatten(2)[..., forward.own]
-
-    def own_modulation(_module: nn.Module, _args: Any, embeddings: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Time embeddings ``[B, C]`` are for all tokens, ``[B, S, C]`` for one each; then those of the text."""
-        time, projected_time, *text = embeddings
-        if time.ndim == 3:
-            time, projected_time = time[:, forward.own], projected_time[:, forward.own]
-        return time, projected_time, *text
-
-    transformer.patch_embedding.register_forward_hook(own_patches)
-    transformer.condition_embedder.register_forward_hook(own_modulation)
-    for block in transformer.blocks:
-        block.attn1.set_processor(_WanSelfAttention(peers))
-    forward.join_after(transformer)
-
-
-def _split_cosmos(transformer: Any, group: dist.ProcessGroup) -> None:
-    peers = _Peers(group, transformer.config["num_attention_heads"])
-    forward = _Forward(peers)
-    signature = inspect.signature(transformer.forward)
-
-    def flat_timesteps(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """A noise level a frame, ``[B, 1, T, 1, 1]``, as ``[B T]``: the transformer would spread it over all tokens."""
-        call = signature.bind(*args, **kwargs)
-        call.arguments["timestep"] = call.arguments["timestep"].flatten()
-        return call.args, call.kwargs
-
-    def own_patches(_module: nn.Module, _args: Any, patches: Tensor) -> Tensor:
-        """``[B, T, H, W, C]`` to ``[B, S_own, 1, 1, C]``, which the transformer flattens to tokens."""
-        forward.begin(*patches.shape[:4])
-        return patches.flatten(1, 3)[:, forward.own, None, None]
-
-    def own_positions(_module: nn.Module, _args: Any, positions: Tensor) -> Tensor:
-        return positions[:, peers.own(positions.shape[1])]
-
-    def own_times(_module: nn.Module, _args: Any, embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-        return tuple(forward.spread(embedding) for embedding in embeddings)
-
-    transformer.register_forward_pre_hook(flat_timesteps, with_kwargs=True)
-    if transformer.learnable_pos_embed is not None:
-        transformer.learnable_pos_embed.register_forward_hook(own_positions)
-    transformer.patch_embed.register_forward_hook(own_patches)
-    transformer.time_embed.register_forward_hook(own_times)
-    for block in transformer.transformer_blocks:
-        block.attn1.set_processor(_CosmosSelfAttention(peers))
-    forward.join_after(transformer)
-
-
-_SPLITS: dict[type[nn.Module], Callable[[Any, dist.ProcessGroup], None]] = {
-    CosmosTransformer3DModel: _split_cosmos,
-    WanTransformer3DModel: _split_wan,
-}

@@ -1,29 +1,27 @@
 """How tokens and attention heads are dealt to the peers of context parallelism: torch-free, so that a plan can tell."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.models._spec import ModelSpec, Settings
+from cosmos_rl_core.pipelines import directories
 
-TRANSFORMERS = ("CosmosTransformer3DModel", "WanTransformer3DModel")
-"""Classes of the transformers that :mod:`cosmos_rl_core.parallel.context_parallel` knows how to split."""
 
+def check(spec: ModelSpec, transformer: Settings, latent_shape: tuple[int, ...] | None, num_peers: int) -> None:
+    """Raise :class:`ConfigError` if ``num_peers`` processes cannot share latents of ``latent_shape``, ``[C, T, H, W]``.
 
-def check(transformer: Mapping[str, Any], latent_shape: tuple[int, ...] | None, num_peers: int) -> None:
-    """Whether ``num_peers`` processes can share latents of ``latent_shape``, ``[C, T, H, W]``; None if not known yet.
-
-    ``transformer`` is its ``config.json``. Raises :class:`ConfigError` for a transformer that cannot be split, and
-    where a peer would be left without a token or without an attention head.
+    ``transformer`` is the settings of the transformer. A ``latent_shape`` of None is not known yet. Found are
+    transformers that cannot be split, and peers that would be left without a token or an attention head.
     """
     if num_peers == 1:
         return
-    if (name := transformer["_class_name"]) not in TRANSFORMERS:
-        raise unknown(name)
+    if not spec.context_parallel:
+        known = sorted(s.transformer_class for s in directories.specs() if s.context_parallel)
+        raise ConfigError(f"no context parallelism for a {spec.transformer_class}; there is for {', '.join(known)}")
     shares("attention heads", transformer["num_attention_heads"], num_peers)
     if latent_shape is None:
         return
-    grid = (side // patch for side, patch in zip(latent_shape[1:], transformer["patch_size"], strict=True))
+    grid = (side // patch for side, patch in zip(latent_shape[1:], spec.patch(transformer), strict=True))
     shares("tokens", math.prod(grid), num_peers)
 
 
@@ -36,8 +34,3 @@ def shares(what: str, count: int, num_peers: int) -> list[int]:
         raise ConfigError(f"{count} {what} cannot be shared by {num_peers} context-parallel peers; at most {count}")
     least, more = divmod(count, num_peers)
     return [least + (peer < more) for peer in range(num_peers)]
-
-
-def unknown(name: str) -> ConfigError:
-    """What to raise for a transformer of a class that cannot be split."""
-    return ConfigError(f"no context parallelism for a {name}; there is for {', '.join(TRANSFORMERS)}")

@@ -11,21 +11,24 @@ def check(path: str) -> None:
     transformer does not take what its VAE makes.
     """
     spec = directories.spec(path)
-    _check_vae(path, spec.vae_classes)
+    _check_vae(path, tuple(spec.vaes))
     index, transformer = directories.read_json(path, directories.INDEX), directories.settings(path, "transformer")
     for setting, meaning in spec.refused_settings.items():
         if value := index.get(setting, transformer.get(setting)):
             raise ConfigError(f"{path!r} has {setting} = {value}, so it is {meaning}; that is not supported")
+    if (found := transformer.get("_class_name")) != spec.transformer_class:
+        raise ConfigError(f"{path!r} has the transformer {found}; supported here: {spec.transformer_class}")
     geometry, masks = sizes.vae_geometry(path), spec.mask_channels
     if geometry is None:
         raise ConfigError(f"{path!r}: vae/config.json does not say how many pixels and frames a latent stands for")
-    if transformer["in_channels"] != geometry[0] + masks:
+    channels = geometry.channels * spec.packing**2
+    if transformer["in_channels"] != channels + masks:
         besides = f" beside {masks} of a mask" if masks else ""
         raise ConfigError(
-            f"{path!r}: the transformer takes {transformer['in_channels']} channels and the VAE makes {geometry[0]}"
+            f"{path!r}: the transformer takes {transformer['in_channels']} channels and the VAE makes {channels}"
             f"{besides}: not a model that generates from noise alone"
         )
-    if spec.max_given_frames and (frames := sizes.patch_shape(transformer)[0]) != 1:
+    if spec.max_given_frames and (frames := sizes.patch_shape(path)[0]) != 1:
         raise ConfigError(f"{path!r}: patches of {frames} latent frames have no noise level of their own each")
 
 

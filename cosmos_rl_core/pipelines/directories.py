@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +56,12 @@ def claimant(class_name: str) -> tuple[str, ModelSpec]:
             return claims[0], specs[claims[0]]
     known = sorted(f"{claimed} ({name})" for name, its_spec in specs.items() for claimed in its_spec.pipeline_classes)
     raise ConfigError(f"no model plugin for the pipeline class {class_name!r}; known: {', '.join(known)}")
+
+
+def specs() -> Iterator[ModelSpec]:
+    """Yield the facts of every model plugin that ships with this package or was loaded."""
+    for name in (*plugins.own("models"), *plugins.loaded("models")):
+        yield _spec_of(name)
 
 
 def _spec_of(plugin: str) -> ModelSpec:
@@ -148,44 +155,12 @@ def read_json(path: str | Path, *names: str) -> dict:
 
 
 def settings(path: str | Path, component: str) -> dict[str, Any]:
-    """Settings of a component of the pipeline directory; those that its ``config.json`` leaves out have the class's
-    defaults, where they are asked for here. Older checkpoints leave out what diffusers added later.
+    """Return the settings of a component of the pipeline directory.
+
+    Those that its ``config.json`` leaves out have the class's defaults, as far as the model's spec states them.
     """
     own = read_json(path, component, "config.json")
-    return _DEFAULTS.get(own.get("_class_name", ""), {}) | own
-
-
-_OF_VIDEO_TRANSFORMERS = {"patch_size": (1, 2, 2), "in_channels": 16, "rope_max_seq_len": 1024}
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "SD3Transformer2DModel": {"patch_size": 2, "in_channels": 16, "pos_embed_max_size": 96},
-    "SanaTransformer2DModel": {"patch_size": 1, "in_channels": 32, "timestep_scale": 1.0},
-    "SanaVideoTransformer3DModel": _OF_VIDEO_TRANSFORMERS,
-    "WanTransformer3DModel": _OF_VIDEO_TRANSFORMERS,
-    "CosmosTransformer3DModel": {
-        "patch_size": (1, 2, 2),
-        "in_channels": 16,
-        "max_size": (128, 240, 240),
-        "extra_pos_embed_type": "learnable",
-        "concat_padding_mask": True,
-        "text_embed_dim": 1024,
-        "use_crossattn_projection": False,
-        "crossattn_proj_in_channels": 1024,
-    },
-    "AutoencoderKL": {"latent_channels": 4, "block_out_channels": (64,)},
-    "AutoencoderDC": {"latent_channels": 32, "encoder_block_out_channels": (128, 256, 512, 512, 1024, 1024)},
-    "AutoencoderKLWan": {
-        "z_dim": 16,
-        "scale_factor_spatial": 8,
-        "scale_factor_temporal": 4,
-        "temperal_downsample": (False, True, True),
-    },
-    "AutoencoderKLLTX2Video": {
-        "latent_channels": 128,
-        "spatial_compression_ratio": None,
-        "temporal_compression_ratio": None,
-    },
-}
-"""What is read here of a component's settings, by its class in diffusers, as that has it by default."""
+    return {**spec(path).defaults(own.get("_class_name", "")), **own}
 
 
 def check_guardrail(path: str | Path, setting: Literal["required", "off"] | None) -> None:

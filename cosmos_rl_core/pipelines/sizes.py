@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.models._spec import Geometry
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.storage.tensor_headers import read_header
 from cosmos_rl_core.weights import lora as adapters
@@ -27,21 +27,20 @@ def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | 
 
 
 def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int, int, int, int] | None:
-    """Channels, frames (1 for images), height and width of one sample's latents; None for a VAE that is not known here.
+    """Return channels, frames (1 for images), height and width of one sample's latents; None if the VAE's settings do
+    not state its geometry.
 
     ``size`` is height and width in pixels. Raises :class:`ConfigError` for a size or a number of frames that the VAE,
     the transformer's patches and positions or the stock pipeline cannot do.
     """
     if (geometry := vae_geometry(pipeline)) is None:
         return None
-    channels, spatial, temporal = geometry
-    transformer = directories.settings(pipeline, "transformer")
-    patch = patch_shape(transformer)
-    _check_sides(pipeline, size, [spatial * side for side in patch[1:]])
-    _check_frames(frames, temporal, patch[0])
-    shape = (_latent_frames(frames, temporal), size[0] // spatial, size[1] // spatial)
+    patch = patch_shape(pipeline)
+    _check_sides(pipeline, size, [geometry.spatial * side for side in patch[1:]])
+    _check_frames(frames, geometry.temporal, patch[0])
+    shape = (_latent_frames(frames, geometry), size[0] // geometry.spatial, size[1] // geometry.spatial)
     tokens = [n // side for n, side in zip(shape, patch, strict=True)]
-    most = _most_tokens(transformer)
+    most = directories.spec(pipeline).positions(directories.settings(pipeline, "transformer"))
     if most and any(n > limit for n, limit in zip(tokens, most, strict=True)):
         raise ConfigError(
             f"inference_size {list(size)} and train_frames = {frames} are {tokens} tokens (frames, height, width); the "
@@ -52,7 +51,15 @@ def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int
             f"inference_size {list(size)} and train_frames = {frames} are {math.prod(tokens)} tokens a sample, at most "
             f"{MAX_TOKENS} are possible here; lower them"
         )
-    return (channels, *shape)
+    return (geometry.channels, *shape)
+
+
+def num_tokens(pipeline: str, size: tuple[int, int], frames: int) -> int:
+    """Return how many tokens the transformer makes of one sample's latents. Raises as :func:`latent_shape`."""
+    shape = latent_shape(pipeline, size, frames)
+    if shape is None:
+        raise ConfigError(f"{pipeline!r}: vae/config.json does not say how many pixels and frames a latent stands for")
+    return math.prod(shape[1:]) // math.prod(patch_shape(pipeline))
 
 
 def _check_sides(pipeline: str, size: tuple[int, int], multiples: Sequence[int]) -> None:
@@ -75,33 +82,17 @@ def _check_frames(frames: int, temporal: int | None, patch_frames: int) -> None:
         raise ConfigError(f"train_frames = {frames} must be {fewest} plus a multiple of {step} for this model")
 
 
-def _most_tokens(transformer: Mapping[str, Any]) -> tuple[int, int, int] | None:
-    """Tokens along frames, height and width up to which a transformer has positions; None if there is no limit."""
-    if most := transformer.get("pos_embed_max_size"):
-        return 1, most, most
-    if most := transformer.get("rope_max_seq_len"):
-        return most, most, most
-    if "max_size" not in transformer:
-        return None
-    frames, height, width = (n // p for n, p in zip(transformer["max_size"], patch_shape(transformer), strict=True))
-    if transformer.get("extra_pos_embed_type"):
-        return frames, height, width
-    # Cosmos lays one row of rotary positions, as long as the longest side, along all three
-    most = max(frames, height, width)
-    return most, most, most
-
-
 def makes_videos(pipeline: str) -> bool:
-    """Whether a pipeline's latents have frames, also where there is one; False for a VAE that is not known here."""
+    """Return whether a pipeline's latents have frames, even if there is only one."""
     geometry = vae_geometry(pipeline)
-    return geometry is not None and geometry[2] is not None
+    return geometry is not None and geometry.temporal is not None
 
 
-def patch_shape(transformer: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Latent frames, height and width of one token of the transformer with this ``config.json``."""
-    patch = transformer.get("patch_size", 1)
-    frames, height, width = (1, patch, patch) if isinstance(patch, int) else patch
-    return frames, height, width
+def patch_shape(pipeline: str) -> tuple[int, int, int]:
+    """Return latent frames, height and width of one token of the pipeline's transformer."""
+    spec = directories.spec(pipeline)
+    frames, height, width = spec.patch(directories.settings(pipeline, "transformer"))
+    return frames, height * spec.packing, width * spec.packing
 
 
 def frame_counts(temporal: int, patch_frames: int) -> tuple[int, int]:
@@ -114,46 +105,32 @@ def frame_counts(temporal: int, patch_frames: int) -> tuple[int, int]:
 
 
 def latent_frames(pipeline: str, frames: int) -> int | None:
-    """Latent frames of a video of ``frames``, 1 for images; None for a VAE whose geometry is not known here."""
+    """Return the latent frames of a video of ``frames``, 1 for images; None if the VAE's geometry is not stated."""
     geometry = vae_geometry(pipeline)
-    return None if geometry is None else _latent_frames(frames, geometry[2])
+    return None if geometry is None else _latent_frames(frames, geometry)
 
 
-def _latent_frames(frames: int, temporal: int | None) -> int:
-    return 1 if temporal is None else 1 + (frames - 1) // temporal
+def _latent_frames(frames: int, geometry: Geometry) -> int:
+    return 1 if geometry.temporal is None else 1 + (frames - 1) // geometry.temporal
 
 
 def text_tokens(pipeline: str, max_prompt_length: int) -> int:
-    """Tokens of one prompt that the transformer is given; SD3's are those of CLIP and then those of T5."""
-    if directories.pipeline_class(pipeline) != "StableDiffusion3Pipeline":
+    """Return the number of text tokens of one prompt that the transformer is given."""
+    tokenizer = directories.spec(pipeline).clip_tokenizer
+    if tokenizer is None:
         return max_prompt_length
-    return directories.read_json(pipeline, "tokenizer", "tokenizer_config.json")["model_max_length"] + max_prompt_length
+    return directories.read_json(pipeline, tokenizer, "tokenizer_config.json")["model_max_length"] + max_prompt_length
 
 
-def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig | None = None) -> int | None:
-    """Numbers stored of one prompt's text embedding, after the prefix that ``lora`` leaves frozen, if there is one.
+def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig | None = None) -> int:
+    """Return how many numbers are stored of one prompt's text embedding, without masks.
 
-    Without masks. None for a transformer that is not known here.
+    They are the output of the prefix that ``lora`` leaves frozen, if there is one.
     """
-    transformer = directories.settings(pipeline, "transformer")
-    if (setting := _TEXT_CHANNELS.get(transformer.get("_class_name", ""))) is None:
-        return None
-    if transformer.get("use_crossattn_projection"):
-        setting = "crossattn_proj_in_channels"
+    spec, transformer = directories.spec(pipeline), directories.settings(pipeline, "transformer")
     prefix = _frozen_prefix(pipeline, lora)
-    channels = prefix[max(prefix)][0] if prefix else transformer[setting]
-    return text_tokens(pipeline, max_prompt_length) * channels + transformer.get("pooled_projection_dim", 0)
-
-
-_TEXT_CHANNELS = {
-    "SD3Transformer2DModel": "joint_attention_dim",
-    "WanTransformer3DModel": "text_dim",
-    "SanaTransformer2DModel": "caption_channels",
-    "SanaVideoTransformer3DModel": "caption_channels",
-    "CosmosTransformer3DModel": "text_embed_dim",
-}
-"""The setting of a transformer, by its class, that says how many numbers a text token has; Cosmos's where it does not
-project them first."""
+    width = prefix[max(prefix)][0] if prefix else spec.text_width(transformer)
+    return text_tokens(pipeline, max_prompt_length) * width + spec.pooled_width(transformer)
 
 
 def has_frozen_prefix(pipeline: str, lora: LoraConfig | None) -> bool:
@@ -174,28 +151,13 @@ def _frozen_prefix(pipeline: str, lora: LoraConfig | None) -> dict[str, tuple[in
     return {} if prefix.keys() & _adapted(matrices, lora) else prefix
 
 
-def vae_geometry(pipeline: str) -> tuple[int, int, int | None] | None:
-    """Channels, pixels to a latent, and frames to a latent after the first (None: images only) of a pipeline's VAE, as
-    the stock pipeline reckons; None for a class that is not known here, or settings that do not tell."""
-    vae = directories.settings(pipeline, "vae")
-    name = vae.get("_class_name")
-    if name == "AutoencoderKLWan" and directories.pipeline_class(pipeline) == "Cosmos2_5_PredictBasePipeline":
-        halved = vae["temperal_downsample"]
-        return vae["z_dim"], 2 ** len(halved), 2 ** sum(halved)
-    found = _GEOMETRY[name](vae) if name in _GEOMETRY else None
-    return None if found is None or found[1] is None else found
+def vae_geometry(pipeline: str) -> Geometry | None:
+    """Return how the pipeline's VAE maps pixels to latents, as the stock pipeline reckons; None for a class that its
+    model does not know, and for settings that do not state it."""
+    settings = directories.settings(pipeline, "vae")
+    vae = directories.spec(pipeline).vaes.get(settings.get("_class_name", ""))
+    return None if vae is None else vae.geometry(settings)
 
-
-_GEOMETRY: dict[str, Any] = {
-    "AutoencoderKL": lambda c: (c["latent_channels"], 2 ** (len(c["block_out_channels"]) - 1), None),
-    "AutoencoderKLWan": lambda c: (c["z_dim"], c["scale_factor_spatial"], c["scale_factor_temporal"]),
-    "AutoencoderDC": lambda c: (c["latent_channels"], 2 ** (len(c["encoder_block_out_channels"]) - 1), None),
-    "AutoencoderKLLTX2Video": lambda c: (
-        c["latent_channels"],
-        c["spatial_compression_ratio"],
-        c["temporal_compression_ratio"],
-    ),
-}
 
 BUFFERS = ("pos_embed.pos_embed",)
 """What the safetensors of a transformer hold besides its weights, and nothing trains."""

@@ -275,7 +275,7 @@ def import_weights(
 ) -> None:
     """Make a diffusers pipeline of Cosmos-Predict2.5 weights that cosmos's own code wrote."""
     # In a process of its own: it needs torch, which no command imports.
-    command = [sys.executable, "-m", "cosmos_rl_core.weights.native_weights", weights, base, directory]
+    command = [sys.executable, "-m", "cosmos_rl_core.importers.native_weights", weights, base, directory]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 

@@ -35,11 +35,11 @@ def sample_bytes(recipe: Recipe) -> int | None:
     return sizes.FLOAT32_BYTES * elements * (1 + states + history)
 
 
-def embedding_bytes(recipe: Recipe) -> int | None:
-    """Bytes of the text embedding of one prompt, without masks; None if nobody can tell."""
+def embedding_bytes(recipe: Recipe) -> int:
+    """Return the bytes of the text embedding of one prompt, without masks."""
     path = directories.resolve_path(recipe.policy.model_name_or_path)
     elements = sizes.embedding_elements(path, recipe.policy.diffusers.max_prompt_length, recipe.policy.lora)
-    return None if elements is None else sizes.FLOAT32_BYTES * elements
+    return sizes.FLOAT32_BYTES * elements
 
 
 def policy_bytes(recipe: Recipe) -> int:
@@ -97,7 +97,7 @@ def parameters(recipe: Recipe) -> tuple[int, int]:
 def check_embeddings(recipe: Recipe, num_prompts: int) -> None:
     """Raise :class:`ConfigError` if the text embeddings of so many prompts would be more than the recipe allows."""
     each = embedding_bytes(recipe)
-    if each is not None and each * num_prompts > recipe.rollout.store_budget_gb * GB:
+    if each * num_prompts > recipe.rollout.store_budget_gb * GB:
         raise ConfigError(
             f"the text embeddings would take {each * num_prompts / GB:.2g} GB ({num_prompts} prompts of "
             f"{each / 10**6:.2f} MB), more than rollout.store_budget_gb = {recipe.rollout.store_budget_gb:g}; raise it "
@@ -126,8 +126,7 @@ def describe(recipe: Recipe) -> list[str]:
         size = "a size that no file tells" if each is None else in_words(each)
         lines.insert(0, f"{count} samples of {size} an iteration, each with a picture of {picture} before compression")
         left += iterations * count * (each or 0)
-    embedding = embedding_bytes(recipe)
-    texts = "" if embedding is None else f"; embeddings of {in_words(embedding)} a prompt"
+    texts = f"; embeddings of {in_words(embedding_bytes(recipe))} a prompt"
     return [*lines, f"{in_words(left)} and the pictures in {iterations} iterations{texts}"]
 
 

@@ -70,9 +70,7 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
             {
                 "stage": stage.stage,
                 "ranks": stage.ranks,
-                "rows": {
-                    row.removesuffix(" ~"): None if held is None else asdict(held) for row, held in stage.rows.items()
-                },
+                "rows": {row: None if held is None else asdict(held) for row, held in stage.rows.items()},
                 "peak": asdict(stage.peak),
             }
             for stage in memory.stages(recipe)
@@ -94,7 +92,7 @@ def describe_memory(recipe: Recipe) -> Iterator[str | Table]:
         held = [stage.rows.get(row, Bytes()) for stage in found]
         if any(each != Bytes() for each in held):
             table.add_row(row, *("?" if each is None else _cell(each.device + each.cpu, unit) for each in held))
-    table.add_row("on the device ~", *(_cell(peak.device, unit) for peak in peaks), style="bold")
+    table.add_row("on the device", *(_cell(peak.device, unit) for peak in peaks), style="bold")
     if any(peak.cpu for peak in peaks):
         table.add_row("beside it on the CPU", *(_cell(peak.cpu, unit) for peak in peaks), style="bold")
     yield table
@@ -104,8 +102,7 @@ def describe_memory(recipe: Recipe) -> Iterator[str | Table]:
 MIB, GIB = 2**20, 2**30
 
 _NOTES = """
-~ is an estimate, within a factor of 1.7 of what small models were measured to take; ? is what no file tells. Not
-counted: that, what VAE, text encoders and safety checker take to work, files on their way, and CUDA itself."""
+? is a size that no file states. Activations are not counted, nor files in transit, nor CUDA itself: leave room."""
 
 
 def _cell(size: int, unit: int) -> str:

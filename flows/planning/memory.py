@@ -4,7 +4,6 @@ import math
 from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.pipelines import directories, sizes
@@ -12,11 +11,7 @@ from cosmos_rl_core.pipelines.memory import (
     Bytes,
     Shapes,
     Spread,
-    Tokens,
-    activations,
     in_half,
-    num_tokens,
-    passing,
     resting,
     visiting,
 )
@@ -29,9 +24,9 @@ PARTS = (OLD, EMA, REFERENCE, BEHAVIOUR)
 TRANSFORMER, OTHERS, GRADIENTS, OPTIMIZER = "transformer", "other components", "gradients", "optimizer"
 SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
 IN_PASSING = "largest tensor twice"
-ACTIVATIONS, STEP = "activations ~", "optimizer's buffers"
-ROWS = (TRANSFORMER, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, IN_PASSING, VISITING, ACTIVATIONS, STEP)
-"""Kinds of what a rank holds. The last is there when the two before it are not."""
+STEP = "optimizer's buffers"
+ROWS = (TRANSFORMER, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, IN_PASSING, VISITING, STEP)
+"""Kinds of what a rank holds. The last is there when the one before it is not."""
 
 MOMENTS = 2
 """Averages that Adam and AdamW keep of every number that trains."""
@@ -52,8 +47,8 @@ class StageMemory:
     def peak(self) -> Bytes:
         """All that is known taken together: at work, or as the optimizer steps, whichever is more."""
         known = {name: held for name, held in self.rows.items() if held is not None}
-        work, step = known.get(VISITING, Bytes()) + known.get(ACTIVATIONS, Bytes()), known.get(STEP, Bytes())
-        always = sum((held for name, held in known.items() if name not in (VISITING, ACTIVATIONS, STEP)), Bytes())
+        work, step = known.get(VISITING, Bytes()), known.get(STEP, Bytes())
+        always = sum((held for name, held in known.items() if name not in (VISITING, STEP)), Bytes())
         return always + Bytes(max(work.device, step.device), max(work.cpu, step.cpu))
 
 
@@ -86,10 +81,6 @@ class _Model:
     @cached_property
     def path(self) -> str:
         return directories.resolve_path(self.recipe.policy.model_name_or_path)
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        return directories.settings(self.path, "transformer")
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -130,7 +121,8 @@ class _Model:
         if not self._half:
             return rows
         adapters = {} if self.recipe.policy.lora is None else self.trained
-        held = in_half(self.shapes, self.config) + in_half(adapters, self.config)
+        kept = directories.spec(self.path).float32_modules
+        held = in_half(self.shapes, kept) + in_half(adapters, kept)
         return rows | {TRANSFORMER: Bytes(held), VISITING: Bytes()}
 
     def update(self) -> Rows:
@@ -177,45 +169,31 @@ class _Model:
         return base if self.recipe.policy.lora is None else base + resting(self.trained, spread)
 
     @property
-    def _text_elements(self) -> int | None:
+    def _text_elements(self) -> int:
         policy = self.recipe.policy
         return sizes.embedding_elements(self.path, policy.diffusers.max_prompt_length, policy.lora)
 
-    def _tokens(self, spread: Spread) -> Tokens | None:
-        """None for a VAE or a transformer that is not known."""
-        if self.latents is None or self._text_elements is None:
-            return None
-        text = sizes.text_tokens(self.path, self.recipe.policy.diffusers.max_prompt_length)
-        return Tokens(-(-num_tokens(self.latents, self.config) // spread.parallelism.cp_size), text)
-
     def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes | None:
         """So many tensors of the size of latents a sample, and the texts that it is conditioned on."""
-        if self.latents is None or self._text_elements is None:
+        if self.latents is None:
             return None
         elements = num_states * math.prod(self.latents) + (1 + guided) * self._text_elements
         return Bytes(sizes.FLOAT32_BYTES * size * elements)
 
     def _forward(self, spread: Spread, batch: int, *, guided: bool = False) -> Rows:
         """Of a stage that trains nothing: state, noise, estimate and velocity of each sample, one more if guided."""
-        tokens, all_train = self._tokens(spread), self.recipe.policy.lora is None
+        all_train = self.recipe.policy.lora is None
         return {
             TRANSFORMER: self._transformer(spread),
             BATCH: self._batch(batch, 4 + guided, guided=guided),
             VISITING: Bytes(visiting(self.shapes, spread, backward=False, all_train=all_train)),
-            ACTIVATIONS: tokens and Bytes(batch * passing(self.shapes, self.config, tokens, half=spread.half)),
         }
 
     def _training(self, stage: str, parts: Set[str], *, guided: bool) -> Rows:
         """Of a stage with an optimizer: latents, noise, state and target of each sample, and a velocity a part."""
         policy, spread = self.recipe.policy, self._spread(stage)
-        tokens = self._tokens(spread)
         trained, all_train = resting(self.trained, spread), policy.lora is None
         checkpointing = policy.model_gradient_checkpointing
-        kept = tokens and activations(
-            self.shapes, self.config, tokens, lora=not all_train, half=spread.half, checkpointing=checkpointing
-        )
-        # The gradient goes through both predictions where the algorithm trains the unconditional one too.
-        doubled = guided and costs.needs_of(self.recipe).trains_unconditional
         at_work = visiting(self.shapes, spread, backward=True, all_train=all_train, checkpointing=checkpointing)
         options, samples = self.recipe.train.train_policy, self.recipe.train.train_batch_per_replica
         batch = min(options.mini_batch, getattr(options, "batch_size_per_optimize", None) or samples)
@@ -226,7 +204,6 @@ class _Model:
             OPTIMIZER: trained * MOMENTS,
             BATCH: self._batch(batch, 5 + len(copies), guided=guided),
             VISITING: Bytes(at_work),
-            ACTIVATIONS: None if kept is None else Bytes(batch * (1 + doubled) * kept),
             # The buffer that gradients are summed over ranks in, or what torch's fused loops take: as much again.
             STEP: trained,
         }

@@ -329,7 +329,7 @@ def _check_shared_videos(recipe: Recipe) -> None:
     path = directories.resolve_path(recipe.policy.model_name_or_path)
     shape = sizes.latent_shape(path, diffusers.inference_size, diffusers.train_frames)
     try:
-        sequence_shares.check(directories.settings(path, "transformer"), shape, num_peers)
+        sequence_shares.check(directories.spec(path), directories.settings(path, "transformer"), shape, num_peers)
     except ConfigError as error:
         raise ConfigError(f"launch.cp_size = {num_peers}: {error}") from error
 

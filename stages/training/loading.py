@@ -13,7 +13,6 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Model
 from cosmos_rl_core.parallel import sharding
-from cosmos_rl_core.parallel.context_parallel import split_sequence
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype, half
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
@@ -104,5 +103,5 @@ def load_policy(
     weights = prepare(model.transformer, config.lora, reference=reference, spread=spread)
     weights.load(CURRENT, read_part(source, source.part, weights.shards, context.progress))
     if group.peers is not None:
-        split_sequence(model.transformer, group.peers)
+        model.split_sequence(group.peers)
     return model, weights

@@ -15,7 +15,9 @@ from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning, Model, given_frames, guided_velocity, stack
-from cosmos_rl_core.parallel import context_parallel, sharding
+from cosmos_rl_core.models.cosmos_predict2_5 import split as cosmos
+from cosmos_rl_core.models.wan import split as wan
+from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.weights import policy_weights
 
 CPU = torch.device("cpu")
@@ -89,22 +91,22 @@ def transformer_alone(folder: Path, timesteps: Tensor, **settings: Any) -> Build
 
 def cases(folder: Path, num_peers: int) -> Iterator[tuple[str, Build]]:
     """What is compared, by name; by four peers only what shares of other sizes could change."""
-    wan, cosmos = folder / "wan", folder / "cosmos"
-    yield "wan full", velocities(wan, [(3, 3, 5)])
-    yield "cosmos given", velocities(cosmos, [(3, 3, 5)], num_given=2)
-    for path in (wan, cosmos):
+    wan_folder, cosmos_folder = folder / "wan", folder / "cosmos"
+    yield "wan full", velocities(wan_folder, [(3, 3, 5)])
+    yield "cosmos given", velocities(cosmos_folder, [(3, 3, 5)], num_given=2)
+    for path in (wan_folder, cosmos_folder):
         yield f"{path.name} lora", velocities(path, [(3, 3, 5)], lora=LORA)
         # Both forwards come before the backward pass that computes their blocks again.
         yield f"{path.name} two sizes, checkpointed", velocities(path, [(3, 3, 3), (3, 2, 3)], checkpointing=True)
     if num_peers == 4:
         return
-    for path in (wan, cosmos):
+    for path in (wan_folder, cosmos_folder):
         yield f"{path.name} autocast", velocities(path, [(3, 3, 5)], lora=LORA)
-    yield "cosmos one frame", velocities(cosmos, [(1, 3, 3)])
-    yield "wan by token", transformer_alone(wan, torch.linspace(0, 999, 90).view(2, 45))
-    yield "cosmos by sample", transformer_alone(cosmos, torch.tensor([0.3, 0.8]))
+    yield "cosmos one frame", velocities(cosmos_folder, [(1, 3, 3)])
+    yield "wan by token", transformer_alone(wan_folder, torch.linspace(0, 999, 90).view(2, 45))
+    yield "cosmos by sample", transformer_alone(cosmos_folder, torch.tensor([0.3, 0.8]))
     by_frame, learnable = torch.linspace(0.1, 0.9, 6).view(2, 1, 3, 1, 1), {"extra_pos_embed_type": "learnable"}
-    yield "cosmos positions", transformer_alone(cosmos, by_frame, max_size=(8, 16, 16), **learnable)
+    yield "cosmos positions", transformer_alone(cosmos_folder, by_frame, max_size=(8, 16, 16), **learnable)
 
 
 def compiled_cases(folder: Path) -> Iterator[tuple[str, Build]]:
@@ -138,7 +140,7 @@ def compare(name: str, build: Build, group: dist.ProcessGroup) -> dict[str, Any]
     if "compiled" in name:
         # Captured as for any compiler, and run without one: that would take a minute.
         sharding.compile_blocks(transformer, "aot_eager")
-    context_parallel.split_sequence(transformer, group)
+    splits_of(transformer)(transformer, group)
     outputs, gradients = run(transformer, call, inputs, half)
     for own in gradients.values():
         dist.all_reduce(own, group=group)
@@ -155,6 +157,10 @@ def compare(name: str, build: Build, group: dist.ProcessGroup) -> dict[str, Any]
     }
 
 
+def splits_of(transformer: nn.Module) -> Callable[[Any, dist.ProcessGroup], None]:
+    return wan.split if isinstance(transformer, WanTransformer3DModel) else cosmos.split
+
+
 def far(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
@@ -165,12 +171,12 @@ def refusals(folder: Path, group: dist.ProcessGroup) -> dict[str, str]:
     two_heads: Any = WanTransformer3DModel(num_attention_heads=2, attention_head_dim=12, num_layers=1, ffn_dim=8)
     small, late = load(folder / "wan"), load(folder / "wan")
     for model in (small, late):
-        context_parallel.split_sequence(model.transformer, group)
+        model.split_sequence(group)
     policy_weights.add_lora(late.transformer, LORA)
     conditioning = {"prompt_embeds": normal(1, 7, TEXT_CHANNELS)}
     t = torch.tensor([0.5])
     mistakes: dict[str, Callable[[], Any]] = {
-        "heads": lambda: context_parallel.split_sequence(two_heads, group),
+        "heads": lambda: wan.split(two_heads, group),
         "tokens": lambda: small.velocity(normal(1, 4, 3, 2, 2), t, conditioning),
         "late lora": lambda: late.velocity(normal(1, 4, 3, 6, 6), t, conditioning),
     }

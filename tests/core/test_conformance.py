@@ -22,7 +22,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Conditioning, Model, guided_velocity, stack
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
-from cosmos_rl_core.pipelines import directories, memory, sizes
+from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import own_solver
@@ -304,9 +304,7 @@ def test_a_plan_knows_the_sizes_and_tokens_of_other_patches_too(
     file.write_text(json.dumps(config), encoding="utf-8")
     model = _loading.adapter_of(folder).load(folder, (EMPTY_TRANSFORMER,), family.device)
     (size, frames), shape = next(iter(possible_sizes(model, folder).items()))
-    planned = sizes.latent_shape(folder, size, frames)
-    assert planned is not None
-    assert memory.num_tokens(planned, config) == tokens_of(model, shape, family.conditioning)
+    assert sizes.num_tokens(folder, size, frames) == tokens_of(model, shape, family.conditioning)
 
 
 @pytest.mark.parametrize("grows", ["frames", "height", "width"])

@@ -3,15 +3,15 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from diffusers import CosmosTransformer3DModel, WanTransformer3DModel
-from torch import nn
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.parallel import context_parallel, sequence_shares
+from cosmos_rl_core.models import sd3, wan
+from cosmos_rl_core.parallel import sequence_shares
 from tests import tiny_pipelines
 from tests.core.sequence_peers import cases, share, share_compiled
 from tests.stages.ranks import start_ranks
@@ -19,7 +19,7 @@ from tests.stages.ranks import start_ranks
 HEADS = 5
 """Of the tiny transformers: neither two nor four peers can share them evenly."""
 CASES = [f"{name}, {num_peers} peers" for num_peers in (2, 4) for name, _ in cases(Path(), num_peers)]
-WAN = {"_class_name": "WanTransformer3DModel", "num_attention_heads": 12, "patch_size": [1, 2, 2]}
+WAN = {"num_attention_heads": 12, "patch_size": [1, 2, 2]}
 
 # The processes of this module are started once, on one of pytest's workers.
 pytestmark = pytest.mark.xdist_group("sequence peers")
@@ -97,14 +97,9 @@ def test_mistakes_are_said_with_their_numbers(of_ranks: list[dict[str, Any]]):
         {
             "heads": "ConfigError: 2 attention heads cannot be shared by 4 context-parallel peers; at most 2",
             "tokens": "ConfigError: 3 tokens cannot be shared by 4 context-parallel peers; at most 3",
-            "late lora": "RuntimeError: proj_out was replaced after split_sequence: add LoRA first, then split",
+            "late lora": "RuntimeError: proj_out was replaced after the split: add LoRA first, then split",
         }
     ] * 4
-
-
-def test_a_transformer_of_another_kind_is_refused():
-    with pytest.raises(ConfigError, match="no context parallelism for a Linear; there is for CosmosTransformer3DModel"):
-        context_parallel.split_sequence(nn.Linear(1, 1), cast("torch.distributed.ProcessGroup", None))
 
 
 @pytest.mark.parametrize(
@@ -115,21 +110,16 @@ def test_shares_differ_by_at_most_one(count: int, num_peers: int, expected: list
 
 
 def test_a_plan_knows_who_cannot_share():
-    sequence_shares.check(WAN, (16, 21, 60, 104), 8)
-    sequence_shares.check(WAN | {"_class_name": "SD3Transformer2DModel"}, (16, 1, 128, 128), 1)
+    sequence_shares.check(wan.SPEC, WAN, (16, 21, 60, 104), 8)
+    sequence_shares.check(sd3.SPEC, {}, (16, 1, 128, 128), 1)
     with pytest.raises(ConfigError, match="12 attention heads cannot be shared by 16 context-parallel peers"):
-        sequence_shares.check(WAN, (16, 21, 60, 104), 16)
+        sequence_shares.check(wan.SPEC, WAN, (16, 21, 60, 104), 16)
     # 2 frames of 1 x 2 patches.
     with pytest.raises(ConfigError, match="4 tokens cannot be shared by 8 context-parallel peers; at most 4"):
-        sequence_shares.check(WAN, (16, 2, 2, 4), 8)
+        sequence_shares.check(wan.SPEC, WAN, (16, 2, 2, 4), 8)
     with pytest.raises(ConfigError, match="no context parallelism for a SD3Transformer2DModel"):
-        sequence_shares.check(WAN | {"_class_name": "SD3Transformer2DModel"}, (16, 1, 128, 128), 2)
+        sequence_shares.check(sd3.SPEC, {}, (16, 1, 128, 128), 2)
     # Of what size its latents are, nobody needs to know for that.
-    sequence_shares.check(WAN, None, 12)
+    sequence_shares.check(wan.SPEC, WAN, None, 12)
     with pytest.raises(ConfigError, match="12 attention heads cannot be shared by 16"):
-        sequence_shares.check(WAN, None, 16)
-
-
-def test_what_plans_know_and_what_can_be_split_are_the_same_transformers():
-    known = sorted(kind.__name__ for kind in context_parallel._SPLITS)
-    assert known == sorted(sequence_shares.TRANSFORMERS)
+        sequence_shares.check(wan.SPEC, WAN, None, 16)

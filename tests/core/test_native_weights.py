@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.importers import native_weights
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.pipelines import directories
-from cosmos_rl_core.weights import native_weights
 from tests import tiny_pipelines
 
 NATIVE = {

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.pipelines import directories, sizes
-from cosmos_rl_core.pipelines.memory import num_tokens
+from cosmos_rl_core.pipelines import sizes
 from tests import tiny_pipelines
 
 MOST = math.isqrt(sizes.MAX_TOKENS)
@@ -25,12 +24,7 @@ def test_a_sample_of_too_many_tokens_is_refused_where_there_is_no_bound_by_posit
 
 
 def test_the_bound_is_that_of_tokens(sana: str):
-    channels, frames, height, width = sizes.latent_shape(sana, (32, 32), 1) or (0, 0, 0, 0)
-    side = (
-        32
-        * MOST
-        // math.isqrt(num_tokens((channels, frames, height, width), directories.settings(sana, "transformer")))
-    )
+    side = 32 * MOST // math.isqrt(sizes.num_tokens(sana, (32, 32), 1))
     assert sizes.latent_shape(sana, (side, side), 1)
     with pytest.raises(ConfigError, match="tokens a sample, at most 1048576 are possible here; lower them"):
         sizes.latent_shape(sana, (side, side + 32), 1)

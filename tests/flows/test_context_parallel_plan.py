@@ -7,7 +7,6 @@ import pytest
 from cosmos_rl_core.config.launch import ON_POLICY, LaunchConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel.parallelism import Parallelism
-from flows.planning.memory import ACTIVATIONS, stages
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.requests import Run
 from flows.running.display import Display
@@ -78,18 +77,3 @@ def test_ranks_of_stages_that_run_our_own_transformer_are_told(wan, tmp_path):
     assert Waves(str(tmp_path), LaunchConfig(tf32=True), Display()).execution_of(policy).tf32
     alone = Waves(str(tmp_path), LaunchConfig(), Display()).execution_of(policy)
     assert (alone.tf32, alone.parallelism) == (False, Parallelism())
-
-
-def test_memory_is_planned_for_the_tokens_of_one_peer(wan):
-    """Each peer has half of the tokens of the video; weights and text are whole."""
-    alone, shared = (
-        {stage.stage: stage.rows for stage in stages(plan_of(Settings(wan, overrides=launch)).recipe)}
-        for launch in (("launch.processes=2",), TWO)
-    )
-    for stage in ("rollout", "update"):
-        one, other = alone[stage], shared[stage]
-        assert {name for name in one if one[name] != other[name]} == {ACTIVATIONS}
-        whole, half = one[ACTIVATIONS], other[ACTIVATIONS]
-        assert whole is not None
-        assert half is not None
-        assert whole.device > half.device

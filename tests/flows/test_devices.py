@@ -174,12 +174,14 @@ class Flow:
     """A flow with one stage on the first visible device, as a process."""
 
     def __init__(self, work: Work, name: str, shown: str) -> None:
-        request = work.request(name).model_copy(update={"gpus": (0,)}).model_dump_json()
+        launch = LaunchConfig(stage_gpus={"report": (0,)}).model_dump_json()
         self.log = work.folder / f"{name}.txt"
-        command = [sys.executable, "-m", "tests.flows.allocated", work.run_url, LaunchConfig().model_dump_json()]
+        command = [sys.executable, "-m", "tests.flows.allocated", work.run_url, launch]
         with self.log.open("wb") as log:
             environment = os.environ | {VISIBLE: shown}
-            self.process = psutil.Popen([*command, request], env=environment, stdout=log, stderr=log)
+            self.process = psutil.Popen(
+                [*command, work.request(name).model_dump_json()], env=environment, stdout=log, stderr=log
+            )
 
     @property
     def said(self) -> str:

@@ -10,7 +10,8 @@ WATCHDOG = "[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread
 TRACE = 'Traceback (most recent call last):\n  File "stages/train.py", line 7, in run\n    work()\n    ~~~~^^'
 LINK = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
 REPORT = (
-    f"{TRACE}\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\nstages.runner FAILED\n----\n"
+    f"{TRACE}\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\n"
+    "stages.execution.runner FAILED\n----\n"
     "Root Cause (first observed failure):\n  rank      : 0 (local_rank: 0)\n  exitcode  : -6 (pid: 77)\n  traceback : "
     "Signal 6 (SIGABRT) received by PID 77\n===="
 )

@@ -264,7 +264,7 @@ def test_folders_of_flows_that_were_killed_go_and_those_of_others_stay(recipe, t
 STAGE = """
 import types
 from pathlib import Path
-from stages import runner
+from stages.execution import runner
 
 def run(request, context):
     context.layout({"shards": 3})

@@ -20,7 +20,7 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import ModelRef
 from tests import hand_made, tiny_pipelines
-from tests.core.test_memory import Live
+from tests.live_tensors import Live
 from tests.stages.conftest import make
 
 LAYERS, WIDTH = 24, 64

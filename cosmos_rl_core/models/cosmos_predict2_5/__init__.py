@@ -4,14 +4,51 @@ The stock pipeline's ``guidance_scale`` g is ``v_c + g (v_c - v_u)``, which is o
 The mask channel marks given frames. The frozen prefix takes 100352 channels to 1024 in the released models.
 """
 
-from cosmos_rl_core.models._spec import ModelSpec
+from cosmos_rl_core.models._spec import Geometry, ModelSpec, Settings, Vae, patch_size
 
 GUARDRAIL_PACKAGE, FROZEN_PREFIX = "cosmos_guardrail", "crossattn_proj"
 
+
+def _geometry(vae: Settings) -> Geometry:
+    # The stock pipeline counts the halvings instead of reading the scale factors.
+    halved = vae["temperal_downsample"]
+    return Geometry(vae["z_dim"], 2 ** len(halved), 2 ** sum(halved))
+
+
+def _positions(transformer: Settings) -> tuple[int, int, int]:
+    patch = patch_size(transformer)
+    frames, height, width = (most // side for most, side in zip(transformer["max_size"], patch, strict=True))
+    if transformer["extra_pos_embed_type"]:
+        return frames, height, width
+    # One row of rotary positions, as long as the longest side, serves all three axes.
+    most = max(frames, height, width)
+    return most, most, most
+
+
+def _text_width(transformer: Settings) -> int:
+    projected = transformer["use_crossattn_projection"]
+    return transformer["crossattn_proj_in_channels" if projected else "text_embed_dim"]
+
+
 SPEC = ModelSpec(
     pipeline_classes=("Cosmos2_5_PredictBasePipeline",),
-    vae_classes=("AutoencoderKLWan",),
+    vaes={"AutoencoderKLWan": Vae(_geometry, {"z_dim": 16, "temperal_downsample": (False, True, True)})},
+    transformer_class="CosmosTransformer3DModel",
+    transformer_defaults={
+        "patch_size": (1, 2, 2),
+        "in_channels": 16,
+        "max_size": (128, 240, 240),
+        "extra_pos_embed_type": "learnable",
+        "concat_padding_mask": True,
+        "text_embed_dim": 1024,
+        "use_crossattn_projection": False,
+        "crossattn_proj_in_channels": 1024,
+    },
+    positions=_positions,
     mask_channels=1,
+    text_width=_text_width,
+    float32_modules=("learnable_pos_embed",),
+    context_parallel=True,
     guardrail_package=GUARDRAIL_PACKAGE,
     guidance_offset=1,
     max_given_frames=2,

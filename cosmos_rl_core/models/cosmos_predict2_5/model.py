@@ -6,6 +6,7 @@ from typing import Any
 
 import diffusers
 import torch
+import torch.distributed as dist
 from diffusers import AutoencoderKLWan, Cosmos2_5_PredictBasePipeline
 from diffusers.models.transformers import transformer_cosmos
 from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict as stock
@@ -24,6 +25,7 @@ from cosmos_rl_core.models._base import (
 )
 from cosmos_rl_core.models._video import VideoAdapter
 from cosmos_rl_core.models.cosmos_predict2_5 import FROZEN_PREFIX, GUARDRAIL_PACKAGE
+from cosmos_rl_core.models.cosmos_predict2_5.split import split
 from cosmos_rl_core.parallel.sharding import WHOLE, load_base
 from cosmos_rl_core.pipelines import checkpoints, directories
 
@@ -116,6 +118,10 @@ class CosmosPredict25(VideoAdapter):
                 return_dict=False,
             )[0].float()
         return velocity * (1 - given)
+
+    def split_sequence(self, group: dist.ProcessGroup) -> None:
+        """Share tokens as :func:`.split.split` does."""
+        split(self.transformer, group)
 
 
 def load(path: str, components: tuple[str, ...], device: torch.device) -> CosmosPredict25:

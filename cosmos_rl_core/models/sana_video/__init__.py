@@ -1,11 +1,34 @@
 """SANA-Video: text to video, Gemma's text, 5-D latents of a causal video VAE."""
 
-from cosmos_rl_core.models._spec import ModelSpec
+from cosmos_rl_core.models import _vaes
+from cosmos_rl_core.models._spec import Geometry, ModelSpec, Settings, Vae
+
+
+def _ltx2(vae: Settings) -> Geometry | None:
+    spatial = vae["spatial_compression_ratio"]
+    return spatial and Geometry(vae["latent_channels"], spatial, vae["temporal_compression_ratio"])
+
+
+def _positions(transformer: Settings) -> tuple[int, int, int]:
+    most = transformer["rope_max_seq_len"]
+    return most, most, most
+
+
+_LTX2_DEFAULTS = {"latent_channels": 128, "spatial_compression_ratio": None, "temporal_compression_ratio": None}
 
 SPEC = ModelSpec(
     pipeline_classes=("SanaVideoPipeline",),
-    vae_classes=("AutoencoderKLWan", "AutoencoderKLLTX2Video"),
+    vaes=_vaes.WAN | {"AutoencoderKLLTX2Video": Vae(_ltx2, _LTX2_DEFAULTS)},
+    transformer_class="SanaVideoTransformer3DModel",
+    transformer_defaults={
+        "patch_size": (1, 2, 2),
+        "in_channels": 16,
+        "rope_max_seq_len": 1024,
+        "caption_channels": 2304,
+    },
     refused_settings={"guidance_embeds": "a distilled model, which is told the guidance"},
+    positions=_positions,
+    text_width=lambda transformer: transformer["caption_channels"],
     takes_instruction=True,
     stock_multiple=32,
 )

@@ -1,9 +1,27 @@
 """Stable Diffusion 3 and 3.5: text to image, three text encoders, 4-D latents."""
 
-from cosmos_rl_core.models._spec import ModelSpec
+from cosmos_rl_core.models import _vaes
+from cosmos_rl_core.models._spec import ModelSpec, Settings
+
+
+def _positions(transformer: Settings) -> tuple[int, int, int]:
+    return 1, transformer["pos_embed_max_size"], transformer["pos_embed_max_size"]
+
 
 SPEC = ModelSpec(
     pipeline_classes=("StableDiffusion3Pipeline",),
-    vae_classes=("AutoencoderKL",),
+    vaes=_vaes.KL,
+    transformer_class="SD3Transformer2DModel",
+    transformer_defaults={
+        "patch_size": 2,
+        "in_channels": 16,
+        "pos_embed_max_size": 96,
+        "joint_attention_dim": 4096,
+        "pooled_projection_dim": 2048,
+    },
+    positions=_positions,
+    text_width=lambda transformer: transformer["joint_attention_dim"],
+    pooled_width=lambda transformer: transformer["pooled_projection_dim"],
+    clip_tokenizer="tokenizer",
     shifts_by_size=True,
 )

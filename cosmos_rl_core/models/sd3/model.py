@@ -11,7 +11,6 @@ from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._adapter import Adapter
 from cosmos_rl_core.models._base import Conditioning
 from cosmos_rl_core.pipelines import checkpoints
-from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
 
 _MAX_PROMPT_LENGTH = 512
 
@@ -45,12 +44,6 @@ class StableDiffusion3(Adapter):
         )
         embeds, _, pooled, _ = encoded
         return {"prompt_embeds": embeds[0].cpu(), "pooled_prompt_embeds": pooled[0].cpu()}
-
-    def schedule(self, num_steps: int, size: tuple[int, int], frames: int) -> Schedule:
-        """Of the pipeline's own scheduler, which is told how many tokens an image of that size has."""
-        _, height, width = self.latent_shape(size, frames)
-        patch = self._transformer_config["patch_size"]
-        return schedule_of(self.scheduler, num_steps, (height // patch) * (width // patch))
 
     @torch.no_grad()
     def encode_media(self, pixels: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
 """Wan 2.1 as a velocity field."""
 
 import torch
+import torch.distributed as dist
 from diffusers import WanPipeline
 from torch import Tensor
 
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning
 from cosmos_rl_core.models._video import VideoAdapter
+from cosmos_rl_core.models.wan.split import split
 from cosmos_rl_core.pipelines import checkpoints
 
 
@@ -31,6 +33,10 @@ class Wan(VideoAdapter):
             encoder_hidden_states=conditioning["prompt_embeds"],
             return_dict=False,
         )[0].float()
+
+    def split_sequence(self, group: dist.ProcessGroup) -> None:
+        """Share tokens as :func:`.split.split` does."""
+        split(self.transformer, group)
 
 
 def load(path: str, components: tuple[str, ...], device: torch.device) -> Wan:

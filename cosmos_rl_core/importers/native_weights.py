@@ -1,6 +1,6 @@
 """Convert weights of cosmos's own code, a ``.pt`` file, to a diffusers pipeline.
 
-``python -m cosmos_rl_core.weights.native_weights`` does it from the command line.
+``python -m cosmos_rl_core.importers.native_weights`` does it from the command line.
 
 Diffusers renames the tensors; they have to be exactly those of the base's transformer. The one place that unpickles:
 with ``weights_only``, which makes tensors and plain containers and runs nothing.
