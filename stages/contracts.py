@@ -50,6 +50,8 @@ class ModelRef(Section):
     """The component of this name where prompts, and the media of rollouts and evaluations, go through it."""
     complex_human_instruction: tuple[str, ...] | None = Field(default=None, json_schema_extra={"neutral": None})
     """What is put before prompts; absent means the stock pipeline's own."""
+    embedded_guidance_scale: float | None = Field(default=None, json_schema_extra={"neutral": None})
+    """The guidance that the transformer takes as an input; None: it takes none."""
 
 
 class MediaShape(Section):

@@ -20,7 +20,7 @@ import torch
 from cosmos_rl_core import seeds
 from cosmos_rl_core.models._loading import stock_arguments
 from cosmos_rl_core.parallel.distributed import Group
-from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines import directories, guidance
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input, Request
@@ -87,16 +87,21 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
         return {}
 
     generators = [torch.Generator(device="cpu").manual_seed(seeds.derive(plan.seed, "evaluation")) for plan in plans]
-    negative = {} if config.negative_prompt is None else {"negative_prompt": [config.negative_prompt] * len(plans)}
+    told = guidance.stock_arguments(
+        directories.spec(directories.resolve_path(config.model.path)),
+        config.guidance_scale,
+        config.negative_prompt,
+        config.model.embedded_guidance_scale,
+        len(plans),
+    )
     output = pipeline(
         prompt=[plan.prompt.text for plan in plans],
         num_inference_steps=config.num_steps,
-        guidance_scale=directories.stock_guidance_scale(config.model.path, config.guidance_scale),
         max_sequence_length=config.max_prompt_length,
         generator=generators,
         output_type="np",
         callback_on_step_end=look,
-        **negative,
+        **told,
         **prompt_options(config.model),
         **stock_arguments(pipeline, config.media.size, config.media.frames),
     )

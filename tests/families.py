@@ -1,11 +1,13 @@
 """Every model plugin with a tiny pipeline of its own, and that pipeline as users call it: what conformance means."""
 
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import diffusers
 import numpy as np
@@ -19,10 +21,10 @@ from cosmos_rl_core import seeds
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import COMPONENTS, Conditioning, Model, guided_velocity, stack
+from cosmos_rl_core.models._packing import pack, unpack
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
-from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines import directories, guidance
 from cosmos_rl_core.sampling.kernel import Kernel
-from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.weights import export
 from tests import other_device, tiny_pipelines
@@ -33,6 +35,8 @@ LENGTH = 200
 """Tokens, more than any pipeline's own words around a prompt."""
 SIZE = (32, 64)
 VIDEO_FRAMES = 5
+EMBEDDED_GUIDANCE = 2.5
+"""What transformers are told that take guidance as an input."""
 
 FLOW: dict[str, Any] = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
 SCHEDULERS: dict[str, Callable[[], Any]] = {
@@ -65,7 +69,9 @@ class Family:
 
     def load(self, *components: str) -> Model:
         """The model once more, to be changed."""
-        return _loading.adapter_of(self.folder).load(self.folder, components, self.device)
+        model = _loading.adapter_of(self.folder).load(self.folder, components, self.device)
+        model.embedded_guidance_scale = EMBEDDED_GUIDANCE
+        return model
 
     def velocity(
         self, guidance_scale: float = 1.0, dtype: ParamDtype = "float32"
@@ -81,15 +87,15 @@ class Family:
 
 def family_of(name: str, root: Path, device: torch.device = CPU) -> Family:
     """Write the tiny pipeline of a model plugin below ``root`` and load it twice."""
-    save = getattr(tiny_pipelines, f"save_{name}", None)
-    if save is None:
-        pytest.fail(f"cosmos_rl_core/models/{name}.py has no tiny pipeline: add save_{name} to tests/tiny_pipelines.py")
-    return load_family(name, str(save(root / name)), device)
+    if importlib.util.find_spec(f"tests.tiny_pipelines.{name}") is None:
+        pytest.fail(f"cosmos_rl_core/models/{name} has no tiny pipeline: add tests/tiny_pipelines/{name}.py")
+    return load_family(name, str(tiny_pipelines.save(name, root / name)), device)
 
 
 def load_family(name: str, folder: str, device: torch.device = CPU) -> Family:
     """Both from a tiny pipeline that lies in ``folder``."""
     model, stock = _loading.adapter_of(folder).load(folder, COMPONENTS, device), stock_pipeline(folder, device)
+    model.embedded_guidance_scale = EMBEDDED_GUIDANCE
     shape = model.latent_shape(SIZE, frames_of(stock))
     noise = torch.stack([torch.from_numpy(seeds.normal(shape, "conformance", prompt)) for prompt in PROMPTS])
     conditioning = stack(model.encode_prompts(PROMPTS, LENGTH), device)
@@ -113,10 +119,11 @@ def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
     return pipeline.to(device)
 
 
-def kernel(solver: Any, scheduler: Any, num_steps: int) -> Kernel:
-    """Of the noise levels that a pipeline's scheduler has."""
+def kernel(family: Family, solver: Any, num_steps: int) -> Kernel:
+    """Of the noise levels that the stock pipeline and its present scheduler have."""
     config = SolverConfig(solver=solver, num_steps=num_steps)
-    return kernel_of(config, lambda: schedule_of(scheduler, num_steps))
+    with mock.patch.object(family.model, "scheduler", family.stock.scheduler):
+        return kernel_of(config, lambda: family.model.schedule(num_steps, SIZE, family.frames))
 
 
 def frames_of(stock: Any) -> int:
@@ -126,11 +133,17 @@ def frames_of(stock: Any) -> int:
 
 def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
     """What the stock pipeline makes of :data:`PROMPTS`, without guidance and as latents unless told otherwise."""
-    given = {"prompt": PROMPTS, "num_inference_steps": 5, "guidance_scale": 1.0, "output_type": "latent"} | options
-    if given["guidance_scale"] != 1:
-        given["guidance_scale"] -= directories.claimant(type(stock).__name__)[1].guidance_offset
-    sizes = _loading.stock_arguments(stock, SIZE, frames_of(stock))
-    return stock(latents=noise.clone(), max_sequence_length=LENGTH, return_dict=False, **(sizes | given))[0]
+    given = {"prompt": PROMPTS, "num_inference_steps": 5, "output_type": "latent"} | options
+    spec = directories.claimant(type(stock).__name__)[1]
+    told = spec.embedded_guidance_scale and stock.transformer.config.guidance_embeds
+    embedded = EMBEDDED_GUIDANCE if told else None
+    scale, negative = given.pop("guidance_scale", 1.0), given.pop("negative_prompt", [None])[0]
+    given |= guidance.stock_arguments(spec, scale, negative, embedded, len(given["prompt"]))
+    given = _loading.stock_arguments(stock, SIZE, frames_of(stock)) | given
+    packed = spec.packing > 1
+    latents = pack(noise) if packed else noise.clone()
+    made = stock(latents=latents, max_sequence_length=LENGTH, return_dict=False, **given)[0]
+    return unpack(made, *noise.shape[2:]) if packed and given["output_type"] == "latent" else made
 
 
 @contextmanager

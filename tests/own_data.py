@@ -14,7 +14,7 @@ NUM_FRAMES = 10
 
 def overrides_for(folder: Path) -> list[str]:
     """Write the pipeline and the videos; returns the settings that say where they are."""
-    base = tiny_pipelines.save_cosmos_predict2_5(folder / "pipeline", latent_channels=16)
+    base = tiny_pipelines.save("cosmos_predict2_5", folder / "pipeline", latent_channels=16)
     for name in ("videos", "metas"):
         (folder / "clips" / name).mkdir(parents=True)
     for number, caption in enumerate(CAPTIONS):

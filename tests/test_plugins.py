@@ -140,7 +140,18 @@ def test_a_models_facts_are_those_of_the_stock_pipeline(name: str):
         assert spec.takes_instruction == ("complex_human_instruction" in called)
         assert (spec.max_given_frames > 0) == ("num_latent_conditional_frames" in called)
         assert (spec.guardrail_package is not None) == ("safety_checker" in made)
-        assert spec.shifts_by_size == ("calculate_shift" in inspect.getsource(pipeline.__call__))
+        source = inspect.getsource(pipeline.__call__)
+        shifts = re.findall(r'config.get\("max_shift", ([0-9.]+)\)', source)
+        assert [spec.max_shift] == ([float(shift) for shift in shifts] or [None])
+        assert spec.always_shifts == ("calculate_shift" in source and "use_dynamic_shifting" not in source)
+        levels = spec.stock_sigmas(4, {})
+        assert (levels is not None) == ("np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)" in source)
+        assert levels is None or levels.tolist() == [1, 0.75, 0.5, 0.25]
+        assert spec.guidance_argument == ("true_cfg_scale" if "true_cfg_scale" in called else "guidance_scale")
+        if spec.embedded_guidance_scale is not None:
+            assert spec.embedded_guidance_scale == called["guidance_scale"].default
+        lengths = re.findall(r"max_sequence_length > (\d+)", inspect.getsource(pipeline.check_inputs))
+        assert [spec.max_prompt_length] == ([int(length) for length in lengths] or [None])
         multiples = re.findall(r" % (\d+)", inspect.getsource(pipeline.check_inputs))
         assert {spec.stock_multiple} == ({int(number) for number in multiples} or {1})
     transformer = getattr(diffusers, spec.transformer_class)

@@ -202,6 +202,10 @@ class DiffusersConfig(TimeDensity):
     """For SANA: lines put before every prompt but the negative one; the prompt follows the last line directly. ``[]``
     puts none; absent means those of the stock pipeline's call. Users of the exported weights give that call the same.
     """
+    embedded_guidance_scale: float | None = Field(default=None, ge=0, json_schema_extra={"neutral": None})
+    """For guidance-distilled transformers: the guidance that they take as an input, in training too. Absent means the
+    default of the stock call's ``guidance_scale``. ``sample.guidance_scale`` is the weight of two predictions, which
+    such pipelines call ``true_cfg_scale``."""
     sample: SampleConfig = SampleConfig()
     """How rollouts are sampled."""
 

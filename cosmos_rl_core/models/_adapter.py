@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from diffusers import DiffusionPipeline
-from torch import nn
+from torch import Tensor, nn
 
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning
@@ -20,6 +20,7 @@ class Adapter(ABC):
     plugin's."""
 
     negative_prompt = ""
+    embedded_guidance_scale: float = 1.0
 
     def __init__(self, pipeline: DiffusionPipeline, path: str, device: torch.device) -> None:
         self._pipeline: Any = pipeline
@@ -40,8 +41,9 @@ class Adapter(ABC):
 
     @torch.no_grad()
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
-        """One by one; on the CPU."""
+        """Encode one by one; on the CPU. Raises :class:`ConfigError` for more tokens than the stock pipeline takes."""
         _loading.require(self._pipeline.text_encoder, "text")
+        sizes.check_prompt_length(self._path, max_prompt_length)
         return [self._encode_prompt(prompt, max_prompt_length) for prompt in prompts]
 
     def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
@@ -58,12 +60,24 @@ class Adapter(ABC):
         channels, *shape = _loading.require(sizes.latent_shape(self._path, size, frames), "vae")
         return (channels, *shape) if sizes.makes_videos(self._path) else (channels, *shape[1:])
 
+    def guide(self, conditional: Tensor, unconditional: Tensor, guidance_scale: float) -> Tensor:
+        """Return ``unconditional + guidance_scale (conditional - unconditional)``."""
+        return unconditional + guidance_scale * (conditional - unconditional)
+
     def split_sequence(self, group: dist.ProcessGroup) -> None:
         """Raise ``NotImplementedError``: a model whose spec has ``context_parallel`` overrides this."""
         raise NotImplementedError(f"{type(self).__name__} has no context parallelism")
 
     def schedule(self, num_steps: int, size: tuple[int, int], frames: int) -> Schedule:
         """Return the noise levels of the pipeline's own scheduler, told the number of tokens if stock tells it."""
-        told = directories.spec(self._path).shifts_by_size
-        tokens = sizes.num_tokens(self._path, size, frames) if told else None
-        return schedule_of(self.scheduler, num_steps, tokens)
+        spec = directories.spec(self._path)
+        tokens = None if spec.max_shift is None else sizes.num_tokens(self._path, size, frames)
+        sigmas = spec.stock_sigmas(num_steps, self.scheduler.config)
+        return schedule_of(
+            self.scheduler,
+            num_steps,
+            tokens,
+            max_shift=spec.max_shift,
+            always_shifts=spec.always_shifts,
+            sigmas=sigmas,
+        )

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from cosmos_rl_core.sampling.schedule import Schedule
 
@@ -53,6 +54,8 @@ class Model(Protocol):
     """The pipeline's own diffusers scheduler: the source of the noise schedule."""
     negative_prompt: str
     """What guidance steers away from if nobody says otherwise: the stock pipeline's own default."""
+    embedded_guidance_scale: float
+    """The guidance that the transformer is told, if it takes one as an input. Set it before ``velocity``."""
 
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
         """Text embeddings of each prompt, unbatched, on the CPU, as the stock pipeline computes them one by one."""
@@ -92,6 +95,10 @@ class Model(Protocol):
         """
         ...
 
+    def guide(self, conditional: Tensor, unconditional: Tensor, guidance_scale: float) -> Tensor:
+        """Combine two velocities as the stock pipeline does at ``guidance_scale`` above 1."""
+        ...
+
     def split_sequence(self, group: dist.ProcessGroup) -> None:
         """Share the tokens of every forward pass with the other processes of ``group``, which do the same.
 
@@ -116,8 +123,21 @@ class ModelPlugin(Protocol):
 
 
 def stack(conditionings: list[Conditioning], device: torch.device) -> Conditioning:
-    """Batch unbatched conditionings of equal shapes: ``[...]`` each to ``[B, ...]`` on ``device``."""
-    return {name: torch.stack([c[name] for c in conditionings]).to(device) for name in conditionings[0]}
+    """Batch unbatched conditionings: ``[...]`` each to ``[B, ...]`` on ``device``.
+
+    Texts of unequal length are padded with zeros at the end; ``<name>_mask``, 1 at tokens, is then added for each. All
+    other dimensions must be equal.
+    """
+    batch: Conditioning = {}
+    for name in conditionings[0]:
+        tensors = [conditioning[name] for conditioning in conditionings]
+        if len({tensor.shape for tensor in tensors}) == 1:
+            batch[name] = torch.stack(tensors)
+        else:
+            batch[name] = pad_sequence(tensors, batch_first=True)
+            tokens = [torch.ones(len(tensor), dtype=torch.long, device=tensor.device) for tensor in tensors]
+            batch[f"{name}_mask"] = pad_sequence(tokens, batch_first=True)
+    return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 def given_frames(latents: Tensor, num_latent_frames: int) -> Conditioning:
@@ -153,7 +173,7 @@ def guided_velocity(
     *,
     trains_unconditional: bool = True,
 ) -> Tensor:
-    """Classifier-free guidance, ``v_u + s (v_c - v_u)``; ``s = 1`` is one forward and needs no ``negative``.
+    """Return the guided velocity, by ``model.guide``; ``s = 1`` is one forward and needs no ``negative``.
 
     The given frames of ``conditioning`` are given to both forwards. Without ``trains_unconditional`` there is no
     gradient through ``v_u``; the values are the same.
@@ -167,4 +187,4 @@ def guided_velocity(
     given = {name: conditioning[name] for name in (CONDITIONAL_LATENTS, CONDITIONAL_MASK) if name in conditioning}
     with torch.set_grad_enabled(trains_unconditional and torch.is_grad_enabled()):
         unconditional = model.velocity(x_t, t, negative | given)
-    return unconditional + guidance_scale * (conditional - unconditional)
+    return model.guide(conditional, unconditional, guidance_scale)

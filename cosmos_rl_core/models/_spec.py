@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 Settings = Mapping[str, Any]
 """The ``config.json`` of a component, with its class's defaults where the file leaves a setting out."""
@@ -36,6 +38,11 @@ def patch_size(transformer: Settings) -> tuple[int, int, int]:
     return frames, height, width
 
 
+def falling_sigmas(num_steps: int, _scheduler: Settings) -> np.ndarray:
+    """Return ``num_steps`` levels from 1 to ``1 / num_steps``, evenly spaced, float64."""
+    return np.linspace(1.0, 1 / num_steps, num_steps)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """What a model plugin states about a family of pipelines; its ``__init__.py`` assigns one to ``SPEC``."""
@@ -65,6 +72,10 @@ class ModelSpec:
     """Numbers of a prompt besides its tokens."""
     clip_tokenizer: str | None = None
     """Component whose ``model_max_length`` tokens come before the ``max_prompt_length`` tokens of a prompt."""
+    max_prompt_length: int | None = None
+    """Most text tokens that the stock pipeline takes; None: any number."""
+    pads_text: bool = True
+    """Whether every prompt has ``max_prompt_length`` tokens; False: as many as its text, and at most that."""
     float32_modules: tuple[str, ...] = ()
     """Modules that the transformer's class keeps float32 in half-precision runs, by a part of their name."""
     context_parallel: bool = False
@@ -73,15 +84,26 @@ class ModelSpec:
     guardrail_package: str | None = None
     """Package of the safety checker that the stock pipeline insists on. ``load`` then takes the component
     :data:`cosmos_rl_core.models._base.GUARDRAIL`."""
+    guidance_argument: Literal["guidance_scale", "true_cfg_scale"] = "guidance_scale"
+    """The argument of the stock call that weighs two predictions."""
     guidance_offset: float = 0
-    """How much less than ours the ``guidance_scale`` of the stock pipeline is."""
+    """How much less than our ``guidance_scale`` that argument is."""
+    embedded_guidance_scale: float | None = None
+    """What transformers with ``guidance_embeds`` are told, by default of the stock call's ``guidance_scale``; None: the
+    family has no such transformers."""
     max_given_frames: int = 0
     """How many latent frames may be given at the start of a video. Above 0 ``velocity`` takes
     :func:`cosmos_rl_core.models._base.given_frames`."""
     stock_multiple: int = 1
     """Pixels. The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor."""
-    shifts_by_size: bool = False
-    """Whether the stock pipeline tells its scheduler how large the image is."""
+    max_shift: float | None = None
+    """What the stock pipeline takes for the scheduler's ``max_shift`` if its settings have none. None: the pipeline
+    does not tell its scheduler how large the image is, so there is no shift by size."""
+    always_shifts: bool = False
+    """Whether the stock pipeline tells it also to schedulers that do not shift by size. Some refuse that."""
+    stock_sigmas: Callable[[int, Settings], np.ndarray | None] = lambda *_: None
+    """The noise levels that the stock pipeline hands to its scheduler, from the number of steps and the scheduler's
+    settings. None: the scheduler lays out its own."""
     frozen_prefix: str | None = None
     """Module of the transformer that text embeddings pass through first, and that makes them far smaller. Its output
     may be stored in their place: ``load`` then takes :data:`cosmos_rl_core.models._base.PREFIX`, and ``velocity`` takes

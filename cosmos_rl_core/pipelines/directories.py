@@ -188,32 +188,6 @@ def check_takes_instruction(path: str | Path) -> None:
         )
 
 
-def check_takes_negative_prompt(path: str | Path) -> None:
-    """Raise :class:`ConfigError` if the stock pipeline has no ``negative_prompt``."""
-    if not spec(path).takes_negative_prompt:
-        raise ConfigError(
-            f"policy.diffusers.sample.negative_prompt: the call of {pipeline_class(path)} takes none; leave it out"
-        )
-
-
-def stock_guidance_scale(model_name_or_path: str, guidance_scale: float) -> float:
-    """What the stock pipeline's argument ``guidance_scale`` has to be for the guidance that we call so.
-
-    Raises :class:`ConfigError` if there is none: guidance too weak for a pipeline that counts from 0, and has none up
-    to 1.
-    """
-    path = resolve_path(model_name_or_path)
-    name, offset = pipeline_class(path), spec(path).guidance_offset
-    if not offset or guidance_scale == 1:
-        return guidance_scale
-    if guidance_scale <= 1 + offset:
-        raise ConfigError(
-            f"policy.diffusers.sample.guidance_scale = {guidance_scale}: evaluations are made by {name}, which has no "
-            f"guidance below ours at {1 + offset}; take 1, or more than {1 + offset}"
-        )
-    return guidance_scale - offset
-
-
 def check_runs(path: str | Path) -> None:
     """Raise :class:`ConfigError` if the transformer needs a package that is not installed."""
     if settings(path, "transformer").get("concat_padding_mask"):

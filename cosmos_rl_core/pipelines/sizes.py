@@ -122,8 +122,15 @@ def text_tokens(pipeline: str, max_prompt_length: int) -> int:
     return directories.read_json(pipeline, tokenizer, "tokenizer_config.json")["model_max_length"] + max_prompt_length
 
 
+def check_prompt_length(pipeline: str, max_prompt_length: int) -> None:
+    """Raise :class:`ConfigError` for more text tokens than the stock pipeline takes."""
+    most = directories.spec(pipeline).max_prompt_length
+    if most is not None and max_prompt_length > most:
+        raise ConfigError(f"max_prompt_length is at most {most} for this model, got {max_prompt_length}")
+
+
 def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig | None = None) -> int:
-    """Return how many numbers are stored of one prompt's text embedding, without masks.
+    """Return how many numbers are stored of one prompt's text embedding at most, without masks.
 
     They are the output of the prefix that ``lora`` leaves frozen, if there is one.
     """

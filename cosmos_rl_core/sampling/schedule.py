@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from cosmos_rl_core.errors import ConfigError
 
 _ROUNDING = 1e-6
@@ -32,32 +34,42 @@ class Schedule:
         return len(self.sigmas) - 1
 
 
-def schedule_of(scheduler: Any, num_steps: int, image_tokens: int | None = None) -> Schedule:
+def schedule_of(
+    scheduler: Any,
+    num_steps: int,
+    image_tokens: int | None = None,
+    *,
+    max_shift: float | None = None,
+    always_shifts: bool = False,
+    sigmas: np.ndarray | None = None,
+) -> Schedule:
     """The grid of ``num_steps`` steps of a diffusers flow scheduler, in float64. The scheduler is left as it was.
 
     One that shifts its levels by the size of the image needs ``image_tokens``, how many the transformer makes of it;
-    others do not ask. Raises :class:`ConfigError` as :func:`check_flow`, and for a grid that is not one level per step
-    ending at 0 (Heun's repeated levels, an inverted grid).
+    others do not ask. ``max_shift`` is then what the stock pipeline takes if the scheduler's settings have none.
+    ``sigmas``, one a step, are levels that the stock pipeline hands to the scheduler, which may shift them.
+    Raises :class:`ConfigError` as :func:`check_flow`, and for a grid that is not one level per step ending at 0 (Heun's
+    repeated levels, an inverted grid).
     """
     if num_steps < 1:
         raise ConfigError(f"a rollout needs at least 1 step, found {num_steps}")
     name = type(scheduler).__name__
-    check_flow(name, scheduler.config, by_size=image_tokens is not None)
+    check_flow(name, scheduler.config, by_size=image_tokens is not None, always=always_shifts, given=sigmas is not None)
     own = type(scheduler).from_config(scheduler.config)
+    given: dict[str, Any] = {"num_inference_steps": num_steps} if sigmas is None else {"sigmas": sigmas}
     if image_tokens is not None and scheduler.config.get("use_dynamic_shifting"):
-        own.set_timesteps(num_steps, mu=shift(scheduler.config, image_tokens))
-    else:
-        own.set_timesteps(num_steps)
-    sigmas = tuple(_rounded(float(sigma)) for sigma in own.sigmas)
-    if len(sigmas) != num_steps + 1:
-        raise ConfigError(f"{name} lays out {len(sigmas)} levels for {num_steps} steps; expected {num_steps + 1}")
+        given["mu"] = shift(scheduler.config, image_tokens, max_shift)
+    own.set_timesteps(**given)
+    levels = tuple(_rounded(float(sigma)) for sigma in own.sigmas)
+    if len(levels) != num_steps + 1:
+        raise ConfigError(f"{name} lays out {len(levels)} levels for {num_steps} steps; expected {num_steps + 1}")
     try:
-        return Schedule(sigmas)
+        return Schedule(levels)
     except ConfigError as error:
         raise ConfigError(f"{name} cannot be used: {error}") from error
 
 
-def shift(settings: Mapping[str, Any], image_tokens: int) -> float:
+def shift(settings: Mapping[str, Any], image_tokens: int, max_shift: float | None = None) -> float:
     """The ``mu`` of a scheduler that shifts by size: linear in tokens, through (base_image_seq_len, base_shift) and
     (max_image_seq_len, max_shift) of its settings.
 
@@ -65,18 +77,27 @@ def shift(settings: Mapping[str, Any], image_tokens: int) -> float:
     Stable Diffusion 3, arXiv:2403.03206, section 5.3.2; the line and its defaults are the stock pipeline's.
     """
     tokens = settings.get("base_image_seq_len", 256), settings.get("max_image_seq_len", 4096)
-    shifts = settings.get("base_shift", 0.5), settings.get("max_shift", 1.16)
+    shifts = settings.get("base_shift", 0.5), settings.get("max_shift", 1.16 if max_shift is None else max_shift)
     slope = (shifts[1] - shifts[0]) / (tokens[1] - tokens[0])
     return image_tokens * slope + (shifts[0] - slope * tokens[0])
 
 
-def check_flow(name: str, settings: Mapping[str, Any], *, by_size: bool = False) -> None:
+def check_flow(
+    name: str, settings: Mapping[str, Any], *, by_size: bool = False, always: bool = False, given: bool = False
+) -> None:
     """Whether a scheduler of the class ``name`` lays out the levels of a flow, told the size of the image at most.
 
     Raises :class:`ConfigError` for one that does not sample a flow, reads the model's answer as another thing, has
     other levels than those that fall to 0 once each, or shifts them by the size of the image where that is not told
-    (``by_size``). Torch-free, so that a plan can ask.
+    (``by_size``); and for one that refuses the shift, or the levels, that the stock pipeline hands to every scheduler
+    (``always``, ``given``). Torch-free, so that a plan can ask.
     """
+    if always and name == "DPMSolverMultistepScheduler" and not settings.get("use_dynamic_shifting"):
+        raise ConfigError(
+            f"{name} needs use_dynamic_shifting = true: the stock pipeline of this model hands it a shift"
+        )
+    if given and name == "DPMSolverMultistepScheduler":
+        raise ConfigError(f"{name} takes no noise levels, and the stock pipeline of this model hands it some")
     if not name.startswith("FlowMatch") and not settings.get("use_flow_sigmas"):
         expected = "FlowMatchEulerDiscreteScheduler, or one with use_flow_sigmas = true"
         raise ConfigError(f"{name} is not a flow scheduler; expected {expected}")

@@ -15,7 +15,7 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.outside_plugins import Pin
 from cosmos_rl_core.parallel import sequence_shares
-from cosmos_rl_core.pipelines import checkpoints, directories, sizes, weight_files
+from cosmos_rl_core.pipelines import checkpoints, directories, guidance, sizes, weight_files
 from cosmos_rl_core.sampling.solvers import check_settings
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
@@ -80,6 +80,11 @@ class Plan(Section):
         """Every prompt that training conditions on: those trained on, then those that the data alone has."""
         known = {prompt.id for prompt in self.prompts}
         return (*self.prompts, *(prompt for prompt in self.data_prompts if prompt.id not in known))
+
+    @property
+    def base(self) -> ModelRef:
+        """The model, for stages that do not run its transformer."""
+        return self.model.model_copy(update={"embedded_guidance_scale": None})
 
 
 def plan_of(settings: Settings) -> Plan:
@@ -283,6 +288,7 @@ def _model(recipe: Recipe) -> ModelRef:
         digest=digest,
         guardrail=("guardrail",) if guarded else (),
         complex_human_instruction=recipe.policy.diffusers.complex_human_instruction,
+        embedded_guidance_scale=guidance.embedded_scale(path, recipe.policy.diffusers.embedded_guidance_scale),
     )
 
 
@@ -296,9 +302,10 @@ def _unfit(recipe: Recipe) -> list[str]:
     if diffusers.complex_human_instruction is not None:
         _collect(mistakes, lambda: directories.check_takes_instruction(path))
     if diffusers.sample.negative_prompt is not None:
-        _collect(mistakes, lambda: directories.check_takes_negative_prompt(path))
+        _collect(mistakes, lambda: guidance.check_takes_negative_prompt(path))
+    _collect(mistakes, lambda: sizes.check_prompt_length(path, diffusers.max_prompt_length))
     if recipe.validation is not None:
-        _collect(mistakes, lambda: directories.stock_guidance_scale(path, diffusers.sample.guidance_scale))
+        _collect(mistakes, lambda: guidance.stock_scale(directories.spec(path), diffusers.sample.guidance_scale))
     return mistakes
 
 

@@ -117,7 +117,7 @@ class Run:
     def policy(self) -> Request:
         """Policy version 0."""
         config = contracts.Policy(
-            model=self.plan.model, from_scratch=self.recipe.policy.from_scratch, lora=self.recipe.policy.lora
+            model=self.plan.base, from_scratch=self.recipe.policy.from_scratch, lora=self.recipe.policy.lora
         )
         return self._request(self.policy_slot, config)
 
@@ -153,7 +153,7 @@ class Run:
 
     def _embed(self, prompts: tuple[Prompt, ...], negative_prompt: str | None = None) -> Request:
         config = contracts.Embed(
-            model=self.plan.model,
+            model=self.plan.base,
             prompts=prompts,
             negative_prompt=negative_prompt,
             max_prompt_length=self.recipe.policy.diffusers.max_prompt_length,
@@ -163,7 +163,7 @@ class Run:
 
     def _encode(self, data: DatasetOptions, dataset_digest: str) -> Request:
         return self._shared(
-            contracts.Encode(model=self.plan.model, dataset=data, dataset_digest=dataset_digest, media=self._media)
+            contracts.Encode(model=self.plan.base, dataset=data, dataset_digest=dataset_digest, media=self._media)
         )
 
     def _shared(self, config: StageConfig) -> Request:
@@ -282,7 +282,7 @@ class Run:
 
     def export(self, k: int) -> Request:
         """Policy version k as users load it, from the average where there is one."""
-        config = contracts.Export(model=self.plan.model, lora=self.recipe.policy.lora)
+        config = contracts.Export(model=self.plan.base, lora=self.recipe.policy.lora)
         return self._request(self.export_slot(k), config, k, {"policy": (self._judged(k),)})
 
     def validate(self, k: int) -> Request:

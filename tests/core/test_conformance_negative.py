@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from cosmos_rl_core.models._base import guided_velocity, stack
-from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
-from cosmos_rl_core.sampling.schedule import schedule_of
-from tests.families import LENGTH, PROMPTS, SCHEDULERS, Family, fed_to, run_stock
+from tests.families import LENGTH, PROMPTS, SCHEDULERS, Family, fed_to, kernel, run_stock
 
 NEGATIVE = "Blurry, 7 hands; low quality."
 
@@ -27,7 +25,7 @@ def test_a_negative_prompt_is_that_of_the_stock_call(family: Family, text: str, 
     def velocity(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return guided_velocity(family.model, x, t, family.conditioning, negative, 3.0)
 
-    steps = euler(schedule_of(family.stock.scheduler, 2))
+    steps = kernel(family, "euler", 2)
     ours = sample(velocity, family.noise, steps).latents
     assert (ours - expected).abs().max() < 1e-4
     if text:

@@ -17,21 +17,19 @@ from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
-from cosmos_rl_core.sampling.flow import euler, flow_sde
 from cosmos_rl_core.sampling.rollout import sample, table_of
-from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.transition import log_prob, mean, square_error
 from cosmos_rl_core.training.optimizer import loss_share, make_optimizer, optimizer_step
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, initial_lora, prepare
-from tests.families import Family
+from tests.families import Family, kernel
 
 LORA = LoraConfig(r=4, lora_alpha=8.0)
 STEP = 1
 """The trained step of the rollout."""
 LEARNING_RATE = 1e-3
-LOSS_OFF: dict[ParamDtype, float] = {"float32": 0, "bfloat16": 0.0015}
-"""How far from the loss in float32 it may be, as a share of it: 0.0007 was measured."""
+LOSS_OFF: dict[ParamDtype, float] = {"float32": 0, "bfloat16": 0.004}
+"""How far from the loss in float32 it may be, as a share of it: 0.0018 was measured."""
 
 
 def mixed(family: Family) -> Tensor:
@@ -96,7 +94,7 @@ class Policy:
 @pytest.fixture(scope="module")
 def x_0(family: Family) -> Tensor:
     """Samples of the base model in float32."""
-    return sample(family.velocity(), family.noise, euler(schedule_of(family.model.scheduler, 4))).latents
+    return sample(family.velocity(), family.noise, kernel(family, "euler", 4)).latents
 
 
 def clean_batch(x_0: Tensor, advantages: Tensor | None) -> Batch:
@@ -107,7 +105,7 @@ def clean_batch(x_0: Tensor, advantages: Tensor | None) -> Batch:
 
 def transitions(family: Family, dtype: ParamDtype) -> Transitions:
     """A stochastic step of the base model's rollout, as a rollout records it."""
-    steps = flow_sde(schedule_of(family.model.scheduler, 4), noise_level=0.7)
+    steps = kernel(family, "flow_sde", 4)
 
     def draw(index: int) -> Tensor:
         return torch.from_numpy(seeds.normal(tuple(family.noise.shape), "transition noise", index)).to(family.device)

@@ -30,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the tiny pipelines are."""
     folder = tmp_path_factory.mktemp("peers")
     kinds: Any = (
-        (WanTransformer3DModel, tiny_pipelines.save_wan(folder / "wan")),
-        (CosmosTransformer3DModel, tiny_pipelines.save_cosmos_predict2_5(folder / "cosmos")),
+        (WanTransformer3DModel, tiny_pipelines.save("wan", folder / "wan")),
+        (CosmosTransformer3DModel, tiny_pipelines.save("cosmos_predict2_5", folder / "cosmos")),
     )
     for cls, path in kinds:
         with torch.random.fork_rng(devices=[]):

@@ -21,6 +21,7 @@ from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.policy_weights import prepare
 from tests import tiny_pipelines
 from tests.families import as_torchvision, write_files
+from tests.tiny_pipelines.cosmos_predict2_5 import LetsPass
 
 CPU = torch.device("cpu")
 PROMPT = "a red cube, 3 balls."
@@ -33,7 +34,7 @@ LORA = LoraConfig(r=4, lora_alpha=12.0)
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    return str(tiny_pipelines.save_cosmos_predict2_5(tmp_path_factory.mktemp("cosmos") / "base"))
+    return str(tiny_pipelines.save("cosmos_predict2_5", tmp_path_factory.mktemp("cosmos") / "base"))
 
 
 @pytest.fixture(scope="session")
@@ -42,9 +43,7 @@ def model(folder):
 
 
 def load_stock(folder: str) -> Any:
-    pipeline = Cosmos2_5_PredictBasePipeline.from_pretrained(
-        folder, safety_checker=tiny_pipelines.LetsPass(), local_files_only=True
-    )
+    pipeline = Cosmos2_5_PredictBasePipeline.from_pretrained(folder, safety_checker=LetsPass(), local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -147,7 +146,7 @@ def test_no_given_frames_are_text_to_video(model, conditioning, noise):
 
 
 def test_a_padding_mask_of_zeros_goes_in_where_the_transformer_takes_one(tmp_path, noise, monkeypatch):
-    folder = str(tiny_pipelines.save_cosmos_predict2_5(tmp_path / "padded", concat_padding_mask=True))
+    folder = str(tiny_pipelines.save("cosmos_predict2_5", tmp_path / "padded", concat_padding_mask=True))
     if not hasattr(transformer_cosmos, "transforms"):
         with pytest.raises(ConfigError, match="pip install torchvision"):
             cosmos_predict2_5.load(folder, ("transformer",), CPU)

@@ -27,8 +27,7 @@ LORA = LoraConfig(r=4, lora_alpha=12.0)
 
 @pytest.fixture(scope="session", params=["sd3", "wan"])
 def folder(request, tmp_path_factory):
-    save = {"sd3": tiny_pipelines.save_sd3, "wan": tiny_pipelines.save_wan}[request.param]
-    return str(save(tmp_path_factory.mktemp("export") / request.param))
+    return str(tiny_pipelines.save(request.param, tmp_path_factory.mktemp("export") / request.param))
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ PROMPTS = ["a red cube, 3 balls.", "", "a blue one"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_pipelines.save_cosmos_predict2_5(tmp_path_factory.mktemp("prefix") / "base"))
+    return str(tiny_pipelines.save("cosmos_predict2_5", tmp_path_factory.mktemp("prefix") / "base"))
 
 
 @pytest.fixture(scope="module")

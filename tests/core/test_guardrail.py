@@ -24,7 +24,7 @@ LENGTH = 200
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    return str(tiny_pipelines.save_cosmos_predict2_5(tmp_path_factory.mktemp("guardrail") / "base"))
+    return str(tiny_pipelines.save("cosmos_predict2_5", tmp_path_factory.mktemp("guardrail") / "base"))
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +122,7 @@ def test_off_never_loads_it_even_where_the_directory_names_it(folder, tmp_path, 
 
 
 def test_a_model_without_a_guardrail_takes_no_setting(tmp_path):
-    folder = tiny_pipelines.save_wan(tmp_path / "wan")
+    folder = tiny_pipelines.save("wan", tmp_path / "wan")
     assert directories.spec(folder).guardrail_package is None
     directories.check_guardrail(folder, None)
     for setting in ("required", "off"):

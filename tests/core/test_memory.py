@@ -35,7 +35,8 @@ def test_matrices_and_embeddings_are_those_of_the_model(family: Family):
     shapes = sizes.weight_shapes(family.folder)
     assert {name: shape for name, shape in shapes.items() if memory.is_matrix(name, shape)} == matrices
     embedded = sum(tensor[0].numel() for name, tensor in family.conditioning.items() if "mask" not in name)
-    assert sizes.embedding_elements(family.folder, LENGTH) == embedded
+    planned = sizes.embedding_elements(family.folder, LENGTH)
+    assert embedded == planned if directories.spec(family.folder).pads_text else embedded < planned
 
 
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])

@@ -23,12 +23,13 @@ from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
 from tests import tiny_pipelines
 from tests.families import CPU, LENGTH, PROMPTS, SCHEDULERS, load_family, run_stock
+from tests.tiny_pipelines.sana_video import save_ltx2_vae
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    return {"sd3": str(tiny_pipelines.save_sd3(root / "sd3")), "wan": str(tiny_pipelines.save_wan(root / "wan"))}
+    return {"sd3": str(tiny_pipelines.save("sd3", root / "sd3")), "wan": str(tiny_pipelines.save("wan", root / "wan"))}
 
 
 def change(file: Path, **values: Any) -> None:
@@ -54,7 +55,7 @@ def test_impossible_sizes_and_frames_are_refused_by_name(folders):
 
 def test_a_vae_whose_settings_are_those_of_an_old_checkpoint_is_read_as_the_stock_pipeline_reads_it(tmp_path: Path):
     """Wan 2.1's own do not say by how much it compresses."""
-    folder = Path(tiny_pipelines.save_wan(tmp_path))
+    folder = Path(tiny_pipelines.save("wan", tmp_path))
     file = folder / "vae/config.json"
     late = ("scale_factor_spatial", "scale_factor_temporal", "patch_size", "in_channels", "out_channels")
     file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k not in late}))
@@ -64,7 +65,7 @@ def test_a_vae_whose_settings_are_those_of_an_old_checkpoint_is_read_as_the_stoc
 
 def test_cosmos_compression_is_reckoned_as_the_stock_pipeline_does(tmp_path: Path):
     """By how often the VAE halves, not by the factors that its settings name."""
-    folder = Path(tiny_pipelines.save_cosmos_predict2_5(tmp_path))
+    folder = Path(tiny_pipelines.save("cosmos_predict2_5", tmp_path))
     change(folder / "vae/config.json", temperal_downsample=[False, True], dim_mult=[1, 1, 1])
     stock = load(folder)._pipeline
     assert (stock.vae_scale_factor_spatial, stock.vae_scale_factor_temporal) == (4, 2)
@@ -77,7 +78,7 @@ def test_sd3_refuses_prompts_that_the_stock_pipeline_refuses(folders):
 
 
 def test_sd3_without_t5_gives_zeros_in_its_place_as_the_stock_pipeline_does(tmp_path: Path):
-    folder = Path(tiny_pipelines.save_sd3(tmp_path))
+    folder = Path(tiny_pipelines.save("sd3", tmp_path))
     change(folder / directories.INDEX, text_encoder_3=[None, None], tokenizer_3=[None, None])
     for part in ("text_encoder_3", "tokenizer_3"):
         shutil.rmtree(folder / part)
@@ -108,7 +109,7 @@ def test_sd3_without_t5_gives_zeros_in_its_place_as_the_stock_pipeline_does(tmp_
 def test_every_kind_of_sana_checkpoint_samples_as_the_stock_pipeline(
     name: str, transformer: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    family = load_family(name, str(getattr(tiny_pipelines, f"save_{name}")(tmp_path, **transformer)))
+    family = load_family(name, str(tiny_pipelines.save(name, tmp_path, **transformer)))
     monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS["euler"]())
     expected = run_stock(family.stock, family.noise, guidance_scale=3.0)
     ours = sample(family.velocity(3.0), family.noise, euler(schedule_of(family.stock.scheduler, 5))).latents
@@ -118,7 +119,7 @@ def test_every_kind_of_sana_checkpoint_samples_as_the_stock_pipeline(
 
 def test_sana_puts_the_stock_instruction_before_prompts_and_keeps_the_prompts_end(tmp_path: Path):
     """Of the instruction's embeddings the first and the last are kept, so that it takes no room from the prompt."""
-    model = load(tiny_pipelines.save_sana(tmp_path), "text")
+    model = load(tiny_pipelines.save("sana", tmp_path), "text")
     short, cut = model.encode_prompts(["ab", "a" * 50], 10)
     empty = model.encode_negative("", 10)
     assert [int(c["prompt_attention_mask"].sum()) for c in (short, cut, empty)] == [4, 10, 1]
@@ -128,7 +129,7 @@ def test_sana_puts_the_stock_instruction_before_prompts_and_keeps_the_prompts_en
 
 @pytest.mark.parametrize("name", ["sana", "sana_video"])
 def test_another_instruction_of_sana_is_the_stock_pipelines_argument(name: str, tmp_path: Path):
-    folder = getattr(tiny_pipelines, f"save_{name}")(tmp_path)
+    folder = tiny_pipelines.save(name, tmp_path)
     model, stock = load(folder, "text"), DiffusionPipeline.from_pretrained(folder, use_safetensors=True)
     (default,) = model.encode_prompts(["ab"], 10)
     for instruction in (["Make it bright.", "Prompt: "], []):
@@ -148,7 +149,7 @@ def test_another_instruction_of_sana_is_the_stock_pipelines_argument(name: str, 
 
 @pytest.mark.parametrize("name", ["sana", "sana_video"])
 def test_sana_models_that_are_told_the_guidance_or_have_another_vae_are_refused(name: str, tmp_path: Path):
-    folder = getattr(tiny_pipelines, f"save_{name}")(tmp_path, guidance_embeds=True)
+    folder = tiny_pipelines.save(name, tmp_path, guidance_embeds=True)
     with pytest.raises(ConfigError, match=r"has guidance_embeds = True, so it is .*a distilled model"):
         load(folder)
     change(folder / "vae/config.json", _class_name="AutoencoderKL")
@@ -157,8 +158,8 @@ def test_sana_models_that_are_told_the_guidance_or_have_another_vae_are_refused(
 
 
 def test_sana_video_with_the_vae_of_ltx2_makes_what_the_stock_pipeline_makes(tmp_path: Path):
-    folder = Path(tiny_pipelines.save_sana_video(tmp_path))
-    tiny_pipelines.save_ltx2_vae(folder)
+    folder = Path(tiny_pipelines.save("sana_video", tmp_path))
+    save_ltx2_vae(folder)
     family = load_family("sana_video", str(folder))
     assert family.noise.shape[1:] == (4, 3, 4, 8)
     latents = run_stock(family.stock, family.noise, num_inference_steps=2)
@@ -174,7 +175,7 @@ def test_sana_video_with_the_vae_of_ltx2_makes_what_the_stock_pipeline_makes(tmp
 
 
 def test_wan_two_stage_and_image_to_video_pipelines_are_refused(folders, tmp_path):
-    folder = Path(tiny_pipelines.save_wan(tmp_path / "wan"))
+    folder = Path(tiny_pipelines.save("wan", tmp_path / "wan"))
     change(folder / "transformer/config.json", in_channels=36)
     with pytest.raises(ConfigError, match="takes 36 channels and the VAE makes 4: not a model"):
         load(folder)
@@ -221,7 +222,7 @@ def test_weights_of_cosmos_own_code_are_refused_with_the_command_that_converts_t
 
 
 def test_weights_that_did_not_arrive_whole_are_named(tmp_path):
-    file = Path(tiny_pipelines.save_sd3(tmp_path)) / "transformer" / directories.WEIGHTS
+    file = Path(tiny_pipelines.save("sd3", tmp_path)) / "transformer" / directories.WEIGHTS
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ConfigError, match=rf"{directories.WEIGHTS}: not a safetensors file.*; fetch it again"):
         sizes.weight_shapes(str(tmp_path))

@@ -47,13 +47,13 @@ BLOCK = {
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_pipelines.save_cosmos_predict2_5(tmp_path_factory.mktemp("base") / "cosmos")
+    return tiny_pipelines.save("cosmos_predict2_5", tmp_path_factory.mktemp("base") / "cosmos")
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """The transformer's tensors of another pipeline of the same shape, by diffusers' names."""
-    folder = tiny_pipelines.save_cosmos_predict2_5(tmp_path_factory.mktemp("other") / "cosmos", seed=1)
+    folder = tiny_pipelines.save("cosmos_predict2_5", tmp_path_factory.mktemp("other") / "cosmos", seed=1)
     return transformer_of(folder)
 
 

@@ -29,7 +29,7 @@ def test_what_was_not_moved_is_found():
 
 
 def test_a_model_computes_there_what_it_computes_on_the_cpu(tmp_path: Path):
-    folder = str(tiny_pipelines.save_sd3(tmp_path / "sd3"))
+    folder = str(tiny_pipelines.save("sd3", tmp_path / "sd3"))
 
     def gradient(device: torch.device) -> Tensor:
         model = _loading.adapter_of(folder).load(folder, ("text", "transformer"), device)

@@ -20,7 +20,7 @@ LORA = LoraConfig(r=4, lora_alpha=8.0)
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    return str(tiny_pipelines.save_sd3(tmp_path_factory.mktemp("weights") / "sd3"))
+    return str(tiny_pipelines.save("sd3", tmp_path_factory.mktemp("weights") / "sd3"))
 
 
 @pytest.fixture(scope="session")

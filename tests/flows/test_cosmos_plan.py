@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.pipelines import directories, sizes
+from cosmos_rl_core.pipelines import directories, guidance, sizes
 from cosmos_rl_core.storage.tensor_headers import header_bytes
 from flows.planning import costs
 from flows.planning.plan import Plan, Settings, freeze, plan_of
@@ -22,7 +22,7 @@ from tests.flows.by_hand import make_all
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory):
-    return tiny_pipelines.save_cosmos_predict2_5(tmp_path_factory.mktemp("plans") / "cosmos")
+    return tiny_pipelines.save("cosmos_predict2_5", tmp_path_factory.mktemp("plans") / "cosmos")
 
 
 @pytest.fixture
@@ -198,10 +198,10 @@ def test_a_transformer_that_scales_its_padding_mask_needs_torchvision(tmp_path, 
 
 @pytest.mark.parametrize(("ours", "stock"), [(1.0, 1.0), (8.0, 7.0), (2.5, 1.5)])
 def test_guidance_is_translated_for_the_stock_pipeline(base, ours, stock):
-    assert directories.stock_guidance_scale(str(base), ours) == stock
-    assert directories.stock_guidance_scale("package:tiny-sd3", ours) == ours
+    assert guidance.stock_scale(directories.spec(str(base)), ours) == stock
+    assert guidance.stock_scale(directories.spec(directories.resolve_path("package:tiny-sd3")), ours) == ours
     with pytest.raises(ConfigError, match="take 1, or more than 2"):
-        directories.stock_guidance_scale(str(base), 2.0)
+        guidance.stock_scale(directories.spec(str(base)), 2.0)
 
 
 GRPO = '[train.train_policy]\ntype = "grpo"\ntrain_on = [0]\n'

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.pipelines import directories
@@ -68,11 +69,9 @@ def test_weights_that_are_cut_short_end_a_plan_with_65_and_the_bytes_that_lack(f
     assert "fetch the model again" in said.stderr
 
 
-@pytest.mark.parametrize(
-    "make", [tiny_pipelines.save_wan, tiny_pipelines.save_sana, tiny_pipelines.save_cosmos_predict2_5]
-)
-def test_every_component_of_every_family_is_looked_at(make, tmp_path: Path):
-    base = Path(make(tmp_path / "base"))
+@pytest.mark.parametrize("name", ["wan", "sana", "cosmos_predict2_5", "flux", "qwen_image"])
+def test_every_component_of_every_family_is_looked_at(name: str, tmp_path: Path):
+    base = tiny_pipelines.save(name, tmp_path / "base")
     assert damages(str(base)) == []
     weights = sorted(base.rglob("*.safetensors"))
     for file in weights:
@@ -283,18 +282,9 @@ def load_whole_stock(base: Path) -> None:
     load_stock(ref, str(base), "float32", torch.device("cpu"))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        tiny_pipelines.save_sd3,
-        tiny_pipelines.save_wan,
-        tiny_pipelines.save_sana,
-        tiny_pipelines.save_sana_video,
-        tiny_pipelines.save_cosmos_predict2_5,
-    ],
-)
-def test_weights_that_a_whole_file_lacks_are_never_made_up(make, tmp_path: Path):
-    base = Path(make(tmp_path / "base"))
+@pytest.mark.parametrize("name", plugins.known("models"))
+def test_weights_that_a_whole_file_lacks_are_never_made_up(name: str, tmp_path: Path):
+    base = tiny_pipelines.save(name, tmp_path / "base")
     for load in (load_all, load_whole_stock):
         load(base)
         for file in sorted(base.rglob("*.safetensors")):
@@ -322,9 +312,9 @@ def test_weights_of_another_shape_are_named_with_both_shapes(base: Path):
 
 
 @pytest.mark.parametrize("kept", [("shared.weight",), ("encoder.embed_tokens.weight",), None])
-@pytest.mark.parametrize("make", [tiny_pipelines.save_sd3, tiny_pipelines.save_wan])
-def test_shared_weights_may_have_either_name_or_both(make, kept: tuple[str, ...] | None, tmp_path: Path):
-    base = Path(make(tmp_path / "base"))
+@pytest.mark.parametrize("name", ["sd3", "wan"])
+def test_shared_weights_may_have_either_name_or_both(name: str, kept: tuple[str, ...] | None, tmp_path: Path):
+    base = tiny_pipelines.save(name, tmp_path / "base")
     file = max(base.glob("text_encoder*/model.safetensors"))
     table = load_file(file)["shared.weight"]
 

@@ -75,7 +75,7 @@ def data(tmp_path_factory) -> dict[str, Path]:
 def bases(tmp_path_factory) -> dict[str, Path]:
     """A tiny pipeline of each class."""
     folder = tmp_path_factory.mktemp("bases")
-    return {name: getattr(tiny_pipelines, f"save_{name}")(folder / name) for name in FAMILIES.values()}
+    return {name: tiny_pipelines.save(name, folder / name) for name in FAMILIES.values()}
 
 
 def family(values: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ def device(device: torch.device) -> torch.device:
 
 @pytest.fixture(scope="session")
 def wan_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_pipelines.save_wan(tmp_path_factory.mktemp("pipelines") / "wan"))
+    return str(tiny_pipelines.save("wan", tmp_path_factory.mktemp("pipelines") / "wan"))
 
 
 @pytest.fixture(scope="session")

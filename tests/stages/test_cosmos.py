@@ -25,7 +25,7 @@ LENGTH = 200
 
 @pytest.fixture
 def values(tmp_path: Path, prompt_dir: str) -> dict[str, Any]:
-    base = str(tiny_pipelines.save_cosmos_predict2_5(tmp_path / "cosmos"))
+    base = str(tiny_pipelines.save("cosmos_predict2_5", tmp_path / "cosmos"))
     held_out = tmp_path / "held-out"
     held_out.mkdir()
     (held_out / "test.txt").write_text('x "y" z\n', encoding="utf-8")

@@ -57,8 +57,8 @@ def autocast(transformer: nn.Module) -> None:
 @pytest.fixture(params=plugins.known("models"))
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> ModelRef:
     """Of each family."""
-    save = getattr(tiny_pipelines, f"save_{request.param}")
-    return ModelRef(path=str(save(tmp_path / "base")), adapter=request.param, digest="")
+    path = str(tiny_pipelines.save(request.param, tmp_path / "base"))
+    return ModelRef(path=path, adapter=request.param, digest="")
 
 
 def export_of(model: ModelRef, lora: LoraConfig | None, folder: Path) -> str:

@@ -46,7 +46,7 @@ def values(folder: Path, **options: Any) -> dict[str, Any]:
         (folder / f"clips/{number}.mkv").write_bytes(media.encode(pixels)[1])
         (folder / f"clips/{number}.json").write_text(json.dumps({"prompt": caption}), encoding="utf-8")
     (folder / "train.txt").write_text("\n".join(PROMPTS), encoding="utf-8")
-    values = recipe(str(tiny_pipelines.save_cosmos_predict2_5(folder / "cosmos")), str(folder), LORA)
+    values = recipe(str(tiny_pipelines.save("cosmos_predict2_5", folder / "cosmos")), str(folder), LORA)
     values["policy"]["diffusers"] |= {
         "guardrail": "off",
         "max_prompt_length": 200,

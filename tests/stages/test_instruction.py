@@ -41,7 +41,7 @@ def run_with(instruction: list[str] | None, base: str, prompt_dir: str, tmp_path
 
 
 def test_embeddings_and_evaluations_are_the_stock_pipelines_with_that_instruction(prompt_dir: str, tmp_path: Path):
-    base = str(tiny_pipelines.save_sana(tmp_path / "sana"))
+    base = str(tiny_pipelines.save("sana", tmp_path / "sana"))
     run = run_with(INSTRUCTION, base, prompt_dir, tmp_path)
     for request in (run.policy, run.embed, partial(run.export, 0), partial(run.evaluate, 0)):
         make(request(), tmp_path)
@@ -71,7 +71,7 @@ def test_embeddings_and_evaluations_are_the_stock_pipelines_with_that_instructio
 
 
 def test_no_instruction_is_one_too_and_absent_is_as_before(prompt_dir: str, tmp_path: Path):
-    base = str(tiny_pipelines.save_sana(tmp_path / "sana"))
+    base = str(tiny_pipelines.save("sana", tmp_path / "sana"))
     given = {"absent": None, "none": [], "own": INSTRUCTION}
     for folder in given:
         (tmp_path / folder).mkdir()

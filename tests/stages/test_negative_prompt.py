@@ -38,7 +38,7 @@ def run_with(base: str, prompt_dir: str, tmp_path: Path, **sample: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> str:
-    return str(tiny_pipelines.save_sana(tmp_path_factory.mktemp("base") / "sana"))
+    return str(tiny_pipelines.save("sana", tmp_path_factory.mktemp("base") / "sana"))
 
 
 @pytest.fixture(scope="module")

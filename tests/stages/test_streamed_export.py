@@ -32,7 +32,7 @@ PART_FILE_BYTES = 2**22
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pipeline of a transformer of many small layers, in bfloat16 and several files."""
-    folder = tiny_pipelines.save_wan(tmp_path_factory.mktemp("export") / "wan")
+    folder = tiny_pipelines.save("wan", tmp_path_factory.mktemp("export") / "wan")
     settings: dict[str, Any] = directories.read_json(folder, "transformer", "config.json")
     settings |= {"num_layers": LAYERS, "num_attention_heads": 2, "attention_head_dim": WIDTH // 2, "ffn_dim": 4 * WIDTH}
     (folder / "transformer" / directories.WEIGHTS).unlink()

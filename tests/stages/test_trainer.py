@@ -43,7 +43,7 @@ DROPPED = LoraConfig(r=4, lora_alpha=8.0, lora_dropout=0.4)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_pipelines.save_sd3(tmp_path_factory.mktemp("trainer") / "sd3"))
+    return str(tiny_pipelines.save("sd3", tmp_path_factory.mktemp("trainer") / "sd3"))
 
 
 @pytest.fixture(scope="module")

@@ -23,5 +23,6 @@ SPEC = ModelSpec(
     text_width=lambda transformer: transformer["joint_attention_dim"],
     pooled_width=lambda transformer: transformer["pooled_projection_dim"],
     clip_tokenizer="tokenizer",
-    shifts_by_size=True,
+    max_prompt_length=512,
+    max_shift=1.16,
 )

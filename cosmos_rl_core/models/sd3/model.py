@@ -6,16 +6,13 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
-from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._adapter import Adapter
 from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.models._image import ImageAdapter
 from cosmos_rl_core.pipelines import checkpoints
 
-_MAX_PROMPT_LENGTH = 512
 
-
-class StableDiffusion3(Adapter):
+class StableDiffusion3(ImageAdapter):
     """See :class:`cosmos_rl_core.models._base.Model`. Conditioning: ``prompt_embeds`` and ``pooled_prompt_embeds``."""
 
     def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
@@ -27,13 +24,8 @@ class StableDiffusion3(Adapter):
             parts = self._pipeline.components | {"transformer": _loading.empty_transformer(path)}
             self._texts = StableDiffusion3Pipeline(**parts)
 
-    def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
-        """One by one; on the CPU. CLIP keeps its own 77 tokens, ``max_prompt_length`` is T5's, 0 where it is absent."""
-        if max_prompt_length > _MAX_PROMPT_LENGTH:
-            raise ConfigError(f"max_prompt_length is at most {_MAX_PROMPT_LENGTH} here, got {max_prompt_length}")
-        return super().encode_prompts(prompts, max_prompt_length)
-
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
+        """CLIP keeps its own 77 tokens; ``max_prompt_length`` is T5's, 0 where it is absent."""
         encoded: Any = self._texts.encode_prompt(
             prompt,
             prompt,
@@ -44,21 +36,6 @@ class StableDiffusion3(Adapter):
         )
         embeds, _, pooled, _ = encoded
         return {"prompt_embeds": embeds[0].cpu(), "pooled_prompt_embeds": pooled[0].cpu()}
-
-    @torch.no_grad()
-    def encode_media(self, pixels: Tensor) -> Tensor:
-        """One frame a sample: ``[B, 1, height, width, 3]`` to ``[B, C, H, W]``."""
-        vae = self._vae
-        images = _loading.pixels_to_unit(pixels[:, 0].to(self._device)).permute(0, 3, 1, 2)
-        return (vae.encode(images).latent_dist.mode() - vae.config.shift_factor) * vae.config.scaling_factor
-
-    @torch.no_grad()
-    def decode(self, latents: Tensor) -> Tensor:
-        """``[B, C, H, W]`` to ``[B, 1, height, width, 3]``."""
-        vae = self._vae
-        latents = latents.to(self._device, torch.float32) / vae.config.scaling_factor + vae.config.shift_factor
-        pixels = _loading.unit_to_pixels(vae.decode(latents, return_dict=False)[0])
-        return pixels.permute(0, 2, 3, 1)[:, None].contiguous()
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
         """The transformer is fed ``1000 t`` as float32, never a rounded number."""

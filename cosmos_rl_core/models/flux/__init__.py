@@ -1,0 +1,33 @@
+"""FLUX.1 dev and schnell: text to image, CLIP and T5, 4-D latents in tokens of 2 x 2."""
+
+import numpy as np
+
+from cosmos_rl_core.models import _vaes
+from cosmos_rl_core.models._spec import ModelSpec, Settings, falling_sigmas
+
+
+def _sigmas(num_steps: int, scheduler: Settings) -> np.ndarray | None:
+    return None if scheduler.get("use_flow_sigmas") else falling_sigmas(num_steps, scheduler)
+
+
+SPEC = ModelSpec(
+    pipeline_classes=("FluxPipeline",),
+    vaes=_vaes.KL,
+    transformer_class="FluxTransformer2DModel",
+    transformer_defaults={
+        "patch_size": 1,
+        "in_channels": 64,
+        "joint_attention_dim": 4096,
+        "pooled_projection_dim": 768,
+        "guidance_embeds": False,
+    },
+    packing=2,
+    text_width=lambda transformer: transformer["joint_attention_dim"],
+    pooled_width=lambda transformer: transformer["pooled_projection_dim"],
+    max_prompt_length=512,
+    guidance_argument="true_cfg_scale",
+    embedded_guidance_scale=3.5,
+    max_shift=1.15,
+    always_shifts=True,
+    stock_sigmas=_sigmas,
+)

@@ -1,0 +1,32 @@
+"""Qwen-Image: text to image, Qwen2.5-VL's text of any length, 4-D latents in tokens of 2 x 2."""
+
+from cosmos_rl_core.models._spec import Geometry, ModelSpec, Settings, Vae, falling_sigmas
+
+
+def _geometry(vae: Settings) -> Geometry:
+    # A video VAE, of which the pipeline uses one frame.
+    return Geometry(vae["z_dim"], 2 ** len(vae["temperal_downsample"]))
+
+
+SPEC = ModelSpec(
+    pipeline_classes=("QwenImagePipeline",),
+    vaes={"AutoencoderKLQwenImage": Vae(_geometry, {"z_dim": 16, "temperal_downsample": (False, True, True)})},
+    transformer_class="QwenImageTransformer2DModel",
+    transformer_defaults={"in_channels": 64, "joint_attention_dim": 3584},
+    refused_settings={
+        "guidance_embeds": "a distilled model, which is told the guidance",
+        "zero_cond_t": "an editing model, which is given images",
+        "use_additional_t_cond": "a layered model",
+        "use_layer3d_rope": "a layered model",
+    },
+    # Its patch_size is the side of the square that the pipeline packs.
+    patch=lambda _: (1, 1, 1),
+    packing=2,
+    text_width=lambda transformer: transformer["joint_attention_dim"],
+    max_prompt_length=1024,
+    pads_text=False,
+    guidance_argument="true_cfg_scale",
+    max_shift=1.15,
+    always_shifts=True,
+    stock_sigmas=falling_sigmas,
+)

@@ -1,0 +1,73 @@
+"""Guidance as recipes set it, and as the calls of stock pipelines name it.
+
+``guidance_scale`` is the weight of classifier-free guidance everywhere here. ``embedded_guidance_scale`` is the number
+that guidance-distilled transformers take as an input.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.models._spec import ModelSpec
+from cosmos_rl_core.pipelines import directories
+
+
+def check_takes_negative_prompt(path: str | Path) -> None:
+    """Raise :class:`ConfigError` if the stock pipeline has no ``negative_prompt``."""
+    if not directories.spec(path).takes_negative_prompt:
+        raise ConfigError(
+            f"policy.diffusers.sample.negative_prompt: the call of {directories.pipeline_class(path)} takes none; "
+            "leave it out"
+        )
+
+
+def embedded_scale(path: str | Path, setting: float | None) -> float | None:
+    """Return the guidance that the transformer takes as an input, None if it takes none.
+
+    It is ``setting``, the recipe's ``policy.diffusers.embedded_guidance_scale``, or the stock call's default. Raises
+    :class:`ConfigError` for a setting that the transformer does not take.
+    """
+    default = directories.spec(path).embedded_guidance_scale
+    takes = default is not None and bool(directories.settings(path, "transformer").get("guidance_embeds"))
+    if not takes and setting is not None:
+        raise ConfigError(
+            f"policy.diffusers.embedded_guidance_scale = {setting}: the transformer of this "
+            f"{directories.pipeline_class(path)} takes no guidance as an input; leave it out"
+        )
+    return (default if setting is None else setting) if takes else None
+
+
+def stock_scale(spec: ModelSpec, guidance_scale: float) -> float:
+    """Return the stock pipeline's argument for the guidance that we call ``guidance_scale``.
+
+    Raises :class:`ConfigError` if there is none: guidance too weak for a pipeline that counts from 0, and has none up
+    to 1.
+    """
+    offset = spec.guidance_offset
+    if not offset or guidance_scale == 1:
+        return guidance_scale
+    if guidance_scale <= 1 + offset:
+        raise ConfigError(
+            f"policy.diffusers.sample.guidance_scale = {guidance_scale}: evaluations are made by "
+            f"{spec.pipeline_classes[0]}, which has no guidance below ours at {1 + offset}; take 1, or more than "
+            f"{1 + offset}"
+        )
+    return guidance_scale - offset
+
+
+def stock_arguments(
+    spec: ModelSpec, guidance_scale: float, negative_prompt: str | None, embedded: float | None, count: int
+) -> dict[str, Any]:
+    """Return the arguments of the stock call that set guidance, for ``count`` prompts.
+
+    Stock pipelines with ``true_cfg_scale`` guide only if they are given a negative prompt: without one of the recipe's
+    they get the empty one. Raises as :func:`stock_scale`.
+    """
+    given: dict[str, Any] = {spec.guidance_argument: stock_scale(spec, guidance_scale)}
+    if negative_prompt is None and spec.guidance_argument == "true_cfg_scale" and guidance_scale != 1:
+        negative_prompt = ""
+    if negative_prompt is not None:
+        given["negative_prompt"] = [negative_prompt] * count
+    if embedded is not None:
+        given["guidance_scale"] = embedded
+    return given
