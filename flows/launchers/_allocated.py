@@ -21,7 +21,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import CosmosRLError, UnavailableError
 from cosmos_rl_core.storage import store
 from flows.launchers._base import NOT_BEGUN, Job, JobState
-from flows.running.processes import stage_environment
+from flows.launchers._processes import stage_environment
 from flows.running.work_folders import WorkFolder
 from stages.artifacts.request import Request
 from stages.contracts import STAGES

@@ -14,9 +14,9 @@ import psutil
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.process_trees import kill, tree
 from flows.launchers._base import Job, JobState
+from flows.launchers._processes import StageProcess, WarmServer, start_cold
 from flows.running import devices, gpus
 from flows.running.devices import Share
-from flows.running.processes import StageProcess, WarmServer, start_cold
 from flows.running.work_folders import WorkFolder
 from stages.artifacts.request import Request
 from stages.contracts import STAGES

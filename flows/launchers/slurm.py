@@ -16,7 +16,7 @@ from cosmos_rl_core.storage import store
 from flows.launchers import variables
 from flows.launchers._allocated import AllocatedJobs, Allocation, rendezvous_port, wait_until_gone
 from flows.launchers._base import Job, JobState
-from flows.running.processes import stage_command
+from flows.launchers._processes import stage_command
 from stages.contracts import STAGES
 from stages.execution.agent import is_shared
 

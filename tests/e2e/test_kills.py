@@ -17,7 +17,7 @@ import pytest
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.processes import PARENT
-from flows.running.processes import WarmProcess, WarmServer
+from flows.launchers._processes import WarmProcess, WarmServer
 from stages.artifacts.slots import standing
 from tests.e2e.conftest import TWO_RANKS
 from tests.e2e.flow_process import (

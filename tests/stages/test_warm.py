@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from flows.running.processes import WarmServer
+from flows.launchers._processes import WarmServer
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
 from tests.stages.test_reward import RIGHT, scoring, write_samples
