@@ -187,8 +187,8 @@ def test_wan_two_stage_and_image_to_video_pipelines_are_refused(folders, tmp_pat
 def test_adapters_are_found_by_the_pipeline_class(folders):
     assert directories.adapter_name(folders["sd3"]) == "sd3"
     assert directories.claimant("WanPipeline")[0] == "wan"
-    with pytest.raises(ConfigError, match=r"'FluxPipeline'; known: .*3Pipeline \(sd3\), WanPipeline \(wan\)"):
-        directories.claimant("FluxPipeline")
+    with pytest.raises(ConfigError, match=r"'KolorsPipeline'; known: .*3Pipeline \(sd3\), WanPipeline \(wan\)"):
+        directories.claimant("KolorsPipeline")
 
 
 def test_pipelines_module_does_not_import_torch():

@@ -12,8 +12,8 @@ from stages.artifacts.request import Request
 
 
 def launch(limit: str) -> LaunchConfig:
-    """One try, on this machine."""
-    return LaunchConfig(gpu_limit=limit, max_attempts=1)
+    """One try, on this machine, for stages on two GPUs."""
+    return LaunchConfig(gpu_limit=limit, max_attempts=1, stage_gpus={"report": (0, 1)})
 
 
 @flow(name="sharing", retries=0)

@@ -14,7 +14,6 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, LeaseError, UnavailableError
 from flows.operations import flight_check
 from flows.running import gpus, server
-from stages.artifacts.request import Request
 from tests.e2e.flow_process import Flows, Started
 from tests.e2e.sharing import launch
 from tests.flows.allocated import Work
@@ -48,15 +47,11 @@ def start(
     flows = Flows(tmp_path / "flows", prefect_environment)
 
     def share(name: str, lease_s: float = gpus.LEASE_S) -> Started:
-        request = on_two_gpus(work, name).model_dump_json()
+        request = work.request(name).model_dump_json()
         return flows.start_command("tests.e2e.sharing", work.run_url, limit, str(lease_s), request)
 
     yield share
     flows.kill_all()
-
-
-def on_two_gpus(work: Work, name: str) -> Request:
-    return work.request(name).model_copy(update={"gpus": (0, 1)})
 
 
 def in_use(limit: str) -> int:
@@ -72,7 +67,7 @@ def test_a_stage_waits_until_another_run_gives_its_gpus_back_and_gives_back_its_
     limit: str, work: Work, start: Callable[..., Started]
 ) -> None:
     (work.folder / "fail").touch()
-    with gpus.taken([on_two_gpus(work, "ours")], launch(limit), print, nothing):
+    with gpus.taken([work.request("ours")], launch(limit), print, nothing):
         theirs = start("theirs")
         theirs.wait_until(lambda: "waits for 2 slots" in theirs.said)
         time.sleep(2 * gpus.ASK_S)
@@ -88,7 +83,7 @@ def test_who_waits_can_be_told_to_stop_and_has_nothing(limit: str, work: Work) -
     def lost() -> None:
         raise LeaseError("another process works on the run")
 
-    two, config = [on_two_gpus(work, "ours")], launch(limit)
+    two, config = [work.request("ours")], launch(limit)
     with gpus.taken(two, config, print, nothing):
         with pytest.raises(LeaseError), gpus.taken(two, config, print, lost):
             pass
@@ -97,7 +92,7 @@ def test_who_waits_can_be_told_to_stop_and_has_nothing(limit: str, work: Work) -
 
 
 def test_a_limit_that_there_is_not_or_that_is_too_small_is_a_mistake(limit: str, work: Work) -> None:
-    side_by_side = [on_two_gpus(work, "one"), on_two_gpus(work, "two")]
+    side_by_side = [work.request("one"), work.request("two")]
     with pytest.raises(ConfigError, match=r"cannot take 4 slots.*greater than the limit"):
         gpus.taken(side_by_side, launch(limit), print, nothing).__enter__()
     with pytest.raises(ConfigError, match="infra init"):
@@ -112,7 +107,7 @@ def test_a_server_that_does_not_answer_is_waited_for_for_a_while(work: Work, mon
         temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
         pytest.raises(UnavailableError, match="take 2"),
     ):
-        gpus.taken([on_two_gpus(work, "ours")], launch("away"), said.append, nothing).__enter__()
+        gpus.taken([work.request("ours")], launch("away"), said.append, nothing).__enter__()
     (waits,) = said
     assert waits.startswith("waits for Prefect's server")
 
@@ -141,7 +136,7 @@ def test_a_command_with_a_server_of_its_own_waits_for_nobody(
     limit: str, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(server.OWN, "1")
-    with gpus.taken([on_two_gpus(work, "one")], launch(limit), print, nothing):
+    with gpus.taken([work.request("one")], launch(limit), print, nothing):
         assert in_use(limit) == 0
 
 
@@ -154,6 +149,6 @@ def test_the_gpus_of_a_killed_run_come_back(limit: str, work: Work, start: Calla
     assert in_use(limit) == 2
     theirs.kill()
     waited: list[str] = []
-    with gpus.taken([on_two_gpus(work, "ours")], launch(limit), waited.append, nothing):
+    with gpus.taken([work.request("ours")], launch(limit), waited.append, nothing):
         assert in_use(limit) == 2
     assert waited

@@ -67,7 +67,7 @@ def test_who_has_gpus_keeps_them_while_the_server_starts_again(
         with get_client(sync_client=True) as client:
             return client.read_global_concurrency_limit_by_name(GPUS).active_slots
 
-    request = Work(tmp_path, monkeypatch).request("stage").model_copy(update={"gpus": (0, 1)})
+    request = Work(tmp_path, monkeypatch).request("stage")
     with temporary_settings({PREFECT_API_URL: server.environment["PREFECT_API_URL"]}):
         with gpus.taken([request], launch(GPUS), print, lambda: None):
             server.stop()

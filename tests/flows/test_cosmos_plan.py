@@ -189,6 +189,7 @@ def test_a_run_that_began_with_embeddings_as_they_are_goes_on_with_them(cosmos, 
 def test_a_transformer_that_scales_its_padding_mask_needs_torchvision(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (tmp_path / "transformer").mkdir()
+    (tmp_path / "model_index.json").write_text('{"_class_name": "Cosmos2_5_PredictBasePipeline"}')
     (tmp_path / "transformer/config.json").write_text('{"concat_padding_mask": true}')
     with pytest.raises(ConfigError, match="pip install torchvision"):
         directories.check_runs(tmp_path)

@@ -96,7 +96,7 @@ def test_in_bfloat16_the_pictures_are_nearly_those_of_float32(
 
     held, shapes = halved.transformer.state_dict(), sizes.weight_shapes(path)
     adapters = sizes.trainable_shapes(shapes, lora) if lora else {}
-    planned = sum(in_half(each, directories.settings(path, "transformer")) for each in (shapes, adapters))
+    planned = sum(in_half(each, directories.spec(path).float32_modules) for each in (shapes, adapters))
     assert sum(tensor.nbytes for tensor in held.values()) == planned
     for name, component in halved.components.items():
         for key, tensor in component.named_parameters() if isinstance(component, nn.Module) else ():
