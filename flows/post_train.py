@@ -1,12 +1,82 @@
-"""The loop. Everything a run does, in order; each line asks for an artifact and takes the one that stands, if any."""
+"""The loop: everything a run does, as a list of waves. Commands make it stand; plans, status and rerun walk it."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from flows.planning.requests import Run
-from flows.running.launch import Launcher
+from flows.planning.steps import Step, Wave
+from stages.artifacts.generations import has_begun
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
+
+
+def post_train(run: Run, judged: Callable[[int], bool] | None = None) -> Iterator[Wave]:
+    """Yield the waves of a run, in order. The stages of a wave run side by side.
+
+    ``judged`` says which policy versions are exported and evaluated; by default those that the recipe asks for.
+    """
+    yield Wave(Step("policy", "policy", run.policy_slot, run.policy))
+    yield Wave(Step("embed", "embed", run.embed_slot, run.embed))
+    if run.needs_data:
+        yield Wave(Step("encode", "encode", run.encode_slot, run.encode))
+    if run.validates:
+        yield Wave(Step("embed-held-out", "embed", run.embed_held_out().slot, run.embed_held_out))
+        yield Wave(Step("encode-held-out", "encode", run.encode_held_out().slot, run.encode_held_out))
+    yield from evaluation(run, 0)
+    num_iterations = run.recipe.train.num_iterations
+    for k in range(num_iterations):
+        yield from iteration(run, k, last=k + 1 == num_iterations)
+        if (judged or run.is_due)(k + 1):
+            yield from evaluation(run, k + 1)
+    scored = [k for k in range(num_iterations + 1) if run.is_due(k) and run.evaluates]
+    yield Wave(Step("report", "report", run.slot("report"), partial(run.report, num_iterations, scored)))
+
+
+def iteration(run: Run, k: int, *, last: bool) -> Iterator[Wave]:
+    """Yield the waves that take policy version k to version k + 1."""
+
+    def step(stage: str, kind: str, request: Callable[[], Request], k: int = k) -> Step:
+        return Step(f"iteration-{k:04d}/{stage}", kind, run.iteration(k, stage), request, k)
+
+    def rollout(k: int) -> Step:
+        return step("rollout", "rollout", partial(run.rollout, k), k)
+
+    if not run.trains_on_rewards:
+        yield Wave(step("finetune", "finetune", partial(run.finetune, k)))
+        return
+    stale, samples = run.recipe.train.staleness > 0, run.iteration(k, "rollout")
+    if k == 0 or not stale:
+        yield Wave(rollout(k))
+    rewards = run.recipe.rewards
+    yield Wave(*(step(f"reward-{r.fn.label}", "reward", partial(run.reward, r, samples, k)) for r in rewards))
+    # A stale rollout reads nothing of this update, so both run side by side.
+    beside = [rollout(k + 1)] if stale and not last else []
+    yield Wave(step("update", "update", partial(run.update, k)), *beside)
+
+
+def evaluation(run: Run, k: int) -> Iterator[Wave]:
+    """Yield the waves that export policy version k, sample the held-out prompts from the export, and score them."""
+
+    def step(stage: str, kind: str, request: Callable[[], Request]) -> Step:
+        return Step(f"policy-{k:04d}/{stage}", kind, run.version(k, stage), request, k)
+
+    yield Wave(step("export", "export", partial(run.export, k)))
+    if run.validates:
+        yield Wave(step("validate", "validate", partial(run.validate, k)))
+    if run.evaluates:
+        samples = run.version(k, "evaluate")
+        yield Wave(step("evaluate", "evaluate", partial(run.evaluate, k)))
+        rewards = run.recipe.rewards
+        scores = (step(f"evaluate-{r.fn.label}", "reward", partial(run.reward, r, samples, k)) for r in rewards)
+        yield Wave(*scores)
+
+
+def steps(run: Run) -> list[Step]:
+    """Return every stage of the run, with the evaluations that it made when its end was nearer."""
+    waves = post_train(run, lambda k: run.is_due(k) or has_begun(run.export_slot(k)))
+    return [step for wave in waves for step in wave.steps]
 
 
 @dataclass(frozen=True)
@@ -20,52 +90,16 @@ class Result:
     report: Manifest
 
 
-def post_train(run: Run, launcher: Launcher) -> Result:
-    """Take the base policy through every iteration of the plan."""
-    launch = launcher.launch
-    launch("policy", run.policy())
-    launch("embed", run.embed())
-    if run.needs_data:
-        launch("encode", run.encode())
-    if run.validates:
-        launch("embed-held-out", run.embed_held_out())
-        launch("encode-held-out", run.encode_held_out())
-    evaluated = {0: evaluate(run, launcher, 0)}
-    num_iterations = run.recipe.train.num_iterations
-    for k in range(num_iterations):
-        if run.trains_on_rewards:
-            launch(f"iteration-{k:04d}/rollout", run.rollout(k))
-            rewards = run.rewards(run.iteration(k, "rollout"), k)
-            launch(f"iteration-{k:04d}/{_names(rewards)}", *rewards)
-            # A stale rollout needs nothing of this update, so it is made beside it.
-            beside = [run.rollout(k + 1)] if run.recipe.train.staleness and k + 1 < num_iterations else []
-            launch(f"iteration-{k:04d}/update{'+rollout' if beside else ''}", run.update(k), *beside)
-        else:
-            launch(f"iteration-{k:04d}/finetune", run.finetune(k))
-        run.drop_old_state(k + 1)
-        if run.is_due(k + 1):
-            evaluated[k + 1] = evaluate(run, launcher, k + 1)
-    scored = [k for k, scores in evaluated.items() if scores is not None]
-    (report,) = launch("report", run.report(num_iterations, scored))
-    return Result(evaluated[0], evaluated[max(evaluated)], report)
+def make(run: Run, launch: Callable[..., list[Manifest]]) -> Result:
+    """Take the base policy through every wave. ``launch(name, *requests)`` makes a wave and returns its manifests."""
+    manifests: list[Manifest] = []
+    for wave in post_train(run):
+        manifests = launch(wave.name, *(step.request() for step in wave.steps))
+        trained = wave.steps[0]
+        if trained.kind in ("update", "finetune") and trained.k is not None:
+            run.drop_old_state(trained.k + 1)
+    return Result(_scores(run, 0), _scores(run, run.recipe.train.num_iterations), manifests[0])
 
 
-def evaluate(run: Run, launcher: Launcher, k: int) -> Manifest | None:
-    """Export policy version k, sample the held-out prompts from the export, and score them.
-
-    None without a validation set.
-    """
-    launcher.launch(f"policy-{k:04d}/export", run.export(k))
-    if run.validates:
-        launcher.launch(f"policy-{k:04d}/validate", run.validate(k))
-    if not run.evaluates:
-        return None
-    samples = run.evaluate(k)
-    launcher.launch(f"policy-{k:04d}/evaluate", samples)
-    rewards = run.rewards(samples.slot, k)
-    launcher.launch(f"policy-{k:04d}/{_names(rewards)}", *rewards)
-    return standing(f"{samples.slot}-{run.headline_reward}")[1]
-
-
-def _names(rewards: list[Request]) -> str:
-    return "+".join(request.slot.rpartition("/")[2] for request in rewards)
+def _scores(run: Run, k: int) -> Manifest | None:
+    return standing(run.version(k, f"evaluate-{run.headline_reward}"))[1] if run.evaluates else None

@@ -9,7 +9,8 @@ from pydantic import Field
 from cosmos_rl_core.config.recipe import launch_of
 from flows.operations.rerun import rerun
 from flows.planning.plan import DEFAULT_STORE
-from flows.planning.steps import find, open_run, steps
+from flows.planning.steps import find, open_run
+from flows.post_train import steps
 from flows.running.launch import Launcher
 from flows.running.session import Place, RunId, ends_in_state, working_on
 from stages.artifacts.generations import has_begun

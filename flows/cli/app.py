@@ -164,7 +164,7 @@ def plan(
         _print_json(describe.as_json(planned, store))
         return
     console = Console(highlight=False, markup=False)
-    for part in (describe.describe_plan(planned, store), "", *describe.describe_memory(planned.recipe)):
+    for part in (describe.describe_plan(planned, store), "", *describe.describe_memory(planned, store)):
         console.print(part, soft_wrap=isinstance(part, str))
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
 from flows.planning.requests import Run
-from flows.planning.steps import Step, find, open_run, steps
+from flows.planning.steps import Step, find, open_run
+from flows.post_train import steps
 from stages.artifacts.generations import current_generation, has_begun, invalidate, is_committed
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input

@@ -6,10 +6,11 @@ from typing import Any
 
 from rich.table import Table
 
-from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.pipelines.memory import Bytes
 from flows.planning import costs, memory
 from flows.planning.plan import Plan, run_url
+from flows.planning.requests import Run
+from flows.post_train import post_train
 
 
 def describe_plan(plan: Plan, store_url: str) -> str:
@@ -73,14 +74,14 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
                 "rows": {row: None if held is None else asdict(held) for row, held in stage.rows.items()},
                 "peak": asdict(stage.peak),
             }
-            for stage in memory.stages(recipe)
+            for stage in _memory(plan, store_url)
         ],
     }
 
 
-def describe_memory(recipe: Recipe) -> Iterator[str | Table]:
-    """What a rank of each stage holds, a column a stage."""
-    found = memory.stages(recipe)
+def describe_memory(plan: Plan, store_url: str) -> Iterator[str | Table]:
+    """Yield a table of what a rank of each stage holds, a column a stage, and notes."""
+    found = _memory(plan, store_url)
     peaks = [stage.peak for stage in found]
     unit, name = (GIB, "GiB") if max(peak.device for peak in peaks) >= GIB else (MIB, "MiB")
     table = Table(box=None, padding=(0, 2), collapse_padding=True, pad_edge=False, header_style="bold")
@@ -97,6 +98,11 @@ def describe_memory(recipe: Recipe) -> Iterator[str | Table]:
         table.add_row("beside it on the CPU", *(_cell(peak.cpu, unit) for peak in peaks), style="bold")
     yield table
     yield _NOTES
+
+
+def _memory(plan: Plan, store_url: str) -> list[memory.StageMemory]:
+    kinds = (step.kind for wave in post_train(Run(plan, store_url)) for step in wave.steps)
+    return memory.stages(plan.recipe, kinds)
 
 
 MIB, GIB = 2**20, 2**30

@@ -1,7 +1,7 @@
 """What a rank of each stage will hold in memory, before it starts."""
 
 import math
-from collections.abc import Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,24 +52,12 @@ class StageMemory:
         return always + Bytes(max(work.device, step.device), max(work.cpu, step.cpu))
 
 
-def stages(recipe: Recipe) -> list[StageMemory]:
-    """Of every stage that loads a part of the pipeline or goes through its weights, in the order of a run."""
-    model, validation = _Model(recipe), recipe.validation
-    held_out = validation is not None and validation.data is not None
-    found = {"embed": model.holding("text_encoder")}
-    if costs.needs_data(recipe) or held_out:
-        found["encode"] = model.holding("vae")
-    if recipe.train.train_policy.rewarded:
-        found |= {"rollout": model.rollout(), "update": model.update()}
-    else:
-        found["finetune"] = model.finetune()
-    if validation is not None and held_out:
-        found["validate"] = model.validate(validation.batch_size)
-    found["export"] = model.export()
-    if validation is not None and recipe.rewards:
-        found["evaluate"] = model.evaluate(validation.batch_size)
-    ranks = {name: recipe.launch.processes_of(name) for name in found} | {"export": 1}
-    return [StageMemory(name, ranks[name], rows) for name, rows in found.items()]
+def stages(recipe: Recipe, kinds: Iterable[str]) -> list[StageMemory]:
+    """Return the memory of those stages, of ``kinds``, that load a part of the pipeline or read its weights."""
+    model = _Model(recipe)
+    found = {kind: _ROWS_OF[kind](model) for kind in dict.fromkeys(kinds) if kind in _ROWS_OF}
+    ranks = {kind: recipe.launch.processes_of(kind) for kind in found} | {"export": 1}
+    return [StageMemory(kind, ranks[kind], rows) for kind, rows in found.items()]
 
 
 @dataclass(frozen=True)
@@ -104,20 +92,20 @@ class _Model:
         rows[BATCH] = None if held is None or recorded is None else held + Bytes(batch * recorded)
         return rows | self.holding("vae")
 
-    def validate(self, batch: int) -> Rows:
+    def validate(self) -> Rows:
         """Without guidance."""
-        return self._forward(self._spread("validate"), batch)
+        return self._forward(self._spread("validate"), self._held_out_batch)
 
     def export(self) -> Rows:
         """A tensor at a time: as it was read, and as numbers."""
         largest = max(map(math.prod, self.trained.values()))
         return {IN_PASSING: Bytes(cpu=2 * sizes.FLOAT32_BYTES * largest)}
 
-    def evaluate(self, batch: int) -> Rows:
+    def evaluate(self) -> Rows:
         """By the whole stock pipeline, whose guidance is a batch of twice as many. The matrices of its transformer are
         of the type that they are computed with, and nothing is cast."""
         spread = Spread(half=self._half)
-        rows = self._forward(spread, batch * (1 + self._guided)) | self.holding("vae", "text_encoder")
+        rows = self._forward(spread, self._held_out_batch * (1 + self._guided)) | self.holding("vae", "text_encoder")
         if not self._half:
             return rows
         adapters = {} if self.recipe.policy.lora is None else self.trained
@@ -152,6 +140,11 @@ class _Model:
         ]
         shapes = [sizes.component_shapes(self.path, name) for name in names]
         return {OTHERS: Bytes(sizes.FLOAT32_BYTES * sum(map(sizes.elements, shapes))) if all(shapes) else None}
+
+    @property
+    def _held_out_batch(self) -> int:
+        assert self.recipe.validation is not None
+        return self.recipe.validation.batch_size
 
     @property
     def _guided(self) -> bool:
@@ -207,3 +200,16 @@ class _Model:
             # The buffer that gradients are summed over ranks in, or what torch's fused loops take: as much again.
             STEP: trained,
         }
+
+
+_ROWS_OF: dict[str, Callable[[_Model], Rows]] = {
+    "embed": lambda model: model.holding("text_encoder"),
+    "encode": lambda model: model.holding("vae"),
+    "rollout": _Model.rollout,
+    "update": _Model.update,
+    "finetune": _Model.finetune,
+    "validate": _Model.validate,
+    "export": _Model.export,
+    "evaluate": _Model.evaluate,
+}
+"""What a rank holds, by the stage. The other stages load no model."""

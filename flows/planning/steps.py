@@ -1,10 +1,9 @@
-"""A run as a list: every stage that :func:`flows.post_train.post_train` goes through, in its order."""
+"""The parts of the list that a run is: steps, and the waves that they run in."""
 
 import difflib
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 from cosmos_rl_core.errors import ConfigError
 from flows.planning.plan import read_plan
@@ -19,11 +18,15 @@ class Step:
 
     name: str
     """As people read it: ``policy``, ``iteration-0003/update``, ``policy-0016/export``."""
+    kind: str
+    """The stage that runs: a key of :data:`stages.contracts.STAGES`."""
     slot: str
     request: Callable[[], Request]
-    """What it would be asked now. Raises :class:`ArtifactError` if an input has no artifact that can be read."""
+    """Makes its Request. Raises :class:`ArtifactError` if an input has no artifact that can be read."""
     k: int | None = None
     """The iteration, or the policy version that it judges; None where there is only one of it."""
+    wave: str = ""
+    """Name of the wave that it runs in."""
 
     @property
     def group(self) -> str:
@@ -36,44 +39,29 @@ class Step:
         return self.name.rpartition("/")[2]
 
 
+class Wave:
+    """Steps that run side by side."""
+
+    def __init__(self, *steps: Step) -> None:
+        group = steps[0].group
+        self.name = f"{group}/" * bool(group) + "+".join(step.stage for step in steps)
+        """As people read it: ``policy``, ``iteration-0003/reward-jpeg+reward-ocr``, by the first step's group."""
+        self.steps = tuple(replace(step, wave=self.name) for step in steps)
+
+
 def open_run(store_url: str, run_id: str) -> Run:
-    """A run that exists, as far as it has gone: that may be further than its plan said when it began."""
+    """Return a run that exists, as far as it has gone: that may be further than its plan said when it began."""
     run = Run(read_plan(store_url, run_id), store_url)
     planned = run.recipe.train.num_iterations
+    first = "rollout" if run.trains_on_rewards else "finetune"
+    # A stale rollout begins before the update of the iteration before.
     return run.going_to(
-        next(k for k in itertools.count(planned) if not any(has_begun(step.slot) for step in _iteration(run, k)))
+        next(
+            k
+            for k in itertools.count(planned)
+            if not any(has_begun(run.iteration(k, stage)) for stage in (first, "update"))
+        )
     )
-
-
-def steps(run: Run) -> list[Step]:
-    """Every stage of the run, and the evaluations that it made when its end was nearer."""
-    count = run.recipe.train.num_iterations
-    found = [Step("policy", run.policy_slot, run.policy), Step("embed", run.embed_slot, run.embed)]
-    found += [Step("encode", run.encode_slot, run.encode)] if run.needs_data else []
-    if run.validates:
-        for name, request in (("embed-held-out", run.embed_held_out), ("encode-held-out", run.encode_held_out)):
-            found.append(Step(name, request().slot, request))
-    found += _evaluation(run, 0)
-    for k in range(count):
-        found += _iteration(run, k)
-        if run.is_due(k + 1) or has_begun(run.export_slot(k + 1)):
-            found += _evaluation(run, k + 1)
-    scored = [k for k in range(count + 1) if run.is_due(k) and run.evaluates]
-    return [*found, Step("report", run.slot("report"), partial(run.report, count, scored))]
-
-
-def of_wave(every: Sequence[Step], wave: str) -> list[Step]:
-    """The steps of a wave by its name, ``iteration-0003/reward-jpeg+reward-ocr``; those that are known.
-
-    A rollout beside an update is the next iteration's.
-    """
-    group, slash, stages = wave.rpartition("/")
-    known, names = {step.name: step for step in every}, stages.split("+")
-    found = [known.get(f"{group}{slash}{name}") for name in names]
-    if "update" in names and (update := found[names.index("update")]) is not None and update.k is not None:
-        following = known.get(f"iteration-{update.k + 1:04d}/rollout")
-        found = [following if name == "rollout" else step for name, step in zip(names, found, strict=True)]
-    return [step for step in found if step is not None]
 
 
 def find(every: Sequence[Step], run_id: str, stage: str, iteration: int | None) -> Step:
@@ -94,27 +82,3 @@ def find(every: Sequence[Step], run_id: str, stage: str, iteration: int | None) 
         raise ConfigError(f"{stage} needs --iteration: which {counted}, from 0")
     shown = f"0 to {ks[-1]}" if ks == list(range(len(ks))) else ", ".join(map(str, ks))
     raise ConfigError(f"{run_id} has no {stage} of {counted} {iteration}; known: {shown}")
-
-
-def _iteration(run: Run, k: int) -> list[Step]:
-    def step(stage: str, request: Callable[[], Request]) -> Step:
-        return Step(f"iteration-{k:04d}/{stage}", run.iteration(k, stage), request, k)
-
-    if not run.trains_on_rewards:
-        return [step("finetune", partial(run.finetune, k))]
-    samples = run.iteration(k, "rollout")
-    rewards = [step(f"reward-{r.fn.label}", partial(run.reward, r, samples, k)) for r in run.recipe.rewards]
-    return [step("rollout", partial(run.rollout, k)), *rewards, step("update", partial(run.update, k))]
-
-
-def _evaluation(run: Run, k: int) -> list[Step]:
-    def step(stage: str, request: Callable[[], Request]) -> Step:
-        return Step(f"policy-{k:04d}/{stage}", run.version(k, stage), request, k)
-
-    found = [step("export", partial(run.export, k))]
-    found += [step("validate", partial(run.validate, k))] if run.validates else []
-    if not run.evaluates:
-        return found
-    samples = run.version(k, "evaluate")
-    rewards = [step(f"evaluate-{r.fn.label}", partial(run.reward, r, samples, k)) for r in run.recipe.rewards]
-    return [*found, step("evaluate", partial(run.evaluate, k)), *rewards]

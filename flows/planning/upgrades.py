@@ -6,8 +6,9 @@ from cosmos_rl_core.errors import ConfigError
 from flows.operations.rerun import cost, listed, made_from, seconds_of
 from flows.planning.plan import read_plan
 from flows.planning.requests import Run
-from flows.planning.steps import Step, steps
+from flows.planning.steps import Step
 from flows.planning.versions import go_on_with
+from flows.post_train import steps
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.slots import standing
 from stages.contracts import STAGES

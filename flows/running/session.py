@@ -25,7 +25,7 @@ from cosmos_rl_core.storage.lease import Lease
 from flows.planning.plan import DEFAULT_STORE, Plan, Settings, freeze, plan_of
 from flows.planning.requests import Run
 from flows.planning.upgrades import settled
-from flows.post_train import Result, post_train
+from flows.post_train import Result, make
 from flows.running import pauses
 from flows.running.display import Display
 from flows.running.launch import Launcher
@@ -173,7 +173,7 @@ def train(settings: Settings, algorithm: str | None) -> str:
                 run.url, plan.recipe.launch, shown, settings.allow_numerics_change, tracker.done, lease.check
             )
             try:
-                result = post_train(run, launcher)
+                result = make(run, launcher.launch)
             finally:
                 launcher.close()
         for line in closing_lines(run, settings, result):

@@ -8,7 +8,8 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import BEAT_S, PATIENCE_S
 from flows.planning.requests import Run
-from flows.planning.steps import Step, of_wave, open_run, steps
+from flows.planning.steps import Step, open_run
+from flows.post_train import steps
 from flows.running.progress import Progress, read_progress
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.slots import standing, why_stale
@@ -78,7 +79,7 @@ class Overview:
         """
         life, progress, holder = life_of(self.run, PATIENCE_S)
         every = [state.step for state in self.states]
-        before, now = of_wave(every, self.progress.wave), of_wave(every, progress.wave)
+        before, now = ([step for step in every if step.wave == p.wave] for p in (self.progress, progress))
         if life != "running" or (progress.wave and not now):
             # It has ended, or goes further than was planned.
             return look(self.run.store_url, self.run.plan.run_id)
@@ -200,7 +201,7 @@ def _state(step: Step, in_doubt: set[str]) -> State:
 
 def _with_progress(found: list[State], life: Life, progress: Progress) -> list[State]:
     """The states with what is said of the wave at work, or of the last one, where it does not stand."""
-    wave = of_wave([state.step for state in found], progress.wave)
+    wave = [state.step for state in found if state.step.wave == progress.wave]
     left = {state.step.name for state in found if state.step in wave and state.word != "stands"}
     if life == "failed":
         # A wave that fails names the stage that did, by the end of its slot.

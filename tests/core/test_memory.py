@@ -113,7 +113,8 @@ def test_the_real_cosmos_models_are_planned_from_the_headers_of_their_weights(
 
     def planned(stage: str, *overrides: str) -> stages_memory.StageMemory:
         recipe = check(read_values(path, [f"policy.model_name_or_path={folder}", *overrides]), path)
-        return next(found for found in stages_memory.stages(recipe) if found.stage == stage)
+        (found,) = stages_memory.stages(recipe, [stage])
+        return found
 
     alone, spread, offloaded = (
         planned("update", *more) for more in ((), shared, (*shared, "launch.fsdp_offload=true"))

@@ -1,11 +1,10 @@
 """Whole runs whose artifacts are made by hand: the real loop, without processes."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from flows import post_train
 from flows.planning.requests import Run
-from flows.post_train import post_train
-from flows.running.launch import Launcher
 from flows.running.wave import standing_manifest
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
@@ -26,17 +25,16 @@ SECONDS = {
 
 
 class ByHand:
-    """What the loop asks for: the names of the stages, and their Requests."""
+    """What the loop asks for: Requests by their slots, and the names of waves."""
 
     def __init__(self) -> None:
         self.asked: dict[str, Request] = {}
+        self.waves: list[str] = []
 
     def launch(self, name: str, *requests: Request) -> list[Manifest]:
         """Make what does not stand."""
-        group, slash, stages = name.rpartition("/")
-        self.asked |= {
-            f"{group}{slash}{stage}": request for stage, request in zip(stages.split("+"), requests, strict=True)
-        }
+        self.asked |= {request.slot: request for request in requests}
+        self.waves.append(name)
         return [standing_manifest(request) or make_one(request) for request in requests]
 
 
@@ -50,9 +48,9 @@ def make_one(request: Request, salt: str = "") -> Manifest:
 
 
 def make_all(run: Run) -> dict[str, Request]:
-    """Take a run to its end; every stage's name and Request, in the order in which they were asked for."""
+    """Take a run to its end; every Request by its slot, in the order in which they were asked for."""
     by_hand = ByHand()
-    post_train(run, cast("Launcher", by_hand))
+    post_train.make(run, by_hand.launch)
     return by_hand.asked
 
 

@@ -15,7 +15,7 @@ from cosmos_rl_core.storage.tensor_headers import header_bytes
 from flows.planning import costs
 from flows.planning.plan import Plan, Settings, freeze, plan_of
 from flows.planning.requests import Run
-from flows.planning.steps import steps
+from flows.post_train import steps
 from tests import tiny_pipelines
 from tests.flows.by_hand import make_all
 

@@ -1,6 +1,7 @@
 import pytest
 
-from flows.planning.steps import open_run, steps
+from flows.planning.steps import open_run
+from flows.post_train import post_train, steps
 from stages.artifacts.generations import has_begun
 from tests.flows.by_hand import HELD_OUT_MEDIA, MONITORED, SFT, SMALL_SFT, make_all, validated
 from tests.hand_made import begin, make_run, planned
@@ -22,8 +23,8 @@ def test_the_list_of_a_reward_trained_run_is_what_the_loop_asks_for(
     path = validated(recipe, tmp_path, *replacements, freq=freq) if held_out else recipe(*replacements)
     run = planned(path, tmp_path, iterations=iterations)
     asked = make_all(run)
-    assert [(step.name, step.request()) for step in steps(run)] == list(asked.items())
-    assert [step.slot for step in steps(run)] == [request.slot for request in asked.values()]
+    assert [(step.slot, step.request()) for step in steps(run)] == list(asked.items())
+    assert [step.kind for step in steps(run)] == [request.stage for request in asked.values()]
     assert [step.k for step in steps(run) if step.stage == "export"] == versions
 
 
@@ -32,9 +33,9 @@ def test_the_list_of_a_reward_trained_run_is_what_the_loop_asks_for(
 def test_the_list_of_a_supervised_run_is_what_the_loop_asks_for(tmp_path, freq, media):
     run = planned(SFT, tmp_path, overrides=(*SMALL_SFT, f"validation.freq={freq}", *media))
     asked = make_all(run)
-    assert "iteration-0001/finetune" in asked
-    assert ("policy-0002/validate" in asked) == bool(media)
-    assert [(step.name, step.request()) for step in steps(run)] == list(asked.items())
+    assert run.iteration(1, "finetune") in asked
+    assert (run.version(2, "validate") in asked) == bool(media)
+    assert [(step.slot, step.request()) for step in steps(run)] == list(asked.items())
 
 
 def test_a_run_that_went_further_keeps_the_evaluation_of_its_earlier_end(recipe, tmp_path):
@@ -46,9 +47,9 @@ def test_a_run_that_went_further_keeps_the_evaluation_of_its_earlier_end(recipe,
     assert longer.recipe.train.num_iterations == 3
     of_earlier_end = [f"policy-0002/{stage}" for stage in ("export", "evaluate", "evaluate-ocr")]
     names = [step.name for step in steps(longer)]
-    assert sorted(names) == sorted([*asked, *of_earlier_end])
+    assert {step.name for step in steps(longer) if step.slot not in asked} == {*of_earlier_end}
     assert names.index("iteration-0001/update") < names.index(of_earlier_end[0]) < names.index("iteration-0002/rollout")
-    assert steps(longer)[-1].request() == asked["report"]
+    assert steps(longer)[-1].request() == asked[run.slot("report")]
 
 
 def test_an_iteration_counts_from_its_first_layout_on(recipe, tmp_path):
@@ -57,3 +58,15 @@ def test_an_iteration_counts_from_its_first_layout_on(recipe, tmp_path):
     begin(run.rollout(2), layout={"shards": [["a"]]})
     assert has_begun(run.iteration(2, "rollout"))
     assert open_run(run.store_url, "hand").recipe.train.num_iterations == 3
+
+
+def test_a_rollout_beside_an_update_is_the_next_iterations(recipe, tmp_path):
+    path = recipe(("num_iterations = 2", "num_iterations = 3\nstaleness = 1"))
+    waves = {wave.name: [step.name for step in wave.steps] for wave in post_train(planned(path, tmp_path))}
+    beside = {name: names for name, names in waves.items() if "rollout" in name}
+    assert beside == {
+        "iteration-0000/rollout": ["iteration-0000/rollout"],
+        "iteration-0000/update+rollout": ["iteration-0000/update", "iteration-0001/rollout"],
+        "iteration-0001/update+rollout": ["iteration-0001/update", "iteration-0002/rollout"],
+    }
+    assert "iteration-0002/update" in waves

@@ -14,8 +14,7 @@ import pytest
 from cosmos_rl_core.config.recipe import check, read_values
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
-from flows.post_train import post_train
-from flows.running.launch import Launcher
+from flows import post_train
 from flows.running.wave import standing_manifest
 from flows.watching.metrics import FILE, MetricsFile, lines_of
 from flows.watching.tracking import Tracker
@@ -125,7 +124,7 @@ def test_the_file_is_written_once_an_update_and_once_an_evaluation(recipe, tmp_p
             lengths.append((name.rpartition("/")[2], len(store.read_if_exists(store.join(run.url, FILE)) or b"")))
             return manifests
 
-        post_train(run, cast("Launcher", SimpleNamespace(launch=launch)))
+        post_train.make(run, launch)
     grew = [name for (_, before), (name, after) in pairwise(lengths) if after != before]
     assert grew == ["evaluate-ocr", "update", "update", "evaluate-ocr"]
 
@@ -307,7 +306,7 @@ def test_wandb_hears_that_a_run_failed(recipe, tmp_path, wandb_stand_in):
     stand_in = wandb_stand_in()
     run = planned(logging_to(recipe, "wandb"), tmp_path, run_id="hand")
     with pytest.raises(Killed), Tracker(run, [].append) as tracker:
-        post_train(run, cast("Launcher", Waves(tracker, "iteration-0001/rollout")))
+        post_train.make(run, Waves(tracker, "iteration-0001/rollout").launch)
     assert stand_in.exit_codes == [1]
     assert [row["iteration"] for row in rows(run)] == [0] * 5
 

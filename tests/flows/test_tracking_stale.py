@@ -2,11 +2,9 @@
 
 import contextlib
 import json
-from typing import cast
 
 from cosmos_rl_core.storage import store
-from flows.post_train import post_train
-from flows.running.launch import Launcher
+from flows import post_train
 from flows.watching.metrics import FILE
 from flows.watching.tracking import Tracker
 from tests.flows.tracked import Killed, Waves, go
@@ -28,7 +26,7 @@ def test_the_file_is_written_after_an_update_that_had_a_rollout_beside_it(recipe
     run = planned(path, tmp_path, run_id="stale")
     with Tracker(run, print) as tracker:
         with contextlib.suppress(Killed):
-            post_train(run, cast("Launcher", Waves(tracker, until="iteration-0001/rollout")))
+            post_train.make(run, Waves(tracker, until="iteration-0001/reward-ocr").launch)
         # Before the tracker ends, which would write it too.
         lines = [json.loads(line) for line in store.read(store.join(run.url, FILE)).splitlines()]
     assert "update" in {line["stage"] for line in lines}

@@ -16,7 +16,6 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
 from flows.cli import app as cli
 from flows.planning.requests import Run
-from flows.planning.steps import of_wave, steps
 from flows.running.progress import Reporter, read_progress
 from flows.watching import status, status_table
 from flows.watching.status import look
@@ -101,14 +100,6 @@ def test_a_killed_process_leaves_an_interrupted_run(recipe, tmp_path):
     found = look(run.store_url, "hand")
     assert (found.life, found.holder) == ("interrupted", None)
     assert words(run)["iteration-0000/rollout"] == "interrupted"
-
-
-def test_a_rollout_beside_an_update_is_the_next_iterations(recipe, tmp_path):
-    every = steps(begun(recipe, tmp_path))
-    found = [step.name for step in of_wave(every, "iteration-0000/update+rollout")]
-    assert found == ["iteration-0000/update", "iteration-0001/rollout"]
-    assert [step.name for step in of_wave(every, "policy-0002/export")] == ["policy-0002/export"]
-    assert of_wave(every, "iteration-0007/rollout") == of_wave(every, "") == []
 
 
 def test_another_look_reads_only_what_its_process_has_passed(recipe, tmp_path, monkeypatch):

@@ -1,15 +1,14 @@
 """Runs made by hand as in ``by_hand``, with the numbers that their artifacts would have, and followed by a tracker."""
 
 import json
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from cosmos_rl_core.storage import store
+from flows import post_train
 from flows.planning.requests import Run
-from flows.post_train import post_train
-from flows.running.launch import Launcher
 from flows.running.wave import standing_manifest
 from flows.watching.metrics import FILE
 from flows.watching.tracking import Tracker
@@ -77,14 +76,14 @@ def go(run: Run, notes: list[str] | None = None) -> list[str]:
     """Take a run to its end; the names of its waves."""
     with Tracker(run, [].append if notes is None else notes.append) as tracker:
         waves = Waves(tracker)
-        post_train(run, cast("Launcher", waves))
+        post_train.make(run, waves.launch)
     return waves.names
 
 
 def go_until(run: Run, wave: str) -> None:
     """Take a run as far as to that wave, and kill it."""
     with pytest.raises(Killed):
-        post_train(run, cast("Launcher", Waves(Tracker(run, [].append), wave)))
+        post_train.make(run, Waves(Tracker(run, [].append), wave).launch)
 
 
 def stored(run: Run) -> bytes:

@@ -61,7 +61,7 @@ def held_by(rank: int) -> dict[str, int]:
 def planned(run: Run, **launch: Any) -> dict[str, int]:
     """What the plan says of the same kinds, for an update."""
     recipe = run.recipe.model_copy(update={"launch": LaunchConfig(**launch)})
-    (update,) = (stage for stage in memory.stages(recipe) if stage.stage == "update")
+    (update,) = memory.stages(recipe, ["update"])
     held = {name: update.rows.get(name) for name in (TRANSFORMER, GRADIENTS, OPTIMIZER, *PARTS)}
     return {name: each.device + each.cpu for name, each in held.items() if each is not None}
 
