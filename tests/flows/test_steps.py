@@ -1,5 +1,9 @@
+import inspect
+from pathlib import Path
+
 import pytest
 
+from flows import post_train as loop
 from flows.planning.steps import open_run
 from flows.post_train import post_train, steps
 from stages.artifacts.generations import has_begun
@@ -70,3 +74,10 @@ def test_a_rollout_beside_an_update_is_the_next_iterations(recipe, tmp_path):
         "iteration-0001/update+rollout": ["iteration-0001/update", "iteration-0002/rollout"],
     }
     assert "iteration-0002/update" in waves
+
+
+def test_the_readme_shows_the_loop_that_runs():
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    shown = readme.partition("```python\n# flows/post_train.py\n")[2].partition("```")[0]
+    assert shown.rstrip() in inspect.getsource(loop)
+    assert shown.count("yield Wave") > 8
