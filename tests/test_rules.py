@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from stages.contracts import STAGES
 ROOT = Path(__file__).parents[1]
 LAYERS = ("cosmos_rl_core", "stages", "flows")
 """From the bottom up: each may import itself and what is below it."""
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MODULES = 400, 60, 12
 
 PICKLERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 PICKLING_CALLS = {"torch.load", "torch.save", "pd.read_pickle", "pandas.read_pickle"}
@@ -346,3 +347,23 @@ def test_classes_of_models_are_named_by_their_plugins_alone():
 
     places = [path for path in sources(*LAYERS) if not str(path.relative_to(ROOT)).startswith(at_home)]
     refuse(violations(places, named))
+
+
+def test_folders_are_small():
+    """Folders of plugins and of stages grow with what they hold."""
+    growing = {f"cosmos_rl_core/{kind}" for kind in plugins.KINDS} | {"stages"}
+    modules: dict[str, int] = Counter(
+        str(path.parent.relative_to(ROOT)) for path in sources(*LAYERS) if path.name != "__init__.py"
+    )
+    refuse(
+        [
+            f"{folder}:1: {count} modules, at most {MAX_MODULES}; find the noun that some of them share"
+            for folder, count in modules.items()
+            if count > MAX_MODULES and folder not in growing
+        ]
+    )
+
+
+def test_the_folder_of_stages_holds_stages():
+    found = {path.stem for path in (ROOT / "stages").glob("*.py")}
+    assert found == {*STAGES, "__init__", "contracts", "context"}
