@@ -42,7 +42,7 @@ tiny-base: $(VENV)/installed
 
 # DDRL against its alternatives on a base of its own, three seeds: two runs at a time, about two hours on two cores.
 replicate-ddrl: $(VENV)/installed
-	$(BIN)/python -m flows.replication
+	$(BIN)/python -m docs.studies.replication.study
 
 install: $(VENV)/installed
 

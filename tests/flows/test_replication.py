@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flows import replication
+from docs.studies.replication import study
+from docs.studies.replication.study import ARM, ARMS, MEASURES, SEEDS, TITLES, draw, markdown, statistics
 from flows.planning.plan import Settings, plan_of
-from flows.replication import ARM, ARMS, MEASURES, SEEDS, TITLES, draw, markdown, statistics
 
 GREY = np.full((8, 16, 3), 200, dtype=np.uint8)
 
@@ -53,7 +53,7 @@ def test_every_arm_is_a_recipe_and_changes_what_it_says(tmp_path):
 
 
 def test_the_table_has_a_row_an_arm_and_the_error_of_the_mean_over_seeds(tmp_path, monkeypatch):
-    monkeypatch.setattr(replication, "data_statistics", lambda: {"ink": 0.5, "edges": 0.1, "diversity": 0.2})
+    monkeypatch.setattr(study, "data_statistics", lambda: {"ink": 0.5, "edges": 0.1, "diversity": 0.2})
     rows = [
         {"arm": arm, "seed": seed, "version": version} | dict.fromkeys(MEASURES, seed + 10.0 * version)
         for arm in ARMS

@@ -3,8 +3,8 @@
 The reward is compressibility, which is easily over-optimised: in the end nothing is left to see. Whether the word can
 still be read is scored too, and trained on by no arm.
 
-``python -m flows.replication`` trains the base, then every arm with every seed on the same number of rewarded samples,
-and writes ``results.md``, ``results.svg`` and ``pictures.png``. What is finished stays, as in any run.
+``python -m docs.studies.replication.study`` trains the base, then every arm with every seed on the same number of
+rewarded samples, and writes ``results.md``, ``results.svg`` and ``pictures.png``. What is finished stays.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.slots import input_of
 from stages.formats.samples import read_shard, shard_names
 
-BASE, ARM = "configs/replication/base.toml", "configs/replication/arm.toml"
+BASE, ARM = "docs/studies/replication/base.toml", "docs/studies/replication/arm.toml"
 SEEDS = (0, 1, 2)
 STROKE_WIDTH = 5
 """Of the data's letters: so thick that a third of them are misread. What continues the data reads no better."""
