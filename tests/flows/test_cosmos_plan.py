@@ -273,18 +273,19 @@ def test_media_are_encoded_before_the_rollouts_that_begin_with_them(cosmos, tmp_
         for replacements in (given(1, 2, data, algorithm), given(0, 0, "", algorithm))
     ]
     (asked, without) = (make_all(run) for run in runs)
-    assert [(step.name, step.request()) for step in steps(runs[0])] == list(asked.items())
-    assert list(asked).index("encode") < list(asked).index("iteration-0000/rollout")
-    rollout, update = asked["iteration-0000/rollout"], asked["iteration-0000/update"]
-    assert (rollout.one("data").url, rollout.config.identity()["given_frames"]) == (asked["encode"].slot, [1, 2])
+    assert [(step.slot, step.request()) for step in steps(runs[0])] == list(asked.items())
+    slots = [runs[0].encode_slot, *(runs[0].iteration(0, stage) for stage in ("rollout", "update"))]
+    assert list(asked).index(slots[0]) < list(asked).index(slots[1])
+    encode, rollout, update = (asked[slot] for slot in slots)
+    assert (rollout.one("data").url, rollout.config.identity()["given_frames"]) == (encode.slot, [1, 2])
     # What was given is in the samples; only a diffusion loss would read the media again.
     assert update.inputs["data"] == ()
-    assert "encode" not in without
-    assert "given_frames" not in without["iteration-0000/rollout"].config.identity()
+    assert "encode" not in {request.stage for request in without.values()}
+    assert "given_frames" not in without[runs[1].iteration(0, "rollout")].config.identity()
 
 
 def test_supervised_training_takes_given_frames_of_what_it_encodes_itself(base, tmp_path):
     runs = [Run(supervised(tmp_path, base, most), str(tmp_path / "store")) for most in (1, 0)]
-    asked, without = (make_all(run)["iteration-0000/finetune"].config.identity()["algorithm"] for run in runs)
+    asked, without = (make_all(run)[run.iteration(0, "finetune")].config.identity()["algorithm"] for run in runs)
     assert asked == without | {"max_num_conditional_frames": 1}
     assert not any(run.needs_data for run in runs)

@@ -196,7 +196,7 @@ def test_a_disk_without_any_space_is_freed_unless_a_process_works_on_the_run(rec
 
 WRITER = """
 import time
-from cosmos_rl_core import store
+from cosmos_rl_core.storage import store
 
 def chunks():
     yield b"1" * 100_000
