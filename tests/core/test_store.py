@@ -25,7 +25,7 @@ def racing_url(request, tmp_path):
 
 def run_python(code, *arguments, env=None, **options):
     """Run ``code`` with ``store`` imported in a process of its own."""
-    preamble = "import sys\nfrom cosmos_rl_core import store\nfrom cosmos_rl_core.errors import UnavailableError\n"
+    preamble = "import sys\nfrom cosmos_rl_core.storage import store\nfrom cosmos_rl_core.errors import UnavailableError\n"
     return subprocess.run(
         [sys.executable, "-c", preamble + code, *arguments],
         env=os.environ | (env or {}),
@@ -171,7 +171,7 @@ def test_a_put_leaves_nothing_but_the_object(tmp_path):
 )
 def test_a_store_that_does_not_answer_is_unavailable(operation):
     code = (
-        "from cosmos_rl_core import s3\n"
+        "from cosmos_rl_core.storage import s3\n"
         "s3.RETRY_FOR_S = 0\n"
         "url = 's3://bucket/object'\n"
         "try:\n"
