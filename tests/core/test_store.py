@@ -25,7 +25,9 @@ def racing_url(request, tmp_path):
 
 def run_python(code, *arguments, env=None, **options):
     """Run ``code`` with ``store`` imported in a process of its own."""
-    preamble = "import sys\nfrom cosmos_rl_core.storage import store\nfrom cosmos_rl_core.errors import UnavailableError\n"
+    preamble = (
+        "import sys\nfrom cosmos_rl_core.errors import UnavailableError\nfrom cosmos_rl_core.storage import store\n"
+    )
     return subprocess.run(
         [sys.executable, "-c", preamble + code, *arguments],
         env=os.environ | (env or {}),
