@@ -81,7 +81,7 @@ def steps(run: Run) -> list[Step]:
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run has to say."""
+    """Results of a finished run."""
 
     before: Manifest | None
     """Scores of the base policy on the held-out prompts."""

@@ -67,6 +67,11 @@ class Family:
         """1 where the pipeline makes images."""
         return frames_of(self.stock)
 
+    @property
+    def half_factor(self) -> int:
+        """Factor of bounds in bfloat16: transformers of packed tokens are up to three times as far off."""
+        return 3 if directories.spec(self.folder).packing > 1 else 1
+
     def load(self, *components: str) -> Model:
         """The model once more, to be changed."""
         model = _loading.adapter_of(self.folder).load(self.folder, components, self.device)

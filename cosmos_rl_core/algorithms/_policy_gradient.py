@@ -33,7 +33,7 @@ _OF_DATA = ("use_rl_sigma_and_noise", "data_on_first_only", "text_dropout")
 
 
 class PolicyGradientOptions(RewardedOptions):
-    """What both algorithms offer. The defaults are the exact log-density, mean over dimensions, and the exact KL.
+    """Options of both algorithms. The defaults are the exact log-density, mean over dimensions, and the exact KL.
 
     cosmos-rl's arithmetic: ``ratio_mode = "unnormalised"``, ``kl_mode = "unnormalised"``, ``parity_advantages = true``.
     FlowGRPO's: ``kl_mode = "flow_grpo"``, ``logp_old = "stored"``, ``loss_scale = 1``, ``global_std = true`` (up to the

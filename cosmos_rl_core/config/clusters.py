@@ -10,7 +10,7 @@ Name = Annotated[str, Field(pattern=r"^[^\s#=]+$")]
 
 
 class Resources(Section):
-    """What one allocation consists of. Under ``stages.<name>`` a field that is not set is that of every stage."""
+    """Resources of one allocation. Under ``stages.<name>`` a field that is not set is that of every stage."""
 
     nodes: int = Field(default=1, ge=1)
     """Machines. The ranks of a distributed stage are spread over them evenly; any other stage runs on the first."""
@@ -24,7 +24,7 @@ class Resources(Section):
 
 
 class SlurmResources(Resources):
-    """What one Slurm job asks for."""
+    """Resources of one Slurm job."""
 
     partition: Name | None = None
     """Where it runs. None: Slurm's default partition."""
@@ -35,7 +35,7 @@ class SlurmResources(Resources):
 
 
 class KubernetesResources(Resources):
-    """What one Job, or JobSet for several nodes, asks for."""
+    """Resources of one Job, or of a JobSet for several nodes."""
 
     image: str = Field(default="", pattern=r"^\S*$")
     """Container image with this project in it; every stage needs one."""
@@ -71,7 +71,7 @@ class SlurmConfig(SlurmResources, Holding):
     """What single stages ask for instead, e.g. ``[launch.slurm.stages.rollout] partition = "l40s"``."""
 
     def resources_of(self, stage: str) -> SlurmResources:
-        """What one stage asks for."""
+        """Resources of one stage."""
         return SlurmResources.model_validate(_merged(self, SlurmResources, self.stages.get(stage)))
 
 
@@ -98,7 +98,7 @@ class KubernetesConfig(KubernetesResources, Holding):
         return self
 
     def resources_of(self, stage: str) -> KubernetesResources:
-        """What one stage asks for."""
+        """Resources of one stage."""
         return KubernetesResources.model_validate(_merged(self, KubernetesResources, self.stages.get(stage)))
 
 

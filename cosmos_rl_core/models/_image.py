@@ -1,4 +1,4 @@
-"""What image plugins share: the latents of ``AutoencoderKL``, shifted and scaled."""
+"""Latents of ``AutoencoderKL``, shifted and scaled: shared by image plugins."""
 
 import torch
 from torch import Tensor

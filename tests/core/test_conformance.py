@@ -177,7 +177,8 @@ def test_guidance_trains_both_predictions_or_the_conditional_one_alone(
 def test_our_euler_is_the_stock_pipeline_with_an_euler_scheduler(
     family: Family, guidance_scale: float, dtype: ParamDtype, monkeypatch: pytest.MonkeyPatch, record_property
 ):
-    """In bfloat16, of latents of deviation 1.3, 0.036 off, and 0.006 to 0.12 off our own in float32."""
+    """In bfloat16, of latents of deviation 1.3, 0.036 off, and 0.006 to 0.025 off our own in
+    float32, 0.12 with packed tokens."""
     monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS["euler"]())
     with computes_in(dtype, family.device):
         expected = run_stock(family.stock, family.noise, guidance_scale=guidance_scale)
@@ -191,7 +192,7 @@ def test_our_euler_is_the_stock_pipeline_with_an_euler_scheduler(
     if dtype == "bfloat16":
         exact = sample(family.velocity(guidance_scale), family.noise, steps).latents
         record_property("from float32", float((ours - exact).abs().max()))
-        assert 1e-3 < (ours - exact).abs().max() < 0.25
+        assert 1e-3 < (ours - exact).abs().max() < 0.05 * family.half_factor
 
 
 def solved() -> list[Any]:

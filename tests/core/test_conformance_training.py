@@ -28,8 +28,8 @@ LORA = LoraConfig(r=4, lora_alpha=8.0)
 STEP = 1
 """The trained step of the rollout."""
 LEARNING_RATE = 1e-3
-LOSS_OFF: dict[ParamDtype, float] = {"float32": 0, "bfloat16": 0.004}
-"""How far from the loss in float32 it may be, as a share of it: 0.0018 was measured."""
+LOSS_OFF: dict[ParamDtype, float] = {"float32": 0, "bfloat16": 0.0015}
+"""How far from the loss in float32 it may be, as a share of it: 0.0007 was measured, and 0.0018 with packed tokens."""
 
 
 def mixed(family: Family) -> Tensor:
@@ -84,7 +84,7 @@ class Policy:
         loss = self.loss(algorithm, batches, self.dtype)
         with torch.no_grad():
             before = loss if self.dtype == "float32" else self.loss(algorithm, batches)
-        assert (loss - before).abs().max() <= LOSS_OFF[self.dtype] * before.abs().max()
+        assert (loss - before).abs().max() <= LOSS_OFF[self.dtype] * self.family.half_factor * before.abs().max()
         loss_share(loss, len(loss), 1).backward()
         optimizer_step(optimizer, parameters, lr=LEARNING_RATE, max_norm=1.0, group=None)
         with torch.no_grad():
