@@ -5,8 +5,8 @@ from prefect.artifacts import create_table_artifact
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import launch_of
+from flows.defaults import DEFAULT_STORE
 from flows.operations.flight_check import flight_check, require
-from flows.planning.plan import DEFAULT_STORE
 from flows.running.session import Place, ends_in_state
 
 

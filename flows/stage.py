@@ -7,8 +7,8 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from cosmos_rl_core.config.recipe import launch_of
+from flows.defaults import DEFAULT_STORE
 from flows.operations.rerun import rerun
-from flows.planning.plan import DEFAULT_STORE
 from flows.planning.steps import find, open_run
 from flows.post_train import steps
 from flows.running.launch import Launcher

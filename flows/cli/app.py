@@ -10,8 +10,6 @@ Exit codes:
 """
 
 import functools
-import importlib
-import importlib.metadata
 import json
 import shlex
 import subprocess
@@ -19,25 +17,15 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from cosmos_rl_core import plugins
-from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.config.recipe import launch_of
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError, no_space
-from flows.operations import export as export_command
-from flows.operations import gc as gc_command
-from flows.operations import import_recipe as import_command
-from flows.operations import rerun as rerun_command
-from flows.planning import describe
-from flows.planning.plan import DEFAULT_STORE, Settings, plan_of
-from flows.running.server import named_server, not_answering, prefect_server
-from flows.running.tags import tags_of
-from flows.watching import all_runs, status_table
-from flows.watching import status as status_command
+from flows.defaults import DEFAULT_STORE, GRACE_H
+
+# Commands import what they need when they run, because all of it takes seconds, and --help and completion need none.
 
 PROGRAM = "cosmos-flows"
 """Name in usages, also where it is started as a module."""
@@ -75,7 +63,8 @@ def _command(group: typer.Typer, *examples: str, name: str | None = None) -> Cal
             except KeyboardInterrupt as stopped:
                 raise typer.Exit(INTERRUPTED) from stopped
             except Exception as error:
-                known = error if isinstance(error, CosmosRLError) else not_answering(error) or no_space(error)
+                server = import_module("flows.running.server")
+                known = error if isinstance(error, CosmosRLError) else server.not_answering(error) or no_space(error)
                 if known is None:
                     raise
                 typer.echo(str(known), err=True)
@@ -88,7 +77,7 @@ def _command(group: typer.Typer, *examples: str, name: str | None = None) -> Cal
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"{PROGRAM} {importlib.metadata.version('cosmos-rl-flows')}")
+        typer.echo(f"{PROGRAM} {import_module('importlib.metadata').version('cosmos-rl-flows')}")
         raise typer.Exit
 
 
@@ -118,17 +107,17 @@ def run(
     remake: Annotated[bool, typer.Option(help="Make again what other versions of changed stages made")] = False,
 ) -> None:
     """Run a recipe to the end; the same command goes on where it stopped."""
-    _note_translation(recipe)
-    plan = plan_of(Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster))
+    plan = _plan_of(recipe, overrides, store=store, run_id=run_id, iterations=iterations, cluster=cluster)
     algorithm = plan.recipe.train.train_policy.type
-    with prefect_server():
+    tags = import_module("flows.running.tags").tags_of(plan.recipe, plan.model.adapter)
+    with import_module("flows.running.server").prefect_server():
         # Prefect reads its settings when it is imported.
-        session = importlib.import_module("flows.running.session")
-        flow = session.flow_of(algorithm, plugins.load("algorithms", algorithm).__doc__, algorithm)
-        suspension = importlib.import_module("prefect.exceptions").Pause
-        tags = importlib.import_module("prefect").tags(*tags_of(plan.recipe, plan.model.adapter))
+        session = import_module("flows.running.session")
+        described = import_module("cosmos_rl_core.plugins").load("algorithms", algorithm).__doc__
+        flow = session.flow_of(algorithm, described, algorithm)
+        suspension = import_module("prefect.exceptions").Pause
         try:
-            with tags:
+            with import_module("prefect").tags(*tags):
                 flow(recipe, store, plan.run_id, iterations, overrides, cluster, allow_numerics_change, remake)
         except suspension as suspended:
             raise StageError.of(
@@ -158,14 +147,12 @@ def plan(
 
     Starts and writes nothing.
     """
-    _note_translation(recipe)
-    planned = plan_of(Settings(recipe, store, run_id, iterations, tuple(overrides or ()), cluster))
+    planned = _plan_of(recipe, overrides, store=store, run_id=run_id, iterations=iterations, cluster=cluster)
+    describe = import_module("flows.planning.describe")
     if as_json:
         _print_json(describe.as_json(planned, store))
-        return
-    console = Console(highlight=False, markup=False)
-    for part in (describe.describe_plan(planned, store), "", *describe.describe_memory(planned, store)):
-        console.print(part, soft_wrap=isinstance(part, str))
+    else:
+        _print(describe.describe_plan(planned, store), "", *describe.describe_memory(planned, store))
 
 
 @_command(
@@ -187,21 +174,25 @@ def status(
 
     On a terminal it follows a run that is at work. Without RUN it lists the runs of the store.
     """
-    console = Console(highlight=False, markup=False)
     if as_json and watch:
         raise ConfigError("--json is of one moment; leave --watch out")
     if run_id is None:
         if watch:
             raise ConfigError("--watch follows one run: name it")
-        _list_runs(store, console, as_json)
-    elif as_json:
-        _print_json(status_command.look(store, run_id).as_json())
+        all_runs = import_module("flows.watching.all_runs")
+        found = all_runs.all_runs(store)
+        _print_json(all_runs.as_json(found)) if as_json else _print(*all_runs.rendered(found, store))
+        return
+    table, look = import_module("flows.watching.status_table"), import_module("flows.watching.status").look
+    console = _console()
+    if as_json:
+        _print_json(look(store, run_id).as_json())
     elif console.is_terminal if watch is None else watch:
-        overview = status_table.watch(store, run_id, console)
+        overview = table.watch(store, run_id, console)
         if watch and overview.standing < len(overview.states):
             raise StageError(f"{len(overview.states) - overview.standing} stages of {run_id} do not stand")
     else:
-        status_table.show(status_command.look(store, run_id), console)
+        table.show(look(store, run_id), console)
 
 
 @_command(
@@ -228,7 +219,7 @@ def rerun(
     as_json: JsonOption = False,
 ) -> None:
     """Invalidate one stage, finished or not, so that the next run makes it again. Deletes nothing."""
-    found = rerun_command.rerun(store, run_id, stage, iteration, dry_run=dry_run)
+    found = import_module("flows.operations.rerun").rerun(store, run_id, stage, iteration, dry_run=dry_run)
     _print_json(found.as_json()) if as_json else _print_lines(found.lines())
 
 
@@ -239,7 +230,7 @@ def export(
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Copy a run's newest exported weights to a directory, as diffusers loads them."""
-    _print_lines(export_command.export(store, run_id, directory))
+    _print_lines(import_module("flows.operations.export").export(store, run_id, directory))
 
 
 @_command(
@@ -254,16 +245,16 @@ def import_recipe(
     as_json: JsonOption = False,
 ) -> None:
     """Say what every key of a file of cosmos-rl is here, and write it as a recipe of ours."""
-    translation = import_command.translation_of(recipe)
+    importer = import_module("flows.operations.import_recipe")
+    translation = importer.translation_of(recipe)
     if as_json:
-        _print_json(import_command.as_json(translation))
+        _print_json(importer.as_json(translation))
     else:
-        Console(highlight=False).print(import_command.table(translation))
-        typer.echo(f"\n{recipe} is {translation.summary}")
+        _print(importer.table(translation), "", f"{recipe} is {translation.summary}")
     if output is None:
-        import_command.check(translation, recipe)
+        importer.check(translation, recipe)
     else:
-        import_command.write(translation, recipe, output)
+        importer.write(translation, recipe, output)
         typer.echo(f"written to {output}; next: cosmos-flows plan {shlex.quote(output)}", err=as_json)
 
 
@@ -287,7 +278,7 @@ def gc(
     older_than: Annotated[
         float,
         typer.Option(min=0, help="Hours: an attempt that wrote something since may be at work, and is left alone"),
-    ] = gc_command.GRACE_H,
+    ] = GRACE_H,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -295,7 +286,8 @@ def gc(
 
     Works on a full disk. Deletes folders that killed flows left in this machine's TMPDIR too.
     """
-    found = gc_command.gc(store, run_id, superseded=superseded, dry_run=dry_run, older_than_h=older_than)
+    collect = import_module("flows.operations.gc").gc
+    found = collect(store, run_id, superseded=superseded, dry_run=dry_run, older_than_h=older_than)
     _print_json(found.as_json()) if as_json else _print_lines(found.lines())
 
 
@@ -312,12 +304,12 @@ def infra_init(
     pool_type: Annotated[str, typer.Option(help="Where flows run: process, kubernetes, ...")] = "process",
 ) -> None:
     """Make the work pool, its queues, the limit for GPUs and the automation for dead flow runs. Safe to repeat."""
-    if named_server() is None:
+    if import_module("flows.running.server").named_server() is None:
         raise ConfigError(
             "no Prefect server is named: start one with `prefect server start`, then `prefect config set "
             "PREFECT_API_URL=http://127.0.0.1:4200/api`"
         )
-    _print_lines(importlib.import_module("flows.operations.pools").set_up(gpus, pool_type))
+    _print_lines(import_module("flows.operations.pools").set_up(gpus, pool_type))
 
 
 @_command(
@@ -328,27 +320,30 @@ def infra_init(
 )
 def infra_check(store: StoreOption = DEFAULT_STORE, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
     """Check server, pool, worker, GPUs, ranks, store and services. Exit code 75 if something failed."""
-    launch = launch_of(cluster) if cluster else LaunchConfig()
-    check = importlib.import_module("flows.operations.flight_check")
-    findings = check.flight_check(store, launch)
+    check, config = import_module("flows.operations.flight_check"), import_module("cosmos_rl_core.config.recipe")
+    findings = check.flight_check(store, config.launch_of(cluster) if cluster else config.LaunchConfig())
     if as_json:
         _print_json([asdict(finding) for finding in findings])
     else:
-        Console(highlight=False).print(check.table(findings))
+        _print(check.table(findings))
     check.require(findings)
 
 
-def _note_translation(recipe: str) -> None:
-    if (line := import_command.note(recipe)) is not None:
+def _plan_of(recipe: str, overrides: list[str] | None, **others: Any) -> Any:
+    """Return the plan of a command line. Say on stderr if the recipe is one of cosmos-rl's, which is translated."""
+    if (line := import_module("flows.operations.import_recipe").note(recipe)) is not None:
         typer.echo(line, err=True)
+    plan = import_module("flows.planning.plan")
+    return plan.plan_of(plan.Settings(recipe, overrides=tuple(overrides or ()), **others))
 
 
-def _list_runs(store: str, console: Console, as_json: bool) -> None:
-    found = all_runs.all_runs(store)
-    if as_json:
-        _print_json(all_runs.as_json(found))
-        return
-    for part in all_runs.rendered(found, store):
+def _console() -> Any:
+    return import_module("rich.console").Console(highlight=False, markup=False)
+
+
+def _print(*parts: object) -> None:
+    console = _console()
+    for part in parts:
         console.print(part, soft_wrap=isinstance(part, str))
 
 

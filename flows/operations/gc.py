@@ -10,6 +10,7 @@ from typing import Any
 from cosmos_rl_core.errors import LeaseError, NoSpaceError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import PATIENCE_S
+from flows.defaults import GRACE_H
 from flows.planning.requests import Run
 from flows.planning.steps import open_run
 from flows.post_train import steps
@@ -17,8 +18,6 @@ from flows.running import work_folders
 from stages.artifacts.garbage import garbage
 from stages.execution.agent import read_orders, returncode_of
 
-GRACE_H = 24.0
-"""How long an attempt may write nothing and still count as at work. Longer than what any stage computes in silence."""
 HOUR_S = 3600.0
 
 

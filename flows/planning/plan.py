@@ -20,6 +20,7 @@ from cosmos_rl_core.sampling.solvers import check_settings
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 from flows import launchers
+from flows.defaults import DEFAULT_STORE
 from flows.planning import costs, known_runs, versions
 from flows.planning.datasets import data_prompts_of, is_trained_on, media_of, prompts_of
 from flows.planning.solver import with_solver
@@ -27,7 +28,6 @@ from stages.artifacts.records import parsed
 from stages.artifacts.request import FORMAT
 from stages.contracts import STAGES, ModelRef
 
-DEFAULT_STORE = "outputs"
 PLAN = "plan"
 
 

@@ -22,7 +22,8 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
 from cosmos_rl_core.rewards._base import ServedReward
 from cosmos_rl_core.storage.lease import Lease
-from flows.planning.plan import DEFAULT_STORE, Plan, Settings, freeze, plan_of
+from flows.defaults import DEFAULT_STORE
+from flows.planning.plan import Plan, Settings, freeze, plan_of
 from flows.planning.requests import Run
 from flows.planning.upgrades import settled
 from flows.post_train import Result, make

@@ -257,13 +257,22 @@ def test_a_shell_completes_commands_and_can_be_taught_to(main, monkeypatch, tmp_
     assert main()[:2] == (0, "status\n")
 
 
-def test_help_and_status_import_neither_torch_nor_what_takes_long():
-    """pandas and the client of the hub took half of the time of `status`."""
-    lines = "import sys, flows.cli.app, cosmos_rl_core.algorithms.nft, cosmos_rl_core.algorithms.ddrl"
-    heavy = ("torch", "pandas", "pyarrow", "huggingface_hub.hf_api", "prefect")
-    code = f"{lines}; print([name for name in {heavy} if name in sys.modules])"
+def imported(*names: str) -> set[str]:
+    """Return everything that a new process has imported after these modules."""
+    code = f"import sys, {', '.join(names)}; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert ended.stdout == "[]\n"
+    return set(ended.stdout.split())
+
+
+def test_help_and_completion_import_little():
+    assert not imported("flows.cli.app") & {"numpy", "pydantic", "httpx", "fsspec", "rich.markdown", "flows.planning"}
+
+
+def test_status_imports_neither_torch_nor_what_takes_long():
+    """pandas and the client of the hub took half of its time."""
+    plugins = ("cosmos_rl_core.algorithms.nft", "cosmos_rl_core.algorithms.ddrl")
+    found = imported("flows.watching.status_table", "flows.watching.all_runs", *plugins)
+    assert not found & {"torch", "pandas", "pyarrow", "huggingface_hub.hf_api", "prefect"}
 
 
 WRONG = {

@@ -12,7 +12,8 @@ import pytest
 
 from cosmos_rl_core.errors import LeaseError, UnavailableError
 from cosmos_rl_core.storage import store
-from flows.operations.gc import GRACE_H, gc
+from flows.defaults import GRACE_H
+from flows.operations.gc import gc
 from flows.operations.rerun import rerun
 from flows.planning.requests import Run
 from flows.planning.steps import open_run
