@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # uv does not read pip's setting for a local folder of wheels.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: demo test test-all test-gpu bench lint format install tiny-base replicate-ddrl clean
+.PHONY: demo test test-all test-gpu bench lint format docs install tiny-base replicate-ddrl clean
 
 demo: $(VENV)/installed
 	$(BIN)/cosmos-flows run configs/tiny/nft.toml
@@ -33,6 +33,10 @@ lint: $(VENV)/installed
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The pages, in outputs/docs. A warning is an error.
+docs: $(VENV)/installed
+	$(BIN)/python -m sphinx -W -n --keep-going -q -b html docs outputs/docs
 
 # Makes the pipeline that ships in cosmos_rl_core/tiny/pipelines/sd3 from nothing: a VAE, then a transformer.
 tiny-base: $(VENV)/installed

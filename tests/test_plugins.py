@@ -33,6 +33,7 @@ from cosmos_rl_core.models._spec import ModelSpec
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards import _base as rewards_base
 from cosmos_rl_core.sampling.transition import Coefficients
+from tests.pages import examples
 
 
 def check_offers(plugin: type, protocol: type) -> None:
@@ -91,11 +92,11 @@ def options_of(kind: str, name: str, base: type[Section], key: str, **given: Any
     return None if needed else module.Options.model_validate({key: name, **given})
 
 
-def test_the_readmes_model_has_the_members_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    readme = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
+def test_the_model_of_the_page_has_the_members_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shown = examples("model.md")
 
     def imported(file: str, name: str) -> Any:
-        source = readme.partition(f"```python\n# cosmos_rl_core/models/x/{file}\n")[2].partition("```")[0]
+        source = shown[f"cosmos_rl_core/models/x/{file}"]
         (tmp_path / file).write_text(source.replace("XPipeline", "WanPipeline"), encoding="utf-8")
         spec = importlib.util.spec_from_file_location(name, tmp_path / file)
         assert spec is not None

@@ -63,7 +63,10 @@ class LoraConfig(Section):
     target_modules: tuple[str, ...] = Field(default=("to_q", "to_k", "to_v", "to_out.0"), min_length=1)
     """Suffixes of the module names that get an adapter, or ``"all-linear"``: every linear module there is, those of
     time and text embeddings and of the output too."""
-    init_lora_weights: Annotated[Literal["gaussian", "kaiming"], BeforeValidator(_known_init)] = "gaussian"
+    init_lora_weights: Annotated[
+        Literal["gaussian", "kaiming"],
+        BeforeValidator(_known_init, json_schema_input_type=Literal["gaussian", "kaiming", True]),
+    ] = "gaussian"
     """How A starts: normal with std ``1 / r``, or Kaiming-uniform, which ``true`` says too. B starts at zero: version 0
     is exactly the base model."""
     use_rslora: bool = Field(default=False, json_schema_extra={"neutral": False})
@@ -81,7 +84,7 @@ class LoraConfig(Section):
     the CPU, a number for each input, which takes time with many adapters. Not for algorithms that train on recorded
     steps."""
 
-    @field_validator("target_modules", mode="before")
+    @field_validator("target_modules", mode="before", json_schema_input_type=tuple[str, ...] | Literal["all-linear"])
     @classmethod
     def _one_word_or_suffixes(cls, value: Any) -> Any:
         if isinstance(value, str) and value != ALL_LINEAR:

@@ -270,6 +270,14 @@ def import_weights(
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
+@_command(app, "schema", "schema my_recipe.toml")
+def schema(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe whose own plugins are included")] = None,
+) -> None:
+    """Print the JSON Schema of recipes, for completion and checks in editors."""
+    _print_json(import_module("cosmos_rl_core.config.schema").recipe_schema(recipe))
+
+
 @_command(app, "gc nft-1a2b3c4d --dry-run", "gc nft-1a2b3c4d --superseded", "gc nft-1a2b3c4d --dry-run --json")
 def gc(
     run_id: RunArgument,

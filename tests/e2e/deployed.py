@@ -46,7 +46,7 @@ class Deployed(Flows):
         return ended.stdout
 
     def set_up(self, gpus: int) -> None:
-        """The commands of the README: pools, all deployments, a worker."""
+        """The commands of docs/prefect.md: pools, all deployments, a worker."""
         self.start_command("flows", "infra", "init", "--gpus", str(gpus)).finish()
         self.prefect("--no-prompt", "deploy", "--all", "--prefect-file", FILE)
         self.start_worker()

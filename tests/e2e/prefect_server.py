@@ -12,7 +12,7 @@ from tests.e2e.flow_process import Flows, eventually
 
 STARTUP_S = 120.0
 LASTING_LEASES = {"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem"}
-"""With it the server knows after a restart who has slots of a limit, as the README sets it."""
+"""With it the server knows after a restart who has slots of a limit, as docs/prefect.md sets it."""
 
 
 class PrefectServer:

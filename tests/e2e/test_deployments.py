@@ -72,7 +72,7 @@ SECRETS = {
 
 @pytest.fixture(scope="module")
 def deployed(prefect_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    """The commands of the README: pools, all deployments, a worker."""
+    """The commands of docs/prefect.md: pools, all deployments, a worker."""
     environment = prefect_environment | SECRETS | {"WANDB_MODE": "offline"}
     deployed = Deployed(tmp_path_factory.mktemp("deployed"), environment)
     deployed.set_up(gpus=2)
@@ -258,7 +258,7 @@ def test_the_log_of_a_stage_that_is_killed_at_every_try_is_short(begun: Deployed
 
 
 @pytest.mark.slow
-def test_the_run_of_the_readme_is_named_by_its_flow_run_whose_retry_goes_on_with_it(deployed: Deployed, tmp_path: Path):
+def test_the_run_of_the_page_is_named_by_its_flow_run_whose_retry_goes_on_with_it(deployed: Deployed, tmp_path: Path):
     options = ["-pstore=" + str(tmp_path), "-piterations=1", '-poverrides=["validation.n_generation=1"]']
     said = deployed.prefect("deployment", "run", "ddrl/tiny-ddrl", *options, "--watch")
     (flow_run,) = re.findall(r"UUID: (\S+)", said)

@@ -1,4 +1,4 @@
-"""Prefect's server for a team, as the README starts it: with PostgreSQL, and with leases that outlive it."""
+"""Prefect's server for a team, as docs/prefect.md starts it: with PostgreSQL, and with leases that outlive it."""
 
 from collections.abc import Iterator
 from pathlib import Path

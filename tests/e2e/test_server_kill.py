@@ -17,7 +17,7 @@ AWAY_S = 20.0
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[PrefectServer]:
-    """As the README starts it: its leases outlive it."""
+    """As docs/prefect.md starts it: its leases outlive it."""
     server = PrefectServer(tmp_path, LASTING_LEASES)
     try:
         server.start()

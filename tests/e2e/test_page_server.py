@@ -1,4 +1,4 @@
-"""The server of the README's own lines, on an empty ``PREFECT_HOME``: it knows after a restart who has which GPUs."""
+"""The server of the page's own lines, on an empty ``PREFECT_HOME``: it knows after a restart who has which GPUs."""
 
 import os
 import pty
@@ -23,16 +23,16 @@ SHORTEST_LEASE_S = 60
 
 
 def server_line() -> str:
-    """The line of the README that starts the server."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = re.search(r"### By Prefect\n\n```\n(.*?)```", text, re.DOTALL)
+    """Return the line of the page that starts the server."""
+    text = (ROOT / "docs" / "prefect.md").read_text(encoding="utf-8")
+    block = re.search(r"## Set up\n.*?```bash\n(.*?)```", text, re.DOTALL)
     assert block is not None
     (line,) = [line for line in block[1].splitlines() if "prefect server start" in line]
     return line
 
 
 class Server:
-    """What a person has who gives the README's lines on a terminal and takes the first choice when Prefect asks."""
+    """What a person has who gives the page's lines on a terminal and takes the first choice when Prefect asks."""
 
     def __init__(self, home: Path, port: int) -> None:
         bare = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}

@@ -1,0 +1,99 @@
+"""Fields of recipes as Markdown, in place of a comment of a page, from the JSON Schema of recipes."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from sphinx.application import Sphinx
+
+from cosmos_rl_core.config.schema import recipe_schema
+
+MARK = "<!-- fields of recipes -->"
+PLUGINS = {"AlgorithmOptions": "Algorithms", "RewardOptions": "Rewards", "DatasetOptions": "Datasets"}
+"""Heading of the options of each kind of plugin, by the name of their definition."""
+Schema = dict[str, Any]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Fill in the mark of a page before the page is parsed."""
+    app.connect("source-read", _fill_in)
+    return {"parallel_read_safe": True}
+
+
+def _fill_in(_app: Sphinx, _docname: str, source: list[str]) -> None:
+    if MARK in source[0]:
+        source[0] = source[0].replace(MARK, markdown(recipe_schema()))
+
+
+def markdown(schema: Schema) -> str:
+    """Return a heading for each table of a recipe, with its fields below, then the options of all plugins."""
+    defs = schema["$defs"]
+    lines = [*_tables(schema, "", defs), *(line for name in PLUGINS for line in _plugins(name, defs))]
+    return "\n".join(lines)
+
+
+def _tables(table: Schema, path: str, defs: Schema) -> Iterator[str]:
+    """Yield the lines of a table, and of the tables in it."""
+    yield from _fields(table, defs)
+    for name, field in table["properties"].items():
+        where = f"{path}.{name}".lstrip(".")
+        inner, heading = _definition(field), f"[{where}]"
+        if inner is None and field.get("type") == "array":
+            inner, heading = _definition(field["items"]), f"[[{where}]]"
+        if inner is not None and inner not in PLUGINS:
+            yield from [f"## `{heading}`", "", defs[inner]["description"], ""]
+            yield from _tables(defs[inner], where, defs)
+
+
+def _plugins(name: str, defs: Schema) -> Iterator[str]:
+    """Yield the fields that all plugins of a kind have, then those of each."""
+    options = [defs[_definition(each)] for each in defs[name]["anyOf"]]
+    key = next(field for field, values in options[0]["properties"].items() if "const" in values)
+    common = [field for field in options[0]["properties"] if all(field in each["properties"] for each in options)]
+    yield from [f"## {PLUGINS[name]}", ""]
+    yield from _fields(_only(options[0], [field for field in common if field != key]), defs)
+    for each in options:
+        yield from [f'### `{key} = "{each["properties"][key]["const"]}"`', "", each["description"], ""]
+        yield from _fields(_only(each, [field for field in each["properties"] if field not in common]), defs)
+
+
+def _only(table: Schema, fields: list[str]) -> Schema:
+    return table | {"properties": {field: table["properties"][field] for field in fields}}
+
+
+def _fields(table: Schema, defs: Schema) -> Iterator[str]:
+    """Yield the definition of each field that is no table with a heading of its own."""
+    for name, field in table["properties"].items():
+        inner = _definition(field) or _definition(field.get("items", {}))
+        if inner is not None and inner not in PLUGINS:
+            continue
+        facts = [_values(field)]
+        if name in table.get("required", ()):
+            facts.append("required")
+        if "default" in field:
+            facts.append(f"default `{json.dumps(field['default'])}`")
+        yield from [f"`{name}` ({', '.join(facts)})", f": {' '.join(field.get('description', '').split())}", ""]
+
+
+def _values(field: Schema) -> str:
+    """Return which values a field takes."""
+    if (inner := _definition(field)) is not None:
+        return f"one of the [{PLUGINS[inner].lower()}](#{PLUGINS[inner].lower()})" if inner in PLUGINS else "table"
+    if "anyOf" in field:
+        return " or ".join(map(_values, field["anyOf"]))
+    if "const" in field or "enum" in field:
+        return " or ".join(f"`{json.dumps(value)}`" for value in field.get("enum", [field.get("const")]))
+    if field.get("type") == "array":
+        return "list"
+    if field.get("type") == "object":
+        return "table"
+    bounds = [f"{sign} {field[key]}" for key, sign in _BOUNDS.items() if key in field]
+    return " ".join([field.get("type", "any value"), *bounds])
+
+
+_BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+
+
+def _definition(field: Any) -> str | None:
+    """Return the name of the definition that a schema refers to."""
+    return field["$ref"].rpartition("/")[2] if isinstance(field, dict) and "$ref" in field else None

@@ -1,0 +1,23 @@
+"""Settings of the pages: `make docs` builds them, and every warning is an error."""
+
+import sys
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "_ext")]
+
+project = "cosmos-rl-flows"
+author = "the authors of cosmos-rl-flows"
+release = version_of("cosmos-rl-flows")
+extensions = ["myst_parser", "sphinx.ext.autodoc", "recipe_fields"]
+html_theme = "furo"
+html_title = project
+myst_enable_extensions = ["deflist"]
+myst_heading_anchors = 3
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+# Types of libraries, and of modules that have no page here.
+nitpick_ignore_regex = [
+    ("py:.*", r"(Tensor|(torch|numpy|pd|collections|_Pydantic).*|ConfigError|Coefficients|[A-Za-z]*(Options|Config))"),
+    ("py:.*", r"(cosmos_rl_core\.(config|sampling|parallel)|stages\.(execution|artifacts))\..*"),
+]

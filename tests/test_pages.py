@@ -1,0 +1,126 @@
+"""README and the pages: their commands parse and run, their links lead somewhere, and they are as short as promised."""
+
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from cosmos_rl_core.errors import EXIT_CODES
+from flows.cli import app as cli
+from tests.pages import PAGES, ROOT, write_examples
+
+MAX_README_LINES = 150
+BLOCK = re.compile(r"^(?:<!-- (?P<mark>.*?) -->\n)?```bash\n(?P<lines>.*?)^```", re.MULTILINE | re.DOTALL)
+RUNS, TESTED, NOT_RUN = "runs", "tested by ", "not run: "
+
+
+@dataclass(frozen=True)
+class Block:
+    """Shell commands of a page, and the comment before them."""
+
+    page: Path
+    mark: str
+    lines: str
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The words of each command, without comments and settings of variables."""
+        joined = self.lines.replace("\\\n", " ").replace("&&", "\n")
+        split = [shlex.split(line, comments=True) for line in joined.splitlines()]
+        return [words for line in split if (words := [word for word in line if not re.match(r"[A-Z_0-9]+=", word)])]
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        for found in BLOCK.finditer(page.read_text(encoding="utf-8")):
+            yield Block(page.relative_to(ROOT), found["mark"] or "", found["lines"])
+
+
+BLOCKS = [*blocks()]
+
+
+def leaves(group: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command, with the words that lead to it."""
+    if not hasattr(group, "commands"):
+        yield names, group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from leaves(command, (*names, name))
+
+
+def test_every_block_of_commands_says_how_it_is_tested():
+    unmarked = [
+        f"{block.page}: {block.lines}" for block in BLOCKS if not block.mark.startswith((RUNS, TESTED, NOT_RUN))
+    ]
+    assert not unmarked, "\n".join(
+        ["begin with <!-- runs -->, <!-- tested by FILE --> or <!-- not run: why -->", *unmarked]
+    )
+    assert len(BLOCKS) > 15
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.mark.startswith(TESTED)], ids=lambda block: str(block.page))
+def test_commands_are_in_the_tests_that_they_name(block: Block):
+    """The words before the first option or argument of each command occur in one of the files."""
+    files = block.mark.removeprefix(TESTED).split(", ")
+    words_of = [set(re.findall(r"[\w-]+", (ROOT / file).read_text(encoding="utf-8"))) for file in files]
+    for program, *words in block.commands:
+        if program in ("make", "."):
+            continue
+        words = [word for word in words if not word.startswith("--")]
+        named = {*itertools.takewhile(re.compile(r"[a-z][a-z-]+$").match, words)}
+        assert any(named <= words for words in words_of), f"{block.page}: {' '.join([program, *words])}"
+
+
+def test_commands_of_the_pages_parse():
+    every = dict(leaves(typer.main.get_command(cli.app)))
+    parsed = 0
+    for block in BLOCKS:
+        for program, *words in block.commands:
+            if program != "cosmos-flows" or words[0].startswith("--"):
+                continue
+            words = words[: words.index(">")] if ">" in words else words
+            names = next(names for names in every if tuple(words[: len(names)]) == names)
+            # Makes a context, which parses and converts all words and refuses those that it does not know.
+            every[names].make_context(" ".join(words), words[len(names) :])
+            parsed += 1
+    assert parsed > 20
+
+
+def test_targets_of_make_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {words[1] for block in BLOCKS for words in block.commands if words[0] == "make"}
+    assert targets <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.mark == RUNS], ids=lambda block: str(block.page))
+def test_commands_run(block: Block, tmp_path: Path):
+    for name in ("configs", "deployments", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    write_examples(tmp_path)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    command = ["bash", "-euo", "pipefail", "-c", block.lines]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_every_exit_code_is_on_the_page_of_commands():
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    codes = re.search(r"Exit codes:(.*?)\.\s", text, re.DOTALL)
+    assert codes is not None
+    assert {str(code) for code in (0, *EXIT_CODES.values(), 70, 130, 143)} <= set(re.findall(r"\d+", codes[1]))
+
+
+def test_the_readme_is_short_and_its_links_lead_to_files():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_README_LINES
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
+    assert [target for target in targets if not (ROOT / target).is_file()] == []
