@@ -17,6 +17,12 @@ from cosmos_rl_core.datasets._base import Prompt
 
 RECORDS = "records/"
 """Prefix of files that record times, reasons and answers. All others are results, and their bytes the content."""
+INDEX = "index"
+"""The part of generated samples with all facts of them but their bytes; it is never dropped."""
+MEDIA = "media"
+"""The part of generated samples with what people and rewards see of them."""
+TENSORS = "tensors"
+"""The part of a rollout's samples that is trained on."""
 METRICS = "metrics.parquet"
 """A row an optimizer step, of every stage that trains."""
 NOT_IDENTITY: dict[str, Any] = {"identity": False}
@@ -46,11 +52,11 @@ class ModelRef(Section):
     """The model plugin that reads it."""
     digest: str
     """Digest of the pipeline's files, pinned by the plan."""
-    guardrail: tuple[Literal["guardrail"], ...] = Field(default=(), json_schema_extra={"neutral": []})
+    guardrail: tuple[Literal["guardrail"], ...] = ()
     """The component of this name where prompts, and the media of rollouts and evaluations, go through it."""
-    complex_human_instruction: tuple[str, ...] | None = Field(default=None, json_schema_extra={"neutral": None})
+    complex_human_instruction: tuple[str, ...] | None = None
     """What is put before prompts; absent means the stock pipeline's own."""
-    embedded_guidance_scale: float | None = Field(default=None, json_schema_extra={"neutral": None})
+    embedded_guidance_scale: float | None = None
     """The guidance that the transformer takes as an input; None: it takes none."""
 
 
@@ -76,7 +82,7 @@ class OptimizerSteps(Section):
     grad_norm_clip: float
     first_step: int
     """Optimizer steps done before this range."""
-    optimizer: OptimizerName = Field(default="AdamW", json_schema_extra={"neutral": "AdamW"})
+    optimizer: OptimizerName = "AdamW"
     max_nonfinite: int = Field(default=0, json_schema_extra=NOT_IDENTITY)
     """Steps in a row that may be left out for gradients that are not finite: it decides whether there is a result, not
     which."""
@@ -86,15 +92,15 @@ class Embed(StageConfig):
     """Text embeddings of prompts, once: one safetensors a prompt, in tar shards."""
 
     name = "embed"
-    version = 2
+    version = 1
     distributed = True
     model: ModelRef
     prompts: tuple[Prompt, ...]
     """The prompts; the negative one, for guidance, is added, and the empty one, for dropping texts."""
-    negative_prompt: str | None = Field(default=None, json_schema_extra={"neutral": None})
+    negative_prompt: str | None = None
     """Absent means the default of the stock pipeline's call."""
     max_prompt_length: int
-    prefixed: bool = Field(default=False, json_schema_extra={"neutral": False})
+    prefixed: bool = False
     """Whether embeddings are stored as they come out of the frozen module of the base that they pass through first."""
     prompts_per_shard: int = 256
 
@@ -129,7 +135,7 @@ class OnPolicy(StageConfig):
 
     model: ModelRef
     lora: LoraConfig | None
-    param_dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra={"neutral": "float32"})
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
     """What the transformer computes with; weights, states, losses and the sums of gradients are float32."""
 
 
@@ -137,7 +143,7 @@ class Rollout(OnPolicy):
     """Samples of the behaviour policy: media, latents and the seeds they came from, in tar shards."""
 
     name = "rollout"
-    version = 3
+    version = 1
     distributed = True
     inputs = {"policy": "one", "embeddings": "one", "data": "many"}
     prompts: tuple[Prompt, ...]
@@ -149,7 +155,7 @@ class Rollout(OnPolicy):
     """
     use_same_seed: bool = False
     """Whether all samples of a prompt start from the same noise."""
-    given_frames: tuple[int, int] = Field(default=(0, 0), json_schema_extra={"neutral": [0, 0]})
+    given_frames: tuple[int, int] = (0, 0)
     """Fewest and most latent frames of the data that videos begin with; above 0 there is one input ``data``."""
     batch_size: int
     """Samples in one forward pass; part of the identity because it changes the last bits."""
@@ -161,11 +167,11 @@ class Reward(StageConfig):
     """Scores of every sample of a rollout or an evaluation."""
 
     name = "reward"
-    version = 2
+    version = 1
     torch = False
     inputs = {"samples": "one"}
     SCORES: ClassVar[str] = "scores.parquet"
-    """A row a sample: its score, or that it is not valid."""
+    """A row a sample: its score, or that it is not valid, and the scorer."""
     ANSWERS: ClassVar[str] = f"{RECORDS}answers.parquet"
     """A row a sample: everything else that the reward returned."""
     CALLS: ClassVar[str] = f"{RECORDS}calls.parquet"
@@ -173,6 +179,8 @@ class Reward(StageConfig):
     reward: AnyReward
     scorer: str
     """The version of what computes the score: another one is asked anew."""
+    reads: Literal["media", "latents"] = "media"
+    """What is scored of the samples: pixels, or final latents."""
     max_attempts: int
     """Tries of a sample that fails before it is excluded."""
     max_failed_fraction: float
@@ -183,7 +191,7 @@ class Update(OnPolicy):
     """Policy k to policy k + 1 from rollouts and their scores, every schedule resolved to this range of steps."""
 
     name = "update"
-    version = 4
+    version = 1
     distributed = True
     inputs = {
         "policy": "one",
@@ -218,12 +226,12 @@ class Finetune(OnPolicy):
     """Policy k to policy k + 1 by a range of supervised steps on a media set."""
 
     name = "finetune"
-    version = 2
+    version = 1
     distributed = True
     inputs = {"policy": "one", "embeddings": "one"}
     gradient_checkpointing: bool
     algorithm: AnySupervised
-    dataset_digest: str = Field(default="", json_schema_extra={"neutral": ""})
+    dataset_digest: str = ""
     """Digest of the files that the algorithm's dataset reads, pinned by the plan; "" for a generated one."""
     media: MediaShape
     density: TimeDensity
@@ -252,14 +260,14 @@ class Evaluate(StageConfig):
     distributed = True
     inputs = {"export": "one"}
     model: ModelRef
-    param_dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra={"neutral": "float32"})
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
     """What the transformer computes with; its matrices rest in that type."""
     prompts: tuple[Prompt, ...]
     n_generation: int
     media: MediaShape
     num_steps: int
     guidance_scale: float
-    negative_prompt: str | None = Field(default=None, json_schema_extra={"neutral": None})
+    negative_prompt: str | None = None
     max_prompt_length: int
     batch_size: int
     samples_per_shard: int
@@ -283,7 +291,7 @@ class Report(StageConfig):
     """One HTML file: the reward curve, best and worst samples of each iteration, base beside final."""
 
     name = "report"
-    version = 2
+    version = 1
     torch = False
     inputs = {
         "rollouts": "many",

@@ -4,11 +4,10 @@ from cosmos_rl_core.models._base import PREFIX
 from cosmos_rl_core.storage import shards
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages import contracts
-from stages.artifacts.layouts import tar_of
+from stages.artifacts.layouts import cut, tar_of
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.embeddings import EMPTY, INDEX, NEGATIVE, shard_name
-from stages.formats.samples import cut
 from stages.training.loading import load_model
 
 

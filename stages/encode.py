@@ -10,12 +10,12 @@ from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.storage import shards
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages import contracts
-from stages.artifacts.layouts import tar_of
+from stages.artifacts.layouts import cut, tar_of
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.contracts import MediaShape
 from stages.formats.latents import INDEX, shard_name
-from stages.formats.samples import cut, to_parquet
+from stages.formats.tables import to_parquet
 from stages.training.loading import load_media, load_model
 
 

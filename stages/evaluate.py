@@ -25,12 +25,13 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input, Request
 from stages.context import Context
-from stages.formats.samples import SamplePlan, plan_samples, sample_files, vae_batches, write_samples
+from stages.formats.generating import SamplePlan, plan_samples, vae_batches, with_media, write_samples
+from stages.formats.samples import StoredSample
 from stages.training.loading import load_stock, prompt_options
 
 
 def run(request: Request, context: Context) -> dict[str, float]:
-    """Write ``samples/<n>.tar`` and ``index.parquet``, as a rollout does, without latents."""
+    """Write units of samples, without tensors."""
     config = request.config
     assert isinstance(config, contracts.Evaluate)
     pipeline = _load(request, config, context.ranks)
@@ -38,14 +39,13 @@ def run(request: Request, context: Context) -> dict[str, float]:
         pipeline.vae.enable_slicing()
     facts = {"export": request.one("export").content}
 
-    def generate(plans: list[SamplePlan]) -> dict[str, bytes]:
-        files: dict[str, bytes] = {}
-        for plan, pixels in zip(plans, _generate(pipeline, plans, config), strict=True):
-            files |= sample_files(plan, pixels, None, facts)
-        return files
+    def generate(plans: list[SamplePlan]) -> list[StoredSample]:
+        pictures = _generate(pipeline, plans, config)
+        return [with_media(plan, pixels, None, facts) for plan, pixels in zip(plans, pictures, strict=True)]
 
-    samples = plan_samples(config.prompts, config.n_generation, request.seed, 0)
-    return write_samples(context, samples, generate, samples_per_shard=config.samples_per_shard, tile=config.batch_size)
+    samples = plan_samples(config.prompts, config.n_generation, request.seed, iteration=None)
+    size, tile = config.samples_per_shard, config.batch_size
+    return write_samples(context, samples, generate, samples_per_shard=size, tile=tile, tensors=False)
 
 
 def _load(request: Request, config: contracts.Evaluate, ranks: Group) -> Any:

@@ -15,10 +15,11 @@ from cosmos_rl_core.models._base import Conditioning, Model, generated, stack
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, sft_time, training_noise
 from cosmos_rl_core.weights.parts import EMA
 from stages import contracts
+from stages.artifacts.layouts import cut
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.embeddings import Embeddings
-from stages.formats.samples import cut, vae_batches
+from stages.formats.generating import vae_batches
 from stages.training.given import own_frames
 from stages.training.loading import load_media
 from stages.training.trainer import MicroBatch, Trainer, check_clocks, my_share
@@ -40,7 +41,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     for index in range(len(config.steps.lrs)):
         step = config.steps.first_step + index
         items = _items(len(media), config.batch_size, request.seed, step)
-        micro_batches = [partial(draws, chunk) for chunk in cut(items, layout["mini_batch"])]
+        micro_batches = [[partial(draws, chunk)] for chunk in cut(items, layout["mini_batch"])]
         trainer.step(index, my_share(micro_batches, group), config.batch_size, 1)
     trainer.write(context, copies, iteration)
     return trainer.summary()

@@ -17,7 +17,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input, Request
 from stages.context import Context
 from stages.contracts import METRICS
-from stages.formats.samples import INDEX, StoredSample, read_shard, read_table, shard_name
+from stages.formats.samples import StoredSample, all_rows, read_index, read_unit
+from stages.formats.tables import read_table
 from stages.reporting import html as report_html
 from stages.reporting.html import Estimate, Series, number, signed, text
 
@@ -73,7 +74,7 @@ class _Samples:
     @classmethod
     def read(cls, source: Input, scores: Input | None) -> "_Samples":
         artifact, scored = Artifact(source), None if scores is None else Artifact(scores)
-        table = read_table(artifact, INDEX).set_index("sample_id")
+        table = read_index(artifact).set_index("sample_id")
         found = pd.DataFrame(columns=["sample_id", "score", "valid", "error"])
         if scored is not None:
             found = read_table(scored, contracts.Reward.SCORES).merge(
@@ -98,10 +99,14 @@ class _Samples:
         return _estimate(self.table["score"])
 
     def load(self, ids: Sequence[str]) -> dict[str, StoredSample]:
-        """Some samples by id; only the shards that hold them are read."""
+        """Return some samples by id, without pictures if those were deleted; only their units are read."""
         wanted = set(ids)
-        numbers = sorted(self.table.loc[list(ids), "shard"].unique())
-        stored = (s for n in numbers for s in read_shard(self.artifact, shard_name(int(n))))
+        if self.artifact.lacks(contracts.MEDIA):
+            return {
+                row["sample_id"]: StoredSample(row) for row in all_rows(self.artifact) if row["sample_id"] in wanted
+            }
+        numbers = sorted(self.table.loc[list(ids), "unit"].unique())
+        stored = (s for n in numbers for s in read_unit(self.artifact, int(n)))
         return {s.sample_id: s for s in stored if s.sample_id in wanted}
 
 
@@ -121,11 +126,12 @@ class _Inputs:
     def update_of(self, rollout: _Samples) -> Any:
         """What an update made of the rollout, by sample id; None if nothing trained on it."""
         for update in self.updates:
-            contents = [source.content for source in update.manifest.inputs.get("rollouts", ())]
-            if rollout.source.content in contents and update.names(contracts.Update.ADVANTAGES):
-                return (
-                    read_table(update, contracts.Update.ADVANTAGES).drop_duplicates("sample_id").set_index("sample_id")
-                )
+            if not update.names(contracts.Update.ADVANTAGES):
+                continue
+            table = read_table(update, contracts.Update.ADVANTAGES)
+            found = table[table["rollout"] == rollout.artifact.manifest.content]
+            if len(found):
+                return found.set_index("sample_id")
         return None
 
     @property
@@ -241,7 +247,7 @@ def _pair(base: Any, final: Any, before: StoredSample, after: StoredSample) -> s
         f'<div class="card {_direction(rise)}"><div class="pair{film}">'
         f"<div>{report_html.picture(before)}{_line('base', base)}</div>"
         f"<div>{report_html.picture(after)}{_line('final', final)}</div></div>"
-        f'<p class="prompt">{text(before.about["prompt"])}</p>{chip}</div>\n'
+        f'<p class="prompt">{text(before.row["prompt"])}</p>{chip}</div>\n'
     )
 
 

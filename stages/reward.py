@@ -11,14 +11,15 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ArtifactError, ConfigError, DivergenceError, RewardError, UnavailableError
 from cosmos_rl_core.rewards._answers import entries, scored, words
-from cosmos_rl_core.rewards._base import Reward, Sample
+from cosmos_rl_core.rewards._base import LatentSample, Reward, Sample
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import Check, unequal_ids
 from stages.artifacts.request import Request
 from stages.context import Context
-from stages.contracts import RECORDS
-from stages.formats.samples import INDEX, StoredSample, read_shard, read_table, shard_names, to_parquet
+from stages.contracts import MEDIA, RECORDS, TENSORS
+from stages.formats.samples import StoredSample, num_units, read_rows, read_unit, unit_name
+from stages.formats.tables import to_parquet
 
 _AWAY = (UnavailableError, ConnectionError, TimeoutError)
 """It is the scorer that is away, and no sample's fault."""
@@ -28,7 +29,7 @@ _CALL_COLUMNS = ["shard_samples", "attempt", "failed", "seconds"]
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
-    """Write ``scores.parquet``: ``sample_id, prompt_id, score, valid``.
+    """Write ``scores.parquet``: ``sample_id, prompt_id, score, valid, scorer``.
 
     What the scorer said besides is on record: ``answers.parquet`` (``sample_id, error, details``) and, a row a call,
     ``calls.parquet``. Another judge with equal scores leaves everything that was made of them standing.
@@ -40,27 +41,27 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     assert isinstance(config, contracts.Reward)
     samples = Artifact(request.one("samples"))
     reward: Reward = plugins.load("rewards", config.reward.name).Reward(config.reward)
-    names = shard_names(samples)
+    part = TENSORS if config.reads == "latents" else MEDIA
     if reward.version != config.scorer:
         raise ConfigError(f"this process would score with {reward.version}, the request asks for {config.scorer}")
-    context.layout({"shards": names})
-    index_of = read_table(samples, INDEX)
+    total = num_units(samples)
+    context.layout({"units": [unit_name(part, number) for number in range(total)]})
     rows: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
-    for index, name in enumerate(names):
-        context.progress("scoring", index, len(names))
-        scores_name, answers_name = f"scores/{index:05d}.json", f"{RECORDS}answers/{index:05d}.json"
+    for number in range(total):
+        context.progress("scoring", number, total)
+        scores_name, answers_name = f"scores/{number:05d}.json", f"{RECORDS}answers/{number:05d}.json"
 
-        def make(name: str = name, files: tuple[str, str] = (scores_name, answers_name)) -> dict[str, bytes]:
-            made = _score(reward, list(read_shard(samples, name)), config, calls)
-            return {file: canonical_json(part) for file, part in zip(files, made, strict=True)}
+        def make(number: int = number, files: tuple[str, str] = (scores_name, answers_name)) -> dict[str, bytes]:
+            made = _score(reward, list(read_unit(samples, number, part)), config, calls)
+            return {file: canonical_json(rows) for file, rows in zip(files, made, strict=True)}
 
-        ids = index_of.loc[index_of["shard"] == index, "sample_id"].tolist()
-        context.attempt.shard(index, make, keep=_all_scored, check=_rows_of((scores_name, answers_name), ids))
+        ids = [row["sample_id"] for row in read_rows(samples, number)]
+        context.attempt.shard(number, make, keep=_all_scored, check=_rows_of((scores_name, answers_name), ids))
         rows += json.loads(context.attempt.read(scores_name))
         answers += json.loads(context.attempt.read(answers_name))
-    context.progress("scoring", len(names), len(names))
+    context.progress("scoring", total, total)
     table = pd.DataFrame(rows)
     _refuse_too_many(table, answers, config)
     context.attempt.put(contracts.Reward.SCORES, to_parquet(table))
@@ -69,15 +70,17 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     return _summary(table, config.reward.label)
 
 
-def _sample(stored: StoredSample) -> Sample:
-    """The sample as a reward sees it. Media that cannot be decoded is bad data, not a sample that got no score."""
-    about = stored.about
+def _sample(stored: StoredSample) -> Sample | LatentSample:
+    """Return the sample for a reward. Raises :class:`ArtifactError` if its bytes cannot be decoded: that is damage."""
+    row = stored.row
+    facts = row["sample_id"], row["prompt_id"], row["prompt"]
     try:
-        pixels, latents = stored.pixels, stored.final_latents
+        if (latents := stored.final_latents) is not None:
+            return LatentSample(*facts, latents, metadata=row["metadata"])
+        return Sample(*facts, stored.pixels, metadata=row["metadata"])
     except Exception as error:  # decoders raise whatever they like
-        what = f"sample {stored.sample_id}: its {stored.extension} or its latents"
-        raise ArtifactError(f"{what} cannot be decoded: {error}") from error
-    return Sample(about["sample_id"], about["prompt_id"], about["prompt"], pixels, latents)
+        what = stored.extension or "latents"
+        raise ArtifactError(f"sample {stored.sample_id}: its {what} cannot be decoded: {error}") from error
 
 
 def _score(
@@ -101,11 +104,11 @@ def _score(
         waiting = failed
         if not waiting:
             break
-    rows = [_row(one, results[one.sample_id], label) for one in stored]
+    rows = [_row(one, results[one.sample_id], config) for one in stored]
     return rows, [_answer(one, results[one.sample_id]) for one in stored]
 
 
-def _outcomes(reward: Reward, samples: list[Sample], label: str) -> list[dict[str, Any] | Exception]:
+def _outcomes(reward: Reward, samples: list[Any], label: str) -> list[dict[str, Any] | Exception]:
     """Scores or failures, one a sample. Where scoring them together raises, or does not return an entry for each, each
     is scored alone.
 
@@ -126,13 +129,14 @@ def _outcomes(reward: Reward, samples: list[Sample], label: str) -> list[dict[st
     return found
 
 
-def _row(sample: StoredSample, outcome: dict[str, Any] | Exception, name: str) -> dict[str, Any]:
+def _row(sample: StoredSample, outcome: dict[str, Any] | Exception, config: contracts.Reward) -> dict[str, Any]:
     failed = isinstance(outcome, Exception)
     return {
         "sample_id": sample.sample_id,
-        "prompt_id": sample.about["prompt_id"],
-        "score": None if failed else float(outcome[name]),
+        "prompt_id": sample.row["prompt_id"],
+        "score": None if failed else float(outcome[config.reward.label]),
         "valid": not failed,
+        "scorer": config.scorer,
     }
 
 

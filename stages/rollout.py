@@ -27,13 +27,14 @@ from stages import contracts
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.embeddings import NEGATIVE, Embeddings
-from stages.formats.samples import SamplePlan, plan_samples, sample_files, vae_batches, write_samples
+from stages.formats.generating import SamplePlan, plan_samples, vae_batches, with_media, write_samples
+from stages.formats.samples import StoredSample
 from stages.training.given import GivenMedia
 from stages.training.loading import load_policy
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
-    """Write ``samples/<n>.tar`` and ``index.parquet``; finished shards of an earlier attempt are adopted."""
+    """Write units of samples with their tensors; units that an earlier attempt finished are adopted."""
     config = request.config
     assert isinstance(config, contracts.Rollout)
     samples = plan_samples(
@@ -57,6 +58,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         generate,
         samples_per_shard=config.samples_per_shard,
         tile=config.batch_size,
+        tensors=True,
         accompany=None if ranks.mesh is None else generate.sample,
     )
 
@@ -85,10 +87,10 @@ class _Generator:
         self.shape = model.latent_shape(config.media.size, config.media.frames)
         self.device, self.leads = ranks.device, ranks.leads
 
-    def __call__(self, plans: list[SamplePlan]) -> dict[str, bytes]:
+    def __call__(self, plans: list[SamplePlan]) -> list[StoredSample]:
         trajectory = self.sample(plans)
         if not self.leads:
-            return {}
+            return []
         stored = [_stored(trajectory, place, self.recorded[plan.prompt.id]) for place, plan in enumerate(plans)]
         finite = [all(bool(tensor.isfinite().all()) for tensor in tensors.values()) for tensors in stored]
         pictures = [
@@ -96,13 +98,15 @@ class _Generator:
             for part in vae_batches(len(plans), self.config.media)
             for picture in decode_finite(self.model, trajectory.latents[part], finite[part])
         ]
-        files: dict[str, bytes] = {}
-        for plan, picture, tensors in zip(plans, pictures, stored, strict=True):
-            steps = self.recorded[plan.prompt.id]
-            facts = self.facts | ({"trained_steps": list(steps), "noise_seed": plan.noise_seed} if steps else {})
-            facts |= {} if self.given is None else self.given.facts(plan.prompt.id)
-            files |= sample_files(plan, picture, to_bytes(tensors), facts)
-        return files
+        return [
+            with_media(plan, picture, to_bytes(tensors), self._facts(plan.prompt.id))
+            for plan, picture, tensors in zip(plans, pictures, stored, strict=True)
+        ]
+
+    def _facts(self, prompt_id: str) -> dict[str, Any]:
+        """Return what a sample's row of the index holds besides its prompt and seeds."""
+        given = {} if self.given is None else self.given.facts(prompt_id)
+        return self.facts | {"trained_steps": list(self.recorded[prompt_id])} | given
 
     def sample(self, plans: list[SamplePlan]) -> Trajectory:
         """All that needs the transformer."""

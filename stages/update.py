@@ -1,14 +1,14 @@
 """Policy k to policy k + 1 from rewarded rollouts. Knows no algorithm: those are in ``cosmos_rl_core/algorithms``."""
 
+import math
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Any, cast
 
 import pandas as pd
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import Algorithm, algorithm_of
-from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.sampling.solvers import kernel_of
@@ -17,35 +17,43 @@ from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE
 from cosmos_rl_core.weights.policy_weights import PolicyWeights
 from stages import contracts
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.request import Request
+from stages.artifacts.layouts import evenly
+from stages.artifacts.request import Input, Request
 from stages.context import Context
 from stages.formats.policies import read_part
-from stages.formats.samples import INDEX, are_finite, cut, read_table, to_parquet
+from stages.formats.sample_tensors import key_of, place_of
+from stages.formats.samples import read_index
+from stages.formats.tables import read_table, to_parquet
 from stages.training.draws import DataDraws, Draw, LatentDraws, Stored, TransitionDraws
 from stages.training.drift import DriftWatch
 from stages.training.trainer import Trainer, check_clocks, my_share
 
 _STILL = (OLD, REFERENCE)
-"""Copies that stay as they are until the last step is done."""
+"""Copies that do not change before the last step is done."""
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
-    """Write the next policy's parts, ``advantages.parquet`` (what trained), ``metrics.parquet`` (a row a step) and, of
-    algorithms that train on recorded steps, ``transitions.parquet`` (a row each)."""
+    """Write the next policy's parts, ``advantages.parquet`` (what trained) and ``metrics.parquet`` (a row a step).
+
+    Algorithms that train on recorded steps also leave ``transitions.parquet``, a row each.
+    """
     config, group = request.config, context.ranks
     assert isinstance(config, contracts.Update)
     policy, iteration = request.one("policy"), request.iteration or 0
     check_clocks(policy, iteration, config.steps.first_step)
-    _check_behaviours(request, config.sample)
+    rollouts = [Artifact(source) for source in request.inputs["rollouts"]]
+    _check_rollouts(rollouts, request.inputs["behaviours"], config)
     algorithm = algorithm_of(config.algorithm)
-    table = _advantages(request, config, algorithm)
-    layout = context.layout({"steps": _order(request, config, table, context.shrunk(config.algorithm.mini_batch))})
+    table = _advantages(request, rollouts, config, algorithm)
+    mini_batch = context.shrunk(config.algorithm.mini_batch)
+    layout = context.layout({"steps": _order(request, config, table, mini_batch, group.data_world_size)})
     copies = _copies(config)
     trainer = Trainer.load(config, algorithm, policy=policy, components=(), context=context, copies=copies)
+    behaviours = [BEHAVIOUR] * len(rollouts)
     if BEHAVIOUR in algorithm.needs.roles:
-        _take_up_behaviour(request, trainer.weights, copies, context)
-    draws = _draws(request, config, algorithm, trainer.model, Stored.read(request, table, group.device))
-    drift = DriftWatch(algorithm.needs.drift_limits, trainer, context)
+        behaviours = _add_behaviours(request, trainer.weights, copies, context)
+    draws = _draws(request, config, algorithm, trainer.model, Stored.read(request, table, behaviours, group.device))
+    drift = DriftWatch(algorithm.needs.drift_limits, trainer, context, [r.manifest.content for r in rollouts])
     _train(trainer, layout["steps"], config, draws)
 
     if config.old_decay is not None:
@@ -55,19 +63,28 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     drift.write()
     trainer.write(context, copies, iteration)
     if group.rank == 0:
-        context.attempt.put(contracts.Update.ADVANTAGES, to_parquet(table))
+        context.attempt.put(contracts.Update.ADVANTAGES, to_parquet(table.drop(columns="key")))
     excluded = len(table[~table["used"]])
     return trainer.summary() | drift.summary() | ({"excluded": excluded} if excluded else {})
 
 
-def _take_up_behaviour(request: Request, weights: PolicyWeights, copies: list[str], context: Context) -> None:
-    """Make the part ``behaviour``: a second name of the copy whose bytes it has, if there is one that keeps still."""
-    source, policy = request.inputs["behaviours"][0], Artifact(request.one("policy")).manifest
-    for part in (copy for copy in copies if copy in _STILL):
-        if policy.part_content(part if policy.has_part(part) else CURRENT) == source.content:
-            weights.share(BEHAVIOUR, part)
-            return
-    weights.create(BEHAVIOUR, read_part(source, source.part, weights.shards, context.progress))
+def _add_behaviours(request: Request, weights: PolicyWeights, copies: list[str], context: Context) -> list[str]:
+    """Add the weights that made each rollout, and return their names in the order of the rollouts.
+
+    Equal weights are held once: rollouts of one policy share them, and so does a copy that does not change.
+    """
+    policy = Artifact(request.one("policy")).manifest
+    still = (copy for copy in copies if copy in _STILL)
+    names = {policy.part_content(part if policy.has_part(part) else CURRENT): part for part in still}
+    found: list[str] = []
+    for place, source in enumerate(request.inputs["behaviours"]):
+        found.append(f"{BEHAVIOUR} {place}")
+        if source.content in names:
+            weights.share(found[-1], names[source.content])
+        else:
+            weights.create(found[-1], read_part(source, source.part, weights.shards, context.progress))
+        names.setdefault(source.content, found[-1])
+    return found
 
 
 def _train(
@@ -76,11 +93,11 @@ def _train(
     config: contracts.Update,
     draws: list[tuple[Draw, int]],
 ) -> None:
-    """Every pass over the samples, until the end or until the policy has drifted too far."""
+    """Make every pass over the samples, until the end or until the policy has drifted too far."""
     per_pass = len(steps) // config.algorithm.mu_iterations
     for index, micro_batches in enumerate(steps):
         kinds = [
-            [partial(draw, ids, index // per_pass, place) for ids in micro_batches for place in range(num_times)]
+            [[partial(draw, keys, index // per_pass, place) for place in range(num_times)] for keys in micro_batches]
             for draw, num_times in draws
         ]
         # Each kind is dealt by itself, so that all ranks do the same number of forwards.
@@ -92,7 +109,7 @@ def _train(
 def _draws(
     request: Request, config: contracts.Update, algorithm: Algorithm, model: Model, stored: Stored
 ) -> list[tuple[Draw, int]]:
-    """What an optimizer step is made of, each with how often it draws for a sample; the rewarded draws come first."""
+    """Return what an optimizer step is made of, each with its draws a sample; the rewarded draws come first."""
     num_times = algorithm.needs.num_times(config.sample.num_steps)
     key = (request.seed, request.iteration or 0)
     media = contracts.MediaShape.model_validate(Artifact(request.inputs["rollouts"][0]).manifest.config["media"])
@@ -108,46 +125,88 @@ def _draws(
     return [(steps, num_times), (data, data.num_times or num_times)]
 
 
-def _advantages(request: Request, config: contracts.Update, algorithm: Algorithm) -> pd.DataFrame:
-    """Every sample of the rollouts with its reward, its advantage and whether it is used.
+def _advantages(
+    request: Request, rollouts: list[Artifact], config: contracts.Update, algorithm: Algorithm
+) -> pd.DataFrame:
+    """Return every sample of the rollouts with its reward, its advantage and whether it is used.
 
-    A sample that one reward failed to score is not.
+    Columns ``rollout`` (its content) and ``sample_id`` name a sample; ``key`` is its name in this update. Means,
+    deviations and shuffled rewards are each within one rollout.
     """
-    samples = pd.concat([read_table(Artifact(i), INDEX) for i in request.inputs["rollouts"]], ignore_index=True)
-    samples["reward"], samples["valid"] = 0.0, True
-    for source in request.inputs["scores"]:
-        artifact = Artifact(source)
-        scores = read_table(artifact, contracts.Reward.SCORES).set_index("sample_id").reindex(samples["sample_id"])
-        name = contracts.Reward.model_validate(artifact.manifest.config).reward.label
-        weighted = config.reward_weights[name] * scores["score"].astype("float64").to_numpy()
-        samples[f"reward.{name}"] = weighted
+    tables: list[pd.DataFrame] = []
+    for place, rollout in enumerate(rollouts):
+        key = (request.seed, "shuffled rewards", request.iteration or 0, place)
+        table = _advantages_of(_scored(request, rollout, config), config, algorithm, key)
+        table.insert(0, "rollout", rollout.manifest.content)
+        tables.append(table.assign(key=[key_of(place, sample_id) for sample_id in table["sample_id"]]))
+    found = pd.concat(tables, ignore_index=True)
+    if not any(found["used"]):
+        raise ArtifactError("no sample can be trained on: every group has fewer scored samples than min_group_size")
+    return found
+
+
+def _scored(request: Request, rollout: Artifact, config: contracts.Update) -> pd.DataFrame:
+    """Return the samples of a rollout with their weighted rewards: ``reward`` and one column for each.
+
+    ``valid`` is False for a sample that one of the rewards could not score. Raises :class:`ArtifactError` unless there
+    are scores of this very rollout by every reward.
+    """
+    index = read_index(rollout)
+    samples = cast("pd.DataFrame", index[["sample_id", "prompt_id", "finite"]]).assign(reward=0.0, valid=True)
+    scores = _scores_of(request, rollout)
+    if scores.keys() != config.reward_weights.keys():
+        raise ArtifactError(
+            f"{rollout.url} has scores by {', '.join(scores) or 'no reward'}, this update trains on "
+            f"{', '.join(config.reward_weights)}; score this rollout by each of them"
+        )
+    for label, artifact in scores.items():
+        found = read_table(artifact, contracts.Reward.SCORES).set_index("sample_id").reindex(samples["sample_id"])
+        weighted = config.reward_weights[label] * found["score"].astype("float64").to_numpy()
+        samples[f"reward.{label}"] = weighted
         samples["reward"] += weighted
-        samples["valid"] &= scores["valid"].fillna(value=False).astype(bool).to_numpy()
+        samples["valid"] &= found["valid"].fillna(value=False).astype(bool).to_numpy()
     samples["reward"] = samples["reward"].where(samples["valid"])
-    single = [name for name in samples.columns if name.startswith("reward.")]
-    scored = ["reward", "valid", *single]
-    finite = are_finite(samples)
-    samples = cast("pd.DataFrame", samples[["sample_id", "prompt_id", *scored]])
+    return samples
+
+
+def _scores_of(request: Request, rollout: Artifact) -> dict[str, Artifact]:
+    """Return the scores of a rollout by label: those that were computed from its bytes."""
+    found: dict[str, Artifact] = {}
+    for artifact in map(Artifact, request.inputs["scores"]):
+        (scored,) = artifact.manifest.inputs["samples"]
+        if rollout.manifest.part_content(*scored.parts) == scored.content:
+            found[contracts.Reward.model_validate(artifact.manifest.config).reward.label] = artifact
+    return found
+
+
+def _advantages_of(
+    samples: pd.DataFrame, config: contracts.Update, algorithm: Algorithm, shuffle_key: tuple[Any, ...]
+) -> pd.DataFrame:
+    """Return the samples of one rollout with ``advantage`` and ``used``."""
+    finite, samples = samples["finite"], samples.drop(columns="finite")
+    scored = [name for name in samples.columns if name not in ("sample_id", "prompt_id")]
     trainable = cast("pd.DataFrame", samples[finite]).reset_index(drop=True)
     if config.algorithm.shuffle_rewards:
-        order = seeds.permutation(len(trainable), request.seed, "shuffled rewards", request.iteration or 0)
+        order = seeds.permutation(len(trainable), *shuffle_key)
         trainable[scored] = trainable[scored].iloc[order].reset_index(drop=True)
     table = algorithm.advantages(trainable)
-    if not finite.all():
-        # No reward, shuffled or made up, makes such a sample one to train on.
+    if not bool(finite.all()):
+        # A sample that is not finite is never trained on, whatever the shuffled rewards are.
         table = samples.drop(columns=scored).merge(table.drop(columns="prompt_id"), on="sample_id", how="left")
         table["used"] = table["used"].eq(True)
-    if not any(table["used"]):
-        raise ArtifactError("no sample can be trained on: every group has fewer scored samples than min_group_size")
     return table
 
 
-def _order(request: Request, config: contracts.Update, table: pd.DataFrame, mini_batch: int) -> list[list[list[str]]]:
-    """Optimizer steps of micro-batches of sample ids.
+def _order(
+    request: Request, config: contracts.Update, table: pd.DataFrame, mini_batch: int, num_shares: int
+) -> list[list[list[str]]]:
+    """Return the optimizer steps: lists of micro-batches of sample keys.
 
-    The number of steps is planned: with samples excluded, steps are smaller.
+    The number of steps is planned: with samples excluded, steps are smaller. A micro-batch holds samples of one
+    rollout, at most ``mini_batch``; their number is a multiple of ``num_shares``, the ranks that share them, if there
+    are enough samples.
     """
-    used = table.loc[table["used"], "sample_id"].tolist()
+    used = table.loc[table["used"], "key"].tolist()
     passes, total = config.algorithm.mu_iterations, len(config.steps.lrs)
     per_pass = total // passes
     if len(used) < per_pass:
@@ -158,9 +217,20 @@ def _order(request: Request, config: contracts.Update, table: pd.DataFrame, mini
     steps: list[list[list[str]]] = []
     for epoch in range(passes):
         order = [used[i] for i in seeds.permutation(len(used), *key, epoch)]
-        bounds = [len(order) * k // per_pass for k in range(per_pass + 1)]
-        steps += [cut(order[a:b], mini_batch) for a, b in pairwise(bounds)]
+        for start, end in pairwise(len(order) * k // per_pass for k in range(per_pass + 1)):
+            in_rollouts = sorted(order[start:end], key=_rollout_of)
+            parts = [list(part) for _, part in groupby(in_rollouts, _rollout_of)]
+            steps.append([batch for part in parts for batch in _micro_batches(part, mini_batch, num_shares)])
     return steps
+
+
+def _rollout_of(key: str) -> int:
+    return place_of(key)[0]
+
+
+def _micro_batches(keys: list[str], mini_batch: int, num_shares: int) -> list[list[str]]:
+    rounds = math.ceil(len(keys) / (mini_batch * num_shares))
+    return evenly(keys, min(len(keys), rounds * num_shares))
 
 
 def _copies(config: contracts.Update) -> list[str]:
@@ -173,15 +243,21 @@ def _copies(config: contracts.Update) -> list[str]:
     return [part for part, is_kept in kept.items() if is_kept]
 
 
-def _check_behaviours(request: Request, sample: SolverConfig) -> None:
-    """Weights and sampler must be those that made the rollouts: the loss compares with exactly those."""
-    manifests = [Artifact(source).manifest for source in request.inputs["rollouts"]]
-    if other := [m.config["sample"] for m in manifests if m.config["sample"] != sample.identity()]:
-        raise ConfigError(f"the rollouts were sampled by {other[0]}, this update would replay {sample.identity()}")
+def _check_rollouts(rollouts: list[Artifact], behaviours: tuple[Input, ...], config: contracts.Update) -> None:
+    """Check that the sampler and the behaviours are those that made the rollouts: the loss compares with these.
+
+    Raises :class:`ConfigError`, also if rollouts differ in size or one is given twice.
+    """
+    manifests = [rollout.manifest for rollout in rollouts]
+    if len({manifest.content for manifest in manifests}) != len(manifests):
+        raise ConfigError("a rollout is given twice; name each one once")
+    sample = config.sample.identity()
+    if other := [m.config["sample"] for m in manifests if m.config["sample"] != sample]:
+        raise ConfigError(f"the rollouts were sampled by {other[0]}, this update would replay {sample}")
+    if other := [m.config["media"] for m in manifests if m.config["media"] != manifests[0].config["media"]]:
+        raise ConfigError(f"rollouts of {manifests[0].config['media']} and of {other[0]} cannot be trained on together")
     made_by = [manifest.inputs["policy"][0].content for manifest in manifests]
-    given = [source.content for source in request.inputs["behaviours"]]
-    if len(made_by) != 1:
-        raise ConfigError(f"an update trains on one rollout so far, found {len(made_by)}")
+    given = [source.content for source in behaviours]
     if made_by != given:
         raise ConfigError(
             f"the rollouts were made by policies {[d[:12] for d in made_by]}, the behaviours given are "

@@ -12,11 +12,12 @@ from cosmos_rl_core.models._base import Conditioning, Model, stack
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.training.noise_levels import DrawKey, training_noise
 from stages import contracts
+from stages.artifacts.layouts import cut
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.embeddings import Embeddings
 from stages.formats.latents import Latents
-from stages.formats.samples import cut, to_parquet
+from stages.formats.tables import to_parquet
 from stages.training.loading import load_policy
 
 

@@ -63,9 +63,15 @@ def planned(path: str, tmp_path: Path, **settings: Any) -> Run:
     return Run(freeze(plan_of(Settings(path, url, **settings)), url), url)
 
 
+def rollout_files(k: int) -> dict[str, bytes]:
+    """A unit of a rollout, with bytes that only a manifest looks at."""
+    names = ("media/00000.tar", "tensors/00000.tar", "index/00000.json")
+    return {name: f"{name} of rollout {k}".encode() for name in names}
+
+
 def make_iteration(run: Run, k: int, scores: bytes = b"scores") -> None:
     """Rollout, reward and update of one iteration."""
-    make(run.rollout(k), {"samples": b"rollout %d" % k}, seconds=10.0)
+    make(run.rollout(k), rollout_files(k), seconds=10.0)
     (reward,) = run.rewards(run.iteration(k, "rollout"), k)
     make(reward, {"scores": scores}, seconds=2.0, ocr=0.25 * (k + 1))
     make(run.update(k), {"current/w": b"%d" % k, "old/w": b"old %d" % k}, seconds=30.0)

@@ -55,6 +55,17 @@ class TrainConfig(OptimizerConfig, EmaConfig):
     """The algorithm and its settings."""
 
 
+class KeepConfig(Section):
+    """How long the large parts of rollouts are kept. What is deleted can only be made again by generating again."""
+
+    tensors: int | None = Field(default=None, ge=1)
+    """Rollouts whose final latents and recorded steps are kept, the newest ones; absent keeps all. An update reads
+    those of its own rollout only; training on a rollout once more, or scoring its latents again, needs them."""
+    media: int | None = Field(default=None, ge=1)
+    """Rollouts whose pictures or videos are kept, the newest ones; absent keeps all. The report shows pictures of
+    these only; scoring pixels again needs them."""
+
+
 class RolloutConfig(Section):
     """How many samples, and how they are cut."""
 
@@ -64,6 +75,8 @@ class RolloutConfig(Section):
     """Samples in one forward pass. Memory and speed; also the last bits."""
     samples_per_shard: int = Field(default=32, ge=1)
     """Samples in one file: the unit that a retry keeps."""
+    keep: KeepConfig = Field(default=KeepConfig(), json_schema_extra={"identity": False})
+    """How many rollouts keep their tensors and their media."""
     store_budget_gb: float = Field(default=1000.0, gt=0, json_schema_extra={"identity": False})
     """A plan whose rollouts without pictures, or whose text embeddings, would take more than this, in units of 10^9
     bytes, is refused."""

@@ -55,6 +55,10 @@ class RewardOptions(Section):
         """What the reward is called in slots, tables and metrics; tells one plugin's rewards of a recipe apart."""
         return self.name
 
+    def reads(self, num_frames: int) -> Literal["media", "latents"]:
+        """Return what it scores of samples of ``num_frames``: their ``media`` (pixels) or their ``latents``."""
+        return "media"
+
 
 AnyDataset = Annotated[SerializeAsAny[DatasetOptions], plugin_options("datasets", "name")]
 AnyReward = Annotated[SerializeAsAny[RewardOptions], plugin_options("rewards", "name")]

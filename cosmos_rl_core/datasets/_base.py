@@ -21,6 +21,11 @@ class Prompt(Section):
     """Stable, unique within its prompt set, safe as a file name."""
     text: str
     """What the text encoder reads."""
+    metadata: dict[str, Any] = {}
+    """JSON values that rewards read beside the text, e.g. the objects and counts that geneval looks for."""
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.text))
 
 
 def prompt_id(text: str) -> str:

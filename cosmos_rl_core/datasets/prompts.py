@@ -1,6 +1,8 @@
 """Text prompts from a file: ``.txt`` has one a line, ``.jsonl`` an object a line, ``.json`` a list of objects.
 
-Of an object the text ``prompt`` counts. These are the files that cosmos-rl reads: ``pickscore/train.txt``,
+An object has the text ``prompt``; its other values are metadata for rewards.
+
+These are the files that cosmos-rl reads: ``pickscore/train.txt``,
 ``geneval/train_metadata.jsonl``, and the list that its validation takes.
 """
 
@@ -10,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.errors import ConfigError
@@ -29,10 +32,10 @@ class Options(DatasetOptions):
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
-    """All prompts, in file order, without surrounding white space; blank lines of a ``.txt`` are skipped.
+    """Return all prompts, in file order, without surrounding white space; blank lines of a ``.txt`` are skipped.
 
-    A prompt that is there twice is one prompt: its samples are one group.
-    Raises one :class:`ConfigError` with every mistake in the file.
+    The other values of an object are the prompt's metadata. A prompt that is there twice with equal metadata is one
+    prompt: its samples are one group. Raises one :class:`ConfigError` with every mistake in the file.
     """
     path = Path(options.path)
     if path.suffix.lower() not in FORMATS or not path.is_file():
@@ -41,24 +44,35 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
         found = _entries(path.suffix.lower(), path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    mistakes = [f'{place}: expected an object with the text "prompt"' for place, text in found if not text]
+    mistakes = [f'{place}: expected an object with the text "prompt"' for place, text, _ in found if not text]
     if not found:
         mistakes.append("holds no prompt")
     if mistakes:
         more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
         raise ConfigError("\n    ".join([f"{path}:", *mistakes[:MAX_MISTAKES], *more]))
-    return tuple(Prompt(id=prompt_id(text), text=text) for text in dict.fromkeys(text for _, text in found))
+    prompts: dict[str, Prompt] = {}
+    for _, text, metadata in found:
+        known = prompts.get(name := prompt_id(text))
+        if known is not None and known.metadata != metadata:
+            name = prompt_id(text + canonical_json(metadata).decode())
+        prompts.setdefault(name, Prompt(id=name, text=text, metadata=metadata))
+    return tuple(prompts.values())
 
 
-def _entries(extension: str, text: str) -> list[tuple[str, str]]:
-    """Where each prompt stands, and its text; "" where there is none. Raises ``ValueError`` if it is not JSON."""
+def _entries(extension: str, text: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return the place, text and metadata of each prompt; the text is "" if there is none.
+
+    Raises ``ValueError`` if the file is not JSON.
+    """
     if extension == ".json":
         values = json.loads(text)
         if not isinstance(values, list):
             raise ValueError("expected a list of objects")
-        return [(f"entry {number}", _text(value)) for number, value in enumerate(values, 1)]
+        return [(f"entry {number}", *_parts(value)) for number, value in enumerate(values, 1)]
     lines = [(f"line {number}", line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    return lines if extension == ".txt" else [(place, _text(_object(line))) for place, line in lines]
+    if extension == ".txt":
+        return [(place, line, {}) for place, line in lines]
+    return [(place, *_parts(_object(line))) for place, line in lines]
 
 
 def _object(line: str) -> Any:
@@ -68,6 +82,8 @@ def _object(line: str) -> Any:
         return None
 
 
-def _text(value: Any) -> str:
+def _parts(value: Any) -> tuple[str, dict[str, Any]]:
     text = value.get("prompt") if isinstance(value, dict) else None
-    return text.strip() if isinstance(text, str) else ""
+    if not isinstance(text, str):
+        return "", {}
+    return text.strip(), {name: other for name, other in value.items() if name != "prompt"}

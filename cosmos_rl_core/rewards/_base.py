@@ -1,23 +1,37 @@
 """What a reward plugin offers. A plugin file has a class ``Options`` (a Section), and a class ``Reward``."""
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 
 @dataclass(frozen=True)
-class Sample:
-    """What a reward sees of one generated sample."""
+class Scored:
+    """The facts of one generated sample that every reward sees."""
 
     sample_id: str
     prompt_id: str
     prompt: str
+    metadata: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """The prompt's metadata: JSON values from its dataset."""
+
+
+@dataclass(frozen=True)
+class Sample(Scored):
+    """One generated sample as pixels."""
+
     pixels: np.ndarray
     """uint8 RGB ``[frames, height, width, 3]``; one frame for an image."""
-    latents: np.ndarray | None = None
-    """The final latents, normalised, float32 ``[channels, frames, height, width]`` (of an image without frames); None
-    where they are not kept, as of evaluations."""
+
+
+@dataclass(frozen=True)
+class LatentSample(Scored):
+    """One generated sample as latents, for a reward whose options read ``latents``."""
+
+    latents: np.ndarray
+    """The final latents, normalised, float32 ``[channels, frames, height, width]``, of an image without frames."""
 
 
 class Reward(Protocol):

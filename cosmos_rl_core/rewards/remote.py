@@ -4,6 +4,7 @@ Where it is says the environment: ``REMOTE_REWARD_ENQUEUE_URL``, ``REMOTE_REWARD
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ from pydantic import Field, model_validator
 
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._base import LatentSample, Sample
 from cosmos_rl_core.rewards._client import Client, RefusedError, Service, Ticket, frame, shorten
 from cosmos_rl_core.storage import media
 
@@ -56,6 +57,10 @@ class Options(RewardOptions):
         """Tells the rewards of one service apart: ``remote-dance_grpo-overall_reward``."""
         return "-".join(filter(None, ["remote", self.reward_fn, self.score_key]))
 
+    def reads(self, num_frames: int) -> Literal["media", "latents"]:
+        """Return ``latents`` if videos are sent as such."""
+        return "latents" if self.media == "latents" and num_frames > 1 else "media"
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.clip_min is not None and self.clip_max is not None and self.clip_min >= self.clip_max:
@@ -78,7 +83,7 @@ class Reward:
         """Raise :class:`ConfigError` if the environment does not say where the service is."""
         Service.from_environment()
 
-    def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
+    def score(self, samples: Sequence[Sample | LatentSample]) -> list[dict[str, float] | Exception]:
         """One entry a sample, in order. A request that fails is repeated sample by sample, so that only the ones at
         fault are lost."""
         alike: dict[tuple[str, Any], list[int]] = {}
@@ -95,7 +100,7 @@ class Reward:
         return [found[i] for i in range(len(samples))]
 
     def _ask(
-        self, client: Client, samples: list[Sample], batches: list[list[int]]
+        self, client: Client, samples: Sequence[Sample | LatentSample], batches: list[list[int]]
     ) -> dict[int, dict[str, float] | Exception]:
         """Scores of batches of indices into ``samples``, which the service works on at the same time."""
         tickets = [self._enqueue(client, [samples[i] for i in batch]) for batch in batches]
@@ -111,7 +116,7 @@ class Reward:
                 found |= {batch[0]: error} if alone else self._ask(client, samples, [[i] for i in batch])
         return found
 
-    def _enqueue(self, client: Client, samples: list[Sample]) -> Ticket | RefusedError:
+    def _enqueue(self, client: Client, samples: Sequence[Sample | LatentSample]) -> Ticket | RefusedError:
         sent = [self._sent(sample) for sample in samples]
         kind, fps = sent[0][0], None if sent[0][0] == "image" else float(media.FPS)
         arrays = np.stack([array for _, array in sent])
@@ -121,12 +126,11 @@ class Reward:
         except RefusedError as error:
             return error
 
-    def _sent(self, sample: Sample) -> tuple[str, np.ndarray]:
-        """``media_type`` and array of one sample."""
-        if len(sample.pixels) == 1:
-            return "image", sample.pixels[0]
-        if sample.latents is None or self._options.media == "pixels":
-            return "video", sample.pixels.transpose(3, 0, 1, 2)
+    def _sent(self, sample: Sample | LatentSample) -> tuple[str, np.ndarray]:
+        """Return ``media_type`` and array of one sample."""
+        if isinstance(sample, Sample):
+            is_image = len(sample.pixels) == 1
+            return ("image", sample.pixels[0]) if is_image else ("video", sample.pixels.transpose(3, 0, 1, 2))
         if (channels := len(sample.latents)) not in DECODED_CHANNELS:
             raise ConfigError(
                 f'latents of {channels} channels; reward services decode Wan\'s, of 16 or 48: set media = "pixels"'

@@ -9,6 +9,7 @@ from cosmos_rl_core.storage import store
 from flows.planning.requests import Run
 from flows.planning.steps import Step, find, open_run
 from flows.post_train import steps
+from stages.artifacts.artifact import Artifact
 from stages.artifacts.generations import current_generation, has_begun, invalidate, is_committed
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input
@@ -75,11 +76,27 @@ def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None,
     generation = current_generation(step.slot)
     if not has_begun(step.slot, generation):
         raise ConfigError(f"{step.name} of {run_id} has no artifact and no unfinished one; just run it")
+    _check_inputs(step)
     below = made_from(run, [step], every)
     found = Rerun(run_id, step, generation, is_committed(step.slot, generation), below, dry_run)
     if not dry_run:
         invalidate(step.slot, generation, "asked for by `cosmos-flows rerun`")
     return found
+
+
+def _check_inputs(step: Step) -> None:
+    """Raise :class:`ConfigError` if the stage reads files that retention has deleted: it could not be made again."""
+    try:
+        inputs = step.request().inputs
+    except ArtifactError:
+        return  # an input is not there yet: it will be made before this stage
+    for source in (source for some in inputs.values() for source in some):
+        artifact = Artifact(source)
+        if gone := [part for part in source.parts if artifact.lacks(part)]:
+            raise ConfigError(
+                f"{step.name} cannot be made again: it reads {', '.join(gone)} of {source.url}, which this run deleted "
+                "because newer ones are there; rerun the stage that made them first"
+            )
 
 
 def _cost(name: str, below: Sequence[tuple[str, float | None]]) -> list[str]:

@@ -80,11 +80,12 @@ def check_budget(recipe: Recipe) -> None:
     each = sample_bytes(recipe)
     if each is None or not recipe.train.train_policy.rewarded:
         return
-    count = recipe.train.num_iterations * recipe.train.train_batch_per_replica
+    count = _kept_rollouts(recipe) * recipe.train.train_batch_per_replica
     if each * count > recipe.rollout.store_budget_gb * GB:
         raise ConfigError(
             f"the rollouts would take {each * count / GB:.2g} GB ({count} samples of {each / 10**6:.1f} MB), more than "
-            f"rollout.store_budget_gb = {recipe.rollout.store_budget_gb:g}; raise it, or train on fewer steps"
+            f"rollout.store_budget_gb = {recipe.rollout.store_budget_gb:g}; raise it, keep fewer "
+            "rollouts (rollout.keep.tensors), or train on fewer steps"
         )
 
 
@@ -125,9 +126,18 @@ def describe(recipe: Recipe) -> list[str]:
         picture = in_words(3 * diffusers.train_frames * math.prod(diffusers.inference_size))
         size = "a size that no file tells" if each is None else in_words(each)
         lines.insert(0, f"{count} samples of {size} an iteration, each with a picture of {picture} before compression")
-        left += iterations * count * (each or 0)
+        left += _kept_rollouts(recipe) * count * (each or 0)
     texts = f"; embeddings of {in_words(embedding_bytes(recipe))} a prompt"
     return [*lines, f"{in_words(left)} and the pictures in {iterations} iterations{texts}"]
+
+
+def _kept_rollouts(recipe: Recipe) -> int:
+    """Return the number of rollouts whose tensors are in the store at the same time, at most.
+
+    One more than are kept: the oldest goes when an update has read the newest. A stale rollout is made beside it.
+    """
+    keep, iterations = recipe.rollout.keep.tensors, recipe.train.num_iterations
+    return iterations if keep is None else min(iterations, keep + 1 + (recipe.train.staleness > 0))
 
 
 def _kept_policies(recipe: Recipe, parts: dict[str, int]) -> int:

@@ -19,7 +19,7 @@ from flows.planning.plan import Plan, run_url
 from stages import contracts
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import drop, input_of
-from stages.contracts import MediaShape, OptimizerSteps, StageConfig
+from stages.contracts import INDEX, MEDIA, TENSORS, MediaShape, OptimizerSteps, StageConfig
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,13 @@ class Run:
         return self.policy_slot if k == 0 else self.iteration(k - 1, "update" if self.trains_on_rewards else "finetune")
 
     def drop_old_state(self, newest: int) -> None:
-        """Let go of what training can only go on from at a policy that ``max_keep`` newer ones have."""
-        keep = self.recipe.train.ckpt.max_keep
-        if keep is not None and newest - keep > 0:
+        """Delete the training state of policies, and the parts of rollouts, that the recipe no longer keeps."""
+        keep, of_rollouts = self.recipe.train.ckpt.max_keep, self.recipe.rollout.keep
+        if keep is not None and newest > keep:
             drop(self.policy_after(newest - keep), *TRAINING_ONLY)
+        for part, keep in ((TENSORS, of_rollouts.tensors), (MEDIA, of_rollouts.media)):
+            if self.trains_on_rewards and keep is not None and newest > keep:
+                drop(self.iteration(newest - 1 - keep, "rollout"), part)
 
     def policy(self) -> Request:
         """Policy version 0."""
@@ -154,7 +157,8 @@ class Run:
     def _embed(self, prompts: tuple[Prompt, ...], negative_prompt: str | None = None) -> Request:
         config = contracts.Embed(
             model=self.plan.base,
-            prompts=prompts,
+            # Embeddings depend on texts alone, and are shared by runs whose prompts have other metadata.
+            prompts=tuple(Prompt(id=prompt.id, text=prompt.text) for prompt in prompts),
             negative_prompt=negative_prompt,
             max_prompt_length=self.recipe.policy.diffusers.max_prompt_length,
             prefixed=self.plan.prefixed,
@@ -209,27 +213,27 @@ class Run:
 
     def reward(self, reward: RewardConfig, samples: str, k: int | None) -> Request:
         """The scores of the samples in a slot by one reward."""
+        folder, _, name = samples.rpartition("/")
+        # Evaluations have no latents.
+        reads = reward.fn.reads(self._media.frames) if name == "rollout" else "media"
         config = contracts.Reward(
             reward=reward.fn,
+            reads=reads,
             scorer=plugins.load("rewards", reward.fn.name).Reward(reward.fn).version,
             max_attempts=reward.max_attempts,
             max_failed_fraction=reward.max_failed_fraction,
         )
-        folder, _, name = samples.rpartition("/")
         prefix = "reward" if name == "rollout" else name
-        return self._request(
-            store.join(folder, f"{prefix}-{reward.fn.label}"), config, k, {"samples": (input_of(samples),)}
-        )
+        inputs = {"samples": (input_of(samples, INDEX, TENSORS if reads == "latents" else MEDIA),)}
+        return self._request(store.join(folder, f"{prefix}-{reward.fn.label}"), config, k, inputs)
 
     def update(self, k: int) -> Request:
         """Policy k to policy k + 1."""
         recipe = self.recipe
         options = recipe.train.train_policy
         assert isinstance(options, RewardedOptions)
-        num_steps = options.mu_iterations * (
-            recipe.train.train_batch_per_replica
-            // (options.batch_size_per_optimize or recipe.train.train_batch_per_replica)
-        )
+        batch = recipe.train.train_batch_per_replica
+        num_steps = options.mu_iterations * (batch // (options.batch_size_per_optimize or batch))
         trained = [reward for reward in recipe.rewards if reward.role == "train"]
         config = contracts.Update(
             model=self.plan.model,
@@ -247,7 +251,7 @@ class Run:
         )
         inputs = {
             "policy": (self._state(k),),
-            "rollouts": (input_of(self.iteration(k, "rollout")),),
+            "rollouts": (input_of(self.iteration(k, "rollout"), INDEX, TENSORS),),
             "behaviours": (self._behaviour(k),),
             "scores": tuple(input_of(self.iteration(k, f"reward-{reward.fn.label}")) for reward in trained),
             "embeddings": (input_of(self.embed_slot),),
@@ -331,9 +335,9 @@ class Run:
         config = contracts.Report(title=self.plan.run_id, reward=reward)
         inputs: dict[str, tuple[Input, ...]] = {"updates": tuple(input_of(self.policy_after(k + 1)) for k in ks)}
         if self.trains_on_rewards:
-            inputs["rollouts"] = tuple(input_of(self.iteration(k, "rollout")) for k in ks)
+            inputs["rollouts"] = tuple(input_of(self.iteration(k, "rollout"), INDEX, MEDIA) for k in ks)
             inputs["scores"] = tuple(input_of(self.iteration(k, f"reward-{reward}")) for k in ks)
-        inputs["evaluations"] = tuple(input_of(self.version(k, "evaluate")) for k in evaluated)
+        inputs["evaluations"] = tuple(input_of(self.version(k, "evaluate"), INDEX, MEDIA) for k in evaluated)
         if reward:
             inputs["evaluation_scores"] = tuple(input_of(self.version(k, f"evaluate-{reward}")) for k in evaluated)
         return self._request(self.slot("report"), config, None, inputs)

@@ -10,7 +10,11 @@ from stages.artifacts.files import read_entry
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Input
-from stages.artifacts.slots import dropped_parts, manifest_bytes
+from stages.artifacts.slots import is_dropped, manifest_bytes
+from stages.contracts import MEDIA, TENSORS
+
+KEPT_BY = {MEDIA: "rollout.keep.media", TENSORS: "rollout.keep.tensors"}
+"""The setting that says how many artifacts keep a part, where it is not that of policies."""
 
 
 class Artifact:
@@ -22,7 +26,13 @@ class Artifact:
         self.manifest = Manifest.unsealed(manifest_bytes(source), url, source.url, source.generation)
         if self.manifest.part_content(*source.parts) != source.content:
             raise ArtifactError(f"{source.url} has other contents than the Request names")
-        self.parts_dropped = dropped_parts(self.manifest)
+        self._dropped: dict[str, bool] = {}
+
+    def lacks(self, part: str) -> bool:
+        """Return whether the files of a part were deleted for good."""
+        if part not in self._dropped:
+            self._dropped[part] = "/" not in part and is_dropped(self.manifest, part)
+        return self._dropped[part]
 
     def names(self, prefix: str = "") -> list[str]:
         """Names of the files that start with ``prefix``, sorted."""
@@ -34,13 +44,13 @@ class Artifact:
 
     def entry(self, name: str) -> FileEntry:
         """What the manifest says of one file. Raises :class:`ArtifactError` where there is none, or none any more."""
-        if name.partition("/")[0] in self.parts_dropped:
-            raise ArtifactError(
-                f"{name} of {self.url} was deleted, as this run keeps the training state of its newest policies only; "
-                "begin again at an earlier policy, or keep more (train.ckpt.max_keep)"
-            )
         if name not in self.manifest.files:
             raise ArtifactError(f"{self.url} has no file {name!r}; it has {', '.join(self.names())}")
+        if self.lacks(part := name.partition("/")[0]):
+            raise ArtifactError(
+                f"{name} of {self.url} was deleted, because this run keeps the newest {part} only; make the artifact "
+                f"again (cosmos-flows rerun), and keep more ({KEPT_BY.get(part, 'train.ckpt.max_keep')})"
+            )
         return self.manifest.files[name]
 
     def json(self, name: str) -> Any:

@@ -1,11 +1,13 @@
 """What a committed layout must have in common with the one just computed, and a finished shard with its layout."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
 
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import shards
 
+Item = TypeVar("Item")
 Check = Callable[[dict[str, bytes]], str | None]
 """Why the files of a shard, by name, are not those that its layout asks for; None if they are."""
 
@@ -27,14 +29,22 @@ def difference(found: dict[str, Any], computed: dict[str, Any]) -> str | None:
     return None
 
 
-def tar_of(name: str, ids: Sequence[str], besides: str | None = None) -> Check:
-    """Check that a shard is one tar of this name, whose members are files of exactly these samples.
+def cut(items: list[Item], size: int) -> list[list[Item]]:
+    """Divide a list into consecutive parts of ``size``; the last may be smaller."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
-    A file called ``besides`` may be with it.
-    """
+
+def evenly(items: list[Item], count: int) -> list[list[Item]]:
+    """Divide a list into ``count`` consecutive parts whose sizes differ by 1 at most."""
+    bounds = [len(items) * part // count for part in range(count + 1)]
+    return [items[a:b] for a, b in pairwise(bounds)]
+
+
+def tar_of(name: str, ids: Sequence[str]) -> Check:
+    """Check that a shard is one tar of this name, whose members are files of exactly these samples."""
 
     def check(files: dict[str, bytes]) -> str | None:
-        if files.keys() - {besides} != {name}:
+        if files.keys() != {name}:
             return f"it marks {', '.join(sorted(files))}, expected {name}"
         try:
             found = {member.rpartition(".")[0] for member in shards.unpack(files[name])}

@@ -120,12 +120,27 @@ class Invalidated(Record):
 
 
 class Dropped(Record):
-    """What of an artifact was deleted for good."""
+    """A record that the files of one part of an artifact were deleted for good."""
 
     kind = "dropped"
     manifest: str
     """Digest of its manifest's bytes."""
-    parts: tuple[str, ...]
+    part: str
+
+    @classmethod
+    def of(cls, slot: str, generation: int, part: str) -> Self | None:
+        """Read the record of one part; None if the part was not dropped. Raises as :meth:`unsealed`."""
+        url = cls.part_url(slot, generation, part)
+        data = store.read_if_exists(url)
+        found = None if data is None else cls.unsealed(data, url, slot, generation)
+        if found is not None and found.part != part:
+            raise ArtifactError(f"{url} was written for the part {found.part}, expected {part}; {RESTORE}")
+        return found
+
+    @classmethod
+    def part_url(cls, slot: str, generation: int, part: str) -> str:
+        """Return where a slot keeps the record."""
+        return store.join(slot, f"{cls.kind}.{generation}.{part}.json")
 
 
 class Pinned(Section):

@@ -77,7 +77,7 @@ def why_stale(manifest: Manifest, request: Request) -> str | None:
         return reason
     urls = [store.join(manifest.slot, entry.path) for entry in manifest.files.values()]
     for (name, entry), url, found in zip(manifest.files.items(), urls, store.sizes(urls), strict=True):
-        if found is None and name.partition("/")[0] in dropped_parts(manifest):
+        if found is None and is_dropped(manifest, name.partition("/")[0]):
             continue
         if found is None:
             return f"{name} is missing ({url})"
@@ -89,39 +89,48 @@ def why_stale(manifest: Manifest, request: Request) -> str | None:
 
 
 def drop(slot: str, *parts: str) -> None:
-    """Delete parts of the standing artifact for good. It stands as before, and whoever reads them is told.
+    """Delete parts of the standing artifact for good. The artifact still stands, and reading them raises an error.
 
-    A kill in between leaves files that another call removes: what is dropped is on record first.
+    Each part's record is written before its files are removed: after a kill in between, another call removes the rest.
     """
     generation, manifest = standing(slot)
     if manifest is None or manifest.referred:
         return
-    record = Dropped(place=place_of(slot), generation=generation, manifest=manifest.digest, parts=tuple(sorted(parts)))
-    store.put_if_absent(Dropped.url(slot, generation), record.sealed())
-    for name, entry in manifest.files.items():
-        if name.partition("/")[0] in dropped_parts(manifest):
-            store.remove(store.join(slot, entry.path))
+    for part in parts:
+        if not manifest.has_part(part):
+            continue
+        record = Dropped(place=place_of(slot), generation=generation, manifest=manifest.digest, part=part)
+        store.put_if_absent(Dropped.part_url(slot, generation, part), record.sealed())
+        if is_dropped(manifest, part):
+            for name, entry in manifest.files.items():
+                if name.startswith(f"{part}/"):
+                    store.remove(store.join(slot, entry.path))
 
 
-def dropped_parts(manifest: Manifest) -> list[str]:
-    found = Dropped.read(manifest.slot, manifest.generation)
+def is_dropped(manifest: Manifest, part: str) -> bool:
+    """Return whether a part of an artifact was deleted for good.
+
+    Raises :class:`ArtifactError` if the record is damaged or of another manifest.
+    """
+    found = Dropped.of(manifest.slot, manifest.generation, part)
     if found is not None and found.manifest != manifest.digest:
-        raise ArtifactError(
-            f"{Dropped.url(manifest.slot, manifest.generation)} is not of the manifest beside it; restore both"
-        )
-    return [] if found is None else list(found.parts)
+        url = Dropped.part_url(manifest.slot, manifest.generation, part)
+        raise ArtifactError(f"{url} is not of the manifest beside it; restore both")
+    return found is not None
 
 
 def input_of(slot: str, *parts: str) -> Input:
-    """The slot's standing artifact as an input: those of the parts that it has, or all of it where none is named.
+    """Return the slot's standing artifact as an input: the named parts, or all of it if none is named.
 
-    A policy that has none of them gives ``current``: at version 0 all copies are equal.
-    Raises :class:`ArtifactError` if there is no artifact.
+    Parts that it does not have are left out. A policy that has none of them gives ``current``: at version 0 all copies
+    are equal. Raises :class:`ArtifactError` if there is no artifact.
     """
     _, manifest = standing(slot)
     if manifest is None:
         raise ArtifactError(f"{slot} has no artifact yet")
-    found = tuple(part for part in parts if manifest.has_part(part)) or (CURRENT,) * bool(parts)
+    found = tuple(part for part in parts if manifest.has_part(part))
+    if not found and manifest.has_part(CURRENT):
+        found = (CURRENT,) * bool(parts)
     return Input(
         url=manifest.slot,
         generation=manifest.generation,

@@ -11,7 +11,7 @@ from cosmos_rl_core.weights.policy_weights import from_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
 from stages.formats.members import KEPT_BYTES, Members
-from stages.formats.samples import read_table
+from stages.formats.tables import read_table
 
 INDEX = "index.parquet"
 """A row an item: ``item_id``, ``prompt_id`` and the number of its ``shard``."""

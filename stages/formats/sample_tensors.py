@@ -1,7 +1,6 @@
 """What rollouts stored of their samples for training, each tensor read when it is asked for, every byte checked."""
 
-import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,43 +9,57 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage.tensor_files import decode
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
+from stages.contracts import TENSORS
 from stages.formats.members import KEPT_BYTES, Members
-from stages.formats.samples import INDEX, read_table, shard_name
+from stages.formats.samples import all_rows, unit_name
+
+
+def key_of(place: int, sample_id: str) -> str:
+    """Return the name, within an update, of a sample of its ``place``-th rollout."""
+    return f"{place}/{sample_id}"
+
+
+def place_of(key: str) -> tuple[int, str]:
+    """Return which rollout a key of :func:`key_of` is of, and the sample's id."""
+    place, _, sample_id = key.partition("/")
+    return int(place), sample_id
 
 
 class SampleTensors(Mapping[str, Mapping[str, Tensor]]):
-    """Tensors by sample id and name, unbatched, on the CPU.
+    """Tensors by key (see :func:`key_of`) and name, unbatched, on the CPU, each read when it is accessed.
 
-    A rank reads those of its own micro-batches alone. At most ``kept_bytes`` of each rollout stay in memory. Raises
-    :class:`ArtifactError` at once if one of ``sample_ids`` is in no rollout.
+    At most ``kept_bytes`` of each rollout stay in memory. Raises :class:`ArtifactError` at once if a rollout lacks one
+    of the samples.
     """
 
-    def __init__(self, rollouts: Collection[Input], sample_ids: Collection[str], kept_bytes: int = KEPT_BYTES) -> None:
-        self._places: dict[str, tuple[Members, str]] = {}
-        for artifact in map(Artifact, rollouts):
-            members, index = Members(artifact, kept_bytes), read_table(artifact, INDEX)
-            shard_of = dict(zip(index["sample_id"], index["shard"], strict=True))
-            self._places |= {i: (members, shard_name(shard_of[i])) for i in sample_ids if i in shard_of}
-        if missing := sorted(set(sample_ids) - self._places.keys()):
+    def __init__(self, rollouts: Sequence[Input], keys: Collection[str], kept_bytes: int = KEPT_BYTES) -> None:
+        artifacts = [Artifact(rollout) for rollout in rollouts]
+        self._rows = {
+            key_of(place, row["sample_id"]): row
+            for place, artifact in enumerate(artifacts)
+            for row in all_rows(artifact)
+        }
+        if missing := sorted(set(keys) - self._rows.keys()):
             raise ArtifactError(f"the rollouts hold no tensors of {len(missing)} samples, e.g. {missing[0]}")
+        self._members, self._keys = [Members(artifact, kept_bytes) for artifact in artifacts], list(keys)
 
-    def about(self, sample_id: str) -> dict[str, Any]:
-        """The facts of a sample: prompt, seeds, noise levels."""
-        members, shard = self._places[sample_id]
-        return json.loads(members.read(shard, f"{sample_id}.json"))
+    def row(self, key: str) -> dict[str, Any]:
+        """Return a sample's row of the index: prompt, seeds, noise levels."""
+        return self._rows[key]
 
-    def __getitem__(self, sample_id: str) -> Mapping[str, Tensor]:
-        return _Tensors(*self._places[sample_id], f"{sample_id}.safetensors")
+    def __getitem__(self, key: str) -> Mapping[str, Tensor]:
+        place, sample_id = place_of(key)
+        return _Tensors(self._members[place], unit_name(TENSORS, self._rows[key]["unit"]), f"{sample_id}.safetensors")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._keys)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._keys)
 
 
 class _Tensors(Mapping[str, Tensor]):
-    """Those of one safetensors member."""
+    """Tensors of one safetensors member."""
 
     def __init__(self, members: Members, shard: str, name: str) -> None:
         self._place = (shard, name)

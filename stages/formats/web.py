@@ -10,15 +10,20 @@ from cosmos_rl_core.storage import store
 from stages.artifacts.slots import standing
 
 
-def web_dataset(slot: str, **options: Any) -> WebDataset:
-    """The tar shards of the slot's standing artifact, e.g. of a rollout, in order; ``options`` are webdataset's own.
+def web_dataset(slot: str, part: str, **options: Any) -> WebDataset:
+    """Return the tar shards of one part of the slot's standing artifact, in order: ``media`` or ``tensors`` of a
+    rollout, ``latents`` of an encoding. ``options`` are webdataset's own.
 
     Streamed, so not checked against the manifest. Raises :class:`ArtifactError` if there is no artifact with shards.
     """
     _, manifest = standing(slot)
-    names = [] if manifest is None else [name for name in manifest.files if name.endswith(".tar")]
+    names = (
+        []
+        if manifest is None
+        else [name for name in manifest.files if name.startswith(f"{part}/") and name.endswith(".tar")]
+    )
     if manifest is None or not names:
-        raise ArtifactError(f"{slot} has no artifact with shards; it is a rollout's or an encoding's that has some")
+        raise ArtifactError(f"{slot} has no artifact with tar shards {part}/<n>.tar; rollouts and encodings have some")
     # Webdataset knows no s3 by itself.
     gopen_schemes["s3"] = lambda url, *_, **__: store.stream(url)
     urls = [store.join(manifest.slot, manifest.files[name].path) for name in names]

@@ -76,10 +76,12 @@ def picture(sample: StoredSample) -> str:
     """The sample's image; of a video its first, middle and last frame side by side; words where there is none."""
     if not sample.finite:
         return '<div class="frames"><p class="failed">no picture: the sample is not finite</p></div>'
+    if not sample.media:
+        return '<div class="frames"><p class="failed">the picture was deleted (rollout.keep.media)</p></div>'
     frames = sample.pixels
     shown = sorted({0, len(frames) // 2, len(frames) - 1})
     sources = [_source(frames[i]) for i in shown]
-    alt = text(sample.about["prompt"])
+    alt = text(sample.row["prompt"])
     sharp = ' class="px"' if max(frames.shape[1:3]) <= _PIXELATED_SIDE else ""
     height, width = frames.shape[1:3]
     images = [f'<img{sharp} src="{source}" width="{width}" height="{height}" alt="{alt}">' for source in sources]
@@ -88,7 +90,7 @@ def picture(sample: StoredSample) -> str:
 
 def is_film(sample: StoredSample) -> bool:
     """Whether :func:`picture` shows several frames."""
-    return sample.finite and sample.extension == media.VIDEO
+    return bool(sample.media) and sample.extension == media.VIDEO
 
 
 def _source(pixels: np.ndarray) -> str:

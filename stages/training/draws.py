@@ -21,37 +21,44 @@ from cosmos_rl_core.training.noise_levels import DrawKey, random_times, sft_time
 from stages.artifacts.request import Request
 from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.formats.latents import Latents
-from stages.formats.sample_tensors import SampleTensors
+from stages.formats.sample_tensors import SampleTensors, place_of
 from stages.training.given import NUM_GIVEN, own_frames
 from stages.training.trainer import MicroBatch
 
 Draw = Callable[[list[str], int, int, float], MicroBatch]
-"""Sample ids, pass, which of their noise levels or recorded steps, weight: to a micro-batch."""
+"""From sample keys, the pass, which of their noise levels or recorded steps, and a weight to a micro-batch."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The samples of the rollouts that are trained on: tensors, prompt and advantage by sample id."""
+    """The samples of the rollouts that are trained on: tensors, prompt and advantage by sample key."""
 
     tensors: SampleTensors
     """Read as they are drawn, by the rank that draws them."""
     prompt_ids: dict[str, str]
     advantages: dict[str, float]
     conditioning: Embeddings
+    behaviours: list[str]
+    """The name of the weights that made each rollout."""
     device: torch.device
 
     @classmethod
-    def read(cls, request: Request, table: pd.DataFrame, device: torch.device) -> "Stored":
-        """``table`` has ``sample_id, prompt_id, advantage, used``.
+    def read(cls, request: Request, table: pd.DataFrame, behaviours: list[str], device: torch.device) -> "Stored":
+        """Return the samples that ``table`` (``key, prompt_id, advantage, used``) marks as used.
 
-        Raises :class:`ArtifactError` if the rollouts lack a sample.
+        Raises :class:`ArtifactError` if the rollouts lack one of them.
         """
         used = table[table["used"]]
-        prompt_ids = dict(zip(used["sample_id"], used["prompt_id"], strict=True))
+        prompt_ids = dict(zip(used["key"], used["prompt_id"], strict=True))
         tensors = SampleTensors(request.inputs["rollouts"], prompt_ids)
         conditioning = Embeddings(request.one("embeddings"), [*sorted(set(prompt_ids.values())), NEGATIVE])
-        advantages = dict(zip(used["sample_id"], used["advantage"], strict=True))
-        return cls(tensors, prompt_ids, advantages, conditioning, device)
+        advantages = dict(zip(used["key"], used["advantage"], strict=True))
+        return cls(tensors, prompt_ids, advantages, conditioning, behaviours, device)
+
+    def behaviour_of(self, keys: list[str]) -> str:
+        """Return the name of the weights that made the one rollout of these samples."""
+        (place,) = {place_of(key)[0] for key in keys}
+        return self.behaviours[place]
 
     def stack(self, ids: list[str], name: str) -> Tensor:
         """One stored tensor of each sample, ``[B, ...]``, on the device."""
@@ -64,7 +71,7 @@ class Stored:
 
     def _given(self, sample_id: str) -> Conditioning:
         """Read off the sample itself: what is given is what every state has."""
-        count = self.tensors.about(sample_id).get(NUM_GIVEN)
+        count = self.tensors.row(sample_id).get(NUM_GIVEN)
         if count is None:
             return {}
         latents = self.tensors[sample_id]["latents"]
@@ -104,6 +111,7 @@ class LatentDraws:
             weight,
             negative=self.stored.negative(len(ids)) if self.guidance_scale != 1 else None,
             guidance_scale=self.guidance_scale,
+            behaviour=self.stored.behaviour_of(ids),
             keys=tuple((*astuple(key), place) for key in keys),
         )
 
@@ -138,13 +146,14 @@ class TransitionDraws:
             weight,
             negative=self.stored.negative(len(ids)) if guided else None,
             guidance_scale=self.guidance_scale,
+            behaviour=self.stored.behaviour_of(ids),
             names=tuple(ids),
             steps=tuple(steps),
         )
 
     def _check_levels(self, ids: list[str]) -> None:
         fed = [step.t for step in self.kernel.steps]
-        if other := [sample_id for sample_id in ids if self.stored.tensors.about(sample_id)["t"] != fed]:
+        if other := [sample_id for sample_id in ids if self.stored.tensors.row(sample_id)["t"] != fed]:
             raise ArtifactError(
                 f"{other[0]} and perhaps other samples were made on other noise levels than this update would replay"
             )
@@ -156,7 +165,7 @@ class TransitionDraws:
     def initial_noise(self, sample_id: str) -> Tensor:
         """What the sample's rollout started from, drawn again: float32, on the CPU."""
         shape = tuple(self.stored.tensors[sample_id]["latents"].shape)
-        noise_seed = self.stored.tensors.about(sample_id)["noise_seed"]
+        noise_seed = self.stored.tensors.row(sample_id)["noise_seed"]
         return torch.from_numpy(seeds.normal(shape, noise_seed, "initial noise", 0))
 
     def _stack(self, ids: list[str], names: list[str]) -> Tensor:

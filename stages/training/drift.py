@@ -1,6 +1,7 @@
 """How far an update has moved from the policy that made its rollouts, recorded step by recorded step."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,17 @@ from cosmos_rl_core.algorithms._needs import DRIFT_METRICS, DriftLimits
 from cosmos_rl_core.errors import DriftError
 from stages import contracts
 from stages.context import Context
-from stages.formats.samples import to_parquet
+from stages.formats.sample_tensors import place_of
+from stages.formats.tables import to_parquet
 from stages.training.trainer import MicroBatch, Trainer, Watcher
 
 
 class DriftWatch(Watcher):
     """Watches a trainer's micro-batches of transitions; for other algorithms there is nothing to see."""
 
-    def __init__(self, limits: DriftLimits | None, trainer: Trainer, context: Context) -> None:
+    def __init__(self, limits: DriftLimits | None, trainer: Trainer, context: Context, contents: Sequence[str]) -> None:
         self.limits, self.trainer, self.context = limits, trainer, context
+        self._contents = contents
         self.rows: list[dict[str, Any]] = []
         self._worst: tuple[float, str, int] = (0.0, "", 0)
         self._ended_at: float | None = None
@@ -35,7 +38,7 @@ class DriftWatch(Watcher):
         rows = [row for ranks_rows in ranks.gather(self.rows if ranks.leads else []) for row in ranks_rows]
         if ranks.rank != 0:
             return
-        table = pd.DataFrame(rows).sort_values(["optimizer_step", "sample_id", "step"], ignore_index=True)
+        table = pd.DataFrame(rows).sort_values(["optimizer_step", "rollout", "sample_id", "step"], ignore_index=True)
         self.context.attempt.put(contracts.Update.TRANSITIONS, to_parquet(table))
         sizes = {index: effective_sample_size(part["log_ratio"]) for index, part in table.groupby("optimizer_step")}
         for row in self.trainer.rows:
@@ -55,7 +58,9 @@ class DriftWatch(Watcher):
         for place, (sample_id, step) in enumerate(zip(micro.names, micro.steps, strict=True)):
             values = {name: column[place] for name, column in columns.items()}
             self._worst = max(self._worst, (values["ratio_drift"], sample_id, step), key=_severity)
-            self.rows.append({"optimizer_step": index, "sample_id": sample_id, "step": step, **values})
+            place, name = place_of(sample_id)
+            named = {"optimizer_step": index, "rollout": self._contents[place], "sample_id": name, "step": step}
+            self.rows.append(named | values)
 
     def may_step(self, index: int, means: dict[str, float]) -> bool:
         """Whether the weights may move: all ranks see the same numbers and decide alike."""
@@ -71,7 +76,8 @@ class DriftWatch(Watcher):
 
     def _check(self, worst: tuple[float, str, int]) -> None:
         assert self.limits is not None
-        drift, sample_id, step = worst
+        drift, key, step = worst
+        sample_id = place_of(key)[1]
         if not drift <= self.limits.max_logp_drift:
             raise DriftError(
                 f"sample {sample_id}, step {step}: the logarithm of the ratio is {drift:.3g} although the weights are "

@@ -26,14 +26,14 @@ from cosmos_rl_core.training.optimizer import (
     state_shards,
 )
 from cosmos_rl_core.weights.lora_dropout import DropoutKey, dropping
-from cosmos_rl_core.weights.parts import CURRENT, EMA, OPTIMIZER, REFERENCE, SCHEDULE
+from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OPTIMIZER, REFERENCE, SCHEDULE
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
 from stages.context import Context
 from stages.contracts import METRICS, Finetune, OptimizerSteps, Update
 from stages.formats.policies import read_part, write_part
-from stages.formats.samples import to_parquet
+from stages.formats.tables import to_parquet
 from stages.training.loading import load_policy
 
 CLOCKS = f"{SCHEDULE}/clocks.json"
@@ -57,6 +57,8 @@ class MicroBatch:
     """The samples' ids, where somebody watches."""
     steps: tuple[int, ...] = ()
     """The recorded step of each."""
+    behaviour: str = BEHAVIOUR
+    """Name of the weights that made the samples' rollout."""
     keys: tuple[DropoutKey, ...] = ()
     """What the dropout of each sample depends on; none where nothing may be left out."""
 
@@ -211,7 +213,7 @@ class Trainer:
         def velocity(part: str) -> Tensor:
             keys = micro.keys if part == CURRENT else ()
             with (
-                self.weights.use(part),
+                self.weights.use(micro.behaviour if part == BEHAVIOUR else part),
                 computes_in(self.param_dtype, self.group.device),
                 dropping(self.model.transformer, keys),
             ):
@@ -300,11 +302,15 @@ def _clocks(policy: Input) -> dict[str, int]:
     return artifact.json(CLOCKS) if artifact.names(CLOCKS) else {"iteration": 0, "optimizer_step": 0}
 
 
-def my_share(items: list[Callable[[float], MicroBatch]], group: Group) -> Iterator[MicroBatch]:
-    """This rank's micro-batches, every ``data_world_size``-th; padded with weight 0 to the same number on all ranks.
+def my_share(items: list[list[Callable[[float], MicroBatch]]], group: Group) -> Iterator[MicroBatch]:
+    """Yield this rank's micro-batches: those of every ``data_world_size``-th item.
 
-    Each is built when it is asked for, so that one at a time is in memory.
+    An item's micro-batches are the noise levels of the same samples, so that a rank reads its own samples only. Ranks
+    with fewer items repeat one with weight 0: all do the same number of passes. Each micro-batch is built when the
+    iterator reaches it, so that memory holds one.
     """
     for first in range(0, len(items), group.data_world_size):
         index = first + group.data_rank
-        yield items[index](1.0) if index < len(items) else items[0](0.0)
+        weight = 1.0 if index < len(items) else 0.0
+        for make in items[index if weight else first]:
+            yield make(weight)

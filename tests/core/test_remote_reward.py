@@ -11,7 +11,7 @@ import pytest
 from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.rewards import remote
-from cosmos_rl_core.rewards._base import Sample, ServedReward
+from cosmos_rl_core.rewards._base import LatentSample, Sample, ServedReward
 from cosmos_rl_core.rewards._client import Service, frame
 from tests.reward_server import TOKEN, Frame, RewardServer, brightness, reward_server
 
@@ -36,9 +36,9 @@ def reward(**options: object) -> remote.Reward:
     return remote.Reward(remote.Options.model_validate(chosen))
 
 
-def samples(count: int = 5, *, latents: bool = True) -> list[Sample]:
-    kept = LATENTS if latents else [None] * count
-    return [Sample(f"p-{i}", "p", f"prompt {i} — é\n", VIDEO[i], kept[i]) for i in range(count)]
+def samples(count: int = 5, *, latents: bool = True) -> list[Sample | LatentSample]:
+    kind, arrays = (LatentSample, LATENTS) if latents else (Sample, VIDEO)
+    return [kind(f"p-{i}", "p", f"prompt {i} — é\n", arrays[i]) for i in range(count)]
 
 
 def score(sample: dict[str, float] | Exception) -> float:
@@ -69,10 +69,8 @@ def test_videos_go_as_half_precision_latents_in_batches_and_scores_come_back_in_
     assert [entry["prompt_length"] for entry in found if isinstance(entry, dict)] == [13.0] * 5
 
 
-@pytest.mark.parametrize("options", [{"media": "pixels"}, {}])
-def test_pixels_of_videos_go_with_the_colours_first(server: RewardServer, options: dict[str, str]):
-    """Where they are asked for, and where an evaluation kept no latents."""
-    reward(**options).score(samples(2, latents=bool(options)))
+def test_pixels_of_videos_go_with_the_colours_first(server: RewardServer):
+    reward().score(samples(2, latents=False))
     (sent,) = server.frames
     assert sent.about["media_type"] == "video"
     np.testing.assert_array_equal(sent.array, VIDEO[:2].transpose(0, 4, 1, 2, 3))
@@ -80,7 +78,7 @@ def test_pixels_of_videos_go_with_the_colours_first(server: RewardServer, option
 
 def test_images_go_as_pixels_with_the_colours_last_and_sizes_apart(server: RewardServer):
     pictures = [VIDEO[0, :1], VIDEO[1, :1, :8], VIDEO[2, :1]]
-    found = reward().score([Sample(f"p-{i}", "p", "x", p, LATENTS[0]) for i, p in enumerate(pictures)])
+    found = reward().score([Sample(f"p-{i}", "p", "x", p) for i, p in enumerate(pictures)])
     assert [sent.about["media_type"] for sent in server.frames] == ["image", "image"]
     np.testing.assert_array_equal(server.frames[0].array, VIDEO[[0, 2], 0])
     assert [score(entry) for entry in found] == pytest.approx([float(p.mean()) for p in pictures])
@@ -199,7 +197,7 @@ def test_what_no_other_sample_can_mend_is_a_mistake_in_the_settings(
 
 def test_latents_that_no_service_decodes_are_refused_before_anything_is_sent(server: RewardServer):
     with pytest.raises(ConfigError, match=r'latents of 4 channels.*media = "pixels"'):
-        reward().score([Sample("p", "p", "x", VIDEO[0], LATENTS[0, :4])])
+        reward().score([LatentSample("p", "p", "x", LATENTS[0, :4])])
     assert server.frames == []
 
 

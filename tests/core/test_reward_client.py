@@ -31,7 +31,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RewardServer]:
 
 def scores(count: int = 1, *, timeout_s: float = 20.0) -> list[dict[str, float] | Exception]:
     options = remote.Options(reward_fn="fn", score_key="overall_reward", timeout_s=timeout_s)
-    return remote.Reward(options).score([Sample(f"s-{i}", "p", "x", PICTURE, None) for i in range(count)])
+    return remote.Reward(options).score([Sample(f"s-{i}", "p", "x", PICTURE) for i in range(count)])
 
 
 @pytest.mark.parametrize("token", ["", " ", None])

@@ -131,7 +131,7 @@ def test_a_stage_by_hand_exits_as_documented(flows: Flows) -> None:
     flows.forget(REWARD)
     _, rollout = standing(str(flows.root / ROLLOUT))
     assert rollout is not None
-    shard = flows.root / ROLLOUT / rollout.files["samples/00000.tar"].path
+    shard = flows.root / ROLLOUT / rollout.files["media/00000.tar"].path
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     assert "is not what was committed" in by_hand(flows, request).finish(expect=65)
 

@@ -22,6 +22,12 @@ SECONDS = {
     "policy": 1.0, "embed": 2.0, "rollout": 10.0, "reward": 3.0, "update": 30.0, "finetune": 40.0,
     "export": 4.0, "evaluate": 20.0, "report": 5.0, "encode": 6.0, "validate": 7.0,
 }  # fmt: skip
+FILES = {
+    "rollout": ("media/00000.tar", "tensors/00000.tar", "index/00000.json"),
+    "evaluate": ("media/00000.tar", "index/00000.json"),
+    "update": ("current/w", "old/w"),
+    "finetune": ("current/w", "old/w"),
+}
 
 
 class ByHand:
@@ -41,8 +47,7 @@ class ByHand:
 def make_one(request: Request, salt: str = "") -> Manifest:
     """Make a Request's artifact; its bytes are other ones with another salt."""
     data = f"{request.slot}{salt}".encode()
-    parts = ("current/w", "old/w") if request.stage in ("update", "finetune") else ("current/w",)
-    files: dict[str, bytes] = dict.fromkeys(parts, data)
+    files: dict[str, bytes] = dict.fromkeys(FILES.get(request.stage, ("current/w",)), data)
     scores: dict[str, Any] = {request.slot.rpartition("-")[2]: 0.25} if request.stage == "reward" else {}
     return make(request, files, seconds=SECONDS[request.stage], **scores)
 

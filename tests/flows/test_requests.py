@@ -1,10 +1,12 @@
 import pytest
 
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.rewards import remote
 from flows.running.display import Display
 from flows.running.wave import Waves, standing_manifest
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of, standing, why_stale
-from tests.hand_made import make, make_iteration, make_run, planned
+from tests.hand_made import make, make_iteration, make_run, planned, rollout_files
 
 
 @pytest.mark.parametrize("num_words", [4, 6])
@@ -38,7 +40,7 @@ def test_the_prompts_of_an_iteration_depend_on_the_seed_alone(recipe, tmp_path):
 
 def test_learning_rates_are_resolved_to_each_iterations_steps(recipe, tmp_path):
     run = make_run(recipe(), tmp_path, iterations=4)
-    make(run.rollout(4), {"samples": b"rollout 4"})
+    make(run.rollout(4), rollout_files(4))
     make(run.rewards(run.iteration(4, "rollout"), 4)[0], {"scores": b"s"})
     steps = [run.update(k).config.model_dump()["steps"] for k in range(5)]
     # Three steps of warm-up from 0, one at the peak, five down to 0; two an iteration.
@@ -84,10 +86,47 @@ def test_only_the_newest_policies_keep_what_training_goes_on_from(recipe, tmp_pa
     run = make_run(path, tmp_path, iterations=3)
     for k in range(1, 4):
         run.drop_old_state(k)
-    gone = {k: Artifact(input_of(run.policy_after(k))).parts_dropped for k in range(4)}
-    assert gone == {0: [], 1: ["old", "optimizer", "reference"], 2: [], 3: []}
+    parts = ("current", "ema", "old", "optimizer", "reference")
+    policies = {k: Artifact(input_of(run.policy_after(k))) for k in range(4)}
+    gone = {k: [part for part in parts if policy.lacks(part)] for k, policy in policies.items()}
+    assert gone == {0: [], 1: ["old"], 2: [], 3: []}
     assert Artifact(input_of(run.policy_after(1))).read("current/w") == b"0"
     assert all(standing_manifest(run.update(k)) for k in range(3))
+
+
+def test_only_the_newest_rollouts_keep_their_tensors_and_their_media(recipe, tmp_path):
+    run = make_run(recipe(("[rollout]", "[rollout]\nkeep = { tensors = 1, media = 2 }")), tmp_path, iterations=4)
+    for k in range(1, 5):
+        run.drop_old_state(k)
+    rollouts = [Artifact(input_of(run.iteration(k, "rollout"))) for k in range(4)]
+    kept = [[part for part in ("media", "tensors", "index") if not rollout.lacks(part)] for rollout in rollouts]
+    assert kept == [["index"], ["index"], ["media", "index"], ["media", "tensors", "index"]]
+    assert rollouts[0].read("index/00000.json") == rollout_files(0)["index/00000.json"]
+    with pytest.raises(ArtifactError, match=r"tensors/00000\.tar .* was deleted, .* \(rollout\.keep\.tensors\)"):
+        rollouts[2].read("tensors/00000.tar")
+    assert all(standing_manifest(request) for k in range(4) for request in (run.rollout(k), run.update(k)))
+
+
+def test_an_update_reads_no_media_and_a_reward_reads_what_it_declares(recipe, tmp_path):
+    run = make_run(recipe(), tmp_path, iterations=1)
+    (reward,) = run.rewards(run.iteration(0, "rollout"), 0)
+    assert reward.one("samples").parts == ("index", "media")
+    (rollout,) = run.update(0).inputs["rollouts"]
+    assert rollout.parts == ("index", "tensors")
+    video, service = run.going_to(1), remote.Options(reward_fn="dance_grpo")
+    assert (service.reads(1), service.reads(93)) == ("media", "latents")
+    assert remote.Options(reward_fn="dance_grpo", media="pixels").reads(93) == "media"
+    assert video.plan.recipe.rewards[0].fn.reads(93) == "media"
+
+
+def test_metadata_of_prompts_is_in_rollouts_and_changes_no_embedding(recipe, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text(
+        '{"prompt": "\\"K7\\"", "tag": "counting", "count": 2}\n{"prompt": "\\"AB\\""}\n'
+    )
+    dataset = f'name = "prompts"\npath = "{tmp_path}/prompts.jsonl"'
+    run = planned(recipe((f'name = "ocr"\nlocal_dir = "{tmp_path}/words"', dataset)), tmp_path)
+    assert {p.text: p.metadata for p in run.plan.prompts} == {'"K7"': {"tag": "counting", "count": 2}, '"AB"': {}}
+    assert [prompt["metadata"] for prompt in run.embed().config.model_dump()["prompts"]] == [{}, {}]
 
 
 def test_every_stage_runs_on_the_gpus_that_it_was_given(recipe, words, tmp_path):

@@ -12,7 +12,7 @@ from flows.planning.steps import open_run
 from flows.watching.status import states
 from stages.artifacts.records import Invalidated
 from stages.artifacts.slots import standing, why_stale
-from tests.flows.by_hand import SFT, SMALL_SFT, make_all, make_one, planned_run, whole_run
+from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, make_all, make_one, planned_run, validated, whole_run
 from tests.hand_made import begin, commit, planned
 
 SCORES = ("evaluate-jpeg", "evaluate-ocr")
@@ -243,3 +243,15 @@ def test_the_command_line_takes_stages_with_and_without_an_iteration(recipe, tmp
     assert refused.stderr.strip() == "update needs --iteration: which iteration, from 0"
     waiting = [state.step.name for state in states(open_run(run.store_url, "hand")) if state.word == "waits"]
     assert waiting == FINAL
+
+
+def test_a_stage_whose_inputs_were_deleted_is_refused_before_anything_is_invalidated(recipe, tmp_path):
+    path = validated(recipe, tmp_path, MONITORED, ("n_generation = 4", "n_generation = 4\nkeep.media = 1"))
+    run = planned(path, tmp_path, run_id="hand")
+    make_all(run)
+    mistake = mistake_of(run, "reward-ocr", 0)
+    assert "iteration-0000/reward-ocr cannot be made again: it reads media of " in mistake
+    assert "iterations/0000/rollout, which this run deleted" in mistake
+    assert standing(run.iteration(0, "reward-ocr"))[0] == 1
+    assert rerun(run.store_url, "hand", "reward-ocr", 1)
+    assert rerun(run.store_url, "hand", "rollout", 0)

@@ -18,7 +18,8 @@ from stages.artifacts.attempt import Attempt
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import METRICS
-from stages.formats.samples import read_shard, read_table, shard_names
+from stages.formats.samples import read_samples
+from stages.formats.tables import read_table
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.ranks import RanksFailed
 from tests.stages.test_given_rollouts import values as given_frames_recipe
@@ -37,7 +38,7 @@ def longer(values: dict[str, Any]) -> dict[str, Any]:
 
 def latents_of(request: Request) -> dict[str, torch.Tensor]:
     artifact = Artifact(input_of(request.slot))
-    stored = [sample for name in shard_names(artifact) for sample in read_shard(artifact, name)]
+    stored = list(read_samples(artifact, contracts.TENSORS))
     return {sample.sample_id: torch.from_numpy(sample.final_latents) for sample in stored}
 
 
@@ -71,7 +72,7 @@ def test_two_peers_make_what_one_process_makes_and_go_on_after_a_kill(wan_path: 
         make_on_ranks(shared, tmp_path, 2, **PEERS, before=die_in_the_second_shard)
     # The first shard is adopted by one peer for both.
     manifest = make_on_ranks(shared, tmp_path, 2, **PEERS)
-    assert len({entry.path.split("/")[1] for name, entry in manifest.files.items() if name.startswith("samples/")}) == 2
+    assert len({entry.path.split("/")[1] for name, entry in manifest.files.items() if name.startswith("tensors/")}) == 2
     assert manifest.numerics["cp_size"] == 2
     require_same_samples(run.rollout(0), shared)
 

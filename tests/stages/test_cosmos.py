@@ -14,7 +14,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.formats.policies import read_part
-from stages.formats.samples import read_shard, shard_names
+from stages.formats.samples import read_unit
 from tests import tiny_pipelines
 from tests.stages.conftest import make, make_run
 from tests.stages.test_wan import LORA, recipe
@@ -56,13 +56,13 @@ def test_an_iteration_and_the_stock_pipelines_evaluation_of_it(values: dict[str,
 
     # What was evaluated is the stock pipeline's own call, whose guidance of 2 is ours of 3.
     artifact = Artifact(input_of(run.version(1, "evaluate")))
-    (sample,) = read_shard(artifact, shard_names(artifact)[0])
+    (sample,) = read_unit(artifact, 0)
     pipeline: Any = cosmos_predict2_5.load_stock(path, guardrail=False, device=CPU)
     pipeline.set_progress_bar_config(disable=True)
     Artifact(input_of(run.export_slot(1))).bring_to(tmp_path / "export")
     lora = str(tmp_path / "export/lora")
     pipeline.load_lora_weights(lora, weight_name="model.safetensors", adapter_name="default")
-    generator = torch.Generator(CPU).manual_seed(seeds.derive(sample.about["seed"], "evaluation"))
+    generator = torch.Generator(CPU).manual_seed(seeds.derive(sample.row["seed"], "evaluation"))
     frames = pipeline(
         prompt='x "y" z', height=16, width=16, num_frames=5, num_inference_steps=2, guidance_scale=2.0,
         max_sequence_length=LENGTH, generator=generator, output_type="np",

@@ -20,6 +20,7 @@ from stages.artifacts.slots import input_of
 from stages.formats.embeddings import NEGATIVE, Embeddings
 from stages.formats.latents import Latents
 from stages.formats.policies import read_part
+from stages.formats.sample_tensors import key_of
 from tests.stages.conftest import make
 from tests.stages.test_transitions import LORA, SDE, iterate, recipe, started, table_of, tensors_of
 
@@ -115,7 +116,7 @@ def test_on_the_first_step_only_with_levels_of_supervised_training_and_without_t
     sigmas = tuple(float(sigma) for sigma in scheduler.sigmas)
     losses = []
     for sample_id, (about, tensors) in tensors_of(run).items():
-        key = DrawKey(0, 0, 0, f"{sample_id}/0")
+        key = DrawKey(0, 0, 0, f"{key_of(0, sample_id)}/0")
         noise = training_noise(tuple(tensors["latents"].shape), key, 0)
         t = sft_time(sigmas, run.recipe.policy.diffusers.density, key)
         losses.append(by_hand.loss(about["prompt_id"], min(t, 1 - 1e-9), noise, text=False))

@@ -11,7 +11,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.contracts import METRICS
 from stages.formats.policies import read_part
-from stages.formats.samples import read_shard, read_table, shard_names
+from stages.formats.samples import read_unit
+from stages.formats.tables import read_table
 from tests import tiny_pipelines
 from tests.families import LENGTH, SIZE, frames_of, stock_pipeline
 from tests.stages.conftest import make, make_run
@@ -43,7 +44,7 @@ def test_an_iteration_and_its_evaluation(name: str, prompt_dir: str, tmp_path: P
     assert max(float((after[part] - before[part]).abs().max()) for part in before) > 1e-4
     artifact = Artifact(input_of(run.version(1, "evaluate")))
     assert (artifact.manifest.numerics["device"] == "cpu") == (device.type != "cuda")
-    (sample,) = read_shard(artifact, shard_names(artifact)[0])
+    (sample,) = read_unit(artifact, 0)
     assert sample.pixels.shape == (frames, *SIZE, 3)
     assert sample.pixels.std() > 1
     table = read_table(Artifact(input_of(run.policy_after(1))), METRICS)

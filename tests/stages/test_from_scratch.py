@@ -8,7 +8,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.contracts import METRICS
 from stages.formats.policies import read_part
-from stages.formats.samples import read_table
+from stages.formats.tables import read_table
 from tests.stages.conftest import make, make_run
 from tests.stages.test_wan import one_iteration, recipe
 

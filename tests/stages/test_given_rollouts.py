@@ -22,6 +22,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import NEGATIVE, Embeddings
 from stages.formats.latents import Latents
+from stages.formats.sample_tensors import key_of
 from stages.training.draws import DataDraws, Stored, TransitionDraws
 from tests import tiny_pipelines
 from tests.stages.conftest import make, make_iteration, make_run
@@ -147,7 +148,13 @@ def test_the_stored_density_is_that_of_the_generated_frames_alone_and_the_ratio_
 
 
 def stored(run: Run) -> Stored:
-    return Stored.read(run.update(0), table_of(Artifact(input_of(run.policy_after(1))), "advantages.parquet"), CPU)
+    return Stored.read(run.update(0), advantages_of(run), ["current"], CPU)
+
+
+def advantages_of(run: Run) -> Any:
+    """The update's table, with the keys that it had in the update."""
+    table = table_of(Artifact(input_of(run.policy_after(1))), "advantages.parquet")
+    return table.assign(key=[key_of(0, sample_id) for sample_id in table["sample_id"]])
 
 
 def normal(seed: int, like: torch.Tensor) -> torch.Tensor:
@@ -160,7 +167,7 @@ def test_no_loss_and_no_gradient_depends_on_what_is_predicted_at_given_frames(ru
     steps = TransitionDraws(stored(run), kernel(run), SCALE)
     density, fine = run.recipe.policy.diffusers.density, schedule_of(base(run).scheduler, FINE_GRID)
     data = DataDraws(run.update(0), algorithm.needs.data_term, density, steps, fine)
-    ids = sorted(tensors_of(run))
+    ids = [key_of(0, sample_id) for sample_id in sorted(tensors_of(run))]
     for draws in (steps, data):
         micro = draws(ids, 0, 0, 1.0)
         batch: Batch | Transitions = micro.batch
@@ -187,8 +194,8 @@ def test_the_data_term_is_given_the_first_frames_of_its_own_items_and_leaves_the
         own = sorted(item for item, prompt_id in prompt_of.items() if prompt_id == about["prompt_id"])
         pool = own or [item for _, item in sorted((prompt_id, item) for item, prompt_id in prompt_of.items())]
         for place, index in enumerate(TRAINED):
-            item = pool[seeds.generator("data item", SEED, 0, 0, sample_id, place).integers(len(pool))]
-            count = int(seeds.generator("data given frames", SEED, 0, 0, sample_id, place).integers(0, 3))
+            item = pool[seeds.generator("data item", SEED, 0, 0, key_of(0, sample_id), place).integers(len(pool))]
+            count = int(seeds.generator("data given frames", SEED, 0, 0, key_of(0, sample_id), place).integers(0, 3))
             x_0, t = latents[item], kernel(run).steps[index].t
             conditioning = stack([prompts[prompt_of[item]] | given_frames(x_0[:, :count], LATENT_FRAMES)], CPU)
             x_t = ((1 - t) * x_0 + t * noise)[None]
@@ -205,7 +212,7 @@ def test_the_update_conditions_on_what_the_rollout_was_given_without_reading_the
     """The same numbers, whether it is read off the samples or drawn and encoded."""
     latents, samples = latents_of(run), tensors_of(run)
     ids = sorted(samples)
-    conditioning = stored(run).condition(ids)
+    conditioning = stored(run).condition([key_of(0, sample_id) for sample_id in ids])
     for place, sample_id in enumerate(ids):
         about = samples[sample_id][0]
         count = about["given_frames"]

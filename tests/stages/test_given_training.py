@@ -18,6 +18,7 @@ from stages.artifacts.slots import input_of
 from stages.formats.embeddings import NEGATIVE, Embeddings
 from stages.formats.latents import Latents
 from stages.formats.policies import read_part
+from stages.formats.sample_tensors import key_of
 from stages.training.draws import LatentDraws, Stored
 from tests.stages.conftest import make, make_iteration, make_run
 from tests.stages.test_given_rollouts import (
@@ -26,6 +27,7 @@ from tests.stages.test_given_rollouts import (
     LATENT_FRAMES,
     SCALE,
     SEED,
+    advantages_of,
     base,
     normal,
     prompt_conditioning,
@@ -73,7 +75,7 @@ def test_nft_begins_its_videos_with_frames_of_the_data_and_moves_by_the_others_a
     for sample_id, (about, tensors) in tensors_of(run).items():
         count, x_0 = about["given_frames"], tensors["latents"]
         assert count == 0 or torch.equal(x_0[:, :count], latents[about["given_item"]][:, :count])
-        key = DrawKey(SEED, 0, 0, sample_id)
+        key = DrawKey(SEED, 0, 0, key_of(0, sample_id))
         for place, t in enumerate(random_times(sigmas, 2, key)):
             noise = training_noise(tuple(x_0.shape), key, place)
             conditional, unconditional = (
@@ -96,8 +98,7 @@ def test_neither_nfts_loss_nor_its_gradient_depends_on_what_is_predicted_at_give
     """Of none of its three policies, and by the mask that the stage gives it."""
     options = run.recipe.train.train_policy
     algorithm = plugins.load("algorithms", options.type).Algorithm(options)
-    table = table_of(Artifact(input_of(run.policy_after(1))), "advantages.parquet")
-    stored = Stored.read(run.update(0), table, CPU)
+    stored = Stored.read(run.update(0), advantages_of(run), ["current"], CPU)
     draws = LatentDraws(stored, (SEED, 0), schedule_of(base(run).scheduler, 2).sigmas, 2, SCALE)
     micro = draws(sorted(stored.tensors), 0, 0, 1.0)
     batch, given = micro.batch, (micro.conditioning["conditional_mask"] == 1).expand(-1, 4, -1, 2, 2)

@@ -16,7 +16,7 @@ from flows.planning.requests import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import Embeddings
-from stages.formats.samples import read_shard, shard_names
+from stages.formats.samples import read_unit
 from tests import tiny_pipelines
 from tests.stages.conftest import make, make_run
 from tests.stages.test_wan import LORA, recipe
@@ -57,10 +57,10 @@ def test_embeddings_and_evaluations_are_the_stock_pipelines_with_that_instructio
 
     # Version 0 is the base model.
     artifact = Artifact(input_of(run.version(0, "evaluate")))
-    (sample,) = read_shard(artifact, shard_names(artifact)[0])
+    (sample,) = read_unit(artifact, 0)
     images: list[np.ndarray] = []
     for options in ({"complex_human_instruction": INSTRUCTION}, {}):
-        generator = torch.Generator(CPU).manual_seed(seeds.derive(sample.about["seed"], "evaluation"))
+        generator = torch.Generator(CPU).manual_seed(seeds.derive(sample.row["seed"], "evaluation"))
         made = pipeline(
             prompt=PROMPT, height=32, width=32, num_inference_steps=2, guidance_scale=2.0, max_sequence_length=LENGTH,
             generator=generator, output_type="np", use_resolution_binning=False, **options,

@@ -13,7 +13,7 @@ from flows.planning.requests import Run
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
-from stages.formats.samples import read_table
+from stages.formats.tables import read_table
 from tests.stages.conftest import make
 
 ITERATIONS = 8

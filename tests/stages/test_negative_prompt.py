@@ -13,10 +13,11 @@ from safetensors.torch import load
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.errors import ConfigError
 from flows.planning.requests import Run
+from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats import embeddings
-from stages.formats.samples import read_shard, shard_names
+from stages.formats.samples import read_unit
 from tests import tiny_pipelines
 from tests.stages.conftest import make, make_run
 from tests.stages.test_wan import LORA, recipe
@@ -50,9 +51,9 @@ def stock(base: str) -> Any:
 
 def first_latents(run: Run) -> torch.Tensor:
     artifact = Artifact(input_of(run.iteration(0, "rollout")))
-    (first, *_) = read_shard(artifact, shard_names(artifact)[0])
-    assert first.latents is not None
-    return load(first.latents)["latents"]
+    (first, *_) = read_unit(artifact, 0, contracts.TENSORS)
+    assert first.tensors is not None
+    return load(first.tensors)["latents"]
 
 
 def test_it_is_embedded_once_without_the_instruction_and_steers_rollouts_and_evaluations(
@@ -73,10 +74,10 @@ def test_it_is_embedded_once_without_the_instruction_and_steers_rollouts_and_eva
 
     # Version 0 is the base model.
     artifact = Artifact(input_of(run.version(0, "evaluate")))
-    (sample,) = read_shard(artifact, shard_names(artifact)[0])
+    (sample,) = read_unit(artifact, 0)
     images: list[np.ndarray] = []
     for options in ({"negative_prompt": NEGATIVE}, {}):
-        generator = torch.Generator(CPU).manual_seed(seeds.derive(sample.about["seed"], "evaluation"))
+        generator = torch.Generator(CPU).manual_seed(seeds.derive(sample.row["seed"], "evaluation"))
         made = stock(
             prompt=PROMPT, height=32, width=32, num_inference_steps=2, guidance_scale=3.0, max_sequence_length=LENGTH,
             generator=generator, output_type="np", use_resolution_binning=False, **options,
@@ -91,7 +92,7 @@ def test_left_out_it_is_the_stock_calls_own_and_no_part_of_the_identity(base: st
         run_with(base, prompt_dir, tmp_path / name, **options)
         for name, options in (("a", {}), ("b", {"negative_prompt": NEGATIVE}), ("c", {"negative_prompt": ""}))
     )
-    assert "negative_prompt" not in absent.embed().config.identity()
+    assert absent.embed().config.identity()["negative_prompt"] is None
     assert absent.embed().config.identity() | {"negative_prompt": NEGATIVE} == own.embed().config.identity()
     assert "negative_prompt" not in absent.recipe.identity()["policy"]["diffusers"]["sample"]
     assert len({run.embed().fingerprint for run in (absent, own, empty)}) == 3

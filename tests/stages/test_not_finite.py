@@ -1,17 +1,14 @@
 """A sample that is not finite: without a picture, marked, counted, never scored, never trained on."""
 
 import copy
-import io
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load, load_file, save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from cosmos_rl_core.config.recipe import check
@@ -26,7 +23,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
-from stages.formats.samples import INDEX, StoredSample, read_shard, read_table, shard_names
+from stages.formats.samples import StoredSample, read_index, read_samples
+from stages.formats.tables import read_table
 from stages.reporting import html as report_html
 from stages.rollout import decode_finite
 from tests.stages.conftest import make
@@ -83,9 +81,8 @@ def made(request: Request, folder: Path) -> tuple[Manifest, Artifact]:
 def stored_in(artifact: Artifact) -> dict[bool, list[StoredSample]]:
     """The samples by whether their prompt is the whole one."""
     found: dict[bool, list[StoredSample]] = {True: [], False: []}
-    for name in shard_names(artifact):
-        for sample in read_shard(artifact, name):
-            found["Z" not in sample.about["prompt"]].append(sample)
+    for sample in read_samples(artifact):
+        found["Z" not in sample.row["prompt"]].append(sample)
     return found
 
 
@@ -93,11 +90,11 @@ def check_samples(manifest: Manifest, artifact: Artifact) -> None:
     """Those of the broken prompt, and no other, are marked and have no picture."""
     stored = stored_in(artifact)
     assert [sample.finite for sample in stored[False]] == [False] * len(stored[False])
-    assert all("finite" not in sample.about and sample.pixels.std() > 1 for sample in stored[True])
+    assert all(sample.finite and sample.pixels.std() > 1 for sample in stored[True])
     assert all(sample.media == b"" for sample in stored[False])
     with pytest.raises(ArtifactError, match="is not finite: it has no picture"):
         _ = stored[False][0].pixels
-    index = read_table(artifact, INDEX)
+    index = read_index(artifact)
     assert list(index["finite"]) == ["Z" not in prompt for prompt in index["prompt"]]
     assert manifest.summary["nonfinite"] == len(stored[False]) == len(stored[True])
 
@@ -112,8 +109,9 @@ def test_a_rollout_marks_them_rewards_fail_them_and_no_update_trains_on_them(
     manifest, artifact = made(run.rollout(0), tmp_path)
     check_samples(manifest, artifact)
     broken = stored_in(artifact)[False][0]
-    assert broken.latents is not None
-    assert load(broken.latents)["latents"].isnan().any()
+    latents = {s.sample_id: s.final_latents for s in read_samples(artifact, contracts.TENSORS)}[broken.sample_id]
+    assert latents is not None
+    assert np.isnan(latents).any()
     assert "no picture: the sample is not finite" in report_html.picture(broken)
 
     (reward,) = run.rewards(run.iteration(0, "rollout"), 0)
@@ -129,7 +127,7 @@ def test_a_rollout_marks_them_rewards_fail_them_and_no_update_trains_on_them(
 
     updated, update = made(run.update(0), tmp_path)
     advantages = read_table(update, contracts.Update.ADVANTAGES)
-    assert list(advantages["sample_id"]) == list(read_table(artifact, INDEX)["sample_id"])
+    assert list(advantages["sample_id"]) == list(read_index(artifact)["sample_id"])
     assert set(advantages[advantages["used"]]["sample_id"]) == {s.sample_id for s in stored_in(artifact)[True]}
     assert advantages["advantage"].notna().tolist() == advantages["used"].tolist()
     assert updated.summary["excluded"] == 4
@@ -177,14 +175,3 @@ def test_a_sample_whose_pixels_are_not_finite_changes_no_bit_of_the_others():
     for place, found in ((0, first), (3, fourth)):
         assert found is not None
         np.testing.assert_array_equal(found, whole[place])
-
-
-def test_the_bytes_of_an_index_of_finite_samples_have_no_such_column(tmp_path: Path, model_path: str):
-    run = run_of(tmp_path, model_path, [WHOLE])
-    for request in (run.policy(), run.embed()):
-        make(request, tmp_path)
-    manifest, artifact = made(run.rollout(0), tmp_path)
-    assert "finite" not in pd.read_parquet(io.BytesIO(artifact.read(INDEX)))
-    assert "nonfinite" not in manifest.summary
-    assert not artifact.names("nonfinite/")
-    assert all("finite" not in json.dumps(sample.about) for sample in stored_in(artifact)[True])

@@ -104,12 +104,13 @@ def test_webdataset_streams_the_shards_from_the_bucket(slot):
     make(
         report(slot),
         {
-            "samples/00000.tar": shards.pack(samples[0] | samples[1]),
-            "samples/00001.tar": shards.pack(samples[2] | samples[3]),
-            "index.parquet": b"",
+            "media/00000.tar": shards.pack(samples[0] | samples[1]),
+            "media/00001.tar": shards.pack(samples[2] | samples[3]),
+            "tensors/00000.tar": shards.pack({"0.safetensors": b""}),
+            "index/00000.json": b"[]",
         },
     )
-    dataset: Any = web_dataset(slot).decode("rgb8")
+    dataset: Any = web_dataset(slot, "media").decode("rgb8")
     found = list(dataset)
     assert [(sample["__key__"], sample["json"]["n"]) for sample in found] == [(str(n), n) for n in range(4)]
     for sample, picture in zip(found, pixels, strict=True):
@@ -117,8 +118,8 @@ def test_webdataset_streams_the_shards_from_the_bucket(slot):
 
 
 def test_a_slot_without_shards_is_no_web_dataset(slot):
-    with pytest.raises(ArtifactError, match="has no artifact with shards"):
-        web_dataset(slot)
+    with pytest.raises(ArtifactError, match="has no artifact with tar shards media/"):
+        web_dataset(slot, "media")
     make(report(slot), {"index.html": b""})
-    with pytest.raises(ArtifactError, match="has no artifact with shards"):
-        web_dataset(slot)
+    with pytest.raises(ArtifactError, match="has no artifact with tar shards media/"):
+        web_dataset(slot, "media")

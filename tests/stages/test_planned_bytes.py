@@ -85,7 +85,7 @@ def require_files_as_planned(run: Run, lora: dict[str, Any] | None) -> None:
         assert files == pytest.approx(costs.policy_bytes(run.recipe), rel=0.1)
     tensors = [
         load_tensors(data)
-        for shard in files_of(run.iteration(0, "rollout"), "samples/")
+        for shard in files_of(run.iteration(0, "rollout"), "tensors/")
         for name, data in shards.unpack(shard).items()
         if name.endswith(".safetensors")
     ]

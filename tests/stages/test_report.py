@@ -14,14 +14,16 @@ import pytest
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.storage import shards
 from stages import contracts, report
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.attempt import Attempt
+from stages.artifacts.layouts import cut
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
 from stages.contracts import MediaShape, ModelRef, OptimizerSteps
-from stages.formats.samples import INDEX, cut, index_of, plan_samples, sample_files, shard_name, to_parquet
+from stages.formats.generating import plan_samples, with_media
+from stages.formats.samples import StoredSample, unit_files
+from stages.formats.tables import to_parquet
 from stages.reporting.html import Estimate, Series, curve
 from tests.stages.conftest import make
 
@@ -50,22 +52,20 @@ def ask(slot: Path, config: contracts.StageConfig, iteration: int | None, **inpu
 
 def sample_set(prompts: tuple[Prompt, ...], n_generation: int, frames: int, shade: int) -> dict[str, bytes]:
     """Samples in shards of two, each of a colour of its own."""
-    plans = plan_samples(prompts, n_generation, 7, 0)
-    by_id = {plan.sample_id: plan for plan in plans}
-    layout = cut(list(by_id), 2)
-    files = {INDEX: index_of(plans, layout)}
-    for number, ids in enumerate(layout):
-        members: dict[str, bytes] = {}
-        for place, sample_id in enumerate(ids):
+    plans = plan_samples(prompts, n_generation, 7, None)
+    files: dict[str, bytes] = {}
+    for number, unit in enumerate(cut(plans, 2)):
+        stored: list[StoredSample] = []
+        for place, plan in enumerate(unit):
             pixels = np.full((frames, 4, 8, 3), (shade, number * 40, place * 90), np.uint8)
             pixels[:, :, :, 0] += np.arange(frames, dtype=np.uint8)[:, None, None]
-            members |= sample_files(by_id[sample_id], pixels, None, {})
-        files[shard_name(number)] = shards.pack(members)
+            stored.append(with_media(plan, pixels, None, {}))
+        files |= unit_files(number, stored)
     return files
 
 
 def score_table(prompts: tuple[Prompt, ...], n_generation: int, scores: Sequence[float | None]) -> pd.DataFrame:
-    plans = plan_samples(prompts, n_generation, 7, 0)
+    plans = plan_samples(prompts, n_generation, 7, None)
     return pd.DataFrame(
         {
             "sample_id": [p.sample_id for p in plans],
@@ -140,6 +140,7 @@ def make_iteration(root: Path, k: int, frames: int) -> dict[str, Input]:
     )
     advantages = table[["sample_id", "prompt_id", "valid"]].assign(reward=table["score"], used=table["valid"])
     advantages["advantage"] = table["score"] * 2 - 1.25
+    advantages["rollout"] = rollout.content
     metrics = pd.DataFrame([{"step": k, "loss": 0.5 / (k + 1), "grad_norm": 2.0, "lr": 1e-3, "old_deviation": 0.0}])
     roles = {"policy": [base], "rollouts": [rollout], "behaviours": [base], "scores": [scores], "embeddings": [base]}
     update = commit(

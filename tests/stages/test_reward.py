@@ -13,10 +13,11 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError, RewardError
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.rewards import ocr
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.storage import shards, store
+from cosmos_rl_core.storage import media, shards, store
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.attempt import Attempt
+from stages.artifacts.layouts import cut
 from stages.artifacts.manifest import content_of
 from stages.artifacts.records import Pinned
 from stages.artifacts.request import Request
@@ -25,6 +26,7 @@ from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome, read_failures, read_status
 from stages.execution.runner import execute
 from stages.formats import samples
+from stages.formats.generating import plan_samples, with_media
 
 OPTIONS = ocr.Options(line_width=96)
 RIGHT, CLOSE, WRONG = ("K7", "K7"), ("K7", "K4"), ("K7", "AE")
@@ -42,26 +44,24 @@ def plan_of(pairs):
     """One sample a pair, in order, each of a prompt of its own."""
     texts = ["a sign" if wanted is None else rendered.prompt_text(wanted) for wanted, _ in pairs]
     prompts = tuple(Prompt(id=f"p{number}", text=text) for number, text in enumerate(texts))
-    return samples.plan_samples(prompts, 1, run_seed=0, iteration=0)
+    return plan_samples(prompts, 1, run_seed=0, iteration=None)
 
 
 def write_samples(slot, pairs, per_shard=2, damage=None, pictures=None):
     """A committed samples artifact; ``damage`` changes the files of a shard before it is packed."""
     planned = plan_of(pairs)
     pixels = pictures or [drawn(shown) for _, shown in pairs]
-    files_of = {
-        sample.sample_id: samples.sample_files(sample, picture, None, {"policy": "c"})
-        for sample, picture in zip(planned, pixels, strict=True)
-    }
-    layout = samples.cut([sample.sample_id for sample in planned], per_shard)
+    stored = [with_media(s, picture, None, {"policy": "c"}) for s, picture in zip(planned, pixels, strict=True)]
     config = contracts.Report(title=f"samples {per_shard}", reward="ocr")
     request = Request(stage="report", slot=slot, seed=0, config=config)
     generation, attempt_id, _ = Attempt.begin(request, print)
     attempt = Attempt(request, {}, generation, attempt_id)
-    for index, ids in enumerate(layout):
-        files = {name: data for sample_id in ids for name, data in files_of[sample_id].items()}
-        attempt.put(samples.shard_name(index), shards.pack(damage(files) if damage else files))
-    attempt.put(samples.INDEX, samples.index_of(planned, layout))
+    for number, unit in enumerate(cut(stored, per_shard)):
+        files = samples.unit_files(number, unit)
+        name = samples.unit_name(contracts.MEDIA, number)
+        files[name] = shards.pack(damage(shards.unpack(files[name]))) if damage else files[name]
+        for name, data in files.items():
+            attempt.put(name, data)
     attempt.commit(attempt.files, {}, print)
     return input_of(slot)
 
@@ -125,7 +125,7 @@ def test_scores_are_the_rewards_own(slot, samples_slot, tmp_path):
 def test_a_videos_score_is_the_mean_over_the_frames_that_were_stored(slot, samples_slot, tmp_path):
     video = np.concatenate([drawn("K7"), drawn("K4"), drawn("K7"), drawn("K4")])
     source = write_samples(samples_slot, [RIGHT], pictures=[video])
-    assert samples.media.VIDEO in next(samples.read_shard(Artifact(source), samples.shard_name(0))).extension
+    assert media.VIDEO in next(samples.read_samples(Artifact(source))).extension
     run(scoring(slot, source), tmp_path)
     assert table_of(slot, contracts.Reward.SCORES)["score"] == [0.75]
 
@@ -229,8 +229,9 @@ def begin_as_stage(request):
     found = numerics()
     generation, attempt_id, _ = Attempt.begin(request, print)
     attempt = Attempt(request, found, generation, attempt_id)
-    names = samples.shard_names(Artifact(request.one("samples")))
-    attempt.use_layout(attempt.layout({"shards": names}, print), generation)
+    numbers = range(samples.num_units(Artifact(request.one("samples"))))
+    units = [samples.unit_name(contracts.MEDIA, number) for number in numbers]
+    attempt.use_layout(attempt.layout({"units": units}, print), generation)
     return attempt
 
 
@@ -241,6 +242,7 @@ def score_file(index, scores):
             "prompt_id": prompt_id,
             "score": score,
             "valid": True,
+            "scorer": ocr.Reward(OPTIONS).version,
         }
         for prompt_id, score in scores
     ]
@@ -256,7 +258,7 @@ def test_media_that_cannot_be_decoded_are_bad_data_and_not_a_failed_reward(slot,
         return {name: data[: len(data) // 2] if name == "p1-000.png" else data for name, data in files.items()}
 
     source = write_samples(samples_slot, [RIGHT, CLOSE], damage=truncate)
-    with pytest.raises(ArtifactError, match="sample p1-000: its png or its latents cannot be decoded") as caught:
+    with pytest.raises(ArtifactError, match="sample p1-000: its png cannot be decoded") as caught:
         run(scoring(slot, source, max_failed_fraction=0.9), tmp_path)
     assert not caught.value.retryable
     assert standing(slot) == (1, None)
@@ -264,7 +266,7 @@ def test_media_that_cannot_be_decoded_are_bad_data_and_not_a_failed_reward(slot,
 
 def test_a_changed_byte_in_a_shard_is_found_before_it_is_scored(slot, samples_slot, tmp_path):
     source = write_samples(samples_slot, [RIGHT])
-    url = store.join(source.url, Artifact(source).manifest.files[samples.shard_name(0)].path)
+    url = store.join(source.url, Artifact(source).manifest.files[samples.unit_name(contracts.MEDIA, 0)].path)
     data = bytearray(store.read(url))
     data[-1] ^= 1
     store.write(url, bytes(data))

@@ -11,7 +11,6 @@ import pytest
 from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import RewardError
-from cosmos_rl_core.storage import shards
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.attempt import Attempt
@@ -20,7 +19,8 @@ from stages.artifacts.slots import input_of
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
-from stages.formats import samples
+from stages.formats.generating import plan_samples, with_media
+from stages.formats.samples import unit_files
 
 PLUGIN = '''
 from decimal import Decimal
@@ -74,16 +74,15 @@ def judge(tmp_path):
 
 def scored(tmp_path, answer, max_failed_fraction=0.9, count=3):
     """The stage's artifact for samples ``p0-000``, ``p1-000``, ... in one shard."""
-    prompts = tuple(Prompt(id=f"p{number}", text="x") for number in range(count))
-    planned = samples.plan_samples(prompts, 1, run_seed=0, iteration=0)
+    prompts = tuple(Prompt(id=f"p{n}", text="x", metadata={"objects": [n, 1]}) for n in range(count))
+    planned = plan_samples(prompts, 1, run_seed=0, iteration=None)
     picture = np.zeros((1, 4, 4, 3), np.uint8)
     config = contracts.Report(title="samples", reward="judge")
     made = Request(stage="report", slot=str(tmp_path / "rollout"), seed=0, config=config)
     generation, attempt_id, _ = Attempt.begin(made, print)
     attempt = Attempt(made, {}, generation, attempt_id)
-    files = {name: data for s in planned for name, data in samples.sample_files(s, picture, None, {}).items()}
-    attempt.put(samples.shard_name(0), shards.pack(files))
-    attempt.put(samples.INDEX, samples.index_of(planned, [[s.sample_id for s in planned]]))
+    for name, data in unit_files(0, [with_media(s, picture, None, {}) for s in planned]).items():
+        attempt.put(name, data)
     attempt.commit(attempt.files, {}, print)
     options = plugins.load("rewards", "judge").Options(answer=answer)
     config = contracts.Reward(reward=options, scorer="1", max_attempts=2, max_failed_fraction=max_failed_fraction)
@@ -189,3 +188,10 @@ def test_numbers_of_numpy_are_numbers(tmp_path, number, score):
     details = json.loads(table_of(artifact, contracts.Reward.ANSWERS)["details"][0])
     expected = {"3": 4.0, "inf": None, "list": "[1]", "n": 2.0, "none": None, "text": "ok", "yes": True}
     assert details == {"judge": score, **expected}
+
+
+def test_a_reward_reads_the_metadata_of_prompts(tmp_path):
+    found = scored(tmp_path, "[{'judge': float(sum(s.metadata['objects']))} for s in samples]")
+    table = table_of(found, contracts.Reward.SCORES)
+    assert table["score"] == [1.0, 2.0, 3.0]
+    assert set(table["scorer"]) == {"1"}

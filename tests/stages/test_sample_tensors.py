@@ -5,23 +5,24 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import shards
 from cosmos_rl_core.weights.policy_weights import to_bytes
+from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
 from stages.artifacts.slots import input_of
-from stages.formats.sample_tensors import SampleTensors
-from stages.formats.samples import INDEX, to_parquet
+from stages.formats.sample_tensors import SampleTensors, key_of
+from stages.formats.samples import unit_name
 from tests.hand_made import make, report
 
 NUM_SAMPLES, PER_SHARD, NUM_STATES = 12, 2, 8
 STATE_BYTES = 2**16
 IDS = [f"s{n:02d}" for n in range(NUM_SAMPLES)]
+KEYS = [key_of(0, sample_id) for sample_id in IDS]
 TOTAL_BYTES = NUM_SAMPLES * NUM_STATES * STATE_BYTES
 
 
@@ -32,92 +33,97 @@ def state_of(n: int, step: int) -> torch.Tensor:
 def members_of(n: int) -> dict[str, bytes]:
     tensors = {f"state.{step}": state_of(n, step) for step in range(NUM_STATES)}
     tensors["steps"] = torch.arange(NUM_STATES, device="cpu")
-    about = json.dumps({"sample_id": IDS[n], "noise_seed": n}).encode()
-    return {f"{IDS[n]}.json": about, f"{IDS[n]}.png": b"png", f"{IDS[n]}.safetensors": to_bytes(tensors)}
+    return {f"{IDS[n]}.safetensors": to_bytes(tensors), f"{IDS[n]}.txt": b"text"}
 
 
 @pytest.fixture
 def rollout(tmp_path: Path) -> Input:
-    """Six shards of two samples, of eight states each."""
-    files = {
-        f"samples/{k:05d}.tar": shards.pack(
-            {name: data for n in (2 * k, 2 * k + 1) for name, data in members_of(n).items()}
-        )
-        for k in range(NUM_SAMPLES // PER_SHARD)
-    }
-    table = pd.DataFrame({"sample_id": IDS, "shard": [n // PER_SHARD for n in range(NUM_SAMPLES)]})
-    make(report(str(tmp_path / "slot")), files | {INDEX: to_parquet(table)})
+    """Six units of two samples, of eight states each."""
+    files: dict[str, bytes] = {}
+    for number in range(NUM_SAMPLES // PER_SHARD):
+        numbers = range(PER_SHARD * number, PER_SHARD * (number + 1))
+        rows = [{"sample_id": IDS[n], "noise_seed": n} for n in numbers]
+        files[unit_name(contracts.INDEX, number)] = json.dumps(rows).encode()
+        members = {name: data for n in numbers for name, data in members_of(n).items()}
+        files[unit_name(contracts.TENSORS, number)] = shards.pack(members)
+    make(report(str(tmp_path / "slot")), files)
     return input_of(str(tmp_path / "slot"))
 
 
 def file_of(rollout: Input, shard: int) -> Path:
-    return Path(rollout.url, Artifact(rollout).manifest.files[f"samples/{shard:05d}.tar"].path)
+    return Path(rollout.url, Artifact(rollout).manifest.files[unit_name(contracts.TENSORS, shard)].path)
 
 
 def test_every_tensor_is_what_was_stored_in_the_memory_of_a_shard_and_what_is_kept(rollout: Input):
-    samples, rng = SampleTensors([rollout], IDS, kept_bytes=2 * STATE_BYTES), np.random.default_rng(0)
+    samples, rng = SampleTensors([rollout], KEYS, kept_bytes=2 * STATE_BYTES), np.random.default_rng(0)
     tracemalloc.start()
     try:
         for n, step in rng.permutation([(n, step) for n in range(NUM_SAMPLES) for step in range(NUM_STATES)]).tolist():
-            found = samples[IDS[n]][f"state.{step}"]
+            found = samples[KEYS[n]][f"state.{step}"]
             assert found.shape == (STATE_BYTES // 8, 2)
             assert found.unique().tolist() == [n + 100 * step]
-            assert samples.about(IDS[n])["noise_seed"] == n
+            assert samples.row(KEYS[n])["noise_seed"] == n
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     # A shard as it is checked, twice what is kept, which tensors are made of; not the six shards.
     assert peak < PER_SHARD * NUM_STATES * STATE_BYTES + 8 * STATE_BYTES < TOTAL_BYTES / 3
-    assert list(samples) == IDS
-    assert sorted(samples["s00"]) == [*(f"state.{step}" for step in range(NUM_STATES)), "steps"]
-    assert samples["s00"]["steps"].tolist() == list(range(NUM_STATES))
-    assert "history.0" not in samples["s00"]
+    assert list(samples) == KEYS
+    assert sorted(samples["0/s00"]) == [*(f"state.{step}" for step in range(NUM_STATES)), "steps"]
+    assert samples["0/s00"]["steps"].tolist() == list(range(NUM_STATES))
+    assert "history.0" not in samples["0/s00"]
 
 
 def test_shards_of_other_ranks_are_not_read(rollout: Input):
-    samples = SampleTensors([rollout], IDS)
+    samples = SampleTensors([rollout], KEYS)
     for shard in range(1, NUM_SAMPLES // PER_SHARD):
         file_of(rollout, shard).unlink()
-    assert torch.equal(samples["s01"]["state.3"], state_of(1, 3))
+    assert torch.equal(samples["0/s01"]["state.3"], state_of(1, 3))
     with pytest.raises(ArtifactError, match=r"00001\.tar is missing; its manifest lists it"):
-        samples["s02"]
+        samples["0/s02"]
 
 
 def test_a_byte_that_is_wrong_anywhere_in_a_shard_is_found_before_a_tensor_of_it_is_used(rollout: Input):
     path = file_of(rollout, 0)
     data = bytearray(path.read_bytes())
-    data[data.index(b"png")] ^= 1
+    data[data.index(b"text")] ^= 1
     path.write_bytes(data)
-    samples = SampleTensors([rollout], IDS)
+    samples = SampleTensors([rollout], KEYS)
     with pytest.raises(ArtifactError, match="is not what was committed"):
-        samples["s00"]
+        samples["0/s00"]
     # Also behind the end of what was committed, and where it can no longer be read at all.
     path = file_of(rollout, 1)
     path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(ArtifactError, match="is not what was committed"):
-        samples["s02"]
+        samples["0/s02"]
 
 
 def test_a_tensor_that_changes_later_is_refused_and_the_others_are_not(rollout: Input):
-    samples = SampleTensors([rollout], IDS, kept_bytes=0)
-    steps = samples["s00"]["steps"]
+    samples = SampleTensors([rollout], KEYS, kept_bytes=0)
+    steps = samples["0/s00"]["steps"]
     path = file_of(rollout, 0)
     data = bytearray(path.read_bytes())
     data[data.index(state_of(1, 5).numpy().tobytes()[:64])] ^= 1
     path.write_bytes(data)
-    assert torch.equal(samples["s00"]["steps"], steps)
-    assert torch.equal(samples["s01"]["state.4"], state_of(1, 4))
+    assert torch.equal(samples["0/s00"]["steps"], steps)
+    assert torch.equal(samples["0/s01"]["state.4"], state_of(1, 4))
     with pytest.raises(ArtifactError, match=r"s01\.safetensors in .* is not what was committed"):
-        samples["s01"]["state.5"]
+        samples["0/s01"]["state.5"]
 
 
 def test_a_sample_that_no_rollout_holds_is_said_at_once(rollout: Input):
     with pytest.raises(ArtifactError, match="the rollouts hold no tensors of 1 samples"):
-        SampleTensors([rollout], ["s00", "s99"])
+        SampleTensors([rollout], ["0/s00", "0/s99"])
 
 
 def test_damage_is_called_damage_where_it_leaves_no_shard_to_read(rollout: Input):
     path = file_of(rollout, 0)
     path.write_bytes(b"\xff" * 3000)
     with pytest.raises(ArtifactError, match=r"is not what was committed: sha256 .*, expected"):
-        SampleTensors([rollout], IDS)["s00"]
+        SampleTensors([rollout], KEYS)["0/s00"]
+
+
+def test_samples_of_two_rollouts_are_apart_although_their_ids_are_equal(rollout: Input, tmp_path: Path):
+    make(report(str(tmp_path / "other")), {"index/00000.json": b'[{"sample_id": "s00", "noise_seed": 7}]'})
+    samples = SampleTensors([rollout, input_of(str(tmp_path / "other"))], [key_of(0, "s00"), key_of(1, "s00")])
+    assert [samples.row(key)["noise_seed"] for key in samples] == [0, 7]

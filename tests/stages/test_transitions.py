@@ -26,7 +26,8 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import NEGATIVE, Embeddings
 from stages.formats.policies import read_part
-from stages.formats.samples import read_shard, read_table, shard_names
+from stages.formats.samples import read_samples
+from stages.formats.tables import read_table
 from tests import hand_made
 from tests.stages.conftest import make, make_run
 
@@ -80,8 +81,8 @@ def table_of(update: Artifact, name: str = contracts.Update.TRANSITIONS) -> Any:
 
 def tensors_of(run: Run, k: int = 0) -> dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]]:
     artifact = Artifact(input_of(run.iteration(k, "rollout")))
-    stored = [sample for name in shard_names(artifact) for sample in read_shard(artifact, name)]
-    return {s.sample_id: (s.about, load_tensors(s.latents or b"")) for s in stored}
+    stored = list(read_samples(artifact, contracts.TENSORS))
+    return {s.sample_id: (s.row, load_tensors(s.tensors or b"")) for s in stored}
 
 
 @pytest.mark.parametrize(
@@ -243,7 +244,7 @@ def test_an_update_that_computes_otherwise_than_the_rollout_refuses_by_sample_an
         make(reward, tmp_path)
     with (
         torch.autocast(device.type, dtype=torch.bfloat16),
-        pytest.raises(DriftError, match=r"sample p-[0-9a-f]+-00\d, step [02]: .* at most 1e-06 is allowed"),
+        pytest.raises(DriftError, match=r"sample i0000-p-[0-9a-f]+-00\d, step [02]: .* at most 1e-06 is allowed"),
     ):
         make(run.update(0), tmp_path)
 
@@ -254,12 +255,12 @@ def test_a_stored_density_that_is_not_a_number_refuses_to_train_by_sample_and_st
     slot = run.iteration(0, "rollout")
     rollout = Artifact(input_of(slot))
     files = {name: rollout.read(name) for name in rollout.names()}
-    members = shards.unpack(files["samples/00000.tar"])
+    members = shards.unpack(files["tensors/00000.tar"])
     broken = min(name for name in members if name.endswith(".safetensors"))
     tensors = load_tensors(members[broken])
     tensors["log_prob"][1] = torch.nan
     invalidate(slot, 1, "its densities are another's")
-    hand_made.make(run.rollout(0), files | {"samples/00000.tar": shards.pack(members | {broken: to_bytes(tensors)})})
+    hand_made.make(run.rollout(0), files | {"tensors/00000.tar": shards.pack(members | {broken: to_bytes(tensors)})})
     for reward in run.rewards(slot, 0):
         make(reward, tmp_path)
     with pytest.raises(DriftError, match=f"sample {broken.removesuffix('.safetensors')}, step 2: .* is nan although"):

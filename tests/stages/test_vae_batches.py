@@ -11,7 +11,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.contracts import MediaShape
 from stages.formats import samples
-from stages.formats.samples import read_shard, shard_names, vae_batches
+from stages.formats.generating import vae_batches
+from stages.formats.samples import read_samples
 from tests.stages.conftest import make, make_run
 
 
@@ -66,7 +67,7 @@ def pictures(folder: Path) -> np.ndarray:
     for request in (run.policy, run.embed, partial(run.rollout, 0)):
         make(request(), folder)
     artifact = Artifact(input_of(run.iteration(0, "rollout")))
-    shards = [sample for name in shard_names(artifact) for sample in read_shard(artifact, name)]
+    shards = list(read_samples(artifact))
     return np.stack([sample.pixels for sample in shards]).astype(int)
 
 

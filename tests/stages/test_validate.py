@@ -19,7 +19,7 @@ from stages.artifacts.slots import input_of
 from stages.contracts import Validate
 from stages.formats.embeddings import Embeddings
 from stages.formats.latents import Latents
-from stages.formats.samples import read_table
+from stages.formats.tables import read_table
 from stages.training.loading import load_model
 from stages.validate import summary_of
 from tests.stages.conftest import make, make_on_ranks, make_run

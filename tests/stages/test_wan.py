@@ -13,7 +13,8 @@ from flows.planning.requests import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.policies import read_part
-from stages.formats.samples import read_shard, read_table, shard_names
+from stages.formats.samples import read_samples
+from stages.formats.tables import read_table
 from tests.stages.conftest import make, make_on_ranks, make_run
 
 LORA = {"r": 2, "lora_alpha": 4.0, "target_modules": ["to_q", "to_v"]}
@@ -146,11 +147,11 @@ def test_a_rollout_stores_what_the_reward_saw_and_the_latents_it_came_from(
     run = make_run(tmp_path, recipe(wan_path, prompt_dir, LORA))
     one_iteration(run, tmp_path, ranks=1)
     artifact = Artifact(input_of(run.iteration(0, "rollout")))
-    stored = [sample for name in shard_names(artifact) for sample in read_shard(artifact, name)]
+    stored = list(read_samples(artifact))
     assert [s.pixels.shape for s in stored] == [(5, 16, 16, 3)] * 6
     assert {s.extension for s in stored} == {"mkv"}
-    assert len({s.about["seed"] for s in stored}) == 6
-    assert {s.about["policy"] for s in stored} == {input_of(run.policy_slot, "old").content}
+    assert len({s.row["seed"] for s in stored}) == 6
+    assert {s.row["policy"] for s in stored} == {input_of(run.policy_slot, "old").content}
 
     update = Artifact(input_of(run.policy_after(1)))
     advantages = read_table(update, "advantages.parquet")

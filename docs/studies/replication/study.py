@@ -26,7 +26,7 @@ from flows.planning.steps import open_run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.slots import input_of
-from stages.formats.samples import read_shard, shard_names
+from stages.formats.samples import num_units, read_samples, read_unit
 
 BASE, ARM = "docs/studies/replication/base.toml", "docs/studies/replication/arm.toml"
 SEEDS = (0, 1, 2)
@@ -113,9 +113,8 @@ def _measures(run: Run, k: int) -> dict[str, float]:
     samples = Artifact(input_of(run.version(k, "evaluate")))
     rewards = {name: _manifest(run, k, f"evaluate-{name}").summary[name] for name in ("jpeg", "ocr")}
     pictures: dict[str, list[np.ndarray]] = {}
-    for name in shard_names(samples):
-        for sample in (sample for sample in read_shard(samples, name) if sample.finite):
-            pictures.setdefault(sample.about["prompt_id"], []).append(sample.pixels[0])
+    for sample in (sample for sample in read_samples(samples) if sample.finite):
+        pictures.setdefault(sample.row["prompt_id"], []).append(sample.pixels[0])
     loss = _manifest(run, k, "validate").summary["loss"]
     said = {"reward": rewards["jpeg"], "ocr": rewards["ocr"], "loss": loss}
     known = {name: math.nan if value is None else float(value) for name, value in said.items()}
@@ -196,7 +195,7 @@ def draw_pictures(store_url: str, path: Path) -> None:
         run = open_run(store_url, f"replication-{arm}-{SEEDS[0]}")
         version = 0 if is_base else run.recipe.train.num_iterations
         samples = Artifact(input_of(run.version(version, "evaluate")))
-        shown = [next(read_shard(samples, name)).pixels[0] for name in shard_names(samples)[:PICTURES_SHOWN]]
+        shown = [next(read_unit(samples, n)).pixels[0] for n in range(num_units(samples))[:PICTURES_SHOWN]]
         axes.imshow(np.hstack(shown), interpolation="nearest")
         axes.set_axis_off()
         axes.text(-8, shown[0].shape[0] / 2, title, ha="right", va="center", fontsize=9)

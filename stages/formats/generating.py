@@ -1,0 +1,154 @@
+"""Writing generated samples: which there will be, how they are divided into units, and how ranks share the units."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cosmos_rl_core import seeds
+from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.errors import DivergenceError
+from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
+from cosmos_rl_core.storage import media
+from stages.artifacts.layouts import cut
+from stages.context import Context
+from stages.contracts import INDEX, MediaShape
+from stages.formats.samples import StoredSample, unit_check, unit_files, unit_name
+
+VAE_SAMPLE_BYTES = 32 * 2**20
+"""Float32 pixels of a sample beyond which the VAE takes one at a time: a video of 480p from 8 frames on, an image from
+2.8 megapixels on. It depends on the sample alone, so that no division of the work changes bits."""
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """One sample to be generated."""
+
+    sample_id: str
+    prompt: Prompt
+    member: int
+    seed: int
+    """All its draws derive from it."""
+    noise_seed: int
+    """The initial noise derives from it: ``seed``, or one that the samples of a prompt share."""
+
+
+def plan_samples(
+    prompts: tuple[Prompt, ...], n_generation: int, run_seed: int, iteration: int | None, *, same_noise: bool = False
+) -> list[SamplePlan]:
+    """Return every member of every prompt's group, in order, with its seeds.
+
+    Ids hold the iteration, so that samples of two rollouts never share one. Held-out samples have no iteration: their
+    ids and seeds are equal at every policy version.
+    """
+    plans: list[SamplePlan] = []
+    prefix = "" if iteration is None else f"i{iteration:04d}-"
+    for prompt in prompts:
+        shared = seeds.derive("shared noise", run_seed, iteration or 0, prompt.id)
+        for member in range(n_generation):
+            seed = seeds.sample_seed(run_seed, iteration or 0, prompt.id, member)
+            noise_seed = shared if same_noise else seed
+            plans.append(SamplePlan(f"{prefix}{prompt.id}-{member:03d}", prompt, member, seed, noise_seed))
+    return plans
+
+
+def with_media(
+    plan: SamplePlan, pixels: np.ndarray | None, tensors: bytes | None, facts: dict[str, Any]
+) -> StoredSample:
+    """Return a generated sample with its picture encoded.
+
+    ``pixels`` is uint8 ``[frames, height, width, 3]``, None if the sample is not finite. ``facts`` are added to its row
+    of the index.
+    """
+    row = {
+        "sample_id": plan.sample_id,
+        "prompt_id": plan.prompt.id,
+        "prompt": plan.prompt.text,
+        "metadata": plan.prompt.metadata,
+        "member": plan.member,
+        "seed": plan.seed,
+        "noise_seed": plan.noise_seed,
+        "finite": pixels is not None,
+        **facts,
+    }
+    return StoredSample(row, *(("", b"") if pixels is None else media.encode(pixels)), tensors=tensors)
+
+
+def vae_batches(num_samples: int, shape: MediaShape) -> list[slice]:
+    """Return the parts of a batch that the VAE takes at once: the whole batch, or single samples if they are large.
+
+    The VAE's memory grows with the pixels of its batch, and is by far the most of a video's memory.
+    """
+    sample_bytes = FLOAT32_BYTES * 3 * shape.frames * math.prod(shape.size)
+    at_once = num_samples if sample_bytes <= VAE_SAMPLE_BYTES else 1
+    return [slice(start, start + at_once) for start in range(0, num_samples, at_once)]
+
+
+def write_samples(
+    context: Context,
+    samples: list[SamplePlan],
+    generate: Callable[[list[SamplePlan]], list[StoredSample]],
+    *,
+    samples_per_shard: int,
+    tile: int,
+    tensors: bool,
+    accompany: Callable[[list[SamplePlan]], object] | None = None,
+) -> dict[str, float]:
+    """Write the units of all samples and return their number and mean size. Collective.
+
+    Each rank makes its own units and adopts those that an earlier attempt finished. Context-parallel peers make the
+    same units; their leader writes them. ``generate`` makes at most ``tile`` samples of one unit; with ``tensors`` each
+    has tensors. Under sharded weights every rank must do the same number of forward passes: a rank with fewer batches
+    calls ``accompany`` for the rest. Raises :class:`DivergenceError` if no sample is finite.
+    """
+    ranks = context.ranks
+    by_id = {sample.sample_id: sample for sample in samples}
+    layout = context.layout({"units": cut(list(by_id), samples_per_shard), "tile": context.shrunk(tile)})
+    units: list[list[str]] = layout["units"]
+    tiles = [cut([by_id[sample_id] for sample_id in ids], layout["tile"]) for ids in units]
+    checks = [unit_check(number, ids, tensors=tensors) for number, ids in enumerate(units)]
+    mine = {number: len(units[number]) for number in range(ranks.data_rank, len(units), ranks.data_world_size)}
+    total = sum(mine.values())
+
+    # Only the leader of the peers looks: peers make the other units together, so all must know the same number.
+    found: list[int] = []
+    for number in mine if ranks.leads else ():
+        context.progress("sampling", sum(mine[one] for one in found), total)
+        found += [number] if context.attempt.adopt(number, checks[number]) else []
+    adopted = set(ranks.broadcast_to_peers(found))
+    to_make = [number for number in mine if number not in adopted]
+    num_calls = sum(len(tiles[number]) for number in to_make)
+    # Gathered before the first forward pass, which waits for all ranks.
+    most_calls = num_calls if accompany is None else max(ranks.gather(num_calls))
+    done = sum(mine[number] for number in adopted)
+    for number in to_make:
+        made: list[StoredSample] = []
+        for plans in tiles[number]:
+            context.progress("sampling", done, total)
+            made += generate(plans)
+            done += len(plans)
+        if ranks.leads:
+            context.attempt.finish(number, unit_files(number, made), checks[number])
+        context.progress("sampling", done, total)
+    if accompany is not None:
+        for call in range(num_calls, most_calls):
+            context.progress("sampling beside the other ranks", call, most_calls)
+            accompany(tiles[0][0])
+    return _summary(context, samples, mine if ranks.leads else {})
+
+
+def _summary(context: Context, samples: list[SamplePlan], mine: dict[int, int]) -> dict[str, float]:
+    """Count the samples that are not finite on all ranks. Collective."""
+    rows = [row for number in mine for row in json.loads(context.attempt.read(unit_name(INDEX, number)))]
+    nonfinite = sum(context.ranks.gather(sum(not row["finite"] for row in rows)))
+    if nonfinite == len(samples):
+        raise DivergenceError(
+            f"none of {len(samples)} samples is finite, e.g. {samples[0].sample_id}: the policy, or its precision, is "
+            "broken; begin again at an earlier policy, or compute in float32"
+        )
+    counts = {"samples": len(samples)} | ({"nonfinite": nonfinite} if nonfinite else {})
+    size, total = sum(entry.size for entry in context.attempt.files.values()), sum(mine.values())
+    return counts | ({"kb_per_sample": size / total / 1000} if total else {})
