@@ -16,5 +16,11 @@ def examples(*pages: str) -> dict[str, str]:
 
 def write_examples(folder: Path) -> None:
     """Write the reward, the dataset, the algorithm, and the recipe that names them."""
-    for name, code in examples("reward.md", "dataset.md", "algorithm.md", "index.md").items():
+    write(folder, examples("reward.md", "dataset.md", "algorithm.md", "index.md"))
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    """Write files by their names, with the folders that they lie in."""
+    for name, code in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(code, encoding="utf-8")

@@ -1,12 +1,10 @@
 """What every plugin file promises, tested the moment the file exists: its settings, its members, its behaviour."""
 
 import ast
-import importlib.util
 import inspect
 import itertools
 import json
 import re
-import sys
 import textwrap
 import typing
 from dataclasses import replace
@@ -27,13 +25,10 @@ from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.train import AlgorithmOptions, DatasetOptions, RewardOptions
 from cosmos_rl_core.datasets import _base as datasets_base
 from cosmos_rl_core.models import _base as models_base
-from cosmos_rl_core.models import _vaes
 from cosmos_rl_core.models._adapter import Adapter
-from cosmos_rl_core.models._spec import ModelSpec
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards import _base as rewards_base
 from cosmos_rl_core.sampling.transition import Coefficients
-from tests.pages import examples
 
 
 def check_offers(plugin: type, protocol: type) -> None:
@@ -90,28 +85,6 @@ def options_of(kind: str, name: str, base: type[Section], key: str, **given: Any
     assert not undescribed, f"{file}: settings without a docstring: {', '.join(undescribed)}"
     needed = {field for field, info in fields.items() if info.is_required()} - given.keys() - {key}
     return None if needed else module.Options.model_validate({key: name, **given})
-
-
-def test_the_model_of_the_page_has_the_members_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    shown = examples("model.md")
-
-    def imported(file: str, name: str) -> Any:
-        source = shown[f"cosmos_rl_core/models/x/{file}"]
-        (tmp_path / file).write_text(source.replace("XPipeline", "WanPipeline"), encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(name, tmp_path / file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)
-        spec.loader.exec_module(module)
-        return module
-
-    spec = imported("__init__.py", "cosmos_rl_core.models.x").SPEC
-    assert isinstance(spec, ModelSpec)
-    assert (spec.pipeline_classes, spec.vaes) == (("WanPipeline",), _vaes.KL)
-    module = imported("model.py", "cosmos_rl_core.models.x.model")
-    assert list(inspect.signature(module.load).parameters) == ["path", "components", "device"]
-    check_offers(module.X, models_base.Model)
 
 
 @pytest.mark.parametrize("name", plugins.known("models"))

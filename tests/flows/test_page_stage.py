@@ -1,0 +1,59 @@
+"""The stage of the page, added to a copy of the tree as the page says: it is in the loop, and it runs."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.pages import ROOT, examples, write, write_examples
+
+RUN = """
+import json, sys
+from functools import partial
+from pathlib import Path
+
+from flows.planning.plan import Settings, freeze, plan_of
+from flows.planning.requests import Run
+from flows.post_train import steps
+from tests.stages.conftest import make
+
+folder = Path(sys.argv[1])
+store = str(folder / "store")
+run = Run(freeze(plan_of(Settings(str(folder / "my_recipe.toml"), store, run_id="pages")), store), store)
+for request in (run.policy, run.embed, partial(run.rollout, 0)):
+    make(request(), folder)
+summary = make(run.diversity(0), folder).summary
+print(json.dumps([[step.name for step in steps(run)], summary["diversity"]]))
+"""
+PLACES = {
+    "stages/contracts.py": ("_STAGES = (", "{}\n\n_STAGES = (Diversity, "),
+    "flows/planning/requests.py": ("    def update(self, k: int) -> Request:", "{}\n{anchor}"),
+    "flows/post_train.py": ("    # A stale rollout reads nothing", "{}\n{anchor}"),
+}
+"""Of each file that the page edits: what stands at the place, and what stands there then."""
+
+
+def add_stage(tree: Path) -> None:
+    """Make what the page says in a copy of the packages."""
+    shown = examples("stage.md")
+    for package in ("stages", "flows"):
+        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+    write(tree, {"stages/diversity.py": shown.pop("stages/diversity.py")})
+    assert shown.keys() == PLACES.keys()
+    for file, (anchor, then) in PLACES.items():
+        text = (tree / file).read_text(encoding="utf-8")
+        assert text.count(anchor) == 1, f"{file} has no single {anchor!r} any more"
+        (tree / file).write_text(text.replace(anchor, then.format(shown[file], anchor=anchor)), encoding="utf-8")
+
+
+def test_the_stage_of_the_page_is_in_the_loop_and_runs(tmp_path: Path):
+    add_stage(tmp_path / "tree")
+    write_examples(tmp_path)
+    command = [sys.executable, "-c", RUN, str(tmp_path)]
+    environment = {"PYTHONPATH": f"{tmp_path / 'tree'}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    names, diversity = json.loads(ended.stdout.splitlines()[-1])
+    assert {"iteration-0000/diversity", "iteration-0001/diversity"} <= {*names}
+    assert 0 < diversity < 1
