@@ -1,9 +1,9 @@
-"""The data flow on one page: what a stage is asked (its Request), what it leaves (an artifact), and when that stands.
+"""The stages' settings, inputs and file names.
 
 A Request names a stage, its closed settings and its inputs. Its **recipe** is the digest of everything but the inputs;
 its **fingerprint** adds the inputs' fingerprints, so it is known before anything runs. An artifact's **content** is the
-digest of its result bytes. An artifact stands while its recipe is the one asked for and every input's content is what
-stands now: a stage run again with equal bytes leaves everything below it standing, whatever its own recipe was.
+digest of its result bytes. An artifact stands while its recipe equals the Request's and every input's content equals
+what stands now: if a stage is run again and gives equal bytes, everything made from it still stands.
 """
 
 from typing import Any, ClassVar, Literal
@@ -16,24 +16,24 @@ from cosmos_rl_core.config.train import AnyDataset, AnyReward, AnyRewarded, AnyS
 from cosmos_rl_core.datasets._base import Prompt
 
 RECORDS = "records/"
-"""Prefix of files that record times, reasons and answers. All others are results, and their bytes the content."""
+"""Prefix of files with times, reasons and answers. All other files are results, and their bytes are the content."""
 INDEX = "index"
-"""The part of generated samples with all facts of them but their bytes; it is never dropped."""
+"""The part of generated samples that describes them: prompts, seeds, noise levels. It is never deleted."""
 MEDIA = "media"
-"""The part of generated samples with what people and rewards see of them."""
+"""The part of generated samples with their pictures or videos."""
 TENSORS = "tensors"
-"""The part of a rollout's samples that is trained on."""
+"""The part of a rollout with final latents and recorded steps, which updates read."""
 METRICS = "metrics.parquet"
-"""A row an optimizer step, of every stage that trains."""
+"""A row an optimizer step; every stage that trains writes it."""
 NOT_IDENTITY: dict[str, Any] = {"identity": False}
 
 
 class StageConfig(Section):
-    """The closed settings of a stage. A subclass is a stage: ``stages/<name>.py`` runs it."""
+    """The closed settings of a stage. Each subclass is one stage, run by ``stages/<name>.py``."""
 
     name: ClassVar[str]
     version: ClassVar[int]
-    """Raised by whoever changes the bytes that equal settings and inputs lead to."""
+    """Raised by every change of the bytes that equal settings and inputs give."""
     distributed: ClassVar[bool] = False
     """Whether it runs under ``torch.distributed.run`` (True) or as one plain process (False)."""
     torch: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class StageConfig(Section):
 
 
 class ModelRef(Section):
-    """The base pipeline: where it is now, and what it is."""
+    """The base pipeline: its place and its identity."""
 
     plugin = ("models", "adapter")
     path: str = Field(json_schema_extra=NOT_IDENTITY)
@@ -53,11 +53,11 @@ class ModelRef(Section):
     digest: str
     """Digest of the pipeline's files, pinned by the plan."""
     guardrail: tuple[Literal["guardrail"], ...] = ()
-    """The component of this name where prompts, and the media of rollouts and evaluations, go through it."""
+    """``("guardrail",)`` if prompts, and the media of rollouts and evaluations, pass the pipeline's guardrail."""
     complex_human_instruction: tuple[str, ...] | None = None
-    """What is put before prompts; absent means the stock pipeline's own."""
+    """Text put before prompts; None means the stock pipeline's own."""
     embedded_guidance_scale: float | None = None
-    """The guidance that the transformer takes as an input; None: it takes none."""
+    """Guidance that the transformer takes as an input; None if it takes none."""
 
 
 class MediaShape(Section):
@@ -70,12 +70,12 @@ class MediaShape(Section):
 
 
 class OptimizerSteps(Section):
-    """A range of optimizer steps, every schedule resolved to its values."""
+    """A range of optimizer steps, with every schedule resolved to its values."""
 
     lrs: tuple[float, ...]
     """Learning rate of each step."""
     ema_decays: tuple[float | None, ...]
-    """Decay of the average after each step; None where it stays."""
+    """Decay of the average after each step; None if the average does not change."""
     betas: tuple[float, float]
     epsilon: float
     weight_decay: float
@@ -84,29 +84,28 @@ class OptimizerSteps(Section):
     """Optimizer steps done before this range."""
     optimizer: OptimizerName = "AdamW"
     max_nonfinite: int = Field(default=0, json_schema_extra=NOT_IDENTITY)
-    """Steps in a row that may be left out for gradients that are not finite: it decides whether there is a result, not
-    which."""
+    """Consecutive steps that may be skipped because their gradients are not finite. Affects success, not the result."""
 
 
 class Embed(StageConfig):
-    """Text embeddings of prompts, once: one safetensors a prompt, in tar shards."""
+    """Text embeddings of prompts, made once: one safetensors file a prompt, in tar shards."""
 
     name = "embed"
     version = 1
     distributed = True
     model: ModelRef
     prompts: tuple[Prompt, ...]
-    """The prompts; the negative one, for guidance, is added, and the empty one, for dropping texts."""
+    """The prompts. The negative prompt, for guidance, and the empty one, for text dropout, are added."""
     negative_prompt: str | None = None
-    """Absent means the default of the stock pipeline's call."""
+    """None means the default of the stock pipeline's call."""
     max_prompt_length: int
     prefixed: bool = False
-    """Whether embeddings are stored as they come out of the frozen module of the base that they pass through first."""
+    """Whether the stored embeddings are outputs of the base's first, frozen module."""
     prompts_per_shard: int = 256
 
 
 class Encode(StageConfig):
-    """Latents of a media set, once: one safetensors an item, in tar shards."""
+    """Latents of a media set, made once: one safetensors file an item, in tar shards."""
 
     name = "encode"
     version = 1
@@ -121,7 +120,7 @@ class Encode(StageConfig):
 
 
 class Policy(StageConfig):
-    """Policy version 0: the base's own weights, or freshly initialised adapters or weights; one part, ``current``."""
+    """Policy version 0: the base's weights, fresh adapters or fresh weights, in the one part ``current``."""
 
     name = "policy"
     version = 1
@@ -131,16 +130,16 @@ class Policy(StageConfig):
 
 
 class OnPolicy(StageConfig):
-    """What every stage is asked that runs the transformer with the weights of a policy."""
+    """The settings of every stage that runs the transformer with the weights of a policy."""
 
     model: ModelRef
     lora: LoraConfig | None
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the transformer computes with; weights, states, losses and the sums of gradients are float32."""
+    """Type that the transformer computes in; weights, states, losses and sums of gradients are float32."""
 
 
 class Rollout(OnPolicy):
-    """Samples of the behaviour policy: media, latents and the seeds they came from, in tar shards."""
+    """Samples of the behaviour policy: media, final latents, recorded steps and seeds."""
 
     name = "rollout"
     version = 1
@@ -151,14 +150,13 @@ class Rollout(OnPolicy):
     media: MediaShape
     sample: SolverConfig
     train_on: tuple[int, ...] = ()
-    """Solver steps whose transitions are stored, -1 for a random other one; none for algorithms that need only latents.
-    """
+    """Solver steps whose transitions are stored, -1 for a random other one; empty if only final latents are needed."""
     use_same_seed: bool = False
     """Whether all samples of a prompt start from the same noise."""
     given_frames: tuple[int, int] = (0, 0)
-    """Fewest and most latent frames of the data that videos begin with; above 0 there is one input ``data``."""
+    """Fewest and most latent frames of the data that videos begin with. Above 0, one input ``data`` is needed."""
     batch_size: int
-    """Samples in one forward pass; part of the identity because it changes the last bits."""
+    """Samples in one forward pass. Part of the identity, because it changes the last bits."""
     samples_per_shard: int
     """Samples in one shard: the unit that a retry keeps."""
 
@@ -173,14 +171,14 @@ class Reward(StageConfig):
     SCORES: ClassVar[str] = "scores.parquet"
     """A row a sample: its score, or that it is not valid, and the scorer."""
     ANSWERS: ClassVar[str] = f"{RECORDS}answers.parquet"
-    """A row a sample: everything else that the reward returned."""
+    """A row a sample: all other values that the reward returned, or its error."""
     CALLS: ClassVar[str] = f"{RECORDS}calls.parquet"
-    """A row a call of the reward: its try, how many samples failed, seconds."""
+    """A row a call of the reward: number of the try, failed samples, seconds."""
     reward: AnyReward
     scorer: str
-    """The version of what computes the score: another one is asked anew."""
+    """Version of the scorer. Another version is another recipe: samples are scored again."""
     reads: Literal["media", "latents"] = "media"
-    """What is scored of the samples: pixels, or final latents."""
+    """Whether pixels or final latents are scored."""
     max_attempts: int
     """Tries of a sample that fails before it is excluded."""
     max_failed_fraction: float
@@ -188,7 +186,7 @@ class Reward(StageConfig):
 
 
 class Update(OnPolicy):
-    """Policy k to policy k + 1 from rollouts and their scores, every schedule resolved to this range of steps."""
+    """Policy k to policy k + 1 from rollouts and their scores, with every schedule resolved to this range of steps."""
 
     name = "update"
     version = 1
@@ -202,24 +200,24 @@ class Update(OnPolicy):
         "data": "many",
     }
     ADVANTAGES: ClassVar[str] = "advantages.parquet"
-    """A row a sample: its reward, its advantage, whether it is trained on."""
+    """A row a sample: rollout, reward, advantage, whether it is trained on."""
     TRANSITIONS: ClassVar[str] = "transitions.parquet"
-    """A row a trained transition, of algorithms that train on recorded steps."""
+    """A row a trained transition; written by algorithms that train on recorded steps."""
     gradient_checkpointing: bool
     algorithm: AnyRewarded
     reward_weights: dict[str, float]
-    """Weight of each reward in the sum that trains; monitored rewards are not here."""
+    """Weight of each reward in the sum that trains, without monitored rewards."""
     sample: SolverConfig
-    """How the rollouts were sampled: the grid that noise levels are drawn from, or the density of stored steps."""
+    """The sampler of the rollouts: the grid that noise levels are drawn from, or the density of stored steps."""
     steps: OptimizerSteps
     keeps_ema: bool
     """Whether the policy has the part ``ema``."""
     old_decay: float | None
-    """Of the slow copy, after this iteration; None where the algorithm has none."""
+    """Decay of the slow copy after this iteration; None if the algorithm has none."""
     reference: Literal["base", "kept", "renewed"] = "base"
-    """Where the next version's reference comes from: the base model, this version's own part, or the new weights."""
+    """Source of the next version's reference: the base model, this version's part, or the new weights."""
     density: TimeDensity = TimeDensity()
-    """Of the data term's noise levels, where they are drawn."""
+    """Density of the data term's noise levels, if they are drawn."""
 
 
 class Finetune(OnPolicy):
@@ -261,7 +259,7 @@ class Evaluate(StageConfig):
     inputs = {"export": "one"}
     model: ModelRef
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the transformer computes with; its matrices rest in that type."""
+    """Type that the transformer computes in; its matrices are held in that type."""
     prompts: tuple[Prompt, ...]
     n_generation: int
     media: MediaShape
@@ -283,7 +281,7 @@ class Validate(OnPolicy):
     LOSSES: ClassVar[str] = "losses.parquet"
     """A row an item and noise level."""
     num_levels: int = 8
-    """Noise levels of each item, the middles of as many equal parts of [0, 1]."""
+    """Noise levels of each item: the midpoints of this many equal parts of [0, 1]."""
     batch_size: int
 
 

@@ -1,4 +1,4 @@
-"""Text embeddings, once: the only stage that loads text encoders."""
+"""Text embeddings of prompts. The only stage that loads text encoders."""
 
 from cosmos_rl_core.models._base import PREFIX
 from cosmos_rl_core.storage import shards

@@ -1,4 +1,4 @@
-"""Latents of a media set, once: what training on data reads instead of pixels. Loads the VAE alone."""
+"""Latents of a media set, which training on data reads instead of pixels. Loads the VAE alone."""
 
 import pandas as pd
 import torch
@@ -20,14 +20,14 @@ from stages.training.loading import load_media, load_model
 
 
 def run(request: Request, context: Context) -> dict[str, int]:
-    """Write ``latents/<n>.tar`` of ``<item id>.safetensors`` and ``index.parquet``: every rank its shards, adopted
-    where an earlier attempt made them.
+    """Write ``latents/<n>.tar`` of ``<item id>.safetensors``, and ``index.parquet``.
 
-    Items are encoded one by one, so that their bits depend on no other item.
+    Every rank makes its own shards and adopts those that an earlier attempt finished. Items are encoded one by one, so
+    that their bits depend on no other item.
     """
     config, ranks = request.config, context.ranks
     assert isinstance(config, contracts.Encode)
-    # Every rank for itself, before any writes a shard: machines may hold other copies of the files.
+    # Every rank checks before any writes a shard: machines may hold different copies of the files.
     media = load_media(config.dataset, config.dataset_digest)
     layout: list[list[str]] = context.layout({"shards": cut(list(media.item_ids), config.items_per_shard)})["shards"]
     model = load_model(config.model, ("vae",), ranks.device)
@@ -54,7 +54,7 @@ def run(request: Request, context: Context) -> dict[str, int]:
 
 
 def _latents(media: Media, index: int, model: Model, shape: MediaShape) -> Tensor:
-    """Normalised float32 latents of one item, ``latent_shape``, on the CPU."""
+    """Return the normalised float32 latents of one item, ``latent_shape``, on the CPU."""
     pixels, _ = media.item(index)
     if pixels.shape != (expected := (shape.frames, *shape.size, 3)):
         raise ConfigError(f"item {media.item_ids[index]} of the dataset is {pixels.shape}, expected {expected}")
@@ -62,7 +62,7 @@ def _latents(media: Media, index: int, model: Model, shape: MediaShape) -> Tenso
 
 
 def _table(media: Media, layout: list[list[str]]) -> pd.DataFrame:
-    """A row an item, in the set's order."""
+    """Return a row an item, in the set's order."""
     prompt_ids = [media.prompt_of(index).id for index in range(len(media))]
     numbers = [number for number, ids in enumerate(layout) for _ in ids]
     return pd.DataFrame({"item_id": media.item_ids, "prompt_id": prompt_ids, "shard": numbers})

@@ -1,10 +1,10 @@
-"""What a user would see: samples of the stock diffusers pipeline with the exported weights, prompts and seeds fixed.
+"""Samples of the stock diffusers pipeline with the exported weights, with fixed prompts and seeds.
 
-As users run it, it is not split: each rank makes videos of its own, whatever ``launch.dp_shard_size`` and
-``launch.cp_size`` are. Its device holds the whole pipeline: text encoders and VAE in float32, as `embed` and `rollout`
-have them, and the transformer's matrices in ``param_dtype``: 29 GB of the 57 GB of one of 14B in bfloat16. The CPU's
-memory holds a tensor at a time of the transformer. Where the store is no directory, a machine's ranks share one copy of
-the export on its disk.
+The pipeline is not split: each rank makes videos of its own, whatever ``launch.dp_shard_size`` and ``launch.cp_size``
+are. The device of a rank holds the whole pipeline: text encoders and VAE in float32, like `embed` and `rollout`, and
+the transformer's matrices in ``param_dtype``: 29 GB instead of 57 GB for 14B in bfloat16. The CPU's memory holds one
+tensor of the transformer at a time. If the store is no directory, the ranks of a machine share one copy of the export
+on its disk.
 """
 
 import socket
@@ -49,7 +49,7 @@ def run(request: Request, context: Context) -> dict[str, float]:
 
 
 def _load(request: Request, config: contracts.Evaluate, ranks: Group) -> Any:
-    """The stock pipeline: the base with the exported LoRA loaded into it, or the exported pipeline itself."""
+    """Return the stock pipeline: the base with the exported LoRA loaded, or the exported pipeline itself."""
     with _brought(request.one("export"), ranks) as folder:
         full = Path(folder, "pipeline").is_dir()
         path = str(Path(folder, "pipeline")) if full else directories.resolve_path(config.model.path)
@@ -64,25 +64,30 @@ def _load(request: Request, config: contracts.Evaluate, ranks: Group) -> Any:
 
 @contextmanager
 def _brought(export: Input, ranks: Group) -> Iterator[Path]:
-    """A local directory with the export's files, every byte checked, for as long as a rank of this machine is in it."""
+    """Yield a local directory with the export's files, every byte checked, shared by the ranks of a machine.
+
+    It is removed when all ranks have left. Collective.
+    """
     machines = ranks.gather(socket.gethostname())
     first = machines.index(machines[ranks.rank])
     with tempfile.TemporaryDirectory() as own:
         if first == ranks.rank:
             Artifact(export).bring_to(Path(own))
         yield Path(ranks.gather(own)[first])
-        # Nobody is in it any more.
+        # All ranks have left the directory.
         ranks.gather(None)
 
 
 def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate) -> list[np.ndarray | None]:
-    """Uint8 RGB ``[frames, height, width, 3]`` of each sample, from noise that depends on its seed alone; None where
-    latents or pixels are not finite."""
+    """Return uint8 RGB ``[frames, height, width, 3]`` of each sample, from noise that depends on its seed alone.
+
+    None for a sample whose latents or pixels are not finite.
+    """
     video = config.media.frames > 1
     finite = np.ones(len(plans), bool)
 
     def look(pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        """The last step's latents decide; some pipelines turn them into whole numbers before anybody sees them."""
+        """Note which of the last step's latents are finite: some pipelines convert them to integers afterwards."""
         finite[:] = tensors["latents"].isfinite().flatten(1).all(1).cpu().numpy()
         return {}
 

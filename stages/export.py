@@ -1,4 +1,4 @@
-"""The policy as users load it: diffusers' own layout, from the average if there is one."""
+"""The policy in diffusers' own layout, from the average if there is one."""
 
 from typing import Any
 
@@ -13,8 +13,7 @@ from stages.formats.part_tensors import PartTensors
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write ``lora/model.safetensors`` and ``lora/adapter_config.json``, or a whole pipeline under ``pipeline/``.
 
-    Tensors pass from the policy to the files one at a time: memory holds the largest of them a few times over, and a
-    few blocks of what is copied.
+    Tensors are streamed one at a time: memory holds a few times the largest of them, and a few blocks of copied files.
     """
     config = request.config
     assert isinstance(config, contracts.Export)

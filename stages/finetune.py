@@ -48,7 +48,10 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
 
 def _items(size: int, batch_size: int, seed: int, step: int) -> list[tuple[int, int]]:
-    """(item, pass) of each sample of one optimizer step: every pass over the data has its own order, read at random."""
+    """Return (item, pass) of each sample of one optimizer step.
+
+    Every pass over the data has its own order, which is computed by random access.
+    """
     positions = range(step * batch_size, (step + 1) * batch_size)
     orders = {epoch: seeds.permutation(size, seed, "data order", epoch) for epoch in {p // size for p in positions}}
     return [(orders[p // size][p % size], p // size) for p in positions]
@@ -93,7 +96,7 @@ class _Draws:
         return MicroBatch(batch, conditioning, weight, keys=tuple(astuple(key) for key in keys))
 
     def _condition(self, prompt_id: str, latents: Tensor, key: DrawKey) -> Conditioning:
-        """Of one sample: its prompt's embeddings, and its own first frames, as many as are drawn."""
+        """Return a sample's conditioning: its prompt's embeddings, and a drawn number of its own first frames."""
         generator = seeds.generator("given frames", *astuple(key))
         return self.conditioning[prompt_id] | own_frames(latents, self.given_frames, generator)
 

@@ -21,7 +21,7 @@ from stages.training.loading import load_model
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
-    """Write the part ``current``: the base's weights, fresh adapters on it, or fresh weights altogether."""
+    """Write the part ``current``: the base's weights, fresh adapters, or fresh weights."""
     config = request.config
     assert isinstance(config, contracts.Policy)
     _check_base(config.model)
@@ -29,7 +29,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         model = load_model(config.model, ("transformer",), context.ranks.device)
         initialise(model.transformer, derive(request.seed, "transformer"))
     else:
-        # A large model's weights are more than one process may hold: here are their names and shapes alone.
+        # Names and shapes alone: the weights of a large model may not fit into one process.
         model = load_model(config.model, (EMPTY_TRANSFORMER,), context.ranks.device)
     weights = prepare(model.transformer, config.lora, reference=False)
     shapes = {name: tuple(parameter.shape) for name, parameter in weights.parameters.items()}
@@ -49,5 +49,5 @@ def _check_base(ref: ModelRef) -> None:
     found = directories.pipeline_digest(directories.resolve_path(ref.path))
     if found != ref.digest:
         raise ArtifactError(
-            f"the pipeline at {ref.path} is not the one that was planned: digest {found}, planned {ref.digest}"
+            f"the pipeline at {ref.path} differs from the planned one: digest {found}, planned {ref.digest}"
         )

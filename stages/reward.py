@@ -22,7 +22,7 @@ from stages.formats.samples import StoredSample, num_units, read_rows, read_unit
 from stages.formats.tables import to_parquet
 
 _AWAY = (UnavailableError, ConnectionError, TimeoutError)
-"""It is the scorer that is away, and no sample's fault."""
+"""Errors of a scorer that is away, which are no sample's fault."""
 _PASSING = (ConfigError, *_AWAY)
 _NOT_FINITE = DivergenceError("the sample is not finite, so there is no picture to score")
 _CALL_COLUMNS = ["shard_samples", "attempt", "failed", "seconds"]
@@ -31,11 +31,10 @@ _CALL_COLUMNS = ["shard_samples", "attempt", "failed", "seconds"]
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write ``scores.parquet``: ``sample_id, prompt_id, score, valid, scorer``.
 
-    What the scorer said besides is on record: ``answers.parquet`` (``sample_id, error, details``) and, a row a call,
-    ``calls.parquet``. Another judge with equal scores leaves everything that was made of them standing.
+    Records hold the rest: ``answers.parquet`` (``sample_id, error, details``), and ``calls.parquet`` with a row a call.
 
-    Raises :class:`RewardError`, naming the samples, if more than the allowed share failed, and
-    :class:`DivergenceError` if more are not finite.
+    Raises :class:`RewardError`, naming the samples, if more than the allowed share failed, and :class:`DivergenceError`
+    if more than that are not finite.
     """
     config = request.config
     assert isinstance(config, contracts.Reward)
@@ -86,9 +85,9 @@ def _sample(stored: StoredSample) -> Sample | LatentSample:
 def _score(
     reward: Reward, stored: list[StoredSample], config: contracts.Reward, calls: list[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Scores of one shard and the answers they are from.
+    """Return the score rows of one unit, and the answers that they come from.
 
-    Samples that fail are tried again together, up to ``max_attempts`` times in all. The reward never sees one that is
+    Failed samples are tried again together, up to ``max_attempts`` times in all. The reward never gets a sample that is
     not finite.
     """
     label = config.reward.label
@@ -109,11 +108,10 @@ def _score(
 
 
 def _outcomes(reward: Reward, samples: list[Any], label: str) -> list[dict[str, Any] | Exception]:
-    """Scores or failures, one a sample. Where scoring them together raises, or does not return an entry for each, each
-    is scored alone.
+    """Return scores or a failure for each sample. If scoring them together fails, each is scored alone.
 
-    An :class:`UnavailableError`, a lost connection or a timeout passes: it is the scorer that is away, and no sample's
-    fault. So does a :class:`ConfigError`: it would fail all of them.
+    Raises errors that are no sample's fault: :class:`UnavailableError`, a lost connection or a timeout, because the
+    scorer is away, and :class:`ConfigError`, because it would fail all samples.
     """
     try:
         found = [scored(entry, label) for entry in entries(reward.score([*samples]), len(samples))]
@@ -165,7 +163,10 @@ def _rows_of(names: tuple[str, str], ids: list[str]) -> Check:
 
 
 def _all_scored(files: dict[str, bytes]) -> bool:
-    """Only whole shards are kept for a retry: what failed now may not fail then, unless it is not finite."""
+    """Return whether another attempt may adopt the unit: a sample that failed now may be scored then.
+
+    Samples that are not finite never can be.
+    """
     return all(row.get("error", "") in ("", words(_NOT_FINITE)) for data in files.values() for row in json.loads(data))
 
 

@@ -64,7 +64,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
 
 class _Generator:
-    """Turns planned samples into files, one forward batch at a time; of peers, who all sample, the leader alone."""
+    """Generates planned samples, one forward batch at a time. Of context-parallel peers, the leader decodes."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class _Generator:
         return self.facts | {"trained_steps": list(self.recorded[prompt_id])} | given
 
     def sample(self, plans: list[SamplePlan]) -> Trajectory:
-        """All that needs the transformer."""
+        """Run the solver, the part that needs the transformer."""
         conditioning = stack([self._condition(plan.prompt.id) for plan in plans], self.device)
         scale = self.config.sample.guidance_scale
         negative = stack([self.conditioning[NEGATIVE]] * len(plans), self.device) if scale != 1 else None
@@ -134,7 +134,7 @@ class _Generator:
         )
 
     def _condition(self, prompt_id: str) -> Conditioning:
-        """Of one sample: its prompt's embeddings, and the frames that its video begins with, where there are any."""
+        """Return a sample's conditioning: its prompt's embeddings, and its video's given frames, if any."""
         given = {} if self.given is None else self.given.conditioning(prompt_id)
         return self.conditioning[prompt_id] | given
 
@@ -145,10 +145,10 @@ class _Generator:
 
 @torch.no_grad()
 def decode_finite(model: Model, latents: Tensor, finite: list[bool]) -> list[np.ndarray | None]:
-    """Pixels ``[frames, height, width, 3]`` of each sample of ``latents`` ``[B, ...]``; None of one that is not
-    ``finite``, or whose pixels are not.
+    """Return the pixels ``[frames, height, width, 3]`` of each sample of ``latents`` ``[B, ...]``, on the CPU.
 
-    Zeros stand in for such samples: the batch, and with it the bits of the others, stays what it is.
+    None for a sample that is not ``finite``, or whose pixels are not. Zeros replace the latents of such samples, so
+    that the batch, and with it the bits of the others, does not change.
     """
 
     def pixels(kept: list[bool]) -> np.ndarray:
@@ -171,7 +171,7 @@ def decode_finite(model: Model, latents: Tensor, finite: list[bool]) -> list[np.
 
 
 def _recorded(request: Request, config: contracts.Rollout, kernel: Kernel, prompt_id: str) -> tuple[int, ...]:
-    """The steps to store of a prompt's samples; a random one is drawn among those with noise."""
+    """Return the steps to store of a prompt's samples; a random step is drawn from those with noise."""
     if not config.train_on:
         return ()
     order = seeds.permutation(len(kernel.trainable), request.seed, "trained steps", request.iteration or 0, prompt_id)
@@ -179,8 +179,11 @@ def _recorded(request: Request, config: contracts.Rollout, kernel: Kernel, promp
 
 
 def _stored(trajectory: Trajectory, place: int, steps: tuple[int, ...]) -> dict[str, Tensor]:
-    """What training needs of one sample: ``latents``; of recorded steps ``steps`` [S], ``log_prob`` [S], ``state.<i>``
-    before and after each, and ``history.<i>`` where the solver looks back."""
+    """Return the tensors that training needs of one sample.
+
+    ``latents``; of recorded steps ``steps`` [S], ``log_prob`` [S], ``state.<i>`` before and after each, and
+    ``history.<i>`` if the solver looks back.
+    """
     tensors = {"latents": trajectory.latents[place].cpu()}
     if not steps:
         return tensors

@@ -1,4 +1,4 @@
-"""Policy k to policy k + 1 from rewarded rollouts. Knows no algorithm: those are in ``cosmos_rl_core/algorithms``."""
+"""Policy k to policy k + 1 from rewarded rollouts. The algorithms are plugins in ``cosmos_rl_core/algorithms``."""
 
 import math
 from functools import partial
@@ -234,7 +234,7 @@ def _micro_batches(keys: list[str], mini_batch: int, num_shares: int) -> list[li
 
 
 def _copies(config: contracts.Update) -> list[str]:
-    """The copies beside ``current`` that this policy carries on."""
+    """Return the copies beside ``current`` that this policy has."""
     kept = {
         OLD: config.old_decay is not None,
         EMA: config.keeps_ema,

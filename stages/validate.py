@@ -1,4 +1,4 @@
-"""How well a policy still models data that training never saw: its diffusion loss, at fixed noise and noise levels."""
+"""Diffusion loss of a policy on held-out media, at fixed noise and noise levels."""
 
 import math
 from typing import Any
@@ -24,7 +24,7 @@ from stages.training.loading import load_policy
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write ``losses.parquet``: a row an item and noise level, ``item_id, t, loss``.
 
-    The loss is the mean squared error of the velocity, without guidance and without a weight.
+    The loss is the mean squared error of the velocity, without guidance and without weights.
     """
     config, ranks = request.config, context.ranks
     assert isinstance(config, contracts.Validate)
@@ -35,7 +35,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     model, _ = load_policy(config, request.one("policy"), components=(), context=context, reference=False)
     rows: list[dict[str, Any]] = []
     mine = range(ranks.data_rank, len(tiles), ranks.data_world_size)
-    # Ranks that share weights run in step: who has nothing left does a tile again, which nobody keeps.
+    # Ranks that share weights must do equal numbers of passes: a rank without tiles repeats one and drops its result.
     rounds = len(mine) if ranks.mesh is None else math.ceil(len(tiles) / ranks.data_world_size)
     for done in range(rounds):
         context.progress("validating", done, rounds)
@@ -53,10 +53,10 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
 
 def summary_of(losses: np.ndarray) -> dict[str, float | int | None]:
-    """Mean loss and its standard error over items, from ``losses`` ``[items, levels]``.
+    """Return the mean loss and its standard error over items, from ``losses`` ``[items, levels]``.
 
-    Both are None if an item's loss is not finite, because a mean over the others could not be compared with that of
-    another policy; ``nonfinite`` counts such items.
+    Both are None if the loss of an item is not finite, because a mean over the other items could not be compared with
+    that of another policy. ``nonfinite`` counts such items.
     """
     means = losses.mean(axis=1)
     nonfinite = int((~np.isfinite(means)).sum())
@@ -70,7 +70,7 @@ def summary_of(losses: np.ndarray) -> dict[str, float | int | None]:
 def _losses(
     seed: int, config: contracts.Validate, model: Model, items: list[str], x_0: Tensor, conditioning: Conditioning
 ) -> list[dict[str, Any]]:
-    """A row an item and noise level."""
+    """Return a row an item and noise level."""
     rows: list[dict[str, Any]] = []
     for level, t in enumerate((np.arange(config.num_levels) + 0.5) / config.num_levels):
         draws = [training_noise(tuple(x_0.shape[1:]), DrawKey(seed, 0, 0, item), level) for item in items]

@@ -18,7 +18,9 @@ KEPT_BY = {MEDIA: "rollout.keep.media", TENSORS: "rollout.keep.tensors"}
 
 
 class Artifact:
-    """A committed artifact, read with every byte checked against its manifest, and the manifest against the Request."""
+    """A committed artifact. Each file is checked against the manifest when it is read, and the manifest against the
+    Request.
+    """
 
     def __init__(self, source: Input) -> None:
         self.url = source.url
@@ -35,15 +37,18 @@ class Artifact:
         return self._dropped[part]
 
     def names(self, prefix: str = "") -> list[str]:
-        """Names of the files that start with ``prefix``, sorted."""
+        """Return the names of the files that start with ``prefix``, sorted."""
         return sorted(name for name in self.manifest.files if name.startswith(prefix))
 
     def read(self, name: str) -> bytes:
-        """One file's bytes. Raises :class:`ArtifactError` if they are missing or not those of the manifest."""
+        """Read one file. Raises :class:`ArtifactError` if it is missing or its bytes are not the manifest's."""
         return read_entry(self.url, self.entry(name))
 
     def entry(self, name: str) -> FileEntry:
-        """What the manifest says of one file. Raises :class:`ArtifactError` where there is none, or none any more."""
+        """Return the manifest's entry of one file.
+
+        Raises :class:`ArtifactError` if there is no such file, or if its part was deleted.
+        """
         if name not in self.manifest.files:
             raise ArtifactError(f"{self.url} has no file {name!r}; it has {', '.join(self.names())}")
         if self.lacks(part := name.partition("/")[0]):
@@ -54,12 +59,14 @@ class Artifact:
         return self.manifest.files[name]
 
     def json(self, name: str) -> Any:
-        """One JSON file."""
+        """Read one JSON file."""
         return json.loads(self.read(name))
 
     def bring_to(self, directory: Path) -> list[str]:
-        """Have every file, its bytes checked, in a local directory: links where the store is one; returns their
-        names."""
+        """Bring every file, with its bytes checked, into a local directory, and return their names.
+
+        A store that is a directory gives links; others give copies.
+        """
         bring = files.copy if "://" in self.url else files.link
         for name in self.names():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)

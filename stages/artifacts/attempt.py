@@ -1,4 +1,4 @@
-"""One attempt at making an artifact: its layout, its shards, its files, its commit."""
+"""One attempt at an artifact: its layout, its shards, its files, its commit."""
 
 import secrets
 from collections.abc import Callable, Iterable
@@ -24,9 +24,9 @@ MAKE_AGAIN = "remove it to have this shard made again"
 
 
 class Attempt:
-    """One try at making a Request's artifact. Every rank has one, with the same id; rank 0 alone commits.
+    """One try at making the artifact of a Request. Every rank has one, all with the same id; only rank 0 commits.
 
-    Build it with :meth:`begin`. A committed artifact that stands is in ``already``; nothing is to be done then.
+    Build it with :meth:`begin`.
     """
 
     def __init__(self, request: Request, numerics: dict[str, Any], generation: int, attempt: str) -> None:
@@ -40,9 +40,9 @@ class Attempt:
 
     @staticmethod
     def begin(request: Request, log: Log) -> tuple[int, str, Manifest | None]:
-        """Rank 0: the generation to make and a fresh attempt id, or the manifest that already stands.
+        """Return the generation to make, a fresh attempt id, and the manifest that already stands, if there is one.
 
-        Ends the standing generation if it is stale, and says why.
+        For rank 0 alone. Ends the standing generation if it is stale, and logs why.
         """
         generation, manifest = standing(request.slot)
         if manifest is not None:
@@ -54,15 +54,15 @@ class Attempt:
         return generation, secrets.token_hex(8), None
 
     def url(self, *names: str) -> str:
-        """A URL inside the slot."""
+        """Return a URL inside the slot."""
         return store.join(self.request.slot, *names)
 
     def layout(self, layout: dict[str, Any], log: Log, halvings: int = 0) -> dict[str, Any]:
-        """Commit how the work is cut, or take the cut that an earlier attempt committed.
+        """Commit how the work is divided, or return the layout that an earlier attempt committed.
 
-        Rank 0 only; broadcast the result. A layout of other settings or inputs ends its generation: nothing made under
-        it can be part of this artifact. So does one that did not fit into memory: it was halved less often than ours.
-        Raises :class:`ArtifactError` for one of these settings and inputs that cuts other work.
+        For rank 0 alone; broadcast the result. A layout of other settings or inputs ends its generation, because
+        nothing made under it can be part of this artifact. So does a layout that did not fit into memory: one halved
+        less often than ours. Raises :class:`ArtifactError` if a layout of these settings and inputs divides other work.
         """
         while True:
             ours = Layout(
@@ -91,7 +91,10 @@ class Attempt:
         return found.layout
 
     def use_layout(self, layout: dict[str, Any], generation: int) -> None:
-        """All ranks: work by this layout. Shards pass between attempts of one generation, layout and equal numerics."""
+        """Work by this layout. Every rank calls it.
+
+        Attempts adopt shards of each other within one generation, layout and equal numerics.
+        """
         self.generation = generation
         key = {
             "recipe": self.request.recipe,
@@ -103,11 +106,11 @@ class Attempt:
         self._shards = f"shards/{digest(key)[:32]}"
 
     def put(self, name: str, data: bytes) -> None:
-        """Write one file of the artifact under this attempt's prefix; one named ``records/...`` is no part of it."""
+        """Write one file under this attempt's prefix. Files named ``records/...`` are not part of the content."""
         self.files[name] = self._write(name, data)
 
     def put_stream(self, name: str, chunks: Iterable[Chunk]) -> None:
-        """As :meth:`put`, a file that is never in memory as a whole."""
+        """Write one file like :meth:`put`, from chunks, so that it is never in memory as a whole."""
         self.files[name] = files.write(self.request.slot, f"attempts/{self.id}/{name}", chunks)
 
     def put_json(self, name: str, value: Any) -> None:
@@ -121,10 +124,10 @@ class Attempt:
         keep: Callable[[dict[str, bytes]], bool] = lambda files: True,
         check: Check = lambda files: None,
     ) -> None:
-        """Files of shard ``index``: those of an earlier attempt that finished it, else made now and marked as finished.
+        """Adopt the files of shard ``index`` from an earlier attempt, or make them now and mark them as finished.
 
-        A shard that ``keep`` refuses is part of this attempt but not offered to another. One whose files were lost is
-        made again. ``check`` is :meth:`adopt`'s.
+        If ``keep`` refuses a shard, it is part of this attempt but no other attempt adopts it. A shard with lost files
+        is made again. ``check`` is explained at :meth:`adopt`.
         """
         if not self.adopt(index, check):
             made = make()
@@ -133,7 +136,10 @@ class Attempt:
     def finish(
         self, index: int, made: dict[str, bytes], check: Check = lambda files: None, *, offered: bool = True
     ) -> None:
-        """Write the files of shard ``index``, unless another attempt was faster; ``offered`` lets others adopt them."""
+        """Write the files of shard ``index``, unless another attempt finished it first.
+
+        ``offered`` lets other attempts adopt them.
+        """
         entries = {name: self._write(name, data) for name, data in made.items()}
         marker = Marker(
             place=place_of(self.request.slot),
@@ -150,13 +156,14 @@ class Attempt:
         return self.url(self._shards, f"{index:05d}.json")
 
     def read(self, name: str) -> bytes:
-        """Bytes of a file that this attempt made or adopted."""
+        """Read a file that this attempt made or adopted."""
         return read_entry(self.request.slot, self.files[name])
 
     def adopt(self, index: int, check: Check = lambda files: None) -> bool:
-        """Take a shard that an attempt finished, every byte checked. False if none did, or a file of it is missing.
+        """Adopt a shard that an earlier attempt finished, with every byte checked.
 
-        Raises :class:`ArtifactError` if its marker is another shard's, or ``check`` finds other samples in its files.
+        Returns False if no attempt finished it or a file of it is missing. Raises :class:`ArtifactError` if the marker
+        belongs to another shard, or if ``check`` finds other samples in the files.
         """
         url = self._marker(index)
         data = store.read_if_exists(url)
@@ -182,9 +189,9 @@ class Attempt:
         return FileEntry(path=path, size=len(data), sha256=sha256(data))
 
     def commit(self, files: dict[str, FileEntry], summary: dict[str, Any], log: Log) -> Manifest:
-        """Rank 0: make the artifact stand, with every rank's files.
+        """Commit the artifact with every rank's files, and return its manifest. For rank 0 alone.
 
-        Of two attempts the first wins; the other takes its manifest.
+        Of two attempts the first wins, and the other returns the winner's manifest.
         """
         request = self.request
         manifest = Manifest(
@@ -218,6 +225,6 @@ class Attempt:
 
 
 def layout_halvings(slot: str, generation: int) -> int:
-    """How often a generation's committed layout was halved; 0 where there is none."""
+    """Return how often a generation's committed layout was halved; 0 if there is none."""
     found = Layout.read(slot, generation)
     return 0 if found is None else found.halvings

@@ -1,4 +1,4 @@
-"""The listed files of an artifact, every byte checked, from the store or from this node's copies."""
+"""The files that a manifest lists, every byte checked, from the store or from copies on this node."""
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,13 +14,13 @@ from cosmos_rl_core.storage.tensor_headers import Readable
 from stages.artifacts.records import FileEntry
 
 BLOCK_BYTES = 2**23
-"""Of a file that is read in order, fetched at once; a few such blocks are in memory."""
+"""Bytes fetched at once from a file that is read in order; a few such blocks are in memory."""
 
 Found = TypeVar("Found")
 
 
 def write(slot: str, path: str, chunks: Iterable[Chunk]) -> FileEntry:
-    """Write one file, whose bytes come in chunks and are hashed as they pass; what a manifest says of it."""
+    """Write one file from chunks, hashing them as they pass, and return its entry for the manifest."""
     found, size = sha256(), 0
 
     def hashed() -> Iterator[Chunk]:
@@ -35,7 +35,7 @@ def write(slot: str, path: str, chunks: Iterable[Chunk]) -> FileEntry:
 
 
 def read_entry(slot: str, entry: FileEntry) -> bytes:
-    """The bytes of one listed file; raises :class:`ArtifactError` unless they are exactly those listed."""
+    """Read one listed file. Raises :class:`ArtifactError` unless its bytes are exactly those listed."""
     kept = cache.of_node(slot)
     if kept is None:
         return read_stored(slot, entry)
@@ -43,7 +43,10 @@ def read_entry(slot: str, entry: FileEntry) -> bytes:
 
 
 def read_stored(slot: str, entry: FileEntry) -> bytes:
-    """As :func:`read_entry`, whatever copies this node has: for who answers for what the store holds."""
+    """Read like :func:`read_entry`, but always from the store, whatever copies this node has.
+
+    For callers that vouch for the bytes in the store.
+    """
     url = store.join(slot, entry.path)
     data = store.read_if_exists(url)
     if data is None:
@@ -53,10 +56,11 @@ def read_stored(slot: str, entry: FileEntry) -> bytes:
 
 
 def scan(slot: str, entry: FileEntry, take: Callable[[Readable], Found]) -> Found:
-    """What ``take`` makes of one listed file, whose bytes it is given in order.
+    """Pass one listed file, in order, to ``take``, and return its result.
 
-    Memory holds a few blocks of them, unless this node keeps copies: what it has none of is fetched whole. Raises
-    :class:`ArtifactError` unless the bytes are exactly those listed, so what ``take`` makes must not be used before.
+    Memory holds a few blocks of the file, unless this node keeps copies: a file that it has no copy of is fetched
+    whole. Raises :class:`ArtifactError` unless the bytes are exactly those listed; the result must not be used before
+    that check, at the end.
     """
     if cache.of_node(slot) is not None:
         return take(io.BytesIO(read_entry(slot, entry)))
@@ -76,7 +80,7 @@ def scan(slot: str, entry: FileEntry, take: Callable[[Readable], Found]) -> Foun
 
 
 def copy(slot: str, entry: FileEntry, path: Path) -> None:
-    """Copy one listed file to ``path``; raises :class:`ArtifactError`, and leaves nothing there, as :func:`scan`."""
+    """Copy one listed file to ``path``. Raises like :func:`scan`, and then leaves no file there."""
 
     def write(stream: Readable) -> None:
         with path.open("wb") as file:
@@ -91,14 +95,16 @@ def copy(slot: str, entry: FileEntry, path: Path) -> None:
 
 
 def link(slot: str, entry: FileEntry, path: Path) -> None:
-    """As :func:`copy`, a link to the file, of a store that is a directory."""
+    """Check one listed file and link to it from ``path``. For a store that is a directory."""
     scan(slot, entry, lambda _: None)
     path.symlink_to(Path(store.join(slot, entry.path)).resolve())
 
 
 def read_pieces(slot: str, entry: FileEntry, name: str, pieces: Sequence[Piece]) -> bytes:
-    """Consecutive pieces of a listed file, once their digests were made by a :func:`scan` of the whole; raises
-    :class:`ArtifactError`, which calls them ``name``, unless they are the same as then."""
+    """Read consecutive pieces of a listed file whose digests come from an earlier :func:`scan` of the whole file.
+
+    Raises :class:`ArtifactError`, naming ``name``, unless the bytes have those digests.
+    """
     start, end = pieces[0].start, pieces[-1].end
     kept = cache.of_node(slot)
     if kept is not None:
@@ -120,14 +126,14 @@ def read_pieces(slot: str, entry: FileEntry, name: str, pieces: Sequence[Piece])
 
 
 class _Stream:
-    """A file's bytes, in order, hashed as they pass."""
+    """A file's bytes, in order, hashed as they are read."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._block, self._place = blocks, b"", 0
         self._sha256 = sha256()
 
     def read(self, size: int, /) -> bytes:
-        """The next ``size`` bytes, fewer at the end."""
+        """Read the next ``size`` bytes, fewer at the end."""
         found = bytearray()
         while len(found) < size and self._fill():
             part = self._block[self._place : self._place + size - len(found)]
@@ -136,13 +142,13 @@ class _Stream:
         return bytes(found)
 
     def digest(self) -> str:
-        """Of all bytes, also those that nobody asked for."""
+        """Return the digest of all bytes, including those that were not read."""
         while self._fill():
             self._place = len(self._block)
         return self._sha256.hexdigest()
 
     def _fill(self) -> bool:
-        """Have a byte that was not given yet, if there is one."""
+        """Make sure that an unread byte is in the block, if the file has one."""
         while self._place == len(self._block):
             block = next(self._blocks, None)
             if block is None:
@@ -153,7 +159,7 @@ class _Stream:
 
 
 def _blocks(url: str, size: int) -> Iterator[bytes]:
-    """Of the object, in order; one byte more than its size is asked for, so that what follows does not go unseen."""
+    """Read the object's blocks in order, up to one byte beyond its listed size, so that surplus bytes are noticed."""
     starts = range(0, size + 1, BLOCK_BYTES)
 
     def read(start: int) -> bytes:
@@ -166,7 +172,7 @@ def _blocks(url: str, size: int) -> Iterator[bytes]:
 
 
 def _unequal(data: bytes, pieces: Sequence[Piece]) -> tuple[str, str] | None:
-    """Found and expected digest of the first piece that is not what it was."""
+    """Return the found and the expected digest of the first piece that differs; None if none does."""
     view, start = memoryview(data), pieces[0].start
     for piece in pieces:
         found = sha256(view[piece.start - start : piece.end - start]).hexdigest()

@@ -1,4 +1,4 @@
-"""Files of a slot that no artifact holds any more: what killed attempts and lost races left."""
+"""Files of a slot that belong to no artifact: what killed attempts and lost races left."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from stages.artifacts.slots import read_manifest
 
 @dataclass(frozen=True)
 class Garbage:
-    """Sizes in bytes of files that no artifact holds, by their path in the slot."""
+    """Sizes in bytes of files that belong to no artifact, by their path in the slot."""
 
     old: dict[str, int]
-    """Of attempts that count as ended."""
+    """Files of attempts that count as ended."""
     young: dict[str, int]
-    """Of attempts that may still be at work."""
+    """Files of attempts that may still be running."""
 
 
 def garbage(slot: str, *, superseded: bool, before_s: float) -> Garbage:
-    """The slot's files that can go. The only place that trusts a listing.
+    """Return the slot's files that can be deleted. This is the only function that trusts a listing.
 
-    What a retry would adopt stays: the finished shards of a generation that is not committed. With ``superseded`` the
-    files of ended generations go too, and their manifests stay. An attempt counts as ended if it wrote nothing since
-    ``before_s``, a time of the store's clock; a generation that was ended since then may still be read.
+    Files that a retry would adopt stay: the finished shards of a generation that is not committed. With ``superseded``
+    the files of ended generations can go too; their manifests stay. An attempt counts as ended if it wrote nothing
+    since ``before_s``, a time of the store's clock; a generation that was ended since then may still be read.
     """
     found = {name: entry for name, entry in store.listed(slot).items() if not store.is_temporary(name)}
     standing = current_generation(slot)
@@ -53,7 +53,7 @@ def garbage(slot: str, *, superseded: bool, before_s: float) -> Garbage:
 
 
 def clear(slot: str, attempt: str) -> None:
-    """Delete the files of a failed attempt of ours that no retry would adopt."""
+    """Delete the files of a failed attempt that no retry would adopt."""
     mine = f"attempts/{attempt}/"
     for name in garbage(slot, superseded=False, before_s=float("inf")).old:
         if name.startswith(mine):
@@ -61,12 +61,12 @@ def clear(slot: str, attempt: str) -> None:
 
 
 def _attempt(name: str) -> str:
-    """Of ``attempts/<attempt>/...``."""
+    """Return the attempt of a path ``attempts/<attempt>/...``."""
     return name.split("/")[1]
 
 
 def _newest_s(found: Mapping[str, Listed]) -> dict[str, float]:
-    """When each attempt wrote last."""
+    """Return when each attempt wrote last."""
     newest_s: dict[str, float] = {}
     for name, entry in found.items():
         if name.startswith("attempts/"):
@@ -75,7 +75,7 @@ def _newest_s(found: Mapping[str, Listed]) -> dict[str, float]:
 
 
 def _generation(name: str) -> int | None:
-    """Of ``manifest.<n>.json``."""
+    """Return the generation of ``manifest.<n>.json``; None for other names."""
     first, _, rest = name.partition(".")
     number = rest.removesuffix(".json")
     return int(number) if first == "manifest" and number.isdecimal() else None

@@ -1,4 +1,4 @@
-"""Which generation of a slot stands, and how one is ended."""
+"""The generations of a slot: which one stands, and how one is ended."""
 
 import itertools
 
@@ -8,13 +8,13 @@ from cosmos_rl_core.storage import store
 from stages.artifacts.records import Invalidated, place_of
 
 _MADE = ("manifest", "layout")
-"""What a generation has only after the one before it was ended."""
+"""Records that a generation has only if the one before it was ended."""
 
 
 def current_generation(slot: str) -> int:
-    """The slot's first generation that has not been ended; its own manifest and layout are not read.
+    """Return the slot's first generation that has not been ended, without reading its manifest and layout.
 
-    Raises :class:`ArtifactError` if the end of an earlier one is damaged, names another manifest, or is lost.
+    Raises :class:`ArtifactError` if the end of an earlier generation is damaged, names another manifest, or is lost.
     """
     for generation in itertools.count(1):
         if (ended := _end_of(slot, generation)) is None:
@@ -24,33 +24,34 @@ def current_generation(slot: str) -> int:
 
 
 def is_committed(slot: str, generation: int) -> bool:
-    """Whether a generation has a manifest, readable or not."""
+    """Return whether a generation has a manifest, readable or not."""
     return store.size(_url(slot, "manifest", generation)) is not None
 
 
 def has_begun(slot: str, generation: int = 1) -> bool:
-    """Whether anything of a generation is there that counts: how its work is cut, a manifest, or its end."""
+    """Return whether a generation has a layout, a manifest or an end."""
     return any(store.size(_url(slot, kind, generation)) is not None for kind in (*_MADE, Invalidated.kind))
 
 
 def invalidate(slot: str, generation: int, reason: str) -> int:
-    """End a generation, naming its manifest if there is one; returns the next. Deletes nothing.
+    """End a generation, naming its manifest if it has one, and return the next generation. Deletes nothing.
 
-    The generation is the one that was judged: another process may have ended it and made the next meanwhile.
+    The caller names the generation that it judged: another process may have ended it and made the next one meanwhile.
     """
     manifest = store.read_if_exists(_url(slot, "manifest", generation))
     end = Invalidated(
         place=place_of(slot), generation=generation, manifest=sha256(manifest) if manifest else None, reason=reason
     )
-    # Losing this race is winning it: somebody else ended the same generation.
+    # If another process was faster, it ended the same generation.
     store.put_if_absent(Invalidated.url(slot, generation), end.sealed())
     return generation + 1
 
 
 def _check_named(slot: str, ended: Invalidated) -> None:
-    """Raise :class:`ArtifactError` if the ended generation's manifest is not the one that its end names.
+    """Raise :class:`ArtifactError` if an ended generation's manifest is not the one that its end names.
 
-    An end that names none may have one: a slow attempt commits to a generation that was ended meanwhile.
+    An end that names no manifest may be followed by one: a slow attempt commits to a generation that was ended
+    meanwhile.
     """
     url = _url(slot, "manifest", ended.generation)
     data = None if ended.manifest is None else store.read_if_exists(url)
@@ -62,12 +63,15 @@ def _check_named(slot: str, ended: Invalidated) -> None:
 
 
 def _end_of(slot: str, generation: int) -> Invalidated | None:
-    """How a generation was ended; None if it was not. Raises :class:`ArtifactError` if there is a later one then."""
+    """Return how a generation was ended; None if it was not.
+
+    Raises :class:`ArtifactError` if there is a later generation although this one was not ended.
+    """
     if (ended := Invalidated.read(slot, generation)) is not None:
         return ended
     urls = [_url(slot, kind, generation + 1) for kind in (*_MADE, Invalidated.kind)]
     later = [url for url, size in zip(urls, store.sizes(urls), strict=True) if size is not None]
-    # Read again, as another process may have ended it and begun the next between the two looks.
+    # Read again: another process may have ended it and begun the next between the two looks.
     if not later or (ended := Invalidated.read(slot, generation)) is not None:
         return ended
     raise ArtifactError(

@@ -1,4 +1,4 @@
-"""The digests that tell what is asked of a stage: the same for a Request and for the manifest that answers it."""
+"""The digests of a Request and of the manifest that answers it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,9 +15,9 @@ def recipe_of(
     config: dict[str, Any],
     plugins: Sequence[Section] = (),
 ) -> str:
-    """Digest of what is asked, without the inputs.
+    """Return the digest of everything in a Request but its inputs.
 
-    ``config`` is the settings' identity, ``plugins`` are those outside the package that the settings name: slots of
+    ``config`` is the identity of the settings. ``plugins`` are the outside plugins that the settings name: slots of
     datasets are shared by runs, whose plans may have pinned other files of the same name.
     """
     what = {"stage": stage, "version": version, "iteration": iteration, "seed": seed, "config": config}
@@ -25,6 +25,6 @@ def recipe_of(
 
 
 def fingerprint_of(recipe: str, inputs: Mapping[str, Sequence[Section]]) -> str:
-    """Digest of a recipe and of how the inputs came to be."""
+    """Return the digest of a recipe and of the fingerprints of its inputs."""
     roles = {role: [i.identity() for i in some] for role, some in inputs.items() if some}
     return digest({"recipe": recipe, "inputs": roles})

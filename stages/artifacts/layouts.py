@@ -1,4 +1,4 @@
-"""What a committed layout must have in common with the one just computed, and a finished shard with its layout."""
+"""Layouts: how work is divided, and the checks of a committed layout and of finished shards against it."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -9,14 +9,14 @@ from cosmos_rl_core.storage import shards
 
 Item = TypeVar("Item")
 Check = Callable[[dict[str, bytes]], str | None]
-"""Why the files of a shard, by name, are not those that its layout asks for; None if they are."""
+"""From the files of a shard, by name, to why they do not fit its layout; None if they do."""
 
 
 def difference(found: dict[str, Any], computed: dict[str, Any]) -> str | None:
-    """Why two layouts do not cut the same work; None if they do.
+    """Return why two layouts divide different work; None if they divide the same.
 
-    Where a list is cut, and how many samples are in memory at once, may differ: other settings of memory, or later
-    code, compute other sizes. What is cut, and its order, may not.
+    The divisions, and how many samples are in memory at once, may differ: other memory settings, or later code, compute
+    other sizes. The samples and their order may not.
     """
     if found.keys() != computed.keys():
         return f"it has {', '.join(sorted(found))}, expected {', '.join(sorted(computed))}"
@@ -56,7 +56,7 @@ def tar_of(name: str, ids: Sequence[str]) -> Check:
 
 
 def unequal_ids(found: set[str], ids: Sequence[str]) -> str | None:
-    """What lacks and what is too much; None if the ids are equal."""
+    """Return which ids are missing and which are unknown; None if the ids are equal."""
     missing, unknown = sorted(set(ids) - found), sorted(found - set(ids))
     if not missing and not unknown:
         return None
@@ -68,7 +68,7 @@ def _some(ids: Sequence[str]) -> str:
 
 
 def _uncut(value: Any) -> Any:
-    """A list without its innermost cuts; None for what is no list of ids, or has an empty piece."""
+    """Flatten the innermost division of a list of ids; None if it is no list of ids or has an empty part."""
     if not isinstance(value, list):
         return None
     if not any(isinstance(piece, list) for piece in value):

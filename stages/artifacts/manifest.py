@@ -1,4 +1,4 @@
-"""What a committed artifact says of itself: its files, where it came from, and whether it stands for a Request."""
+"""The manifest of a committed artifact: its files, its origin, and whether it stands for a Request."""
 
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from stages.contracts import RECORDS
 
 
 class Reference(Section):
-    """An artifact made elsewhere, by another run's recipe: nothing before it is made again."""
+    """An artifact of another slot, made by another run's recipe. Nothing before it is made again."""
 
     url: str
     """The other slot."""
@@ -27,14 +27,14 @@ class Reference(Section):
 
 
 class Referral(Record):
-    """Stands in a slot, in a manifest's place, for an artifact made elsewhere."""
+    """A record in the place of a manifest that refers to an artifact of another slot."""
 
     kind = "manifest"
     reference: Reference
 
 
 class Manifest(Record):
-    """Written last, put-if-absent: its existence means that the artifact is whole."""
+    """The record that is written last, by put-if-absent. Once it exists, the artifact is complete."""
 
     kind = "manifest"
     stage: str
@@ -48,10 +48,10 @@ class Manifest(Record):
     seed: int
     config: dict[str, Any]
     plugins: tuple[Pin, ...] = ()
-    """Those outside the package that the settings name."""
+    """The outside plugins that the settings name."""
     inputs: dict[str, tuple[Input, ...]]
     files: dict[str, FileEntry]
-    """By name; the name does not hold the attempt, so equal bytes have equal content."""
+    """By name. The attempt is not in the name, so equal bytes have equal content."""
     numerics: dict[str, Any]
     summary: dict[str, float | int | str | None] = {}
     """A few numbers for people and progress lines; a record."""
@@ -61,39 +61,42 @@ class Manifest(Record):
 
     @property
     def slot(self) -> str:
-        """The slot it was read from, which its files lie in."""
+        """Return the slot that it was read from, where its files are."""
         return self._slot
 
     @property
     def digest(self) -> str:
-        """Digest of its bytes in the store."""
+        """Return the digest of its bytes in the store."""
         return self._digest
 
     @property
     def referred(self) -> bool:
-        """Whether it was reached by a :class:`Reference`; it then stands whatever the Request."""
+        """Return whether it was reached through a :class:`Reference`; it then stands for any Request."""
         return self._referred
 
     @classmethod
     def unsealed(cls, data: bytes, url: str, slot: str, generation: int) -> Self:
-        """As :meth:`Record.unsealed`; raises also if its digests are not those of what it lists."""
+        """Return the manifest that ``data`` holds, like :meth:`Record.unsealed`.
+
+        Raises :class:`ArtifactError` also if its digests do not follow from what it lists.
+        """
         return super().unsealed(data, url, slot, generation).found(slot, data)
 
     @classmethod
     def checked(cls, body: dict[str, Any], url: str, slot: str, generation: int) -> Self:
-        """As :meth:`unsealed`, from the body."""
+        """Return the manifest of an unsealed body, like :meth:`unsealed`."""
         manifest = super().checked(body, url, slot, generation)
         if (wrong := manifest._contradiction()) is not None:
             raise ArtifactError(f"{url} contradicts itself: its {wrong} is not that of what it lists; {RESTORE}")
         return manifest
 
     def found(self, slot: str, data: bytes, *, referred: bool = False) -> Self:
-        """Note the slot and the bytes that it was read from, and whether another slot refers to it."""
+        """Set the slot and the bytes that it was read from, and whether another slot refers to it."""
         self._slot, self._digest, self._referred = slot, sha256(data), referred
         return self
 
     def _contradiction(self) -> str | None:
-        """The field that does not follow from the others, if there is one."""
+        """Return the field that does not follow from the others; None if all do."""
         recipe = recipe_of(self.stage, self.version, self.iteration, self.seed, self.config, self.plugins)
         if self.recipe != recipe:
             return "recipe"
@@ -106,23 +109,23 @@ class Manifest(Record):
 
     @property
     def input_contents(self) -> InputContents:
-        """As :attr:`Request.input_contents`, at the time the artifact was made."""
+        """Return the contents of the inputs when the artifact was made, like :attr:`Request.input_contents`."""
         return contents_of(self.inputs)
 
     def part_content(self, *parts: str) -> str:
-        """Digest of the result files of these parts; of all of them where none is named."""
+        """Return the digest of the result files of these parts, or of all parts if none is named."""
         return content_of(self.files, *parts)
 
     def has_part(self, part: str) -> bool:
-        """Whether there are result files under ``<part>/``."""
+        """Return whether there are result files under ``<part>/``."""
         return any(name.startswith(f"{part}/") for name in self.files)
 
     def why_not(self, request: Request) -> str | None:
-        """Why this artifact does not stand for ``request``; None if it does (its files are not looked at)."""
+        """Return why this artifact does not stand for ``request``; None if it does. Does not look at its files."""
         if self.referred:
             return None
         if self.recipe != request.recipe:
-            return f"{request.stage} is asked with other settings{_changed(self, request)}"
+            return f"the settings of {request.stage} changed{_changed(self, request)}"
         if self.input_contents != request.input_contents:
             old, new = self.input_contents, request.input_contents
             roles = sorted(role for role in old.keys() | new.keys() if old.get(role) != new.get(role))
@@ -131,7 +134,7 @@ class Manifest(Record):
 
 
 def content_of(files: dict[str, FileEntry], *parts: str) -> str:
-    """Digest over names and digests of the result files (of some parts)."""
+    """Return the digest of the names and digests of the result files, of some parts or of all."""
     prefixes = tuple(f"{part}/" for part in parts) or ("",)
     return digest({n: f.sha256 for n, f in files.items() if not n.startswith(RECORDS) and n.startswith(prefixes)})
 

@@ -1,7 +1,7 @@
 """The sealed files of a slot besides its manifests (:mod:`stages.artifacts.manifest`).
 
 They record how a generation's work is divided, which of its shards are finished, that it was ended, and which of its
-parts were deleted. Each is checked to lie where it was written for.
+parts were deleted. Each names the place that it was written for, and readers check it.
 """
 
 from typing import Any, ClassVar, Self, TypeVar
@@ -17,17 +17,19 @@ from stages.artifacts.request import InputContents
 Found = TypeVar("Found", bound=Section)
 
 _ROOTS = ("runs", "dataset")
-"""What lies directly below a store."""
+"""The folders at the root of a store."""
 
 
 def place_of(slot: str) -> str:
-    """The slot's path in its store, which stays as it is where the store is moved; its name where it is in none."""
+    """Return the slot's path in its store, or its name if it is in no store. It does not change when the store is
+    moved.
+    """
     names = slot.rstrip("/").split("/")
     return "/".join(names[max((i for i, name in enumerate(names) if name in _ROOTS), default=-1) :])
 
 
 def parsed(kind: type[Found], body: dict[str, Any], url: str) -> Found:
-    """The section that a sealed body holds. Raises :class:`ArtifactError`, which names ``url``, if it holds another."""
+    """Return the section that a sealed body holds. Raises :class:`ArtifactError`, naming ``url``, on a misfit."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -48,11 +50,11 @@ class Record(Section):
 
     kind: ClassVar[str]
     place: str
-    """The slot's, by :func:`place_of`."""
+    """The slot, by :func:`place_of`."""
     generation: int = Field(ge=1)
 
     def sealed(self) -> bytes:
-        """The file's bytes."""
+        """Return the file's bytes."""
         return seal(self.kind, self.model_dump(mode="json"))
 
     @classmethod
@@ -65,7 +67,7 @@ class Record(Section):
 
     @classmethod
     def checked(cls, body: dict[str, Any], url: str, slot: str, generation: int) -> Self:
-        """As :meth:`unsealed`, from the body."""
+        """Return the record of an unsealed body, like :meth:`unsealed`."""
         found = parsed(cls, body, url)
         if (found.place, found.generation) != (place_of(slot), generation):
             raise ArtifactError(
@@ -76,31 +78,31 @@ class Record(Section):
 
     @classmethod
     def url(cls, slot: str, generation: int) -> str:
-        """Where a slot keeps the record of a generation."""
+        """Return where a slot keeps the record of a generation."""
         return store.join(slot, f"{cls.kind}.{generation}.json")
 
     @classmethod
     def read(cls, slot: str, generation: int) -> Self | None:
-        """The record of a generation; None if there is none. Raises as :meth:`unsealed`."""
+        """Read the record of a generation; None if there is none. Raises like :meth:`unsealed`."""
         url = cls.url(slot, generation)
         data = store.read_if_exists(url)
         return None if data is None else cls.unsealed(data, url, slot, generation)
 
 
 class Layout(Record):
-    """How the work of a generation is cut."""
+    """How the work of a generation is divided."""
 
     kind = "layout"
     recipe: str
     inputs: InputContents
     layout: dict[str, Any]
     halvings: int = Field(ge=0)
-    """How often the cut was made smaller, each time because memory was short."""
+    """How often batches were halved, each time because memory ran out."""
     numerics: dict[str, Any]
 
 
 class Marker(Record):
-    """That a shard is finished."""
+    """A record that a shard is finished."""
 
     kind = "marker"
     layout: str
@@ -111,7 +113,7 @@ class Marker(Record):
 
 
 class Invalidated(Record):
-    """That a generation was ended."""
+    """A record that a generation was ended."""
 
     kind = "invalidated"
     manifest: str | None
@@ -129,7 +131,7 @@ class Dropped(Record):
 
     @classmethod
     def of(cls, slot: str, generation: int, part: str) -> Self | None:
-        """Read the record of one part; None if the part was not dropped. Raises as :meth:`unsealed`."""
+        """Read the record of one part; None if the part was not dropped. Raises like :meth:`unsealed`."""
         url = cls.part_url(slot, generation, part)
         data = store.read_if_exists(url)
         found = None if data is None else cls.unsealed(data, url, slot, generation)
@@ -144,18 +146,18 @@ class Dropped(Record):
 
 
 class Pinned(Section):
-    """The numerics of a stage's first artifact in a run, which later ones are held to."""
+    """The numerics of a stage's first artifact in a run. Later artifacts must have equal ones."""
 
     stage: str
     numerics: dict[str, Any]
 
     def sealed(self) -> bytes:
-        """The file's bytes."""
+        """Return the file's bytes."""
         return seal("numerics", self.model_dump(mode="json"))
 
     @classmethod
     def read(cls, url: str, stage: str) -> Self | None:
-        """What is pinned at ``url``; None if nothing is. Raises :class:`ArtifactError` if it is not this stage's."""
+        """Read what is pinned at ``url``; None if nothing is. Raises :class:`ArtifactError` on another stage's."""
         data = store.read_if_exists(url)
         if data is None:
             return None

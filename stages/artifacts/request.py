@@ -1,4 +1,4 @@
-"""What a stage is asked: its Request, and the artifacts that it reads.
+"""Requests: what a stage is to make, and the artifacts that it reads.
 
 A Request names a stage, its closed settings and its inputs. Its **recipe** is the digest of everything but the inputs;
 its **fingerprint** adds the inputs' fingerprints, so it is known before anything runs.
@@ -18,7 +18,7 @@ FORMAT = 1
 
 
 class Input(Section):
-    """One artifact that a stage reads: where it is, exactly which bytes, and which parts of it."""
+    """One artifact that a stage reads: its place, its exact bytes, and which parts of it."""
 
     url: str = Field(json_schema_extra=NOT_IDENTITY)
     """Its slot."""
@@ -29,11 +29,11 @@ class Input(Section):
     """Digest of the result bytes of the parts."""
     fingerprint: str
     parts: tuple[str, ...] = ()
-    """The files read are ``<part>/...``; none named reads, and depends on, all of them."""
+    """The parts that are read: files ``<part>/...``. Empty means all files; the stage depends on what it reads."""
 
     @property
     def part(self) -> str:
-        """The one policy part that is read, or the first of several."""
+        """Return the policy part that is read, or the first of several."""
         return self.parts[0] if self.parts else CURRENT
 
 
@@ -42,7 +42,7 @@ InputContents = dict[str, list[list[str | list[str]]]]
 
 
 def contents_of(inputs: dict[str, tuple[Input, ...]]) -> InputContents:
-    """The contents of inputs by role; roles without any are left out."""
+    """Return the contents of inputs by role, without the roles that have none."""
     return {role: [[i.content, list(i.parts)] for i in some] for role, some in inputs.items() if some}
 
 
@@ -62,12 +62,12 @@ def _known_stage(value: Any) -> Any:
 
 
 class Request(Section):
-    """Everything a stage process is told. ``python -m stages.execution.runner request.json`` runs one by hand."""
+    """Everything a stage process is given. ``python -m stages.execution.runner request.json`` runs one by hand."""
 
     format: Literal[1] = FORMAT
     stage: str
     version: int = 0
-    """The stage's version that is asked for; by default this code's."""
+    """The stage's version; by default this code's."""
     slot: str = Field(json_schema_extra=NOT_IDENTITY)
     """URL under which the artifact's generations go."""
     iteration: int | None = None
@@ -76,7 +76,7 @@ class Request(Section):
     config: SerializeAsAny[StageConfig]
     inputs: dict[str, tuple[Input, ...]] = {}
     plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
-    """The run's plugins that lie outside the package: those that the settings name, and those that made the inputs."""
+    """The run's plugins from outside the package: those that the settings name, and those that made the inputs."""
 
     @model_validator(mode="before")
     @classmethod
@@ -95,27 +95,27 @@ class Request(Section):
 
     @property
     def recipe(self) -> str:
-        """Digest of what is asked, without the inputs."""
+        """Return the digest of everything but the inputs."""
         return recipe_of(
             self.stage, self.version, self.iteration, self.seed, self.config.identity(), self.named_plugins
         )
 
     @property
     def named_plugins(self) -> tuple[Pin, ...]:
-        """Those of the plugins that the settings name: they decide the result."""
+        """Return the outside plugins that the settings name, which therefore decide the result."""
         return named_by(self.config, self.plugins)
 
     @property
     def fingerprint(self) -> str:
-        """Digest of what is asked and of how its inputs came to be; known before anything runs."""
+        """Return the digest of the recipe and of the fingerprints of the inputs, known before anything runs."""
         return fingerprint_of(self.recipe, self.inputs)
 
     @property
     def input_contents(self) -> InputContents:
-        """What decides, with the recipe, whether an artifact stands."""
+        """Return the contents that decide, with the recipe, whether an artifact stands."""
         return contents_of(self.inputs)
 
     def one(self, role: str) -> Input:
-        """The only input of a role."""
+        """Return the only input of a role."""
         (single,) = self.inputs[role]
         return single

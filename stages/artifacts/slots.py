@@ -1,4 +1,4 @@
-"""Slots, generations and commits: how an artifact comes to stand, and how its bytes are read back.
+"""Slots: which artifact stands, references to other slots, and parts that were deleted.
 
 A slot holds ``manifest.1.json``, ``manifest.2.json``, ...; ``invalidated.<n>.json`` ends generation n. The standing
 generation is the first that is not invalidated, found by probing, never by listing. Files lie under
@@ -18,15 +18,15 @@ from stages.artifacts.request import Input, Request
 
 
 def standing(slot: str) -> tuple[int, Manifest | None]:
-    """The slot's generation (1, 2, ...) that is not invalidated, and its manifest if it has been committed."""
+    """Return the slot's first generation (1, 2, ...) that is not invalidated, and its manifest if it is committed."""
     generation = current_generation(slot)
     return generation, read_manifest(slot, generation)
 
 
 def read_manifest(slot: str, generation: int) -> Manifest | None:
-    """One generation's manifest, also where the slot only refers to it.
+    """Read one generation's manifest, following a reference to another slot; None if there is none.
 
-    Raises :class:`ArtifactError` if it is damaged, or there is something else in its place.
+    Raises :class:`ArtifactError` if it is damaged, or if there is something else in its place.
     """
     url = Manifest.url(slot, generation)
     data = store.read_if_exists(url)
@@ -39,9 +39,9 @@ def read_manifest(slot: str, generation: int) -> Manifest | None:
 
 
 def refer(slot: str, source: Input) -> Manifest:
-    """Let the slot's standing generation be an artifact that lies elsewhere.
+    """Make an artifact of another slot the standing one of this slot.
 
-    Raises :class:`ArtifactError` if it has one of its own.
+    Raises :class:`ArtifactError` if the slot has an artifact of its own.
     """
     generation, _ = standing(slot)
     reference = Reference(
@@ -60,18 +60,18 @@ def _referred(there: Reference) -> Manifest:
 
 
 def manifest_bytes(source: Input | Reference) -> bytes:
-    """The bytes of exactly the manifest that is named."""
+    """Read exactly the manifest that is named."""
     url = Manifest.url(source.url, source.generation)
     data = store.read_if_exists(url)
     if data is None or sha256(data) != source.manifest:
-        raise ArtifactError(f"{url} is {'missing' if data is None else 'not the manifest that was asked for'}")
+        raise ArtifactError(f"{url} is {'missing' if data is None else 'not the manifest that is named'}")
     return data
 
 
 def why_stale(manifest: Manifest, request: Request) -> str | None:
-    """Why the artifact must be made again: other settings, other inputs, a missing file. None if it stands.
+    """Return why the artifact must be made again: other settings, other inputs, a missing file. None if it stands.
 
-    Raises :class:`ArtifactError` if a file is there with another size: wrong bytes are never rebuilt in silence.
+    Raises :class:`ArtifactError` if a file has another size: wrong bytes are never rebuilt silently.
     """
     if (reason := manifest.why_not(request)) is not None:
         return reason

@@ -11,9 +11,9 @@ from stages.formats.members import KEPT_BYTES, Members
 INDEX = "index.json"
 """The number of the shard of each prompt id."""
 NEGATIVE = "_negative"
-"""The id under which the negative prompt is stored, for guidance; no prompt's own id begins so."""
+"""The id of the negative prompt, for guidance. No prompt id begins with an underscore."""
 EMPTY = "_empty"
-"""The id of the empty prompt, for dropping texts; stored where it is not the negative one anyway."""
+"""The id of the empty prompt, for text dropout. Stored only if the negative prompt is not empty."""
 
 
 def shard_name(index: int) -> str:
@@ -22,7 +22,7 @@ def shard_name(index: int) -> str:
 
 
 class Embeddings:
-    """Conditioning by prompt id, unbatched, on the CPU, each read when it is asked for.
+    """Conditioning by prompt id, unbatched, on the CPU, each read on access.
 
     At most ``kept_bytes`` stay in memory. Raises :class:`ArtifactError` at once if one of ``prompt_ids`` was not
     embedded.
@@ -37,7 +37,7 @@ class Embeddings:
 
 
 def _places(artifact: Artifact, prompt_ids: list[str]) -> dict[str, tuple[str, str]]:
-    """Shard and member of each of ``prompt_ids``. Raises :class:`ArtifactError` if one of them was not embedded."""
+    """Return the shard and member of each prompt id. Raises :class:`ArtifactError` if one was not embedded."""
     shard_of: dict[str, int] = artifact.json(INDEX)
     stored = {i: NEGATIVE if i == EMPTY and EMPTY not in shard_of else i for i in prompt_ids}
     if missing := sorted(set(stored.values()) - set(shard_of)):

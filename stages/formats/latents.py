@@ -23,9 +23,9 @@ def shard_name(number: int) -> str:
 
 
 class Latents:
-    """Float32 latents by item id, unbatched, on the CPU, each read when it is asked for.
+    """Float32 latents by item id, unbatched, on the CPU, each read on access.
 
-    At most ``kept_bytes`` stay in memory. Asking for an id that the set does not have raises :class:`ArtifactError`.
+    At most ``kept_bytes`` stay in memory. Raises :class:`ArtifactError` for an id that the set does not have.
     """
 
     index: pd.DataFrame
@@ -44,11 +44,11 @@ class Latents:
 
     @property
     def prompt_ids(self) -> list[str]:
-        """The prompts of the items, sorted, each once."""
+        """Return the prompt ids of the items, sorted, each once."""
         return list(self._items)
 
     def choose(self, prompt_id: str, generator: np.random.Generator) -> tuple[str, str]:
-        """The ids of an item of the prompt, or of any where it has none, and of that item's own prompt."""
+        """Choose an item of the prompt, or any item if the prompt has none, and return it with its own prompt's id."""
         pool = self._items.get(prompt_id, self._all_items)
         return pool[int(generator.integers(len(pool)))]
 

@@ -1,4 +1,4 @@
-"""Members of an artifact's tar shards, and their tensors, each read when it is asked for, every byte checked."""
+"""Members of an artifact's tar shards, and their tensors, each read on access with every byte checked."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import read_pieces, scan
 
 KEPT_BYTES = 2**28
-"""What was read last is kept, up to this many bytes of it."""
+"""Bytes of the latest reads that are kept in memory."""
 
 
 class Members:
     """The members of an artifact's shards.
 
-    A manifest has the digest of a whole shard only. So the first member asked of one passes all of it through memory,
-    a block at a time, checks it, and keeps where its members and their tensors lie and their digests; then each is read
-    by itself and checked by those. Memory holds ``kept_bytes`` of them.
+    A manifest only has the digest of a whole shard. The first access to a shard therefore reads all of it, a block at a
+    time, checks it, and notes place and digest of each member and tensor. Later reads fetch single members or tensors,
+    and check those digests. At most ``kept_bytes`` stay in memory.
     """
 
     def __init__(self, artifact: Artifact, kept_bytes: int = KEPT_BYTES) -> None:
@@ -28,15 +28,15 @@ class Members:
         self._size = 0
 
     def read(self, shard: str, name: str) -> bytes:
-        """One member's bytes. Raises :class:`ArtifactError` if they are missing or not those that were committed."""
+        """Read one member. Raises :class:`ArtifactError` if it is missing or differs from what was committed."""
         return self._read(shard, name, self._member(shard, name).pieces)
 
     def tensors(self, shard: str, name: str) -> dict[str, TensorPiece]:
-        """Types and shapes of a safetensors member's tensors, by name. Raises as :meth:`read`."""
+        """Return the types and shapes of a safetensors member's tensors, by name. Raises like :meth:`read`."""
         return self._member(shard, name).tensors
 
     def read_tensor(self, shard: str, name: str, tensor: str) -> bytes:
-        """One tensor's bytes; nothing else of the member is read. Raises as :meth:`read`."""
+        """Read the bytes of one tensor and nothing else of the member. Raises like :meth:`read`."""
         return self._read(shard, name, (self._member(shard, name).tensors[tensor],))
 
     def _read(self, shard: str, name: str, pieces: Sequence[Piece]) -> bytes:

@@ -1,4 +1,4 @@
-"""One part of a policy, each tensor read when it is asked for, every byte checked."""
+"""One part of a policy, each tensor read on access with every byte checked."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -15,8 +15,8 @@ from stages.artifacts.request import Input
 class PartTensors(Mapping[str, Tensor]):
     """Tensors by name, on the CPU; none of them is kept.
 
-    Each of the part's files passes through memory once, a block at a time, is checked, and from then on each of its
-    tensors is checked by itself.
+    Each of the part's files is read once, a block at a time, and checked; from then on each tensor is checked by
+    itself.
     """
 
     def __init__(self, source: Input, part: str) -> None:

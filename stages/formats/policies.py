@@ -20,7 +20,7 @@ from stages.context import Context
 def write_part(
     context: Context, part: str, *, tensors: Mapping[str, Tensor], group: Group, shards: Shards = WHOLE
 ) -> None:
-    """Write one part's files, each gathered whole by all ranks and written by one of them; all ranks call this."""
+    """Write the files of one part. Collective: all ranks gather each file, and one of them writes it."""
     sizes = {name: math.prod(shards.shape(name, tensor)) * tensor.element_size() for name, tensor in tensors.items()}
     write_files(context, part, sizes=sizes, whole=lambda name: shards.whole(name, tensors[name]), group=group)
 
@@ -28,9 +28,9 @@ def write_part(
 def write_files(
     context: Context, part: str, *, sizes: Mapping[str, int], whole: Callable[[str], Tensor], group: Group
 ) -> None:
-    """Write the files in rounds of one file a rank, so that all ranks write at the same time.
+    """Write the files in rounds of one file a rank, so that all ranks write at the same time. Collective.
 
-    Gathering is collective: a rank that wrote its file first would keep the others waiting. A rank holds one file.
+    If a rank wrote its file before the next one is gathered, the others would wait. A rank holds one file.
     """
     files = list(enumerate(cut(sizes)))
     for first in range(0, len(files), group.world_size):
@@ -47,21 +47,24 @@ def write_files(
 
 
 Progress = Callable[[str, int, int], None]
-"""Told a phase, a step of it and how many it has, as :meth:`stages.context.Context.progress`."""
+"""Called with a phase, a step and the number of steps, like :meth:`stages.context.Context.progress`."""
 
 
 def read_part(
     source: Input, part: str, shards: Shards = WHOLE, progress: Progress = lambda *_: None
 ) -> dict[str, Tensor]:
-    """One part's tensors, on the CPU; empty if the policy has no such part. Of what is cut, this rank's rows alone:
-    besides them, memory holds one whole tensor at a time. ``progress`` is told of every tensor, the files as steps."""
+    """Read one part's tensors, on the CPU; empty if the policy has no such part.
+
+    Of tensors that ``shards`` divides, only this rank's rows are kept: memory holds one whole tensor besides.
+    ``progress`` is called for every tensor, with the files as steps.
+    """
     artifact = Artifact(source)
     tensors: dict[str, Tensor] = {}
     names = artifact.names(f"{part}/")
 
     def take(stream: Readable, index: int) -> None:
         for key, tensor in read_tensors(stream):
-            # A copy of the rows, so that the tensor's others go.
+            # A copy of the rows, so that the other rows are freed.
             tensors[key] = shards.local(key, tensor).clone() if shards.cuts(key) else tensor
             progress(f"reading {part}", index, len(names))
 

@@ -1,4 +1,4 @@
-"""What rollouts stored of their samples for training, each tensor read when it is asked for, every byte checked."""
+"""The tensors of stored samples, for training, each read on access with every byte checked."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any

@@ -40,24 +40,24 @@ class StoredSample:
 
     @property
     def sample_id(self) -> str:
-        """The sample's id, unique in a run."""
+        """Return the sample's id, unique in a run."""
         return self.row["sample_id"]
 
     @property
     def finite(self) -> bool:
-        """Whether there is a picture to score."""
+        """Return whether there is a picture to score."""
         return self.row["finite"]
 
     @property
     def pixels(self) -> np.ndarray:
-        """Uint8 RGB ``[frames, height, width, 3]``. Raises :class:`ArtifactError` if the sample is not finite."""
+        """Return uint8 RGB ``[frames, height, width, 3]``. Raises :class:`ArtifactError` if not finite."""
         if not self.finite:
             raise ArtifactError(f"sample {self.sample_id} is not finite: it has no picture")
         return media.decode(self.extension, self.media)
 
     @property
     def final_latents(self) -> np.ndarray | None:
-        """The final latents, normalised, float32 ``[C, H, W]`` or ``[C, T, H, W]``; None if they were not read."""
+        """Return the final latents, normalised, float32 ``[C, H, W]`` or ``[C, T, H, W]``; None if not read."""
         return None if self.tensors is None else load(self.tensors)["latents"]
 
 

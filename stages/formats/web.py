@@ -11,10 +11,10 @@ from stages.artifacts.slots import standing
 
 
 def web_dataset(slot: str, part: str, **options: Any) -> WebDataset:
-    """Return the tar shards of one part of the slot's standing artifact, in order: ``media`` or ``tensors`` of a
-    rollout, ``latents`` of an encoding. ``options`` are webdataset's own.
+    """Return the tar shards of one part of the slot's standing artifact, in order, as webdataset reads them.
 
-    Streamed, so not checked against the manifest. Raises :class:`ArtifactError` if there is no artifact with shards.
+    Parts are ``media`` or ``tensors`` of a rollout and ``latents`` of an encoding. ``options`` are webdataset's own.
+    Data is streamed and not checked against the manifest. Raises :class:`ArtifactError` if there are no such shards.
     """
     _, manifest = standing(slot)
     names = (

@@ -1,4 +1,4 @@
-"""Micro-batches of an update. Every draw depends on the sample, the pass and the place alone, never on its batch."""
+"""Micro-batches of an update. Every draw depends on the sample, the pass and the noise level, never on the batch."""
 
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
@@ -61,16 +61,16 @@ class Stored:
         return self.behaviours[place]
 
     def stack(self, ids: list[str], name: str) -> Tensor:
-        """One stored tensor of each sample, ``[B, ...]``, on the device."""
+        """Return one stored tensor of each sample, ``[B, ...]``, on the device."""
         return torch.stack([self.tensors[sample_id][name] for sample_id in ids]).to(self.device)
 
     def condition(self, ids: list[str]) -> Conditioning:
-        """The samples' own conditioning, batched; with the frames that their rollouts were given."""
+        """Return the samples' conditioning, batched, with the frames that their rollouts were given."""
         own = [self.conditioning[self.prompt_ids[sample_id]] | self._given(sample_id) for sample_id in ids]
         return stack(own, self.device)
 
     def _given(self, sample_id: str) -> Conditioning:
-        """Read off the sample itself: what is given is what every state has."""
+        """Return the given frames of a sample, which are the first frames of its own latents."""
         count = self.tensors.row(sample_id).get(NUM_GIVEN)
         if count is None:
             return {}
@@ -78,17 +78,17 @@ class Stored:
         return given_frames(latents[:, :count], latents.shape[1])
 
     def negative(self, count: int) -> Conditioning:
-        """That of the empty prompt, batched."""
+        """Return the conditioning of the negative prompt, ``count`` times, batched."""
         return stack([self.conditioning[NEGATIVE]] * count, self.device)
 
     def advantages_of(self, ids: list[str]) -> Tensor:
-        """``[B]`` float32."""
+        """Return the advantages ``[B]``, float32."""
         return torch.tensor([self.advantages[i] for i in ids], dtype=torch.float32, device=self.device)
 
 
 @dataclass(frozen=True)
 class LatentDraws:
-    """Final latents at random noise levels of the rollout's grid, for predictions guided as the rollout's were."""
+    """Final latents at random noise levels of the rollout's grid, with the rollout's guidance."""
 
     stored: Stored
     key: tuple[int, int]
@@ -159,11 +159,11 @@ class TransitionDraws:
             )
 
     def step(self, sample_id: str, place: int) -> int:
-        """The ``place``-th recorded step of a sample."""
+        """Return the ``place``-th recorded step of a sample."""
         return int(self.stored.tensors[sample_id]["steps"][place])
 
     def initial_noise(self, sample_id: str) -> Tensor:
-        """What the sample's rollout started from, drawn again: float32, on the CPU."""
+        """Draw the initial noise of the sample's rollout again: float32, on the CPU."""
         shape = tuple(self.stored.tensors[sample_id]["latents"].shape)
         noise_seed = self.stored.tensors.row(sample_id)["noise_seed"]
         return torch.from_numpy(seeds.normal(shape, noise_seed, "initial noise", 0))
@@ -173,17 +173,18 @@ class TransitionDraws:
         return torch.stack(tensors).to(self.stored.device)
 
     def _history(self, ids: list[str], steps: list[int], x: Tensor) -> Tensor:
-        """Zeros where the step does not look back."""
+        """Return what each step looks back at; zeros for a step that does not look back."""
         zero = torch.zeros(x.shape[1:], dtype=x.dtype, device="cpu")
         found = [self.stored.tensors[i].get(f"history.{step}", zero) for i, step in zip(ids, steps, strict=True)]
         return torch.stack(found).to(x.device)
 
 
 class DataDraws:
-    """Prepared media for the diffusion loss beside each trained step: one item a sample, of its prompt if there is one.
+    """Prepared media for the diffusion loss beside each trained step: one item a sample, of the sample's prompt if it
+    has any.
 
-    Noise level and noise are those of the step and of its rollout's start, or drawn as in supervised training. Latents
-    and captions are read as they are drawn, by the rank that draws them.
+    Noise level and noise are those of the step and of the rollout's initial noise, or drawn like in supervised
+    training. Each rank reads the latents and captions of its own draws.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class DataDraws:
 
     @property
     def num_times(self) -> int | None:
-        """At how many of a sample's trained steps there is a diffusion loss; None for all."""
+        """Return the number of a sample's trained steps with a diffusion loss; None for all."""
         return 1 if self.term.on_first_only else None
 
     def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
@@ -225,7 +226,7 @@ class DataDraws:
         return self.latents.choose(self.steps.stored.prompt_ids[sample_id], generator)
 
     def _noised(self, sample_id: str, epoch: int, place: int) -> tuple[float, Tensor]:
-        """Noise level and noise."""
+        """Return noise level and noise."""
         if self.term.as_rollout:
             return self.steps.kernel.steps[self.steps.step(sample_id, place)].t, self.steps.initial_noise(sample_id)
         key = DrawKey(*self.key, epoch, f"{sample_id}/{place}")

@@ -1,4 +1,4 @@
-"""How far an update has moved from the policy that made its rollouts, recorded step by recorded step."""
+"""The drift of an update from the policies that made its rollouts, recorded for every trained transition."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from stages.training.trainer import MicroBatch, Trainer, Watcher
 
 
 class DriftWatch(Watcher):
-    """Watches a trainer's micro-batches of transitions; for other algorithms there is nothing to see."""
+    """Watches a trainer's micro-batches of transitions, and does nothing for other algorithms."""
 
     def __init__(self, limits: DriftLimits | None, trainer: Trainer, context: Context, contents: Sequence[str]) -> None:
         self.limits, self.trainer, self.context = limits, trainer, context
@@ -30,8 +30,9 @@ class DriftWatch(Watcher):
             trainer.watcher = self
 
     def write(self) -> None:
-        """Write ``transitions.parquet``, all ranks' rows in order, those of peers once, and add to the trainer's rows
-        what they make together."""
+        """Write ``transitions.parquet`` with all ranks' rows, and add the effective sample size to the trainer's rows.
+        Collective.
+        """
         if self.limits is None:
             return
         ranks = self.context.ranks
@@ -45,7 +46,7 @@ class DriftWatch(Watcher):
             row["effective_sample_size"] = sizes[int(row["step"]) - self.trainer.steps.first_step]
 
     def summary(self) -> dict[str, Any]:
-        """Of the last optimizer step."""
+        """Return numbers of the last optimizer step."""
         if self.limits is None:
             return {}
         ended = {} if self._ended_at is None else {"ended_before_step": self._ended_at}
@@ -63,7 +64,7 @@ class DriftWatch(Watcher):
             self.rows.append(named | values)
 
     def may_step(self, index: int, means: dict[str, float]) -> bool:
-        """Whether the weights may move: all ranks see the same numbers and decide alike."""
+        """Return whether the weights may move. All ranks see the same numbers and decide alike. Collective."""
         assert self.limits is not None
         self._check(max((tuple(worst) for worst in self.context.ranks.gather(self._worst)), key=_severity))
         limit = self.limits.max_drift
@@ -88,12 +89,12 @@ class DriftWatch(Watcher):
 
 
 def _severity(worst: tuple[float, str, int]) -> tuple[bool, tuple[float, str, int]]:
-    """What ``max`` compares: NaN, which is neither more nor less than a number, is worse than any."""
+    """Return the sort key of a drift; NaN is worse than any number."""
     return math.isnan(worst[0]), worst
 
 
 def effective_sample_size(log_ratios: Any) -> float:
-    """``(sum w)^2 / (n sum w^2)`` of a column, w the exponential of each true log-ratio: 1 where all are alike.
+    """Return ``(sum w)^2 / (n sum w^2)`` of a column, with w the exponential of each log-ratio: 1 if all are equal.
 
     Source: Kong, A Note on Importance Sampling using Standardized Weights, 1992.
     """

@@ -1,4 +1,4 @@
-"""Given frames: how many latent frames a video begins with, and of which item of the data."""
+"""Given frames: how many latent frames a video begins with, and from which item of the data."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,26 +13,26 @@ from stages.artifacts.request import Request
 from stages.formats.latents import Latents
 
 NUM_GIVEN, GIVEN_ITEM = "given_frames", "given_item"
-"""What a sample's JSON says of them; the item only where it gave a frame."""
+"""Columns of a sample's index row; the item is there only if it gave a frame."""
 
 
 def num_given(bounds: tuple[int, int], generator: np.random.Generator) -> int:
-    """How many latent frames are given: each number from the fewest to the most is as likely."""
+    """Draw how many latent frames are given, uniformly between the bounds."""
     fewest, most = bounds
     return int(generator.integers(fewest, most + 1))
 
 
 def own_frames(latents: Tensor, bounds: tuple[int, int], generator: np.random.Generator) -> Conditioning:
-    """What one item's conditioning holds besides where its own first frames are given, as many as are drawn.
+    """Return the conditioning on a drawn number of the first frames of an item itself.
 
-    Nothing for models that are given none.
+    Empty for models that are given none.
     """
     return given_frames(latents[:, : num_given(bounds, generator)], latents.shape[1]) if bounds[1] > 0 else {}
 
 
 @dataclass(frozen=True)
 class GivenMedia:
-    """What the rollouts of one iteration begin with: the same for all samples of a prompt."""
+    """The frames that the rollouts of one iteration begin with: the same for all samples of a prompt."""
 
     latents: Latents
     bounds: tuple[int, int]
@@ -42,7 +42,7 @@ class GivenMedia:
 
     @classmethod
     def of(cls, request: Request) -> "GivenMedia | None":
-        """That of a rollout; None where it begins with noise alone."""
+        """Return the given frames of a rollout; None if it begins with noise alone."""
         config = request.config
         assert isinstance(config, contracts.Rollout)
         if config.given_frames[1] == 0:
@@ -51,12 +51,12 @@ class GivenMedia:
         return cls(Latents(source), config.given_frames, (request.seed, request.iteration or 0))
 
     def facts(self, prompt_id: str) -> dict[str, Any]:
-        """How many frames, and of which item, for the JSON of a prompt's samples."""
+        """Return how many frames are given, and of which item, for the index rows of a prompt's samples."""
         count = self._num_given(prompt_id)
         return {NUM_GIVEN: count} | ({GIVEN_ITEM: self._item(prompt_id)} if count else {})
 
     def conditioning(self, prompt_id: str) -> Conditioning:
-        """See :func:`cosmos_rl_core.models._base.given_frames`; has its names also where the number drawn is 0."""
+        """Return the conditioning of :func:`cosmos_rl_core.models._base.given_frames`, also for 0 frames."""
         latents = self.latents[self._item(prompt_id)]
         return given_frames(latents[:, : self._num_given(prompt_id)], latents.shape[1])
 

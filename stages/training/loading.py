@@ -1,4 +1,4 @@
-"""Load a base model, or a media set, as a Request names it."""
+"""Loading of a base model, or of a media set, that a Request names."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ from stages.formats.policies import read_part
 
 
 def load_model(ref: ModelRef, components: tuple[str, ...], device: torch.device) -> Model:
-    """The named components of the base pipeline, float32, frozen, on ``device``."""
+    """Load the named components of the base pipeline, float32, frozen, on ``device``."""
     model = plugins.load_model(ref.adapter).load(directories.resolve_path(ref.path), components, device)
     if ref.complex_human_instruction is not None:
         model.complex_human_instruction = ref.complex_human_instruction
@@ -37,38 +37,38 @@ def load_model(ref: ModelRef, components: tuple[str, ...], device: torch.device)
 
 
 def prompt_options(ref: ModelRef) -> dict[str, list[str]]:
-    """What the call of the stock pipeline is told of prompts besides them."""
+    """Return the arguments about prompts, besides the prompts, for the stock pipeline's call."""
     instruction = ref.complex_human_instruction
     return {} if instruction is None else {"complex_human_instruction": list(instruction)}
 
 
 def load_stock(ref: ModelRef, path: str, param_dtype: ParamDtype, device: torch.device) -> Any:
-    """The whole stock pipeline in ``path``, the base or an export of it, on ``device``.
+    """Load the whole stock pipeline in ``path``, the base or an export of it, on ``device``.
 
-    In float32 each component is read straight there, and the transformer is the stock one. In a half type that is the
-    type of its matrices alone (:mod:`cosmos_rl_core.weights.half_weights`).
+    In float32 each component is read straight to the device, and the transformer is the stock one. A half type is the
+    type of the transformer's matrices alone (:mod:`cosmos_rl_core.weights.half_weights`).
     """
     transformer = None if param_dtype == "float32" else half_weights.load(path, param_dtype, device)
     plugin = plugins.load_model(ref.adapter)
     if hasattr(plugin, "load_stock"):
         return plugin.load_stock(path, bool(ref.guardrail), device, transformer)
     given = {} if transformer is None else {"transformer": transformer}
-    # Not by way of the CPU's memory, which all ranks of a machine share.
+    # Straight to the device: all ranks of a machine share the CPU's memory.
     reading = {"device_map": device.type}
     names = [name for name in _loading.weighted_parts(path) if name not in given]
     given |= {name: _loading.read_part(path, name, **reading) for name in names}
-    # By its own class: DiffusionPipeline's passes over a given transformer that may be left out, and reads another.
+    # By its own class: DiffusionPipeline ignores a given transformer that is optional, and reads another.
     return getattr(diffusers, directories.pipeline_class(path)).from_pretrained(
         path, local_files_only=True, **reading, **_loading.absent(path) | given
     )
 
 
 def load_media(dataset: DatasetOptions, planned: str) -> Media:
-    """The media set. Raises :class:`ArtifactError` unless ``planned`` is the digest of the files that it reads."""
+    """Load the media set. Raises :class:`ArtifactError` unless ``planned`` is the digest of its files."""
     plugin = plugins.load("datasets", dataset.name)
     if (found := plugin.digest(dataset)) != planned:
         raise ArtifactError(
-            f"the files of the dataset {dataset.name!r} are not those that were planned: digest {found or 'none'}, "
+            f"the files of the dataset {dataset.name!r} differ from the planned ones: digest {found or 'none'}, "
             f"planned {planned or 'none'}; restore them, or plan another run"
         )
     return plugin.Media(dataset)
@@ -77,17 +77,17 @@ def load_media(dataset: DatasetOptions, planned: str) -> Media:
 def load_policy(
     config: OnPolicy, source: Input, *, components: tuple[str, ...], context: Context, reference: bool
 ) -> tuple[Model, PolicyWeights]:
-    """The model with ``components`` beside its transformer, which has ``source.part`` as its live, trainable weights.
+    """Load the model with ``components`` and its transformer, whose trainable weights are ``source.part``.
 
-    On ranks that share their weights, each reads and keeps its rows alone; peers then share the tokens of all that goes
-    through the transformer.
+    With sharded weights each rank reads and keeps its own rows; context-parallel peers then share the tokens of every
+    forward pass.
     """
     group: Group = context.ranks
     mesh = group.mesh
 
     def spread(transformer: nn.Module) -> Shards:
         if group.parallelism.compile:
-            # Before FSDP, whose hooks are not to be compiled.
+            # Before FSDP, whose hooks must not be compiled.
             sharding.compile_blocks(transformer)
         if mesh is None:
             return WHOLE

@@ -1,4 +1,4 @@
-"""Optimizer steps on a policy, whatever the algorithm: what `update` and `finetune` share."""
+"""Optimizer steps on a policy, for any algorithm. Shared by `update` and `finetune`."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -38,45 +38,45 @@ from stages.training.loading import load_policy
 
 CLOCKS = f"{SCHEDULE}/clocks.json"
 NONFINITE = "nonfinite_steps"
-"""Steps left out for gradients that are not finite: in the clocks those of the end, in the summary all."""
+"""Steps skipped for non-finite gradients: in the clocks the consecutive ones at the end, in the summary all."""
 PEAKS = ("loss", "policy_loss", "kl", "data_loss", "old_deviation")
-"""Numbers whose largest value of any sample is recorded beside their mean; NaN if there is one."""
+"""Metrics whose maximum over samples is recorded beside their mean; NaN if any value is."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples of one forward and backward pass; weight 0 pads a rank that has fewer, so that all do the same number."""
+    """Samples of one forward and backward pass. Weight 0 pads a rank that has fewer, so that all do the same number."""
 
     batch: Batch | Transitions
     conditioning: Conditioning
     weight: float = 1.0
     negative: Conditioning | None = None
-    """For guidance; None without."""
+    """Conditioning of the negative prompt; None without guidance."""
     guidance_scale: float = 1.0
     names: tuple[str, ...] = ()
-    """The samples' ids, where somebody watches."""
+    """The samples' keys, for the watcher; empty if it does not need them."""
     steps: tuple[int, ...] = ()
     """The recorded step of each."""
     behaviour: str = BEHAVIOUR
     """Name of the weights that made the samples' rollout."""
     keys: tuple[DropoutKey, ...] = ()
-    """What the dropout of each sample depends on; none where nothing may be left out."""
+    """Keys of each sample's dropout; empty if nothing may be dropped."""
 
 
 class Watcher:
-    """Looks on as a trainer works; this one sees nothing, and lets all steps be done."""
+    """Observes a trainer. This base class does nothing and permits every step."""
 
     def saw(self, index: int, micro: MicroBatch, loss: Loss) -> None:
-        """Called with each micro-batch and its loss, and the index of the optimizer step."""
+        """Observe a micro-batch and its loss, with the index of the optimizer step."""
 
     def may_step(self, index: int, means: dict[str, float]) -> bool:
-        """Called with the index and the means over all ranks before the weights move; False keeps them as they are."""
+        """Return whether the weights may move at step ``index``, given the means over all ranks."""
         return True
 
 
 @dataclass
 class Trainer:
-    """A policy with its copies, optimizer and clocks. Every rank does the same steps, on its share of the work."""
+    """A policy with its copies, optimizer and clocks. All ranks do the same steps, each on its share of the work."""
 
     model: Model
     algorithm: Algorithm
@@ -86,12 +86,12 @@ class Trainer:
     param_dtype: ParamDtype
     group: Group
     sign_of_life: Callable[[int], None]
-    """Called before each micro-batch with the number of finished steps."""
+    """Called before each micro-batch with the number of finished steps; stall detection watches it."""
     watcher: Watcher = field(default_factory=Watcher)
     note: Callable[[str], None] = print
-    """Called with what people should be told."""
+    """Called with messages for people."""
     nonfinite_in_a_row: int = 0
-    """Optimizer steps up to now that were left out because their gradients were not finite."""
+    """Consecutive optimizer steps skipped until now because their gradients were not finite."""
 
     def __post_init__(self) -> None:
         steps, self._num_nonfinite = self.steps, 0
@@ -115,9 +115,9 @@ class Trainer:
         context: Context,
         copies: list[str],
     ) -> "Trainer":
-        """Take up the policy where the last stage left it; a copy that it does not have yet starts as ``current``."""
+        """Load a policy to continue its training. Copies that it lacks start equal to ``current``."""
         steps = config.steps
-        # The base's, unless this policy carries one on.
+        # The base is the reference, unless this policy has one of its own.
         reference = REFERENCE in algorithm.needs.roles and REFERENCE not in copies
         model, weights = load_policy(config, policy, components=components, context=context, reference=reference)
         if config.gradient_checkpointing:
@@ -144,17 +144,18 @@ class Trainer:
         return trainer
 
     def step(self, index: int, micro_batches: Iterable[MicroBatch], num_samples: int, num_times: int) -> bool:
-        """One optimizer step from this rank's micro-batches; ``num_samples`` counts those of all ranks.
+        """Do one optimizer step from this rank's micro-batches; ``num_samples`` counts the samples of all ranks.
+        Collective.
 
-        Returns whether to go on, which the watcher decides. A step that it refused, or whose gradients are not finite,
-        moves nothing: its row has a learning rate of 0 and no gradient norm. Raises :class:`DivergenceError`, on all
-        ranks, at one more of the latter in a row than may be left out.
+        Returns whether training continues, which the watcher decides. A step that the watcher refuses, or whose
+        gradients are not finite, changes no weights: its row has a learning rate of 0 and no gradient norm. Raises
+        :class:`DivergenceError`, on all ranks, after more than ``max_nonfinite`` consecutive non-finite steps.
         """
         totals: dict[str, float] = {}
         peaks: dict[str, float] = {}
         for micro in micro_batches:
             self.sign_of_life(index)
-            # Until the backward pass is done: with gradient checkpointing it repeats the forward.
+            # Also during the backward pass: gradient checkpointing repeats the forward there.
             with dropping(self.model.transformer, micro.keys):
                 loss = self._loss(micro)
                 self.watcher.saw(index, micro, loss)
@@ -169,8 +170,7 @@ class Trainer:
                     peaks[name] = float(np.maximum(peaks.get(name, -math.inf), float(value.max())))
         means = self._over_ranks(totals)
         row: dict[str, float] = {"step": self.steps.first_step + index}
-        # Where it refuses, not even their norm is asked for: so far from the behaviour, gradients may be beyond any
-        # number.
+        # After a refusal the gradient norm is not computed: far from the behaviour, gradients may overflow.
         goes_on = self.watcher.may_step(index, means)
         self.weights.collect_gradients()
         row |= (self._move(index) if goes_on else None) or {"grad_norm": math.nan, "lr": 0.0}
@@ -179,9 +179,10 @@ class Trainer:
         return goes_on
 
     def _move(self, index: int) -> dict[str, float] | None:
-        """Move the weights and their average by the gradients; gradient norm and learning rate, None if left out.
+        """Move the weights by the gradients, and update the average. Collective.
 
-        All ranks decide alike: the norm is that of the gradients summed over all of them.
+        Returns gradient norm and learning rate; None if the step is skipped. All ranks decide alike, because the norm
+        is that of the gradients summed over ranks.
         """
         steps = self.steps
         try:
@@ -198,8 +199,8 @@ class Trainer:
                 raise
             self.nonfinite_in_a_row += 1
             self._num_nonfinite += 1
-            in_a_row = f"{self.nonfinite_in_a_row} in a row, of {steps.max_nonfinite} that may be"
-            self.note(f"optimizer step {steps.first_step + index} is left out ({in_a_row}): {error}")
+            in_a_row = f"{self.nonfinite_in_a_row} in a row, at most {steps.max_nonfinite} are allowed"
+            self.note(f"optimizer step {steps.first_step + index} is skipped ({in_a_row}): {error}")
             return None
         self.nonfinite_in_a_row = 0
         if (decay := steps.ema_decays[index]) is not None:
@@ -231,7 +232,7 @@ class Trainer:
 
     def _over_ranks(self, totals: dict[str, float]) -> dict[str, float]:
         if not self.group.leads:
-            # Peers had the same losses, which count once.
+            # Context-parallel peers had the same losses, which count once.
             totals = dict.fromkeys(totals, 0.0)
         # A rank may have had batches of one kind only.
         names = sorted({name for ranks_names in self.group.gather(sorted(totals)) for name in ranks_names})
@@ -244,9 +245,9 @@ class Trainer:
         return {f"{name}_max": float(np.max([peaks.get(name, -math.inf) for peaks in found])) for name in names}
 
     def write(self, context: Context, copies: list[str], iteration: int) -> None:
-        """Write the next policy version, after all ranks agree on all of it.
+        """Write the next policy version, once all ranks agree on its tensors. Collective.
 
-        The optimizer step of its clocks is the planned one, also where a pass ended early.
+        The clocks' optimizer step is the planned one, also if training on these rollouts ended early.
         """
         self.sign_of_life(len(self.rows))
         parts = {part: self.weights.here(part) for part in (CURRENT, *copies)}
@@ -263,7 +264,7 @@ class Trainer:
             context.attempt.put(METRICS, to_parquet(pd.DataFrame(self.rows)))
 
     def _agree(self, parts: dict[str, dict[str, Tensor]], cuts: dict[str, Shards]) -> None:
-        """Raise :class:`CosmosRLError` unless ranks that hold the same rows hold the same bits."""
+        """Raise :class:`CosmosRLError` unless ranks that hold the same rows hold the same bits. Collective."""
         if self.group.world_size == 1:
             return
         digests: dict[str, str] = {}
@@ -276,21 +277,24 @@ class Trainer:
         if unequal:
             raise CosmosRLError(
                 f"the ranks ended with different tensors in {', '.join(unequal)}; "
-                "a collective or a kernel is not what it should be"
+                "a collective or a kernel does not give equal bits on all ranks"
             )
 
     def summary(self) -> dict[str, Any]:
-        """The last step's numbers, None for one that is not finite; how many steps were left out, if any."""
+        """Return the last step's loss and gradient norm, None if not finite, and the number of skipped steps."""
         left_out = {NONFINITE: self._num_nonfinite} if self._num_nonfinite else {}
         return self.last("loss", "grad_norm") | left_out
 
     def last(self, *names: str) -> dict[str, float | None]:
-        """Numbers of the last step, None where one is not finite."""
+        """Return numbers of the last step; None for one that is not finite."""
         return {name: value if math.isfinite(value := self.rows[-1][name]) else None for name in names}
 
 
 def check_clocks(policy: Input, iteration: int, first_step: int) -> None:
-    """Both clocks of the policy must be where this range of steps begins; version 0 has none and is at 0."""
+    """Raise :class:`ArtifactError` unless both clocks of the policy are at the start of this range of steps.
+
+    Policy version 0 has no clocks: it is at 0.
+    """
     expected = {"iteration": iteration, "optimizer_step": first_step}
     found = {name: value for name, value in _clocks(policy).items() if name != NONFINITE}
     if found != expected:

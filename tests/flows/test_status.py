@@ -136,7 +136,7 @@ def test_another_seed_makes_stale(recipe, tmp_path):
     body["recipe"]["validation"]["seed"] += 1
     store.write(url, seal("plan", body))
     lines = rows_and_lines(run)[1]
-    reason = "evaluate is asked with other settings (iteration or seed)"
+    reason = "the settings of evaluate changed (iteration or seed)"
     assert f"policy-0000/evaluate is stale: {reason}" in lines
     assert of_word(run, "stale") == ["policy-0000/evaluate", "policy-0002/evaluate"]
     # They read scores of samples that will be made again.

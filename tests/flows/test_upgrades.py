@@ -107,7 +107,7 @@ def test_a_remake_that_was_killed_goes_on_without_being_asked_again(finished, up
     upgrade(contracts.Update)
     settled(resumed(finished), remake=True)
     words = {state.step.name: state.why for state in states(open_run(finished.store_url, "hand"))}
-    assert words["iteration-0000/update"] == f"update is asked with other settings (stage version {OLD} -> {NEW})"
+    assert words["iteration-0000/update"] == f"the settings of update changed (stage version {OLD} -> {NEW})"
     make_all(settled(resumed(finished), remake=False))
     assert len(ended(finished)) == 2
 

@@ -132,7 +132,7 @@ def test_an_attempt_with_other_settings_does_not_take_the_winners_manifest(slot)
     assert already(report(slot, "one")) is not None
     notes = []
     assert make(report(slot, "two"), notes=notes).generation == 2
-    assert notes == ["generation 1 is made again: report is asked with other settings (title)"]
+    assert notes == ["generation 1 is made again: the settings of report changed (title)"]
 
 
 def test_only_the_generation_that_was_judged_is_ended(slot):
@@ -157,9 +157,9 @@ def test_only_the_generation_that_was_judged_is_ended(slot):
 def test_what_is_asked_for_otherwise_is_stale_and_says_why(slot, store_url):
     manifest = make(report(slot))
     assert why_stale(manifest, report(slot)) is None
-    assert why_stale(manifest, report(slot, title="u")) == "report is asked with other settings (title)"
+    assert why_stale(manifest, report(slot, title="u")) == "the settings of report changed (title)"
     other_seed = why_stale(manifest, report(slot, seed=1))
-    assert other_seed == "report is asked with other settings (iteration or seed)"
+    assert other_seed == "the settings of report changed (iteration or seed)"
     source = store.join(store_url, "source")
     make(report(source))
     changed = why_stale(manifest, report(slot, rollouts=(input_of(source),)))
@@ -203,7 +203,7 @@ def test_a_manifest_that_was_tampered_with_is_refused(slot):
     source = input_of(slot)
     url = store.join(slot, "manifest.1.json")
     store.write(url, store.read(url).replace(sha256(b"1").encode(), sha256(b"2").encode()))
-    with pytest.raises(ArtifactError, match=r"manifest\.1\.json is not the manifest that was asked for"):
+    with pytest.raises(ArtifactError, match=r"manifest\.1\.json is not the manifest that is named"):
         Artifact(source)
     remove(url)
     with pytest.raises(ArtifactError, match=r"manifest\.1\.json is missing"):
@@ -342,7 +342,7 @@ def test_a_reference_holds_the_very_manifest_it_named(slot, store_url):
     assert Artifact(input_of(slot)).read("a") == b"1"
     url = store.join(source, "manifest.1.json")
     store.write(url, store.read(url) + b" ")
-    with pytest.raises(ArtifactError, match="not the manifest that was asked for"):
+    with pytest.raises(ArtifactError, match="not the manifest that is named"):
         standing(slot)
 
 

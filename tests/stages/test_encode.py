@@ -180,7 +180,7 @@ def test_a_folder_that_changed_since_the_plan_is_an_error(
     config = config_of(wan_path, videos, (16, 16), 5)
     with Path(videos.local_dir, file).open("ab") as stream:
         stream.write(b" ")
-    with pytest.raises(ArtifactError, match="are not those that were planned"):
+    with pytest.raises(ArtifactError, match="differ from the planned ones"):
         make(asked(config, tmp_path), tmp_path)
     assert not (tmp_path / "slot" / "shards").exists()
 

@@ -219,7 +219,7 @@ def test_scores_of_another_scorer_version_do_not_stand_and_no_other_can_make_the
     manifest, _ = run(request, tmp_path)
     config = request.config.model_copy(update={"scorer": "a newer model"})
     newer = request.model_copy(update={"config": config})
-    assert manifest.why_not(newer) == "reward is asked with other settings (scorer)"
+    assert manifest.why_not(newer) == "the settings of reward changed (scorer)"
     with pytest.raises(ConfigError, match="the request asks for a newer model"):
         run(newer, tmp_path)
 
@@ -290,7 +290,7 @@ def test_another_judge_makes_a_new_generation_and_equal_scores_leave_downstream_
     generation, attempt_id, _ = Attempt.begin(consumer, print)
     made = Attempt(consumer, {}, generation, attempt_id).commit({}, {}, print)
     second, notes = run(scoring(slot, source, options=ocr.Options(line_width=128)), tmp_path)
-    assert notes == ["generation 1 is made again: reward is asked with other settings (reward)"]
+    assert notes == ["generation 1 is made again: the settings of reward changed (reward)"]
     assert (second.generation, second.content) == (2, first.content)
     assert second.fingerprint != first.fingerprint
     assert why_stale(made, consume(consumer.slot, input_of(slot))) is None

@@ -152,7 +152,7 @@ def test_a_step_that_is_left_out_moves_nothing_and_is_a_row(folder: str, conditi
     assert left_out.summary()["nonfinite_steps"] == 2
     assert straight.summary().keys() == {"loss", "grad_norm"}
     assert [note.split(":")[0] for note in notes] == [
-        f"optimizer step {step} is left out (1 in a row, of 1 that may be)" for step in (1, 3)
+        f"optimizer step {step} is skipped (1 in a row, at most 1 are allowed)" for step in (1, 3)
     ]
 
 
