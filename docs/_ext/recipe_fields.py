@@ -88,7 +88,7 @@ def _values(field: Schema) -> str:
     if field.get("type") == "object":
         return "table"
     bounds = [f"{sign} {field[key]}" for key, sign in _BOUNDS.items() if key in field]
-    return " ".join([field.get("type", "any value"), *bounds])
+    return " ".join([field.get("type", "any value"), " and ".join(bounds)]).strip()
 
 
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
