@@ -13,7 +13,7 @@ from flows.planning.requests import Run
 from flows.planning.steps import open_run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
-from stages.formats.samples import read_shard, shard_names
+from stages.formats.samples import read_samples
 
 WORDS = 5
 """Held-out prompts whose first sample is shown, of the base and of the final policy."""
@@ -61,10 +61,9 @@ def _draw_samples(axes: Any, run: Run) -> None:
 def _first_samples(slot: str) -> dict[str, tuple[str, np.ndarray]]:
     """Word and pixels of the first sample of each prompt."""
     artifact = Artifact(input_of(slot))
-    stored = [sample for name in shard_names(artifact) for sample in read_shard(artifact, name)]
+    stored = [*read_samples(artifact)]
     return {
-        sample.about["prompt_id"]: (sample.about["prompt"].split('"')[1], sample.pixels[0])
-        for sample in reversed(stored)
+        sample.row["prompt_id"]: (sample.row["prompt"].split('"')[1], sample.pixels[0]) for sample in reversed(stored)
     }
 
 

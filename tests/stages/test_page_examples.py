@@ -11,7 +11,7 @@ from flows.planning.requests import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.contracts import METRICS, Reward, Update
-from stages.formats.samples import read_table
+from stages.formats.tables import read_table
 from tests.pages import write_examples
 from tests.stages.conftest import make
 
