@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from cosmos_rl_core.errors import EXIT_CODES
 from flows.cli import app as cli
@@ -110,6 +111,14 @@ def test_commands_run(block: Block, tmp_path: Path):
     command = ["bash", "-euo", "pipefail", "-c", block.lines]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_the_plan_on_the_page_is_that_of_the_tiny_recipe(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    planned = CliRunner().invoke(cli.app, ["plan", "configs/tiny/nft.toml"]).stdout
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```\n(writes .*?)```", text, re.DOTALL)
+    assert {line.rstrip() for line in shown.splitlines()} <= {line.rstrip() for line in planned.splitlines()}
 
 
 def test_every_exit_code_is_on_the_page_of_commands():
