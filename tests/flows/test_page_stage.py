@@ -10,21 +10,22 @@ from tests.pages import ROOT, examples, write, write_examples
 
 RUN = """
 import json, sys
-from functools import partial
 from pathlib import Path
 
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.requests import Run
 from flows.post_train import steps
-from tests.stages.conftest import make
+from stages.execution.execution import Execution
+from stages.execution.outcome import Outcome
+from stages.execution.runner import execute
+from tests.stages.test_reward import CLOSE, RIGHT, write_samples
 
 folder = Path(sys.argv[1])
 store = str(folder / "store")
 run = Run(freeze(plan_of(Settings(str(folder / "my_recipe.toml"), store, run_id="pages")), store), store)
-for request in (run.policy, run.embed, partial(run.rollout, 0)):
-    make(request(), folder)
-summary = make(run.diversity(0), folder).summary
-print(json.dumps([[step.name for step in steps(run)], summary["diversity"]]))
+write_samples(run.iteration(0, "rollout"), [RIGHT, CLOSE])
+made = execute(run.diversity(0), Execution(), Outcome(folder / "outcome", 0))
+print(json.dumps([[step.name for step in steps(run)], made.summary["diversity"]]))
 """
 PLACES = {
     "stages/contracts.py": ("_STAGES = (", "{}\n\n_STAGES = (Diversity, "),
@@ -56,4 +57,5 @@ def test_the_stage_of_the_page_is_in_the_loop_and_runs(tmp_path: Path):
     assert ended.returncode == 0, ended.stderr
     names, diversity = json.loads(ended.stdout.splitlines()[-1])
     assert {"iteration-0000/diversity", "iteration-0001/diversity"} <= {*names}
-    assert 0 < diversity < 1
+    # One sample a prompt.
+    assert diversity == 0
