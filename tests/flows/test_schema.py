@@ -13,6 +13,7 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.schema import documented, markdown
 from cosmos_rl_core.outside_plugins import find
+from docs._ext import recipe_fields
 from flows.cli import app as cli
 from tests.pages import ROOT, write_examples
 
@@ -86,6 +87,15 @@ def test_the_options_of_every_plugin_are_in_it_and_those_of_a_recipe(schema: dic
     assert mistakes(schema, values)
     assert mistakes(schema_of(str(recipe)), values) == []
     find([])
+
+
+def test_the_page_of_fields_has_every_field(schema: dict[str, Any]):
+    page = recipe_fields.markdown(schema)
+    tables = [schema, *(table for table in schema["$defs"].values() if "properties" in table)]
+    names = {name for table in tables for name in table["properties"]}
+    assert [
+        name for name in names if f"`{name}`" not in page and f"{name}]" not in page and f"{name} =" not in page
+    ] == []
 
 
 def test_docstrings_become_markdown():
