@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # uv does not read pip's setting for a local folder of wheels.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: demo test test-all test-gpu bench lint format docs install tiny-base replicate-ddrl clean
+.PHONY: demo test test-all test-gpu bench lint format docs install wheel tiny-base replicate-ddrl clean
 
 demo: $(VENV)/installed
 	$(BIN)/cosmos-flows run configs/tiny/nft.toml
@@ -37,6 +37,10 @@ format: $(VENV)/installed
 # The pages, in outputs/docs. A warning is an error.
 docs: $(VENV)/installed
 	$(BIN)/python -m sphinx -W -n --keep-going -q -b html docs outputs/docs
+
+# dist/cosmos_rl_flows-VERSION-py3-none-any.whl, of which the Dockerfile makes an image.
+wheel: $(VENV)/installed
+	$(BIN)/python -m pip wheel . --no-deps --wheel-dir dist
 
 # Makes the pipeline that ships in cosmos_rl_core/tiny/pipelines/sd3 from nothing: a VAE, then a transformer.
 tiny-base: $(VENV)/installed

@@ -1,1 +1,1 @@
-"""When stages run: Prefect flows. Nothing here imports torch."""
+"""When stages run: Prefect flows. Nothing here imports torch. Part of cosmos-rl-flows."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, model_validator
 
+from cosmos_rl_core import shipped
 from cosmos_rl_core.config import effects
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.launch import LaunchConfig
@@ -211,8 +212,8 @@ def read_values(path: str, overrides: list[str] | None = None, cluster: str | No
     recipe's. Raises :class:`ConfigError` if a file is not there or is not TOML, or if a key of cosmos-rl's has no
     meaning here.
     """
-    values = translated(read_toml(path, "configs/tiny/nft.toml"), path)
-    _place_plugins(values, Path(path).parent)
+    values = translated(read_toml(file := shipped.path_of(path, "recipe"), shipped.EXAMPLE), path)
+    _place_plugins(values, file.parent)
     if cluster is not None:
         values |= _profile(cluster)
     for override in overrides or []:
@@ -239,13 +240,13 @@ def launch_of(cluster: str) -> LaunchConfig:
 
 
 def _profile(cluster: str) -> dict[str, Any]:
-    profile = read_toml(cluster, "deployments/clusters/local.toml")
+    profile = read_toml(shipped.path_of(cluster, "cluster profile"), "deployments/clusters/local.toml")
     if profile.keys() != {"launch"}:
         raise ConfigError(f"{cluster} must have the table [launch] and nothing else, found {sorted(profile)}")
     return profile
 
 
-def read_toml(path: str, example: str) -> dict[str, Any]:
+def read_toml(path: str | Path, example: str) -> dict[str, Any]:
     """The tables of a TOML file. Raises :class:`ConfigError`, which names an ``example``, if there is none."""
     file = Path(path)
     if not file.is_file():

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import huggingface_hub
 
-from cosmos_rl_core import plugins
+from cosmos_rl_core import plugins, shipped
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._spec import ModelSpec
 from cosmos_rl_core.storage.file_digests import files_digest
@@ -19,10 +19,8 @@ INDEX = "model_index.json"
 TRANSFORMER = "transformer"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 """Name of a component's weights where they are one file; with ``.index.json`` behind it, the list of several."""
-PACKAGE_PREFIX = "package:"
 REVISIONS = {f"nvidia/Cosmos-Predict2.5-{size}": "diffusers/base/post-trained" for size in ("2B", "14B")}
 """Where repositories of the Hugging Face hub have their pipeline whose main branch has weights of other code."""
-_SHIPPED = Path(__file__).parents[1] / "tiny" / "pipelines"
 
 
 def pipeline_class(path: str | Path) -> str:
@@ -87,9 +85,7 @@ def resolve_path(model_name_or_path: str) -> str:
     revision stood for when it was downloaded; where none is named, main or one of :data:`REVISIONS`. Raises
     :class:`ConfigError` if there is none.
     """
-    if model_name_or_path.startswith(PACKAGE_PREFIX):
-        return _shipped_path(model_name_or_path.removeprefix(PACKAGE_PREFIX))
-    path = Path(model_name_or_path)
+    path = shipped.path_of(model_name_or_path, "pipeline")
     if not path.is_dir() and path.suffix != ".pt":
         path = _cached_path(model_name_or_path)
     if native := _native_weights(path):
@@ -198,14 +194,6 @@ def check_installed(package: str, what: str, otherwise: str = "") -> None:
     """Raise :class:`ConfigError`, which says how to install it, if there is no ``package`` that ``what`` needs."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"{what} needs the package {package}: pip install {package} {otherwise}".rstrip())
-
-
-def _shipped_path(name: str) -> str:
-    shipped = {f"tiny-{index.parent.name}": index.parent for index in _SHIPPED.glob(f"*/{INDEX}")}
-    if name not in shipped:
-        known = ", ".join(sorted(shipped)) or "none"
-        raise ConfigError(f"no pipeline {name!r} ships with this project; known: {known}")
-    return str(shipped[name].resolve())
 
 
 def _cached_path(name: str) -> Path:

@@ -34,14 +34,14 @@ Command = Callable[..., None]
 INTERRUPTED = 130
 """Exit code of what Ctrl-C ended; a process that SIGTERM ends has none of its own, which shells show as 143."""
 
-RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe, e.g. configs/tiny/nft.toml, or one of cosmos-rl's")]
+RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe: a path, package:tiny/nft, or one of cosmos-rl's")]
 StoreOption = Annotated[str, typer.Option(help="Directory or URL (s3://bucket/prefix) of all runs")]
 RunIdOption = Annotated[str | None, typer.Option(help="Name of the run; default: from the recipe and its contents")]
 IterationsOption = Annotated[int | None, typer.Option(min=1, help="How far to go, instead of the recipe's number")]
 OverridesOption = Annotated[
     list[str] | None, typer.Option("--set", help="Change a setting: section.key=value; repeatable")
 ]
-ClusterOption = Annotated[str | None, typer.Option(help="How processes are launched: a file of deployments/clusters")]
+ClusterOption = Annotated[str | None, typer.Option(help="How processes are launched: a TOML file, or package:local")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; notes go to stderr")]
 DryRunOption = Annotated[bool, typer.Option(help="Say it, change nothing")]
 RunArgument = Annotated[str, typer.Argument(help="The run's id")]
@@ -297,6 +297,22 @@ def gc(
     collect = import_module("flows.operations.gc").gc
     found = collect(store, run_id, superseded=superseded, dry_run=dry_run, older_than_h=older_than)
     _print_json(found.as_json()) if as_json else _print_lines(found.lines())
+
+
+@_command(app, "shipped", "shipped tiny/nft", "shipped --json")
+def shipped(
+    name: Annotated[str | None, typer.Argument(help="A name from the list: print the path of its file")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the recipes, cluster profiles, pipelines and deployments inside the package.
+
+    `package:NAME` stands for one wherever a path is expected.
+    """
+    found = import_module("cosmos_rl_core.shipped").listed(name)
+    if as_json:
+        _print_json(found)
+    else:
+        _print_lines(row["path"] if name else "{kind:16} {name:22} {path}".format_map(row) for row in found)
 
 
 infra_app = typer.Typer(no_args_is_help=True, help="What runs stand on: Prefect's pools and limits, stores, services.")

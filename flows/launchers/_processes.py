@@ -24,6 +24,12 @@ from stages.contracts import STAGES
 
 REPLY_TIMEOUT_S = 120.0
 """For the fork server's imports, on a slow disk; every later reply comes at once."""
+PROCESSES, TORCHRUN = "cosmos_rl_core.processes", "torch.distributed.run"
+
+
+def module(python: str, name: str) -> list[str]:
+    """Return the command that runs a module. A folder ``stages`` in the working directory does not hide the package."""
+    return [python, "-P", "-m", name]
 
 
 class StageProcess(Protocol):
@@ -42,7 +48,7 @@ def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: 
     with log.open("ab") as file:
         hold(file)
         return subprocess.Popen(
-            [python, "-m", "cosmos_rl_core.processes", *stage_command(job.request.stage, str(request), python, launch)],
+            [*module(python, PROCESSES), *stage_command(job.request.stage, str(request), python, launch)],
             stdin=subprocess.DEVNULL if share is None else share.file,
             stdout=file,
             stderr=file,
@@ -54,8 +60,9 @@ def stage_command(
     stage: str, request: str, python: str, launch: LaunchConfig, rendezvous: tuple[str, str] | None = None
 ) -> list[str]:
     """What makes a stage, on each of its nodes; ``rendezvous`` is the endpoint and the id that several of them need."""
+    runner = module(python, "stages.execution.runner")
     if not STAGES[stage].distributed:
-        return [python, "-m", "stages.execution.runner", request]
+        return [*runner, request]
     nodes = launch.nodes_of(stage)
     if nodes == 1:
         # Not --standalone: it resolves the host's name and listens on every interface.
@@ -66,8 +73,8 @@ def stage_command(
         meeting = ["--nnodes", str(nodes), "--rdzv-endpoint", endpoint, "--rdzv-id", name]
     ranks = str(launch.processes_of(stage) // nodes)
     # No restarts: a retry is a new attempt.
-    torchrun = ["torch.distributed.run", "--rdzv-backend", "c10d", *meeting, "--nproc-per-node", ranks]
-    return [python, "-m", *torchrun, "--max-restarts", "0", "-m", "stages.execution.runner", request]
+    torchrun = [*module(python, TORCHRUN), "--rdzv-backend", "c10d", *meeting, "--nproc-per-node", ranks]
+    return [*torchrun, "--max-restarts", "0", "--no-python", *runner, request]
 
 
 def stage_environment(launch: LaunchConfig) -> dict[str, str]:
@@ -94,7 +101,7 @@ class WarmServer:
         self._ended: dict[int, int] = {}
         self._server = subprocess.Popen(
             # It asks for itself too, but only when its imports are done, and those take seconds.
-            [sys.executable, "-m", "cosmos_rl_core.processes", sys.executable, "-m", "stages.execution.fork_server"],
+            [*module(sys.executable, PROCESSES), *module(sys.executable, "stages.execution.fork_server")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Unbuffered, so that what select sees is all there is.

@@ -22,7 +22,7 @@ from cosmos_rl_core.storage import store
 from flows.launchers import variables
 from flows.launchers._allocated import AllocatedJobs, Allocation, rendezvous_port, wait_until_gone
 from flows.launchers._base import Job, JobState
-from flows.launchers._processes import stage_command
+from flows.launchers._processes import module, stage_command
 from stages.execution.agent import is_shared
 
 REQUEST_TIMEOUT_S = 30.0
@@ -147,8 +147,8 @@ class Kubernetes:
 
     def _agent(self, allocation: Allocation) -> list[str]:
         # Kubernetes puts the pod's number in the place of $(...).
-        agent = [self._python, "-m", "stages.execution.agent", allocation.mailbox, "--node", "$(JOB_COMPLETION_INDEX)"]
-        agent += ["--idle-s", str(self._settings.idle_s)]
+        agent = [*module(self._python, "stages.execution.agent"), allocation.mailbox]
+        agent += ["--node", "$(JOB_COMPLETION_INDEX)", "--idle-s", str(self._settings.idle_s)]
         return agent if self._settings.hold else [*agent, "--once"]
 
     def command(self, job: Job, allocation: Allocation, order: str) -> list[str]:

@@ -16,7 +16,7 @@ from cosmos_rl_core.storage import store
 from flows.launchers import variables
 from flows.launchers._allocated import AllocatedJobs, Allocation, rendezvous_port, wait_until_gone
 from flows.launchers._base import Job, JobState
-from flows.launchers._processes import stage_command
+from flows.launchers._processes import module, stage_command
 from stages.contracts import STAGES
 from stages.execution.agent import is_shared
 
@@ -95,9 +95,7 @@ class Slurm:
         lines.append(f"--export={','.join(_exported())}")
         lines += ["--open-mode=append", "--no-requeue", *resources.options]
         agent = [
-            self._python,
-            "-m",
-            "stages.execution.agent",
+            *module(self._python, "stages.execution.agent"),
             allocation.mailbox,
             "--idle-s",
             str(self._settings.idle_s),

@@ -22,6 +22,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, UnavailableError
 from cosmos_rl_core.rewards import _client as reward_client
 from cosmos_rl_core.storage import store
+from flows.launchers._processes import TORCHRUN, module
 from flows.operations.pools import GPUS, POOL
 
 Word = Literal["ok", "failed", "not set up"]
@@ -181,10 +182,10 @@ def _most_ranks(launch: LaunchConfig) -> int:
 def _ring(launch: LaunchConfig) -> str:
     """Under torchrun as the stages are; on this machine alone."""
     ranks = max(2, launch.processes)
-    command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d"]
+    command = [*module(sys.executable, TORCHRUN), "--rdzv-backend", "c10d"]
     command += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)]
     ended = subprocess.run(
-        [*command, "--max-restarts", "0", "-m", "stages.execution.ring"],
+        [*command, "--max-restarts", "0", "--no-python", *module(sys.executable, "stages.execution.ring")],
         capture_output=True,
         text=True,
         timeout=RING_TIMEOUT_S,

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from cosmos_rl_core import shipped
 from cosmos_rl_core.config import toml
 from cosmos_rl_core.config.recipe import read_toml
 from cosmos_rl_core.errors import ConfigError
@@ -23,7 +24,7 @@ def note(recipe: str) -> str | None:
 
     Raises :class:`ConfigError` if there is no TOML file.
     """
-    values = read_toml(recipe, "configs/tiny/nft.toml")
+    values = read_toml(shipped.path_of(recipe, "recipe"), shipped.EXAMPLE)
     if translation.schema_of(values) is None:
         return None
     summary = translation_of(recipe).summary
@@ -35,7 +36,7 @@ def translation_of(recipe: str) -> translation.Translation:
 
     Raises :class:`ConfigError` if it is none, or one of another kind of model.
     """
-    values = read_toml(recipe, EXAMPLE)
+    values = read_toml(shipped.path_of(recipe, "recipe"), EXAMPLE)
     try:
         return translation.translate(values)
     except ConfigError as error:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from cosmos_rl_core import outside_plugins, plugins
+from cosmos_rl_core import outside_plugins, plugins, shipped
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
@@ -279,7 +279,7 @@ def _model(recipe: Recipe) -> ModelRef:
     path = directories.resolve_path(name)
     adapter = directories.adapter_name(path)
     # A shipped pipeline keeps its name, so that a run can go on where the package is installed elsewhere.
-    kept = name if name.startswith(directories.PACKAGE_PREFIX) else path
+    kept = name if name.startswith(shipped.PREFIX) else path
     guarded = directories.spec(path).guardrail_package is not None and recipe.policy.diffusers.guardrail != "off"
     digest = directories.pipeline_digest(path)
     return ModelRef(

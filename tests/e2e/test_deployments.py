@@ -16,6 +16,7 @@ import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from cosmos_rl_core import shipped
 from cosmos_rl_core.storage import store
 from flows.operations import pools
 from flows.planning.plan import Settings, plan_of
@@ -109,7 +110,7 @@ def require_nothing_left(deployed: Deployed) -> None:
 
 def test_the_file_names_every_deployment_once_and_its_recipes_resolve():
     entries = yaml.safe_load((ROOT / FILE).read_text())["deployments"]
-    named = [(entry["entrypoint"].rpartition(":")[2], entry["name"]) for entry in entries]
+    named = [(entry["entrypoint"].rpartition(".")[2], entry["name"]) for entry in entries]
     flows = {"run": "stage", "check": "infra"}
     found = sorted((flows.get(flow, flow), name) for flow, name in named)
     assert found == sorted((flow, name) for flow, names in NAMES.items() for name in names)
@@ -119,9 +120,9 @@ def test_the_file_names_every_deployment_once_and_its_recipes_resolve():
         assert entry["tags"][0] == PROJECT
         if (recipe := parameters.get("recipe")) is None:
             continue
-        algorithm = entry["entrypoint"].rpartition(":")[2]
-        assert f'type = "{algorithm}"' in (ROOT / recipe).read_text()
-        if entry["name"] == "tiny":
+        algorithm = entry["entrypoint"].rpartition(".")[2]
+        assert f'type = "{algorithm}"' in shipped.path_of(recipe, "recipe").read_text()
+        if entry["name"].startswith("tiny-"):
             plan = plan_of(Settings(recipe, cluster=parameters.get("cluster")))
             assert plan.recipe.train.train_policy.type == algorithm
             assert set(entry["tags"]) == tags_of(plan.recipe, plan.model.adapter)
@@ -134,7 +135,9 @@ def test_every_deployment_is_on_the_server_and_refuses_what_it_does_not_know(dep
             assert found["enforce_parameter_schema"]
             assert all(entry.get("description") for entry in found["parameter_openapi_schema"]["properties"].values())
     assert "'nope'" in deployed.prefect("deployment", "run", "ddrl/2b", "-pnope=1", expect=1)
-    assert "less than the minimum" in deployed.prefect("deployment", "run", "ddrl/2b", "-piterations=0", expect=1)
+    path = f"/deployments/{deployed.deployment('ddrl/2b')['id']}/create_flow_run"
+    refused = deployed.api.post(path, json={"parameters": {"iterations": 0}})
+    assert (refused.status_code, "less than the minimum" in refused.text) == (httpx.codes.CONFLICT, True), refused.text
 
 
 def test_a_deployment_keeps_its_model_whatever_else_is_changed(deployed: Deployed):
@@ -145,7 +148,7 @@ def test_a_deployment_keeps_its_model_whatever_else_is_changed(deployed: Deploye
     deployed.ask("DELETE", f"/flow_runs/{made['id']}")
     refused = deployed.api.post(path, json={"parameters": {"store": ""}, "state": later})
     assert (refused.status_code, "should be non-empty" in refused.text) == (httpx.codes.CONFLICT, True)
-    kept = {"recipe": "configs/ddrl/14b.toml", "cluster": "deployments/clusters/eight-gpus-14b.toml"}
+    kept = {"recipe": "package:ddrl/14b", "cluster": "package:eight-gpus-14b"}
     assert made["parameters"] == changed | kept | {"store": "outputs"}
 
 
@@ -179,6 +182,7 @@ def test_a_killed_flow_is_retried_where_it_stopped(begun: Deployed, uninterrupte
     assert states["Skipped"] + states["Completed"] >= TASKS
 
 
+@pytest.mark.slow
 def test_a_cancelled_run_ends_soon_and_goes_on(begun: Deployed):
     flow_run = begun.schedule("nft/tiny-nft", begun.parameters(iterations=9))
     wait_until(begun, lambda: begun.markers(REWARD, 0))

@@ -2,15 +2,13 @@
 
 import json
 import shutil
-import subprocess
-import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.flow_process import COLD, Flows
+from tests.environments import make_environment
 from tests.outside import write_plugins, write_recipe
 
 ENTRY_POINTS = {"algorithms": "nft2", "rewards": "bright", "datasets": "signs", "models": "tiny2"}
@@ -73,15 +71,8 @@ def installed(folder: Path) -> tuple[Path, Path]:
         archive.writestr(f"{about}/entry_points.txt", "\n".join(groups))
         archive.writestr(f"{about}/RECORD", "")
     shutil.rmtree(folder / "my_plugins")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
-    python = folder / "venv" / "bin" / "python"
-    (packages,) = folder.glob("venv/lib/python*/site-packages")
-    # What a requirement of the wheel would bring in.
-    here = sysconfig.get_path("purelib")
-    (packages / "cosmos_rl_flows.pth").write_text(f"import site; site.addsitedir({here!r})", encoding="utf-8")
-    install = ["install", "--quiet", "--no-index", "--no-deps", wheel]
-    subprocess.run([sys.executable, "-m", "pip", "--python", python, *install], check=True)
-    return python, packages / "my_plugins"
+    programs, packages = make_environment(folder / "venv", wheel)
+    return programs / "python", packages / "my_plugins"
 
 
 @pytest.mark.slow

@@ -150,8 +150,8 @@ def test_it_has_the_values_of_cosmos_rls(path: Path):
 
 @by_name
 def test_it_plans_as_deployed_on_a_tiny_model_of_the_same_class(path: Path, data, bases):
-    (deployed,) = (found for found in DEPLOYED if found.get("recipe") == str(path.relative_to(ROOT)))
-    plan = planned(path, data, bases, str(ROOT / deployed["cluster"]))
+    (deployed,) = (found for found in DEPLOYED if found.get("recipe") == f"package:{name_of(path)}")
+    plan = planned(path, data, bases, deployed["cluster"])
     assert plan.recipe.launch.gpu_limit == GPUS
     assert plan.model.adapter == family(tomllib.loads(path.read_text(encoding="utf-8")))
     assert len(plan.prompts) >= plan.recipe.prompts_per_iteration

@@ -1,0 +1,40 @@
+"""The command ``cosmos-flows``: checks that ``flows`` and ``stages`` are this project's, then runs ``flows``.
+
+Both names are short, so other distributions may have packages of the same name. This module lies in the package whose
+name nobody else has, so that it is found in any case.
+"""
+
+import importlib.util
+import runpy
+import sys
+from pathlib import Path
+
+from cosmos_rl_core.errors import ConfigError
+
+PACKAGES = ("flows", "stages")
+OWNER = "cosmos-rl-flows"
+"""Each of them names it in the docstring of its ``__init__.py``."""
+
+
+def check_packages() -> None:
+    """Raise :class:`ConfigError` if Python finds another project's ``flows`` or ``stages``. Imports neither."""
+    home = Path(__file__).parents[1]
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        origin = None if spec is None or spec.origin is None else Path(spec.origin)
+        if origin is None or origin.parents[1] != home or OWNER not in origin.read_text(encoding="utf-8"):
+            found = origin or (spec and spec.submodule_search_locations) or "no such package"
+            raise ConfigError(
+                f"the package {name!r} of {OWNER} must lie in {home}, found {found}: another project has a package of "
+                f"this name; install {OWNER} into a virtual environment of its own, and check PYTHONPATH"
+            )
+
+
+def main() -> None:
+    """Check the packages, then run the command line of ``flows``."""
+    try:
+        check_packages()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    runpy.run_module(PACKAGES[0], run_name="__main__")

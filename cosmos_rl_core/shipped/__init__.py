@@ -1,0 +1,59 @@
+"""Files that ship inside the package: recipes, cluster profiles, pipelines and deployments.
+
+``configs`` and ``deployments`` are links to the folders of the repository; a wheel holds their files.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Literal, get_args
+
+from cosmos_rl_core.errors import ConfigError
+
+PREFIX = "package:"
+"""Beginning of a path that names a shipped file: ``package:tiny/nft``."""
+EXAMPLE = "configs/tiny/nft.toml or package:tiny/nft"
+"""Paths of one recipe, for messages."""
+Kind = Literal["recipe", "cluster profile", "pipeline", "deployments"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_HERE = Path(__file__).parent
+
+
+def files(kind: Kind) -> dict[str, Path]:
+    """Return the shipped files of one kind by name, sorted. A pipeline is a folder."""
+    if kind == "pipeline":
+        pipelines = sorted(_HERE.parent.glob("tiny/pipelines/*/model_index.json"))
+        return {f"tiny-{index.parent.name}": index.parent for index in pipelines}
+    if kind == "deployments":
+        return {"prefect.yaml": _HERE / "deployments" / "prefect.yaml"}
+    folder, pattern = (
+        (_HERE / "configs", "*/*.toml") if kind == "recipe" else (_HERE / "deployments/clusters", "*.toml")
+    )
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob(pattern))}
+
+
+def listed(name: str | None = None) -> list[dict[str, str]]:
+    """Return ``kind``, ``name`` and ``path`` of every shipped file, or of the one with that name.
+
+    Raises :class:`ConfigError` with the known names if there is none.
+    """
+    rows = [{"kind": k, "name": n, "path": str(p.resolve())} for k in KINDS for n, p in files(k).items()]
+    found = [row for row in rows if name in (None, row["name"])]
+    if not found:
+        known = ", ".join(row["name"] for row in rows)
+        raise ConfigError(f"nothing named {name!r} ships with this project; known: {known}")
+    return found
+
+
+def path_of(path: str, kind: Kind) -> Path:
+    """Return the file that ``path`` names: a shipped one after ``package:``, otherwise that path itself.
+
+    Raises :class:`ConfigError` with the known names if no file of this kind and name ships.
+    """
+    if not path.startswith(PREFIX):
+        return Path(path)
+    name, known = path.removeprefix(PREFIX), files(kind)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {PREFIX}{close[0]}? " if close else ""
+        raise ConfigError(f"no {kind} {name!r} ships with this project; {hint}known: {', '.join(known) or 'none'}")
+    return known[name].resolve()
