@@ -21,12 +21,14 @@ import torch
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.parallel.precision import use_tf32
-from tests import other_device
+from tests import cpu_time, other_device
 from tests.benchmarks import record
 from tests.seaweed import SeaweedFS
 
 BUCKET = "tests"
 STARTUP_TIMEOUT_S = 60
+
+pytest_runtest_call = cpu_time.pytest_runtest_call
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where tests with the fixture `device` compute; elsewhere than on the CPU no other runs. `other` has the "
         "CPU's numbers and fails where something was not moved to it (tests/other_device.py)",
     )
+    cpu_time.add_option(parser)
     parser.addoption("--results", type=Path, help="a folder for what the tests measured, as JSON")
 
 

@@ -10,6 +10,22 @@ from cosmos_rl_core.parallel.precision import ParamDtype
 from tests.families import Family, family_of, has_autocast
 
 
+def exhaustive() -> set[str]:
+    """Return the first model whose tokens are packed and the first whose are not: every case of theirs is fast."""
+    models = {plugins.load("models", name).SPEC.packing > 1: name for name in reversed(plugins.known("models"))}
+    return set(models.values())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave half precision, and sampling without guidance, of all other models to `make test-all`."""
+    every_case_of = exhaustive()
+    for item in items:
+        given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        seldom = given.get("dtype") == "bfloat16" or given.get("guidance_scale") == 1.0
+        if seldom and "family" in given and given["family"] not in every_case_of:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def families_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("families")

@@ -30,8 +30,6 @@ class PrefectServer:
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_UI_ENABLED": "false",
             "DO_NOT_TRACK": "1",
-            # Schedules become flow runs at once, not within a minute.
-            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
         }
         self._own = Flows(folder, self.environment | self._settings).environment
         self._process: subprocess.Popen[bytes] | None = None

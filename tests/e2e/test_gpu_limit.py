@@ -121,6 +121,7 @@ def test_the_flight_check_finds_a_limit_that_is_not_there_or_too_small(limit: st
         flight_check._gpu_limit(launch("nowhere"))
 
 
+@pytest.mark.slow  # a whole check, with two ranks
 def test_the_flight_check_says_that_a_server_forgets_who_has_slots(limit: str, tmp_path: Path):
     def leases(config: LaunchConfig) -> tuple[str, str]:
         (found,) = [found for found in flight_check.flight_check(str(tmp_path), config) if found.name == "leases"]

@@ -48,10 +48,16 @@ def work(group, context):
         total = group.all_reduce_sum_(torch.tensor([float(group.rank + 1), turn], dtype=torch.float64))
         assert total.tolist() == [3.0, 2.0 * turn]
         assert group.gather(None) == [None, None]
+    assert group.world_size == 2
+
+
+def put(group, context):
+    work(group, context)
     context.attempt.put_json(f"rank-{group.rank}.json", group.world_size)
 
 
 def fail(group, context):
+    work(group, context)
     if group.rank == 1:
         time.sleep(0.5)
         raise ValueError("the second rank says why")
@@ -93,7 +99,7 @@ def stuck(group, context):
 
 
 def run(request, context):
-    works = {"work": work, "fail": fail, "late": late, "stop": stop, "crowd": crowd, "stuck": stuck, "abort": abort}
+    works = {"put": put, "fail": fail, "late": late, "stop": stop, "crowd": crowd, "stuck": stuck, "abort": abort}
     works[os.environ["RANKS_TEST"]](context.ranks, context)
 
 
@@ -103,11 +109,16 @@ sys.modules["stages.embed"] = sys.modules["stages.report"] = stage
 """
 
 
+def python_path(folder: Path) -> str:
+    """Where processes find the module that replaces the stage, then this project."""
+    return f"{folder}:{Path(__file__).parents[2]}"
+
+
 @pytest.fixture
 def request_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
     """A request whose stage is ours in every process that the launcher starts."""
     (tmp_path / "sitecustomize.py").write_text(STAGE, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     model = ModelRef(path="none", adapter="none", digest="none")
     return Request(
@@ -128,17 +139,18 @@ def make(request: Request) -> None:
     launcher_of(request, processes=2, stall_timeout_s=STARTUP_S).make("ranks", [request])
 
 
-def test_ranks_exchange_uneven_values_at_uneven_speed(
+@pytest.mark.slow
+def test_what_two_ranks_put_into_an_attempt_is_one_artifact(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RANKS_TEST", "work")
+    monkeypatch.setenv("RANKS_TEST", "put")
     make(request_on_two_ranks)
     artifact = Artifact(input_of(request_on_two_ranks.slot))
     assert {name: artifact.json(name) for name in artifact.names()} == {"rank-0.json": 2, "rank-1.json": 2}
     assert artifact.manifest.numerics["world_size"] == 2
 
 
-def test_the_rank_that_failed_speaks_and_not_the_one_that_waited_for_it(
+def test_ranks_exchange_uneven_values_until_one_fails_which_speaks_and_not_the_one_that_waited_for_it(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "fail")
@@ -150,6 +162,7 @@ def test_the_rank_that_failed_speaks_and_not_the_one_that_waited_for_it(
     assert not _left(request_on_two_ranks)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_later_says_why_where_the_first_one_only_lost_it(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +225,6 @@ def test_a_stage_that_failed_ends_at_once_whatever_still_works_in_it(
     light = request_on_two_ranks.model_copy(update={"stage": "report", "config": Report(title="", reward="")})
     path = tmp_path / "request.json"
     path.write_text(light.model_dump_json(), encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
     command = [sys.executable, "-m", "stages.execution.runner", str(path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=STARTUP_S, check=False)
     assert ended.returncode == 70
@@ -223,10 +235,10 @@ def test_a_stage_that_failed_ends_at_once_whatever_still_works_in_it(
 
 def _left(request: Request) -> list[psutil.Process]:
     """Processes that were started with this test's folder in their environment."""
-    folder, found = str(Path(request.slot).parent), []
+    path, found = python_path(Path(request.slot).parent), []
     for process in psutil.process_iter():
         try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("PYTHONPATH") == folder:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("PYTHONPATH") == path:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue

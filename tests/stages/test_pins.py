@@ -19,6 +19,7 @@ from stages.artifacts.request import Request
 from stages.contracts import STAGES, Encode, MediaShape
 from tests.stages.conftest import make, make_run
 
+pytestmark = pytest.mark.xdist_group("pins")  # one worker makes what both tests need
 PINS = Path(__file__).with_name("pins.json")
 
 
@@ -84,8 +85,13 @@ def all_stages(tmp_path: Path) -> dict[str, Manifest]:
     return made
 
 
-def test_every_stage_makes_the_bytes_that_are_pinned_for_its_version(tmp_path: Path):
-    made = all_stages(tmp_path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifest]:
+    """Every stage, made once for both tests."""
+    return all_stages(tmp_path_factory.mktemp("pins"))
+
+
+def test_every_stage_makes_the_bytes_that_are_pinned_for_its_version(made: dict[str, Manifest]):
     assert made.keys() == STAGES.keys()
     # Of all stages: one without torch records no CPU, but reads what the others made on it.
     machine = digest({name: manifest.numerics for name, manifest in made.items()})[:16]
@@ -103,6 +109,6 @@ def test_every_stage_makes_the_bytes_that_are_pinned_for_its_version(tmp_path: P
         pytest.skip(f"no pins for this machine's numerics: {sorted(absent)}; add them with COSMOS_PIN=1")
 
 
-def test_the_same_requests_make_the_same_bytes_again(tmp_path: Path):
-    first, second = (all_stages(tmp_path / name) for name in ("first", "second"))
-    assert {name: m.content for name, m in first.items()} == {name: m.content for name, m in second.items()}
+def test_the_same_requests_make_the_same_bytes_again(made: dict[str, Manifest], tmp_path: Path):
+    again = all_stages(tmp_path)
+    assert {name: m.content for name, m in again.items()} == {name: m.content for name, m in made.items()}
