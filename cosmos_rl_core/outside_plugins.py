@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.canonical import sha256
-from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.errors import ConfigError
 
 _PREFIX = "cosmos_rl_outside_"
@@ -30,9 +30,9 @@ class Pin(Section):
 
     kind: Literal["models", "algorithms", "rewards", "datasets"]
     name: str
-    path: str = Field(json_schema_extra={"identity": False})
+    path: str = Field(json_schema_extra=NOT_IDENTITY)
     """Its file or folder; for an entry point the file or folder of the package that it lies in."""
-    entry_point: str | None = Field(default=None, json_schema_extra={"identity": False})
+    entry_point: str | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
     """The module that the entry point names; None for a plugin that the recipe names by its path."""
     files: dict[str, str]
     """Sha256 of each file, by its path in the folder."""

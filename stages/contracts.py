@@ -6,11 +6,11 @@ digest of its result bytes. An artifact stands while its recipe equals the Reque
 what stands now: if a stage is run again and gives equal bytes, everything made from it still stands.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
 from cosmos_rl_core.config.train import AnyDataset, AnyReward, AnyRewarded, AnySupervised, OptimizerName
 from cosmos_rl_core.datasets._base import Prompt
@@ -25,7 +25,6 @@ TENSORS = "tensors"
 """The part of a rollout with final latents and recorded steps, which updates read."""
 METRICS = "metrics.parquet"
 """A row an optimizer step; every stage that trains writes it."""
-NOT_IDENTITY: dict[str, Any] = {"identity": False}
 
 
 class StageConfig(Section):

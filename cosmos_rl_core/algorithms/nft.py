@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _WEIGHT_FLOOR = 1e-5
 """Smallest mean absolute error that a sample's squared error is divided by."""
-_DECAYS = {0: (0, 0.0, 0.0), 1: (0, 0.001, 0.5), 2: (75, 0.0075, 0.999)}
-"""Of the old copy, by ``weight_copy_decay_type``: iterations without memory, rise per iteration after them, ceiling."""
+_DECAYS = {"none": (0, 0.0, 0.0), "linear": (0, 0.001, 0.5), "delayed": (75, 0.0075, 0.999)}
+"""Decay of the old copy by ``weight_copy_decay_type``: iterations at 0, rise per iteration after them, maximum."""
 
 
 class Options(RewardedOptions):
@@ -37,16 +37,17 @@ class Options(RewardedOptions):
     """Advantages are cut off above this, where a sample counts as good for certain. Scales the policy loss."""
     nft_beta: float = Field(default=1.0, gt=0)
     """Distance of the implied good and bad policies from the old one. Lower puts the optimum further away."""
-    weight_copy_decay_type: Literal[0, 1, 2] = 1
-    """Memory of the old copy: 0 none, 1 rising by .001 an iteration to .5, 2 none up to 75, then by .0075 to .999."""
-    weight_copy_first_step: Literal[0, 1] = Field(default=0, json_schema_extra={"neutral": 0})
-    """Number of the first iteration in that schedule. cosmos-rl counts from 1, so that its first copy of type 1 keeps
-    .001 of the old weights instead of none."""
+    weight_copy_decay_type: Literal["none", "linear", "delayed"] = "linear"
+    """Decay of the old copy, by iteration. ``none``: always 0, so that old is a copy of the current policy. ``linear``:
+    rises from 0 by 0.001 per iteration to 0.5. ``delayed``: 0 up to iteration 75, then rises by 0.0075 to 0.999."""
+    weight_copy_first_step: Literal[0, 1] = 0
+    """Number of the first iteration in that schedule. cosmos-rl counts from 1, so its first ``linear`` copy keeps 0.001
+    of the old weights instead of none."""
     timesteps_fraction: float = Field(default=0.99, gt=0, le=1)
     """Share of the rollout's noise levels that each sample is trained on, rounded down: .99 of 10 is 9 random ones."""
     global_std: bool = True
     """Divide advantages by the deviation of all rewards of the iteration instead of the prompt's own."""
-    unbiased_std: bool = Field(default=False, json_schema_extra={"neutral": False})
+    unbiased_std: bool = False
     """Divide by the sample deviation, over n - 1: of n rewards sqrt(n / (n - 1)) times the population's, 2 % more at 24
     and 41 % at 2. cosmos-rl's, of rewards of a service."""
     min_group_size: int = Field(default=2, ge=2)
@@ -54,8 +55,8 @@ class Options(RewardedOptions):
 
     @model_validator(mode="after")
     def _copies_remember(self) -> Self:
-        if self.weight_copy_first_step and self.weight_copy_decay_type == 0:
-            raise ValueError("weight_copy_first_step = 1 without effect: weight_copy_decay_type = 0 has no memory")
+        if self.weight_copy_first_step and self.weight_copy_decay_type == "none":
+            raise ValueError("weight_copy_first_step = 1 without effect: weight_copy_decay_type = 'none' is always 0")
         return self
 
     def old_decay(self, iteration: int) -> float:

@@ -4,13 +4,15 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+NOT_IDENTITY: dict[str, Any] = {"identity": False}
+"""``json_schema_extra`` of a field that decides where or how a run computes, not its result."""
+
 
 class Section(BaseModel):
     """A closed group of settings.
 
-    A field declared with ``json_schema_extra={"identity": False}`` says *where or how*, not *what*: it is left out of
-    :meth:`identity`. One declared with ``json_schema_extra={"neutral": value}`` was added later; it is left out when
-    equal to ``value``, so that artifacts made before the field existed keep their fingerprints.
+    A field declared with ``json_schema_extra=NOT_IDENTITY`` is left out of :meth:`identity`. One declared with
+    ``json_schema_extra={"neutral": value}`` is left out while it equals ``value``.
     """
 
     plugin: ClassVar[tuple[str, str] | None] = None

@@ -69,16 +69,16 @@ class LoraConfig(Section):
     ] = "gaussian"
     """How A starts: normal with std ``1 / r``, or Kaiming-uniform, which ``true`` says too. B starts at zero: version 0
     is exactly the base model."""
-    use_rslora: bool = Field(default=False, json_schema_extra={"neutral": False})
+    use_rslora: bool = False
     """Scale by ``lora_alpha / sqrt(r)`` instead, so that a higher rank does not learn more slowly.
     Source: arXiv:2312.03732."""
-    r_pattern: Ranks = Field(default={}, json_schema_extra={"neutral": {}})
+    r_pattern: Ranks = {}
     """Another rank for the adapted modules that a pattern names, e.g. ``{ "attn.to_q" = 16 }``: peft's
     ``rank_pattern``, a regular expression for a whole name, or for its end after a dot. No module may be named by two.
     """
-    alpha_pattern: Alphas = Field(default={}, json_schema_extra={"neutral": {}})
+    alpha_pattern: Alphas = {}
     """Another ``lora_alpha`` for the adapted modules that a pattern names, as in ``r_pattern``."""
-    lora_dropout: float = Field(default=0.0, ge=0, le=0.9, json_schema_extra={"neutral": 0.0})
+    lora_dropout: float = Field(default=0.0, ge=0, le=0.9)
     """Share of each adapter's inputs that a training step leaves out of the policy's own forward pass, and of no other:
     rollouts, evaluations and the copies that a loss compares with see everything. Regularises; the draws are made on
     the CPU, a number for each input, which takes time with many adapters. Not for algorithms that train on recorded
@@ -155,7 +155,7 @@ class SolverConfig(Section):
 class SampleConfig(SolverConfig):
     """How rollouts and evaluations are sampled."""
 
-    negative_prompt: str | None = Field(default=None, json_schema_extra={"neutral": None})
+    negative_prompt: str | None = None
     """What guidance steers away from, in rollouts, updates and evaluations; absent means the default of the stock
     pipeline's call, which is empty for most models. Users of the exported weights give that call the same."""
     eval_num_steps: int = Field(default=10, ge=1, le=MAX_STEPS)
@@ -196,16 +196,16 @@ class DiffusersConfig(TimeDensity):
     """Frames of training clips and rollouts; 1 for images."""
     max_prompt_length: int = Field(default=300, ge=1)
     """Text tokens; longer prompts are cut."""
-    guardrail: Literal["required", "off"] | None = Field(default=None, json_schema_extra={"neutral": None})
+    guardrail: Literal["required", "off"] | None = None
     """The model's own safety checker. ``required`` refuses unsafe prompts, checks every generated video and blurs the
     faces in it, in rollouts too: rewards see what it leaves. ``off`` never loads it, which the model's licence may
     forbid. Absent means ``required`` for a model whose stock pipeline does not run without one, because to turn a
     safety checker off is for whoever runs the model to say, not for a default. Models without one take no setting."""
-    complex_human_instruction: tuple[str, ...] | None = Field(default=None, json_schema_extra={"neutral": None})
+    complex_human_instruction: tuple[str, ...] | None = None
     """For SANA: lines put before every prompt but the negative one; the prompt follows the last line directly. ``[]``
     puts none; absent means those of the stock pipeline's call. Users of the exported weights give that call the same.
     """
-    embedded_guidance_scale: float | None = Field(default=None, ge=0, json_schema_extra={"neutral": None})
+    embedded_guidance_scale: float | None = Field(default=None, ge=0)
     """For guidance-distilled transformers: the guidance that they take as an input, in training too. Absent means the
     default of the stock call's ``guidance_scale``. ``sample.guidance_scale`` is the weight of two predictions, which
     such pipelines call ``true_cfg_scale``."""

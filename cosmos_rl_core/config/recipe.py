@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, model_va
 
 from cosmos_rl_core import shipped
 from cosmos_rl_core.config import effects
-from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.logging import LoggingConfig
 from cosmos_rl_core.config.policy import NOT_IN_LORA, PolicyConfig
@@ -30,7 +30,7 @@ from cosmos_rl_core.importers.cosmos_rl.translation import translated
 class CkptConfig(Section):
     """What is kept of the policies."""
 
-    max_keep: int | None = Field(default=None, ge=1, json_schema_extra={"identity": False})
+    max_keep: int | None = Field(default=None, ge=1, json_schema_extra=NOT_IDENTITY)
     """Newest policies that keep their optimizer, slow copy and reference; older ones keep the weights and the average,
     and training cannot begin again at them. Absent keeps everything."""
 
@@ -38,16 +38,16 @@ class CkptConfig(Section):
 class TrainConfig(OptimizerConfig, EmaConfig):
     """How the weights move."""
 
-    ckpt: CkptConfig = Field(default=CkptConfig(), json_schema_extra={"identity": False})
+    ckpt: CkptConfig = Field(default=CkptConfig(), json_schema_extra=NOT_IDENTITY)
     """What is kept of the policies."""
 
     seed: int = Field(default=0, ge=0)
     """Every random draw of the run derives from it."""
-    num_iterations: int = Field(ge=1, json_schema_extra={"identity": False})
+    num_iterations: int = Field(ge=1, json_schema_extra=NOT_IDENTITY)
     """How far to go; a run can be continued by raising it."""
     staleness: int = Field(default=0, ge=0)
     """Rollout k is sampled by policy k minus this. From 1 on rollout k + 1 runs beside update k: faster, off-policy."""
-    param_dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra={"neutral": "float32"})
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
     """What the transformer computes with in rollouts, updates and held-out losses: ``bfloat16`` is faster and coarser.
     Weights, states, losses and the sums of gradients are float32 either way; evaluations too."""
     train_batch_per_replica: int = Field(default=8, ge=1)
@@ -76,9 +76,9 @@ class RolloutConfig(Section):
     """Samples in one forward pass. Memory and speed; also the last bits."""
     samples_per_shard: int = Field(default=32, ge=1)
     """Samples in one file: the unit that a retry keeps."""
-    keep: KeepConfig = Field(default=KeepConfig(), json_schema_extra={"identity": False})
+    keep: KeepConfig = Field(default=KeepConfig(), json_schema_extra=NOT_IDENTITY)
     """How many rollouts keep their tensors and their media."""
-    store_budget_gb: float = Field(default=1000.0, gt=0, json_schema_extra={"identity": False})
+    store_budget_gb: float = Field(default=1000.0, gt=0, json_schema_extra=NOT_IDENTITY)
     """A plan whose rollouts without pictures, or whose text embeddings, would take more than this, in units of 10^9
     bytes, is refused."""
 
@@ -103,7 +103,7 @@ class ValidationConfig(Section):
 
     dataset: AnyDataset
     """Prompts that training never sees."""
-    data: AnyDataset | None = Field(default=None, json_schema_extra={"neutral": None})
+    data: AnyDataset | None = None
     """Media that training never sees, for the diffusion loss of each policy that is judged; absent measures none."""
     n_generation: int = Field(default=8, ge=1)
     """Images per prompt, from fixed seeds."""
@@ -118,7 +118,7 @@ class ValidationConfig(Section):
 class Recipe(Section):
     """What a run is."""
 
-    plugins: tuple[str, ...] = Field(default=(), json_schema_extra={"identity": False})
+    plugins: tuple[str, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """Files or folders of plugins that lie outside the package: algorithms, rewards, datasets, models. A relative path
     begins at the recipe's folder, on the command line at the working directory. The plan pins the files' digests."""
     policy: PolicyConfig
@@ -126,8 +126,8 @@ class Recipe(Section):
     rollout: RolloutConfig = RolloutConfig()
     rewards: tuple[RewardConfig, ...] = ()
     validation: ValidationConfig | None = None
-    launch: LaunchConfig = Field(default=LaunchConfig(), json_schema_extra={"identity": False})
-    logging: LoggingConfig = Field(default=LoggingConfig(), json_schema_extra={"identity": False})
+    launch: LaunchConfig = Field(default=LaunchConfig(), json_schema_extra=NOT_IDENTITY)
+    logging: LoggingConfig = Field(default=LoggingConfig(), json_schema_extra=NOT_IDENTITY)
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> "Recipe":

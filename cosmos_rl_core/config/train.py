@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.errors import ConfigError
 
 
@@ -76,9 +76,9 @@ class AlgorithmOptions(Section):
     """Prompts, or media with prompts."""
     mini_batch: int = Field(default=1, ge=1)
     """Samples per forward pass. Speed and memory only: the gradient is the same up to rounding."""
-    min_num_conditional_frames: int = Field(default=0, ge=0, json_schema_extra={"neutral": 0})
+    min_num_conditional_frames: int = Field(default=0, ge=0)
     """Fewest latent frames that are given at the start of a video: 0 is text to video, 1 image to video."""
-    max_num_conditional_frames: int = Field(default=0, ge=0, json_schema_extra={"neutral": 0})
+    max_num_conditional_frames: int = Field(default=0, ge=0)
     """Most of these. Their number is drawn for each prompt of an iteration, and they are the first ones of an item of
     ``data``, of the prompt if it has any; supervised training draws it for each item and pass, and takes the item's
     own. No loss counts them. Only for models that can be given frames. Evaluations are text to video whatever is set
@@ -115,9 +115,9 @@ class RewardedOptions(AlgorithmOptions):
     """Samples per optimizer step, over all ranks; absent means one step on everything."""
     mu_iterations: int = Field(default=1, ge=1)
     """Passes over each rollout. More learns more from a rollout and drifts further from the policy that made it."""
-    shuffle_rewards: bool = Field(default=False, json_schema_extra={"neutral": False})
+    shuffle_rewards: bool = False
     """A control: train on the iteration's rewards in random order. What still rises does not come from them."""
-    data: AnyDataset | None = Field(default=None, json_schema_extra={"neutral": None})
+    data: AnyDataset | None = None
     """Media whose first frames are given; their captions may be prompts of the rollouts, or not."""
 
 
@@ -148,7 +148,7 @@ OptimizerName = Literal["AdamW", "Adam"]
 class OptimizerConfig(Section):
     """The optimizer and its schedule, in optimizer steps."""
 
-    optm_name: OptimizerName = Field(default="AdamW", json_schema_extra={"neutral": "AdamW"})
+    optm_name: OptimizerName = "AdamW"
     """``AdamW`` shrinks weights beside the gradient's step; ``Adam`` adds the decay to the gradient, where its own
     averages scale it away."""
     optm_lr: float = Field(default=1e-4, gt=0)
@@ -161,7 +161,7 @@ class OptimizerConfig(Section):
     """Weight decay of every trainable parameter alike: decoupled in ``AdamW``, part of the gradient in ``Adam``."""
     optm_grad_norm_clip: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global norm."""
-    max_nonfinite_steps: int = Field(default=0, ge=0, json_schema_extra={"identity": False})
+    max_nonfinite_steps: int = Field(default=0, ge=0, json_schema_extra=NOT_IDENTITY)
     """Optimizer steps in a row that may be left out because their gradients are not finite; one more ends the run. 0
     ends it at the first. In a row, over iterations too, because a policy that is lost has no finite gradients any more,
     while a long run may have any number of single bad batches. May be raised when a run goes on."""
@@ -169,7 +169,7 @@ class OptimizerConfig(Section):
     """Optimizer steps of linear warm-up."""
     optm_warmup_start_factor: float = Field(default=0.0, ge=0, le=1)
     """Multiplier of the learning rate at the first step of the warm-up."""
-    optm_peak_after_warmup: bool = Field(default=False, json_schema_extra={"neutral": False})
+    optm_peak_after_warmup: bool = False
     """The first step after the warm-up is the first at the peak, instead of the last step of the warm-up: cosmos-rl's
     ``--wfm-mode``."""
     optm_decay_type: Literal["none", "linear", "cosine", "sqrt"] = "none"
@@ -213,10 +213,10 @@ class EmaConfig(Section):
     """Keep an average."""
     ema_decay: float = Field(default=0.9, ge=0, lt=1)
     """Cap of the decay; the decay at step k is min((1 + k) / (10 + k), ema_decay)."""
-    ema_first_step: Literal[0, 1] = Field(default=0, json_schema_extra={"neutral": 0})
+    ema_first_step: Literal[0, 1] = 0
     """Number k of the first optimizer step in decay and interval. cosmos-rl's DiffusionNFT counts from 1, so that its
     first decay is 2/11 instead of 1/10."""
-    ema_rate: float | None = Field(default=None, gt=0, lt=0.2886, json_schema_extra={"neutral": None})
+    ema_rate: float | None = Field(default=None, gt=0, lt=0.2886)
     """Average over a share of the training so far instead, however long that is, and leave ``ema_decay`` unread: the
     deviation of the steps that it averages over, relative to the steps done. 0.1 is cosmos-rl's; near 0.2886 it is the
     plain mean of all."""

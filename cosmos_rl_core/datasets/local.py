@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image, ImageOps
 from pydantic import Field, model_validator
 
+from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.errors import ConfigError
@@ -49,13 +50,13 @@ class Options(DatasetOptions):
 
     name: Literal["local"] = "local"  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    local_dir: str = Field(json_schema_extra={"identity": False})
+    local_dir: str = Field(json_schema_extra=NOT_IDENTITY)
     """The folder. Where it lies is no part of what a run is: the digest of its files is."""
     size: tuple[int, int] = (1024, 1024)
     """Height and width in pixels. A medium is scaled until it just covers them; what sticks out is cut off evenly."""
     frames: int = Field(default=1, ge=1)
     """Frames of an item, one after the other at the video's own frame rate. 1 for images."""
-    clips: int = Field(default=1, ge=1, le=100, json_schema_extra={"neutral": 1})
+    clips: int = Field(default=1, ge=1, le=100)
     """Items that each video gives: the first begins with it, the last ends with it, the others begin evenly between. 1
     takes the beginning alone."""
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import LatentSample, Sample
@@ -49,7 +50,7 @@ class Options(RewardOptions):
     are for models with Wan's VAE, such as Cosmos-Predict2.5. Evaluations keep none and are sent as pixels."""
     batch_size: int = Field(default=8, ge=1)
     """Samples in one request, at most."""
-    timeout_s: float = Field(default=1800.0, gt=0, json_schema_extra={"identity": False})
+    timeout_s: float = Field(default=1800.0, gt=0, json_schema_extra=NOT_IDENTITY)
     """Seconds that a request may take until its scores are there; then the service counts as away."""
 
     @property

@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from cosmos_rl_core import outside_plugins, plugins, shipped
 from cosmos_rl_core.canonical import digest
-from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
 from cosmos_rl_core.config.train import AnyDataset
 from cosmos_rl_core.datasets._base import Prompt
@@ -64,13 +64,13 @@ class Plan(Section):
     """Prompts of the held-out media."""
     held_out_digest: str = Field(default="", json_schema_extra={"neutral": ""})
     """Digest of the files that the held-out media are read from."""
-    prefixed: bool = Field(default=False, json_schema_extra={"identity": False})
+    prefixed: bool = Field(default=False, json_schema_extra=NOT_IDENTITY)
     """Whether text embeddings are stored as they come out of a frozen prefix of the transformer: decided once, so that
     a run which began without goes on without."""
-    plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra={"identity": False})
+    plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """Plugins that lie outside the package, with the digests of their files. No part of the name that a run has by
     default: an edited file is refused instead of beginning another run."""
-    stage_versions: dict[str, int] = Field(json_schema_extra={"identity": False})
+    stage_versions: dict[str, int] = Field(json_schema_extra=NOT_IDENTITY)
     """Versions of the stages that its artifacts are of: those of the code that planned it, or that --remake took."""
     races_decided: bool
     """Whether the store refuses a second writer; where it does not, only one process may write a run."""

@@ -114,14 +114,15 @@ def test_an_interval_is_of_the_same_clock():
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("number", "kind", "expected"),
     [
-        (1, {0: 0.001, 99: 0.1, 498: 0.499, 499: 0.5, 900: 0.5}),
-        (2, {0: 0, 74: 0, 75: 0.0075, 99: 0.1875, 208: 0.999}),
+        (1, "linear", {0: 0.001, 99: 0.1, 498: 0.499, 499: 0.5, 900: 0.5}),
+        (2, "delayed", {0: 0, 74: 0, 75: 0.0075, 99: 0.1875, 208: 0.999}),
     ],
 )
-def test_imported_nft_counts_the_iterations_of_the_old_copy_from_1(kind: int, expected: dict[int, float]):
-    values = read(SD3, policy__diffusers__weight_copy_decay_type=kind)
+def test_imported_nft_counts_the_iterations_of_the_old_copy_from_1(number: int, kind: str, expected: dict[int, float]):
+    values = read(SD3, policy__diffusers__weight_copy_decay_type=number)
+    assert setting(values, "train.train_policy.weight_copy_decay_type") == kind
     first = setting(values, "train.train_policy.weight_copy_first_step")
     theirs = nft(weight_copy_decay_type=kind, weight_copy_first_step=first)
     ours = nft(weight_copy_decay_type=kind)
@@ -135,8 +136,8 @@ def test_a_clock_of_nothing_is_neither_imported_nor_taken():
     train = translate(values).values["train"]
     assert "ema_first_step" not in train
     assert "weight_copy_first_step" not in train["train_policy"]
-    with pytest.raises(ValueError, match="weight_copy_decay_type = 0 has no memory"):
-        nft(weight_copy_decay_type=0, weight_copy_first_step=1)
+    with pytest.raises(ValueError, match="weight_copy_decay_type = 'none' is always 0"):
+        nft(weight_copy_decay_type="none", weight_copy_first_step=1)
     recipe = translate(read(SD3)).values
     recipe["train"]["ema_enable"] = False
     with pytest.raises(ConfigError, match=r"train\.ema_first_step = 1 is of no average"):

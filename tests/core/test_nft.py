@@ -360,12 +360,12 @@ def test_a_valid_sample_without_a_finite_reward_is_wrong_data(reward: float):
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        (0, {0: 0, 1: 0, 1000: 0}),
-        (1, {0: 0, 1: 0.001, 100: 0.1, 499: 0.499, 500: 0.5, 5000: 0.5}),
-        (2, {0: 0, 74: 0, 75: 0, 76: 0.0075, 100: 0.1875, 208: 0.9975, 209: 0.999, 5000: 0.999}),
+        ("none", {0: 0, 1: 0, 1000: 0}),
+        ("linear", {0: 0, 1: 0.001, 100: 0.1, 499: 0.499, 500: 0.5, 5000: 0.5}),
+        ("delayed", {0: 0, 74: 0, 75: 0, 76: 0.0075, 100: 0.1875, 208: 0.9975, 209: 0.999, 5000: 0.999}),
     ],
 )
-def test_the_memory_of_the_old_copy_follows_its_table(kind: int, expected: dict[int, float]):
+def test_the_memory_of_the_old_copy_follows_its_table(kind: str, expected: dict[int, float]):
     algorithm = nft(weight_copy_decay_type=kind)
     assert {k: algorithm.options.old_decay(k) for k in expected} == pytest.approx(expected, abs=1e-12)
 

@@ -140,6 +140,7 @@ REFUSED = [
     (SD3, "policy.diffusers.sample.solver", "dance", "no such sampler"),
     (SD3, "policy.is_diffusers", "yes", "must be true or false"),
     (SD3, "policy.lora.init_lora_weights", "pissa", "true or gaussian"),
+    (SD3, "policy.diffusers.weight_copy_decay_type", 3, "must be 0, 1 or 2"),
     (SD3, "train.param_dtype", "float16", "bfloat16 or float32"),
     (SD3, "policy.lora.lora_path", "outputs/lora", "begins as exactly its base model"),
     (SD3, "policy.lora.modules_to_save", ["proj_out"], "adapters alone"),

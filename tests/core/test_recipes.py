@@ -49,7 +49,7 @@ NFT = {
     f"{POLICY}.type": "nft",
     f"{POLICY}.timesteps_fraction": 0.99,
     f"{POLICY}.nft_beta": 1.0,
-    f"{POLICY}.weight_copy_decay_type": 1,
+    f"{POLICY}.weight_copy_decay_type": "linear",
     f"{POLICY}.advantage_low": -5.0,
     f"{POLICY}.advantage_high": 5.0,
     f"{POLICY}.global_std": False,

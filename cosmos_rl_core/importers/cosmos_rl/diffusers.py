@@ -256,7 +256,7 @@ _MODEL: dict[str, Row] = {
     "policy.diffusers.dtype": _FLOAT32,
     "policy.diffusers.offload": no_effect("each stage loads only the parts of the model that it needs"),
     "policy.diffusers.nft_beta": _nft(to(f"{POLICY}.nft_beta")),
-    "policy.diffusers.weight_copy_decay_type": _nft(to(f"{POLICY}.weight_copy_decay_type")),
+    "policy.diffusers.weight_copy_decay_type": _nft(special.old_decay_row),
     "policy.diffusers.timesteps_fraction": _nft(special.fraction_row),
     "policy.diffusers.timestep_fraction": _nft(special.misspelt_fraction_row),
     **rows(no_effect(NOT_READ), "policy.diffusers.", "train_flow_shift lora.* sample.global_std"),

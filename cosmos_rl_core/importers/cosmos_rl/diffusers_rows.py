@@ -163,6 +163,16 @@ def guidance_row(key: str, value: Any, upstream: Upstream) -> Meaning:
     return Meaning("taken", {key: value})
 
 
+_OLD_DECAYS = {0: "none", 1: "linear", 2: "delayed"}
+
+
+def old_decay_row(_: str, value: Any, upstream: Upstream) -> Meaning:
+    """Return the name of a decay that cosmos-rl numbers."""
+    if not isinstance(value, int) or value not in _OLD_DECAYS:
+        raise ConfigError("must be 0, 1 or 2")
+    return Meaning("translated", {f"{POLICY}.weight_copy_decay_type": _OLD_DECAYS[value]})
+
+
 def misspelt_fraction_row(_: str, value: Any, upstream: Upstream) -> Meaning:
     """What cosmos-rl's own recipes write."""
     right = "policy.diffusers.timesteps_fraction"
