@@ -124,22 +124,16 @@ class LaunchConfig(Section):
             raise ValueError(f"mode = 'warm' forks on this machine; launcher = {self.launcher!r} needs mode = 'cold'")
         if self.launcher == "kubernetes" and self.kubernetes is None:
             raise ValueError("launcher = 'kubernetes' needs a table [launch.kubernetes] with an image")
-        stages = {*self.allocations.stages, *self.stage_processes}
-        for stage, nodes in {
-            "every stage": self.allocations.nodes,
-            **{stage: self.nodes_of(stage) for stage in stages},
-        }.items():
-            if self.processes_of(stage) % nodes:
-                raise ValueError(f"{self.processes_of(stage)} processes of {stage} cannot be spread over {nodes} nodes")
+        for stage in ("every stage", *self.allocations.stages, *self.stage_processes):
+            processes, nodes = self.processes_of(stage), self.nodes_of(stage)
+            if processes % nodes:
+                raise ValueError(f"{processes} processes of {stage} cannot be spread evenly over {nodes} nodes")
         return self
 
     @property
     def allocations(self) -> SlurmConfig | KubernetesConfig:
         """The settings of the scheduler; only of a launcher that has one."""
-        if self.launcher == "kubernetes":
-            assert self.kubernetes is not None
-            return self.kubernetes
-        return self.slurm
+        return self.kubernetes if self.launcher == "kubernetes" and self.kubernetes else self.slurm
 
     def nodes_of(self, stage: str) -> int:
         """Machines of one distributed stage."""

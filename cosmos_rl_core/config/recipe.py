@@ -1,11 +1,11 @@
 """A recipe: one TOML file that says what a run is. Read closed, strict, and with all its mistakes reported at once."""
 
-import copy
 import difflib
 import json
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, model_validator
 
@@ -144,61 +144,61 @@ class Recipe(Section):
         return self.train.train_batch_per_replica // self.rollout.n_generation
 
 
-def _mistakes(recipe: Recipe) -> Any:
-    """Combinations that cannot work, each a sentence."""
-    batch, group = recipe.train.train_batch_per_replica, recipe.rollout.n_generation
-    rewarded = recipe.train.train_policy.rewarded
-    if rewarded and batch % group:
-        yield f"train.train_batch_per_replica = {batch} is not a multiple of rollout.n_generation = {group}"
-    if rewarded and not any(reward.role == "train" for reward in recipe.rewards):
-        yield f"{recipe.train.train_policy.type} needs at least one [[rewards]] with role = 'train'"
-    if not rewarded and any(reward.role == "train" for reward in recipe.rewards):
-        yield f"{recipe.train.train_policy.type} trains on data: give its rewards role = 'monitor'"
-    if recipe.train.ckpt.max_keep is not None and recipe.train.ckpt.max_keep <= recipe.train.staleness:
-        yield (
-            f"train.ckpt.max_keep = {recipe.train.ckpt.max_keep} drops policies that rollouts still need at "
-            f"train.staleness = {recipe.train.staleness}"
-        )
-    if recipe.train.staleness and not rewarded:
-        yield f"train.staleness = {recipe.train.staleness}: {recipe.train.train_policy.type} makes no rollouts"
-    update, rollout = (set(recipe.launch.stage_gpus.get(stage, ())) for stage in ("update", "rollout"))
-    if recipe.train.staleness and (update & rollout or bool(update) != bool(rollout)):
-        yield (
-            f"train.staleness = {recipe.train.staleness} runs rollout beside update: give both GPUs of their own in "
-            f"launch.stage_gpus, found update {sorted(update)}, rollout {sorted(rollout)}"
-        )
-    if recipe.train.staleness and recipe.train.staleness >= recipe.train.num_iterations:
-        yield (
-            f"train.staleness = {recipe.train.staleness} samples every rollout of train.num_iterations = "
-            f"{recipe.train.num_iterations} from the base policy; 1 or 2 are usual"
-        )
-    if weightless := [r.fn.label for r in recipe.rewards if r.role == "train" and r.weight == 0]:
+def _mistakes(recipe: Recipe) -> Iterator[str]:
+    """Yield a sentence for each combination of settings that cannot work."""
+    train, options, rewards = recipe.train, recipe.train.train_policy, recipe.rewards
+    batch, group = train.train_batch_per_replica, recipe.rollout.n_generation
+    training = [reward for reward in rewards if reward.role == "train"]
+    if training and not options.rewarded:
+        yield f"{options.type} trains on data: give its rewards role = 'monitor'"
+    if isinstance(options, RewardedOptions):
+        if batch % group:
+            yield f"train.train_batch_per_replica = {batch} is not a multiple of rollout.n_generation = {group}"
+        if not training:
+            yield f"{options.type} needs at least one [[rewards]] with role = 'train'"
+        smallest = getattr(options, "min_group_size", 0)
+        if smallest > group:
+            yield f"train.train_policy.min_group_size = {smallest} drops every prompt: rollout.n_generation = {group}"
+        if (per_step := options.batch_size_per_optimize) and batch % per_step:
+            divisor = f"train.train_policy.batch_size_per_optimize = {per_step}"
+            yield f"train.train_batch_per_replica = {batch} is not a multiple of {divisor}"
+    if weightless := [reward.fn.label for reward in training if reward.weight == 0]:
         yield f"rewards of weight 0 train nothing: {', '.join(weightless)}; give them role = 'monitor'"
-    names = [reward.fn.label for reward in recipe.rewards]
+    names = [reward.fn.label for reward in rewards]
     if len(set(names)) != len(names):
-        yield f"two rewards of one name: {', '.join(names)}"
-    options = recipe.train.train_policy
-    smallest = getattr(options, "min_group_size", 0)
-    if rewarded and smallest > group:
-        yield (
-            f"train.train_policy.min_group_size = {smallest} leaves every prompt out: rollout.n_generation = {group}"
-        )
-    weights = {abs(reward.weight) for reward in recipe.rewards if reward.role == "train"}
+        yield f"two rewards have the same name: {', '.join(names)}"
+    weights = {abs(reward.weight) for reward in training}
     if getattr(options, "reward_average", False) and len(weights) > 1:
         yield (
-            f"rewards weigh {', '.join(f'{w:g}' for w in sorted(weights))}, of which train.train_policy.reward_average "
-            "uses the signs alone; set it to false, or make them equal"
+            f"rewards weigh {', '.join(f'{w:g}' for w in sorted(weights))}, but train.train_policy.reward_average uses "
+            "only the signs; set it to false, or make the weights equal"
         )
-    per_step = options.batch_size_per_optimize if isinstance(options, RewardedOptions) else None
-    if per_step and batch % per_step:
-        divisor = f"train.train_policy.batch_size_per_optimize = {per_step}"
-        yield f"train.train_batch_per_replica = {batch} is not a multiple of {divisor}"
-    if recipe.train.ema_rate is not None and not recipe.train.ema_enable:
-        yield f"train.ema_rate = {recipe.train.ema_rate:g} is of no average: set train.ema_enable = true"
-    if recipe.train.ema_first_step and not recipe.train.ema_enable:
-        yield f"train.ema_first_step = {recipe.train.ema_first_step} is of no average: set train.ema_enable = true"
     if recipe.policy.from_scratch and recipe.policy.lora is not None:
         yield "policy.from_scratch draws all weights anew; leave [policy.lora] out"
+    if train.ckpt.max_keep is not None and train.ckpt.max_keep <= train.staleness:
+        yield (
+            f"train.ckpt.max_keep = {train.ckpt.max_keep} drops policies that rollouts still need at "
+            f"train.staleness = {train.staleness}"
+        )
+    if train.staleness:
+        yield from _stale_mistakes(recipe)
+
+
+def _stale_mistakes(recipe: Recipe) -> Iterator[str]:
+    train, staleness = recipe.train, f"train.staleness = {recipe.train.staleness}"
+    update, rollout = (set(recipe.launch.stage_gpus.get(stage, ())) for stage in ("update", "rollout"))
+    if not train.train_policy.rewarded:
+        yield f"{staleness}: {train.train_policy.type} makes no rollouts"
+    if update & rollout or bool(update) != bool(rollout):
+        yield (
+            f"{staleness} runs rollout beside update: give both GPUs of their own in launch.stage_gpus, found update "
+            f"{sorted(update)}, rollout {sorted(rollout)}"
+        )
+    if train.staleness >= train.num_iterations:
+        yield (
+            f"{staleness} samples every rollout of train.num_iterations = {train.num_iterations} from the base policy; "
+            "1 or 2 are usual"
+        )
 
 
 _WRITTEN = "written by a person"
@@ -230,12 +230,9 @@ def _place_plugins(values: dict[str, Any], folder: Path) -> None:
 
 def launch_of(cluster: str) -> LaunchConfig:
     """What a cluster's TOML file says. Raises :class:`ConfigError` if it is not there or not valid."""
-    try:
-        launch = LaunchConfig.model_validate_json(json.dumps(_profile(cluster)["launch"]), strict=True)
-    except ValidationError as error:
-        raise ConfigError("\n".join([f"{cluster}:", *describe(error, LaunchConfig)])) from error
+    launch = _validated(LaunchConfig, _profile(cluster)["launch"], cluster)
     if mistakes := list(effects.of_launch(launch)):
-        raise ConfigError("\n".join([f"{cluster}:", *(f"  {mistake}" for mistake in mistakes)]))
+        raise ConfigError("\n  ".join([f"{cluster}:", *mistakes]))
     return launch
 
 
@@ -259,125 +256,67 @@ def read_toml(path: str | Path, example: str) -> dict[str, Any]:
 
 def check(values: dict[str, Any], source: str) -> Recipe:
     """Build the recipe from plain values, strictly typed; all mistakes in one :class:`ConfigError`."""
+    return _validated(Recipe, values, source)
+
+
+_S = TypeVar("_S", bound=Section)
+
+
+def _validated(model: type[_S], values: Any, source: str) -> _S:
     try:
-        # Through JSON: its strict mode accepts arrays for tuples and whole numbers for floats, and nothing else that
-        # differs.
-        return Recipe.model_validate_json(json.dumps(values, default=str), strict=True, context=_WRITTEN)
+        # Through JSON, whose strict mode also accepts arrays for tuples and whole numbers for floats.
+        return model.model_validate_json(json.dumps(values, default=str), strict=True, context=_WRITTEN)
     except ValidationError as error:
-        lines = [*describe(error, Recipe), *(f"  {mistake}" for mistake in _combined(values, error))]
-        raise ConfigError("\n".join([f"{source}:", *lines])) from error
-
-
-def _combined(values: dict[str, Any], error: ValidationError) -> list[str]:
-    """Combinations that cannot work and would show only once what is wrong by itself had been mended.
-
-    Validates again without the values that were refused. A combination that one of them is part of is not judged.
-    """
-    values, refused = copy.deepcopy(values), set[str]()
-    while not (combined := [item for item in error.errors() if not item["loc"]]):
-        locations: set[tuple[int | str, ...]] = set()
-        for item in error.errors():
-            if item["type"] == "missing" and item["loc"] in _PLACEHOLDERS:
-                _table(values, item["loc"])[item["loc"][-1]] = _PLACEHOLDERS[item["loc"]]
-            else:
-                # A key of a table that is refused is the last part but one.
-                last = item["type"] == "missing" or item["loc"][-1] == "[key]"
-                locations.add(item["loc"][:-1] if last else item["loc"])
-        if locations & _NEEDED:
-            return []
-        for location in sorted(locations, reverse=True):
-            del _table(values, location)[location[-1]]
-            refused.add(".".join(part for part in location if isinstance(part, str)))
-        try:
-            Recipe.model_validate_json(json.dumps(values, default=str), strict=True, context=_WRITTEN)
-        except ValidationError as found:
-            error = found
-        else:
-            return []
-    if not refused:  # the combinations are what was reported
-        return []
-    mistakes = [line for item in combined for line in _message(item).splitlines()]
-    return [mistake for mistake in mistakes if not any(name in mistake for name in refused)]
-
-
-_PLACEHOLDERS: dict[tuple[int | str, ...], Any] = {
-    ("train", "num_iterations"): 1,
-    ("policy", "model_name_or_path"): "?",
-}
-"""Stand for values that no combination is about."""
-
-
-_NEEDED: set[tuple[int | str, ...]] = {(), ("policy",), ("train",), ("train", "train_policy")}
-"""No recipe is left without them."""
-
-
-def _table(values: Any, location: tuple[int | str, ...]) -> Any:
-    """The table or array that holds ``location``."""
-    for part in location[:-1]:
-        values = values[part]
-    return values
-
-
-def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """One line a mistake: where, what was found, what was expected, the nearest known name."""
-    return [f"  {line}" for item in error.errors() for line in _line(item, model).splitlines()]
+        mistakes = [line for item in error.errors() for line in _line(item, model).splitlines()]
+        raise ConfigError("\n  ".join([f"{source}:", *mistakes])) from error
 
 
 def _line(item: Any, model: type[BaseModel]) -> str:
     where = ".".join(str(part) for part in item["loc"] if part != "[key]")
     if item["type"] == "extra_forbidden":
-        known = _known_fields(item["loc"], model)
-        close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}" if known else ""
-        hint = MOVED.get(str(item["loc"][-1]), hint)
-        return f"{where}: unknown key; {hint}".rstrip("; ")
-    message = _message(item)
+        return f"{where}: unknown key{_hint(item['loc'], model)}"
+    message = item["msg"].removeprefix("Value error, ")
     found = "" if item["type"] in {"missing", "value_error"} else f" (found {item['input']!r})"
     return f"{where}: {message}{found}".removeprefix(": ")
 
 
+def _hint(location: tuple[Any, ...], model: type[BaseModel]) -> str:
+    name, known = str(location[-1]), _known_fields(location, model)
+    if name in MOVED:
+        return f"; {MOVED[name]}"
+    if close := difflib.get_close_matches(name, known, n=1):
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(known)}" if known else ""
+
+
+_OF_SAMPLER = ("solver_option", "s_churn", "s_noise", "s_t_min", "s_t_max")
 MOVED = {
     "enabled": "the algorithm is train.train_policy.type",
     "num_rollout": "it is rollout.n_generation here, whatever the number of GPUs",
     "sample_steps": "it is policy.diffusers.sample.num_steps here",
     "guidance": "it is policy.diffusers.sample.guidance_scale here, which is 1 + guidance",
     "reward_config": "each reward is a [[rewards]] table here; adv_clip_min and adv_clip_max are the algorithm's",
-    **{
-        name: f"it is policy.diffusers.sample.{name} here"
-        for name in ("solver_option", "s_churn", "s_noise", "s_t_min", "s_t_max")
-    },
+    **{name: f"it is policy.diffusers.sample.{name} here" for name in _OF_SAMPLER},
     **NOT_IN_LORA,
     "rank_pattern": "it is policy.lora.r_pattern here, as in cosmos-rl",
 }
 """Where cosmos-rl's settings are, of those that have another place or none."""
 
 
-def _message(item: Any) -> str:
-    return item["msg"].removeprefix("Value error, ")
-
-
 def _known_fields(location: tuple[Any, ...], model: type[BaseModel]) -> list[str]:
-    """Field names of the table that holds ``location``; follows sections, and every plugin where one is chosen."""
-    models: list[type[BaseModel]] = [model]
+    """Return the fields of the table that holds ``location``, over all plugins if the table is a plugin's."""
+    models = [model]
     for part in location[:-1]:
         if isinstance(part, str):
-            models = [
-                m
-                for parent in models
-                if part in parent.model_fields
-                for m in _sections(parent.model_fields[part].annotation)
-            ]
-    return sorted({name for m in models for name in m.model_fields})
+            fields = [known.model_fields[part] for known in models if part in known.model_fields]
+            models = [section for field in fields for section in _sections(field.annotation)]
+    return sorted({name for known in models for name in known.model_fields})
 
 
 def _sections(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation, *_subclasses(annotation)]
-    return [section for argument in get_args(annotation) for section in _sections(argument)]
-
-
-def _subclasses(section: type[BaseModel]) -> list[type[BaseModel]]:
-    return [m for child in section.__subclasses__() for m in (child, *_subclasses(child))]
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return [section for argument in get_args(annotation) for section in _sections(argument)]
+    return [annotation, *(section for child in annotation.__subclasses__() for section in _sections(child))]
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
@@ -390,11 +329,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             raise ConfigError(f"override {override!r}: {key} is not a table")
-    table[keys[-1]] = _toml_value(text.strip())
-
-
-def _toml_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+        table[keys[-1]] = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:  # a bare word
+        table[keys[-1]] = text.strip()

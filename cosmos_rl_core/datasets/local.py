@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import av
 import numpy as np
@@ -33,15 +33,7 @@ MAX_MISTAKES = 50
 """Mistakes that are named; of more, only the number is given."""
 
 _ITEM_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
-_UNREADABLE = (
-    OSError,
-    EOFError,
-    ValueError,
-    SyntaxError,
-    IndexError,
-    Image.DecompressionBombError,
-    av.FFmpegError,
-)
+_UNREADABLE = (OSError, EOFError, ValueError, SyntaxError, IndexError, Image.DecompressionBombError, av.FFmpegError)
 """What Pillow and FFmpeg raise on a damaged file."""
 
 
@@ -81,7 +73,7 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
     Raises one :class:`ConfigError` with every mistake: media or captions without the other, captions and media that
     cannot be read, videos that are too short, names that cannot be ids.
     """
-    return _prompts(_items(options, decode=True))
+    return tuple(dict.fromkeys(item.prompt for item in _items(options, decode=True)))
 
 
 def digest(options: Options) -> str:
@@ -97,7 +89,7 @@ class Media:
     def __init__(self, options: Options):
         self._options = options
         self._items = _items(options, decode=False)
-        self.prompts = _prompts(self._items)
+        self.prompts = tuple(dict.fromkeys(item.prompt for item in self._items))
         self.item_ids = tuple(item.item_id for item in self._items)
 
     def __len__(self) -> int:
@@ -134,10 +126,6 @@ def fit(picture: Image.Image, size: tuple[int, int]) -> np.ndarray:
     return np.asarray(scaled.crop((left, top, left + width, top + height)), dtype=np.uint8)
 
 
-def _prompts(items: list[_Item]) -> tuple[Prompt, ...]:
-    return tuple(dict.fromkeys(item.prompt for item in items))
-
-
 def _items(options: Options, *, decode: bool) -> list[_Item]:
     """Every item, sorted by id. Raises :class:`ConfigError` with every mistake; with ``decode`` also of the media."""
     media, captions = _find(options.local_dir)
@@ -145,7 +133,9 @@ def _items(options: Options, *, decode: bool) -> list[_Item]:
     mistakes: list[str] = []
     for item_id in sorted(media.keys() | captions.keys()):
         try:
-            items += _clips(_item(item_id, media.get(item_id, []), captions.get(item_id, [])), options.clips)
+            item = _item(item_id, media.get(item_id, []), captions.get(item_id, []))
+            ids = [item_id] if options.clips == 1 else [f"{item_id}-{clip:02d}" for clip in range(options.clips)]
+            items += [replace(item, item_id=clip_id, clip=clip) for clip, clip_id in enumerate(ids)]
         except ConfigError as error:
             mistakes += str(error).splitlines()
     if decode:
@@ -161,12 +151,6 @@ def _items(options: Options, *, decode: bool) -> list[_Item]:
     return items
 
 
-def _clips(item: _Item, clips: int) -> list[_Item]:
-    if clips == 1:
-        return [item]
-    return [replace(item, item_id=f"{item.item_id}-{clip:02d}", clip=clip) for clip in range(clips)]
-
-
 def _find(local_dir: str) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
     """Media and captions by stem. Raises :class:`ConfigError` if the folder is not there or of no single layout."""
     root = Path(local_dir)
@@ -175,23 +159,18 @@ def _find(local_dir: str) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]
     folders = [root / name for name in FOLDERS if (root / name).is_dir()]
     if len(folders) > 1:
         raise ConfigError(f"{root} has both images/ and videos/; expected one of them")
-    media = _files(folders[0] if folders else root, IMAGES | VIDEOS)
-    captions = _files(root / "metas", {".txt", ".json"}) if folders else _files(root, {".json"})
-    return _by_stem(media), _by_stem(captions)
+    if folders:
+        return _files(folders[0], IMAGES | VIDEOS), _files(root / "metas", {".txt", ".json"})
+    return _files(root, IMAGES | VIDEOS), _files(root, {".json"})
 
 
-def _by_stem(files: list[Path]) -> dict[str, list[Path]]:
+def _files(folder: Path, extensions: frozenset[str] | set[str]) -> dict[str, list[Path]]:
+    """Return the files with these extensions by stem."""
     found: dict[str, list[Path]] = {}
-    for file in files:
-        found.setdefault(file.stem, []).append(file)
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if file.suffix.lower() in extensions and file.is_file() and not file.name.startswith("."):
+            found.setdefault(file.stem, []).append(file)
     return found
-
-
-def _files(folder: Path, extensions: frozenset[str] | set[str]) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    found = (file for file in folder.iterdir() if file.suffix.lower() in extensions and file.is_file())
-    return sorted(file for file in found if not file.name.startswith("."))
 
 
 def _item(item_id: str, media: list[Path], captions: list[Path]) -> _Item:
@@ -221,11 +200,9 @@ def _caption(file: Path | None, name: str) -> str:
     if file is None:
         raise ConfigError(f"{name}: no caption")
     try:
-        text = file.read_text(encoding="utf-8-sig")
-        if file.suffix.lower() == ".txt":
-            caption = text
-        else:
-            about = json.loads(text)
+        caption: Any = file.read_text(encoding="utf-8-sig")
+        if file.suffix.lower() == ".json":
+            about = json.loads(caption)
             caption = about.get("prompt") if isinstance(about, dict) else None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file.name}: cannot be read: {_line(error)}") from error
@@ -248,9 +225,10 @@ def _fault(file: Path, options: Options) -> str | None:
 
 def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
     """The pictures of a clip, RGB, one after the other. Raises :class:`ConfigError` if there are not as many."""
-    count, frames = 0, options.frames
-    start = 0 if options.clips == 1 else _start(file, options, clip)
+    count, start, frames = 0, 0, options.frames
     try:
+        if options.clips > 1:
+            start = _start(file, options, clip)
         for picture in itertools.islice(_decoded(file), start, start + frames):
             count += 1
             yield picture
@@ -262,10 +240,7 @@ def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
 
 def _start(file: Path, options: Options, clip: int) -> int:
     """Frames before a clip. Raises :class:`ConfigError` if there are too few for clips that all differ."""
-    try:
-        count = _num_frames(file)
-    except _UNREADABLE as error:
-        raise ConfigError(f"{file.name}: cannot be read: {_line(error)}") from error
+    count = _num_frames(file)
     room, last = count - options.frames, options.clips - 1
     if room < last:
         expected = f"{options.frames + last} for {options.clips} clips of {options.frames}"

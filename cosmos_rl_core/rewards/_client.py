@@ -1,17 +1,16 @@
-"""A client of reward services that speak cosmos-rl's protocol: a frame goes out, its scores are asked for until there.
+"""Client of reward services that speak cosmos-rl's protocol: send a frame, then poll for its scores.
 
 A frame is a JSON line and an array: ``{"prompts": [...], "reward_fn": {"<name>": 1.0}, ...}``, a newline, the bytes of
-an ``.npy`` file. Where the service is, and the token, come from the environment alone.
+an ``.npy`` file.
 """
 
 import io
 import json
-import os
 import ssl
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,105 +18,50 @@ import httpx
 import numpy as np
 
 from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.rewards._service import (
+    ENQUEUE_URL,
+    FETCH_URL,
+    NO_REPLICA,
+    TOKEN,
+    Service,
+    fits_header,
+    without_secrets,
+)
 
-ENQUEUE_URL, FETCH_URL, TOKEN = "REMOTE_REWARD_ENQUEUE_URL", "REMOTE_REWARD_FETCH_URL", "REMOTE_REWARD_TOKEN"
-NO_REPLICA = "COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA"
 REPLICA_HEADER = "X-Lepton-Replica-Target"
 PULL_TIMEOUT_S = 10.0
 RETRY_DELAYS_S, POLL_DELAYS_S = (0.5, 30.0), (0.05, 5.0)
-"""First and longest pause before a failed request is repeated, and before scores that were not ready are asked for."""
-
-_PASSING = frozenset({408, 425, 429})
-"""Besides all from 500 on, what may be over when the same request comes again."""
-_NOT_READY = frozenset({202, 400})
-"""cosmos-rl's service answers 400 until there are scores."""
-_SHOWN = 300
+"""First and longest pause before a failed request is repeated, and before the next poll for scores."""
 MAX_REPLY_BYTES = 2**24
 """Largest reply that is read, in bytes after decompression. Scores of a request take some kilobytes."""
+
+_PASSING = frozenset({408, 425, 429})
+"""Statuses below 500 that a repetition of the same request may not meet again."""
+_NOT_READY = frozenset({202, 400})
+"""Statuses of a service without scores yet; cosmos-rl's answers 400."""
+_SHOWN = 300
 _NEVER = (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.TooManyRedirects)
-"""Errors of a request that fails in the same way however often it is repeated."""
+"""Errors of requests that no repetition can mend."""
+_REMEDIES = {
+    401: f"set {TOKEN}",
+    403: f"set {TOKEN}",
+    404: f"check {ENQUEUE_URL} and {FETCH_URL}; if they are right, the service has lost the request",
+    405: f"check {ENQUEUE_URL} and {FETCH_URL}",
+    413: "lower batch_size",
+}
+"""Remedies by status that neither another sample nor another try can mend."""
 
 
 class RefusedError(ValueError):
-    """The service did not score what it was sent, or gave an answer that has no scores. The message quotes it."""
-
-
-@dataclass(frozen=True)
-class Service:
-    """Where the service is, and how long it may take to answer. cosmos-rl's names of environment variables."""
-
-    enqueue_url: str
-    fetch_url: str
-    token: str = field(default="", repr=False)
-    enqueue_timeout_s: Callable[[int], float] = lambda size: 30.0
-    """Of a body of that many bytes."""
-    connect_timeout_s: float = 100.0
-    pins_replica: bool = True
-    """Whether scores are asked of the replica that took the request, where the service names one."""
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Read the environment. White space around a URL or the token does not count; an empty token is none.
-
-        Raises one :class:`ConfigError` with every variable that is missing or wrong; never shows the token.
-        """
-        urls = {name: environment.get(name, "").strip() for name in (ENQUEUE_URL, FETCH_URL)}
-        token = environment.get(TOKEN, "").strip()
-        mistakes = [
-            f"{name} {wrong}; set it to the full URL of the reward service, e.g. http://localhost:8080/api/reward/{path}"
-            for (name, url), path in zip(urls.items(), ("enqueue", "pull"), strict=True)
-            if (wrong := _wrong_with(url)) is not None
-        ]
-        if not _fits_header(token) or " " in token:
-            mistakes.append(f"{TOKEN} has white space or characters that no HTTP header takes; set the bare token")
-        seconds = {name: _seconds(environment, name, default, mistakes) for name, default in _TIMEOUTS.items()}
-        if mistakes:
-            raise ConfigError("\n".join(mistakes))
-        return cls(
-            urls[ENQUEUE_URL],
-            urls[FETCH_URL],
-            token,
-            lambda size: _enqueue_timeout(seconds, size),
-            seconds["REMOTE_REWARD_ENQUEUE_CONNECT_TIMEOUT_S"] or 0.0,
-            environment.get(NO_REPLICA, "0") != "1",
-        )
-
-
-_TIMEOUTS = {
-    "REMOTE_REWARD_ENQUEUE_TIMEOUT_S": None,
-    "REMOTE_REWARD_ENQUEUE_TIMEOUT_BASE_S": 30.0,
-    "REMOTE_REWARD_ENQUEUE_TIMEOUT_PER_MB_S": 3.0,
-    "REMOTE_REWARD_ENQUEUE_TIMEOUT_MIN_S": 60.0,
-    "REMOTE_REWARD_ENQUEUE_TIMEOUT_MAX_S": 600.0,
-    "REMOTE_REWARD_ENQUEUE_CONNECT_TIMEOUT_S": 100.0,
-}
-"""The first, where set, is the timeout of any body; else min and max hold base plus so much a MiB."""
-
-
-def _seconds(environment: Mapping[str, str], name: str, default: float | None, mistakes: list[str]) -> float | None:
-    try:
-        given = float(environment[name]) if environment.get(name) else default
-    except ValueError:
-        given = -1.0
-    if given is not None and not 0 <= given < float("inf"):
-        mistakes.append(f"{name} = {environment[name]!r} is no number of seconds")
-    return given
-
-
-def _enqueue_timeout(seconds: Mapping[str, float | None], size: int) -> float:
-    fixed, base, per_mb, least, most, _ = (seconds[name] for name in _TIMEOUTS)
-    assert base is not None
-    assert per_mb is not None
-    assert least is not None
-    assert most is not None
-    return min(max(base + per_mb * size / 2**20, least), most) if fixed is None else fixed
+    """The service did not score what it was sent, or answered without scores. The message quotes its answer."""
 
 
 def frame(prompts: list[str], reward_fn: str, media_type: str, array: np.ndarray, *, fps: float | None = None) -> bytes:
-    """The body of a request: one prompt, and one entry of ``array``, a sample.
+    """Return the body of a request: one prompt and one entry of ``array`` per sample.
 
     ``media_type`` is ``image`` (uint8 ``[B, height, width, 3]``), ``video`` (uint8 ``[B, 3, frames, height, width]``)
-    or ``latent`` (float16 ``[B, channels, frames, height, width]``). Videos, in either form, have ``fps``.
+    or ``latent`` (float16 ``[B, channels, frames, height, width]``). ``fps``, frames per second, is for videos, as
+    pixels or latents.
     """
     about: dict[str, Any] = {"prompts": prompts, "reward_fn": {reward_fn: 1.0}}
     if fps is not None:
@@ -131,19 +75,19 @@ def frame(prompts: list[str], reward_fn: str, media_type: str, array: np.ndarray
 
 @dataclass(frozen=True)
 class Ticket:
-    """A request that the service took."""
+    """A request that the service accepted."""
 
     uuid: str
     replica: str
     deadline_s: float
-    """Until when its scores are waited for, on the monotonic clock."""
+    """Time on the monotonic clock after which polling for scores ends."""
 
 
 class Client:
     """Sends frames and fetches scores, each request within ``timeout_s`` of its first try.
 
-    A service that cannot be reached, is broken or does not get ready in time raises :class:`UnavailableError`; one that
-    cannot be talked to so at all (URL, token, proxy, certificate, size of the body) :class:`ConfigError`.
+    Raises :class:`UnavailableError` if the service cannot be reached, is broken or is not ready in time, and
+    :class:`ConfigError` if no request can work: wrong URL, token, proxy, certificate or size of the body.
     """
 
     def __init__(self, service: Service, timeout_s: float):
@@ -162,32 +106,31 @@ class Client:
         self._http.close()
 
     def check(self) -> str:
-        """Ask both URLs once for what there is not, so that nothing is scored; return the statuses for people.
+        """Send both URLs one request that scores nothing; return their statuses as text.
 
-        Raises :class:`ConfigError` as a run would, and :class:`UnavailableError` at the first sign of absence.
+        Raises :class:`ConfigError` like a run, and :class:`UnavailableError` without repetitions.
         """
-        found: list[str] = []
-        nothing = {"uuid": "check", "type": "check"}
-        for method, url, request in (
-            ("GET", self._service.enqueue_url, {}),
-            ("POST", self._service.fetch_url, {"data": nothing}),
-        ):
-            try:
-                limit_s = min(PULL_TIMEOUT_S, self._timeout_s)
-                answer = self._try(method, url, time.monotonic() + limit_s, PULL_TIMEOUT_S, **request)
-            except RefusedError as error:
-                raise UnavailableError(str(error)) from error
-            if isinstance(answer, str):
-                raise UnavailableError(f"the reward service at {_plain(url)} did not answer: {answer}")
-            if answer.status_code in (401, 403) or answer.is_redirect:
-                self._require_understood(url, answer)
-            if answer.is_server_error and answer.status_code != httpx.codes.NOT_IMPLEMENTED:
-                raise UnavailableError(f"the reward service at {_plain(url)} answered {self._said(answer)}")
-            found.append(f"{answer.status_code} at {_plain(url)}")
-        return f"answers {' and '.join(found)}"
+        enqueue_url, fetch_url = self._service.enqueue_url, self._service.fetch_url
+        enqueue = self._checked("GET", enqueue_url)
+        fetch = self._checked("POST", fetch_url, data={"uuid": "check", "type": "check"})
+        return f"answers {enqueue} at {without_secrets(enqueue_url)} and {fetch} at {without_secrets(fetch_url)}"
+
+    def _checked(self, method: str, url: str, **request: Any) -> int:
+        deadline_s = time.monotonic() + min(PULL_TIMEOUT_S, self._timeout_s)
+        try:
+            answer = self._try(method, url, deadline_s, PULL_TIMEOUT_S, **request)
+        except RefusedError as error:
+            raise UnavailableError(str(error)) from error
+        if isinstance(answer, str):
+            raise UnavailableError(f"the reward service at {without_secrets(url)} did not answer: {answer}")
+        if answer.status_code in (401, 403) or answer.is_redirect:
+            self._require_understood(url, answer)
+        if answer.is_server_error and answer.status_code != httpx.codes.NOT_IMPLEMENTED:
+            raise UnavailableError(f"the reward service at {without_secrets(url)} answered {self._quote(answer)}")
+        return answer.status_code
 
     def enqueue(self, body: bytes) -> Ticket:
-        """Hand over one frame. Raises :class:`RefusedError` if the service does not take this one."""
+        """Send one frame. Raises :class:`RefusedError` if the service does not accept it."""
         deadline_s = time.monotonic() + self._timeout_s
         answer = self._post(
             self._service.enqueue_url,
@@ -197,17 +140,17 @@ class Client:
             headers={"Content-Type": "application/octet-stream"},
         )
         if not answer.is_success:
-            raise RefusedError(self._said(answer))
+            raise RefusedError(self._quote(answer))
         told = self._json(answer)
         if not isinstance(told.get("uuid"), str) or not told["uuid"]:
-            raise UnavailableError(f"the reward service took a request and named no uuid: {self._said(answer)}")
+            raise UnavailableError(f"the reward service accepted a request and named no uuid: {self._quote(answer)}")
         return Ticket(told["uuid"], self._replica(told.get("replica_id")), deadline_s)
 
     def _replica(self, named: Any) -> str:
-        """The header's value that pins the replica; empty for none."""
+        """Return the value of the header that pins the replica; empty for none."""
         if not self._service.pins_replica or named is None:
             return ""
-        if not isinstance(named, str) or not _fits_header(named):
+        if not isinstance(named, str) or not fits_header(named):
             raise RefusedError(
                 f"the reward service named the replica {shorten(repr(named))}, which no HTTP header takes; mend the "
                 f"service, or set {NO_REPLICA}=1"
@@ -215,50 +158,46 @@ class Client:
         return named
 
     def result(self, ticket: Ticket, reward_fn: str) -> dict[str, Any]:
-        """The service's answer, once it is there. Raises :class:`RefusedError` if it says that scoring failed."""
+        """Wait for the service's answer and return it. Raises :class:`RefusedError` if scoring failed."""
         answer = self._fetch(ticket, reward_fn)
         told = self._json(answer)
         if told.get("error") or told.get("scores") is None:
-            raise RefusedError(self._said(answer))
+            raise RefusedError(self._quote(answer))
         if told.get("type", reward_fn) != reward_fn or not isinstance(told["scores"], dict):
-            raise RefusedError(f"asked for {reward_fn}, got {self._said(answer)}")
+            raise RefusedError(f"asked for {reward_fn}, got {self._quote(answer)}")
         return told
 
     def _fetch(self, ticket: Ticket, reward_fn: str) -> httpx.Response:
         headers = {REPLICA_HEADER: ticket.replica} if ticket.replica else {}
-        form = {"uuid": ticket.uuid, "type": reward_fn}
-        for pause_s in _pauses(*POLL_DELAYS_S):
+        form, found = {"uuid": ticket.uuid, "type": reward_fn}, ""
+        for _ in _tries(ticket.deadline_s, POLL_DELAYS_S):
             answer = self._post(self._service.fetch_url, ticket.deadline_s, PULL_TIMEOUT_S, data=form, headers=headers)
             if answer.status_code == httpx.codes.OK:
                 return answer
+            found = self._quote(answer)
             if answer.status_code not in _NOT_READY:
-                raise RefusedError(self._said(answer))
-            if time.monotonic() + pause_s > ticket.deadline_s:
-                raise UnavailableError(
-                    f"no {reward_fn} scores of request {ticket.uuid} after {self._timeout_s:g} s; the service says "
-                    f"{self._said(answer)}; its log says whether it is slow (raise timeout_s) or failed"
-                )
-            time.sleep(pause_s)
-        raise AssertionError("pauses never end")
+                raise RefusedError(found)
+        raise UnavailableError(
+            f"no {reward_fn} scores of request {ticket.uuid} after {self._timeout_s:g} s; the service answers "
+            f"{found}; its log shows whether it is slow (raise timeout_s) or failed"
+        )
 
     def _post(self, url: str, deadline_s: float, timeout_s: float, **request: Any) -> httpx.Response:
-        """The answer, after as many tries as there is time for."""
-        for pause_s in _pauses(*RETRY_DELAYS_S):
+        """Return the answer, after as many tries as the deadline allows."""
+        found = ""
+        for _ in _tries(deadline_s, RETRY_DELAYS_S):
             answer = self._try("POST", url, deadline_s, timeout_s, **request)
             if isinstance(answer, str):
                 found = answer
-            else:
-                self._require_understood(url, answer)
-                if answer.status_code < 500 and answer.status_code not in _PASSING:
-                    return answer
-                found = self._said(answer)
-            if time.monotonic() + pause_s > deadline_s:
-                raise UnavailableError(f"the reward service at {_plain(url)} did not answer: {found}")
-            time.sleep(pause_s)
-        raise AssertionError("pauses never end")
+                continue
+            self._require_understood(url, answer)
+            if answer.status_code < 500 and answer.status_code not in _PASSING:
+                return answer
+            found = self._quote(answer)
+        raise UnavailableError(f"the reward service at {without_secrets(url)} did not answer: {found}")
 
     def _try(self, method: str, url: str, deadline_s: float, timeout_s: float, **request: Any) -> httpx.Response | str:
-        """The answer to one request, or what kept it away: also that it did not end ``timeout_s`` after it began.
+        """Return the answer to one request, or why there was none within ``timeout_s``.
 
         Raises :class:`ConfigError` for a request that can never arrive.
         """
@@ -271,23 +210,17 @@ class Client:
             found = f"{type(error).__name__}: {error}".rstrip(": ")
             if isinstance(error, httpx.TransportError) and not isinstance(error, _NEVER) and not _distrusts(error):
                 return found
-            message = f"no request to the reward service at {_plain(url)} can be made: {found}"
+            message = f"no request to the reward service at {without_secrets(url)} can be made: {found}"
             raise ConfigError(f"{message}; check {ENQUEUE_URL}, {FETCH_URL}, {TOKEN}") from error
 
     def _require_understood(self, url: str, answer: httpx.Response) -> None:
-        """Raise :class:`ConfigError` for what no other sample and no other try can mend."""
-        remedies = {
-            401: f"set {TOKEN}",
-            403: f"set {TOKEN}",
-            404: f"check {ENQUEUE_URL} and {FETCH_URL}; if they are right, the service has lost the request",
-            405: f"check {ENQUEUE_URL} and {FETCH_URL}",
-            413: "lower batch_size",
-        }
+        """Raise :class:`ConfigError` for an answer that neither another sample nor another try can mend."""
         if answer.status_code == 404 and url == self._service.fetch_url:
-            raise UnavailableError(f"the reward service does not know what it was sent: {self._said(answer)}")
-        if answer.status_code in remedies or answer.is_redirect:
-            remedy = remedies.get(answer.status_code, "it redirects; set its final URL")
-            raise ConfigError(f"the reward service at {_plain(url)} answered {self._said(answer)}: {remedy}")
+            raise UnavailableError(f"the reward service does not know what it was sent: {self._quote(answer)}")
+        remedy = "it redirects; set its final URL" if answer.is_redirect else _REMEDIES.get(answer.status_code)
+        if remedy is not None:
+            place = without_secrets(url)
+            raise ConfigError(f"the reward service at {place} answered {self._quote(answer)}: {remedy}")
 
     def _json(self, answer: httpx.Response) -> dict[str, Any]:
         try:
@@ -295,29 +228,29 @@ class Client:
             # Half a surrogate pair, which JSON can spell, fits no request and no file.
             json.dumps(told, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
-            raise RefusedError(f"the reward service answered without JSON: {self._said(answer)}") from error
+            raise RefusedError(f"the reward service answered without JSON: {self._quote(answer)}") from error
         if not isinstance(told, dict):
-            raise RefusedError(f"the reward service answered without a JSON object: {self._said(answer)}")
+            raise RefusedError(f"the reward service answered without a JSON object: {self._quote(answer)}")
         return told
 
-    def _said(self, answer: httpx.Response) -> str:
-        """Status and text, cut short, without the token that a service might repeat."""
-        # The charset that a header names may be any codec of Python's, also one that is none of text.
+    def _quote(self, answer: httpx.Response) -> str:
+        """Return status and text, cut short, without the token that a service might repeat."""
+        # The charset that a header names may be any codec of Python, also one for bytes.
         text = " ".join(answer.content.decode(errors="replace").split())
         text = text.replace(self._service.token, "<token>") if self._service.token else text
         return f"{answer.status_code} {shorten(text)}"
 
 
 def shorten(text: str) -> str:
-    """The beginning of a service's answer, which may be of any length, for a message."""
+    """Return the beginning of a text of any length, for a message."""
     return f"{text[:_SHOWN]}{'...' if len(text) > _SHOWN else ''}"
 
 
 def _body(answer: httpx.Response, deadline_s: float) -> bytes:
-    """The reply, decompressed.
+    """Return the reply, decompressed.
 
-    Raises :class:`RefusedError` for one that is too large, cut, or compressed in another way, and
-    ``httpx.ReadTimeout`` for one that goes on after ``deadline_s``, on the monotonic clock.
+    Raises :class:`RefusedError` for a reply that is too large, cut, or compressed in another way, and
+    ``httpx.ReadTimeout`` for a reply that has not ended at ``deadline_s``, on the monotonic clock.
     """
     coding = answer.headers.get("Content-Encoding", "").strip().lower() or "identity"
     if coding not in ("identity", "gzip", "x-gzip", "deflate"):
@@ -339,14 +272,14 @@ def _body(answer: httpx.Response, deadline_s: float) -> bytes:
 
 
 class _Inflate:
-    """Decompresses up to a bound, unlike httpx. A gzip may have several members, and zeros after each."""
+    """Decompresses up to a bound, which httpx cannot. A gzip may have several members, and zeros after each."""
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
         self.ended = True  # no member is unfinished
 
     def more(self, block: bytes, room: int) -> bytes:
-        """Return what ``block`` adds, ``room`` bytes at most: whoever gets as many must not ask for more."""
+        """Return at most ``room`` bytes from ``block``. A caller that got ``room`` bytes must stop."""
         found = b""
         while len(found) < room and (block := block.lstrip(b"\0") if self.ended else block):
             found += self._member.decompress(block, room - len(found))
@@ -356,26 +289,8 @@ class _Inflate:
         return found
 
 
-def _wrong_with(url: str) -> str | None:
-    """Why no request can go to a URL, or None."""
-    if not url:
-        return "is not set"
-    try:
-        parsed = httpx.URL(url)
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            return "is no http(s) URL"
-        parsed.host.encode("idna")
-    except (httpx.InvalidURL, ValueError) as error:
-        return f"is no http(s) URL ({error})"
-    return None if parsed.port is None or 0 < parsed.port < 2**16 else f"has the port {parsed.port}"
-
-
-def _fits_header(text: str) -> bool:
-    return text.isascii() and text.isprintable() and text == text.strip()
-
-
 def _distrusts(error: BaseException | None) -> bool:
-    """Whether TLS failed for a reason that stays: a certificate that is not trusted, or a server without TLS."""
+    """Return whether TLS failed for good: an untrusted certificate, or a server without TLS."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return True
@@ -385,15 +300,11 @@ def _distrusts(error: BaseException | None) -> bool:
     return False
 
 
-def _pauses(first_s: float, longest_s: float) -> Iterator[float]:
-    """Ever longer ones, without end."""
-    pause_s = first_s
-    while True:
-        yield pause_s
+def _tries(deadline_s: float, pauses_s: tuple[float, float]) -> Iterator[None]:
+    """Yield once per try, with growing pauses between, while the next try begins before the deadline."""
+    pause_s, longest_s = pauses_s
+    yield
+    while time.monotonic() + pause_s <= deadline_s:
+        time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, longest_s)
-
-
-def _plain(url: str) -> str:
-    """Without user, password and query, which may be secrets."""
-    parsed = httpx.URL(url)
-    return f"{parsed.scheme}://{parsed.netloc.decode()}{parsed.path}"
+        yield

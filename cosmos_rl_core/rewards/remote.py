@@ -14,7 +14,8 @@ from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import LatentSample, Sample
-from cosmos_rl_core.rewards._client import Client, RefusedError, Service, Ticket, frame, shorten
+from cosmos_rl_core.rewards._client import Client, RefusedError, Ticket, frame, shorten
+from cosmos_rl_core.rewards._service import Service
 from cosmos_rl_core.storage import media
 
 DECODED_CHANNELS = (16, 48)

@@ -21,6 +21,7 @@ from rich.table import Table
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, UnavailableError
 from cosmos_rl_core.rewards import _client as reward_client
+from cosmos_rl_core.rewards import _service
 from cosmos_rl_core.storage import store
 from flows.launchers._processes import TORCHRUN, module
 from flows.operations.pools import GPUS, POOL
@@ -227,9 +228,9 @@ def _store(url: str) -> str:
 
 
 def _reward_service() -> str:
-    if not os.environ.get(reward_client.ENQUEUE_URL):
-        raise NotSetUp(f"{reward_client.ENQUEUE_URL} is not set; only recipes with a remote reward need it")
-    service = reward_client.Service.from_environment()
+    if not os.environ.get(_service.ENQUEUE_URL):
+        raise NotSetUp(f"{_service.ENQUEUE_URL} is not set; only recipes with a remote reward need it")
+    service = _service.Service.from_environment()
     with reward_client.Client(service, TIMEOUT_S) as client:
         return client.check()
 

@@ -140,7 +140,7 @@ def test_a_clock_of_nothing_is_neither_imported_nor_taken():
         nft(weight_copy_decay_type="none", weight_copy_first_step=1)
     recipe = translate(read(SD3)).values
     recipe["train"]["ema_enable"] = False
-    with pytest.raises(ConfigError, match=r"train\.ema_first_step = 1 is of no average"):
+    with pytest.raises(ConfigError, match=r"train\.ema_first_step without effect: ema_enable is not true"):
         check(recipe, "x.toml")
 
 

@@ -12,7 +12,8 @@ from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.rewards import remote
 from cosmos_rl_core.rewards._base import LatentSample, Sample, ServedReward
-from cosmos_rl_core.rewards._client import Service, frame
+from cosmos_rl_core.rewards._client import frame
+from cosmos_rl_core.rewards._service import Service
 from tests.reward_server import TOKEN, Frame, RewardServer, brightness, reward_server
 
 NAME = "remote-dance_grpo-overall_reward"
@@ -242,5 +243,5 @@ def test_rewards_of_one_service_need_labels_that_differ():
 
     rewards = check(recipe("vq_reward", "vq_reward+mq_reward"), "test").rewards
     assert [r.fn.label for r in rewards] == ["remote-dance_grpo-vq_reward", "remote-dance_grpo-vq_reward+mq_reward"]
-    with pytest.raises(ConfigError, match="two rewards of one name: remote-dance_grpo-a, remote-dance_grpo-a"):
+    with pytest.raises(ConfigError, match="two rewards have the same name: remote-dance_grpo-a, remote-dance_grpo-a"):
         check(recipe("a", "a"), "test")

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import launch_of, read_toml
 from cosmos_rl_core.errors import ConfigError, StageError
-from cosmos_rl_core.rewards import _client as reward_client
+from cosmos_rl_core.rewards import _service
 from cosmos_rl_core.storage import cache, s3
 from flows import launchers
 from flows.launchers import variables
@@ -114,7 +114,7 @@ def test_a_job_of_its_own_asks_for_no_gpu_where_the_stage_needs_none() -> None:
         ({"launcher": "slurm", "processes": 3, "slurm": {"nodes": 2}}, "3 processes of every stage"),
         (
             {"launcher": "slurm", "processes": 2, "slurm": {"stages": {"update": {"nodes": 4}}}},
-            "2 processes of update cannot be spread over 4",
+            "2 processes of update cannot be spread evenly over 4",
         ),
         ({"slurm": {"options": ["account=mine"]}}, "options"),
         ({"slurm": {"nodse": 2}}, "nodse"),
@@ -192,6 +192,6 @@ def test_states_of_slurm_in_our_words(
 
 def test_every_variable_that_stages_read_is_passed_on() -> None:
     read = {s3.PROFILES, f"{s3.CHECKPOINT}ENDPOINT_URL", "AWS_PROFILE", cache.DIRECTORY, cache.GIGABYTES, "HF_HOME"}
-    read |= {reward_client.ENQUEUE_URL, reward_client.FETCH_URL, reward_client.TOKEN, reward_client.NO_REPLICA}
-    read |= {*reward_client._TIMEOUTS}
+    read |= {_service.ENQUEUE_URL, _service.FETCH_URL, _service.TOKEN, _service.NO_REPLICA}
+    read |= {*_service.TIMEOUTS}
     assert set(variables.passed(dict.fromkeys(read | {"PATH", "PREFECT_API_KEY"}, ""))) == read

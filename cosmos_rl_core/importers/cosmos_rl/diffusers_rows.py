@@ -1,4 +1,4 @@
-"""What a single setting of the diffusers path is here, where that takes more than another name."""
+"""Rows of the diffusers path for settings that take more than another name."""
 
 from pathlib import Path
 from typing import Any
@@ -9,232 +9,221 @@ from cosmos_rl_core.importers.cosmos_rl.diffusers_run import (
     POLICY,
     PROMPT_SETS,
     SAMPLE,
-    is_nft,
     is_sana,
     is_supervised,
     prompt_file,
     validates,
 )
-from cosmos_rl_core.importers.cosmos_rl.rewards import default_reward
-from cosmos_rl_core.importers.cosmos_rl.rows import Meaning, Row, Upstream, number
+from cosmos_rl_core.importers.cosmos_rl.rows import Answer, Row, Upstream, number
 
 SANA_VIDEO_FRAMES = 81
-"""What cosmos-rl makes with it, whatever is written."""
+"""Frames that cosmos-rl generates with SANA-Video, whatever the file sets."""
+NEGATIVE_SEED = 42
+"""cosmos-rl's replacement of negative seeds."""
+_ALGORITHMS = {"sft": ("sft", "diffusers_sft"), "nft": ("diffusion_nft",)}
+"""Our algorithms, and cosmos-rl's values of ``trainer_type`` for each."""
 
 
-def type_row(key: str, value: Any, upstream: Upstream) -> Meaning:
-    """The algorithm; every one with rewards is "grpo" to cosmos-rl."""
+def type_row(key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the algorithm; cosmos-rl calls every algorithm with rewards "grpo"."""
     if value not in (None, "grpo", "sft"):
         raise ConfigError("must be grpo or sft")
     if is_supervised(upstream):
-        return Meaning("taken", {key: "sft"})
+        return {key: "sft"}
     if upstream[f"{POLICY}.trainer_type"] != "diffusion_nft":
         raise ConfigError(
             'trains language models without trainer_type = "diffusion_nft"; FlowGRPO is configs/grpo here'
         )
-    return Meaning("translated", {key: "nft"}, "with trainer_type")
+    return {key: "nft"}, "with trainer_type"
 
 
-def trainer_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """A part of the algorithm's name."""
-    known = ("sft", "diffusers_sft") if is_supervised(upstream) else ("diffusion_nft",)
-    if value not in known:
-        raise ConfigError(f"diffusion models have {' or '.join(known)} with this type")
-    return Meaning("translated", why="with type it is the algorithm")
+def trainer_row(_: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the algorithm that ``type`` and ``trainer_type`` name together."""
+    algorithm = "sft" if is_supervised(upstream) else "nft"
+    if value not in _ALGORITHMS[algorithm]:
+        raise ConfigError(f"diffusion models have {' or '.join(_ALGORITHMS[algorithm])} with this type")
+    return {f"{POLICY}.type": algorithm}, "with type"
 
 
-def model_row(key: str, value: Any, upstream: Upstream) -> Meaning:
-    """The pipeline, with its revision."""
-    revision = upstream["policy.model_revision"]
-    if revision is None or Path(str(value)).is_dir():
-        return Meaning("taken", {key: value})
-    return Meaning("translated", {key: f"{value}@{revision}"}, "with its revision")
+def model_row(_: str, __: Any, upstream: Upstream) -> Answer:
+    """Return the pipeline with its revision; a directory has none."""
+    key = "policy.model_name_or_path"
+    name, revision = upstream[key], upstream["policy.model_revision"]
+    if revision is None or Path(str(name)).is_dir():
+        return {key: name}
+    return {key: f"{name}@{revision}"}, "with its revision"
 
 
-def revision_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """A part of the pipeline's name."""
-    return model_row("policy.model_name_or_path", upstream["policy.model_name_or_path"], upstream)
-
-
-def is_video_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """One frame for images."""
+def is_video_row(_: str, value: Any, upstream: Upstream) -> Answer:
+    """Return one frame for images."""
     if value is True:
-        return Meaning("no effect here", why="policy.diffusers.train_frames says it")
-    return Meaning("translated", {"policy.diffusers.train_frames": 1}, "images")
+        return "policy.diffusers.train_frames sets it"
+    return {"policy.diffusers.train_frames": 1}, "images"
 
 
-def train_frames_row(key: str, value: Any, upstream: Upstream) -> Meaning:
-    """Frames of clips and rollouts."""
+def train_frames_row(key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the number of frames of clips and rollouts."""
     if upstream["policy.diffusers.is_video"] is not True:
-        return Meaning("no effect here", why="images")
-    if not upstream.says(key) and is_sana(upstream) and is_nft(upstream):
-        return Meaning("translated", {key: SANA_VIDEO_FRAMES}, "what cosmos-rl makes with SANA-Video, unless told here")
-    return Meaning("taken", {key: value})
+        return "images"
+    if not upstream.says(key) and is_sana(upstream) and not is_supervised(upstream):
+        return {key: SANA_VIDEO_FRAMES}, "cosmos-rl's number for SANA-Video, unless the file sets one"
+    return {key: value}
 
 
-def _media_size(upstream: Upstream) -> dict[str, Any]:
-    frames = upstream["policy.diffusers.train_frames"] if upstream["policy.diffusers.is_video"] is True else 1
-    return {"size": upstream["policy.diffusers.inference_size"], "frames": frames}
-
-
-def weighting_row(key: str, value: Any, _: Upstream) -> Meaning:
-    """Density of the noise levels."""
-    if value == "logit_normal":
-        return Meaning("taken", {key: value})
+def weighting_row(key: str, value: Any, _: Upstream) -> Answer:
+    """Return the density of the noise levels."""
     if value == "mode":
         raise ConfigError("cosmos-rl stops with an error at it; choose logit_normal or uniform")
-    return Meaning("translated", {key: "uniform"}, "what cosmos-rl does at any name but logit_normal")
+    ours = "logit_normal" if value == "logit_normal" else "uniform"
+    return {key: ours}, "cosmos-rl is uniform for every name but logit_normal"
 
 
-def logit_row(key: str, value: Any, upstream: Upstream) -> Meaning:
-    """Mean and deviation of that density."""
+def logit_row(key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return mean or deviation of the logit-normal density."""
     scheme = upstream["policy.diffusers.weighting_scheme"]
-    if scheme not in (None, "logit_normal"):
-        return Meaning("no effect here", why=f"weighting_scheme = {scheme!r}")
-    return Meaning("taken", {key: value})
+    return {key: value} if scheme in (None, "logit_normal") else f"weighting_scheme = {scheme!r}"
 
 
-def init_lora_row(key: str, value: Any, _: Upstream) -> Meaning:
-    """How the adapters begin."""
-    if value == "gaussian":
-        return Meaning("taken", {key: value})
+def init_lora_row(key: str, value: Any, _: Upstream) -> Answer:
+    """Return how the adapters are initialized."""
     if value is True:
-        return Meaning("translated", {key: "kaiming"}, "peft's own way")
-    raise ConfigError("the adapters begin at the base model: choose true or gaussian")
+        return {key: "kaiming"}, "peft's default"
+    if value != "gaussian":
+        raise ConfigError("the adapters start from the base model: choose true or gaussian")
+    return {key: value}
 
 
-def pattern_row(key: str, value: Any, upstream: Upstream) -> Meaning:
-    """The whole table of patterns, of whichever it is asked: the dots in them are no tables' names."""
+def pattern_row(key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the whole table of patterns for each of its keys: dots in patterns do not separate tables."""
     table = "policy.lora." + key.split(".")[2]
     within = f"{table}."
     patterns = {name.removeprefix(within): held for name, held in upstream.values.items() if name.startswith(within)}
-    return Meaning("taken", {table: value if key == table else patterns})
+    return {table: value if key == table else patterns}
 
 
-_SOLVERS = {
-    ("flow", True): "euler", ("ddim", True): "euler", ("dpm1", True): "euler", ("dpm2", True): "dpm2",
-    ("flow", False): "flow_sde",
-}  # fmt: skip
-"""By cosmos-rl's name and whether it is deterministic; its ddim and dpm1 without noise take Euler's steps."""
+_NOISELESS = {"flow": "euler", "ddim": "euler", "dpm1": "euler", "dpm2": "dpm2"}
+_NOISY = {"flow": "flow_sde"}
+"""Our solvers by cosmos-rl's names; its ddim and dpm1 without noise take Euler's steps."""
 
 
-def _solver_name(upstream: Upstream) -> str:
-    """Ours. Raises :class:`ConfigError` if there is none."""
+def _solver(upstream: Upstream) -> str:
+    """Return our solver. Raises :class:`ConfigError` if there is none."""
     if is_sana(upstream):
         return "dpm2"
     name, quiet = str(upstream[f"{SAMPLE}.solver"]), upstream[f"{SAMPLE}.deterministic_sampling"] is True
-    if (name, quiet) in _SOLVERS:
-        return _SOLVERS[name, quiet]
+    known = _NOISELESS if quiet else _NOISY
+    if name in known:
+        return known[name]
     if name.startswith("dpm"):
         raise ConfigError("cosmos-rl itself needs deterministic_sampling = true for it")
-    known = ", ".join(f"{name} ({'without' if quiet else 'with'} noise)" for name, quiet in _SOLVERS)
-    raise ConfigError(f"there is no such sampler here {'without' if quiet else 'with'} noise; known: {known}")
+    noise = f"with deterministic_sampling = {'true' if quiet else 'false'}"
+    raise ConfigError(f"no such sampler here {noise}; known: {', '.join(known)}")
 
 
-def solver_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """The sampler."""
-    ours = {f"{SAMPLE}.solver": _solver_name(upstream)}
-    if is_sana(upstream):
-        return Meaning(
-            "translated", ours, "cosmos-rl ignores it for SANA, which it samples by the pipeline's own solver"
-        )
-    return Meaning("taken" if value == ours[f"{SAMPLE}.solver"] else "translated", ours)
+def solver_row(_: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the solver."""
+    why = "cosmos-rl samples SANA with the pipeline's own solver, whatever the file sets" if is_sana(upstream) else ""
+    return {f"{SAMPLE}.solver": _solver(upstream)}, why
 
 
-def deterministic_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """A part of the sampler's name here."""
-    why = "the solver says it"
-    if "cosmos" in str(upstream["policy.model_name_or_path"]).lower() and value is True:
+def deterministic_row(_: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the solver, whose name here also decides about noise."""
+    why = "part of the solver's name here"
+    if _is_cosmos(upstream) and value is True:
         why += "; cosmos-rl misspells the keyword for this model and adds noise all the same"
-    return Meaning("translated", {f"{SAMPLE}.solver": _solver_name(upstream)}, why)
+    return {f"{SAMPLE}.solver": _solver(upstream)}, why
 
 
-def noise_level_row(key: str, value: Any, upstream: Upstream) -> Meaning:
-    """Read by samplers with noise."""
-    if _solver_name(upstream) != "flow_sde":
-        return Meaning("no effect here", why=f"there is no noise in {_solver_name(upstream)}")
-    return Meaning("taken", {key: value})
+def noise_level_row(key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the noise level of a solver with noise."""
+    solver = _solver(upstream)
+    return {key: value} if solver == "flow_sde" else f"there is no noise in {solver}"
 
 
-def guidance_row(key: str, value: Any, upstream: Upstream) -> Meaning:
-    """In our convention, where 1 is none."""
-    if number(value) > 1 and "cosmos" in str(upstream["policy.model_name_or_path"]).lower():
-        return Meaning("translated", {key: 1 + value}, "Cosmos-Predict2.5 counts guidance from 0, we from 1")
-    return Meaning("taken", {key: value})
+def guidance_row(key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the guidance scale in our convention, where 1 is no guidance."""
+    if number(value) > 1 and _is_cosmos(upstream):
+        return {key: 1 + value}, "Cosmos-Predict2.5 counts guidance from 0, we from 1"
+    return {key: value}
+
+
+def _is_cosmos(upstream: Upstream) -> bool:
+    return "cosmos" in str(upstream["policy.model_name_or_path"]).lower()
 
 
 _OLD_DECAYS = {0: "none", 1: "linear", 2: "delayed"}
 
 
-def old_decay_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """Return the name of a decay that cosmos-rl numbers."""
+def old_decay_row(_: str, value: Any, upstream: Upstream) -> Answer:
+    """Return our name of a decay that cosmos-rl numbers."""
     if not isinstance(value, int) or value not in _OLD_DECAYS:
         raise ConfigError("must be 0, 1 or 2")
-    return Meaning("translated", {f"{POLICY}.weight_copy_decay_type": _OLD_DECAYS[value]})
+    return {f"{POLICY}.weight_copy_decay_type": _OLD_DECAYS[value]}
 
 
-def misspelt_fraction_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """What cosmos-rl's own recipes write."""
-    right = "policy.diffusers.timesteps_fraction"
-    if upstream.says(right):
-        return Meaning("no effect here", why=f"{right}, which is spelt right, counts")
-    why = "misspelt: timesteps_fraction is meant; cosmos-rl ignores it and trains on all steps"
-    return Meaning("translated", {f"{POLICY}.timesteps_fraction": value}, why)
+def misspelt_fraction_row(_: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the fraction that cosmos-rl's own recipes misspell."""
+    if upstream.says("policy.diffusers.timesteps_fraction"):
+        return "policy.diffusers.timesteps_fraction, the right spelling, takes precedence"
+    why = "misspelt timesteps_fraction; cosmos-rl ignores it and trains on all steps"
+    return {f"{POLICY}.timesteps_fraction": value}, why
 
 
-def fraction_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """What its code reads."""
-    if not upstream.says("policy.diffusers.timesteps_fraction") and upstream.says("policy.diffusers.timestep_fraction"):
-        return Meaning("no effect here", why="timestep_fraction is meant")
-    return Meaning("translated", {f"{POLICY}.timesteps_fraction": value})
+def fraction_row(key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the fraction under its right spelling."""
+    if not upstream.says(key) and upstream.says("policy.diffusers.timestep_fraction"):
+        return "timestep_fraction sets it"
+    return {f"{POLICY}.timesteps_fraction": value}
 
 
 def prompts_row(place: str) -> Row:
-    """A prompt set by name, as the file it is downloaded to."""
+    """Return a row for the prompt set at ``place``: its name becomes the file that cosmos-rl downloads."""
 
-    def row(_: str, value: Any, upstream: Upstream) -> Meaning:
+    def row(_: str, value: Any, upstream: Upstream) -> Answer:
         if (file := prompt_file(upstream, place)) is None:
             choices = ", ".join(PROMPT_SETS)
             why = f'not one of {choices}; set {place} to {{ name = "prompts", path = "a text file, a prompt a line" }}'
-            return Meaning("open", {place: None}, why)
-        why = "where cosmos-rl downloads it to, unless COSMOS_CACHE_DIR says otherwise"
-        return Meaning("translated", {f"{place}.name": "prompts", f"{place}.path": file}, why)
+            return {place: None}, why
+        why = "cosmos-rl's download folder, unless COSMOS_CACHE_DIR names another"
+        return {f"{place}.name": "prompts", f"{place}.path": file}, why
 
     return row
 
 
-def folder_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """A folder of media with captions."""
+def folder_row(_: str, value: Any, upstream: Upstream) -> Answer:
+    """Return a folder of media with captions."""
     if not value:
-        why = f'set {DATASET} to {{ name = "local", local_dir = "a folder" }} and its size'
-        return Meaning("open", {DATASET: None}, why)
-    settings = {"name": "local", "local_dir": value, **_media_size(upstream)}
-    return Meaning("translated", {f"{DATASET}.{name}": held for name, held in settings.items()})
+        return {DATASET: None}, f'set {DATASET} to {{ name = "local", local_dir = "a folder" }} and its size'
+    size, is_video = upstream["policy.diffusers.inference_size"], upstream["policy.diffusers.is_video"] is True
+    frames = upstream["policy.diffusers.train_frames"] if is_video else 1
+    settings = {"name": "local", "local_dir": value, "size": size, "frames": frames}
+    return {f"{DATASET}.{name}": held for name, held in settings.items()}
 
 
-def validates_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """Whether there is the table."""
-    return Meaning("translated", why="[validation] is there" if validates(upstream) else "there is no [validation]")
+def validates_row(_: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the first setting of ``[validation]`` if the file asks for evaluations."""
+    if not validates(upstream):
+        return "there is no [validation]"
+    return {"validation.freq": upstream["validation.freq"]}, "[validation] turns evaluations on"
 
 
-def remote_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """Whether a service scores."""
-    if value is not True:
-        return Meaning("open", {"rewards": None}, "cosmos-rl's own reward functions are not here: set [[rewards]]")
-    if upstream.says(f"{POLICY}.remote_reward.reward_fns"):
-        return Meaning("translated", {}, "[[rewards]] of the plugin remote")
-    return Meaning("translated", default_reward(), "the reward that cosmos-rl asks for where none is named")
+def interval_row(key: str, value: Any, _: Upstream) -> Answer:
+    """Return the steps between updates of the average; cosmos-rl's 0 means every step."""
+    return {key: value or 1}
 
 
-def seed_row(key: str, value: Any, _: Upstream) -> Meaning:
-    """cosmos-rl replaces negative seeds."""
-    if number(value) < 0:
-        return Meaning("translated", {key: 42}, "cosmos-rl's seed in the place of negative ones")
-    return Meaning("taken", {key: value})
+def max_keep_row(key: str, value: Any, _: Upstream) -> Answer:
+    """Return how many policies are kept; cosmos-rl's -1 means all."""
+    return "every policy is kept" if value == -1 else {key: value}
 
 
-def logger_row(key: str, value: Any, _: Upstream) -> Meaning:
-    """In lower case."""
+def seed_row(key: str, value: Any, _: Upstream) -> Answer:
+    """Return the seed, with cosmos-rl's replacement of negative ones."""
+    return {key: NEGATIVE_SEED if number(value) < 0 else value}, "cosmos-rl's seed in place of negative ones"
+
+
+def logger_row(key: str, value: Any, _: Upstream) -> Answer:
+    """Return the loggers in lower case."""
     if not isinstance(value, list):
         raise ConfigError("must be a list")
-    return Meaning("taken", {key: [str(name).lower() for name in value]})
+    return {key: [str(name).lower() for name in value]}

@@ -1,65 +1,65 @@
-"""What a file of the diffusers path says a run is: its kind, its length, its prompts."""
+"""Kind, length and prompts of a run, from a file of the diffusers path."""
 
 import math
 from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.importers.cosmos_rl.rows import Meaning, Upstream, count, number
+from cosmos_rl_core.importers.cosmos_rl.rows import Answer, Upstream, count, number
 
 ENDLESS_EPOCHS = 1000
-"""So many passes mean "until it is stopped" in cosmos-rl's recipes."""
+"""Passes from which on cosmos-rl's recipes mean "until stopped"."""
 ENDLESS_ITERATIONS = 1000
-"""What they are here: a first goal."""
+"""Iterations of a run that cosmos-rl would continue until stopped."""
 PROMPT_SETS = {"pickscore": ".txt", "ocr": ".txt", "dance_grpo_t2v": ".txt", "geneval": "_metadata.jsonl"}
-"""Prompt sets that cosmos-rl knows by name, and how their files' names end after the split's."""
+"""Suffixes of the files of cosmos-rl's named prompt sets, after the name of the split."""
 PROMPT_FOLDER = "~/.cache/cosmos_rl/diffusion_nft"
-"""Where cosmos-rl downloads them to, unless COSMOS_CACHE_DIR says otherwise."""
+"""Folder of cosmos-rl's downloads, unless COSMOS_CACHE_DIR names another."""
 
 POLICY, SAMPLE = "train.train_policy", "policy.diffusers.sample"
 DATASET = f"{POLICY}.dataset"
 
 
 def is_supervised(upstream: Upstream) -> bool:
-    """Whether it is supervised fine-tuning; where there is no ``type``, cosmos-rl looks for settings of rewards."""
+    """Return whether a file is of supervised fine-tuning; without ``type`` cosmos-rl looks for settings of rewards."""
     kind = upstream[f"{POLICY}.type"]
     hints = ("temperature", "epsilon_low", "epsilon_high", "kl_beta", "use_remote_reward")
     return kind == "sft" or (kind is None and not any(upstream.says(f"{POLICY}.{hint}") for hint in hints))
 
 
 def is_nft(upstream: Upstream) -> bool:
-    """Whether it is DiffusionNFT, the other algorithm of this path."""
+    """Return whether a file is of DiffusionNFT, the other algorithm of this path."""
     return not is_supervised(upstream)
 
 
 def is_sana(upstream: Upstream) -> bool:
-    """Whether the model is SANA, of images or of videos."""
+    """Return whether the model is SANA, for images or videos."""
     return "sana" in str(upstream["policy.model_name_or_path"]).lower()
 
 
 def has_lora(upstream: Upstream) -> bool:
-    """Whether adapters are trained."""
+    """Return whether adapters are trained."""
     return upstream.says("policy.lora")
 
 
 def validates(upstream: Upstream) -> bool:
-    """Whether there are evaluations."""
+    """Return whether there are evaluations."""
     return upstream["validation.enable"] is True
 
 
 def asks_service(upstream: Upstream) -> bool:
-    """Whether a reward service scores."""
+    """Return whether a reward service scores."""
     return is_nft(upstream) and upstream[f"{POLICY}.use_remote_reward"] is True
 
 
 def ranks(upstream: Upstream) -> int:
-    """Processes that have samples of their own."""
+    """Return the number of ranks with samples of their own."""
     sizes = ("dp_shard_size", "dp_replicate_size", "n_init_replicas")
     return math.prod(count(upstream[f"policy.parallelism.{size}"] or 1) for size in sizes)
 
 
 def _global_batch(upstream: Upstream) -> int:
-    """Samples of one step over all ranks: cosmos-rl counts them of a rank in supervised training, of a replica else."""
+    """Return the samples of a step over all ranks; cosmos-rl counts per rank (supervised) or per replica."""
     each = upstream.count("train.train_batch_per_replica")
     return each * (ranks(upstream) if is_supervised(upstream) else _replicas(upstream))
 
@@ -69,7 +69,7 @@ def _replicas(upstream: Upstream) -> int:
 
 
 def _num_steps(upstream: Upstream) -> int | None:
-    """cosmos-rl's training steps; None where they depend on files that are not there, or have no end."""
+    """Return cosmos-rl's training steps; None if they depend on missing files or have no end."""
     if upstream["train.max_num_steps"] is not None:
         return upstream.count("train.max_num_steps")
     epochs = upstream.count("train.epoch")
@@ -82,7 +82,7 @@ def _num_steps(upstream: Upstream) -> int | None:
 
 
 def _dataset_size(upstream: Upstream) -> int | None:
-    """Items, or prompts, of the training set; None if it does not lie where the file says."""
+    """Return the number of items or prompts of the training set; None if it is not found."""
     if is_supervised(upstream):
         folder = Path(str(upstream[f"{DATASET}.local_dir"]))
         return len(list(folder.glob("*.json"))) or None if upstream[f"{DATASET}.local_dir"] else None
@@ -93,7 +93,7 @@ def _dataset_size(upstream: Upstream) -> int | None:
 
 
 def steps_per_iteration(upstream: Upstream) -> int:
-    """Of supervised training: an iteration ends where cosmos-rl saves, at the latest with the run."""
+    """Return the steps of a supervised iteration: up to cosmos-rl's next save, or to the end of the run."""
     save = upstream.count("train.ckpt.save_freq")
     total = _num_steps(upstream)
     return save if total is None else min(save, total)
@@ -106,57 +106,58 @@ def _iterations(upstream: Upstream) -> int | None:
     return math.ceil(total / steps_per_iteration(upstream))
 
 
-def epoch_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """Passes over the data as iterations."""
+def epoch_row(_: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the number of iterations of so many passes over the data."""
     if upstream["train.max_num_steps"] is not None:
-        return Meaning("no effect here", why="train.max_num_steps ends the run")
+        return "train.max_num_steps ends the run"
     if count(value) >= ENDLESS_EPOCHS:
-        why = "so many epochs go on until they are stopped; here a run has an end, which --iterations moves at no loss"
-        return Meaning("translated", {"train.num_iterations": ENDLESS_ITERATIONS}, why)
+        why = "cosmos-rl runs until it is stopped; here a run has an end, which --iterations can move later"
+        return {"train.num_iterations": ENDLESS_ITERATIONS}, why
     if (iterations := _iterations(upstream)) is None:
-        why = "how many iterations these are depends on the dataset, which is not there: say --iterations"
-        return Meaning("open", {"train.num_iterations": None}, why)
-    return Meaning("translated", {"train.num_iterations": iterations}, f"{_num_steps(upstream)} steps")
+        return {"train.num_iterations": None}, "depends on the dataset, which was not found: set --iterations"
+    return {"train.num_iterations": iterations}, f"{_num_steps(upstream)} steps"
 
 
-def max_num_steps_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """The same from steps."""
+def max_num_steps_row(_: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the number of iterations of so many steps."""
     count(value)
-    return Meaning("translated", {"train.num_iterations": _iterations(upstream)}, "a run ends with its iterations")
+    return {"train.num_iterations": _iterations(upstream)}, "a run ends with its iterations"
 
 
-def save_freq_row(_: str, value: Any, upstream: Upstream) -> Meaning:
-    """Of supervised training: where an iteration ends."""
+def save_freq_row(_: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the steps of an iteration of supervised training, which ends where cosmos-rl saves."""
     count(value)
-    steps = {f"{POLICY}.steps_per_iteration": steps_per_iteration(upstream)}
-    return Meaning("translated", steps, "every iteration ends with a policy on disk")
+    return {f"{POLICY}.steps_per_iteration": steps_per_iteration(upstream)}, "every iteration ends with a saved policy"
 
 
-def batch_row(key: str, value: Any, upstream: Upstream) -> Meaning:
-    """Samples of a step, over all ranks."""
+def batch_row(key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the samples of a step over all ranks."""
     total = _global_batch(upstream)
-    if total == value:
-        return Meaning("taken", {key: value})
-    return Meaning("translated", {key: total}, f"of all {total // value} ranks together")
+    return {key: total}, f"over all {total // value} ranks"
 
 
-def batch_per_optimize_row(key: str, value: Any, upstream: Upstream) -> Meaning:
-    """Samples of an optimizer step, over all ranks."""
-    return Meaning("translated", {key: count(value) * ranks(upstream)}, "of all ranks together")
+def batch_per_optimize_row(key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the samples of an optimizer step over all ranks."""
+    return {key: count(value) * ranks(upstream)}, "over all ranks"
 
 
-def summed_row(key: str, value: Any, upstream: Upstream) -> Meaning:
-    """A number that cosmos-rl compares with gradients: in supervised training it adds those of a rank's micro-batches.
+def summed_row(key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return a number on the scale of the gradients, divided by the micro-batches of a rank in supervised training.
 
-    Ours are their mean; less by that factor, the same number scales, clips and decays them alike.
+    cosmos-rl adds the gradients of those micro-batches; ours are their mean.
     """
     if not is_supervised(upstream):
-        return Meaning("taken", {key: value})
+        return {key: value}
     added = math.ceil(upstream.count("train.train_batch_per_replica") / upstream.count(f"{POLICY}.mini_batch"))
     if added == 1:
-        return Meaning("taken", {key: value})
-    why = f"cosmos-rl adds the gradients of {added} micro-batches, of which ours is the mean"
-    return Meaning("translated", {key: number(value) / added}, why)
+        return {key: value}
+    why = f"cosmos-rl adds the gradients of {added} micro-batches; ours are their mean"
+    return {key: number(value) / added}, why
+
+
+def weight_decay_row(key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the weight decay, which is part of the gradient in Adam alone."""
+    return summed_row(key, value, upstream) if upstream["train.optm_name"] == "Adam" else {key: value}
 
 
 def _optimizer_steps(upstream: Upstream) -> int | None:
@@ -168,33 +169,28 @@ def _optimizer_steps(upstream: Upstream) -> int | None:
     return steps * max(1, each) * count(upstream[f"{POLICY}.mu_iterations"] or 1)
 
 
-def decay_type_row(key: str, value: Any, upstream: Upstream) -> Meaning:
-    """The decay and, where there is one, its length."""
+def decay_type_row(key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the decay of the learning rate and its length, the whole run."""
     if value == "none":
-        return Meaning("taken", {key: value})
+        return {key: value}
     total = _optimizer_steps(upstream)
-    if total is None:
-        return Meaning(
-            "open",
-            {key: value, "train.max_num_steps": None},
-            "the decay's length is the run's: set train.max_num_steps",
-        )
-    return Meaning("translated", {key: value, "train.max_num_steps": total}, "stretched over the optimizer steps")
+    why = "set train.max_num_steps to the steps of the run" if total is None else "over all optimizer steps"
+    return {key: value, "train.max_num_steps": total}, why
 
 
-def warmup_row(key: str, value: Any, upstream: Upstream) -> Meaning:
-    """Steps, or a share of them."""
+def warmup_row(key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return warm-up steps from steps or from a share of all steps."""
     if number(value) == int(value) and not (isinstance(value, float) and value == 1):
-        return Meaning("taken", {key: int(value)})
+        return {key: int(value)}
     if value > 1:
         raise ConfigError("a share of the steps is at most 1")
     if (total := _optimizer_steps(upstream)) is None:
-        return Meaning("open", {key: None}, f"{value:g} of a number of steps that is not known: set it in steps")
-    return Meaning("translated", {key: round(total * value)}, f"{value:g} of {total} steps")
+        return {key: None}, f"{value:g} of an unknown number of steps: set it in steps"
+    return {key: round(total * value)}, f"{value:g} of {total} steps"
 
 
 def prompt_file(upstream: Upstream, place: str) -> str | None:
-    """The text file of a prompt set that cosmos-rl knows by name; None for another."""
+    """Return the path of a prompt set that cosmos-rl names; None for other names."""
     name, split = str(upstream[f"{place}.name"]), upstream[f"{place}.split"]
     split = split[0] if isinstance(split, list) and split else split
     if name not in PROMPT_SETS:

@@ -1,4 +1,4 @@
-"""What the tables of cosmos-rl's settings are made of: a file as flat keys, and rows that say what a key means here."""
+"""Parts of the tables of cosmos-rl's settings: a file by flat keys, and the rows that translate keys."""
 
 import math
 import re
@@ -9,19 +9,16 @@ from typing import Any, Literal
 from cosmos_rl_core.errors import ConfigError
 
 Verdict = Literal["taken", "translated", "no effect here", "open", "refused", "unknown"]
-"""``open``: the file cannot say it, so whoever runs it must. ``refused`` and ``unknown`` are mistakes."""
+"""``open``: the user must set it, because the file cannot. ``refused`` and ``unknown`` are mistakes."""
 
 CLUSTER = "put processes = ..., dp_shard_size = ... and cp_size = ... in a cluster profile (--cluster)"
-SHARDS = "put dp_shard_size = ... in a cluster profile (deployments/clusters, --cluster)"
-LANGUAGE = "a setting of language models"
-NOT_READ = "cosmos-rl does not read it for diffusion models"
-PRECISIONS = ("bfloat16", "float32")
-NO_FLOAT16 = "choose bfloat16 or float32: float16 needs a scale of the loss, which there is none of here"
+FLOAT16 = "choose bfloat16 or float32: float16 needs loss scaling, which this project has not"
+DETERMINISTIC = "launch.deterministic sets it; default true"
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a key's value is here: settings of our recipe by dotted name, and why they are not what was written."""
+    """What a key's value becomes: settings of our recipe by dotted name, and a reason."""
 
     verdict: Verdict
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -29,118 +26,133 @@ class Meaning:
 
 
 class Upstream:
-    """A file of cosmos-rl by flat keys, ``trainer.callbacks[wandb].args.every_n``, with the defaults that it has."""
+    """A file of cosmos-rl by flat keys, ``trainer.callbacks[wandb].args.every_n``, with cosmos-rl's defaults."""
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self.values = dict(_flat(values, ""))
         self._defaults = defaults
 
     def __getitem__(self, key: str) -> Any:
-        """What the file says or cosmos-rl takes in its place; None where neither is known."""
+        """Return the file's value, else cosmos-rl's default, else None."""
         return self.values.get(key, self._defaults.get(key))
 
     def says(self, key: str) -> bool:
-        """Whether the key, or one of the table of that name, is in the file."""
+        """Return whether the file has the key, or a key of the table of that name."""
         return any(name == key or name.startswith((f"{key}.", f"{key}[")) for name in self.values)
 
     def count(self, key: str) -> int:
-        """The whole number above 0 of a key. Raises :class:`ConfigError` if it is something else."""
+        """Return a key's value, a whole number above 0. Raises :class:`ConfigError` if it is something else."""
         try:
             return count(self[key])
         except ConfigError as error:
             raise ConfigError(f"needs {key}, which {error}") from error
 
 
-Row = Callable[[str, Any, Upstream], Meaning]
-"""A key's row: from the key, its value and the whole file to what it is here. Raises :class:`ConfigError` to refuse."""
+Answer = str | dict[str, Any] | tuple[dict[str, Any], str]
+"""Settings of ours by dotted name, if they need one with a reason; or only a reason, if the key has no effect here.
+
+A setting of None is left for the user to set.
+"""
+Row = str | Callable[[str, Any, Upstream], Answer]
+"""The row of a key: its answer, or a function of key, value and file that returns it.
+
+The function raises :class:`ConfigError` to refuse the value.
+"""
+
+
+def meaning(row: Row, key: str, value: Any, upstream: Upstream) -> Meaning:
+    """Return what a key's value becomes; the verdict follows from the row's answer."""
+    try:
+        answer = answer_of(row, key, value, upstream)
+    except ConfigError as error:
+        return Meaning("refused", why=str(error))
+    if isinstance(answer, str):
+        return Meaning("no effect here", why=answer)
+    settings, why = answer if isinstance(answer, tuple) else (answer, "")
+    if None in settings.values():
+        return Meaning("open", settings, why)
+    if settings == {key: value}:
+        return Meaning("taken", settings)
+    return Meaning("translated", settings, why)
+
+
+def answer_of(row: Row, key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return a row's answer for a key's value. Raises :class:`ConfigError` if the row refuses it."""
+    return row if isinstance(row, str) else row(key, value, upstream)
 
 
 def number(value: Any) -> float:
-    """The value, if it is a finite number. Raises :class:`ConfigError` otherwise."""
+    """Return ``value`` if it is a finite number. Raises :class:`ConfigError` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError("must be a number")
     return value
 
 
 def count(value: Any) -> int:
-    """The value, if it is a whole number above 0. Raises :class:`ConfigError` otherwise."""
+    """Return ``value`` if it is a whole number above 0. Raises :class:`ConfigError` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError("must be a whole number above 0")
     return value
 
 
-def taken(key: str, value: Any, _: Upstream) -> Meaning:
-    """The same name, the same meaning."""
-    return Meaning("taken", {key: value})
+def taken(key: str, value: Any, _: Upstream) -> Answer:
+    """Return the same setting: name and meaning agree."""
+    return {key: value}
 
 
 def to(target: str, convert: Callable[[Any], Any] = lambda value: value, why: str = "") -> Row:
-    """Another name, and another value where ``convert`` makes one."""
-
-    def row(key: str, value: Any, _: Upstream) -> Meaning:
-        ours = convert(value)
-        return Meaning("taken" if key == target and ours == value else "translated", {target: ours}, why)
-
-    return row
+    """Return a row that renames a key and converts its value."""
+    return lambda _, value, __: ({target: convert(value)}, why)
 
 
-def no_effect(why: str) -> Row:
-    """Read, and of no consequence here."""
-    return lambda _, __, ___: Meaning("no effect here", why=why)
+def named(target: str) -> Row:
+    """Return a row that moves a key to the section ``target`` under its own name."""
+    return lambda key, value, _: {f"{target}.{key.rpartition('.')[2]}": value}
 
 
-def only(expected: Any, why: str, otherwise: str) -> Row:
-    """Without effect at one value, or at any of a tuple of them; refused at any other."""
-    allowed = expected if isinstance(expected, tuple) else (expected,)
-
-    def row(_: str, value: Any, __: Upstream) -> Meaning:
-        if value not in allowed:
-            raise ConfigError(otherwise)
-        return Meaning("no effect here", why=why)
-
-    return row
+def refused(why: str) -> Row:
+    """Return a row that refuses every value."""
+    return among((), why, why)
 
 
 def among(allowed: Collection[Any], row: Row, otherwise: str) -> Row:
-    """As ``row`` at the ``allowed`` values; refused at any other."""
+    """Return a row that refuses values outside ``allowed`` with the message ``otherwise``."""
 
-    def checked(key: str, value: Any, upstream: Upstream) -> Meaning:
+    def checked(key: str, value: Any, upstream: Upstream) -> Answer:
         if value not in allowed:
             raise ConfigError(otherwise)
-        return row(key, value, upstream)
+        return answer_of(row, key, value, upstream)
 
     return checked
 
 
-def refused(why: str) -> Row:
-    """A mistake, whatever its value."""
-    return lambda _, __, ___: Meaning("refused", why=why)
-
-
 def unless_none(row: Row) -> Row:
-    """As ``row``; a value that stands for absence, None or the text "None", is left out."""
+    """Return a row that leaves out values that stand for absence: None, "" and the text "None"."""
 
-    def checked(key: str, value: Any, upstream: Upstream) -> Meaning:
+    def checked(key: str, value: Any, upstream: Upstream) -> Answer:
         if value in (None, "None", ""):
-            return Meaning("no effect here", why="stands for absence")
-        return row(key, value, upstream)
+            return "stands for absence"
+        return answer_of(row, key, value, upstream)
 
     return checked
 
 
 def when(condition: Callable[[Upstream], bool], row: Row, why: str) -> Row:
-    """As ``row`` where a condition on the file holds; without effect for the reason ``why`` elsewhere."""
-    other = no_effect(why)
-    return lambda key, value, upstream: (row if condition(upstream) else other)(key, value, upstream)
+    """Return a row that has no effect, for the reason ``why``, unless ``condition`` holds for the file."""
+    return lambda key, value, upstream: answer_of(row if condition(upstream) else why, key, value, upstream)
 
 
-def rows(row: Row, prefix: str, names: str) -> dict[str, Row]:
-    """One row for several keys: ``names`` are separated by spaces."""
-    return {f"{prefix}{name}": row for name in names.split()}
+def table(groups: Mapping[str, Row]) -> dict[str, Row]:
+    """Return a row for each key, from rows by key or by ``prefix: name name ...``."""
+    found: dict[str, Row] = {}
+    for names, row in groups.items():
+        prefix, _, rest = names.rpartition(":")
+        found |= {f"{prefix}.{name}" if prefix else name: row for name in rest.split()}
+    return found
 
 
 def row_of(table: Mapping[str, Row], key: str) -> Row | None:
-    """The row of a key: its own, its array's (``a[*].b``), or that of its whole table (``a.*``)."""
+    """Return the row of a key: its own, its array's (``a[*].b``), or its whole table's (``a.*``)."""
     for name in (key, re.sub(r"\[[^]]*\]", "[*]", key)):
         candidates = [name, *(f"{name[:i]}.*" for i in range(len(name) - 1, 0, -1) if name[i] == ".")]
         for candidate in candidates:
@@ -150,7 +162,7 @@ def row_of(table: Mapping[str, Row], key: str) -> Row | None:
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables from dotted names; ``rewards[x].weight`` is a setting of one entry of the array ``rewards``."""
+    """Return tables from dotted names; ``rewards[x].weight`` is a setting of one entry of the array ``rewards``."""
     values: dict[str, Any] = {}
     entries: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
@@ -181,6 +193,7 @@ def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
         for index, entry in enumerate(value):
             label = str(entry.get("name", index))
             seen[label] = seen.get(label, 0) + 1
-            yield from _flat(entry, f"{key}[{label}{f'#{seen[label]}' if seen[label] > 1 else ''}]")
+            number = f"#{seen[label]}" if seen[label] > 1 else ""
+            yield from _flat(entry, f"{key}[{label}{number}]")
     else:
         yield key, value

@@ -1,96 +1,93 @@
-"""Reads cosmos-rl's own TOML files, of both its schemas, as recipes of ours, and says what became of every key."""
+"""Translation of cosmos-rl's own TOML files, of both schemas, to recipes of ours, with a report on every key."""
 
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
 from types import ModuleType
 from typing import Any, Literal, get_args
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.cosmos_rl import diffusers, wfm
-from cosmos_rl_core.importers.cosmos_rl.rows import Meaning, Upstream, Verdict, nested, row_of
+from cosmos_rl_core.importers.cosmos_rl.rows import Meaning, Upstream, Verdict, meaning, nested, row_of
 
 Schema = Literal["diffusers", "wfm"]
 """cosmos-rl's two kinds of files: of its diffusers path, and of its own Cosmos-Predict2.5 path (``--wfm-mode``)."""
 
 _TABLES: dict[Schema, ModuleType] = {"diffusers": diffusers, "wfm": wfm}
 _OURS = ("rewards", "launch", "train.num_iterations")
-"""A recipe of ours has some of these; none of cosmos-rl's files has any."""
+"""Keys of our recipes: one of ours has some of them, a file of cosmos-rl has none."""
 _SECTIONS = ("policy", "train", "rollout", "rewards", "validation", "logging")
-_MISTAKES: tuple[Verdict, ...] = ("unknown", "refused")
-_SECRET = ("token",)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of one key."""
+    """One line of the report."""
 
     key: str
-    """Empty for a setting that cosmos-rl has no key for."""
+    """cosmos-rl's key; empty for a setting that cosmos-rl has no key for."""
     value: Any
     said: bool
-    """Whether the file has it; where not, the value is the one that cosmos-rl takes."""
+    """Whether the file has the key. If not, the value is cosmos-rl's default."""
     meaning: Meaning
 
     @property
     def written(self) -> str:
-        """Key and value as a person may see them."""
+        """Return key and value as text, without secrets."""
         if not self.key:
             return "in cosmos-rl's code"
-        if self.key.rpartition(".")[2] in _SECRET and self.value:
+        if self.key.endswith(".token") and self.value:
             return f"{self.key} = ***"
         return f"{self.key} = {self.value!r}{'' if self.said else ' by default'}"
+
+    @property
+    def mistake(self) -> str:
+        """Return the line that refuses the key."""
+        return f"{self.key if self.meaning.verdict == 'unknown' else self.written}: {self.meaning.why}"
 
 
 @dataclass(frozen=True)
 class Translation:
-    """A recipe of ours, and how it came about."""
+    """A recipe of ours and the report on its translation."""
 
     schema: Schema
     values: dict[str, Any]
-    """Plain values, to be checked as any recipe's."""
+    """Plain values of the recipe, not checked yet."""
     report: tuple[Entry, ...]
 
     def of(self, *verdicts: Verdict) -> list[Entry]:
-        """The entries of some verdicts."""
+        """Return the entries with one of some verdicts."""
         return [entry for entry in self.report if entry.meaning.verdict in verdicts]
 
     @property
     def mistakes(self) -> list[str]:
-        """A line for each key that is unknown or refused."""
-        return [
-            f"{entry.key}: unknown key{'; ' if entry.meaning.why else ''}{entry.meaning.why}"
-            if entry.meaning.verdict == "unknown"
-            else f"{entry.written}: {entry.meaning.why}"
-            for entry in self.of(*_MISTAKES)
-        ]
+        """Return a line for each key that is unknown or refused."""
+        return [entry.mistake for entry in self.of("unknown", "refused")]
 
     @property
     def summary(self) -> str:
-        """One line: how many keys of each verdict, and what is left open."""
+        """Return one line: the number of keys of each verdict, and the settings left open."""
         counts = ((verdict, len(self.of(verdict))) for verdict in get_args(Verdict))
         words = ", ".join(f"{number} {verdict}" for verdict, number in counts if number)
-        names = sorted(
-            {name for entry in self.of("open") for name, held in entry.meaning.settings.items() if held is None}
-        )
+        open_settings = (setting for entry in self.of("open") for setting in entry.meaning.settings.items())
+        names = sorted({name for name, held in open_settings if held is None})
         left = f"; still to set: {', '.join(names)}" if names else ""
         return f"a file of cosmos-rl ({self.schema}): {words}{left}"
 
 
 def schema_of(values: Mapping[str, Any]) -> Schema | None:
-    """Which of cosmos-rl's schemas a file has, by its tables; None for a recipe of ours."""
-    if any(_has(values, name) for name in wfm.MARKS) and not _has(values, "policy"):
+    """Return which of cosmos-rl's schemas a file has, judged by its tables; None for a recipe of ours."""
+    file = Upstream(values, {})
+    if any(map(file.says, wfm.MARKS)) and not file.says("policy"):
         return "wfm"
-    if any(_has(values, name) for name in diffusers.MARKS) and not any(_has(values, name) for name in _OURS):
+    if any(map(file.says, diffusers.MARKS)) and not any(map(file.says, _OURS)):
         return "diffusers"
     return None
 
 
 def translate(values: Mapping[str, Any]) -> Translation:
-    """Plain values of a file of cosmos-rl, as ours, with the report of every key; mistakes are in the report.
+    """Return a file of cosmos-rl as our recipe, with the report on every key; mistakes are in the report.
 
-    Raises :class:`ConfigError` if the file has neither of its schemas, or is not of a diffusion model.
+    Raises :class:`ConfigError` if the file has neither schema, or is not of a diffusion model.
     """
     schema = schema_of(values)
     if schema is None:
@@ -100,18 +97,17 @@ def translate(values: Mapping[str, Any]) -> Translation:
     tables = _TABLES[schema]
     upstream = Upstream(values, tables.DEFAULTS)
     tables.check_kind(upstream)
-    report = [*_entries(upstream, tables)]
+    report = tuple(_entries(upstream, tables))
     settings: dict[str, Any] = {}
-    # What is written last, so that it replaces what is taken by default.
+    # Keys of the file come last, so that they replace defaults.
     for entry in sorted(report, key=lambda entry: entry.said):
         settings |= {name: held for name, held in entry.meaning.settings.items() if held is not None}
     found = nested(settings)
-    ordered = {section: found[section] for section in _SECTIONS if section in found}
-    return Translation(schema, ordered, tuple(report))
+    return Translation(schema, {section: found[section] for section in _SECTIONS if section in found}, report)
 
 
 def translated(values: dict[str, Any], source: str) -> dict[str, Any]:
-    """The values of a recipe of ours: as they are, or translated from a file of cosmos-rl.
+    """Return the values of our recipe: unchanged, or translated from a file of cosmos-rl.
 
     Raises one :class:`ConfigError` with every key that is unknown or refused.
     """
@@ -122,7 +118,7 @@ def translated(values: dict[str, Any], source: str) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
     if translation.mistakes:
-        raise ConfigError("\n".join([f"{source}, {translation.summary}:", *(f"  {m}" for m in translation.mistakes)]))
+        raise ConfigError("\n  ".join([f"{source}, {translation.summary}:", *translation.mistakes]))
     return translation.values
 
 
@@ -131,9 +127,9 @@ def _entries(upstream: Upstream, tables: ModuleType) -> Iterator[Entry]:
         yield Entry(key, value, True, _meaning(key, value, upstream, tables))
     for key, value in tables.DEFAULTS.items():
         if not upstream.says(key):
-            meaning = _meaning(key, value, upstream, tables)
-            if meaning.verdict != "no effect here":
-                yield Entry(key, value, False, meaning)
+            found = _meaning(key, value, upstream, tables)
+            if found.verdict != "no effect here":
+                yield Entry(key, value, False, found)
     try:
         for settings, why in tables.implied(upstream):
             yield Entry("", None, False, Meaning("translated", settings, why))
@@ -143,27 +139,16 @@ def _entries(upstream: Upstream, tables: ModuleType) -> Iterator[Entry]:
 
 def _meaning(key: str, value: Any, upstream: Upstream, tables: ModuleType) -> Meaning:
     row = row_of(tables.TABLE, key)
-    if row is None:
-        if value == {} and any(name.startswith(f"{key}.") for name in tables.TABLE):
-            return Meaning("no effect here", why="an empty table")
-        return Meaning("unknown", why=_nearest(key, tables))
-    try:
-        return row(key, value, upstream)
-    except ConfigError as error:
-        return Meaning("refused", why=str(error))
+    if row is None and value == {} and any(name.startswith(f"{key}.") for name in tables.TABLE):
+        row = "an empty table"
+    return Meaning("unknown", why=_unknown(key, tables)) if row is None else meaning(row, key, value, upstream)
 
 
-def _nearest(key: str, tables: ModuleType) -> str:
-    """The known key that is most like this one: beside it if there is any, else anywhere."""
+def _unknown(key: str, tables: ModuleType) -> str:
+    """Return the message with the most similar known key, of the same table if there is one."""
     known = [name for name in tables.TABLE if not name.endswith(".*")]
     parent, _, last = key.rpartition(".")
-    beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent}
-    if close := difflib.get_close_matches(last, beside, n=1):
-        return f"did you mean {beside[close[0]]!r}?"
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else ""
-
-
-def _has(values: Mapping[str, Any], name: str) -> bool:
-    found = reduce(lambda table, part: table.get(part) if isinstance(table, Mapping) else None, name.split("."), values)
-    return found is not None
+    beside = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == parent]
+    close = [f"{parent}.{name}" if parent else name for name in difflib.get_close_matches(last, beside, n=1)]
+    close = close or difflib.get_close_matches(key, known, n=1)
+    return f"unknown key; did you mean {close[0]!r}?" if close else "unknown key"
