@@ -72,14 +72,11 @@ def _read(weights: Path) -> dict[str, Tensor]:
 
 
 def _require_same(weights: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    shapes = {name: (list(found[name].shape), list(expected[name].shape)) for name in expected.keys() & found.keys()}
     mistakes = [
         *(f"no {name}" for name in expected.keys() - found.keys()),
         *(f"unknown {name}" for name in found.keys() - expected.keys()),
-        *(
-            f"{name} of shape {list(found[name].shape)}, expected {list(expected[name].shape)}"
-            for name in expected.keys() & found.keys()
-            if found[name].shape != expected[name].shape
-        ),
+        *(f"{name} of shape {have}, expected {want}" for name, (have, want) in shapes.items() if have != want),
     ]
     if mistakes:
         more = f" and {len(mistakes) - _SHOWN} more" if len(mistakes) > _SHOWN else ""
