@@ -1,4 +1,4 @@
-"""The base of every configuration section: closed, frozen, without NaN, and with an exact identity."""
+"""Base of all configuration sections: closed, frozen, without NaN, with an exact identity."""
 
 from typing import Any, ClassVar
 
@@ -16,11 +16,11 @@ class Section(BaseModel):
     """
 
     plugin: ClassVar[tuple[str, str] | None] = None
-    """Kind of the plugin that a section's settings are for, and the field that holds its name; None for most."""
+    """Kind of plugin that the section configures, and the field with its name; None for most sections."""
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the result, as plain JSON data."""
+        """Return the settings that decide the result, as plain JSON data."""
         return _identity(self)
 
 
@@ -47,5 +47,5 @@ def _counts(extra: Any, value: Any) -> bool:
 
 
 def written(section: Section, *names: str) -> list[str]:
-    """Return which of the fields were set by whoever made ``section``, in the order of ``names``."""
+    """Return those of the fields ``names`` that were set explicitly, in that order."""
     return [name for name in names if name in section.model_fields_set]

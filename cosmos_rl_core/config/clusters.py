@@ -1,4 +1,4 @@
-"""What a stage asks of a cluster's scheduler: one closed section for Slurm, one for Kubernetes."""
+"""Resources that a stage requests from a cluster's scheduler: one section for Slurm, one for Kubernetes."""
 
 from typing import Annotated, Any
 
@@ -10,86 +10,86 @@ Name = Annotated[str, Field(pattern=r"^[^\s#=]+$")]
 
 
 class Resources(Section):
-    """Resources of one allocation. Under ``stages.<name>`` a field that is not set is that of every stage."""
+    """Resources of one allocation. Under ``stages.<name>``, fields left out have the value for all stages."""
 
     nodes: int = Field(default=1, ge=1)
-    """Machines. The ranks of a distributed stage are spread over them evenly; any other stage runs on the first."""
+    """Number of machines. Ranks of a distributed stage are spread evenly over them; other stages run on the first."""
     gpus_per_node: int = Field(default=0, ge=0)
-    """GPUs asked for on each machine; 0 asks for none."""
+    """Number of GPUs to request on each machine."""
     cpus_per_node: int | None = Field(default=None, ge=1)
-    """CPU cores asked for on each machine. None: the scheduler's default."""
+    """Number of CPU cores to request on each machine. Default: the scheduler's."""
     time_limit_min: int | None = Field(default=None, ge=1)
-    """Minutes after which the scheduler ends the allocation and what runs in it, to be tried again in another one.
-    None: the scheduler's default."""
+    """Minutes after which the scheduler ends the allocation; its stage is then retried in a new one. Default: the
+    scheduler's."""
 
 
 class SlurmResources(Resources):
     """Resources of one Slurm job."""
 
     partition: Name | None = None
-    """Where it runs. None: Slurm's default partition."""
+    """Slurm partition. Default: Slurm's default partition."""
     options: tuple[Annotated[str, Field(pattern=r"^--\S.*$")], ...] = ()
-    """More options of ``sbatch``, e.g. ``["--account=mine", "--constraint=h100"]``."""
+    """Additional options of ``sbatch``, e.g. ``["--account=mine", "--constraint=h100"]``."""
     srun_options: tuple[Annotated[str, Field(pattern=r"^--\S.*$")], ...] = ()
-    """More options of each stage's ``srun``, e.g. ``["--container-image=/images/cosmos.sqsh"]``."""
+    """Additional options of each stage's ``srun``, e.g. ``["--container-image=/images/cosmos.sqsh"]``."""
 
 
 class KubernetesResources(Resources):
-    """Resources of one Job, or of a JobSet for several nodes."""
+    """Resources of one Kubernetes Job, or of a JobSet for several nodes."""
 
     image: str = Field(default="", pattern=r"^\S*$")
-    """Container image with this project in it; every stage needs one."""
+    """Container image with this project installed; every stage needs one."""
     memory_gb_per_node: int | None = Field(default=None, ge=1)
-    """Memory asked for on each node, in GiB; a stage that takes more is killed. None: no limit."""
+    """Memory limit on each node, in GiB; the cluster kills stages that exceed it. Default: no limit."""
     gpu_resource: Name = "nvidia.com/gpu"
-    """What the cluster calls a GPU."""
+    """Name of the cluster's GPU resource."""
     node_selector: dict[str, str] = {}
-    """Labels that a node must have."""
+    """Labels that nodes must have."""
 
 
 class Holding(Section):
-    """How a flow deals with its allocations."""
+    """How a flow keeps its allocations."""
 
     hold: bool = True
-    """Keep an allocation from stage to stage, so that only the first one waits for it; stages that ask for the same
-    share it. False asks for a new one for every stage, and for no GPU where a stage does not need any."""
+    """Keep an allocation for the following stages that request the same resources, so that only the first stage waits.
+    ``false`` requests a new allocation for every stage, without GPUs for stages that need none."""
     idle_s: float = Field(default=600.0, gt=0)
-    """A held allocation in which nothing runs gives itself back when no flow has been heard of for this long."""
+    """Seconds after which an idle held allocation ends if no flow contacts it."""
     query_s: float = Field(default=10.0, gt=0)
-    """How often the scheduler is asked how an allocation is; stages are watched without it."""
+    """Seconds between queries to the scheduler for the state of an allocation; stages are watched without it."""
 
 
 class SlurmConfig(SlurmResources, Holding):
-    """Stages as steps of Slurm jobs."""
+    """Runs stages as steps of Slurm jobs."""
 
     work_dir: str | None = Field(default=None, min_length=1)
-    """Directory on a file system that the flow and all nodes share, for logs and what flow and allocation tell each
-    other. None: in the run's own directory, if the store is one."""
+    """Directory on a file system that the flow and all nodes share, for logs and for messages between flow and
+    allocation. Default: inside the run's directory, if the store is a directory."""
     setup: tuple[str, ...] = ()
-    """Lines of shell that the batch script begins with, e.g. ``["module load cuda"]``."""
+    """Lines of shell at the start of the batch script, e.g. ``["module load cuda"]``."""
     stages: dict[str, SlurmResources] = {}
-    """What single stages ask for instead, e.g. ``[launch.slurm.stages.rollout] partition = "l40s"``."""
+    """Other resources of single stages, e.g. ``[launch.slurm.stages.rollout] partition = "l40s"``."""
 
     def resources_of(self, stage: str) -> SlurmResources:
-        """Resources of one stage."""
+        """Return the resources of one stage."""
         return SlurmResources.model_validate(_merged(self, SlurmResources, self.stages.get(stage)))
 
 
 class KubernetesConfig(KubernetesResources, Holding):
-    """Stages in the pods of Jobs."""
+    """Runs stages in the pods of Kubernetes Jobs."""
 
     namespace: Name = "default"
-    """Where the Jobs go."""
+    """Namespace of the Jobs."""
     service_account: Name | None = None
-    """Whose rights the pods have. None: the namespace's default."""
+    """Service account of the pods. Default: the namespace's default account."""
     secrets: tuple[Name, ...] = ()
-    """Secrets whose keys become environment variables, e.g. the store's credentials. Only their names are ever sent."""
+    """Names of secrets whose keys become environment variables, e.g. the store's credentials. Values are never sent."""
     shared_memory_gb: int = Field(default=16, ge=1)
-    """Size of ``/dev/shm``, in GiB, which ranks of one node use to talk to each other."""
+    """Size of ``/dev/shm`` in GiB, which ranks of one node use to communicate."""
     keep_finished_s: int = Field(default=3600, ge=0)
-    """Ended Jobs and their pods' logs stay for this long."""
+    """Seconds that ended Jobs and their logs are kept."""
     stages: dict[str, KubernetesResources] = {}
-    """What single stages ask for instead."""
+    """Other resources of single stages, e.g. ``[launch.kubernetes.stages.rollout] gpus_per_node = 2``."""
 
     @model_validator(mode="after")
     def _has_image(self) -> "KubernetesConfig":
@@ -98,7 +98,7 @@ class KubernetesConfig(KubernetesResources, Holding):
         return self
 
     def resources_of(self, stage: str) -> KubernetesResources:
-        """Resources of one stage."""
+        """Return the resources of one stage."""
         return KubernetesResources.model_validate(_merged(self, KubernetesResources, self.stages.get(stage)))
 
 

@@ -1,4 +1,4 @@
-"""Who is told the numbers of a run. Field names and defaults are cosmos-rl's; none changes what a run is."""
+"""Destinations of a run's metrics. Field names and defaults are cosmos-rl's; none changes results."""
 
 from typing import Literal
 
@@ -8,14 +8,14 @@ from cosmos_rl_core.config.base import Section
 
 
 class LoggingConfig(Section):
-    """Who is told the numbers of a run, besides its own ``metrics.jsonl``, which is always written."""
+    """Destinations of a run's metrics, besides ``metrics.jsonl``, which every run writes."""
 
     logger: tuple[Literal["console", "wandb"], ...] = ()
-    """``console`` prints every new line of numbers. ``wandb`` sends them to Weights & Biases, by the account and in the
-    mode (online, offline) that its own environment variables say; needs the extra ``tracking``."""
+    """``console`` prints every new line of metrics. ``wandb`` sends them to Weights & Biases with the account and mode
+    (online, offline) from wandb's environment variables; it needs the extra ``tracking``."""
     project_name: str = Field(default="cosmos_rl", min_length=1)
-    """Project on wandb."""
+    """Name of the project on wandb."""
     group_name: str | None = None
-    """Group on wandb that the run is shown in."""
+    """Group of the run on wandb. Default: no group."""
     experiment_name: str | None = None
-    """Name of the run on wandb; absent: the run's id."""
+    """Name of the run on wandb. Default: the run's id."""

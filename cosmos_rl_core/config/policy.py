@@ -1,4 +1,4 @@
-"""Which model is trained, how much of it, and how it is sampled. Field names are cosmos-rl's."""
+"""The model, its trained part and its sampling. Field names are cosmos-rl's."""
 
 import math
 import re
@@ -9,30 +9,29 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from cosmos_rl_core.config.base import Section
 
 ALL_LINEAR = "all-linear"
-"""Stands in ``target_modules`` for every linear module."""
+"""Value of ``target_modules`` for every linear module."""
 
 NOT_IN_LORA = {
-    "lora_names": "there is one adapter, and the copies that an algorithm needs, such as NFT's old one, are parts of "
-    "the policy by themselves",
-    "primary_adapter": "there is one adapter, and the algorithm says which of the policy's parts makes rollouts",
-    "lora_path": "every policy begins as exactly its base model, which is the reference too; to go on from an adapter "
-    "fuse it into the pipeline (fuse_lora, save_pretrained) and name that in policy.model_name_or_path",
-    "modules_to_save": "a LoRA file of diffusers holds adapters alone; give the modules one by "
+    "lora_names": "there is one adapter; copies that an algorithm needs, such as NFT's old, are parts of the policy",
+    "primary_adapter": "there is one adapter, and the algorithm decides which part of the policy makes rollouts",
+    "lora_path": "every policy starts as exactly its base model, which is also the reference; to continue from an "
+    "adapter, fuse it into the pipeline (fuse_lora, save_pretrained) and set policy.model_name_or_path to that",
+    "modules_to_save": "a LoRA file of diffusers holds adapters only; list the modules in "
     "policy.lora.target_modules, or leave [policy.lora] out to train every weight",
 }
-"""Settings of cosmos-rl's adapters that there are none of here, and why. Upstream reads only ``lora_names`` and
-``primary_adapter`` for diffusion models."""
+"""cosmos-rl's settings of adapters that do not exist here, and why. For diffusion models cosmos-rl itself reads only
+``lora_names`` and ``primary_adapter``."""
 
 _REFUSED_INITS = {
-    "eva": "draws A from activations on data, and policy version 0 depends on the base model and the seed alone",
-    "olora": "changes the base weights, which the exported adapter is to be loaded on as they are",
-    "pissa": "changes the base weights, which the exported adapter is to be loaded on as they are",
-    "false": "starts B at random too, and policy version 0 has to be exactly the base model",
+    "eva": "draws A from activations on data, but policy version 0 depends on base model and seed only",
+    "olora": "changes the base weights, but the exported adapter is loaded on unchanged ones",
+    "pissa": "changes the base weights, but the exported adapter is loaded on unchanged ones",
+    "false": "starts B at random too, but policy version 0 must be exactly the base model",
 }
 
 
 def _known_init(value: Any) -> Any:
-    """``true`` is peft's word for its Kaiming default. Raises ``ValueError`` for what peft knows and this does not."""
+    """Return ``kaiming`` for peft's ``true``. Raises ``ValueError`` for inits of peft that do not exist here."""
     name = str(value).lower() if isinstance(value, bool) else value
     reason = _REFUSED_INITS.get(name.split("_niter_")[0]) if isinstance(name, str) else None
     if reason is not None:
@@ -57,32 +56,30 @@ class LoraConfig(Section):
     """Low-rank adapters on the transformer. Leave the whole section out to train every weight."""
 
     r: int = Field(default=8, ge=1)
-    """Rank. Higher learns more per step and costs memory in proportion."""
+    """Rank of the adapters. A higher rank can learn more per step; memory grows in proportion."""
     lora_alpha: float = Field(default=8.0, gt=0)
-    """The update is scaled by ``lora_alpha / r``."""
+    """Scale of the adapters: their output is multiplied by ``lora_alpha / r``."""
     target_modules: tuple[str, ...] = Field(default=("to_q", "to_k", "to_v", "to_out.0"), min_length=1)
-    """Suffixes of the module names that get an adapter, or ``"all-linear"``: every linear module there is, those of
-    time and text embeddings and of the output too."""
+    """Suffixes of the names of modules that get an adapter, or ``"all-linear"`` for every linear module, including
+    time embeddings, text embeddings and the output."""
     init_lora_weights: Annotated[
         Literal["gaussian", "kaiming"],
         BeforeValidator(_known_init, json_schema_input_type=Literal["gaussian", "kaiming", True]),
     ] = "gaussian"
-    """How A starts: normal with std ``1 / r``, or Kaiming-uniform, which ``true`` says too. B starts at zero: version 0
-    is exactly the base model."""
+    """Initialization of A: normal with standard deviation ``1 / r``, or Kaiming-uniform (also written ``true``). B
+    starts at zero, so that version 0 is exactly the base model."""
     use_rslora: bool = False
-    """Scale by ``lora_alpha / sqrt(r)`` instead, so that a higher rank does not learn more slowly.
+    """Multiply the output by ``lora_alpha / sqrt(r)`` instead, so that a higher rank does not learn more slowly.
     Source: arXiv:2312.03732."""
     r_pattern: Ranks = {}
-    """Another rank for the adapted modules that a pattern names, e.g. ``{ "attn.to_q" = 16 }``: peft's
-    ``rank_pattern``, a regular expression for a whole name, or for its end after a dot. No module may be named by two.
-    """
+    """Ranks of single modules, in place of ``r``, e.g. ``{ "attn.to_q" = 16 }`` (peft's ``rank_pattern``). A key is
+    a regular expression for a module's whole name, or for its end after a dot. At most one key may match a module."""
     alpha_pattern: Alphas = {}
-    """Another ``lora_alpha`` for the adapted modules that a pattern names, as in ``r_pattern``."""
+    """``lora_alpha`` of single modules, with the keys of ``r_pattern``."""
     lora_dropout: float = Field(default=0.0, ge=0, le=0.9)
-    """Share of each adapter's inputs that a training step leaves out of the policy's own forward pass, and of no other:
-    rollouts, evaluations and the copies that a loss compares with see everything. Regularises; the draws are made on
-    the CPU, a number for each input, which takes time with many adapters. Not for algorithms that train on recorded
-    steps."""
+    """Probability with which a training step drops each input of an adapter, in the policy's own forward pass only;
+    rollouts, evaluations and other parts in the loss see all inputs. Regularizes. Masks are drawn on the CPU, which
+    takes time with many adapters. Not for algorithms that train on recorded steps."""
 
     @field_validator("target_modules", mode="before", json_schema_input_type=tuple[str, ...] | Literal["all-linear"])
     @classmethod
@@ -91,44 +88,48 @@ class LoraConfig(Section):
             raise ValueError(f'{value!r} is neither a list of module names nor "{ALL_LINEAR}"')
         if isinstance(value, list | tuple) and ALL_LINEAR in value and len(value) > 1:
             raise ValueError(f'"{ALL_LINEAR}" stands alone: it names every linear module already')
-        return tuple([value] if isinstance(value, str) else value) if isinstance(value, str | list) else value
+        if isinstance(value, str):
+            return (value,)
+        return tuple(value) if isinstance(value, list) else value
 
 
 Solver = Literal["euler", "dpm2", "unipc", "unipc1", "unipc3", "flow_sde", "cps", "edm"]
 
 
 MAX_STEPS = 10_000
-"""Solver steps beyond which a number is taken for a mistake: schedulers are trained on a tenth of it."""
+"""Largest number of solver steps: ten times the steps that schedulers are trained on."""
 
 
 class SolverConfig(Section):
-    """From noise to a sample. The settings from ``sigma_max`` on are those of ``solver = "edm"`` alone."""
+    """Sampler of rollouts. Settings from ``sigma_max`` on are for ``solver = "edm"`` only."""
 
     num_steps: int = Field(default=10, ge=1, le=MAX_STEPS)
-    """Solver steps of a rollout. More is slower and truer to the model."""
+    """Number of solver steps of a rollout. More steps are slower and follow the model more exactly."""
     guidance_scale: float = Field(default=1.0, ge=1)
-    """Classifier-free guidance weight; 1 turns guidance off and halves the cost of a step."""
+    """Weight of classifier-free guidance. 1 turns guidance off, which halves the cost of a step."""
     solver: Solver | None = None
-    """Absent means the one that takes the steps of the pipeline's own scheduler; the plan has its name. Without noise:
-    ``euler``, first order, as SD3's stock pipeline samples; ``dpm2``, DPM-Solver++ 2M, as SANA's, better on fine grids,
-    over-dispersed on coarse ones; ``unipc``, the same with a corrector, as Wan's; and ``unipc1`` and
-    ``unipc3`` that of first and third order. With noise, which policy gradients
-    need: ``flow_sde``, FlowGRPO's; ``cps``, which leaves less noise in the sample; ``edm``, cosmos-rl's, on a grid of
-    its own."""
+    """Solver of rollouts. Default: the one that takes the steps of the pipeline's own scheduler; the plan names it.
+    Without noise: ``euler``, first order, the scheduler of SD3; ``dpm2``, DPM-Solver++ 2M, the scheduler of SANA,
+    better with many steps, over-dispersed with few; ``unipc``, which adds a corrector, the scheduler of Wan;
+    ``unipc1`` and ``unipc3``, the same with first and third order. With noise, for policy gradients: ``flow_sde``
+    (FlowGRPO); ``cps``, which leaves less noise in samples; ``edm``, cosmos-rl's solver with its own grid of
+    sigmas."""
     noise_level: float = Field(default=0.7, gt=0)
-    """Noise of ``flow_sde`` and ``cps``: more explores further and blurs the samples. At most 1 for ``cps``."""
+    """Amount of noise that ``flow_sde`` and ``cps`` add. More noise explores further and blurs samples. At most 1
+    for ``cps``."""
     sigma_max: float = Field(default=200.0, gt=0)
-    """First sigma of the EDM grid."""
+    """First (largest) sigma of the EDM grid."""
     sigma_min: float = Field(default=0.01, gt=0)
-    """Last sigma of the EDM grid."""
+    """Last (smallest) sigma of the EDM grid."""
     s_churn: float = Field(default=1.0, ge=0)
-    """Noise added at each sigma: a lift by ``s_churn / (num_steps + 1)`` of it, at most by 0.095."""
+    """Amount of noise added at each sigma: sigma grows by a factor of ``1 + min(s_churn / (num_steps + 1),
+    0.095)``."""
     s_noise: float = Field(default=1.0, ge=0)
-    """Factor of the added noise's deviation; 1 keeps the marginals."""
+    """Factor on the standard deviation of the added noise; 1 preserves the marginals."""
     s_t_min: float = Field(default=0.0, ge=0)
     """Sigma above which noise is added."""
     s_t_max: float | None = Field(default=None, gt=0)
-    """Sigma below which noise is added; absent (or inf) means no bound."""
+    """Sigma below which noise is added. Default (or ``inf``): no bound."""
     solver_option: Literal["2ab", "1euler"] = "2ab"
     """Step of the EDM solver: ``2ab``, second-order multistep, or ``1euler``, first order. cosmos-rl accepts more names
     and computes ``2ab`` for all of them."""
@@ -140,82 +141,82 @@ class SolverConfig(Section):
 
 
 class SampleConfig(SolverConfig):
-    """How rollouts and evaluations are sampled."""
+    """Sampling of rollouts and evaluations."""
 
     negative_prompt: str | None = None
-    """What guidance steers away from, in rollouts, updates and evaluations; absent means the default of the stock
-    pipeline's call, which is empty for most models. Users of the exported weights give that call the same."""
+    """Text that guidance steers away from, in rollouts, updates and evaluations. Default: the default of the stock
+    pipeline's call, for most models empty. Pass the same text to the pipeline when using exported weights."""
     eval_num_steps: int = Field(default=10, ge=1, le=MAX_STEPS)
-    """Solver steps of an evaluation, taken by the stock pipeline with its own scheduler."""
+    """Number of solver steps of an evaluation, which uses the stock pipeline with its own scheduler."""
 
     @model_validator(mode="after")
     def _steers_away_from_it(self) -> Self:
         if self.negative_prompt is not None and self.guidance_scale == 1:
             raise ValueError(
-                f"negative_prompt = {self.negative_prompt!r} has no effect at guidance_scale = 1; raise that, or leave "
-                "it out"
+                f"negative_prompt = {self.negative_prompt!r} has no effect at guidance_scale = 1; raise "
+                "guidance_scale, or leave negative_prompt out"
             )
         return self
 
     @property
     def rollout(self) -> SolverConfig:
-        """The settings of rollouts alone."""
+        """Return the settings of rollouts only."""
         return SolverConfig(**{name: getattr(self, name) for name in SolverConfig.model_fields})
 
 
 class TimeDensity(Section):
-    """Where supervised training, and the data term beside rewards, draw their noise levels."""
+    """Noise levels of training on media: supervised training, and the data term beside rewards."""
 
     weighting_scheme: Literal["logit_normal", "uniform"] = "logit_normal"
-    """Density of the training times t in SFT, before the shift of the pipeline's own schedule."""
+    """Density of the training times t, before the shift of the pipeline's own schedule."""
     logit_mean: float = 0.0
-    """Mean of logit(t) before the shift; higher trains noisier times."""
+    """Mean of logit(t) before the shift. A higher mean trains noisier times."""
     logit_std: float = Field(default=1.0, gt=0)
     """Standard deviation of logit(t) before the shift."""
 
 
 class DiffusersConfig(TimeDensity):
-    """Sizes and numbers at the model's door."""
+    """Sizes, inputs and sampling of the model."""
 
     inference_size: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = (1024, 1024)
     """Height and width of training, rollout and evaluation media, in pixels."""
     train_frames: int = Field(default=1, ge=1)
-    """Frames of training clips and rollouts; 1 for images."""
+    """Number of frames of training clips and rollouts; 1 for images."""
     max_prompt_length: int = Field(default=300, ge=1)
-    """Text tokens; longer prompts are cut."""
+    """Maximum number of text tokens; longer prompts are cut."""
     guardrail: Literal["required", "off"] | None = None
-    """The model's own safety checker. ``required`` refuses unsafe prompts, checks every generated video and blurs the
-    faces in it, in rollouts too: rewards see what it leaves. ``off`` never loads it, which the model's licence may
-    forbid. Absent means ``required`` for a model whose stock pipeline does not run without one, because to turn a
-    safety checker off is for whoever runs the model to say, not for a default. Models without one take no setting."""
+    """The model's own safety checker. ``required`` refuses unsafe prompts, checks every generated video and blurs
+    faces, in rollouts too, so that rewards score the changed video. ``off`` never loads it, which the model's
+    licence may forbid. Default: ``required`` for models whose stock pipeline needs one. Must be left out for models
+    without one."""
     complex_human_instruction: tuple[str, ...] | None = None
-    """For SANA: lines put before every prompt but the negative one; the prompt follows the last line directly. ``[]``
-    puts none; absent means those of the stock pipeline's call. Users of the exported weights give that call the same.
-    """
+    """SANA only: lines before every prompt except the negative one; the prompt follows the last line directly.
+    ``[]`` means none. Default: the lines of the stock pipeline's call. Pass the same lines to the pipeline when
+    using exported weights."""
     embedded_guidance_scale: float | None = Field(default=None, ge=0)
-    """For guidance-distilled transformers: the guidance that they take as an input, in training too. Absent means the
-    default of the stock call's ``guidance_scale``. ``sample.guidance_scale`` is the weight of two predictions, which
-    such pipelines call ``true_cfg_scale``."""
+    """Guidance-distilled transformers only: the guidance that is an input of the transformer, in training too.
+    Default: the default ``guidance_scale`` of the stock pipeline's call. ``sample.guidance_scale`` is the weight
+    between two predictions, which these pipelines call ``true_cfg_scale``."""
     sample: SampleConfig = SampleConfig()
-    """How rollouts are sampled."""
+    """Sampling of rollouts and evaluations."""
 
     @property
     def density(self) -> TimeDensity:
-        """The settings of noise levels alone."""
+        """Return the settings of noise levels only."""
         return TimeDensity(**{name: getattr(self, name) for name in TimeDensity.model_fields})
 
 
 class PolicyConfig(Section):
-    """The model."""
+    """The model and its trained part."""
 
     model_name_or_path: str
-    """A diffusers pipeline: a local directory; a name on the Hugging Face hub that is in its local cache,
-    ``owner/name`` or ``owner/name@revision``; or ``package:tiny-sd3``, the one that ships with this project."""
+    """A diffusers pipeline: a local directory; a Hugging Face name in the local cache, ``owner/name`` or
+    ``owner/name@revision``; or ``package:tiny-sd3``, the tiny model of this project."""
     from_scratch: bool = False
-    """Draw the transformer's weights from the run's seed instead of loading them. For making a base model."""
+    """Draw the transformer's weights from the run's seed instead of loading them, to make a base model."""
     model_gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: slower, much less memory."""
     lora: LoraConfig | None = None
-    """Adapters; absent means full fine-tuning."""
+    """Settings of LoRA adapters. Default: none, so that all weights are trained."""
     diffusers: DiffusersConfig = DiffusersConfig()
-    """Sizes and numbers at the model's door."""
+    """Sizes, inputs and sampling of the model."""

@@ -1,4 +1,4 @@
-"""A recipe: one TOML file that says what a run is. Read closed, strict, and with all its mistakes reported at once."""
+"""A recipe: the TOML file that defines a run. Reading is strict and reports all mistakes at once."""
 
 import difflib
 import json
@@ -28,30 +28,32 @@ from cosmos_rl_core.importers.cosmos_rl.translation import translated
 
 
 class CkptConfig(Section):
-    """What is kept of the policies."""
+    """Retention of policies."""
 
     max_keep: int | None = Field(default=None, ge=1, json_schema_extra=NOT_IDENTITY)
-    """Newest policies that keep their optimizer, slow copy and reference; older ones keep the weights and the average,
-    and training cannot begin again at them. Absent keeps everything."""
+    """Number of newest policies that keep optimizer, ``old`` and ``reference``. Older ones keep weights and average
+    only, so that training cannot continue from them. Default: all."""
 
 
 class TrainConfig(OptimizerConfig, EmaConfig):
-    """How the weights move."""
+    """Training: length, batch, optimizer and algorithm."""
 
     ckpt: CkptConfig = Field(default=CkptConfig(), json_schema_extra=NOT_IDENTITY)
-    """What is kept of the policies."""
+    """Retention of policies."""
 
     seed: int = Field(default=0, ge=0)
-    """Every random draw of the run derives from it."""
+    """Seed of every random draw of the run."""
     num_iterations: int = Field(ge=1, json_schema_extra=NOT_IDENTITY)
-    """How far to go; a run can be continued by raising it."""
+    """Number of iterations. Raise it to continue a finished run."""
     staleness: int = Field(default=0, ge=0)
-    """Rollout k is sampled by policy k minus this. From 1 on rollout k + 1 runs beside update k: faster, off-policy."""
+    """Age of the policy that makes rollouts: rollout k uses policy k minus staleness. From 1 on, rollout k + 1 runs
+    beside update k, which is faster and off-policy."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the transformer computes with in rollouts, updates and held-out losses: ``bfloat16`` is faster and coarser.
-    Weights, states, losses and the sums of gradients are float32 either way; evaluations too."""
+    """Data type of transformer computations in rollouts, updates and held-out losses: ``bfloat16`` is faster and
+    less exact. Weights, states, losses, gradient sums and evaluations are always float32."""
     train_batch_per_replica: int = Field(default=8, ge=1)
-    """Samples of one iteration over all ranks, prompts times ``rollout.n_generation``; in SFT, of one step."""
+    """Number of samples of an iteration over all ranks: prompts times ``rollout.n_generation``. In SFT, of an
+    optimizer step."""
     train_policy: AnyAlgorithm
     """The algorithm and its settings."""
 
@@ -68,66 +70,73 @@ class KeepConfig(Section):
 
 
 class RolloutConfig(Section):
-    """How many samples, and how they are cut."""
+    """Number of samples, and their division into batches and files."""
 
     n_generation: int = Field(default=16, ge=2)
-    """Samples per prompt: the group that advantages are relative to."""
+    """Number of samples per prompt: the group within which advantages are relative."""
     n_generation_mini_batch: int = Field(default=8, ge=1)
-    """Samples in one forward pass. Memory and speed; also the last bits."""
+    """Number of samples in one forward pass. Changes memory, speed and the last bits of results."""
     samples_per_shard: int = Field(default=32, ge=1)
-    """Samples in one file: the unit that a retry keeps."""
+    """Number of samples in one file. A retry makes incomplete files again."""
     keep: KeepConfig = Field(default=KeepConfig(), json_schema_extra=NOT_IDENTITY)
-    """How many rollouts keep their tensors and their media."""
+    """Number of rollouts that keep tensors and media."""
     store_budget_gb: float = Field(default=1000.0, gt=0, json_schema_extra=NOT_IDENTITY)
-    """A plan whose rollouts without pictures, or whose text embeddings, would take more than this, in units of 10^9
-    bytes, is refused."""
+    """Maximum size of the planned rollouts without pictures, and of the text embeddings, in units of 10^9 bytes.
+    Planning refuses to exceed it."""
 
 
 class RewardConfig(Section):
-    """One reward and its part in training."""
+    """A reward and its role in training."""
 
     fn: AnyReward
     """The reward plugin and its settings."""
     weight: float = 1.0
-    """Factor in the sum that trains."""
+    """Factor of the reward in the sum that trains."""
     role: Literal["train", "monitor"] = "train"
-    """``monitor`` is scored and reported but never in the loss."""
+    """``train`` rewards enter the loss; ``monitor`` rewards are scored and reported only."""
     max_attempts: int = Field(default=3, ge=1)
-    """Tries of a sample that cannot be scored before it is excluded."""
+    """Number of attempts to score a sample before it is excluded."""
     max_failed_fraction: float = Field(default=0.05, ge=0, lt=1)
-    """Share of excluded samples above which the stage fails."""
+    """Maximum share of excluded samples; above it the stage fails."""
 
 
 class ValidationConfig(Section):
-    """Held-out evaluation: samples of the stock pipeline from the exported weights, and the loss on held-out media."""
+    """Held-out evaluation: rewards of samples by the stock pipeline from exported weights, and held-out loss."""
 
     dataset: AnyDataset
-    """Prompts that training never sees."""
+    """Prompts that training does not use."""
     data: AnyDataset | None = None
-    """Media that training never sees, for the diffusion loss of each policy that is judged; absent measures none."""
+    """Media that training does not use, for the diffusion loss of each evaluated policy. Default: no held-out loss."""
     n_generation: int = Field(default=8, ge=1)
-    """Images per prompt, from fixed seeds."""
+    """Number of samples per prompt, from fixed seeds."""
     seed: int = Field(default=0, ge=0)
-    """The evaluation's own seed, the same for every run, so that runs can be compared."""
+    """Seed of the samples, independent of the run's seed, so that runs can be compared."""
     freq: int = Field(default=0, ge=0)
-    """Iterations between evaluations; 0 evaluates the base and the final policy only."""
+    """Number of iterations between evaluations; 0 evaluates the base model and the final policy only."""
     batch_size: int = Field(default=16, ge=1)
-    """Samples in one call of the pipeline."""
+    """Number of samples in one call of the pipeline."""
 
 
 class Recipe(Section):
-    """What a run is."""
+    """Definition of a run."""
 
     plugins: tuple[str, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
-    """Files or folders of plugins that lie outside the package: algorithms, rewards, datasets, models. A relative path
-    begins at the recipe's folder, on the command line at the working directory. The plan pins the files' digests."""
+    """Files or folders of plugins outside the package: algorithms, rewards, datasets, models. Relative paths start
+    at the recipe's folder, on the command line at the working directory. The plan pins the digests of the files."""
     policy: PolicyConfig
+    """The model and its trained part."""
     train: TrainConfig
+    """Length, batch, optimizer and algorithm."""
     rollout: RolloutConfig = RolloutConfig()
+    """Number of samples, and their division into batches and files."""
     rewards: tuple[RewardConfig, ...] = ()
+    """The rewards, each a table ``[[rewards]]``."""
     validation: ValidationConfig | None = None
+    """Held-out evaluation. Default: none."""
     launch: LaunchConfig = Field(default=LaunchConfig(), json_schema_extra=NOT_IDENTITY)
+    """Processes and machines."""
     logging: LoggingConfig = Field(default=LoggingConfig(), json_schema_extra=NOT_IDENTITY)
+    """Destinations of metrics."""
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> "Recipe":
@@ -140,7 +149,7 @@ class Recipe(Section):
 
     @property
     def prompts_per_iteration(self) -> int:
-        """Prompts of one rollout."""
+        """Return the number of prompts of a rollout."""
         return self.train.train_batch_per_replica // self.rollout.n_generation
 
 
@@ -202,15 +211,14 @@ def _stale_mistakes(recipe: Recipe) -> Iterator[str]:
 
 
 _WRITTEN = "written by a person"
-"""Context of a validation in which the fields that are set are those that somebody set."""
+"""Validation context of recipes from TOML, whose set fields are those that a person wrote."""
 
 
 def read_values(path: str, overrides: list[str] | None = None, cluster: str | None = None) -> dict[str, Any]:
-    """The plain values of a TOML recipe, after overrides ``a.b.c=value`` (values as in TOML; bare words are strings).
+    """Return the plain values of a TOML recipe with overrides ``a.b.c=value`` (TOML values; bare words are strings).
 
-    A file of cosmos-rl is translated first. ``cluster`` is a TOML file whose ``[launch]`` takes the place of the
-    recipe's. Raises :class:`ConfigError` if a file is not there or is not TOML, or if a key of cosmos-rl's has no
-    meaning here.
+    Files of cosmos-rl are translated first. ``cluster`` is a TOML file whose ``[launch]`` replaces the recipe's. Raises
+    :class:`ConfigError` if a file is missing or not TOML, or if a key of cosmos-rl cannot be translated.
     """
     values = translated(read_toml(file := shipped.path_of(path, "recipe"), shipped.EXAMPLE), path)
     _place_plugins(values, file.parent)
@@ -223,13 +231,13 @@ def read_values(path: str, overrides: list[str] | None = None, cluster: str | No
 
 
 def _place_plugins(values: dict[str, Any], folder: Path) -> None:
-    """Make the relative paths of plugins begin at ``folder``. Values of another type are left to be refused."""
+    """Resolve relative paths of plugins against ``folder``. Values of other types are left for validation."""
     if isinstance(paths := values.get("plugins"), list):
         values["plugins"] = [str(folder / path) if isinstance(path, str) else path for path in paths]
 
 
 def launch_of(cluster: str) -> LaunchConfig:
-    """What a cluster's TOML file says. Raises :class:`ConfigError` if it is not there or not valid."""
+    """Read a cluster profile. Raises :class:`ConfigError` if the file is missing or not valid."""
     launch = _validated(LaunchConfig, _profile(cluster)["launch"], cluster)
     if mistakes := list(effects.of_launch(launch)):
         raise ConfigError("\n  ".join([f"{cluster}:", *mistakes]))
@@ -239,12 +247,12 @@ def launch_of(cluster: str) -> LaunchConfig:
 def _profile(cluster: str) -> dict[str, Any]:
     profile = read_toml(shipped.path_of(cluster, "cluster profile"), "deployments/clusters/local.toml")
     if profile.keys() != {"launch"}:
-        raise ConfigError(f"{cluster} must have the table [launch] and nothing else, found {sorted(profile)}")
+        raise ConfigError(f"{cluster} must hold the table [launch] only, found {sorted(profile)}")
     return profile
 
 
 def read_toml(path: str | Path, example: str) -> dict[str, Any]:
-    """The tables of a TOML file. Raises :class:`ConfigError`, which names an ``example``, if there is none."""
+    """Read a TOML file. Raises :class:`ConfigError`, which names ``example``, if it is missing or not TOML."""
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"no file at {path}; expected a TOML file such as {example}")
@@ -255,7 +263,7 @@ def read_toml(path: str | Path, example: str) -> dict[str, Any]:
 
 
 def check(values: dict[str, Any], source: str) -> Recipe:
-    """Build the recipe from plain values, strictly typed; all mistakes in one :class:`ConfigError`."""
+    """Build a recipe from plain values, strictly typed. Raises one :class:`ConfigError` with all mistakes."""
     return _validated(Recipe, values, source)
 
 
@@ -292,15 +300,15 @@ def _hint(location: tuple[Any, ...], model: type[BaseModel]) -> str:
 _OF_SAMPLER = ("solver_option", "s_churn", "s_noise", "s_t_min", "s_t_max")
 MOVED = {
     "enabled": "the algorithm is train.train_policy.type",
-    "num_rollout": "it is rollout.n_generation here, whatever the number of GPUs",
+    "num_rollout": "it is rollout.n_generation here, with any number of GPUs",
     "sample_steps": "it is policy.diffusers.sample.num_steps here",
     "guidance": "it is policy.diffusers.sample.guidance_scale here, which is 1 + guidance",
-    "reward_config": "each reward is a [[rewards]] table here; adv_clip_min and adv_clip_max are the algorithm's",
+    "reward_config": "each reward is a [[rewards]] table; the algorithm has adv_clip_min and adv_clip_max",
     **{name: f"it is policy.diffusers.sample.{name} here" for name in _OF_SAMPLER},
     **NOT_IN_LORA,
     "rank_pattern": "it is policy.lora.r_pattern here, as in cosmos-rl",
 }
-"""Where cosmos-rl's settings are, of those that have another place or none."""
+"""Messages for settings of cosmos-rl that have another name here, or no counterpart."""
 
 
 def _known_fields(location: tuple[Any, ...], model: type[BaseModel]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Plain values as TOML text: the standard library reads TOML and does not write it."""
+"""Writer of TOML, which the standard library only reads."""
 
 import json
 import math
@@ -10,9 +10,9 @@ LINE_LENGTH = 120
 
 
 def dumps(values: dict[str, Any]) -> str:
-    """TOML text of a recipe's plain values: a table a section, a line a setting, arrays of tables in line.
+    """Return a recipe's plain values as TOML: a table per section, a line per setting.
 
-    Raises ``TypeError`` at a value that TOML has no spelling for, None above all.
+    Raises ``TypeError`` for a value that TOML cannot hold, such as None.
     """
     return "\n".join(_table(values, ())).strip() + "\n"
 
@@ -42,7 +42,7 @@ def _key(key: str) -> str:
 
 
 def _text(text: str) -> str:
-    # A basic string has JSON's escapes, and must escape one character more.
+    # A basic string has JSON's escapes and one more.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -1,4 +1,4 @@
-"""How the weights move. Field names are cosmos-rl's; the algorithm's own settings live in its plugin file."""
+"""Optimizer, average of weights, and bases of plugin options. Field names are cosmos-rl's."""
 
 import json
 from collections.abc import Iterator
@@ -12,31 +12,32 @@ from cosmos_rl_core.errors import ConfigError
 
 
 def plugin_options(kind: str, key: str) -> BeforeValidator:
-    """Validate a table by the ``Options`` of the plugin that its ``key`` names."""
+    """Return a validator that builds the ``Options`` of the plugin that a table's ``key`` names."""
 
     def validate(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         if key not in value:
             raise ValueError(f"needs `{key}`; known: {', '.join(plugins.known(kind))}")
-        return _options(kind, key, str(value[key])).model_validate_json(json.dumps(value), strict=True)
+        options = _options(kind, key, str(value[key]))
+        return options.model_validate_json(json.dumps(value), strict=True)
 
     return BeforeValidator(validate)
 
 
 def _options(kind: str, key: str, name: str) -> type[Section]:
-    """The ``Options`` of a plugin. Raises :class:`ConfigError` where they are not what its kind and name ask for."""
+    """Return the ``Options`` of a plugin. Raises :class:`ConfigError` if they do not fit its kind and name."""
     module = plugins.load(kind, name)
     options, base = module.Options, _BASES[kind]
     if not (isinstance(options, type) and issubclass(options, base)):
-        raise ConfigError(f"{module.__file__}: Options must be a class below {base.__name__}")
+        raise ConfigError(f"{module.__file__}: Options must be a subclass of {base.__name__}")
     if (found := options.model_fields[key].annotation) != Literal[name]:
         raise ConfigError(f"{module.__file__}: Options.{key} must be Literal[{name!r}], found {found}")
     return options
 
 
 class DatasetOptions(Section):
-    """What every dataset's ``Options`` has; ``name`` is the plugin's file name."""
+    """Base of every dataset's ``Options``."""
 
     plugin = ("datasets", "name")
     name: str
@@ -44,7 +45,7 @@ class DatasetOptions(Section):
 
 
 class RewardOptions(Section):
-    """What every reward's ``Options`` has; ``name`` is the plugin's file name."""
+    """Base of every reward's ``Options``."""
 
     plugin = ("rewards", "name")
     name: str
@@ -52,7 +53,7 @@ class RewardOptions(Section):
 
     @property
     def label(self) -> str:
-        """What the reward is called in slots, tables and metrics; tells one plugin's rewards of a recipe apart."""
+        """Return the reward's name in slots, tables and metrics, unique within a recipe."""
         return self.name
 
     def reads(self, num_frames: int) -> Literal["media", "latents"]:
@@ -65,34 +66,34 @@ AnyReward = Annotated[SerializeAsAny[RewardOptions], plugin_options("rewards", "
 
 
 class AlgorithmOptions(Section):
-    """What every algorithm's ``Options`` has; ``type`` is the plugin's file name."""
+    """Base of every algorithm's ``Options``."""
 
     plugin = ("algorithms", "type")
     rewarded: ClassVar[bool]
-    """Whether it trains on rewarded rollouts (True) or on the media of a dataset (False)."""
+    """True if the algorithm trains on rewarded rollouts, False if on the media of a dataset."""
     type: str
     """The algorithm: the name of a file in ``cosmos_rl_core/algorithms``, or of a plugin from outside."""
     dataset: AnyDataset
-    """Prompts, or media with prompts."""
+    """Dataset of prompts, or of media with prompts."""
     mini_batch: int = Field(default=1, ge=1)
-    """Samples per forward pass. Speed and memory only: the gradient is the same up to rounding."""
+    """Number of samples per forward pass. Changes speed and memory; the gradient is the same up to rounding."""
     min_num_conditional_frames: int = Field(default=0, ge=0)
-    """Fewest latent frames that are given at the start of a video: 0 is text to video, 1 image to video."""
+    """Minimum number of given latent frames at the start of a video: 0 is text to video, 1 image to video."""
     max_num_conditional_frames: int = Field(default=0, ge=0)
-    """Most of these. Their number is drawn for each prompt of an iteration, and they are the first ones of an item of
-    ``data``, of the prompt if it has any; supervised training draws it for each item and pass, and takes the item's
-    own. No loss counts them. Only for models that can be given frames. Evaluations are text to video whatever is set
-    here."""
+    """Maximum number of given latent frames. Their number is drawn for each prompt of an iteration, in supervised
+    training for each item and pass. The frames come from an item of ``data``, with the same prompt if there is one;
+    in supervised training from the item itself. Losses ignore given frames. Only for models that accept them.
+    Evaluations are always text to video."""
 
     @property
     def given_frames(self) -> tuple[int, int]:
-        """Fewest and most latent frames that are given."""
+        """Return the minimum and maximum number of given latent frames."""
         return self.min_num_conditional_frames, self.max_num_conditional_frames
 
     def without_effect(self) -> Iterator[str]:
-        """Yield a sentence for each setting that was written although the other settings leave it unread.
+        """Yield a sentence for each setting that was written and that nothing reads, given the others.
 
-        Asked of recipes only: a section that was written out whole has set all its fields.
+        For recipes only: a section that was written out whole has set all its fields.
         """
         yield from ()
 
@@ -101,32 +102,34 @@ class AlgorithmOptions(Section):
         fewest, most = self.given_frames
         if fewest > most:
             raise ValueError(
-                f"min_num_conditional_frames = {fewest} is more than max_num_conditional_frames = {most}; raise that, "
-                "or lower it"
+                f"min_num_conditional_frames = {fewest} is more than max_num_conditional_frames = {most}; "
+                "raise the maximum or lower the minimum"
             )
         return self
 
 
 class RewardedOptions(AlgorithmOptions):
-    """What the ``Options`` of an algorithm that trains on rewarded rollouts has besides."""
+    """Base of the ``Options`` of algorithms that train on rewarded rollouts."""
 
     rewarded: ClassVar[bool] = True
     batch_size_per_optimize: int | None = Field(default=None, ge=1)
-    """Samples per optimizer step, over all ranks; absent means one step on everything."""
+    """Number of samples per optimizer step, over all ranks. Default: one step on all samples of the iteration."""
     mu_iterations: int = Field(default=1, ge=1)
-    """Passes over each rollout. More learns more from a rollout and drifts further from the policy that made it."""
+    """Number of passes over each rollout. More passes learn more from a rollout and move further from the policy
+    that made it."""
     shuffle_rewards: bool = False
-    """A control: train on the iteration's rewards in random order. What still rises does not come from them."""
+    """Train on the iteration's rewards in random order, as a control: an improvement that remains does not come
+    from the rewards."""
     data: AnyDataset | None = None
-    """Media whose first frames are given; their captions may be prompts of the rollouts, or not."""
+    """Dataset of media whose first frames are given. Its captions may differ from the prompts of rollouts."""
 
 
 class SupervisedOptions(AlgorithmOptions):
-    """What the ``Options`` of an algorithm that trains on media has besides."""
+    """Base of the ``Options`` of algorithms that train on media."""
 
     rewarded: ClassVar[bool] = False
     steps_per_iteration: int = Field(default=100, ge=1)
-    """Optimizer steps of one iteration, each on ``train.train_batch_per_replica`` samples of the dataset."""
+    """Number of optimizer steps of an iteration, each on ``train.train_batch_per_replica`` samples of the dataset."""
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -140,52 +143,51 @@ _BASES: dict[str, type[Section]] = {
     "rewards": RewardOptions,
     "datasets": DatasetOptions,
 }
-"""What the ``Options`` of a plugin's kind are below."""
+"""Base of the ``Options`` of each kind of plugin."""
 
 OptimizerName = Literal["AdamW", "Adam"]
 
 
 class OptimizerConfig(Section):
-    """The optimizer and its schedule, in optimizer steps."""
+    """Optimizer and its learning rate, which is a function of the optimizer step."""
 
     optm_name: OptimizerName = "AdamW"
-    """``AdamW`` shrinks weights beside the gradient's step; ``Adam`` adds the decay to the gradient, where its own
-    averages scale it away."""
+    """Optimizer. ``AdamW`` applies weight decay separately from the gradient; ``Adam`` adds it to the gradient,
+    where Adam rescales it."""
     optm_lr: float = Field(default=1e-4, gt=0)
     """Peak learning rate."""
     optm_betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Adam's averaging of gradient and square."""
+    """Adam's decay rates of the averages of gradient and squared gradient."""
     epsilon: float = Field(default=1e-8, gt=0)
-    """Adam's denominator floor."""
+    """Term added to Adam's denominator."""
     optm_weight_decay: float = Field(default=0.01, ge=0)
-    """Weight decay of every trainable parameter alike: decoupled in ``AdamW``, part of the gradient in ``Adam``."""
+    """Weight decay of all trained parameters: decoupled in ``AdamW``, part of the gradient in ``Adam``."""
     optm_grad_norm_clip: float = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this global norm."""
+    """Maximum global norm of the gradients; larger gradients are scaled down to it."""
     max_nonfinite_steps: int = Field(default=0, ge=0, json_schema_extra=NOT_IDENTITY)
-    """Optimizer steps in a row that may be left out because their gradients are not finite; one more ends the run. 0
-    ends it at the first. In a row, over iterations too, because a policy that is lost has no finite gradients any more,
-    while a long run may have any number of single bad batches. May be raised when a run goes on."""
+    """Maximum number of consecutive optimizer steps that are skipped because of non-finite gradients; one more ends
+    the run. 0 ends it at the first. Counts across iterations. Can be raised when a run is continued."""
     optm_warmup_steps: int = Field(default=0, ge=0)
-    """Optimizer steps of linear warm-up."""
+    """Number of optimizer steps of the linear warm-up."""
     optm_warmup_start_factor: float = Field(default=0.0, ge=0, le=1)
-    """Multiplier of the learning rate at the first step of the warm-up."""
+    """Factor on the learning rate at the first step of the warm-up."""
     optm_peak_after_warmup: bool = False
-    """The first step after the warm-up is the first at the peak, instead of the last step of the warm-up: cosmos-rl's
-    ``--wfm-mode``."""
+    """Reach the peak at the first step after the warm-up, as cosmos-rl's ``--wfm-mode`` does, instead of at its
+    last step."""
     optm_decay_type: Literal["none", "linear", "cosine", "sqrt"] = "none"
-    """Shape of the decay at the end of ``max_num_steps``."""
+    """Shape of the decay of the learning rate, which ends at step ``max_num_steps``."""
     optm_decay_ratio: float | None = Field(default=None, gt=0, le=1)
-    """Share of ``max_num_steps`` that decays; absent means everything after the warm-up."""
+    """Share of ``max_num_steps`` during which the learning rate decays. Default: all steps after the warm-up."""
     optm_min_lr_factor: float = Field(default=0.0, ge=0, le=1)
-    """Floor of the multiplier."""
+    """Lowest factor on the learning rate after a decay."""
     max_num_steps: int | None = Field(default=None, ge=1)
-    """Optimizer steps that the decay is stretched over; needed when there is one. The number of iterations is not tied
-    to it."""
+    """Optimizer step at which the decay ends; required with a decay. It does not end the run: ``num_iterations``
+    does."""
 
     @model_validator(mode="after")
     def _peak_is_after_something(self) -> "OptimizerConfig":
         if self.optm_peak_after_warmup and self.optm_warmup_steps == 0:
-            raise ValueError("optm_peak_after_warmup = true without optm_warmup_steps: set them, or leave it out")
+            raise ValueError("optm_peak_after_warmup = true needs optm_warmup_steps above 0")
         return self
 
     @model_validator(mode="after")
@@ -199,26 +201,25 @@ class OptimizerConfig(Section):
                 f"optm_warmup_steps = {self.optm_warmup_steps} leaves nothing of "
                 f"max_num_steps = {self.max_num_steps} to decay"
             )
-        if self.optm_decay_ratio is not None and round(self.max_num_steps * self.optm_decay_ratio) == 0:
-            raise ValueError(
-                f"optm_decay_ratio = {self.optm_decay_ratio} of max_num_steps = {self.max_num_steps} is no step"
-            )
+        ratio = self.optm_decay_ratio
+        if ratio is not None and round(self.max_num_steps * ratio) == 0:
+            raise ValueError(f"optm_decay_ratio = {ratio} of max_num_steps = {self.max_num_steps} is 0 steps")
         return self
 
 
 class EmaConfig(Section):
-    """Exponential moving average of the trained weights; exports and evaluations use it when enabled."""
+    """Exponential moving average of the trained weights; exports and evaluations use it if enabled."""
 
     ema_enable: bool = False
-    """Keep an average."""
+    """Keep an average of the weights."""
     ema_decay: float = Field(default=0.9, ge=0, lt=1)
-    """Cap of the decay; the decay at step k is min((1 + k) / (10 + k), ema_decay)."""
+    """Maximum decay of the average; the decay at step k is min((1 + k) / (10 + k), ema_decay)."""
     ema_first_step: Literal[0, 1] = 0
-    """Number k of the first optimizer step in decay and interval. cosmos-rl's DiffusionNFT counts from 1, so that its
-    first decay is 2/11 instead of 1/10."""
+    """Number k of the first optimizer step, for decay and interval. cosmos-rl's DiffusionNFT counts from 1, so that
+    its first decay is 2/11 instead of 1/10."""
     ema_rate: float | None = Field(default=None, gt=0, lt=0.2886)
-    """Average over a share of the training so far instead, however long that is, and leave ``ema_decay`` unread: the
-    deviation of the steps that it averages over, relative to the steps done. 0.1 is cosmos-rl's; near 0.2886 it is the
-    plain mean of all."""
+    """Width of an average over a share of the training so far, in place of ``ema_decay``: the standard deviation of
+    the averaged steps, relative to the number of steps done. cosmos-rl uses 0.1; values near 0.2886 average all
+    steps equally."""
     ema_update_step_interval: int = Field(default=1, ge=1)
-    """Optimizer steps between updates of the average."""
+    """Number of optimizer steps between updates of the average."""

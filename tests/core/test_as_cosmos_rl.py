@@ -86,7 +86,7 @@ def test_the_cosine_of_the_wfm_mode_is_cosmos_rls_too():
 
 
 def test_a_peak_after_no_warm_up_is_refused_and_not_imported():
-    with pytest.raises(ValueError, match="optm_peak_after_warmup = true without optm_warmup_steps"):
+    with pytest.raises(ValueError, match="optm_peak_after_warmup = true needs optm_warmup_steps above 0"):
         OptimizerConfig(optm_peak_after_warmup=True)
     config = translated_optimizer(read(DDRL, scheduler__warm_up_steps=[0]))
     assert (config.optm_warmup_steps, config.optm_peak_after_warmup) == (0, False)

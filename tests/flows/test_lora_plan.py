@@ -24,8 +24,8 @@ def test_every_option_that_cannot_be_had_is_named_with_its_reason_and_all_at_onc
     for expected in (
         "policy.lora.lora_names: unknown key; there is one adapter, and the copies that an algorithm needs",
         "policy.lora.primary_adapter: unknown key; there is one adapter, and the algorithm says",
-        "policy.lora.lora_path: unknown key; every policy begins as exactly its base model",
-        "policy.lora.modules_to_save: unknown key; a LoRA file of diffusers holds adapters alone",
+        "policy.lora.lora_path: unknown key; every policy starts as exactly its base model",
+        "policy.lora.modules_to_save: unknown key; a LoRA file of diffusers holds adapters only",
         "policy.lora.rank_pattern: unknown key; it is policy.lora.r_pattern here",
         "policy.lora.r_pattern: 'to_(' is not a regular expression: missing )",
         "policy.lora.lora_dropout: Input should be less than or equal to 0.9 (found 1.0)",

@@ -109,7 +109,7 @@ def test_no_section_can_be_so_wrong_that_it_is_not_reported(place, value):
         ("launch.environment={RANK = '3'}", "RANK cannot be set here: torchrun sets it for each rank"),
         (
             "launch.environment={CUDA_VISIBLE_DEVICES = '2'}",
-            "CUDA_VISIBLE_DEVICES cannot be set here: launch.stage_gpus",
+            "CUDA_VISIBLE_DEVICES cannot be set here: use launch.stage_gpus",
         ),
         ("train.ckpt.max_keep=0", "train.ckpt.max_keep: Input should be greater than or equal to 1"),
         ("train.staleness=2", "train.staleness = 2 samples every rollout of train.num_iterations = 2 from the base"),
@@ -127,7 +127,7 @@ def test_a_stage_has_a_gpu_for_each_of_its_processes_and_warm_forks_have_none(re
         recipe(), overrides=few
     )
     warm = ("launch.mode=warm", "launch.stage_gpus.update=[0]")
-    assert "use mode = 'cold' for ranks and GPUs" in mistakes_of(recipe(), overrides=warm)
+    assert "use mode = 'cold' here" in mistakes_of(recipe(), overrides=warm)
 
 
 def test_a_bound_of_infinity_is_no_bound(recipe):
