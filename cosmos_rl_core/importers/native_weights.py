@@ -1,9 +1,8 @@
-"""Convert weights of cosmos's own code, a ``.pt`` file, to a diffusers pipeline.
+"""Conversion of weights of cosmos's own code, a ``.pt`` file, to a diffusers pipeline.
 
-``python -m cosmos_rl_core.importers.native_weights`` does it from the command line.
-
-Diffusers renames the tensors; they have to be exactly those of the base's transformer. The one place that unpickles:
-with ``weights_only``, which makes tensors and plain containers and runs nothing.
+Also a command: ``python -m cosmos_rl_core.importers.native_weights FILE BASE TARGET``. Diffusers renames the tensors,
+which must be exactly those of the base's transformer. This is the only module that unpickles, with ``weights_only``,
+which makes tensors and plain containers and runs no code.
 """
 
 import hashlib
@@ -28,10 +27,10 @@ _SHOWN = 5
 
 
 def import_weights(weights: Path, base: str, target: Path) -> str:
-    """Write ``target``: the pipeline ``base`` with the transformer's weights from the file; returns the file's sha256.
+    """Write to ``target`` the pipeline ``base`` with the transformer's weights from a file; return the file's sha256.
 
-    ``imported_from.json`` beside it says which file. Raises :class:`ConfigError` if the file has other tensors, or of
-    other shapes, than the base's transformer.
+    ``imported_from.json`` in ``target`` records the file. Raises :class:`ConfigError` if names or shapes of the file's
+    tensors differ from the base's transformer.
     """
     source = Path(directories.resolve_path(base))
     if (found := directories.pipeline_class(source)) != PIPELINE_CLASS:
@@ -39,7 +38,8 @@ def import_weights(weights: Path, base: str, target: Path) -> str:
     if target.exists():
         raise ConfigError(f"{target} exists already; name a directory that does not")
     with torch.device("meta"):
-        transformer = CosmosTransformer3DModel.from_config(directories.read_json(source, "transformer", "config.json"))
+        config = directories.read_json(source, "transformer", "config.json")
+        transformer = CosmosTransformer3DModel.from_config(config)
     assert isinstance(transformer, CosmosTransformer3DModel)
     tensors = convert_cosmos_transformer_checkpoint_to_diffusers(_read(weights))
     _require_same(weights, tensors, transformer.state_dict())
@@ -48,43 +48,44 @@ def import_weights(weights: Path, base: str, target: Path) -> str:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(
-        source, partial, ignore=lambda folder, names: names if Path(folder) == source / "transformer" else []
-    )
+    replaced = source / "transformer"
+    shutil.copytree(source, partial, ignore=lambda at, names: names if Path(at) == replaced else [])
     transformer.save_pretrained(partial / "transformer")
-    (partial / ORIGIN).write_text(json.dumps({"file": weights.name, "sha256": digest}), encoding="utf-8")
+    origin = json.dumps({"file": weights.name, "sha256": digest})
+    (partial / ORIGIN).write_text(origin, encoding="utf-8")
     partial.rename(target)
     return digest
 
 
 def _read(weights: Path) -> dict[str, Tensor]:
-    """The tensors by name; whatever else a checkpoint counts or names is left out."""
+    """Return the tensors of a checkpoint by name, without its other values."""
     if not weights.is_file():
         raise ConfigError(f"no file at {weights}; expected a .pt file of cosmos's own code")
     try:
         values = torch.load(weights, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"{weights} cannot be read as a file of tensors alone: {reason}") from error
+        raise ConfigError(f"{weights} is not a file of tensors only: {reason}") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"{weights} holds a {type(values).__name__}, expected tensors by name")
     return {str(name): value for name, value in values.items() if isinstance(value, Tensor)}
 
 
-def _require_same(weights: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    shapes = {name: (list(found[name].shape), list(expected[name].shape)) for name in expected.keys() & found.keys()}
-    mistakes = [
-        *(f"no {name}" for name in expected.keys() - found.keys()),
-        *(f"unknown {name}" for name in found.keys() - expected.keys()),
-        *(f"{name} of shape {have}, expected {want}" for name, (have, want) in shapes.items() if have != want),
-    ]
+def _require_same(weights: Path, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    mistakes = [f"no {name}" for name in expected.keys() - found.keys()]
+    mistakes += [f"unknown {name}" for name in found.keys() - expected.keys()]
+    for name in expected.keys() & found.keys():
+        have, want = list(found[name].shape), list(expected[name].shape)
+        if have != want:
+            mistakes.append(f"{name} of shape {have}, expected {want}")
     if mistakes:
         more = f" and {len(mistakes) - _SHOWN} more" if len(mistakes) > _SHOWN else ""
-        raise ConfigError(f"{weights} is not of the base's architecture: {'; '.join(sorted(mistakes)[:_SHOWN])}{more}")
+        shown = "; ".join(sorted(mistakes)[:_SHOWN])
+        raise ConfigError(f"{weights} is not of the base's architecture: {shown}{more}")
 
 
 def main(arguments: list[str]) -> int:
-    """``FILE BASE TARGET``; returns the exit code."""
+    """Run the command with arguments ``FILE BASE TARGET``; return the exit code."""
     weights, base, target = arguments
     try:
         digest = import_weights(Path(weights), base, Path(target))

@@ -1,6 +1,6 @@
 """Rows of cosmos-rl's diffusers path: DiffusionNFT and supervised fine-tuning, "schema A"."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cosmos_rl_core.config.policy import NOT_IN_LORA
@@ -81,20 +81,18 @@ def check_kind(upstream: Upstream) -> None:
     )
 
 
-def implied(upstream: Upstream) -> list[tuple[dict[str, Any], str]]:
-    """Return settings that no key sets, because cosmos-rl fixes them in its code, each with a reason."""
+def implied(upstream: Upstream) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield settings that no key sets, because cosmos-rl fixes them in its code, each with a reason."""
     if run.is_supervised(upstream):
-        return []
-    found: list[tuple[dict[str, Any], str]] = [
-        ({f"{POLICY}.global_std": False}, "cosmos-rl divides advantages by the deviation of the prompt's own rewards")
-    ]
+        return
+    yield {f"{POLICY}.global_std": False}, "cosmos-rl divides by each prompt's deviation"
     if run.asks_service(upstream):
-        found.append(({f"{POLICY}.unbiased_std": True}, "over n - 1 where a service scores"))
+        yield {f"{POLICY}.unbiased_std": True}, "over n - 1 if a service scores"
+    clock = "cosmos-rl counts training steps from 1"
     if upstream["train.ema_enable"] is True:
-        found.append(({"train.ema_first_step": 1}, "cosmos-rl counts training steps from 1"))
+        yield {"train.ema_first_step": 1}, clock
     if upstream["policy.diffusers.weight_copy_decay_type"] != 0:
-        found.append(({f"{POLICY}.weight_copy_first_step": 1}, "cosmos-rl counts training steps from 1"))
-    return found
+        yield {f"{POLICY}.weight_copy_first_step": 1}, clock
 
 
 def _averages(upstream: Upstream) -> bool:
@@ -233,6 +231,7 @@ _SAMPLES = table({
     f"{SAMPLE}: guidance_scale": special.guidance_row,
     "validation: enable": special.validates_row,
 })  # fmt: skip
+_PROMPTS = table({f"{DATASET}: name split": special.prompts_row(DATASET)})
 _LEVELS = table({
     "policy.diffusers.weighting_scheme": special.weighting_row,
     "policy.diffusers: logit_mean logit_std": special.logit_row,
@@ -274,15 +273,14 @@ def _only(condition: Callable[[Upstream], bool], rows: dict[str, Row], why: str)
 
 
 TABLE: dict[str, Row] = {
-    **table(_ALWAYS),
+    **_ALWAYS,
     **table(dict.fromkeys(_LANGUAGE, "for language models")),
-    **_only(run.is_nft, table(_ROLLOUTS), "supervised training has no rollouts"),
-    **_only(run.is_nft, table(_SAMPLES), _UNJUDGED),
-    **_only(run.is_nft, _only(run.validates, table(_EVALUATIONS), "validation.enable is not true"), _UNJUDGED),
+    **_only(run.is_nft, _ROLLOUTS, "supervised training has no rollouts"),
+    **_only(run.is_nft, _SAMPLES, _UNJUDGED),
+    **_only(run.is_nft, _only(run.validates, _EVALUATIONS, "validation.enable = false"), _UNJUDGED),
     **_only(run.asks_service, REMOTE_ROWS, "use_remote_reward is not true"),
-    **_only(run.is_supervised, table(_LEVELS), "DiffusionNFT trains on the rollout's levels"),
+    **_only(run.is_supervised, _LEVELS, "DiffusionNFT trains on the rollout's levels"),
     "train.ckpt.save_freq": when(run.is_supervised, run.save_freq_row, _EVERY_POLICY),
     f"{DATASET}.local_dir": when(run.is_supervised, special.folder_row, "prompt sets have names"),
-    f"{DATASET}.name": when(run.is_nft, special.prompts_row(DATASET), "supervised training reads local_dir"),
-    f"{DATASET}.split": when(run.is_nft, special.prompts_row(DATASET), "supervised training reads local_dir"),
+    **_only(run.is_nft, _PROMPTS, "supervised training reads local_dir"),
 }

@@ -31,17 +31,16 @@ def type_row(key: str, value: Any, upstream: Upstream) -> Answer:
     if is_supervised(upstream):
         return {key: "sft"}
     if upstream[f"{POLICY}.trainer_type"] != "diffusion_nft":
-        raise ConfigError(
-            'trains language models without trainer_type = "diffusion_nft"; FlowGRPO is configs/grpo here'
-        )
+        raise ConfigError('needs trainer_type = "diffusion_nft"; for FlowGRPO use configs/grpo')
     return {key: "nft"}, "with trainer_type"
 
 
 def trainer_row(_: str, value: Any, upstream: Upstream) -> Answer:
     """Return the algorithm that ``type`` and ``trainer_type`` name together."""
     algorithm = "sft" if is_supervised(upstream) else "nft"
-    if value not in _ALGORITHMS[algorithm]:
-        raise ConfigError(f"diffusion models have {' or '.join(_ALGORITHMS[algorithm])} with this type")
+    known = _ALGORITHMS[algorithm]
+    if value not in known:
+        raise ConfigError(f"diffusion models have {' or '.join(known)} with this type")
     return {f"{POLICY}.type": algorithm}, "with type"
 
 
@@ -66,7 +65,7 @@ def train_frames_row(key: str, value: Any, upstream: Upstream) -> Answer:
     if upstream["policy.diffusers.is_video"] is not True:
         return "images"
     if not upstream.says(key) and is_sana(upstream) and not is_supervised(upstream):
-        return {key: SANA_VIDEO_FRAMES}, "cosmos-rl's number for SANA-Video, unless the file sets one"
+        return {key: SANA_VIDEO_FRAMES}, "cosmos-rl's frames of SANA-Video"
     return {key: value}
 
 
@@ -96,9 +95,10 @@ def init_lora_row(key: str, value: Any, _: Upstream) -> Answer:
 def pattern_row(key: str, value: Any, upstream: Upstream) -> Answer:
     """Return the whole table of patterns for each of its keys: dots in patterns do not separate tables."""
     table = "policy.lora." + key.split(".")[2]
-    within = f"{table}."
-    patterns = {name.removeprefix(within): held for name, held in upstream.values.items() if name.startswith(within)}
-    return {table: value if key == table else patterns}
+    if key == table:
+        return {table: value}
+    prefix, values = f"{table}.", upstream.values
+    return {table: {name.removeprefix(prefix): values[name] for name in values if name.startswith(prefix)}}
 
 
 _NOISELESS = {"flow": "euler", "ddim": "euler", "dpm1": "euler", "dpm2": "dpm2"}
@@ -110,20 +110,18 @@ def _solver(upstream: Upstream) -> str:
     """Return our solver. Raises :class:`ConfigError` if there is none."""
     if is_sana(upstream):
         return "dpm2"
-    name, quiet = str(upstream[f"{SAMPLE}.solver"]), upstream[f"{SAMPLE}.deterministic_sampling"] is True
-    known = _NOISELESS if quiet else _NOISY
+    name, quiet = str(upstream[f"{SAMPLE}.solver"]), upstream[f"{SAMPLE}.deterministic_sampling"]
+    known = _NOISELESS if quiet is True else _NOISY
     if name in known:
         return known[name]
     if name.startswith("dpm"):
         raise ConfigError("cosmos-rl itself needs deterministic_sampling = true for it")
-    noise = f"with deterministic_sampling = {'true' if quiet else 'false'}"
-    raise ConfigError(f"no such sampler here {noise}; known: {', '.join(known)}")
+    raise ConfigError(f"no such sampler at this deterministic_sampling; known: {', '.join(known)}")
 
 
 def solver_row(_: str, value: Any, upstream: Upstream) -> Answer:
     """Return the solver."""
-    why = "cosmos-rl samples SANA with the pipeline's own solver, whatever the file sets" if is_sana(upstream) else ""
-    return {f"{SAMPLE}.solver": _solver(upstream)}, why
+    return {f"{SAMPLE}.solver": _solver(upstream)}, "for SANA always the pipeline's solver"
 
 
 def deterministic_row(_: str, value: Any, upstream: Upstream) -> Answer:
@@ -181,8 +179,8 @@ def prompts_row(place: str) -> Row:
 
     def row(_: str, value: Any, upstream: Upstream) -> Answer:
         if (file := prompt_file(upstream, place)) is None:
-            choices = ", ".join(PROMPT_SETS)
-            why = f'not one of {choices}; set {place} to {{ name = "prompts", path = "a text file, a prompt a line" }}'
+            known = ", ".join(PROMPT_SETS)
+            why = f'set it to {{ name = "prompts", path = "a text file" }}; known by name: {known}'
             return {place: None}, why
         why = "cosmos-rl's download folder, unless COSMOS_CACHE_DIR names another"
         return {f"{place}.name": "prompts", f"{place}.path": file}, why
@@ -193,11 +191,14 @@ def prompts_row(place: str) -> Row:
 def folder_row(_: str, value: Any, upstream: Upstream) -> Answer:
     """Return a folder of media with captions."""
     if not value:
-        return {DATASET: None}, f'set {DATASET} to {{ name = "local", local_dir = "a folder" }} and its size'
-    size, is_video = upstream["policy.diffusers.inference_size"], upstream["policy.diffusers.is_video"] is True
-    frames = upstream["policy.diffusers.train_frames"] if is_video else 1
-    settings = {"name": "local", "local_dir": value, "size": size, "frames": frames}
-    return {f"{DATASET}.{name}": held for name, held in settings.items()}
+        return {DATASET: None}, 'set it to { name = "local", local_dir = "a folder" } and a size'
+    is_video = upstream["policy.diffusers.is_video"] is True
+    return {
+        f"{DATASET}.name": "local",
+        f"{DATASET}.local_dir": value,
+        f"{DATASET}.size": upstream["policy.diffusers.inference_size"],
+        f"{DATASET}.frames": upstream["policy.diffusers.train_frames"] if is_video else 1,
+    }
 
 
 def validates_row(_: str, value: Any, upstream: Upstream) -> Answer:
@@ -219,7 +220,7 @@ def max_keep_row(key: str, value: Any, _: Upstream) -> Answer:
 
 def seed_row(key: str, value: Any, _: Upstream) -> Answer:
     """Return the seed, with cosmos-rl's replacement of negative ones."""
-    return {key: NEGATIVE_SEED if number(value) < 0 else value}, "cosmos-rl's seed in place of negative ones"
+    return {key: NEGATIVE_SEED if number(value) < 0 else value}, "replaces negative seeds"
 
 
 def logger_row(key: str, value: Any, _: Upstream) -> Answer:

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.importers.cosmos_rl.rows import Answer, Upstream, count, number
+from cosmos_rl_core.importers.cosmos_rl.rows import Answer, Upstream, count, number, taken
 
 ENDLESS_EPOCHS = 1000
 """Passes from which on cosmos-rl's recipes mean "until stopped"."""
 ENDLESS_ITERATIONS = 1000
 """Iterations of a run that cosmos-rl would continue until stopped."""
-PROMPT_SETS = {"pickscore": ".txt", "ocr": ".txt", "dance_grpo_t2v": ".txt", "geneval": "_metadata.jsonl"}
+PROMPT_SETS = dict.fromkeys(("pickscore", "ocr", "dance_grpo_t2v"), ".txt")
+PROMPT_SETS["geneval"] = "_metadata.jsonl"
 """Suffixes of the files of cosmos-rl's named prompt sets, after the name of the split."""
 PROMPT_FOLDER = "~/.cache/cosmos_rl/diffusion_nft"
 """Folder of cosmos-rl's downloads, unless COSMOS_CACHE_DIR names another."""
@@ -23,8 +24,10 @@ DATASET = f"{POLICY}.dataset"
 def is_supervised(upstream: Upstream) -> bool:
     """Return whether a file is of supervised fine-tuning; without ``type`` cosmos-rl looks for settings of rewards."""
     kind = upstream[f"{POLICY}.type"]
+    if kind is not None:
+        return kind == "sft"
     hints = ("temperature", "epsilon_low", "epsilon_high", "kl_beta", "use_remote_reward")
-    return kind == "sft" or (kind is None and not any(upstream.says(f"{POLICY}.{hint}") for hint in hints))
+    return not any(upstream.says(f"{POLICY}.{hint}") for hint in hints)
 
 
 def is_nft(upstream: Upstream) -> bool:
@@ -84,12 +87,13 @@ def _num_steps(upstream: Upstream) -> int | None:
 def _dataset_size(upstream: Upstream) -> int | None:
     """Return the number of items or prompts of the training set; None if it is not found."""
     if is_supervised(upstream):
-        folder = Path(str(upstream[f"{DATASET}.local_dir"]))
-        return len(list(folder.glob("*.json"))) or None if upstream[f"{DATASET}.local_dir"] else None
+        folder = upstream[f"{DATASET}.local_dir"]
+        return len(list(Path(str(folder)).glob("*.json"))) or None if folder else None
     file = prompt_file(upstream, "train.train_policy.dataset")
     if file is None or not Path(file).is_file():
         return None
-    return sum(bool(line.strip()) for line in Path(file).read_text(encoding="utf-8").splitlines()) or None
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    return sum(bool(line.strip()) for line in lines) or None
 
 
 def steps_per_iteration(upstream: Upstream) -> int:
@@ -114,7 +118,7 @@ def epoch_row(_: str, value: Any, upstream: Upstream) -> Answer:
         why = "cosmos-rl runs until it is stopped; here a run has an end, which --iterations can move later"
         return {"train.num_iterations": ENDLESS_ITERATIONS}, why
     if (iterations := _iterations(upstream)) is None:
-        return {"train.num_iterations": None}, "depends on the dataset, which was not found: set --iterations"
+        return {"train.num_iterations": None}, "no dataset found to count: set --iterations"
     return {"train.num_iterations": iterations}, f"{_num_steps(upstream)} steps"
 
 
@@ -127,7 +131,8 @@ def max_num_steps_row(_: str, value: Any, upstream: Upstream) -> Answer:
 def save_freq_row(_: str, value: Any, upstream: Upstream) -> Answer:
     """Return the steps of an iteration of supervised training, which ends where cosmos-rl saves."""
     count(value)
-    return {f"{POLICY}.steps_per_iteration": steps_per_iteration(upstream)}, "every iteration ends with a saved policy"
+    steps = steps_per_iteration(upstream)
+    return {f"{POLICY}.steps_per_iteration": steps}, "every iteration saves a policy"
 
 
 def batch_row(key: str, value: Any, upstream: Upstream) -> Answer:
@@ -148,7 +153,8 @@ def summed_row(key: str, value: Any, upstream: Upstream) -> Answer:
     """
     if not is_supervised(upstream):
         return {key: value}
-    added = math.ceil(upstream.count("train.train_batch_per_replica") / upstream.count(f"{POLICY}.mini_batch"))
+    batch = upstream.count("train.train_batch_per_replica")
+    added = math.ceil(batch / upstream.count(f"{POLICY}.mini_batch"))
     if added == 1:
         return {key: value}
     why = f"cosmos-rl adds the gradients of {added} micro-batches; ours are their mean"
@@ -157,7 +163,8 @@ def summed_row(key: str, value: Any, upstream: Upstream) -> Answer:
 
 def weight_decay_row(key: str, value: Any, upstream: Upstream) -> Answer:
     """Return the weight decay, which is part of the gradient in Adam alone."""
-    return summed_row(key, value, upstream) if upstream["train.optm_name"] == "Adam" else {key: value}
+    row = summed_row if upstream["train.optm_name"] == "Adam" else taken
+    return row(key, value, upstream)
 
 
 def _optimizer_steps(upstream: Upstream) -> int | None:
@@ -174,8 +181,7 @@ def decay_type_row(key: str, value: Any, upstream: Upstream) -> Answer:
     if value == "none":
         return {key: value}
     total = _optimizer_steps(upstream)
-    why = "set train.max_num_steps to the steps of the run" if total is None else "over all optimizer steps"
-    return {key: value, "train.max_num_steps": total}, why
+    return {key: value, "train.max_num_steps": total}, "over all optimizer steps of the run"
 
 
 def warmup_row(key: str, value: Any, upstream: Upstream) -> Answer:

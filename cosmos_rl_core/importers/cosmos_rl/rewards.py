@@ -13,7 +13,7 @@ _REMOTE = "train.train_policy.remote_reward"
 def remote_row(_: str, value: Any, upstream: Upstream) -> Answer:
     """Return rewards of a service; cosmos-rl's own reward functions have no counterpart."""
     if value is not True:
-        return {"rewards": None}, "cosmos-rl's own reward functions do not exist here: set [[rewards]]"
+        return {"rewards": None}, "cosmos-rl's own rewards do not exist here: set [[rewards]]"
     if not upstream.says(f"{_REMOTE}.reward_fns"):
         return default_reward(), "cosmos-rl's reward if the file names none"
     return {f"rewards[{label}].fn.name": "remote" for label in _labels(upstream)}
@@ -21,7 +21,8 @@ def remote_row(_: str, value: Any, upstream: Upstream) -> Answer:
 
 def default_reward() -> dict[str, Any]:
     """Return the reward that both schemas use if a file names none."""
-    return _remote("dance_grpo", "dance_grpo") | {"rewards[dance_grpo].fn.score_key": "overall_reward"}
+    score_key = {"rewards[dance_grpo].fn.score_key": "overall_reward"}
+    return _remote("dance_grpo", "dance_grpo") | score_key
 
 
 def _remote(label: str, reward_fn: Any) -> dict[str, Any]:
@@ -30,7 +31,8 @@ def _remote(label: str, reward_fn: Any) -> dict[str, Any]:
 
 
 def _labels(upstream: Upstream) -> dict[str, None]:
-    return dict.fromkeys(_label(name) for name in upstream.values if name.startswith(f"{_REMOTE}.reward_fns["))
+    rewards = (name for name in upstream.values if name.startswith(f"{_REMOTE}.reward_fns["))
+    return dict.fromkeys(map(_label, rewards))
 
 
 def _label(key: str) -> str:
@@ -38,9 +40,11 @@ def _label(key: str) -> str:
 
 
 def _name(key: str, value: Any, upstream: Upstream) -> Answer:
-    beside = key.removesuffix("name")
-    bounds = [name for name in ("clip_min", "clip_max") if upstream.says(beside + name)]
-    return {name: held for name, held in _remote(_label(key), value).items() if name.rpartition(".")[2] not in bounds}
+    settings = _remote(_label(key), value)
+    for bound in ("clip_min", "clip_max"):
+        if upstream.says(key.removesuffix("name") + bound):
+            del settings[f"rewards[{_label(key)}].fn.{bound}"]
+    return settings
 
 
 def _weight(key: str, value: Any, _: Upstream) -> Answer:
@@ -59,7 +63,7 @@ def _scale(key: str, value: Any, upstream: Upstream) -> Answer:
 
 def _total_bound(key: str, value: Any, upstream: Upstream) -> Answer:
     if abs(number(value)) < CLIP:
-        raise ConfigError("the sum of rewards has no bounds here: bound each of them by clip_min and clip_max")
+        raise ConfigError("a sum has no bounds here: bound each reward by clip_min and clip_max")
     return "each reward has its own bounds; their sum has none"
 
 

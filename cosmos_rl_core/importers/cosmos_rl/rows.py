@@ -11,7 +11,7 @@ from cosmos_rl_core.errors import ConfigError
 Verdict = Literal["taken", "translated", "no effect here", "open", "refused", "unknown"]
 """``open``: the user must set it, because the file cannot. ``refused`` and ``unknown`` are mistakes."""
 
-CLUSTER = "put processes = ..., dp_shard_size = ... and cp_size = ... in a cluster profile (--cluster)"
+CLUSTER = "put processes, dp_shard_size = ... and cp_size = ... in a cluster profile (--cluster)"
 FLOAT16 = "choose bfloat16 or float32: float16 needs loss scaling, which this project has not"
 DETERMINISTIC = "launch.deterministic sets it; default true"
 
@@ -139,7 +139,7 @@ def unless_none(row: Row) -> Row:
 
 def when(condition: Callable[[Upstream], bool], row: Row, why: str) -> Row:
     """Return a row that has no effect, for the reason ``why``, unless ``condition`` holds for the file."""
-    return lambda key, value, upstream: answer_of(row if condition(upstream) else why, key, value, upstream)
+    return lambda key, value, file: answer_of(row if condition(file) else why, key, value, file)
 
 
 def table(groups: Mapping[str, Row]) -> dict[str, Row]:
@@ -154,10 +154,11 @@ def table(groups: Mapping[str, Row]) -> dict[str, Row]:
 def row_of(table: Mapping[str, Row], key: str) -> Row | None:
     """Return the row of a key: its own, its array's (``a[*].b``), or its whole table's (``a.*``)."""
     for name in (key, re.sub(r"\[[^]]*\]", "[*]", key)):
-        candidates = [name, *(f"{name[:i]}.*" for i in range(len(name) - 1, 0, -1) if name[i] == ".")]
-        for candidate in candidates:
-            if candidate in table:
-                return table[candidate]
+        if name in table:
+            return table[name]
+        while name := name.rpartition(".")[0]:
+            if f"{name}.*" in table:
+                return table[f"{name}.*"]
     return None
 
 

@@ -7,8 +7,8 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.importers.cosmos_rl import diffusers, wfm
-from cosmos_rl_core.importers.cosmos_rl.rows import Meaning, Upstream, Verdict, meaning, nested, row_of
+from cosmos_rl_core.importers.cosmos_rl import diffusers, rows, wfm
+from cosmos_rl_core.importers.cosmos_rl.rows import Meaning, Upstream, Verdict
 
 Schema = Literal["diffusers", "wfm"]
 """cosmos-rl's two kinds of files: of its diffusers path, and of its own Cosmos-Predict2.5 path (``--wfm-mode``)."""
@@ -42,7 +42,8 @@ class Entry:
     @property
     def mistake(self) -> str:
         """Return the line that refuses the key."""
-        return f"{self.key if self.meaning.verdict == 'unknown' else self.written}: {self.meaning.why}"
+        refused = self.key if self.meaning.verdict == "unknown" else self.written
+        return f"{refused}: {self.meaning.why}"
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class Translation:
         """Return one line: the number of keys of each verdict, and the settings left open."""
         counts = ((verdict, len(self.of(verdict))) for verdict in get_args(Verdict))
         words = ", ".join(f"{number} {verdict}" for verdict, number in counts if number)
-        open_settings = (setting for entry in self.of("open") for setting in entry.meaning.settings.items())
-        names = sorted({name for name, held in open_settings if held is None})
+        left_open = [entry.meaning.settings for entry in self.of("open")]
+        names = sorted({name for found in left_open for name, held in found.items() if held is None})
         left = f"; still to set: {', '.join(names)}" if names else ""
         return f"a file of cosmos-rl ({self.schema}): {words}{left}"
 
@@ -101,9 +102,11 @@ def translate(values: Mapping[str, Any]) -> Translation:
     settings: dict[str, Any] = {}
     # Keys of the file come last, so that they replace defaults.
     for entry in sorted(report, key=lambda entry: entry.said):
-        settings |= {name: held for name, held in entry.meaning.settings.items() if held is not None}
-    found = nested(settings)
-    return Translation(schema, {section: found[section] for section in _SECTIONS if section in found}, report)
+        found = entry.meaning.settings.items()
+        settings |= {name: value for name, value in found if value is not None}
+    tables_of_ours = rows.nested(settings)
+    ordered = {name: tables_of_ours[name] for name in _SECTIONS if name in tables_of_ours}
+    return Translation(schema, ordered, report)
 
 
 def translated(values: dict[str, Any], source: str) -> dict[str, Any]:
@@ -138,17 +141,18 @@ def _entries(upstream: Upstream, tables: ModuleType) -> Iterator[Entry]:
 
 
 def _meaning(key: str, value: Any, upstream: Upstream, tables: ModuleType) -> Meaning:
-    row = row_of(tables.TABLE, key)
-    if row is None and value == {} and any(name.startswith(f"{key}.") for name in tables.TABLE):
-        row = "an empty table"
-    return Meaning("unknown", why=_unknown(key, tables)) if row is None else meaning(row, key, value, upstream)
+    if (row := rows.row_of(tables.TABLE, key)) is not None:
+        return rows.meaning(row, key, value, upstream)
+    if value == {} and any(name.startswith(f"{key}.") for name in tables.TABLE):
+        return Meaning("no effect here", why="an empty table")
+    return Meaning("unknown", why=_unknown(key, tables))
 
 
 def _unknown(key: str, tables: ModuleType) -> str:
     """Return the message with the most similar known key, of the same table if there is one."""
     known = [name for name in tables.TABLE if not name.endswith(".*")]
     parent, _, last = key.rpartition(".")
-    beside = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == parent]
-    close = [f"{parent}.{name}" if parent else name for name in difflib.get_close_matches(last, beside, n=1)]
+    beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent}
+    close = [beside[name] for name in difflib.get_close_matches(last, beside, n=1)]
     close = close or difflib.get_close_matches(key, known, n=1)
     return f"unknown key; did you mean {close[0]!r}?" if close else "unknown key"

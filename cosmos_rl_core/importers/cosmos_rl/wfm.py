@@ -1,5 +1,6 @@
 """Rows of cosmos-rl's own Cosmos-Predict2.5 path (``--wfm-mode``): FlowGRPO and DDRL, "schema B"."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from cosmos_rl_core.importers.cosmos_rl import wfm_rows as special
@@ -17,7 +18,7 @@ from cosmos_rl_core.importers.cosmos_rl.rows import (
     unless_none,
     when,
 )
-from cosmos_rl_core.importers.cosmos_rl.wfm_rows import POLICY, REWARDS, RL, SAMPLE, VIDEO, has_data, trains_on_data
+from cosmos_rl_core.importers.cosmos_rl.wfm_rows import POLICY, REWARDS, RL, SAMPLE, VIDEO
 
 MARKS = (
     "model", "optimizer", "scheduler", "trainer", "model_parallel", "job", "checkpoint", "dataloader_train",
@@ -74,26 +75,22 @@ def check_kind(upstream: Upstream) -> None:
     """Accept every file: this schema has diffusion models only."""
 
 
-def implied(upstream: Upstream) -> list[tuple[dict[str, Any], str]]:
-    """Return settings that no key sets, because cosmos-rl fixes them in its code, each with a reason."""
-    unclipped = not upstream.says("trainer.callbacks[grad_clip]")
-    arithmetic = {f"{POLICY}.ratio_mode": "unnormalised"}
+def implied(upstream: Upstream) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield settings that no key sets, because cosmos-rl fixes them in its code, each with a reason."""
+    algorithm = "ddrl" if special.trains_on_data(upstream) else "grpo"
+    yield {f"{POLICY}.type": algorithm}, "ddrl if data_beta is above 0"
+    yield {f"{POLICY}.ratio_mode": "unnormalised"}, "clip_ratio has the units of cosmos-rl"
     if number(upstream[f"{RL}.kl_beta"]) > 0:
-        arithmetic[f"{POLICY}.kl_mode"] = "unnormalised"
-    one_each = {"rollout.n_generation_mini_batch": 1, "rollout.samples_per_shard": 1, f"{POLICY}.mini_batch": 1}
-    found = [
-        ({f"{POLICY}.type": "ddrl" if trains_on_data(upstream) else "grpo"}, "ddrl where data_beta is above 0"),
-        (arithmetic, "clip_ratio and kl_beta are in the units of cosmos-rl's arithmetic"),
-        ({f"{SAMPLE}.solver": "edm"}, "cosmos-rl's sampler of this path"),
-        ({"policy.model_gradient_checkpointing": True}, "cosmos-rl checkpoints activations"),
-        ({"policy.diffusers.max_prompt_length": 512}, "cosmos-rl pads prompts to 512 tokens"),
-        (one_each, "cosmos-rl holds one sample a model instance"),
-    ]
-    if has_data(upstream):
-        found.append((special.media(upstream, f"{POLICY}.data"), "the clips are prompts, and data"))
-    if unclipped:
-        found.append(({"train.optm_grad_norm_clip": 1e9}, "gradients are clipped only where the callback grad_clip is"))
-    return found
+        yield {f"{POLICY}.kl_mode": "unnormalised"}, "kl_beta has the units of cosmos-rl"
+    yield {f"{SAMPLE}.solver": "edm"}, "cosmos-rl's sampler of this path"
+    yield {"policy.model_gradient_checkpointing": True}, "cosmos-rl checkpoints activations"
+    yield {"policy.diffusers.max_prompt_length": 512}, "cosmos-rl pads prompts to 512 tokens"
+    sizes = ("rollout.n_generation_mini_batch", "rollout.samples_per_shard", f"{POLICY}.mini_batch")
+    yield dict.fromkeys(sizes, 1), "cosmos-rl holds one sample per model instance"
+    if special.has_data(upstream):
+        yield special.media(upstream, f"{POLICY}.data"), "the clips are prompts, and data"
+    if not upstream.says("trainer.callbacks[grad_clip]"):
+        yield {"train.optm_grad_norm_clip": 1e9}, "only the callback grad_clip clips gradients"
 
 
 _PIPELINE = "the pipeline in policy.model_name_or_path sets it"
@@ -218,7 +215,7 @@ TABLE: dict[str, Row] = table({
     "dataloader_train.image_dataloader.*": "no images join videos",
     "dataloader_val.*": _NO_VALIDATION,
 }) | {
-    key: when(trains_on_data, row, "data_beta = 0: there is no diffusion loss on data")
+    key: when(special.trains_on_data, row, "data_beta = 0: there is no diffusion loss on data")
     for key, row in {
         "model.conditioner[text].dropout_rate": to(f"{POLICY}.text_dropout"),
         f"{RL}.use_rl_sigma_and_noise": named(POLICY),

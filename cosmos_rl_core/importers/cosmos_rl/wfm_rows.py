@@ -10,6 +10,7 @@ from cosmos_rl_core.importers.cosmos_rl.rows import Answer, Upstream, count, num
 POLICY, SAMPLE = "train.train_policy", "policy.diffusers.sample"
 RL, REWARDS = "model.rl", "model.rl.reward_config"
 VIDEO = "dataloader_train.video_dataloader"
+_MADE_UP = f"{VIDEO}.dataloader.dataset"
 
 BASES = {"nvidia/Cosmos-Predict2.5-2B", "nvidia/Cosmos-Predict2.5-14B"}
 """Repositories that hold cosmos-rl's own checkpoints and, in other revisions, diffusers pipelines of them."""
@@ -53,7 +54,8 @@ def guidance_scale(guidance: Any) -> float:
 
 def model_row(_: str, __: Any, upstream: Upstream) -> Answer:
     """Return the pipeline with the weights of a checkpoint of cosmos-rl; without a checkpoint, train from scratch."""
-    target, path, revision = "policy.model_name_or_path", upstream["checkpoint.load_path"], _revision(upstream)
+    target, path = "policy.model_name_or_path", upstream["checkpoint.load_path"]
+    revision = _revision(upstream)
     if path == "":
         large = upstream["model.net.model_channels"] == CHANNELS_OF_14B
         name = f"nvidia/Cosmos-Predict2.5-{'14B' if large else '2B'}@{revision}"
@@ -87,17 +89,17 @@ def _size(upstream: Upstream) -> list[int]:
     """Return height and width, in either order of writing: cosmos-rl's recipes write the width first."""
     written = upstream[f"{VIDEO}.video_size"]
     if written is None:
-        resolution = str(upstream[f"{VIDEO}.dataloader.dataset.resolution"] or upstream["model.resolution"])
-        if resolution not in SIZES:
-            raise ConfigError(f"no size is known for the resolution {resolution!r}; known: {', '.join(SIZES)}")
-        return list(SIZES[resolution])
+        resolution = upstream[f"{_MADE_UP}.resolution"] or upstream["model.resolution"]
+        if str(resolution) not in SIZES:
+            raise ConfigError(f"unknown resolution {resolution!r}; known: {', '.join(SIZES)}")
+        return list(SIZES[str(resolution)])
     if not isinstance(written, list) or len(written) != 2:
         raise ConfigError(f"{VIDEO}.video_size must be two numbers")
     return sorted(map(count, written))
 
 
 def _frames(upstream: Upstream) -> int:
-    written = upstream[f"{VIDEO}.num_frames"] or upstream[f"{VIDEO}.dataloader.dataset.num_video_frames"]
+    written = upstream[f"{VIDEO}.num_frames"] or upstream[f"{_MADE_UP}.num_video_frames"]
     return count(written) if written else 1 + LATENT_FRAMES * (upstream.count("model.state_t") - 1)
 
 
@@ -119,8 +121,8 @@ def dataset_row(_: str, __: Any, upstream: Upstream) -> Answer:
     kind = upstream["dataloader_train.type"]
     if kind == "local" and not upstream[f"{VIDEO}.dataset_dir"]:
         return {f"{POLICY}.dataset": None}, "no dataset_dir: set it to a dataset"
-    if kind not in ("local", "web") or (kind == "web" and not upstream[f"{VIDEO}.dataloader.dataset.len_t5"]):
-        raise ConfigError("cosmos-rl has no dataset of this kind; put clips into a folder and set type = local")
+    if kind != "local" and not (kind == "web" and upstream[f"{_MADE_UP}.len_t5"]):
+        raise ConfigError("no such dataset in cosmos-rl; put clips into a folder and set type = local")
     return media(upstream, f"{POLICY}.dataset"), "captions are the prompts"
 
 
@@ -202,7 +204,8 @@ DECAYS = {"lambda_linear": "linear", "lambda_warmpup_cos": "cosine"}
 
 def decay_row(_: str, value: Any, upstream: Upstream) -> Answer:
     """Return the decay after the warm-up."""
-    floor, cycle = _only("f_min", upstream) / _only("f_max", upstream), _only("cycle_lengths", upstream)
+    floor = _only("f_min", upstream) / _only("f_max", upstream)
+    cycle = _only("cycle_lengths", upstream)
     if floor == 1 or math.isinf(cycle):
         return {"train.optm_decay_type": "none"}, "flat after the warm-up"
     settings = {
