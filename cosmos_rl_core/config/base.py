@@ -43,7 +43,8 @@ def _identity(value: Any) -> Any:
 def _counts(extra: Any, value: Any) -> bool:
     if not isinstance(extra, dict):
         return True
-    return extra.get("identity", True) and not ("neutral" in extra and _identity(value) == extra["neutral"])
+    neutral = "neutral" in extra and _identity(value) == extra["neutral"]
+    return extra.get("identity", True) and not neutral
 
 
 def written(section: Section, *names: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Resources that a stage requests from a cluster's scheduler: one section for Slurm, one for Kubernetes."""
 
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -47,6 +47,9 @@ class KubernetesResources(Resources):
     """Labels that nodes must have."""
 
 
+_R = TypeVar("_R", bound=Resources)
+
+
 class Holding(Section):
     """How a flow keeps its allocations."""
 
@@ -72,7 +75,7 @@ class SlurmConfig(SlurmResources, Holding):
 
     def resources_of(self, stage: str) -> SlurmResources:
         """Return the resources of one stage."""
-        return SlurmResources.model_validate(_merged(self, SlurmResources, self.stages.get(stage)))
+        return _merged(self, SlurmResources, self.stages.get(stage))
 
 
 class KubernetesConfig(KubernetesResources, Holding):
@@ -94,14 +97,14 @@ class KubernetesConfig(KubernetesResources, Holding):
     @model_validator(mode="after")
     def _has_image(self) -> "KubernetesConfig":
         if not self.image:
-            raise ValueError("launch.kubernetes.image must name a container image with this project in it")
+            raise ValueError("launch.kubernetes.image must name an image with this project in it")
         return self
 
     def resources_of(self, stage: str) -> KubernetesResources:
         """Return the resources of one stage."""
-        return KubernetesResources.model_validate(_merged(self, KubernetesResources, self.stages.get(stage)))
+        return _merged(self, KubernetesResources, self.stages.get(stage))
 
 
-def _merged(every_stage: Section, kind: type[Section], one_stage: Section | None) -> dict[str, Any]:
+def _merged(every_stage: Holding, kind: type[_R], one_stage: _R | None) -> _R:
     own = {} if one_stage is None else one_stage.model_dump(exclude_unset=True)
-    return every_stage.model_dump(include=set(kind.model_fields)) | own
+    return kind.model_validate(every_stage.model_dump(include=set(kind.model_fields)) | own)

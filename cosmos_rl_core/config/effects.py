@@ -31,7 +31,8 @@ def unread(place: str, section: Section, *rows: tuple[bool, str, str]) -> Iterat
 def without_effect(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for each group of settings of a recipe that were written and that nothing reads."""
     yield from of_launch(recipe.launch)
-    yield from (f"train.train_policy.{sentence}" for sentence in recipe.train.train_policy.without_effect())
+    options = recipe.train.train_policy
+    yield from (f"train.train_policy.{sentence}" for sentence in options.without_effect())
     for of in (_of_training, _of_levels, _of_sampling, _of_rewards):
         yield from of(recipe)
 
@@ -50,8 +51,9 @@ def of_launch(launch: LaunchConfig) -> Iterator[str]:
     if max([launch.processes, *launch.stage_processes.values()]) == 1 and launch.dp_shard_size > 1:
         yield f"launch.dp_shard_size = {launch.dp_shard_size} without effect: every stage is one process"
     if launch.launcher != "local":
-        given_back = (not launch.allocations.hold, "idle_s", "hold = false gives every allocation back at once")
-        yield from unread(f"launch.{launch.launcher}", launch.allocations, given_back)
+        allocations = launch.allocations
+        never_idle = (not allocations.hold, "idle_s", "hold = false ends allocations at once")
+        yield from unread(f"launch.{launch.launcher}", allocations, never_idle)
 
 
 def _of_training(recipe: Recipe) -> Iterator[str]:

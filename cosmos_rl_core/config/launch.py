@@ -102,7 +102,7 @@ class LaunchConfig(Section):
     def _stages_have_room(self) -> "LaunchConfig":
         most = max([self.processes, *self.stage_processes.values()])
         if self.mode == "warm" and (most > 1 or self.stage_gpus):
-            raise ValueError("mode = 'warm' forks single processes on the CPU; use mode = 'cold' here")
+            raise ValueError("mode = 'warm' is for one process on a CPU; use mode = 'cold' here")
         mistakes: dict[str, list[str]] = {}
         for stage in dict.fromkeys((*ON_POLICY, *self.stage_processes, "any other stage")):
             try:
@@ -110,7 +110,8 @@ class LaunchConfig(Section):
             except ConfigError as error:
                 mistakes.setdefault(str(error), []).append(stage)
         if mistakes:
-            raise ValueError("; ".join(f"{', '.join(stages)}: {text}" for text, stages in mistakes.items()))
+            found = (f"{', '.join(stages)}: {text}" for text, stages in mistakes.items())
+            raise ValueError("; ".join(found))
         for stage, gpus in self.stage_gpus.items():
             if len(set(gpus)) != len(gpus) or len(gpus) < self.processes_of(stage):
                 raise ValueError(
@@ -124,15 +125,15 @@ class LaunchConfig(Section):
         if self.launcher == "local":
             return self
         if self.gpu_limit is not None:
-            raise ValueError(f"gpu_limit needs launcher = 'local'; {self.launcher!r} has its own queue")
+            raise ValueError(f"gpu_limit needs launcher = 'local', found {self.launcher!r}")
         if self.mode == "warm":
-            raise ValueError(f"mode = 'warm' forks here; launcher = {self.launcher!r} needs mode = 'cold'")
+            raise ValueError(f"launcher = {self.launcher!r} needs mode = 'cold'")
         if self.launcher == "kubernetes" and self.kubernetes is None:
             raise ValueError("launcher = 'kubernetes' needs a table [launch.kubernetes]")
         for stage in ("every stage", *self.allocations.stages, *self.stage_processes):
             processes, nodes = self.processes_of(stage), self.nodes_of(stage)
             if processes % nodes:
-                raise ValueError(f"{processes} processes of {stage} cannot be spread over {nodes} nodes")
+                raise ValueError(f"{processes} processes of {stage} cannot share {nodes} nodes evenly")
         return self
 
     @property

@@ -48,6 +48,10 @@ def _regexes(patterns: dict[str, Any]) -> dict[str, Any]:
     return patterns
 
 
+Init = Annotated[
+    Literal["gaussian", "kaiming"],
+    BeforeValidator(_known_init, json_schema_input_type=Literal["gaussian", "kaiming", True]),
+]
 Ranks = Annotated[dict[str, Annotated[int, Field(ge=1)]], AfterValidator(_regexes)]
 Alphas = Annotated[dict[str, Annotated[float, Field(gt=0)]], AfterValidator(_regexes)]
 
@@ -59,13 +63,10 @@ class LoraConfig(Section):
     """Rank of the adapters. A higher rank can learn more per step; memory grows in proportion."""
     lora_alpha: float = Field(default=8.0, gt=0)
     """Scale of the adapters: their output is multiplied by ``lora_alpha / r``."""
-    target_modules: tuple[str, ...] = Field(default=("to_q", "to_k", "to_v", "to_out.0"), min_length=1)
+    target_modules: tuple[str, ...] = Field(("to_q", "to_k", "to_v", "to_out.0"), min_length=1)
     """Suffixes of the names of modules that get an adapter, or ``"all-linear"`` for every linear module, including
     time embeddings, text embeddings and the output."""
-    init_lora_weights: Annotated[
-        Literal["gaussian", "kaiming"],
-        BeforeValidator(_known_init, json_schema_input_type=Literal["gaussian", "kaiming", True]),
-    ] = "gaussian"
+    init_lora_weights: Init = "gaussian"
     """Initialization of A: normal with standard deviation ``1 / r``, or Kaiming-uniform (also written ``true``). B
     starts at zero, so that version 0 is exactly the base model."""
     use_rslora: bool = False

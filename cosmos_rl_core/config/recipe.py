@@ -3,7 +3,7 @@
 import difflib
 import json
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -195,7 +195,8 @@ def _mistakes(recipe: Recipe) -> Iterator[str]:
 
 def _stale_mistakes(recipe: Recipe) -> Iterator[str]:
     train, staleness = recipe.train, f"train.staleness = {recipe.train.staleness}"
-    update, rollout = (set(recipe.launch.stage_gpus.get(stage, ())) for stage in ("update", "rollout"))
+    gpus = recipe.launch.stage_gpus
+    update, rollout = set(gpus.get("update", ())), set(gpus.get("rollout", ()))
     if not train.train_policy.rewarded:
         yield f"{staleness}: {train.train_policy.type} makes no rollouts"
     if update & rollout or bool(update) != bool(rollout):
@@ -210,11 +211,13 @@ def _stale_mistakes(recipe: Recipe) -> Iterator[str]:
         )
 
 
+Values = dict[str, Any]
+"""Plain values of a TOML file."""
 _WRITTEN = "written by a person"
 """Validation context of recipes from TOML, whose set fields are those that a person wrote."""
 
 
-def read_values(path: str, overrides: list[str] | None = None, cluster: str | None = None) -> dict[str, Any]:
+def read_values(path: str, overrides: Sequence[str] = (), cluster: str | None = None) -> Values:
     """Return the plain values of a TOML recipe with overrides ``a.b.c=value`` (TOML values; bare words are strings).
 
     Files of cosmos-rl are translated first. ``cluster`` is a TOML file whose ``[launch]`` replaces the recipe's. Raises
@@ -224,16 +227,16 @@ def read_values(path: str, overrides: list[str] | None = None, cluster: str | No
     _place_plugins(values, file.parent)
     if cluster is not None:
         values |= _profile(cluster)
-    for override in overrides or []:
+    for override in overrides:
         _apply(values, override)
     _place_plugins(values, Path.cwd())
     return values
 
 
-def _place_plugins(values: dict[str, Any], folder: Path) -> None:
+def _place_plugins(values: Values, folder: Path) -> None:
     """Resolve relative paths of plugins against ``folder``. Values of other types are left for validation."""
     if isinstance(paths := values.get("plugins"), list):
-        values["plugins"] = [str(folder / path) if isinstance(path, str) else path for path in paths]
+        values["plugins"] = [str(folder / at) if isinstance(at, str) else at for at in paths]
 
 
 def launch_of(cluster: str) -> LaunchConfig:
@@ -244,14 +247,14 @@ def launch_of(cluster: str) -> LaunchConfig:
     return launch
 
 
-def _profile(cluster: str) -> dict[str, Any]:
+def _profile(cluster: str) -> Values:
     profile = read_toml(shipped.path_of(cluster, "cluster profile"), "deployments/clusters/local.toml")
     if profile.keys() != {"launch"}:
         raise ConfigError(f"{cluster} must hold the table [launch] only, found {sorted(profile)}")
     return profile
 
 
-def read_toml(path: str | Path, example: str) -> dict[str, Any]:
+def read_toml(path: str | Path, example: str) -> Values:
     """Read a TOML file. Raises :class:`ConfigError`, which names ``example``, if it is missing or not TOML."""
     file = Path(path)
     if not file.is_file():
@@ -262,7 +265,7 @@ def read_toml(path: str | Path, example: str) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
-def check(values: dict[str, Any], source: str) -> Recipe:
+def check(values: Values, source: str) -> Recipe:
     """Build a recipe from plain values, strictly typed. Raises one :class:`ConfigError` with all mistakes."""
     return _validated(Recipe, values, source)
 
@@ -273,7 +276,8 @@ _S = TypeVar("_S", bound=Section)
 def _validated(model: type[_S], values: Any, source: str) -> _S:
     try:
         # Through JSON, whose strict mode also accepts arrays for tuples and whole numbers for floats.
-        return model.model_validate_json(json.dumps(values, default=str), strict=True, context=_WRITTEN)
+        text = json.dumps(values, default=str)
+        return model.model_validate_json(text, strict=True, context=_WRITTEN)
     except ValidationError as error:
         mistakes = [line for item in error.errors() for line in _line(item, model).splitlines()]
         raise ConfigError("\n  ".join([f"{source}:", *mistakes])) from error
@@ -324,10 +328,11 @@ def _known_fields(location: tuple[Any, ...], model: type[BaseModel]) -> list[str
 def _sections(annotation: Any) -> list[type[BaseModel]]:
     if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return [section for argument in get_args(annotation) for section in _sections(argument)]
-    return [annotation, *(section for child in annotation.__subclasses__() for section in _sections(child))]
+    below = [section for child in annotation.__subclasses__() for section in _sections(child)]
+    return [annotation, *below]
 
 
-def _apply(values: dict[str, Any], override: str) -> None:
+def _apply(values: Values, override: str) -> None:
     path, separator, text = override.partition("=")
     keys = path.strip().split(".")
     if not separator or not all(keys):

@@ -1,5 +1,6 @@
 """Writer of TOML, which the standard library only reads."""
 
+import itertools
 import json
 import math
 import re
@@ -18,7 +19,8 @@ def dumps(values: dict[str, Any]) -> str:
 
 
 def _table(values: dict[str, Any], name: tuple[str, ...]) -> Iterator[str]:
-    lines = [f"{_key(key)} = {_value(value)}" for key, value in values.items() if not _has_header(value)]
+    plain = {key: value for key, value in values.items() if not _has_header(value)}
+    lines = [_line(key, value) for key, value in plain.items()]
     if name and (lines or not values):
         yield from ["", f"[{'.'.join(map(_key, name))}]"]
     yield from lines
@@ -28,13 +30,17 @@ def _table(values: dict[str, Any], name: tuple[str, ...]) -> Iterator[str]:
         elif _has_header(value):
             for entry in value:
                 yield from ["", f"[[{'.'.join(map(_key, (*name, key)))}]]"]
-                yield from (f"{_key(inner)} = {_value(held)}" for inner, held in entry.items())
+                yield from itertools.starmap(_line, entry.items())
 
 
 def _has_header(value: Any) -> bool:
-    return isinstance(value, dict) or (
-        isinstance(value, list | tuple) and bool(value) and all(isinstance(entry, dict) for entry in value)
-    )
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(entry, dict) for entry in value)
+    return isinstance(value, dict)
+
+
+def _line(key: str, value: Any) -> str:
+    return f"{_key(key)} = {_value(value)}"
 
 
 def _key(key: str) -> str:
@@ -58,7 +64,9 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         items = [_value(item) for item in value]
         line = f"[{', '.join(items)}]"
-        return line if len(line) < LINE_LENGTH - 20 else "[\n" + "".join(f"    {item},\n" for item in items) + "]"
+        if len(line) < LINE_LENGTH - 20:
+            return line
+        return "\n".join(["[", *(f"    {item}," for item in items), "]"])
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(key)} = {_value(held)}" for key, held in value.items()) + " }"
+        return f"{{ {', '.join(itertools.starmap(_line, value.items()))} }}"
     raise TypeError(f"TOML has no spelling for {value!r}")

@@ -32,7 +32,8 @@ def _options(kind: str, key: str, name: str) -> type[Section]:
     if not (isinstance(options, type) and issubclass(options, base)):
         raise ConfigError(f"{module.__file__}: Options must be a subclass of {base.__name__}")
     if (found := options.model_fields[key].annotation) != Literal[name]:
-        raise ConfigError(f"{module.__file__}: Options.{key} must be Literal[{name!r}], found {found}")
+        expected = f"Options.{key} must be Literal[{name!r}]"
+        raise ConfigError(f"{module.__file__}: {expected}, found {found}")
     return options
 
 
@@ -203,7 +204,7 @@ class OptimizerConfig(Section):
             )
         ratio = self.optm_decay_ratio
         if ratio is not None and round(self.max_num_steps * ratio) == 0:
-            raise ValueError(f"optm_decay_ratio = {ratio} of max_num_steps = {self.max_num_steps} is 0 steps")
+            raise ValueError(f"optm_decay_ratio = {ratio} of {self.max_num_steps} steps is 0 steps")
         return self
 
 

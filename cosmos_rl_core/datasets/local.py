@@ -33,7 +33,8 @@ MAX_MISTAKES = 50
 """Mistakes that are named; of more, only the number is given."""
 
 _ITEM_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
-_UNREADABLE = (OSError, EOFError, ValueError, SyntaxError, IndexError, Image.DecompressionBombError, av.FFmpegError)
+_DAMAGED = (OSError, EOFError, ValueError, SyntaxError, IndexError)
+_UNREADABLE = (*_DAMAGED, Image.DecompressionBombError, av.FFmpegError)
 """What Pillow and FFmpeg raise on a damaged file."""
 
 
@@ -120,9 +121,10 @@ def fit(picture: Image.Image, size: tuple[int, int]) -> np.ndarray:
     """
     height, width = size
     scale = max(width / picture.width, height / picture.height)
-    covering = (max(width, round(picture.width * scale)), max(height, round(picture.height * scale)))
-    left, top = (covering[0] - width) // 2, (covering[1] - height) // 2
-    scaled = picture.resize(covering, Image.Resampling.BICUBIC)
+    across = max(width, round(picture.width * scale))
+    down = max(height, round(picture.height * scale))
+    left, top = (across - width) // 2, (down - height) // 2
+    scaled = picture.resize((across, down), Image.Resampling.BICUBIC)
     return np.asarray(scaled.crop((left, top, left + width, top + height)), dtype=np.uint8)
 
 
@@ -134,21 +136,24 @@ def _items(options: Options, *, decode: bool) -> list[_Item]:
     for item_id in sorted(media.keys() | captions.keys()):
         try:
             item = _item(item_id, media.get(item_id, []), captions.get(item_id, []))
-            ids = [item_id] if options.clips == 1 else [f"{item_id}-{clip:02d}" for clip in range(options.clips)]
-            items += [replace(item, item_id=clip_id, clip=clip) for clip, clip_id in enumerate(ids)]
+            items += [_clip(item, clip, options.clips) for clip in range(options.clips)]
         except ConfigError as error:
             mistakes += str(error).splitlines()
     if decode:
         # Threads: decoding is most of the time, and leaves the interpreter to the others.
         with ThreadPoolExecutor() as pool:
-            found = pool.map(lambda file: _fault(file, options), sorted(itertools.chain(*media.values())))
-            mistakes += [fault for fault in found if fault is not None]
+            files = sorted(itertools.chain(*media.values()))
+            mistakes += filter(None, pool.map(_fault, files, itertools.repeat(options)))
     if not media and not captions:
         mistakes.append("no image or video with a caption")
     if mistakes:
         more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
         raise ConfigError("\n    ".join([f"{options.local_dir}:", *mistakes[:MAX_MISTAKES], *more]))
     return items
+
+
+def _clip(item: _Item, clip: int, clips: int) -> _Item:
+    return item if clips == 1 else replace(item, item_id=f"{item.item_id}-{clip:02d}", clip=clip)
 
 
 def _find(local_dir: str) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
@@ -178,13 +183,12 @@ def _item(item_id: str, media: list[Path], captions: list[Path]) -> _Item:
     name = (media or captions)[0].name
     mistakes = []
     if not _ITEM_ID.fullmatch(item_id):
-        mistakes.append(f"{name}: not a name for an item; rename it to at most 80 letters, digits, '_', '-' and '.'")
+        mistakes.append(f"{name}: rename it to at most 80 letters, digits, '_', '-' and '.'")
     if not media:
         mistakes.append(f"{name}: no image or video of that name")
-    if len(media) > 1:
-        mistakes.append(f"{name}: more than one medium of that name: {', '.join(file.name for file in media)}")
-    if len(captions) > 1:
-        mistakes.append(f"{name}: more than one caption: {', '.join(file.name for file in captions)}")
+    for kind, files in (("medium", media), ("caption", captions)):
+        if len(files) > 1:
+            mistakes.append(f"{name}: more than one {kind}: {', '.join(file.name for file in files)}")
     text = ""
     try:
         text = _caption(captions[0] if captions else None, name)
@@ -235,7 +239,8 @@ def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
     except _UNREADABLE as error:
         raise ConfigError(f"{file.name}: cannot be read: {_line(error)}") from error
     if count < frames:
-        raise ConfigError(f"{file.name}: {start + count} frames, expected at least {start + frames}")
+        found = f"{start + count} frames, expected at least {start + frames}"
+        raise ConfigError(f"{file.name}: {found}")
 
 
 def _start(file: Path, options: Options, clip: int) -> int:

@@ -32,7 +32,7 @@ class Options(DatasetOptions):
         if min(self.size) < 1:
             raise ValueError(f"size must be positive, got {list(self.size)}")
         if self.num_prompts > self.num_items:
-            raise ValueError(f"num_prompts = {self.num_prompts} is more than num_items = {self.num_items}")
+            raise ValueError(f"num_prompts {self.num_prompts} is more than num_items {self.num_items}")
         return self
 
 

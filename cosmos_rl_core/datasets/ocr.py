@@ -37,7 +37,7 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
 
 def _read(path: Path) -> str:
     if not path.is_file():
-        raise ConfigError(f"no prompt file at {path}; expected local_dir to hold train.txt and test.txt")
+        raise ConfigError(f"no file {path}; expected train.txt and test.txt in local_dir")
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

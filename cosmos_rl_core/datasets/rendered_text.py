@@ -63,16 +63,18 @@ class Options(DatasetOptions):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        strange = sorted({c for c in self.alphabet if not c.isprintable() or c.isspace() or c == '"'})
-        if strange or len(set(self.alphabet)) != len(self.alphabet):
-            raise ValueError(f"alphabet {self.alphabet!r} must hold different visible characters, no double quote")
+        visible = all(c.isprintable() and not c.isspace() and c != '"' for c in self.alphabet)
+        if not visible or len(set(self.alphabet)) != len(self.alphabet):
+            expected = "must hold different visible characters, no double quote"
+            raise ValueError(f"alphabet {self.alphabet!r} {expected}")
         num_words = len(self.alphabet) ** self.length
         if num_words > MAX_WORDS:
-            raise ValueError(f"alphabet and length make {num_words} words; at most {MAX_WORDS} are supported")
+            raise ValueError(f"alphabet and length make {num_words} words, more than {MAX_WORDS}")
         if num_words <= self.num_test_words:
-            raise ValueError(f"num_test_words {self.num_test_words} leaves nothing of {num_words} words to train on")
-        if not 1 <= self.font_sizes[0] <= self.font_sizes[1] or min(self.size) < 1 or min(self.jitter) < 0:
-            raise ValueError("font_sizes must be positive and rising, size positive, jitter not negative")
+            raise ValueError(f"num_test_words {self.num_test_words} leaves none of {num_words} words")
+        smallest, largest = self.font_sizes
+        if not 1 <= smallest <= largest or min(self.size) < 1 or min(self.jitter) < 0:
+            raise ValueError("expected rising font_sizes above 0, size above 0 and jitter from 0")
         return self
 
 
@@ -88,10 +90,11 @@ def prompt_text(word: str) -> str:
 
 def words(options: Options) -> list[str]:
     """The words of the split, in alphabet order; a function of the alphabet and the two counts, never of a run."""
-    every = ["".join(letters) for letters in itertools.product(options.alphabet, repeat=options.length)]
-    order = seeds.permutation(len(every), "rendered_text", "split", options.alphabet, options.length)
+    alphabet, length, tests = options.alphabet, options.length, options.split == "test"
+    every = map("".join, itertools.product(alphabet, repeat=length))
+    order = seeds.permutation(len(alphabet) ** length, "rendered_text", "split", alphabet, length)
     test = set(order[: options.num_test_words])
-    return [word for index, word in enumerate(every) if (index in test) == (options.split == "test")]
+    return [word for index, word in enumerate(every) if (index in test) == tests]
 
 
 def digest(options: Options) -> str:
@@ -165,7 +168,8 @@ def _spoil(image: Image.Image, background: Rgb, ink: Rgb, rng: np.random.Generat
         return image
     if kind == 2:
         return image.filter(ImageFilter.GaussianBlur(float(rng.uniform(0.6, 1.1))))
-    return Image.blend(image, Image.new("RGB", image.size, background), float(rng.uniform(0.4, 0.65)))
+    faded = Image.new("RGB", image.size, background)
+    return Image.blend(image, faded, float(rng.uniform(0.4, 0.65)))
 
 
 def _strike(image: Image.Image, ink: Rgb, rng: np.random.Generator) -> None:

@@ -11,11 +11,11 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
 import numpy as np
+from httpx import Response
 
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.rewards._service import (
@@ -42,6 +42,9 @@ _NOT_READY = frozenset({202, 400})
 _SHOWN = 300
 _NEVER = (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.TooManyRedirects)
 """Errors of requests that no repetition can mend."""
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+"""OpenSSL's reasons for a server without TLS."""
+_ANSWER = "the reward service's answer"
 _REMEDIES = {
     401: f"set {TOKEN}",
     403: f"set {TOKEN}",
@@ -102,7 +105,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._http.close()
 
     def check(self) -> str:
@@ -110,40 +113,36 @@ class Client:
 
         Raises :class:`ConfigError` like a run, and :class:`UnavailableError` without repetitions.
         """
-        enqueue_url, fetch_url = self._service.enqueue_url, self._service.fetch_url
-        enqueue = self._checked("GET", enqueue_url)
-        fetch = self._checked("POST", fetch_url, data={"uuid": "check", "type": "check"})
-        return f"answers {enqueue} at {without_secrets(enqueue_url)} and {fetch} at {without_secrets(fetch_url)}"
+        nothing = {"uuid": "check", "type": "check"}
+        enqueue = self._checked("GET", self._service.enqueue_url)
+        fetch = self._checked("POST", self._service.fetch_url, data=nothing)
+        return f"answers {enqueue} and {fetch}"
 
-    def _checked(self, method: str, url: str, **request: Any) -> int:
+    def _checked(self, method: str, url: str, **request: Any) -> str:
         deadline_s = time.monotonic() + min(PULL_TIMEOUT_S, self._timeout_s)
         try:
             answer = self._try(method, url, deadline_s, PULL_TIMEOUT_S, **request)
         except RefusedError as error:
             raise UnavailableError(str(error)) from error
         if isinstance(answer, str):
-            raise UnavailableError(f"the reward service at {without_secrets(url)} did not answer: {answer}")
+            raise UnavailableError(f"{_place(url)} did not answer: {answer}")
         if answer.status_code in (401, 403) or answer.is_redirect:
             self._require_understood(url, answer)
         if answer.is_server_error and answer.status_code != httpx.codes.NOT_IMPLEMENTED:
-            raise UnavailableError(f"the reward service at {without_secrets(url)} answered {self._quote(answer)}")
-        return answer.status_code
+            raise UnavailableError(f"{_place(url)} answered {self._quote(answer)}")
+        return f"{answer.status_code} at {without_secrets(url)}"
 
     def enqueue(self, body: bytes) -> Ticket:
         """Send one frame. Raises :class:`RefusedError` if the service does not accept it."""
         deadline_s = time.monotonic() + self._timeout_s
-        answer = self._post(
-            self._service.enqueue_url,
-            deadline_s,
-            self._service.enqueue_timeout_s(len(body)),
-            content=body,
-            headers={"Content-Type": "application/octet-stream"},
-        )
+        url, limit_s = self._service.enqueue_url, self._service.enqueue_timeout_s(len(body))
+        headers = {"Content-Type": "application/octet-stream"}
+        answer = self._post(url, deadline_s, limit_s, content=body, headers=headers)
         if not answer.is_success:
             raise RefusedError(self._quote(answer))
         told = self._json(answer)
         if not isinstance(told.get("uuid"), str) or not told["uuid"]:
-            raise UnavailableError(f"the reward service accepted a request and named no uuid: {self._quote(answer)}")
+            raise UnavailableError(f"the reward service named no uuid: {self._quote(answer)}")
         return Ticket(told["uuid"], self._replica(told.get("replica_id")), deadline_s)
 
     def _replica(self, named: Any) -> str:
@@ -167,11 +166,12 @@ class Client:
             raise RefusedError(f"asked for {reward_fn}, got {self._quote(answer)}")
         return told
 
-    def _fetch(self, ticket: Ticket, reward_fn: str) -> httpx.Response:
+    def _fetch(self, ticket: Ticket, reward_fn: str) -> Response:
         headers = {REPLICA_HEADER: ticket.replica} if ticket.replica else {}
         form, found = {"uuid": ticket.uuid, "type": reward_fn}, ""
-        for _ in _tries(ticket.deadline_s, POLL_DELAYS_S):
-            answer = self._post(self._service.fetch_url, ticket.deadline_s, PULL_TIMEOUT_S, data=form, headers=headers)
+        url, deadline_s = self._service.fetch_url, ticket.deadline_s
+        for _ in _tries(deadline_s, POLL_DELAYS_S):
+            answer = self._post(url, deadline_s, PULL_TIMEOUT_S, data=form, headers=headers)
             if answer.status_code == httpx.codes.OK:
                 return answer
             found = self._quote(answer)
@@ -182,7 +182,7 @@ class Client:
             f"{found}; its log shows whether it is slow (raise timeout_s) or failed"
         )
 
-    def _post(self, url: str, deadline_s: float, timeout_s: float, **request: Any) -> httpx.Response:
+    def _post(self, url: str, deadline_s: float, timeout_s: float, **request: Any) -> Response:
         """Return the answer, after as many tries as the deadline allows."""
         found = ""
         for _ in _tries(deadline_s, RETRY_DELAYS_S):
@@ -194,9 +194,9 @@ class Client:
             if answer.status_code < 500 and answer.status_code not in _PASSING:
                 return answer
             found = self._quote(answer)
-        raise UnavailableError(f"the reward service at {without_secrets(url)} did not answer: {found}")
+        raise UnavailableError(f"{_place(url)} did not answer: {found}")
 
-    def _try(self, method: str, url: str, deadline_s: float, timeout_s: float, **request: Any) -> httpx.Response | str:
+    def _try(self, method: str, url: str, deadline_s: float, timeout_s: float, **request: Any) -> Response | str:
         """Return the answer to one request, or why there was none within ``timeout_s``.
 
         Raises :class:`ConfigError` for a request that can never arrive.
@@ -205,35 +205,37 @@ class Client:
         try:
             with self._http.stream(method, url, timeout=timeout, **request) as answer:
                 body = _body(answer, min(deadline_s, time.monotonic() + timeout_s))
-                return httpx.Response(answer.status_code, content=body)
-        except (httpx.TransportError, httpx.TooManyRedirects, httpx.InvalidURL, UnicodeError) as error:
+                return Response(answer.status_code, content=body)
+        except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:
             found = f"{type(error).__name__}: {error}".rstrip(": ")
-            if isinstance(error, httpx.TransportError) and not isinstance(error, _NEVER) and not _distrusts(error):
+            passing = isinstance(error, httpx.TransportError) and not isinstance(error, _NEVER)
+            if passing and not _distrusts(error):
                 return found
-            message = f"no request to the reward service at {without_secrets(url)} can be made: {found}"
+            message = f"no request to {_place(url)} can be made: {found}"
             raise ConfigError(f"{message}; check {ENQUEUE_URL}, {FETCH_URL}, {TOKEN}") from error
 
-    def _require_understood(self, url: str, answer: httpx.Response) -> None:
+    def _require_understood(self, url: str, answer: Response) -> None:
         """Raise :class:`ConfigError` for an answer that neither another sample nor another try can mend."""
         if answer.status_code == 404 and url == self._service.fetch_url:
-            raise UnavailableError(f"the reward service does not know what it was sent: {self._quote(answer)}")
-        remedy = "it redirects; set its final URL" if answer.is_redirect else _REMEDIES.get(answer.status_code)
+            raise UnavailableError(f"{_place(url)} does not know its request: {self._quote(answer)}")
+        remedy = _REMEDIES.get(answer.status_code)
+        if answer.is_redirect:
+            remedy = "it redirects; set its final URL"
         if remedy is not None:
-            place = without_secrets(url)
-            raise ConfigError(f"the reward service at {place} answered {self._quote(answer)}: {remedy}")
+            raise ConfigError(f"{_place(url)} answered {self._quote(answer)}: {remedy}")
 
-    def _json(self, answer: httpx.Response) -> dict[str, Any]:
+    def _json(self, answer: Response) -> dict[str, Any]:
         try:
             told = json.loads(answer.content)
             # Half a surrogate pair, which JSON can spell, fits no request and no file.
             json.dumps(told, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
-            raise RefusedError(f"the reward service answered without JSON: {self._quote(answer)}") from error
+            raise RefusedError(f"{_ANSWER} is not JSON: {self._quote(answer)}") from error
         if not isinstance(told, dict):
-            raise RefusedError(f"the reward service answered without a JSON object: {self._quote(answer)}")
+            raise RefusedError(f"{_ANSWER} is not a JSON object: {self._quote(answer)}")
         return told
 
-    def _quote(self, answer: httpx.Response) -> str:
+    def _quote(self, answer: Response) -> str:
         """Return status and text, cut short, without the token that a service might repeat."""
         # The charset that a header names may be any codec of Python, also one for bytes.
         text = " ".join(answer.content.decode(errors="replace").split())
@@ -241,12 +243,16 @@ class Client:
         return f"{answer.status_code} {shorten(text)}"
 
 
+def _place(url: str) -> str:
+    return f"the reward service at {without_secrets(url)}"
+
+
 def shorten(text: str) -> str:
     """Return the beginning of a text of any length, for a message."""
     return f"{text[:_SHOWN]}{'...' if len(text) > _SHOWN else ''}"
 
 
-def _body(answer: httpx.Response, deadline_s: float) -> bytes:
+def _body(answer: Response, deadline_s: float) -> bytes:
     """Return the reply, decompressed.
 
     Raises :class:`RefusedError` for a reply that is too large, cut, or compressed in another way, and
@@ -254,20 +260,20 @@ def _body(answer: httpx.Response, deadline_s: float) -> bytes:
     """
     coding = answer.headers.get("Content-Encoding", "").strip().lower() or "identity"
     if coding not in ("identity", "gzip", "x-gzip", "deflate"):
-        raise RefusedError(f"the reward service compresses its answer by {shorten(repr(coding))}, not asked for")
+        raise RefusedError(f"{_ANSWER} is compressed by {shorten(repr(coding))}, not asked for")
     inflate = None if coding == "identity" else _Inflate()
     body = bytearray()
     for i, block in enumerate(answer.iter_raw()):
         if i > 0 and time.monotonic() > deadline_s:
             raise httpx.ReadTimeout("the answer began and did not end in time")
         try:
-            body += block if inflate is None else inflate.more(block, MAX_REPLY_BYTES + 1 - len(body))
+            body += inflate.more(block, MAX_REPLY_BYTES + 1 - len(body)) if inflate else block
         except zlib.error as error:
-            raise RefusedError(f"the reward service's answer is not {coding}: {error}") from error
+            raise RefusedError(f"{_ANSWER} is not {coding}: {error}") from error
         if len(body) > MAX_REPLY_BYTES:
-            raise RefusedError(f"the reward service's answer is larger than {MAX_REPLY_BYTES} bytes")
-    if inflate is not None and not inflate.ended:
-        raise RefusedError(f"the reward service's answer is cut: its {coding} has no end")
+            raise RefusedError(f"{_ANSWER} is larger than {MAX_REPLY_BYTES} bytes")
+    if inflate and not inflate.ended:
+        raise RefusedError(f"{_ANSWER} is cut: its {coding} has no end")
     return bytes(body)
 
 
@@ -294,7 +300,7 @@ def _distrusts(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return True
-        if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+        if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
             return True
         error = error.__cause__ or error.__context__
     return False

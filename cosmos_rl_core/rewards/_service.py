@@ -10,7 +10,8 @@ from pydantic import Field, TypeAdapter
 
 from cosmos_rl_core.errors import ConfigError
 
-ENQUEUE_URL, FETCH_URL, TOKEN = "REMOTE_REWARD_ENQUEUE_URL", "REMOTE_REWARD_FETCH_URL", "REMOTE_REWARD_TOKEN"
+ENQUEUE_URL, FETCH_URL = "REMOTE_REWARD_ENQUEUE_URL", "REMOTE_REWARD_FETCH_URL"
+TOKEN = "REMOTE_REWARD_TOKEN"
 NO_REPLICA = "COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA"
 FIXED_TIMEOUT = "REMOTE_REWARD_ENQUEUE_TIMEOUT_S"
 """Seconds to send a body of any size; replaces all timeouts but the one of connecting."""
@@ -50,7 +51,7 @@ class Service:
             if (fault := _fault(url)) is not None
         ]
         if not fits_header(token) or " " in token:
-            mistakes.append(f"{TOKEN} has white space or characters that no HTTP header takes; set the bare token")
+            mistakes.append(f"{TOKEN} has characters that no HTTP header takes; set the bare token")
         timeouts_s = dict(TIMEOUTS)
         for name in (FIXED_TIMEOUT, *TIMEOUTS):
             try:
@@ -60,12 +61,14 @@ class Service:
                 mistakes.append(f"{name} = {environment[name]!r} is no number of seconds")
         if mistakes:
             raise ConfigError("\n".join(mistakes))
-        return cls(urls[ENQUEUE_URL], urls[FETCH_URL], token, timeouts_s, environment.get(NO_REPLICA, "0") != "1")
+        pins_replica = environment.get(NO_REPLICA, "0") != "1"
+        return cls(*urls.values(), token, timeouts_s, pins_replica)
 
     def enqueue_timeout_s(self, size: int) -> float:
         """Return the seconds in which a body of ``size`` bytes must be accepted."""
         base, per_mb, least, most, _ = (self.timeouts_s[name] for name in TIMEOUTS)
-        return self.timeouts_s.get(FIXED_TIMEOUT, min(max(base + per_mb * size / 2**20, least), most))
+        grown = min(max(base + per_mb * size / 2**20, least), most)
+        return self.timeouts_s.get(FIXED_TIMEOUT, grown)
 
     @property
     def connect_timeout_s(self) -> float:

@@ -36,7 +36,7 @@ class Reward:
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
         """One score a sample; compressing does not fail."""
-        return [{"jpeg": -float(np.mean([self._kilobytes(frame) for frame in s.pixels]))} for s in samples]
+        return [{"jpeg": -float(np.mean(list(map(self._kilobytes, s.pixels))))} for s in samples]
 
     def _kilobytes(self, frame: np.ndarray) -> float:
         buffer = io.BytesIO()

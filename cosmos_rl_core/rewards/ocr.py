@@ -64,7 +64,8 @@ class Reward:
         entries: dict[int, dict[str, float] | Exception] = {}
         for shape in dict.fromkeys(shapes):
             indices = [i for i, other in enumerate(shapes) if other == shape]
-            entries.update(zip(indices, self._score_alike([samples[i] for i in indices]), strict=True))
+            found = self._score_alike([samples[i] for i in indices])
+            entries |= dict(zip(indices, found, strict=True))
         return [entries[i] for i in range(len(samples))]
 
     def _score_alike(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
@@ -102,7 +103,8 @@ class Reward:
                 "EngineConfig.onnxruntime.inter_op_num_threads": 1,
             }
         )
-        engine(np.zeros((LINE_HEIGHT, LINE_HEIGHT, 3), np.uint8))  # the recognizer exists from the first call on
+        # The recognizer exists from the first call on.
+        engine(np.zeros((LINE_HEIGHT, LINE_HEIGHT, 3), np.uint8))
         return engine.text_rec
 
 
@@ -128,7 +130,8 @@ def edit_distance(a: str, b: str) -> int:
     for i, char_a in enumerate(a, start=1):
         diagonal, costs[0] = costs[0], i
         for j, char_b in enumerate(b, start=1):
-            diagonal, costs[j] = costs[j], min(costs[j] + 1, costs[j - 1] + 1, diagonal + (char_a != char_b))
+            replaced = diagonal + (char_a != char_b)
+            diagonal, costs[j] = costs[j], min(costs[j] + 1, costs[j - 1] + 1, replaced)
     return costs[-1]
 
 
@@ -139,7 +142,8 @@ def _plain(text: str) -> str:
 def _frames(pixels: np.ndarray) -> list[np.ndarray]:
     """RGB ``[frames, height, width, 3]`` to a list of BGR frames, the colour order of the recognition model."""
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.size == 0:
-        raise ValueError(f"expected uint8 pixels [frames, height, width, 3], got {pixels.dtype} {list(pixels.shape)}")
+        found = f"{pixels.dtype} {list(pixels.shape)}"
+        raise ValueError(f"expected uint8 pixels [frames, height, width, 3], got {found}")
     return [np.ascontiguousarray(frame[..., ::-1]) for frame in pixels]
 
 
@@ -148,5 +152,6 @@ def _model_path() -> Path:
     folder = Path(rapidocr.__file__).parent / "models"
     found = sorted(folder.glob("*_rec_*.onnx"))
     if len(found) != 1:
-        raise ConfigError(f"expected one *_rec_*.onnx in {folder}, found {len(found)}; reinstall rapidocr>=3.10,<4")
+        expected = f"expected one *_rec_*.onnx in {folder}"
+        raise ConfigError(f"{expected}, found {len(found)}; reinstall rapidocr>=3.10,<4")
     return found[0]

@@ -222,7 +222,7 @@ def test_every_mistake_of_a_flat_folder_is_reported_at_once(tmp_path):
     found = mistakes_of(options(tmp_path, (16, 32), 5))
     expected = [
         f"{tmp_path}:",
-        "a b.mkv: not a name for an item; rename it to at most 80 letters, digits, '_', '-' and '.'",
+        "a b.mkv: rename it to at most 80 letters, digits, '_', '-' and '.'",
         "blank.json: the caption is empty",
         "broken.json: cannot be read: Expecting",
         "bytes.json: cannot be read: 'utf-8' codec",

@@ -84,5 +84,5 @@ def test_mock_pixels_are_evenly_distributed_differ_and_stay_when_items_are_added
 def test_mock_captions_take_turns():
     items = mock.Media(mock.Options(num_items=5, num_prompts=2, size=(8, 8)))
     assert [items.prompt_of(i).text for i in range(5)] == [f"placeholder {n}" for n in (0, 1, 0, 1, 0)]
-    with pytest.raises(ValidationError, match="num_prompts = 3 is more than num_items = 2"):
+    with pytest.raises(ValidationError, match="num_prompts 3 is more than num_items 2"):
         mock.Options(num_items=2, num_prompts=3)

@@ -159,7 +159,7 @@ def test_a_service_that_fails_for_a_moment_is_asked_again(server: RewardServer):
         ({"scores": lambda sent: None}, r"no dance_grpo scores of request uuid-0 after 0\.3 s.*Not found scores"),
         ({"enqueue_answers": [(503, {"detail": "starting"})] * 9}, "did not answer: 503"),
         ({"enqueue_answers": [(200, {"replica_id": "replica-7"})]}, "named no uuid"),
-        ({"pull_answers": [(404, {"message": "unknown"})]}, "does not know what it was sent: 404"),
+        ({"pull_answers": [(404, {"message": "unknown"})]}, "does not know its request: 404"),
     ],
 )
 def test_a_service_that_is_away_is_no_samples_fault(server: RewardServer, changes: dict[str, object], says: str):
@@ -209,7 +209,7 @@ def test_the_environment_says_where_the_service_is_and_every_mistake_at_once():
     first, second, third, fourth = str(caught.value).splitlines()
     assert first.startswith("REMOTE_REWARD_ENQUEUE_URL is not set; set it to the full URL")
     assert second.startswith("REMOTE_REWARD_FETCH_URL is no http(s) URL")
-    assert third == ("REMOTE_REWARD_TOKEN has white space or characters that no HTTP header takes; set the bare token")
+    assert third == ("REMOTE_REWARD_TOKEN has characters that no HTTP header takes; set the bare token")
     assert fourth == "REMOTE_REWARD_ENQUEUE_TIMEOUT_S = 'soon' is no number of seconds"
     assert isinstance(reward(), ServedReward)
 

@@ -114,7 +114,7 @@ def test_a_job_of_its_own_asks_for_no_gpu_where_the_stage_needs_none() -> None:
         ({"launcher": "slurm", "processes": 3, "slurm": {"nodes": 2}}, "3 processes of every stage"),
         (
             {"launcher": "slurm", "processes": 2, "slurm": {"stages": {"update": {"nodes": 4}}}},
-            "2 processes of update cannot be spread over 4",
+            "2 processes of update cannot share 4 nodes evenly",
         ),
         ({"slurm": {"options": ["account=mine"]}}, "options"),
         ({"slurm": {"nodse": 2}}, "nodse"),
