@@ -1,1 +1,1 @@
-"""Closed configuration: what a recipe may say, and what each setting does."""
+"""Configuration models: the settings of a recipe, and what each does."""

@@ -16,10 +16,10 @@ from cosmos_rl_core.config.recipe import Recipe, read_values
 from cosmos_rl_core.config.train import AlgorithmOptions, DatasetOptions, RewardOptions
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
-"""The newest draft that taplo, and with it most editors, reads."""
+"""Newest draft that taplo reads, and with it most editors."""
 _PLUGINS = {AlgorithmOptions: "algorithms", RewardOptions: "rewards", DatasetOptions: "datasets"}
 _INTERNAL = ("title", "identity", "neutral")
-"""Keys that say nothing about which values a field takes."""
+"""Keys that do not restrict the values of a field."""
 
 
 def recipe_schema(recipe: str | None = None) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Prompt sets and media sets with random access by stable id: one file a dataset."""
+"""Datasets: prompt sets and media sets with random access by stable id, one file per dataset."""

@@ -1,9 +1,9 @@
-"""A folder of images or videos with captions, in one of two layouts, told apart by looking.
+"""A folder of images or videos with captions, in one of two layouts.
 
-Flat: ``<stem>.json``, an object whose ``prompt`` is the caption (its other keys are not read), beside the medium of the
-same stem. Folders: media in ``images/`` or ``videos/``, the caption in ``metas/``, as text in ``<stem>.txt`` or as such
-an object in ``<stem>.json``. Hidden files and files of other extensions do not count. An item's id is its stem, and the
-clip's number where a video gives several; items are sorted by it.
+Flat: ``<stem>.json``, an object whose ``prompt`` is the caption (other keys are ignored), beside the medium of the same
+stem. Folders: media in ``images/`` or ``videos/``; captions in ``metas/``, as text in ``<stem>.txt`` or as an object in
+``<stem>.json``. Hidden files and other extensions are ignored. The id of an item is its stem, with the number of the
+clip if videos give several. Items are sorted by id.
 """
 
 import itertools
@@ -30,28 +30,28 @@ IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 VIDEOS = frozenset({".mp4", ".mkv", ".mov", ".webm"})
 FOLDERS = ("images", "videos")
 MAX_MISTAKES = 50
-"""Mistakes that are named; of more, only the number is given."""
+"""Number of mistakes that are listed; of further ones, only the number is given."""
 
 _ITEM_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 _DAMAGED = (OSError, EOFError, ValueError, SyntaxError, IndexError)
 _UNREADABLE = (*_DAMAGED, Image.DecompressionBombError, av.FFmpegError)
-"""What Pillow and FFmpeg raise on a damaged file."""
+"""Errors of Pillow and FFmpeg for damaged files."""
 
 
 class Options(DatasetOptions):
-    """Which folder, and what its media are cut to."""
+    """Folder, and size of the items."""
 
     name: Literal["local"] = "local"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     local_dir: str = Field(json_schema_extra=NOT_IDENTITY)
-    """The folder. Where it lies is no part of what a run is: the digest of its files is."""
+    """Path of the folder. The identity of a run holds the digest of the files, not the path."""
     size: tuple[int, int] = (1024, 1024)
-    """Height and width in pixels. A medium is scaled until it just covers them; what sticks out is cut off evenly."""
+    """Height and width in pixels. Media are scaled until they just cover the size, then cropped evenly."""
     frames: int = Field(default=1, ge=1)
-    """Frames of an item, one after the other at the video's own frame rate. 1 for images."""
+    """Number of consecutive frames of an item, at the video's own frame rate; 1 for images."""
     clips: int = Field(default=1, ge=1, le=100)
-    """Items that each video gives: the first begins with it, the last ends with it, the others begin evenly between. 1
-    takes the beginning alone."""
+    """Number of items that each video gives. The first starts at the beginning, the last ends at the end, the
+    others are evenly spaced. 1 takes the beginning only."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -69,23 +69,23 @@ class _Item:
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
-    """The captions, in the order of the items, each once. Reads and decodes everything.
+    """Return each caption once, in the order of the items. Reads and decodes all files.
 
-    Raises one :class:`ConfigError` with every mistake: media or captions without the other, captions and media that
-    cannot be read, videos that are too short, names that cannot be ids.
+    Raises one :class:`ConfigError` with every mistake: media without caption or the reverse, unreadable files, videos
+    that are too short, names that cannot be ids.
     """
     return tuple(dict.fromkeys(item.prompt for item in _items(options, decode=True)))
 
 
 def digest(options: Options) -> str:
-    """Digest of names and bytes of all media and captions. Raises :class:`ConfigError` if there is no such folder."""
+    """Return the digest of names and bytes of all files. Raises :class:`ConfigError` if the folder is missing."""
     root, (media, captions) = Path(options.local_dir), _find(options.local_dir)
     files = itertools.chain(*media.values(), *captions.values())
     return files_digest({file.relative_to(root).as_posix(): file for file in files})
 
 
 class Media:
-    """The folder's media, cut to one size, with random access. What cannot be read shows when it is asked for."""
+    """Items of the folder, cut to one size, with random access. Damaged files raise when their item is read."""
 
     def __init__(self, options: Options):
         self._options = options
@@ -97,13 +97,13 @@ class Media:
         return len(self._items)
 
     def prompt_of(self, index: int) -> Prompt:
-        """The caption of item ``index``. ``IndexError`` beyond the set."""
+        """Return the caption of item ``index``. Raises ``IndexError`` beyond the set."""
         return self._item(index).prompt
 
     def item(self, index: int) -> tuple[np.ndarray, Prompt]:
-        """Item ``index``: uint8 RGB pixels ``[frames, height, width, 3]``, and its caption.
+        """Return item ``index``: uint8 RGB pixels ``[frames, height, width, 3]``, and its caption.
 
-        Raises ``IndexError`` beyond the set and :class:`ConfigError`, naming the file, if it cannot be read.
+        Raises ``IndexError`` beyond the set, and :class:`ConfigError` with the file's name if it cannot be read.
         """
         item, options = self._item(index), self._options
         pictures = _pictures(item.medium, options, item.clip)
@@ -116,8 +116,10 @@ class Media:
 
 
 def fit(picture: Image.Image, size: tuple[int, int]) -> np.ndarray:
-    """Scale (bicubic) until the picture just covers ``size`` (height, width) and cut out its middle: uint8 RGB
-    ``[height, width, 3]``. A picture of that size stays as it is; an odd row or column is cut off below or right.
+    """Scale a picture (bicubic) until it just covers ``size`` (height, width), and return its middle.
+
+    Returns uint8 RGB ``[height, width, 3]``. A picture of that size is unchanged; an odd row or column is cut at the
+    bottom or right.
     """
     height, width = size
     scale = max(width / picture.width, height / picture.height)
@@ -129,7 +131,7 @@ def fit(picture: Image.Image, size: tuple[int, int]) -> np.ndarray:
 
 
 def _items(options: Options, *, decode: bool) -> list[_Item]:
-    """Every item, sorted by id. Raises :class:`ConfigError` with every mistake; with ``decode`` also of the media."""
+    """Return all items by id. Raises :class:`ConfigError` with every mistake; ``decode`` checks the media too."""
     media, captions = _find(options.local_dir)
     items: list[_Item] = []
     mistakes: list[str] = []
@@ -140,7 +142,7 @@ def _items(options: Options, *, decode: bool) -> list[_Item]:
         except ConfigError as error:
             mistakes += str(error).splitlines()
     if decode:
-        # Threads: decoding is most of the time, and leaves the interpreter to the others.
+        # Decoding takes most of the time and releases the interpreter lock.
         with ThreadPoolExecutor() as pool:
             files = sorted(itertools.chain(*media.values()))
             mistakes += filter(None, pool.map(_fault, files, itertools.repeat(options)))
@@ -157,10 +159,10 @@ def _clip(item: _Item, clip: int, clips: int) -> _Item:
 
 
 def _find(local_dir: str) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
-    """Media and captions by stem. Raises :class:`ConfigError` if the folder is not there or of no single layout."""
+    """Return media and captions by stem. Raises :class:`ConfigError` if the folder is missing or mixes layouts."""
     root = Path(local_dir)
     if not root.is_dir():
-        raise ConfigError(f"no folder at {root}; expected one of images or videos with captions")
+        raise ConfigError(f"no folder at {root}; expected images or videos with captions")
     folders = [root / name for name in FOLDERS if (root / name).is_dir()]
     if len(folders) > 1:
         raise ConfigError(f"{root} has both images/ and videos/; expected one of them")
@@ -179,7 +181,7 @@ def _files(folder: Path, extensions: frozenset[str] | set[str]) -> dict[str, lis
 
 
 def _item(item_id: str, media: list[Path], captions: list[Path]) -> _Item:
-    """The item of one stem. Raises :class:`ConfigError` with a line for each mistake."""
+    """Return the item of a stem. Raises :class:`ConfigError` with a line for each mistake."""
     name = (media or captions)[0].name
     mistakes = []
     if not _ITEM_ID.fullmatch(item_id):
@@ -200,7 +202,7 @@ def _item(item_id: str, media: list[Path], captions: list[Path]) -> _Item:
 
 
 def _caption(file: Path | None, name: str) -> str:
-    """The text of a caption file, without surrounding white space."""
+    """Return the caption in a file, without surrounding white space. Raises :class:`ConfigError` if there is none."""
     if file is None:
         raise ConfigError(f"{name}: no caption")
     try:
@@ -218,7 +220,7 @@ def _caption(file: Path | None, name: str) -> str:
 
 
 def _fault(file: Path, options: Options) -> str | None:
-    """What is wrong with a medium, found by decoding it up to the end of its last clip."""
+    """Return why a medium cannot be used, or None. Decodes it up to the end of its last clip."""
     try:
         for _ in _pictures(file, options, options.clips - 1):
             pass
@@ -228,7 +230,7 @@ def _fault(file: Path, options: Options) -> str | None:
 
 
 def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
-    """The pictures of a clip, RGB, one after the other. Raises :class:`ConfigError` if there are not as many."""
+    """Yield the RGB pictures of a clip. Raises :class:`ConfigError` if there are too few."""
     count, start, frames = 0, 0, options.frames
     try:
         if options.clips > 1:
@@ -244,7 +246,7 @@ def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
 
 
 def _start(file: Path, options: Options, clip: int) -> int:
-    """Frames before a clip. Raises :class:`ConfigError` if there are too few for clips that all differ."""
+    """Return the first frame of a clip. Raises :class:`ConfigError` if frames are too few for clips that differ."""
     count = _num_frames(file)
     room, last = count - options.frames, options.clips - 1
     if room < last:
@@ -254,7 +256,7 @@ def _start(file: Path, options: Options, clip: int) -> int:
 
 
 def _num_frames(file: Path) -> int:
-    """Counted without decoding: a packet is a frame."""
+    """Return the number of frames without decoding: a packet is a frame."""
     if file.suffix.lower() not in VIDEOS:
         return 1
     with av.open(str(file)) as container:

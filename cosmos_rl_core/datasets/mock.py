@@ -1,6 +1,6 @@
-"""Media of random pixels with meaningless captions: what a run on a new machine is tried with before there is data.
+"""Media of random pixels with meaningless captions, to try a run on a new machine without data.
 
-Item ``i`` is a function of its size, its number of frames and ``i`` alone.
+Item ``i`` depends on its size, its number of frames and ``i`` only.
 """
 
 from typing import Literal, Self
@@ -14,18 +14,18 @@ from cosmos_rl_core.datasets._base import Prompt, prompt_id
 
 
 class Options(DatasetOptions):
-    """How many items of what size."""
+    """Number and size of the items."""
 
     name: Literal["mock"] = "mock"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     num_items: int = Field(default=32, ge=1)
-    """Number of media. Raising it leaves the earlier ones as they are."""
+    """Number of media. Raising it leaves earlier items unchanged."""
     num_prompts: int = Field(default=8, ge=1)
-    """Number of captions; items take turns at them."""
+    """Number of captions, which items use in turn."""
     size: tuple[int, int] = (1024, 1024)
     """Height and width in pixels."""
     frames: int = Field(default=1, ge=1)
-    """Frames of an item; 1 for images."""
+    """Number of frames of an item; 1 for images."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -37,18 +37,18 @@ class Options(DatasetOptions):
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
-    """``placeholder 0``, ``placeholder 1``, ..."""
+    """Return the prompts ``placeholder 0``, ``placeholder 1``, ..."""
     texts = [f"placeholder {number}" for number in range(options.num_prompts)]
     return tuple(Prompt(id=prompt_id(text), text=text) for text in texts)
 
 
 def digest(options: Options) -> str:
-    """Empty: options alone decide every item."""
+    """Return "": no files are read."""
     return ""
 
 
 class Media:
-    """Random access to the items."""
+    """Media with random access."""
 
     def __init__(self, options: Options):
         self._options = options
@@ -59,12 +59,12 @@ class Media:
         return self._options.num_items
 
     def prompt_of(self, index: int) -> Prompt:
-        """The prompt of item ``index``. ``IndexError`` beyond the set."""
+        """Return the prompt of item ``index``. Raises ``IndexError`` beyond the set."""
         if not 0 <= index < len(self):
             raise IndexError(f"item {index} of a set of {len(self)}")
         return self.prompts[index % len(self.prompts)]
 
     def item(self, index: int) -> tuple[np.ndarray, Prompt]:
-        """Item ``index``: evenly distributed uint8 RGB pixels ``[frames, height, width, 3]``, and its prompt."""
+        """Return item ``index``: uniform uint8 RGB pixels ``[frames, height, width, 3]``, and its prompt."""
         prompt, shape = self.prompt_of(index), (self._options.frames, *self._options.size, 3)
         return seeds.generator("mock", index).integers(0, 256, shape, dtype=np.uint8), prompt

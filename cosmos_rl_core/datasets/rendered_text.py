@@ -1,7 +1,7 @@
-"""Short words drawn on small coloured signs: images and prompts made on the spot, without downloads.
+"""Images of short words on small coloured signs, drawn without downloads.
 
-Item ``i`` is a function of the options and ``i`` alone, and words are held out of the training split entirely.
-The default font is the one inside Pillow, so that pixels do not depend on the fonts of a machine.
+Item ``i`` depends on the options and ``i`` only. The two splits share no word. The default font is Pillow's own, so
+that pixels do not depend on a machine's fonts.
 """
 
 import itertools
@@ -34,32 +34,32 @@ Rgb = tuple[int, int, int]
 
 
 class Options(DatasetOptions):
-    """What is drawn, and which words are held out."""
+    """Words, look and number of the images."""
 
     name: Literal["rendered_text"] = "rendered_text"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     alphabet: str = Field(default="ACEHKLPTXY347", min_length=1)
-    """Characters that words are made of. The default ones are hard to confuse, in either case."""
+    """Characters of the words. The default characters are hard to confuse, in upper and lower case."""
     length: int = Field(default=2, ge=1, le=8)
-    """Characters in a word; every word of this length is in one of the two splits."""
+    """Number of characters of a word. Every word of this length is in one of the two splits."""
     split: Literal["train", "test"] = "train"
-    """Which words to use. The test words never appear in the train split."""
+    """Words to draw. The train split has no test word."""
     num_test_words: int = Field(default=40, ge=1)
-    """Words held out for the test split."""
+    """Number of words in the test split."""
     num_items: int = Field(default=8192, ge=1)
-    """Number of images. Raising it leaves the earlier images as they are."""
+    """Number of images. Raising it leaves earlier images unchanged."""
     size: tuple[int, int] = (32, 64)
     """Height and width of an image in pixels."""
     fonts: tuple[str, ...] = ()
-    """Font files to choose from; empty for Pillow's own font, which is the same on every machine."""
+    """Paths of font files to choose from. Default: Pillow's own font, the same on every machine."""
     font_sizes: tuple[int, int] = (23, 26)
-    """Smallest and largest font size in pixels, both included."""
+    """Smallest and largest font size in pixels, inclusive."""
     stroke_width: int = Field(default=1, ge=0, le=8)
-    """Pixels by which letters are thickened; Pillow's own font has a thin regular weight only."""
+    """Thickening of letters in pixels; Pillow's own font is thin."""
     jitter: tuple[int, int] = (2, 1)
-    """Largest shift of a word away from the middle, across and down, in pixels."""
+    """Largest horizontal and vertical shift of a word from the middle, in pixels."""
     dirty: float = Field(default=0.3, ge=0, le=1)
-    """Share of images that are spoiled by strike lines, blur or fading."""
+    """Share of images with strike lines, blur or fading."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -79,17 +79,17 @@ class Options(DatasetOptions):
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
-    """One prompt for each word of the split, in alphabet order. The word stands between double quotes."""
+    """Return a prompt for each word of the split, in alphabet order, with the word between double quotes."""
     return tuple(Prompt(id=prompt_id(text), text=text) for text in map(prompt_text, words(options)))
 
 
 def prompt_text(word: str) -> str:
-    """The caption of an image that shows ``word``."""
+    """Return the caption of an image of ``word``."""
     return f'a sign that says "{word}"'
 
 
 def words(options: Options) -> list[str]:
-    """The words of the split, in alphabet order; a function of the alphabet and the two counts, never of a run."""
+    """Return the words of the split in alphabet order; they depend on alphabet, length and ``num_test_words`` only."""
     alphabet, length, tests = options.alphabet, options.length, options.split == "test"
     every = map("".join, itertools.product(alphabet, repeat=length))
     order = seeds.permutation(len(alphabet) ** length, "rendered_text", "split", alphabet, length)
@@ -98,14 +98,14 @@ def words(options: Options) -> list[str]:
 
 
 def digest(options: Options) -> str:
-    """Digest of the font files; "" with Pillow's own font. Raises :class:`ConfigError` if one is not there."""
+    """Return the digest of the font files, "" for Pillow's own. Raises :class:`ConfigError` if one is missing."""
     if missing := [font for font in options.fonts if not Path(font).is_file()]:
         raise ConfigError(f"cannot read font file {', '.join(missing)}: not a file")
     return files_digest({font: Path(font) for font in options.fonts}) if options.fonts else ""
 
 
 class Media:
-    """Images of the split's words with random access; word, colours, place and spoilage differ from item to item."""
+    """Images of the split's words with random access. Word, colours, place and damage vary."""
 
     def __init__(self, options: Options):
         self._options = options
@@ -117,16 +117,19 @@ class Media:
         return self._options.num_items
 
     def prompt_of(self, index: int) -> Prompt:
-        """The prompt of item ``index``. ``IndexError`` beyond the set."""
+        """Return the prompt of item ``index``. Raises ``IndexError`` beyond the set."""
         return self.prompts[self._begin(index)[1]]
 
     def item(self, index: int) -> tuple[np.ndarray, Prompt]:
-        """Item ``index``: uint8 RGB pixels ``[1, height, width, 3]``, and its prompt. ``IndexError`` beyond the set."""
+        """Return item ``index``: uint8 RGB pixels ``[1, height, width, 3]``, and its prompt.
+
+        Raises ``IndexError`` beyond the set.
+        """
         rng, which = self._begin(index)
         return draw(self._words[which], self._options, rng)[None], self.prompts[which]
 
     def _begin(self, index: int) -> tuple[np.random.Generator, int]:
-        """The item's generator after its first draw, which is the word."""
+        """Return the item's generator after its first draw, and that draw: the index of the word."""
         if not 0 <= index < len(self):
             raise IndexError(f"item {index} of a set of {len(self)}")
         rng = seeds.generator("rendered_text", self._options.split, index)
@@ -134,7 +137,7 @@ class Media:
 
 
 def draw(word: str, options: Options, rng: np.random.Generator) -> np.ndarray:
-    """Draw one sign with the look that ``rng`` gives: uint8 RGB ``[height, width, 3]``."""
+    """Draw one sign with a random look; return uint8 RGB ``[height, width, 3]``."""
     height, width = options.size
     background = BACKGROUNDS[rng.integers(len(BACKGROUNDS))]
     ink = INKS[rng.integers(len(INKS))]
@@ -151,7 +154,7 @@ def draw(word: str, options: Options, rng: np.random.Generator) -> np.ndarray:
 def _write(
     image: Image.Image, word: str, font: ImageFont.FreeTypeFont, ink: Rgb, middle: tuple[float, float], stroke: int
 ) -> None:
-    """Write a word around ``middle``, letter by letter: at the font's own distances thick letters ("TT") touch."""
+    """Write a word around ``middle``, letter by letter: at the font's own distances, thick letters ("TT") touch."""
     pen = ImageDraw.Draw(image)
     steps = [font.getlength(letter) + 2 * stroke for letter in word]
     left = middle[0] - sum(steps) / 2
@@ -181,7 +184,7 @@ def _strike(image: Image.Image, ink: Rgb, rng: np.random.Generator) -> None:
 
 @cache
 def _font(path: str, size: int) -> ImageFont.FreeTypeFont:
-    """One font at one size. Basic layout always: the other engine, which moves letters, is not on every machine."""
+    """Return a font with the basic layout engine; the other one is not on every machine and moves letters."""
     if not path:
         font = ImageFont.load_default(size)
         assert isinstance(font, ImageFont.FreeTypeFont), "Pillow was built without FreeType"

@@ -1,1 +1,1 @@
-"""Scores of generated media: one file a reward."""
+"""Rewards: scores of generated media, one file per reward."""

@@ -1,4 +1,4 @@
-"""What a scorer returned, checked: for each sample finite scores, or an error that says what was wrong."""
+"""Checks of a scorer's answers: finite scores for each sample, or an error."""
 
 import math
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 LONGEST = 300
-"""Characters of a value that a message or a record quotes."""
+"""Largest number of characters of a value in messages and records."""
 
 
 def entries(returned: Any, count: int) -> list[Any]:
-    """The entries of an answer for ``count`` samples. Raises ``TypeError`` unless it is a list of that many."""
+    """Return the entries of an answer. Raises ``TypeError`` unless it is a list of ``count`` entries."""
     if not isinstance(returned, list | tuple):
         raise TypeError(f"the reward returned {_kind(returned)}, expected a list with an entry a sample")
     if len(returned) != count:
@@ -19,9 +19,9 @@ def entries(returned: Any, count: int) -> list[Any]:
 
 
 def scored(entry: Any, label: str) -> dict[str, Any] | Exception:
-    """An entry as scores whose number ``label`` is a finite float, or else as an error; never makes up a number.
+    """Return an entry as scores with a finite float ``label``, or as an error.
 
-    Other numbers become floats where they are finite and None elsewhere, other values text.
+    Of the other values, finite numbers become floats, other numbers None, everything else text.
     """
     if isinstance(entry, Exception):
         return entry
@@ -40,7 +40,7 @@ def scored(entry: Any, label: str) -> dict[str, Any] | Exception:
 
 
 def words(error: Exception) -> str:
-    """Kind and message of an error, also of one whose message cannot be read or written."""
+    """Return kind and message of an error, even if its message raises or cannot be encoded."""
     try:
         message = str(error)
     except Exception as broken:  # a plugin's own class

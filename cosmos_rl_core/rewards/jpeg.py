@@ -1,4 +1,4 @@
-"""Compressibility: how few bytes the picture needs as a JPEG. The plainest reward there is.
+"""Compressibility: minus the size of the image as a JPEG file.
 
 Source: DDPO, arXiv:2305.13301, section 5.1.
 """
@@ -16,26 +16,26 @@ from cosmos_rl_core.rewards._base import Sample
 
 
 class Options(RewardOptions):
-    """How the picture is compressed."""
+    """Settings of the compression."""
 
     name: Literal["jpeg"] = "jpeg"  # pyright: ignore[reportIncompatibleVariableOverride]
     quality: int = Field(default=95, ge=1, le=100)
-    """JPEG quality; higher notices finer detail."""
+    """JPEG quality, 1 to 100. A higher quality is more sensitive to fine detail."""
 
 
 class Reward:
-    """Score ``jpeg``: minus the size in kilobytes (1000 bytes), the mean over video frames."""
+    """Score ``jpeg``: minus the size in kilobytes (1000 bytes), averaged over video frames."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.version = f"pillow {version('pillow')}"
 
     def check_prompt(self, text: str) -> str | None:
-        """Any prompt will do."""
+        """Return None: every prompt can be scored."""
         return None
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """One score a sample; compressing does not fail."""
+        """Return a score for each sample, in order."""
         return [{"jpeg": -float(np.mean(list(map(self._kilobytes, s.pixels))))} for s in samples]
 
     def _kilobytes(self, frame: np.ndarray) -> float:

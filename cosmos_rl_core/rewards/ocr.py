@@ -1,7 +1,7 @@
-"""Whether an image shows the word that its prompt asks for: text recognition against the text between double quotes.
+"""Text recognition: does an image show the text between the double quotes of its prompt?
 
-Recognition only, no text detection: the whole image is read as one line, scaled to a height of 48 pixels. This suits
-images that are mostly the word, not a small word somewhere in a large scene.
+There is no text detection: the whole image is read as one line, scaled to a height of 48 pixels. This suits images that
+are mostly the word, not large scenes with a small word.
 """
 
 import importlib
@@ -20,37 +20,37 @@ from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.storage.file_digests import Remembered
 
 LINE_HEIGHT = 48
-"""Height in pixels that the recognition model reads."""
+"""Input height of the recognition model, in pixels."""
 BATCH_SIZE = 16
 
 
 class Options(RewardOptions):
-    """How the text is read."""
+    """Settings of the recognition."""
 
     name: Literal["ocr"] = "ocr"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     line_width: int = Field(default=320, ge=LINE_HEIGHT, le=2048)
-    """Pixels to which a line of height 48 is padded; longer lines are not cut. 96 fits images twice as wide as high,
-    and is three times faster."""
+    """Width in pixels to which a line of height 48 is padded; longer lines are not cut. 96 suits images twice as
+    wide as high, and is three times faster than the default."""
     num_threads: int = Field(default=1, ge=1)
-    """Threads of the recognition model. One thread adds numbers in the same order on every machine."""
+    """Number of threads of the recognition model. With one thread, sums have the same order on every machine."""
 
 
 class Reward:
-    """Score ``ocr``: 1 for the right text, less for each wrong character, never below 0; the mean over video frames."""
+    """Score ``ocr``: 1 for the right text, less for each wrong character, at least 0; averaged over video frames."""
 
     def __init__(self, options: Options):
         self._options = options
 
     @cached_property
     def version(self) -> str:
-        """The packages and the model file that read the text."""
+        """Return the versions of the packages and the digest of the model file."""
         path = _model_path()
         digest = Remembered.of_user().sha256(path)[:16]
         return f"rapidocr {version('rapidocr')}, onnxruntime {version('onnxruntime')}, {path.name} sha256:{digest}"
 
     def check_prompt(self, text: str) -> str | None:
-        """Why no word can be taken from the prompt, or None."""
+        """Return why the prompt has no word to render, or None."""
         try:
             target(text)
         except ConfigError as error:
@@ -58,8 +58,8 @@ class Reward:
         return None
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """One ``{"ocr": score}`` a sample, in order, or what kept that one sample from being scored."""
-        # Padding follows the longest line of a batch: equal shapes are read together, so no score depends on others.
+        """Return ``{"ocr": score}`` for each sample, in order, or the error of that sample."""
+        # Padding depends on the longest line of a batch. In batches of one shape no score depends on other samples.
         shapes = [np.shape(sample.pixels) for sample in samples]
         entries: dict[int, dict[str, float] | Exception] = {}
         for shape in dict.fromkeys(shapes):
@@ -69,7 +69,7 @@ class Reward:
         return [entries[i] for i in range(len(samples))]
 
     def _score_alike(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Score samples of one shape together; if that fails, one by one, so that only the ones at fault are lost."""
+        """Score samples of one shape together; if that fails, score them one by one to lose only failing ones."""
         try:
             targets = [target(sample.prompt) for sample in samples]
             texts = self._read([frame for sample in samples for frame in _frames(sample.pixels)])
@@ -84,7 +84,7 @@ class Reward:
         ]
 
     def _read(self, frames: list[np.ndarray]) -> list[str]:
-        """What the model reads in each BGR frame ``[height, width, 3]``; empty text where it reads nothing."""
+        """Return the text in each BGR frame ``[height, width, 3]``; "" if there is none."""
         recognizer = self._recognizer
         batch = importlib.import_module("rapidocr.ch_ppocr_rec").TextRecInput(img=frames)
         return list(recognizer(batch).txts)
@@ -103,13 +103,13 @@ class Reward:
                 "EngineConfig.onnxruntime.inter_op_num_threads": 1,
             }
         )
-        # The recognizer exists from the first call on.
+        # The first call makes the recognizer.
         engine(np.zeros((LINE_HEIGHT, LINE_HEIGHT, 3), np.uint8))
         return engine.text_rec
 
 
 def target(prompt: str) -> str:
-    """The text between the first two double quotes of a prompt. Raises :class:`ConfigError` if there is none."""
+    """Return the text between the first two double quotes. Raises :class:`ConfigError` if there is none."""
     parts = prompt.split('"')
     if len(parts) < 3:
         raise ConfigError(f"prompt {prompt!r} needs the text to render between double quotes")
@@ -119,13 +119,13 @@ def target(prompt: str) -> str:
 
 
 def similarity(text: str, wanted: str) -> float:
-    """``max(0, 1 - edit distance / length of wanted)``, unitless in [0, 1]; case and white space do not count."""
+    """Return ``max(0, 1 - edit distance / length of wanted)``, in [0, 1]; case and white space are ignored."""
     wanted = _plain(wanted)
     return max(0.0, 1.0 - edit_distance(_plain(text), wanted) / len(wanted))
 
 
 def edit_distance(a: str, b: str) -> int:
-    """Fewest insertions, deletions and replacements of one character that turn ``a`` into ``b`` (Levenshtein)."""
+    """Return the fewest insertions, deletions and replacements that turn ``a`` into ``b`` (Levenshtein)."""
     costs = list(range(len(b) + 1))
     for i, char_a in enumerate(a, start=1):
         diagonal, costs[0] = costs[0], i
@@ -140,7 +140,7 @@ def _plain(text: str) -> str:
 
 
 def _frames(pixels: np.ndarray) -> list[np.ndarray]:
-    """RGB ``[frames, height, width, 3]`` to a list of BGR frames, the colour order of the recognition model."""
+    """Return RGB pixels ``[frames, height, width, 3]`` as BGR frames, the colour order of the recognition model."""
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.size == 0:
         found = f"{pixels.dtype} {list(pixels.shape)}"
         raise ValueError(f"expected uint8 pixels [frames, height, width, 3], got {found}")
@@ -148,7 +148,7 @@ def _frames(pixels: np.ndarray) -> list[np.ndarray]:
 
 
 def _model_path() -> Path:
-    """The recognition model inside the installed rapidocr, named so that nothing is ever downloaded."""
+    """Return the path of the recognition model inside rapidocr; with a path, rapidocr downloads nothing."""
     folder = Path(rapidocr.__file__).parent / "models"
     found = sorted(folder.glob("*_rec_*.onnx"))
     if len(found) != 1:
