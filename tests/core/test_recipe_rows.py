@@ -144,7 +144,7 @@ REFUSED = [
     (SD3, "train.param_dtype", "float16", "bfloat16 or float32"),
     (SD3, "policy.lora.lora_path", "outputs/lora", "starts as exactly its base model"),
     (SD3, "policy.lora.modules_to_save", ["proj_out"], "adapters only"),
-    (SD3, "train.resume", "outputs/x/policy", "no checkpoint of cosmos-rl is read"),
+    (SD3, "train.resume", "outputs/x/policy", "checkpoints cannot be read"),
     (SD3, "train.train_policy.trainer_type", "grpo", "diffusion_nft"),
     (SD3, "train.train_batch_per_replica", "many", "whole number"),
     (SD3, "policy.diffusers.sample.guidance_scale", "high", "must be a number"),

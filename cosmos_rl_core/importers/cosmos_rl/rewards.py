@@ -67,17 +67,13 @@ def _total_bound(key: str, value: Any, upstream: Upstream) -> Answer:
     return "each reward has its own bounds; their sum has none"
 
 
-REMOTE_ROWS = table(
-    {
-        f"{_REMOTE}.": {
-            "reward_fns": "an empty list",
-            "reward_fns[*].name": _name,
-            "reward_fns[*].weight": _weight,
-            "reward_fns[*].score_key reward_fns[*].clip_min reward_fns[*].clip_max": _option,
-            "scale": _scale,
-            "reward_clip_min reward_clip_max": _total_bound,
-            "batch_size": "the plugin's batch_size sets the number of samples of a request",
-        }
-    }
-)
+REMOTE_ROWS = table({
+    f"{_REMOTE}.reward_fns": "an empty list",
+    f"{_REMOTE}.reward_fns[*].name": _name,
+    f"{_REMOTE}.reward_fns[*].weight": _weight,
+    f"{_REMOTE}: reward_fns[*].score_key reward_fns[*].clip_min reward_fns[*].clip_max": _option,
+    f"{_REMOTE}.scale": _scale,
+    f"{_REMOTE}: reward_clip_min reward_clip_max": _total_bound,
+    f"{_REMOTE}.batch_size": "the plugin's batch_size sets the number of samples of a request",
+})  # fmt: skip
 """Rows of the diffusers path."""
