@@ -59,14 +59,14 @@ class TrainConfig(OptimizerConfig, EmaConfig):
 
 
 class KeepConfig(Section):
-    """How long the large parts of rollouts are kept. What is deleted can only be made again by generating again."""
+    """Retention of the large parts of rollouts. Deleted parts can only be generated again."""
 
     tensors: int | None = Field(default=None, ge=1)
-    """Rollouts whose final latents and recorded steps are kept, the newest ones; absent keeps all. An update reads
-    those of its own rollout only; training on a rollout once more, or scoring its latents again, needs them."""
+    """Number of newest rollouts that keep final latents and recorded steps. An update reads those of its own
+    rollout only; training on a rollout again, or scoring its latents again, needs them. Default: all."""
     media: int | None = Field(default=None, ge=1)
-    """Rollouts whose pictures or videos are kept, the newest ones; absent keeps all. The report shows pictures of
-    these only; scoring pixels again needs them."""
+    """Number of newest rollouts that keep pictures or videos. The report shows these only, and scoring pixels again
+    needs them. Default: all."""
 
 
 class RolloutConfig(Section):

@@ -58,7 +58,7 @@ class RewardOptions(Section):
         return self.name
 
     def reads(self, num_frames: int) -> Literal["media", "latents"]:
-        """Return what it scores of samples of ``num_frames``: their ``media`` (pixels) or their ``latents``."""
+        """Return the input of the reward for samples of ``num_frames``: ``media`` (pixels) or ``latents``."""
         return "media"
 
 

@@ -1,7 +1,7 @@
-"""What a dataset plugin offers.
+"""Interface of dataset plugins.
 
-A plugin file has a class ``Options`` (a :class:`DatasetOptions`) and the function ``prompts``. One that has media is a
-:class:`MediaPlugin`: it has a class ``Media`` and the function ``digest`` besides.
+A plugin file has a class ``Options`` (a :class:`DatasetOptions`) and the function ``prompts``. A dataset with media is
+a :class:`MediaPlugin`, with a class ``Media`` and the function ``digest``.
 """
 
 import hashlib
@@ -18,49 +18,49 @@ class Prompt(Section):
     """One prompt. Samples are grouped by ``id``, never by text."""
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")
-    """Stable, unique within its prompt set, safe as a file name."""
+    """Stable id, unique within its prompt set, safe as a file name."""
     text: str
-    """What the text encoder reads."""
+    """Input of the text encoder."""
     metadata: dict[str, Any] = {}
-    """JSON values that rewards read beside the text, e.g. the objects and counts that geneval looks for."""
+    """JSON values for rewards, e.g. the objects and counts that geneval looks for."""
 
     def __hash__(self) -> int:
         return hash((self.id, self.text))
 
 
 def prompt_id(text: str) -> str:
-    """An id made from the prompt's text alone, so that it survives reordering and is shared by data sets."""
+    """Return an id from the prompt's text only, equal in every order and every dataset."""
     return f"p-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 class Media(Protocol):
-    """A media set with random access: item ``i`` is the same on every machine, in every order."""
+    """Media set with random access: item ``i`` is the same on every machine, in every order."""
 
     prompts: tuple[Prompt, ...]
-    """Every prompt that an item can have."""
+    """All prompts of items."""
     item_ids: tuple[str, ...]
-    """The id of each item: stable where items are added, safe as a file name."""
+    """Id of each item: stable when items are added, safe as a file name."""
 
     def __len__(self) -> int: ...
 
     def prompt_of(self, index: int) -> Prompt:
-        """The prompt of item ``index``, without its pixels. ``IndexError`` beyond the set."""
+        """Return the prompt of item ``index`` without reading its pixels. Raises ``IndexError`` beyond the set."""
         ...
 
     def item(self, index: int) -> tuple[np.ndarray, Prompt]:
-        """Item ``index``: uint8 RGB pixels ``[frames, height, width, 3]`` (one frame for an image), and its prompt."""
+        """Return item ``index``: uint8 RGB pixels ``[frames, height, width, 3]`` (images: 1 frame), and its prompt."""
         ...
 
 
 class MediaPlugin(Protocol):
-    """The module of a dataset plugin that has media."""
+    """Module of a dataset plugin with media."""
 
     Media: Callable[[Any], Media]
 
     def prompts(self, options: Any) -> tuple[Prompt, ...]:
-        """Every prompt that an item can have. Raises one :class:`ConfigError` with every mistake in the set."""
+        """Return all prompts of items. Raises one :class:`ConfigError` with every mistake in the set."""
         ...
 
     def digest(self, options: Any) -> str:
-        """Digest of the names and bytes of the files that it reads; "" where options alone decide every item."""
+        """Return the digest of names and bytes of the files that are read; "" if options define all items."""
         ...

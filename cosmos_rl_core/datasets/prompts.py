@@ -1,9 +1,7 @@
-"""Text prompts from a file: ``.txt`` has one a line, ``.jsonl`` an object a line, ``.json`` a list of objects.
+"""Prompts from a file: a prompt per line of ``.txt``, an object per line of ``.jsonl``, a list of objects in ``.json``.
 
-An object has the text ``prompt``; its other values are metadata for rewards.
-
-These are the files that cosmos-rl reads: ``pickscore/train.txt``,
-``geneval/train_metadata.jsonl``, and the list that its validation takes.
+The prompt of an object is its text ``prompt``; its other values are metadata for rewards. cosmos-rl reads the same
+files: ``pickscore/train.txt``, ``geneval/train_metadata.jsonl``, and the list for its validation.
 """
 
 import json
@@ -13,38 +11,40 @@ from typing import Any, Literal
 from pydantic import Field
 
 from cosmos_rl_core.canonical import canonical_json
+from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.errors import ConfigError
 
 FORMATS = (".txt", ".jsonl", ".json")
 MAX_MISTAKES = 50
-"""Mistakes that are named; of more, only the number is given."""
+"""Number of mistakes that are listed; of further ones, only the number is given."""
 
 
 class Options(DatasetOptions):
-    """Which file to read."""
+    """Prompt file."""
 
     name: Literal["prompts"] = "prompts"  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    path: str = Field(json_schema_extra={"identity": False})
-    """The file. Where it lies is no part of what a run is: its prompts are."""
+    path: str = Field(json_schema_extra=NOT_IDENTITY)
+    """Path of the file. The identity of a run holds the prompts, not the path."""
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
-    """Return all prompts, in file order, without surrounding white space; blank lines of a ``.txt`` are skipped.
+    """Return the prompts in file order, without surrounding white space and blank lines.
 
-    The other values of an object are the prompt's metadata. A prompt that is there twice with equal metadata is one
-    prompt: its samples are one group. Raises one :class:`ConfigError` with every mistake in the file.
+    Equal texts with equal metadata are one prompt, whose samples are one group. Raises one :class:`ConfigError` with
+    every mistake in the file.
     """
     path = Path(options.path)
     if path.suffix.lower() not in FORMATS or not path.is_file():
-        raise ConfigError(f"no prompt file at {path}; expected a file that ends in {', '.join(FORMATS)}")
+        raise ConfigError(f"no prompt file at {path}; expected one of {', '.join(FORMATS)}")
     try:
         found = _entries(path.suffix.lower(), path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    mistakes = [f'{place}: expected an object with the text "prompt"' for place, text, _ in found if not text]
+    expected = 'expected an object with the text "prompt"'
+    mistakes = [f"{place}: {expected}" for place, text, _ in found if not text]
     if not found:
         mistakes.append("holds no prompt")
     if mistakes:
@@ -69,7 +69,8 @@ def _entries(extension: str, text: str) -> list[tuple[str, str, dict[str, Any]]]
         if not isinstance(values, list):
             raise ValueError("expected a list of objects")
         return [(f"entry {number}", *_parts(value)) for number, value in enumerate(values, 1)]
-    lines = [(f"line {number}", line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    numbered = enumerate(text.split("\n"), 1)
+    lines = [(f"line {number}", line.strip()) for number, line in numbered if line.strip()]
     if extension == ".txt":
         return [(place, line, {}) for place, line in lines]
     return [(place, *_parts(_object(line))) for place, line in lines]

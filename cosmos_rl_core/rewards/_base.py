@@ -1,4 +1,4 @@
-"""What a reward plugin offers. A plugin file has a class ``Options`` (a Section), and a class ``Reward``."""
+"""Interface of reward plugins. A plugin file has a class ``Options`` (a Section) and a class ``Reward``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Scored:
-    """The facts of one generated sample that every reward sees."""
+    """Facts of a generated sample for every reward."""
 
     sample_id: str
     prompt_id: str
@@ -20,7 +20,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Sample(Scored):
-    """One generated sample as pixels."""
+    """A generated sample as pixels."""
 
     pixels: np.ndarray
     """uint8 RGB ``[frames, height, width, 3]``; one frame for an image."""
@@ -28,35 +28,35 @@ class Sample(Scored):
 
 @dataclass(frozen=True)
 class LatentSample(Scored):
-    """One generated sample as latents, for a reward whose options read ``latents``."""
+    """A generated sample as latents, for rewards whose options read ``latents``."""
 
     latents: np.ndarray
-    """The final latents, normalised, float32 ``[channels, frames, height, width]``, of an image without frames."""
+    """Final latents, normalised, float32 ``[channels, frames, height, width]``; without frames for an image."""
 
 
 class Reward(Protocol):
-    """Scores samples. Light: runs without torch; a scorer that needs a GPU belongs behind a service."""
+    """Scores samples, without torch. A scorer that needs a GPU belongs behind a service."""
 
     version: str
-    """Names what computes the score (package and model versions); part of the scores' identity."""
+    """Versions of the packages and models that compute the score; part of the identity of scores."""
 
     def check_prompt(self, text: str) -> str | None:
-        """Why this prompt cannot be scored, or None. Called at plan time for every prompt."""
+        """Return why a prompt cannot be scored, or None. Called for every prompt when a run is planned."""
         ...
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """One entry a sample, in order: its scores by name, or what failed.
+        """Return for each sample, in order, its scores by name, or its error.
 
-        The score of the options' label is the one trained on. Raise only if nothing can be scored at all (a service is
-        away).
+        Training uses the score with the options' label. Raises only if no sample can be scored, for example because a
+        service is unavailable.
         """
         ...
 
 
 @runtime_checkable
 class ServedReward(Reward, Protocol):
-    """A reward that something outside this machine computes."""
+    """A reward that a service computes."""
 
     def check_service(self) -> None:
-        """Raise :class:`ConfigError` if this process is not told where the service is. Called when a run starts."""
+        """Raise :class:`ConfigError` if the environment does not name the service. Called when a run starts."""
         ...

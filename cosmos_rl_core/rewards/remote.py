@@ -1,6 +1,6 @@
-"""Scores of a reward service that speaks cosmos-rl's protocol.
+"""Scores of a reward service with cosmos-rl's protocol.
 
-Where it is says the environment: ``REMOTE_REWARD_ENQUEUE_URL``, ``REMOTE_REWARD_FETCH_URL``, ``REMOTE_REWARD_TOKEN``.
+The environment names the service: ``REMOTE_REWARD_ENQUEUE_URL``, ``REMOTE_REWARD_FETCH_URL``, ``REMOTE_REWARD_TOKEN``.
 """
 
 import math
@@ -19,48 +19,49 @@ from cosmos_rl_core.rewards._service import Service
 from cosmos_rl_core.storage import media
 
 DECODED_CHANNELS = (16, 48)
-"""Channels of the latents that services can decode: Wan2.1's and Wan2.2's."""
+"""Numbers of channels of latents that services decode: Wan2.1's and Wan2.2's."""
 IN_FLIGHT = 16
-"""Requests that wait for scores at once; cosmos-rl's service silently drops the oldest of more than 60."""
+"""Number of concurrent requests; cosmos-rl's service silently drops the oldest of more than 60."""
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _FAILED_TEXT = "Error"
-"""What cosmos_reason1 predicts of a sample that it failed on, beside a score of -1."""
+"""Prediction of cosmos_reason1 for a sample that it could not score, beside a score of -1."""
 
 
 class Options(RewardOptions):
-    """Which of the service's rewards, and what is made of its numbers."""
+    """Reward of the service, and the use of its numbers."""
 
     name: Literal["remote"] = "remote"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     reward_fn: str = Field(pattern=rf"^{_NAME}$")
-    """The service's name of the reward, e.g. dance_grpo."""
+    """The service's name of the reward, e.g. ``dance_grpo``."""
     score_key: str | None = Field(default=None, pattern=rf"^{_NAME}(\+{_NAME})*$")
-    """Which of the service's numbers is the score, where it returns several: ``overall_reward``, or a sum as
-    ``vq_reward+mq_reward``. Absent means the one that is called like the reward."""
+    """The service's number to use if it returns several: ``overall_reward``, or a sum such as
+    ``vq_reward+mq_reward``. Default: the number with the name of the reward."""
     clip_min: float | None = None
-    """Lower bound of the score, before ``scale``."""
+    """Lower bound of the score, before ``scale``. Default: none."""
     clip_max: float | None = None
-    """Upper bound of the score, before ``scale``."""
+    """Upper bound of the score, before ``scale``. Default: none."""
     scale: float = 1.0
     """Factor of the score."""
     failure_score: float | None = None
-    """The number by which the service says that it could not score: -1 for dance_grpo. Absent where it has none."""
+    """Number that the service returns if it could not score, e.g. -1 for ``dance_grpo``; such a sample counts as
+    failed. Default: none."""
     media: Literal["latents", "pixels"] = "latents"
-    """What videos are sent as: their final latents in float16, or uint8 pixels, which are over 20 times larger. Latents
-    are for models with Wan's VAE, such as Cosmos-Predict2.5. Evaluations keep none and are sent as pixels."""
+    """Form in which videos are sent: final latents in float16, or uint8 pixels, over 20 times larger. Latents are
+    for models with Wan's VAE, such as Cosmos-Predict2.5. Evaluations keep no latents and send pixels."""
     batch_size: int = Field(default=8, ge=1)
-    """Samples in one request, at most."""
+    """Maximum number of samples in one request."""
     timeout_s: float = Field(default=1800.0, gt=0, json_schema_extra=NOT_IDENTITY)
-    """Seconds that a request may take until its scores are there; then the service counts as away."""
+    """Seconds within which a request must be scored; after that the service counts as unavailable."""
 
     @property
     def label(self) -> str:
-        """Tells the rewards of one service apart: ``remote-dance_grpo-overall_reward``."""
+        """Return a name that is unique among rewards of one service: ``remote-dance_grpo-overall_reward``."""
         return "-".join(filter(None, ["remote", self.reward_fn, self.score_key]))
 
     def reads(self, num_frames: int) -> Literal["media", "latents"]:
-        """Return ``latents`` if videos are sent as such."""
+        """Return ``latents`` for videos that are sent as latents, else ``media``."""
         return "latents" if self.media == "latents" and num_frames > 1 else "media"
 
     @model_validator(mode="after")
@@ -71,23 +72,25 @@ class Options(RewardOptions):
 
 
 class Reward:
-    """Score under the options' label; beside it every number that the service gave, by the service's names."""
+    """Score under the options' label, and every number of the service under its own name."""
 
     def __init__(self, options: Options):
         self._options = options
         self.version = f"reward service, {options.reward_fn}"
 
     def check_prompt(self, text: str) -> str | None:
-        """The service alone knows."""
+        """Return None: only the service can check prompts."""
         return None
 
     def check_service(self) -> None:
-        """Raise :class:`ConfigError` if the environment does not say where the service is."""
+        """Raise :class:`ConfigError` if the environment does not name the service."""
         Service.from_environment()
 
     def score(self, samples: Sequence[Sample | LatentSample]) -> list[dict[str, float] | Exception]:
-        """One entry a sample, in order. A request that fails is repeated sample by sample, so that only the ones at
-        fault are lost."""
+        """Return scores or an error for each sample, in order.
+
+        A refused request is repeated sample by sample, so that only failing samples are lost.
+        """
         alike: dict[tuple[str, Any], list[int]] = {}
         for i, sample in enumerate(samples):
             kind, array = self._sent(sample)
@@ -104,7 +107,7 @@ class Reward:
     def _ask(
         self, client: Client, samples: Sequence[Sample | LatentSample], batches: list[list[int]]
     ) -> dict[int, dict[str, float] | Exception]:
-        """Scores of batches of indices into ``samples``, which the service works on at the same time."""
+        """Return scores of batches of indices into ``samples``, which the service scores concurrently."""
         tickets = [self._enqueue(client, [samples[i] for i in batch]) for batch in batches]
         found: dict[int, dict[str, float] | Exception] = {}
         for batch, ticket in zip(batches, tickets, strict=True):
@@ -140,7 +143,7 @@ class Reward:
         return "latent", sample.latents.astype(np.float16)
 
     def _entries(self, scores: dict[str, Any], count: int) -> list[dict[str, float] | Exception]:
-        """One entry a sample. Raises :class:`RefusedError` if there is not a score of each name for each sample."""
+        """Return an entry per sample. Raises :class:`RefusedError` unless each key has a score for each sample."""
         keys = (self._options.score_key or self._options.reward_fn).split("+")
         if missing := [key for key in keys if key not in scores]:
             raise RefusedError(
@@ -154,7 +157,7 @@ class Reward:
         return [self._entry(keys, {key: some[i] for key, some in columns.items()}) for i in range(count)]
 
     def _entry(self, keys: list[str], told: dict[str, Any]) -> dict[str, float] | Exception:
-        """What the service said of one sample, as a score or as a failure."""
+        """Return the service's answer for a sample as a score or an error."""
         options = self._options
         wanted = [told[key] for key in keys]
         if _FAILED_TEXT in told.values() or options.failure_score in wanted or not all(map(_is_number, wanted)):
@@ -170,5 +173,5 @@ def _is_number(value: Any) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # an integer beyond float
         return False
