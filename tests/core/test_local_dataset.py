@@ -200,8 +200,7 @@ def test_clips_of_a_video_begin_and_end_with_it(tmp_path):
         f"{tmp_path}:",
         "b.mkv: 5 frames, expected at least 6 for 4 clips of 3",
     ]
-    # One clip is what there was before there were several.
-    assert "clips" not in options(tmp_path).identity()
+    assert options(tmp_path).identity()["clips"] == 1
     assert chosen.identity()["clips"] == 3
 
 
@@ -230,7 +229,7 @@ def test_every_mistake_of_a_flat_folder_is_reported_at_once(tmp_path):
         "no-media.json: no image or video of that name",
         'number.json: no caption; expected an object with the text "prompt"',
         "silent.mkv: no caption",
-        "two.mkv: more than one medium of that name: two.mkv, two.mp4",
+        "two.mkv: more than one medium: two.mkv, two.mp4",
         "bytes.mkv: cannot be read: ",
         "cut.mkv: ",
         "image.png: 1 frames, expected at least 5",

@@ -93,7 +93,7 @@ FILES = {
     "VLA evaluation": (VLA_EVALUATION, "a vision-language-action model (a/vla-model)"),
     "VLA GRPO": (VLA_GRPO, "a vision-language-action model (a/vla-model)"),
     "distillation": (DISTILLATION, "a language model (Qwen/Qwen3-8B)"),
-    "no model": ('redis = "12800"\n[train]\nepoch = 1\n', "a language model:"),
+    "no model": ('redis = "12800"\n[train]\nepoch = 1\n', "a language model (unnamed)"),
 }
 
 
@@ -108,14 +108,14 @@ def test_a_file_of_another_kind_of_model_is_refused_in_every_command(tmp_path: P
         assert caught.value.exit_code == 64
         message = str(caught.value)
         assert message.startswith(f"{path}: cosmos-rl reads this file as one of {kind}"), message
-        assert "policy.is_diffusers is not set, which means false" in message
+        assert "because policy.is_diffusers is not true" in message
         assert "Only diffusion models are trained here" in message
 
 
 def test_one_that_says_so_itself_is_refused_too():
     values = tomllib.loads(QWEN_SFT)
     values["policy"]["is_diffusers"] = False
-    with pytest.raises(ConfigError, match=r"a language model .*: policy.is_diffusers is false"):
+    with pytest.raises(ConfigError, match=r"a language model .*, because policy.is_diffusers is not true"):
         translate(values)
 
 

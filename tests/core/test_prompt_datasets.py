@@ -47,7 +47,7 @@ def test_a_list_of_objects(tmp_path: Path):
             ["line 3: expected", "line 4: expected", "line 5: exp"],
         ),
         ("a.json", '[{"prompt": "a"}, {"prompt": " "}, "b"]', ["entry 2: expected an object", "entry 3: expected an"]),
-        ("a.csv", "a", ["expected a file that ends in .txt, .jsonl, .json"]),
+        ("a.csv", "a", ["expected one of .txt, .jsonl, .json"]),
     ],
 )
 def test_every_mistake_of_a_file_is_named_at_once(tmp_path: Path, name: str, content: str, says: list[str]):

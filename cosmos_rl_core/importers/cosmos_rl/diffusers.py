@@ -77,7 +77,7 @@ def check_kind(upstream: Upstream) -> None:
     model = upstream["policy.model_name_or_path"] or "unnamed"
     raise ConfigError(
         f"cosmos-rl reads this file as one of a {kind} model ({model}), because policy.is_diffusers is not true. Only "
-        "diffusion models train here. For a diffusers pipeline set policy.is_diffusers = true; else use cosmos-rl"
+        "diffusion models are trained here. For a diffusers pipeline set policy.is_diffusers = true; else use cosmos-rl"
     )
 
 
@@ -133,7 +133,7 @@ _ALWAYS = table({
     "train.train_batch_per_replica": run.batch_row,
     "train: optm_lr optm_betas ema_enable": taken,
     "train.optm_lr.*": refused("there is one learning rate for all parameters"),
-    "train.optm_name": taken,
+    "train.optm_name": special.optimizer_row,
     "train.optm_impl": "one implementation of the same arithmetic",
     "train: optm_grad_norm_clip epsilon": run.summed_row,
     "train.optm_weight_decay": run.weight_decay_row,

@@ -208,6 +208,11 @@ def validates_row(_: str, value: Any, upstream: Upstream) -> Answer:
     return {"validation.freq": upstream["validation.freq"]}, "[validation] turns evaluations on"
 
 
+def optimizer_row(key: str, value: Any, _: Upstream) -> Answer:
+    """Return the optimizer."""
+    return "AdamW is the default" if value == "AdamW" else {key: value}
+
+
 def interval_row(key: str, value: Any, _: Upstream) -> Answer:
     """Return the steps between updates of the average; cosmos-rl's 0 means every step."""
     return {key: value or 1}
