@@ -62,7 +62,7 @@ class Service:
         if mistakes:
             raise ConfigError("\n".join(mistakes))
         pins_replica = environment.get(NO_REPLICA, "0") != "1"
-        return cls(*urls.values(), token, timeouts_s, pins_replica)
+        return cls(urls[ENQUEUE_URL], urls[FETCH_URL], token, timeouts_s, pins_replica)
 
     def enqueue_timeout_s(self, size: int) -> float:
         """Return the seconds in which a body of ``size`` bytes must be accepted."""

@@ -11,8 +11,8 @@ ENDLESS_EPOCHS = 1000
 """Passes from which on cosmos-rl's recipes mean "until stopped"."""
 ENDLESS_ITERATIONS = 1000
 """Iterations of a run that cosmos-rl would continue until stopped."""
-PROMPT_SETS = dict.fromkeys(("pickscore", "ocr", "dance_grpo_t2v"), ".txt")
-PROMPT_SETS["geneval"] = "_metadata.jsonl"
+_LINES, _OBJECTS = ".txt", "_metadata.jsonl"
+PROMPT_SETS = {"pickscore": _LINES, "ocr": _LINES, "dance_grpo_t2v": _LINES, "geneval": _OBJECTS}
 """Suffixes of the files of cosmos-rl's named prompt sets, after the name of the split."""
 PROMPT_FOLDER = "~/.cache/cosmos_rl/diffusion_nft"
 """Folder of cosmos-rl's downloads, unless COSMOS_CACHE_DIR names another."""
