@@ -238,6 +238,8 @@ def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
         for picture in itertools.islice(_decoded(file), start, start + frames):
             count += 1
             yield picture
+    except ConfigError:
+        raise
     except _UNREADABLE as error:
         raise ConfigError(f"{file.name}: cannot be read: {_line(error)}") from error
     if count < frames:

@@ -71,7 +71,7 @@ DEFAULTS: dict[str, Any] = {
 
 def check_kind(upstream: Upstream) -> None:
     """Raise :class:`ConfigError` if cosmos-rl reads the file as one of another kind of model."""
-    if upstream["policy.is_diffusers"] not in (None, False):
+    if upstream.says("policy.is_diffusers") and upstream["policy.is_diffusers"] is not False:
         return
     kind = "vision-language-action" if upstream.says("vla") else "language"
     model = upstream["policy.model_name_or_path"] or "unnamed"
