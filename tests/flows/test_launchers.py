@@ -108,7 +108,7 @@ def test_a_job_of_its_own_asks_for_no_gpu_where_the_stage_needs_none() -> None:
     ("launch", "words"),
     [
         ({"launcher": "slurm", "mode": "warm"}, "needs mode = 'cold'"),
-        ({"launcher": "slurm", "gpu_limit": "gpus"}, "has its own queue"),
+        ({"launcher": "slurm", "gpu_limit": "gpus"}, "needs launcher = 'local'"),
         ({"launcher": "kubernetes"}, r"needs a table \[launch.kubernetes\]"),
         ({"launcher": "kubernetes", "kubernetes": {}}, "image"),
         ({"launcher": "slurm", "processes": 3, "slurm": {"nodes": 2}}, "3 processes of every stage"),
