@@ -16,7 +16,7 @@ from stages import contracts
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.contracts import METRICS
-from stages.formats.samples import to_parquet
+from stages.formats.tables import to_parquet
 from tests.flows.by_hand import SECONDS, make_one
 from tests.hand_made import make
 

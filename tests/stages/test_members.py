@@ -20,7 +20,7 @@ from stages.artifacts.slots import input_of
 from stages.formats.embeddings import Embeddings
 from stages.formats.latents import Latents
 from stages.formats.members import Members
-from stages.formats.samples import to_parquet
+from stages.formats.tables import to_parquet
 from tests.hand_made import make, report
 
 MEMBER_BYTES = 2**16
