@@ -9,7 +9,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.planning.steps import open_run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
@@ -47,7 +47,7 @@ def _draw_rewards(axes: Any, lines: list[dict[str, Any]]) -> None:
 def _draw_samples(axes: Any, run: Run) -> None:
     """One row of pictures of the base policy, one of the final one: the same prompts and seeds."""
     last = run.recipe.train.num_iterations
-    before, after = (_first_samples(run.version(k, "evaluate")) for k in (0, last))
+    before, after = (_first_samples(run.slots.version(k, "evaluate")) for k in (0, last))
     ids = sorted(before)[:: len(before) // WORDS][:WORDS]
     rows = [np.concatenate([_framed(of[name]) for name in ids], axis=1) for of in (before, after)]
     axes.imshow(np.concatenate(rows), interpolation="nearest")

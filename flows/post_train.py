@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from flows.planning.steps import Step, Wave
 from stages.artifacts.generations import has_begun
 from stages.artifacts.manifest import Manifest
@@ -15,67 +16,66 @@ from stages.artifacts.slots import standing
 def post_train(run: Run, judged: Callable[[int], bool] | None = None) -> Iterator[Wave]:
     """Yield the waves of a run, in order. The stages of a wave run side by side.
 
-    ``judged`` says which policy versions are exported and evaluated; by default those that the recipe asks for.
+    ``judged`` selects the policy versions that are exported and evaluated. By default the recipe does.
     """
-    yield Wave(Step("policy", "policy", run.policy_slot, run.policy))
-    yield Wave(Step("embed", "embed", run.embed_slot, run.embed))
+    slots, prepared, num_iterations = run.slots, run.prepared, run.recipe.train.num_iterations
+    yield Wave(Step("policy", "policy", slots.policy(0), partial(requests.policy, run)))
+    yield Wave(Step("embed", "embed", prepared.embed.slot, lambda: prepared.embed))
     if run.needs_data:
-        yield Wave(Step("encode", "encode", run.encode_slot, run.encode))
+        yield Wave(Step("encode", "encode", prepared.encode.slot, lambda: prepared.encode))
     if run.validates:
-        yield Wave(Step("embed-held-out", "embed", run.embed_held_out().slot, run.embed_held_out))
-        yield Wave(Step("encode-held-out", "encode", run.encode_held_out().slot, run.encode_held_out))
+        yield Wave(Step("embed-held-out", "embed", prepared.embed_held_out.slot, lambda: prepared.embed_held_out))
+        yield Wave(Step("encode-held-out", "encode", prepared.encode_held_out.slot, lambda: prepared.encode_held_out))
     yield from evaluation(run, 0)
-    num_iterations = run.recipe.train.num_iterations
     for k in range(num_iterations):
         yield from iteration(run, k, last=k + 1 == num_iterations)
         if (judged or run.is_due)(k + 1):
             yield from evaluation(run, k + 1)
     scored = [k for k in range(num_iterations + 1) if run.is_due(k) and run.evaluates]
-    yield Wave(Step("report", "report", run.slot("report"), partial(run.report, num_iterations, scored)))
+    yield Wave(Step("report", "report", slots.report, partial(requests.report, run, num_iterations, scored)))
 
 
 def iteration(run: Run, k: int, *, last: bool) -> Iterator[Wave]:
     """Yield the waves that take policy version k to version k + 1."""
 
     def step(stage: str, kind: str, request: Callable[[], Request], k: int = k) -> Step:
-        return Step(f"iteration-{k:04d}/{stage}", kind, run.iteration(k, stage), request, k)
+        return Step(f"iteration-{k:04d}/{stage}", kind, run.slots.iteration(k, stage), request, k)
 
     def rollout(k: int) -> Step:
-        return step("rollout", "rollout", partial(run.rollout, k), k)
+        return step("rollout", "rollout", partial(requests.rollout, run, k), k)
 
     if not run.trains_on_rewards:
-        yield Wave(step("finetune", "finetune", partial(run.finetune, k)))
+        yield Wave(step("finetune", "finetune", partial(requests.finetune, run, k)))
         return
-    stale, samples = run.recipe.train.staleness > 0, run.iteration(k, "rollout")
+    stale, samples = run.recipe.train.staleness > 0, run.slots.iteration(k, "rollout")
     if k == 0 or not stale:
         yield Wave(rollout(k))
     rewards = run.recipe.rewards
-    yield Wave(*(step(f"reward-{r.fn.label}", "reward", partial(run.reward, r, samples, k)) for r in rewards))
+    yield Wave(*(step(f"reward-{r.fn.label}", "reward", partial(requests.reward, run, r, samples, k)) for r in rewards))
     # A stale rollout reads nothing of this update, so both run side by side.
     beside = [rollout(k + 1)] if stale and not last else []
-    yield Wave(step("update", "update", partial(run.update, k)), *beside)
+    yield Wave(step("update", "update", partial(requests.update, run, k)), *beside)
 
 
 def evaluation(run: Run, k: int) -> Iterator[Wave]:
     """Yield the waves that export policy version k, sample the held-out prompts from the export, and score them."""
 
     def step(stage: str, kind: str, request: Callable[[], Request]) -> Step:
-        return Step(f"policy-{k:04d}/{stage}", kind, run.version(k, stage), request, k)
+        return Step(f"policy-{k:04d}/{stage}", kind, run.slots.version(k, stage), request, k)
 
-    yield Wave(step("export", "export", partial(run.export, k)))
+    yield Wave(step("export", "export", partial(requests.export, run, k)))
     if run.validates:
-        yield Wave(step("validate", "validate", partial(run.validate, k)))
+        yield Wave(step("validate", "validate", partial(requests.validate, run, k)))
     if run.evaluates:
-        samples = run.version(k, "evaluate")
-        yield Wave(step("evaluate", "evaluate", partial(run.evaluate, k)))
-        rewards = run.recipe.rewards
-        scores = (step(f"evaluate-{r.fn.label}", "reward", partial(run.reward, r, samples, k)) for r in rewards)
-        yield Wave(*scores)
+        samples = run.slots.version(k, "evaluate")
+        yield Wave(step("evaluate", "evaluate", partial(requests.evaluate, run, k)))
+        rewards = ((f"evaluate-{r.fn.label}", partial(requests.reward, run, r, samples, k)) for r in run.recipe.rewards)
+        yield Wave(*(step(stage, "reward", request) for stage, request in rewards))
 
 
 def steps(run: Run) -> list[Step]:
-    """Return every stage of the run, with the evaluations that it made when its end was nearer."""
-    waves = post_train(run, lambda k: run.is_due(k) or has_begun(run.export_slot(k)))
+    """Return every stage of the run, and the evaluations that it made when it had fewer iterations."""
+    waves = post_train(run, lambda k: run.is_due(k) or has_begun(run.slots.version(k, "export")))
     return [step for wave in waves for step in wave.steps]
 
 
@@ -102,4 +102,4 @@ def make(run: Run, launch: Callable[..., list[Manifest]]) -> Result:
 
 
 def _scores(run: Run, k: int) -> Manifest | None:
-    return standing(run.version(k, f"evaluate-{run.headline_reward}"))[1] if run.evaluates else None
+    return standing(run.slots.version(k, f"evaluate-{run.headline_reward}"))[1] if run.evaluates else None

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.storage import store
+from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from stages import contracts
 from stages.artifacts.attempt import Attempt
 from stages.artifacts.manifest import Manifest
@@ -69,19 +70,24 @@ def rollout_files(k: int) -> dict[str, bytes]:
     return {name: f"{name} of rollout {k}".encode() for name in names}
 
 
+def rewards(run: Run, samples: str, k: int) -> list[Request]:
+    """A scoring of the samples in a slot by each reward."""
+    return [requests.reward(run, reward, samples, k) for reward in run.recipe.rewards]
+
+
 def make_iteration(run: Run, k: int, scores: bytes = b"scores") -> None:
     """Rollout, reward and update of one iteration."""
-    make(run.rollout(k), rollout_files(k), seconds=10.0)
-    (reward,) = run.rewards(run.iteration(k, "rollout"), k)
+    make(requests.rollout(run, k), rollout_files(k), seconds=10.0)
+    (reward,) = rewards(run, run.slots.iteration(k, "rollout"), k)
     make(reward, {"scores": scores}, seconds=2.0, ocr=0.25 * (k + 1))
-    make(run.update(k), {"current/w": b"%d" % k, "old/w": b"old %d" % k}, seconds=30.0)
+    make(requests.update(run, k), {"current/w": b"%d" % k, "old/w": b"old %d" % k}, seconds=30.0)
 
 
 def make_run(path: str, tmp_path: Path, iterations: int = 2) -> Run:
     """A run called ``hand``: policy, embeddings and iterations."""
     run = planned(path, tmp_path, run_id="hand")
-    make(run.policy(), {"current/w": b"start"})
-    make(run.embed(), {"embeddings": b"e"})
+    make(requests.policy(run), {"current/w": b"start"})
+    make(run.prepared.embed, {"embeddings": b"e"})
     for k in range(iterations):
         make_iteration(run, k)
     return run

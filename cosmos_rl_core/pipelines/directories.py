@@ -196,20 +196,32 @@ def check_installed(package: str, what: str, otherwise: str = "") -> None:
         raise ConfigError(f"{what} needs the package {package}: pip install {package} {otherwise}".rstrip())
 
 
+def download_command(name: str) -> str | None:
+    """Return the command that downloads a repository of the Hugging Face hub; None for a local pipeline."""
+    if Path(name).is_dir() or (hub_name := _hub_name(name)) is None:
+        return None
+    repository, revision = hub_name
+    return f"hf download {repository}{f' --revision {revision}' if revision else ''}"
+
+
+def _hub_name(name: str) -> tuple[str, str | None] | None:
+    """Return repository and revision of ``owner/name[@revision]``; None for anything else."""
+    if (found := _HUB_NAME.fullmatch(name)) is None:
+        return None
+    return found[1], found[2] or REVISIONS.get(found[1])
+
+
 def _cached_path(name: str) -> Path:
-    """The snapshot of a hub repository in the local cache; nothing is downloaded."""
-    found = _HUB_NAME.fullmatch(name)
-    if found is None:
+    """Return the snapshot of a hub repository in the local cache; nothing is downloaded."""
+    if (hub_name := _hub_name(name)) is None:
         raise _no_directory(name)
-    repository, revision = found.groups()
-    revision = revision or REVISIONS.get(repository)
+    repository, revision = hub_name
     try:
         return Path(huggingface_hub.snapshot_download(repository, revision=revision, local_files_only=True))
     except huggingface_hub.errors.LocalEntryNotFoundError as error:
-        command = f"hf download {repository}{f' --revision {revision}' if revision else ''}"
         raise ConfigError(
             f"{name!r} is not a directory here, nor in the local cache of the Hugging Face hub, and is not downloaded "
-            f"by itself: {command}"
+            f"by itself: {download_command(name)}"
         ) from error
     except huggingface_hub.errors.HFValidationError as error:
         raise _no_directory(name) from error

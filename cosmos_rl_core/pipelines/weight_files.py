@@ -46,6 +46,14 @@ def damages(path: str) -> list[str]:
     return found + [_missing(link) for link in links if not any(line.startswith(f"{link} ") for line in found)]
 
 
+def all_missing(damages: list[str]) -> bool:
+    """Return whether each of the damages is an absent file, such as weights that were not downloaded."""
+    return all(
+        " is damaged: " not in damage and (" is missing" in damage or " has no vocabulary" in damage)
+        for damage in damages
+    )
+
+
 def _of_index(file: Path, index: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(index.get("_class_name"), str):
         yield f"{file} is damaged: it has no _class_name, which names the pipeline's class"

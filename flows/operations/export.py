@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.watching.status import State, states
 from stages.artifacts.artifact import Artifact
@@ -58,7 +58,7 @@ def _newest(found: list[State], run_id: str) -> State:
 
 def optimizer_steps(run: Run, k: int) -> int:
     """How many optimizer steps policy version k has had."""
-    manifest = None if k == 0 else standing(run.policy_after(k))[1]
+    manifest = None if k == 0 else standing(run.slots.policy(k))[1]
     return 0 if manifest is None else manifest.config["steps"]["first_step"] + len(manifest.config["steps"]["lrs"])
 
 

@@ -11,7 +11,7 @@ from cosmos_rl_core.errors import LeaseError, NoSpaceError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import PATIENCE_S
 from flows.defaults import GRACE_H
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.post_train import steps
 from flows.running import work_folders

@@ -6,7 +6,7 @@ from typing import Any
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.planning.steps import Step, find, open_run
 from flows.post_train import steps
 from stages.artifacts.artifact import Artifact

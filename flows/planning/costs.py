@@ -1,4 +1,4 @@
-"""What a run will write, before it starts."""
+"""Bytes that a run will write, and numbers that it trains."""
 
 import math
 from typing import Literal
@@ -15,9 +15,9 @@ GB = 10**9
 
 
 def sample_bytes(recipe: Recipe) -> int | None:
-    """Most bytes of tensors that a rollout stores of one sample, without its picture; None if nobody can tell yet.
+    """Return the most bytes of tensors that a rollout stores of a sample; None if no config states the latents' shape.
 
-    Raises :class:`ConfigError` for a size that the model cannot do.
+    Raises :class:`ConfigError` for a size that the model cannot generate.
     """
     diffusers = recipe.policy.diffusers
     path = directories.resolve_path(recipe.policy.model_name_or_path)
@@ -27,7 +27,7 @@ def sample_bytes(recipe: Recipe) -> int | None:
     kernel, train_on = planned_kernel(diffusers.sample.rollout), needs_of(recipe).train_on
     if train_on:
         trained_steps(train_on, len(kernel.steps), kernel.trainable)
-    # A random step has neighbours that are stored or not: two states and a look back are the most that it can need.
+    # A random step stores at most two states and one look back; its neighbours may store them too.
     steps, num_random = [step for step in train_on if step != -1], train_on.count(-1)
     states = min(len({*steps, *(step + 1 for step in steps)}) + 2 * num_random, len(kernel.steps) + 1)
     looks_back = any(step.recall != 0 for step in kernel.steps)
@@ -42,16 +42,11 @@ def embedding_bytes(recipe: Recipe) -> int:
     return sizes.FLOAT32_BYTES * elements
 
 
-def policy_bytes(recipe: Recipe) -> int:
-    """Bytes of one policy version that training goes on from.
+def policy_parts(recipe: Recipe) -> dict[str, int]:
+    """Return the bytes of each part of a policy version after the first: float32 weights, copies and two moments.
 
     Raises :class:`ConfigError` for a LoRA target that the model does not have.
     """
-    return sum(policy_parts(recipe).values())
-
-
-def policy_parts(recipe: Recipe) -> dict[str, int]:
-    """Bytes of each part of a policy version after the first: weights, copies and two moments, all float32."""
     size, needs = sizes.FLOAT32_BYTES * parameters(recipe)[1], needs_of(recipe)
     parts = {
         CURRENT: size,
@@ -64,10 +59,9 @@ def policy_parts(recipe: Recipe) -> dict[str, int]:
 
 
 def reference_after(recipe: Recipe, iteration: int) -> Literal["base", "kept", "renewed"]:
-    """Where the reference of the policy after ``iteration`` comes from.
+    """Return where the reference of the policy after ``iteration`` comes from.
 
-    A policy that began from scratch is compared with where it began, which no file of the base holds: it carries that
-    on from its first version.
+    A policy that is trained from scratch keeps its first version for this; the files of the base do not hold it.
     """
     needs = needs_of(recipe)
     after = needs.reference_after(iteration)
@@ -76,7 +70,7 @@ def reference_after(recipe: Recipe, iteration: int) -> Literal["base", "kept", "
 
 
 def check_budget(recipe: Recipe) -> None:
-    """Raise :class:`ConfigError` if the rollouts would be more than the recipe allows."""
+    """Raise :class:`ConfigError` if the rollouts exceed ``rollout.store_budget_gb``."""
     each = sample_bytes(recipe)
     if each is None or not recipe.train.train_policy.rewarded:
         return
@@ -90,13 +84,13 @@ def check_budget(recipe: Recipe) -> None:
 
 
 def parameters(recipe: Recipe) -> tuple[int, int]:
-    """Numbers in the transformer's weights, without adapters, and numbers that train."""
+    """Return how many numbers the transformer has without adapters, and how many train."""
     shapes = sizes.weight_shapes(directories.resolve_path(recipe.policy.model_name_or_path))
     return sizes.trainable_elements(shapes, None), sizes.trainable_elements(shapes, recipe.policy.lora)
 
 
 def check_embeddings(recipe: Recipe, num_prompts: int) -> None:
-    """Raise :class:`ConfigError` if the text embeddings of so many prompts would be more than the recipe allows."""
+    """Raise :class:`ConfigError` if the text embeddings of the prompts exceed ``rollout.store_budget_gb``."""
     each = embedding_bytes(recipe)
     if each * num_prompts > recipe.rollout.store_budget_gb * GB:
         raise ConfigError(
@@ -107,7 +101,7 @@ def check_embeddings(recipe: Recipe, num_prompts: int) -> None:
 
 
 def in_words(size: int) -> str:
-    """Bytes in the largest unit that fits."""
+    """Return bytes with three digits, in the largest unit that fits."""
     unit, name = next(((u, n) for u, n in _UNITS if size >= u), (1, "bytes"))
     return f"{size / unit:.3g} {name}" if size < 1000 * unit else f"{size / unit:.0f} {name}"
 
@@ -116,7 +110,7 @@ _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def describe(recipe: Recipe) -> list[str]:
-    """What an iteration writes, and all of them leave, in words: a line each."""
+    """Return what an iteration writes and what all of them leave, a line each."""
     parts, iterations = policy_parts(recipe), recipe.train.num_iterations
     of_parts = ", ".join(f"{part} {in_words(size)}" for part, size in parts.items())
     lines = [f"a policy of {in_words(sum(parts.values()))} an iteration: {of_parts}"]
@@ -124,7 +118,7 @@ def describe(recipe: Recipe) -> list[str]:
     if recipe.train.train_policy.rewarded:
         each, count, diffusers = sample_bytes(recipe), recipe.train.train_batch_per_replica, recipe.policy.diffusers
         picture = in_words(3 * diffusers.train_frames * math.prod(diffusers.inference_size))
-        size = "a size that no file tells" if each is None else in_words(each)
+        size = "a size that no file states" if each is None else in_words(each)
         lines.insert(0, f"{count} samples of {size} an iteration, each with a picture of {picture} before compression")
         left += _kept_rollouts(recipe) * count * (each or 0)
     texts = f"; embeddings of {in_words(embedding_bytes(recipe))} a prompt"
@@ -141,14 +135,14 @@ def _kept_rollouts(recipe: Recipe) -> int:
 
 
 def _kept_policies(recipe: Recipe, parts: dict[str, int]) -> int:
-    """Bytes of all versions, of which older ones than ``max_keep`` have their weights and average alone."""
+    """Return the bytes of all versions. Those older than ``max_keep`` keep only their weights and moving average."""
     iterations = recipe.train.num_iterations
     whole = min(iterations, recipe.train.ckpt.max_keep or iterations)
     return whole * sum(parts.values()) + (iterations - whole) * (parts[CURRENT] + parts.get(EMA, 0))
 
 
 def needs_data(recipe: Recipe) -> bool:
-    """Whether rollouts or updates read prepared media; supervised training encodes them as they are drawn."""
+    """Return whether rollouts or updates read encoded media. Supervised training encodes media when it draws them."""
     policy = recipe.train.train_policy
     return needs_of(recipe).data_term is not None or (policy.rewarded and policy.given_frames[1] > 0)
 

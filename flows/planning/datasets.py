@@ -1,6 +1,8 @@
-"""What the datasets of a recipe hold: prompts, and media of the size that is trained on."""
+"""The datasets of a recipe: prompts, and media of the size that the policy is trained on."""
 
-from typing import cast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.recipe import Recipe
@@ -10,23 +12,72 @@ from cosmos_rl_core.errors import ConfigError
 from flows.planning import costs
 
 
-def prompts_of(dataset: DatasetOptions) -> tuple[Prompt, ...]:
-    """Prompts of one dataset."""
+class Media(NamedTuple):
+    """Media of a dataset."""
+
+    prompts: tuple[Prompt, ...] = ()
+    digest: str = ""
+    """Digest of the files; ``""`` for media that are generated, and for no media."""
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What the datasets of a recipe hold."""
+
+    prompts: tuple[Prompt, ...]
+    validation_prompts: tuple[Prompt, ...]
+    data: Media
+    held_out: Media
+
+    def mistakes(self, recipe: Recipe) -> Iterator[str]:
+        """Yield a message for too few prompts, and for prompts or media that are both trained on and held out."""
+        wanted = recipe.prompts_per_iteration if recipe.train.train_policy.rewarded else 0
+        if self.prompts and wanted > len(self.prompts):
+            yield f"one iteration needs {wanted} prompts, the dataset has {len(self.prompts)}"
+        trained = {prompt.id for prompt in (*self.prompts, *self.data.prompts)}
+        if overlap := trained & {prompt.id for prompt in self.validation_prompts}:
+            yield f"{len(overlap)} validation prompts are also trained on, e.g. {min(overlap)}"
+        if self._trains_on_held_out(recipe):
+            yield "validation.data has media that are trained on; use others, or another split"
+
+    def _trains_on_held_out(self, recipe: Recipe) -> bool:
+        """Return whether both are the same files or, for generated media, share a prompt."""
+        policy = recipe.train.train_policy
+        media, held_out = data_of(recipe) if policy.rewarded else policy.dataset, held_out_of(recipe)
+        if media is None or held_out is None or media.name != held_out.name:
+            return False
+        trained = {prompt.id for prompt in self.data.prompts or self.prompts}
+        shared = trained & {prompt.id for prompt in self.held_out.prompts}
+        return self.held_out.digest == self.data.digest and bool(self.held_out.digest or shared)
+
+
+def prompts_of(dataset: DatasetOptions | None) -> tuple[Prompt, ...]:
+    """Return the prompts of a dataset; none for None."""
+    if dataset is None:
+        return ()
     plugin = plugins.load("datasets", dataset.name)
     with plugins.errors_of("datasets", dataset.name):
         return plugin.prompts(dataset)
 
 
 def data_of(recipe: Recipe) -> DatasetOptions | None:
-    """The media that an algorithm with rewards reads besides its prompts; None where it has none."""
+    """Return the media that an algorithm with rewards reads besides its prompts; None without them."""
     return getattr(recipe.train.train_policy, "data", None)
 
 
-def data_prompts_of(recipe: Recipe) -> tuple[tuple[Prompt, ...], str]:
-    """Prompts of the algorithm's data, none without, and the digest of the files that its media are read from."""
+def held_out_of(recipe: Recipe) -> DatasetOptions | None:
+    """Return the held-out media; None without them."""
+    return recipe.validation.data if recipe.validation else None
+
+
+def trained_media(recipe: Recipe) -> Media:
+    """Return the media that an algorithm with rewards reads; for supervised training the digest alone.
+
+    Raises :class:`ConfigError` for media that are needed and missing, or given and not read.
+    """
     policy = recipe.train.train_policy
     if not policy.rewarded:
-        return (), _media_plugin(policy.dataset).digest(policy.dataset)
+        return Media(digest=_media_plugin(policy.dataset).digest(policy.dataset))
     data, most = data_of(recipe), policy.given_frames[1]
     if data is None and most > 0:
         raise ConfigError(
@@ -35,7 +86,7 @@ def data_prompts_of(recipe: Recipe) -> tuple[tuple[Prompt, ...], str]:
         )
     if data is None and costs.needs_of(recipe).data_term is not None:
         raise ConfigError(
-            "the loss has a term on media, of weight data_beta: name the media in [train.train_policy.data], or set "
+            "the loss has a term on media, with weight data_beta: name the media in [train.train_policy.data], or set "
             "data_beta = 0"
         )
     if data is not None and not costs.needs_data(recipe):
@@ -46,37 +97,24 @@ def data_prompts_of(recipe: Recipe) -> tuple[tuple[Prompt, ...], str]:
     return media_of(recipe, data, "train.train_policy.data")
 
 
-def media_of(recipe: Recipe, data: DatasetOptions | None, place: str) -> tuple[tuple[Prompt, ...], str]:
-    """Prompts and digest of prepared media, nothing without; their size must be the one that is trained on."""
+def media_of(recipe: Recipe, data: DatasetOptions | None, place: str) -> Media:
+    """Return the media of a dataset; none for None.
+
+    Raises :class:`ConfigError` naming ``place`` if their size is not the size that the policy is trained on.
+    """
     if data is None:
-        return (), ""
+        return Media()
     plugin = _media_plugin(data)
     diffusers = recipe.policy.diffusers
     with plugins.errors_of("datasets", data.name):
-        prompts, digest = plugin.prompts(data), plugin.digest(data)
+        media = Media(plugin.prompts(data), plugin.digest(data))
         found = plugin.Media(data).item(0)[0].shape[:3]
     if found != (expected := (diffusers.train_frames, *diffusers.inference_size)):
         raise ConfigError(
             f"{place} gives media of {_times(found)} (frames, height, width), policy.diffusers trains "
             f"on {_times(expected)}; make its settings equal"
         )
-    return prompts, digest
-
-
-def is_trained_on(
-    recipe: Recipe,
-    judged_by: DatasetOptions,
-    held_out: tuple[tuple[Prompt, ...], str],
-    trained: tuple[tuple[Prompt, ...], str],
-) -> bool:
-    """Whether held-out media are the trained ones: the same files or, where they are generated, some of their prompts.
-
-    Both as prompts and digest.
-    """
-    media = recipe.train.train_policy.dataset if not recipe.train.train_policy.rewarded else data_of(recipe)
-    if media is None or media.name != judged_by.name or held_out[1] != trained[1]:
-        return False
-    return bool(held_out[1]) or bool({p.id for p in held_out[0]} & {p.id for p in trained[0]})
+    return media
 
 
 def _times(shape: tuple[int, ...]) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from cosmos_rl_core.pipelines.memory import Bytes
 from flows.planning import costs, memory
 from flows.planning.plan import Plan, run_url
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.post_train import post_train
 
 

@@ -1,32 +1,31 @@
-"""Everything a run needs to know before anything runs: resolved, checked at once, and written once as ``plan.json``."""
+"""The plan of a run: its recipe with everything resolved, checked before anything runs, written once."""
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
-from cosmos_rl_core import outside_plugins, plugins, shipped
+from cosmos_rl_core import outside_plugins, shipped
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
-from cosmos_rl_core.config.recipe import Recipe, RewardConfig, check, read_values
-from cosmos_rl_core.config.train import AnyDataset
+from cosmos_rl_core.config.recipe import Recipe, check, read_values
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.outside_plugins import Pin
-from cosmos_rl_core.parallel import sequence_shares
-from cosmos_rl_core.pipelines import checkpoints, directories, guidance, sizes, weight_files
+from cosmos_rl_core.pipelines import directories, guidance, sizes, weight_files
 from cosmos_rl_core.sampling.solvers import check_settings
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 from flows import launchers
 from flows.defaults import DEFAULT_STORE
-from flows.planning import costs, known_runs, versions
-from flows.planning.datasets import data_prompts_of, is_trained_on, media_of, prompts_of
-from flows.planning.solver import with_solver
+from flows.planning import checks, costs, versions
+from flows.planning.checks import Mistakes, with_solver
+from flows.planning.datasets import Datasets, Media, held_out_of, media_of, prompts_of, trained_media
 from stages.artifacts.records import parsed
-from stages.artifacts.request import FORMAT
-from stages.contracts import STAGES, ModelRef
+from stages.artifacts.request import FORMAT, Input, Request
+from stages.contracts import STAGES, MediaShape, ModelRef, StageConfig
 
 PLAN = "plan"
 
@@ -43,11 +42,11 @@ class Settings:
     cluster: str | None = None
     allow_numerics_change: bool = False
     remake: bool = False
-    """Whether what other versions of stages made is made again."""
+    """Whether artifacts of other stage versions are made again."""
 
 
 class Plan(Section):
-    """A run, pinned: its recipe, the digest of its base model, its prompts."""
+    """A recipe with the digests of its base model and media, and its prompts."""
 
     format: Literal[1] = FORMAT
     run_id: str
@@ -57,156 +56,181 @@ class Plan(Section):
     """Training prompts; for supervised training, those of the media."""
     validation_prompts: tuple[Prompt, ...] = ()
     data_prompts: tuple[Prompt, ...] = Field(default=(), json_schema_extra={"neutral": []})
-    """Prompts of the media that an algorithm with rewards trains on besides."""
+    """Prompts of the media that an algorithm with rewards reads besides its prompts."""
     data_digest: str = Field(default="", json_schema_extra={"neutral": ""})
-    """Digest of the files that the media are read from; "" where there are none or they are generated."""
+    """Digest of the files of the media that are trained on; ``""`` for media that are generated, and for no media."""
     held_out_prompts: tuple[Prompt, ...] = Field(default=(), json_schema_extra={"neutral": []})
     """Prompts of the held-out media."""
     held_out_digest: str = Field(default="", json_schema_extra={"neutral": ""})
-    """Digest of the files that the held-out media are read from."""
+    """Digest of the files of the held-out media."""
     prefixed: bool = Field(default=False, json_schema_extra=NOT_IDENTITY)
-    """Whether text embeddings are stored as they come out of a frozen prefix of the transformer: decided once, so that
-    a run which began without goes on without."""
+    """Whether text embeddings are stored behind a frozen prefix of the transformer. Pinned, so that all embeddings of
+    a run have one format."""
     plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
-    """Plugins that lie outside the package, with the digests of their files. No part of the name that a run has by
-    default: an edited file is refused instead of beginning another run."""
+    """Plugins from outside the package, with the digests of their files. They do not change the default run id: an
+    edited file is refused, and does not start another run."""
     stage_versions: dict[str, int] = Field(json_schema_extra=NOT_IDENTITY)
-    """Versions of the stages that its artifacts are of: those of the code that planned it, or that --remake took."""
+    """Stage versions of its Requests: those of the code that planned it, or that last took ``--remake``."""
     races_decided: bool
-    """Whether the store refuses a second writer; where it does not, only one process may write a run."""
+    """Whether the store lets only the first of several writers create a file. If not, one process may write a run."""
 
     @property
     def embedded_prompts(self) -> tuple[Prompt, ...]:
-        """Every prompt that training conditions on: those trained on, then those that the data alone has."""
+        """Return every prompt that training conditions on: those trained on, then the other prompts of the data."""
         known = {prompt.id for prompt in self.prompts}
         return (*self.prompts, *(prompt for prompt in self.data_prompts if prompt.id not in known))
 
     @property
     def base(self) -> ModelRef:
-        """The model, for stages that do not run its transformer."""
+        """Return the model for stages that do not run its transformer."""
         return self.model.model_copy(update={"embedded_guidance_scale": None})
 
+    @property
+    def media(self) -> MediaShape:
+        """Return the shape of generated and encoded media."""
+        diffusers = self.recipe.policy.diffusers
+        return MediaShape(size=diffusers.inference_size, frames=diffusers.train_frames)
 
-def plan_of(settings: Settings) -> Plan:
-    """The plan that these settings ask for; nothing is written. Raises :class:`ConfigError` with every mistake."""
+    def request(
+        self,
+        slot: str,
+        config: StageConfig,
+        k: int | None = None,
+        inputs: dict[str, tuple[Input, ...]] | None = None,
+        seed: int | None = None,
+    ) -> Request:
+        """Return a Request with the stage version, the plugins and, if ``seed`` is None, the seed of this plan."""
+        return Request(
+            stage=config.name,
+            version=self.stage_versions.get(config.name, config.version),
+            slot=slot,
+            iteration=k,
+            seed=self.recipe.train.seed if seed is None else seed,
+            config=config,
+            inputs=inputs or {},
+            plugins=self.plugins,
+        )
+
+
+def plan_of(settings: Settings, *, without_weights: bool = False) -> Plan:
+    """Return the plan for these settings and write nothing. Raises :class:`ConfigError` with every mistake.
+
+    With ``without_weights`` files of the base model may be absent, except configs. The plan can then be described, not
+    run: its model has no digest, and its default name is unknown.
+    """
     overrides = [*settings.overrides, *([f"train.num_iterations={settings.iterations}"] if settings.iterations else [])]
     values = read_values(settings.recipe, overrides, settings.cluster)
-    mistakes: list[str] = []
-    _collect(mistakes, lambda: store.check_readable(settings.store))
+    mistakes = Mistakes()
+    mistakes.catch(store.check_readable, settings.store)
     paths = values.get("plugins", [])
-    _collect(mistakes, lambda: outside_plugins.find(path for path in paths if isinstance(path, str)))
+    mistakes.catch(outside_plugins.find, (path for path in paths if isinstance(path, str)))
     try:
         recipe = check(values, settings.recipe)
     except ConfigError as error:
-        raise ConfigError("\n  ".join([str(error), *mistakes, *_beyond(values)])) from error
-    return make_plan(recipe, settings.run_id, settings.recipe, tuple(mistakes))
+        raise ConfigError("\n  ".join([str(error), *mistakes])) from error
+    return make_plan(recipe, settings.run_id, settings.recipe, tuple(mistakes), without_weights=without_weights)
 
 
-def _beyond(values: dict[str, Any]) -> list[str]:
-    """What a recipe that is not valid still shows to be wrong outside it: its base model, prompts and rewards."""
-    mistakes: list[str] = []
-    if isinstance(name := _look(values, "policy", "model_name_or_path"), str):
-        _collect(mistakes, lambda: directories.resolve_path(name))
-    prompts: list[Prompt] = []
-    for place in (("train", "train_policy", "dataset"), ("validation", "dataset")):
-        if (dataset := _valid(AnyDataset, _look(values, *place))) is not None:
-            prompts += _collect(mistakes, lambda dataset=dataset: prompts_of(dataset)) or ()
-    for place in (("train", "train_policy", "data"), ("validation", "data")):
-        if (data := _valid(AnyDataset, _look(values, *place))) is not None:
-            _collect(mistakes, lambda data=data: prompts_of(data))
-    rewards = values.get("rewards")
-    for value in rewards if isinstance(rewards, list) else []:
-        if (reward := _valid(RewardConfig, value)) is not None:
-            _collect(mistakes, lambda reward=reward: _check_reward(reward, tuple(prompts)))
-    return mistakes
-
-
-def _look(values: Any, *keys: str) -> Any:
-    for key in keys:
-        values = values.get(key) if isinstance(values, dict) else None
-    return values
-
-
-def _valid(kind: Any, value: Any) -> Any:
-    """The validated value, or None where validation has already complained."""
-    try:
-        return TypeAdapter(kind).validate_python(value) if isinstance(value, dict) else None
-    except ValidationError:
-        return None
-
-
-def make_plan(recipe: Recipe, run_id: str | None, source: str, known: tuple[str, ...] = ()) -> Plan:
-    """Resolve and check all that plan time can know. Raises one :class:`ConfigError` with every mistake, old or new."""
-    mistakes = [*known, *launchers.misplaced(recipe.launch)]
-    damaged = _collect(mistakes, lambda: _damages(recipe)) or []
-    recipe = recipe if damaged else _collect(mistakes, lambda: with_solver(recipe)) or recipe
-    model = None if damaged else _collect(mistakes, lambda: _model(recipe))
-    prompts = _collect(mistakes, lambda: prompts_of(recipe.train.train_policy.dataset)) or ()
-    held_out = _collect(mistakes, lambda: prompts_of(recipe.validation.dataset) if recipe.validation else ()) or ()
-    data_prompts, data_digest = _collect(mistakes, lambda: data_prompts_of(recipe)) or ((), "")
-    judged_by = recipe.validation.data if recipe.validation else None
-    held_out_data = _collect(mistakes, lambda: media_of(recipe, judged_by, "validation.data")) or ((), "")
+def make_plan(
+    recipe: Recipe, run_id: str | None, source: str, known: tuple[str, ...] = (), *, without_weights: bool = False
+) -> Plan:
+    """Resolve and check a valid recipe. Raises one :class:`ConfigError` with the mistakes ``known`` and found."""
+    mistakes = Mistakes([*known, *launchers.misplaced(recipe.launch)])
+    damages = mistakes.catch(_damages, recipe) or []
+    absent = without_weights and bool(damages) and weight_files.all_missing(damages)
+    model = None
+    if absent or not damages:
+        recipe = mistakes.catch(with_solver, recipe) or recipe
+        model = mistakes.catch(_model, recipe, whole=not absent)
+    datasets = Datasets(
+        prompts=mistakes.catch(prompts_of, recipe.train.train_policy.dataset) or (),
+        validation_prompts=mistakes.catch(prompts_of, recipe.validation and recipe.validation.dataset) or (),
+        data=mistakes.catch(trained_media, recipe) or Media(),
+        held_out=mistakes.catch(media_of, recipe, held_out_of(recipe), "validation.data") or Media(),
+    )
     for reward in recipe.rewards:
-        _collect(mistakes, lambda reward=reward: _check_reward(reward, (*prompts, *held_out)))
-    _collect(mistakes, lambda: check_settings(recipe.policy.diffusers.sample))
-    wanted = recipe.prompts_per_iteration if recipe.train.train_policy.rewarded else 0
-    if prompts and wanted > len(prompts):
-        mistakes.append(f"one iteration needs {wanted} prompts, the dataset has {len(prompts)}")
-    overlap = {p.id for p in (*prompts, *data_prompts)} & {p.id for p in held_out}
-    if overlap:
-        mistakes.append(f"{len(overlap)} validation prompts are also trained on, e.g. {min(overlap)}")
-    if judged_by is not None and is_trained_on(
-        recipe, judged_by, held_out_data, (data_prompts or prompts, data_digest)
-    ):
-        mistakes.append("validation.data has media that are trained on; name others, or another split")
+        mistakes.catch(checks.check_reward, reward, (*datasets.prompts, *datasets.validation_prompts))
+    mistakes.catch(check_settings, recipe.policy.diffusers.sample)
+    for mistake in datasets.mistakes(recipe):
+        mistakes.append(mistake)
     if recipe.train.train_policy.rewarded:
-        _collect(mistakes, lambda: costs.needs_of(recipe).check(recipe.policy.diffusers.sample.rollout))
-    _collect(mistakes, lambda: _check_dropout(recipe))
+        mistakes.catch(lambda: costs.needs_of(recipe).check(recipe.policy.diffusers.sample.rollout))
+    mistakes.catch(checks.check_dropout, recipe)
     if model is not None:
-        mistakes += _unfit(recipe)
-        _collect(mistakes, lambda: _check_given_frames(recipe))
-        _collect(mistakes, lambda: costs.policy_bytes(recipe))
-        _collect(mistakes, lambda: costs.check_budget(recipe))
-        _collect(mistakes, lambda: _check_shared_videos(recipe))
-        embedded = {prompt.id for prompt in (*prompts, *data_prompts, *held_out_data[0])}
-        _collect(mistakes, lambda: costs.check_embeddings(recipe, len(embedded)))
-    if model is None and not damaged:
-        mistakes.append("the model is not here, so sizes and memory cannot be planned")
+        embedded = {p.id for p in (*datasets.prompts, *datasets.data.prompts, *datasets.held_out.prompts)}
+        checks.check_model(recipe, len(embedded), mistakes)
+    elif not damages:
+        mistakes.append(_nothing_to_size(recipe.policy.model_name_or_path))
     if mistakes or model is None:
-        lines = [f"{source}:", *(f"  {mistake}" for mistake in dict.fromkeys([*mistakes, *damaged]))]
-        # Nobody has to edit a recipe for files that did not arrive whole.
+        advice = ["fetch the model again, or another copy of these files"] if damages else []
+        lines = [f"{source}:", *(f"  {mistake}" for mistake in [*mistakes, *damages, *advice])]
+        # Damaged files alone are no mistake in the recipe.
         raise (ConfigError if mistakes else ArtifactError)("\n".join(lines))
-    plan = Plan(
+    return _named(run_id, source, _resolved(recipe, model, datasets))
+
+
+def _resolved(recipe: Recipe, model: ModelRef, datasets: Datasets) -> Plan:
+    return Plan(
         run_id="?",
         recipe=recipe,
         model=model,
-        prompts=prompts,
-        validation_prompts=held_out,
-        data_prompts=data_prompts,
-        data_digest=data_digest,
-        held_out_prompts=held_out_data[0],
-        held_out_digest=held_out_data[1],
+        prompts=datasets.prompts,
+        validation_prompts=datasets.validation_prompts,
+        data_prompts=datasets.data.prompts,
+        data_digest=datasets.data.digest,
+        held_out_prompts=datasets.held_out.prompts,
+        held_out_digest=datasets.held_out.digest,
         prefixed=sizes.has_frozen_prefix(directories.resolve_path(model.path), recipe.policy.lora),
         plugins=outside_plugins.pins(model.adapter),
         stage_versions={name: stage.version for name, stage in STAGES.items()},
         races_decided=True,
     )
-    name = run_id or f"{Path(source).stem}-{digest(plan.identity())[:8]}"
+
+
+def _nothing_to_size(model: str) -> str:
+    command = directories.download_command(model)
+    hint = f"; config files are enough for a plan: {command} --include '*.json'" if command else ""
+    return f"the model is not here, so sizes and memory cannot be planned{hint}"
+
+
+def _named(run_id: str | None, source: str, plan: Plan) -> Plan:
+    """Return the plan with the run id; without one, with a name made of the recipe's and of the plan's digest."""
+    name = run_id or f"{Path(source).stem}-{digest(plan.identity())[:8] if plan.model.digest else 'unknown'}"
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise ConfigError(f"run id {name!r} must be letters, digits, '-', '_' and '.'")
     return plan.model_copy(update={"run_id": name})
 
 
+def _damages(recipe: Recipe) -> list[str]:
+    """Return what is missing or damaged in the files of the base model, by their sizes and headers."""
+    return weight_files.damages(directories.resolve_path(recipe.policy.model_name_or_path))
+
+
+def _model(recipe: Recipe, *, whole: bool) -> ModelRef:
+    name, diffusers = recipe.policy.model_name_or_path, recipe.policy.diffusers
+    path = directories.resolve_path(name)
+    guarded = directories.spec(path).guardrail_package is not None and diffusers.guardrail != "off"
+    return ModelRef(
+        # A shipped pipeline keeps its name, so that a run can continue where the package is installed elsewhere.
+        path=name if name.startswith(shipped.PREFIX) else path,
+        adapter=directories.adapter_name(path),
+        digest=directories.pipeline_digest(path) if whole else "",
+        guardrail=("guardrail",) if guarded else (),
+        complex_human_instruction=diffusers.complex_human_instruction,
+        embedded_guidance_scale=guidance.embedded_scale(path, diffusers.embedded_guidance_scale),
+    )
+
+
 def run_url(store_url: str, run_id: str) -> str:
-    """Where a run's artifacts go."""
+    """Return the root of a run."""
     return store.join(store.absolute(store_url), "runs", run_id)
 
 
 def freeze(plan: Plan, store_url: str) -> Plan:
-    """Write ``plan.json``, or read the one that stands. Refuses a recipe that resolves otherwise, naming what differs.
+    """Write ``plan.json`` unless it is there, and return it with the recipe of ``plan``.
 
-    The number of iterations and how processes are launched are not frozen: the returned plan has those of the recipe at
-    hand.
+    The number of iterations and the launch settings may change. Raises :class:`ConfigError`, naming the fields, if
+    anything else differs from the written plan.
     """
     root = run_url(store_url, plan.run_id)
     url = store.join(root, "plan.json")
@@ -228,13 +252,16 @@ def freeze(plan: Plan, store_url: str) -> Plan:
 
 
 def read_plan(store_url: str, run_id: str) -> Plan:
-    """The plan of a run that exists. Raises :class:`ConfigError` if there is none."""
+    """Return the plan of a run.
+
+    Raises :class:`ConfigError` if there is none, and :class:`ArtifactError` if it is damaged.
+    """
     url = store.join(run_url(store_url, run_id), "plan.json")
     data = store.read_if_exists(url)
     if data is None:
-        raise ConfigError(known_runs.absent(store.join(store.absolute(store_url), "runs"), run_id))
+        raise _no_run(store.join(store.absolute(store_url), "runs"), run_id)
     body = unseal(data, PLAN, url)
-    # An edited plugin does not keep people from looking at a run; the stages refuse it.
+    # A run can be inspected with an edited plugin; the stages refuse it.
     outside_plugins.use(body.get("plugins", []), verify=False)
     plan = parsed(Plan, body, url)
     if plan.run_id != run_id:
@@ -244,7 +271,7 @@ def read_plan(store_url: str, run_id: str) -> Plan:
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """Leaves that differ, as ``a.b: old -> new``."""
+    """Return the leaves that differ, as ``a.b: old -> new``."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(old.keys() | new.keys())
         return [d for key in keys for d in differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))]
@@ -258,112 +285,15 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _collect(mistakes: list[str], resolve: Any) -> Any:
-    try:
-        return resolve()
-    except ConfigError as error:
-        # The same files may be asked for twice: by their prompts and by their digest.
-        if str(error) not in mistakes:
-            mistakes.append(str(error))
-        return None
+SHOWN = 10
+"""Runs that an error lists."""
 
 
-def _damages(recipe: Recipe) -> list[str]:
-    """What is wrong with the files of the base model, found without reading them."""
-    found = weight_files.damages(directories.resolve_path(recipe.policy.model_name_or_path))
-    return [*found, "fetch the model again, or another copy of these files"] if found else []
-
-
-def _model(recipe: Recipe) -> ModelRef:
-    name = recipe.policy.model_name_or_path
-    path = directories.resolve_path(name)
-    adapter = directories.adapter_name(path)
-    # A shipped pipeline keeps its name, so that a run can go on where the package is installed elsewhere.
-    kept = name if name.startswith(shipped.PREFIX) else path
-    guarded = directories.spec(path).guardrail_package is not None and recipe.policy.diffusers.guardrail != "off"
-    digest = directories.pipeline_digest(path)
-    return ModelRef(
-        path=kept,
-        adapter=adapter,
-        digest=digest,
-        guardrail=("guardrail",) if guarded else (),
-        complex_human_instruction=recipe.policy.diffusers.complex_human_instruction,
-        embedded_guidance_scale=guidance.embedded_scale(path, recipe.policy.diffusers.embedded_guidance_scale),
-    )
-
-
-def _unfit(recipe: Recipe) -> list[str]:
-    """What this model cannot do here, or not without packages that are not installed."""
-    mistakes: list[str] = []
-    path, diffusers = directories.resolve_path(recipe.policy.model_name_or_path), recipe.policy.diffusers
-    _collect(mistakes, lambda: directories.check_runs(path))
-    _collect(mistakes, lambda: checkpoints.check(path))
-    _collect(mistakes, lambda: directories.check_guardrail(path, diffusers.guardrail))
-    if diffusers.complex_human_instruction is not None:
-        _collect(mistakes, lambda: directories.check_takes_instruction(path))
-    if diffusers.sample.negative_prompt is not None:
-        _collect(mistakes, lambda: guidance.check_takes_negative_prompt(path))
-    _collect(mistakes, lambda: sizes.check_prompt_length(path, diffusers.max_prompt_length))
-    if recipe.validation is not None:
-        _collect(mistakes, lambda: guidance.stock_scale(directories.spec(path), diffusers.sample.guidance_scale))
-    return mistakes
-
-
-def _check_dropout(recipe: Recipe) -> None:
-    """Raise :class:`ConfigError` if adapters would drop out where a loss compares densities, or tokens are shared."""
-    lora, policy = recipe.policy.lora, recipe.train.train_policy
-    if lora is None or lora.lora_dropout == 0:
-        return
-    if recipe.launch.cp_size > 1:
-        raise ConfigError(
-            f"policy.lora.lora_dropout = {lora.lora_dropout:g}: what drops out is drawn for all tokens of a video at "
-            f"once, and with launch.cp_size = {recipe.launch.cp_size} no process has them. Set one of the two to its "
-            "default"
-        )
-    if costs.needs_of(recipe).transitions:
-        raise ConfigError(
-            f"policy.lora.lora_dropout = {lora.lora_dropout:g}: {policy.type} trains on the ratio of the policy's "
-            "density to that of the rollout, which is exactly 1 until weights move; with dropout in one of the two it "
-            "would be noise. Set it to 0"
-        )
-
-
-def _check_shared_videos(recipe: Recipe) -> None:
-    """Raise :class:`ConfigError` if ``launch.cp_size`` processes cannot share a video of this model and size."""
-    num_peers, diffusers = recipe.launch.cp_size, recipe.policy.diffusers
-    if num_peers == 1:
-        return
-    path = directories.resolve_path(recipe.policy.model_name_or_path)
-    shape = sizes.latent_shape(path, diffusers.inference_size, diffusers.train_frames)
-    try:
-        sequence_shares.check(directories.spec(path), directories.settings(path, "transformer"), shape, num_peers)
-    except ConfigError as error:
-        raise ConfigError(f"launch.cp_size = {num_peers}: {error}") from error
-
-
-def _check_given_frames(recipe: Recipe) -> None:
-    """Raise :class:`ConfigError` if this model cannot be given so many frames, or would have none to generate."""
-    most, frames = recipe.train.train_policy.given_frames[1], recipe.policy.diffusers.train_frames
-    if most == 0:
-        return
-    path = directories.resolve_path(recipe.policy.model_name_or_path)
-    setting, name = f"train.train_policy.max_num_conditional_frames = {most}", directories.pipeline_class(path)
-    if most > (able := directories.spec(path).max_given_frames):
-        raise ConfigError(f"{setting}: {name} can be given {able or 'no'} latent frames{' at most' if able else ''}")
-    if (total := sizes.latent_frames(path, frames)) is not None and most >= total:
-        raise ConfigError(
-            f"{setting} leaves none of {total} latent frames (train_frames = {frames}) to generate; lower it, or raise "
-            "policy.diffusers.train_frames"
-        )
-
-
-def _check_reward(reward: RewardConfig, prompts: tuple[Prompt, ...]) -> None:
-    kind = plugins.load("rewards", reward.fn.name)
-    with plugins.errors_of("rewards", reward.fn.name):
-        plugin = kind.Reward(reward.fn)
-        reasons = [f"prompt {p.id}: {reason}" for p in prompts if (reason := plugin.check_prompt(p.text)) is not None]
-        if not isinstance(plugin.version, str):
-            raise ConfigError(f"{reward.fn.label}: version must be a string, found {plugin.version!r}")
-    if reasons:
-        more = f" (and {len(reasons) - 5} more)" if len(reasons) > 5 else ""
-        raise ConfigError(f"{reward.fn.label} cannot score {len(reasons)} prompts: {'; '.join(reasons[:5])}{more}")
+def _no_run(runs_url: str, run_id: str) -> ConfigError:
+    """Return the error for a run that is absent. It lists the runs below ``runs_url``."""
+    found = sorted(store.names(runs_url))
+    close = difflib.get_close_matches(run_id, found, n=1)
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    known = f"it has {', '.join(found[:SHOWN])}{more}" if found else "it has no run at all"
+    hint = f"did you mean {close[0]!r}?" if close else "name another --store, or start it with `cosmos-flows run`"
+    return ConfigError(f"there is no run {run_id!r} in the store {runs_url.rpartition('/')[0]}; {known}; {hint}")

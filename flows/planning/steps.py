@@ -1,4 +1,4 @@
-"""The parts of the list that a run is: steps, and the waves that they run in."""
+"""Steps and waves: the parts of the list of stages that a run goes through."""
 
 import difflib
 import itertools
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cosmos_rl_core.errors import ConfigError
 from flows.planning.plan import read_plan
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from stages.artifacts.generations import has_begun
 from stages.artifacts.request import Request
 
@@ -17,25 +17,25 @@ class Step:
     """One stage of a run."""
 
     name: str
-    """As people read it: ``policy``, ``iteration-0003/update``, ``policy-0016/export``."""
+    """Such as ``policy``, ``iteration-0003/update`` or ``policy-0016/export``."""
     kind: str
     """The stage that runs: a key of :data:`stages.contracts.STAGES`."""
     slot: str
     request: Callable[[], Request]
-    """Makes its Request. Raises :class:`ArtifactError` if an input has no artifact that can be read."""
+    """Returns its Request. Raises :class:`ArtifactError` if an input has no artifact, or a damaged one."""
     k: int | None = None
-    """The iteration, or the policy version that it judges; None where there is only one of it."""
+    """The iteration, or the policy version that it judges; None for a stage that runs once."""
     wave: str = ""
-    """Name of the wave that it runs in."""
+    """Name of its wave."""
 
     @property
     def group(self) -> str:
-        """The part of the name that stages of one iteration or policy version share; empty for the others."""
+        """Return the part of the name before the slash, such as ``iteration-0003``; ``""`` without a slash."""
         return self.name.rpartition("/")[0]
 
     @property
     def stage(self) -> str:
-        """The name within its group: ``reward-ocr``."""
+        """Return the name within its group, such as ``reward-ocr``."""
         return self.name.rpartition("/")[2]
 
 
@@ -45,27 +45,27 @@ class Wave:
     def __init__(self, *steps: Step) -> None:
         group = steps[0].group
         self.name = f"{group}/" * bool(group) + "+".join(step.stage for step in steps)
-        """As people read it: ``policy``, ``iteration-0003/reward-jpeg+reward-ocr``, by the first step's group."""
+        """Such as ``policy`` or ``iteration-0003/reward-jpeg+reward-ocr``, with the group of the first step."""
         self.steps = tuple(replace(step, wave=self.name) for step in steps)
 
 
 def open_run(store_url: str, run_id: str) -> Run:
-    """Return a run that exists, as far as it has gone: that may be further than its plan said when it began."""
+    """Return a run that exists, with as many iterations as were planned or begun, whichever is more."""
     run = Run(read_plan(store_url, run_id), store_url)
     planned = run.recipe.train.num_iterations
     first = "rollout" if run.trains_on_rewards else "finetune"
-    # A stale rollout begins before the update of the iteration before.
+    # With staleness, a rollout begins before the update of the previous iteration.
     return run.going_to(
         next(
             k
             for k in itertools.count(planned)
-            if not any(has_begun(run.iteration(k, stage)) for stage in (first, "update"))
+            if not any(has_begun(run.slots.iteration(k, stage)) for stage in (first, "update"))
         )
     )
 
 
 def find(every: Sequence[Step], run_id: str, stage: str, iteration: int | None) -> Step:
-    """The step of that name, and iteration or policy version. Raises :class:`ConfigError` if there is none."""
+    """Return the step of a stage in an iteration or policy version. Raises :class:`ConfigError` if there is none."""
     known = list(dict.fromkeys(step.stage for step in every))
     if stage not in known:
         close = difflib.get_close_matches(stage, known, n=1)

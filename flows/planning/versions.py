@@ -1,4 +1,4 @@
-"""Which versions of the stages a run's artifacts are of: the plan's, until the run went on with others."""
+"""Records of the stage versions that a run continued with. Without a record, those of its plan count."""
 
 import itertools
 
@@ -12,7 +12,7 @@ KIND = "versions"
 
 
 class Versions(Section):
-    """Versions of stages that a run went on with. The newest such record counts, in place of the plan's versions."""
+    """Stage versions that a run continued with. The newest record replaces the versions of the plan."""
 
     run_id: str
     number: int
@@ -20,16 +20,16 @@ class Versions(Section):
 
 
 def go_on_with(root: str, run_id: str, versions: dict[str, int]) -> None:
-    """Have the artifacts of the run at ``root`` be of these versions from now on."""
+    """Record these stage versions for all Requests that the run at ``root`` makes from now on."""
     before = newest(root, run_id)
     record = Versions(run_id=run_id, number=1 if before is None else before.number + 1, versions=versions)
     store.put_if_absent(_url(root, record.number), seal(KIND, record.model_dump(mode="json")))
 
 
 def newest(root: str, run_id: str) -> Versions | None:
-    """The newest record of the run at ``root``; None if it never went on with other versions.
+    """Return the newest record of the run at ``root``; None without any.
 
-    Raises :class:`ArtifactError` if one is damaged, or one before a later one is lost.
+    Raises :class:`ArtifactError` if a record is damaged, or missing although a later one is there.
     """
     found = None
     for number in itertools.count(1):

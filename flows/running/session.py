@@ -23,9 +23,9 @@ from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
 from cosmos_rl_core.rewards._base import ServedReward
 from cosmos_rl_core.storage.lease import Lease
 from flows.defaults import DEFAULT_STORE
+from flows.operations.upgrades import settled
 from flows.planning.plan import Plan, Settings, freeze, plan_of
-from flows.planning.requests import Run
-from flows.planning.upgrades import settled
+from flows.planning.run import Run
 from flows.post_train import Result, make
 from flows.running import pauses
 from flows.running.display import Display
@@ -198,7 +198,7 @@ def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
     options += ["--cluster", settings.cluster] if settings.cluster else []
     options += ["--allow-numerics-change"] if settings.allow_numerics_change else []
     lines = [
-        f"report: {run.slot('report')}/{result.report.files[contracts.Report.PAGE].path}",
+        f"report: {run.slots.report}/{result.report.files[contracts.Report.PAGE].path}",
         f"go on: {shlex.join(['cosmos-flows', 'run', settings.recipe, *options])}",
     ]
     if result.before is None or result.after is None:
@@ -219,7 +219,7 @@ def result_line(run: Run, result: Result) -> str:
     name, found = run.headline_reward, []
     if result.before is not None and result.after is not None:
         found.append(f"{name} {_score(result.before, name)[0]} -> {_score(result.after, name)[0]}")
-    judged = [standing(run.version(k, "validate"))[1] for k in (0, count)] if run.validates else []
+    judged = [standing(run.slots.version(k, "validate"))[1] for k in (0, count)] if run.validates else []
     losses = [manifest.summary["loss"] for manifest in judged if manifest is not None]
     if len(losses) == 2 and None not in losses:
         found.append("held-out loss {:.3f} -> {:.3f}".format(*losses))

@@ -11,7 +11,7 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import BEAT_S
 from flows.planning.plan import read_plan
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.watching.status import Life, life_of
 from stages.artifacts.slots import standing
 
@@ -89,22 +89,22 @@ def _line(store_url: str, name: str) -> RunLine:
 def _iterations(run: Run) -> int:
     """Count the iterations up to the newest policy."""
     made = _newest_first(run, "iterations")
-    return next((k + 1 for k in made if standing(run.policy_after(k + 1))[1] is not None), 0)
+    return next((k + 1 for k in made if standing(run.slots.policy(k + 1))[1] is not None), 0)
 
 
 def _newest_score(run: Run, reward: str) -> float | None:
     """Return the mean of the newest rollout's scores or, without rollouts, of the newest evaluation's."""
     if run.trains_on_rewards:
-        slots = (run.iteration(k, f"reward-{reward}") for k in _newest_first(run, "iterations"))
+        slots = (run.slots.iteration(k, f"reward-{reward}") for k in _newest_first(run, "iterations"))
     else:
-        slots = (run.version(k, f"evaluate-{reward}") for k in _newest_first(run, "exports"))
+        slots = (run.slots.version(k, f"evaluate-{reward}") for k in _newest_first(run, "exports"))
     manifests = (standing(slot)[1] for slot in slots)
     found = next((manifest.summary.get(reward) for manifest in manifests if manifest is not None), None)
     return found if isinstance(found, float) else None
 
 
 def _newest_first(run: Run, folder: str) -> list[int]:
-    return sorted((int(name) for name in store.names(run.slot(folder)) if name.isdecimal()), reverse=True)
+    return sorted((int(name) for name in store.names(store.join(run.url, folder)) if name.isdecimal()), reverse=True)
 
 
 def _first_line(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import BEAT_S, PATIENCE_S
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.planning.steps import Step, open_run
 from flows.post_train import steps
 from flows.running.progress import Progress, read_progress

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from cosmos_rl_core.storage import store
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.watching.metrics import FILE, Line, MetricsFile, lines_of, steps_after
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request

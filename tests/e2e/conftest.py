@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.parallel.parallelism import Parallelism
+from flows.planning import requests
 from stages.execution.execution import Execution
 from tests.e2e.flow_process import AFTER_LAST_UPDATE, COLD, ITERATIONS, Flows
 from tests.e2e.prefect_server import PrefectServer
@@ -74,7 +75,7 @@ def reference_on_two_ranks(reference: Flows, copy_of: Callable[[Flows], Flows]) 
     record = "numerics/update.json"
     flows.forget("iterations/0002/update", record, *AFTER_LAST_UPDATE)
     path = flows.folder / "update.json"
-    path.write_text(flows.planned.update(ITERATIONS - 1).model_dump_json(), encoding="utf-8")
+    path.write_text(requests.update(flows.planned, ITERATIONS - 1).model_dump_json(), encoding="utf-8")
     Execution(parallelism=Parallelism(world_size=2), numerics_record=str(flows.root / record)).write(path)
     run_on_ranks([str(path)], flows.folder, ranks=2, timeout_s=RANKS_TIMEOUT_S)
     flows.run()

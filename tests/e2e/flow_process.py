@@ -16,7 +16,7 @@ import psutil
 
 from cosmos_rl_core.storage import store
 from flows.planning.plan import read_plan
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.watching.metrics import FILE
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
@@ -226,7 +226,7 @@ def files_with(word: str, *folders: Path) -> list[Path]:
 
 def final_policy(flows: Flows) -> dict[str, bytes]:
     """The bytes of every part of the last policy, read and checked as a stage reads them."""
-    artifact = Artifact(input_of(flows.planned.policy_after(ITERATIONS)))
+    artifact = Artifact(input_of(flows.planned.slots.policy(ITERATIONS)))
     return {name: artifact.read(name) for part in POLICY_PARTS for name in artifact.names(part)}
 
 

@@ -18,7 +18,7 @@ def one_digit_of_a_sample_id(path: Path) -> bytes:
     data = path.read_bytes()
     sample_id = json.loads(data)["body"]["layout"]["steps"][0][0][0]
     other = sample_id[:-1] + ("1" if sample_id.endswith("0") else "0")
-    return data.replace(sample_id.encode(), other.encode(), 1)
+    return data.replace(sample_id.encode(), other.prepared.encode, 1)
 
 
 def refused(flows: Flows, path: Path, data: bytes) -> None:

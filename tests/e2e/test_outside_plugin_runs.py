@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.planning import requests
 from tests.e2e.flow_process import COLD, Flows
 from tests.environments import make_environment
 from tests.outside import write_plugins, write_recipe
@@ -33,7 +34,7 @@ def require_refused(flows: Flows, edited: Path) -> None:
         file.write("# edited\n")
     assert f"{edited} was edited" in flows.run("--iterations", "2", expect=64)
     request = flows.folder / "request.json"
-    request.write_text(flows.planned.rollout(0).model_dump_json(), encoding="utf-8")
+    request.write_text(requests.rollout(flows.planned, 0).model_dump_json(), encoding="utf-8")
     assert f"{edited} was edited" in flows.start_command("stages.execution.runner", str(request)).finish(expect=64)
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from flows.planning import requests
 from flows.watching.metrics import FILE
 from stages.artifacts.generations import invalidate
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
 from stages.execution.execution import Execution
 from tests.e2e.flow_process import COLD, ITERATIONS, ROOT, Flows, Started, metrics, require_same_run, require_untouched
+from tests.hand_made import rewards
 
 REWARD = "iterations/0002/reward-ocr"
 ROLLOUT = "iterations/0002/rollout"
@@ -30,7 +32,7 @@ def by_hand(flows: Flows, request: Request, threads: int = 1) -> Started:
 
 def reward_of(flows: Flows) -> Request:
     """The request for the last iteration's scores."""
-    (request,) = flows.planned.rewards(str(flows.root / ROLLOUT), ITERATIONS - 1)
+    (request,) = rewards(flows.planned, str(flows.root / ROLLOUT), ITERATIONS - 1)
     return request
 
 
@@ -155,7 +157,7 @@ def test_a_full_disk_commits_nothing_and_the_same_request_goes_on_when_there_is_
 @pytest.mark.slow
 def test_shards_of_other_numerics_are_not_adopted_and_that_is_said(flows: Flows) -> None:
     flows.forget(ROLLOUT)
-    request = flows.planned.rollout(ITERATIONS - 1)
+    request = requests.rollout(flows.planned, ITERATIONS - 1)
     killed = by_hand(flows, request)
     killed.wait_until(lambda: flows.markers(ROLLOUT, 0))
     killed.process.send_signal(signal.SIGKILL)

@@ -49,7 +49,7 @@ def require_same_bytes(flows: Flows, reference: Flows) -> None:
     """Every artifact of the run has the reference's bytes, and those of the last policy can be read."""
     ours, theirs = standing_manifests(flows), standing_manifests(reference)
     assert {slot: m.content for slot, m in ours.items()} == {slot: m.content for slot, m in theirs.items()}
-    policy = Artifact(input_of(flows.planned.policy_after(3)))
+    policy = Artifact(input_of(flows.planned.slots.policy(3)))
     assert [policy.read(name) for name in policy.names("current/")]
     assert flows.nothing_is_left()
 
@@ -83,7 +83,7 @@ def test_media_whose_encoding_is_killed_are_encoded_on_and_everything_of_them_st
     stale_reference: Flows, copy_of: Callable[[Flows], Flows]
 ) -> None:
     flows = copy_of(stale_reference)
-    slot = flows.planned.encode_slot
+    slot = flows.planned.prepared.encode.slot
     flows.forget(slot)
     before = flows.manifests()
     run = flows.start()
@@ -93,7 +93,7 @@ def test_media_whose_encoding_is_killed_are_encoded_on_and_everything_of_them_st
     said = run.finish()
     assert "ended (killed, exit code -9)" in said
     assert ADOPTED in said
-    ours, theirs = (standing(one.planned.encode_slot)[1] for one in (flows, stale_reference))
+    ours, theirs = (standing(one.planned.prepared.encode.slot)[1] for one in (flows, stale_reference))
     assert ours is not None
     assert theirs is not None
     assert ours.content == theirs.content
@@ -122,6 +122,8 @@ def test_the_flow_is_killed_while_both_sides_work(stale_reference: Flows, copy_o
 def test_the_rollout_beside_an_update_is_by_the_policy_before_it(stale_reference: Flows) -> None:
     plan = stale_reference.planned
     assert plan.recipe.train.staleness == 1
-    policies = [Artifact(input_of(plan.iteration(k, "rollout"))).manifest.inputs["policy"][0].url for k in range(3)]
+    policies = [
+        Artifact(input_of(plan.slots.iteration(k, "rollout"))).manifest.inputs["policy"][0].url for k in range(3)
+    ]
     found = [Path(url).relative_to(stale_reference.root).as_posix() for url in policies]
     assert found == ["policy", "policy", "iterations/0000/update"]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import post_train
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.running.wave import standing_manifest
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request

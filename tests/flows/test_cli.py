@@ -108,7 +108,7 @@ def test_status_as_json_names_every_stage(recipe, tmp_path):
         "attempts": 1,
         "seconds": 3.0,
         "reward": 0.25,
-        "slot": run.iteration(1, "reward-ocr"),
+        "slot": run.slots.iteration(1, "reward-ocr"),
     }
     assert invoke("status", "hand", "--store", run.store_url, "--json", "--watch").exit_code == 64
 
@@ -119,7 +119,7 @@ def test_rerun_and_gc_say_as_json_what_they_would_do_and_do_nothing(recipe, tmp_
     assert json.loads(invoke("rerun", *options, "--stage", "evaluate", "--iteration", 2).stdout) == {
         "run": "hand",
         "name": "policy-0002/evaluate",
-        "slot": run.version(2, "evaluate"),
+        "slot": run.slots.version(2, "evaluate"),
         "generation": 1,
         "committed": True,
         "dry_run": True,
@@ -130,7 +130,7 @@ def test_rerun_and_gc_say_as_json_what_they_would_do_and_do_nothing(recipe, tmp_
             {"name": "report", "seconds": 5.0},
         ],
     }
-    litter = store.join(run.policy_slot, "attempts", "dead", "w")
+    litter = store.join(run.slots.policy(0), "attempts", "dead", "w")
     store.write(litter, b"12345")
     policy = [{"name": "policy", "files": 1, "bytes": 5}]
     for hours, stages, kept in ((24.0, [], policy), (0.0, policy, [])):
@@ -195,8 +195,8 @@ def test_a_store_without_a_run_is_no_error(tmp_path):
 
 def test_the_list_shows_how_a_run_ended_and_the_newest_scores_that_are_there(recipe, tmp_path):
     run = make_run(recipe(), tmp_path)
-    invalidate(run.iteration(1, "reward-ocr"), 1, "test")
-    invalidate(run.iteration(1, "update"), 1, "test")
+    invalidate(run.slots.iteration(1, "reward-ocr"), 1, "test")
+    invalidate(run.slots.iteration(1, "update"), 1, "test")
     progress = {"end": "failed", "error": "0001/update ended (killed):\nmore"}
     store.write(store.join(run.url, "progress.json"), seal("progress", progress))
     (found,) = json.loads(invoke("status", "--store", run.store_url, "--json").stdout)

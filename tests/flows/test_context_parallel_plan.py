@@ -7,8 +7,9 @@ import pytest
 from cosmos_rl_core.config.launch import ON_POLICY, LaunchConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel.parallelism import Parallelism
+from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.running.display import Display
 from flows.running.wave import Waves
 from stages import contracts
@@ -46,7 +47,7 @@ def test_who_cannot_share_a_video_is_told_why_and_of_dropout_too(recipe, wan):
     assert tokens == "  launch.cp_size = 2: 1 tokens cannot be shared by 2 context-parallel peers; at most 1"
     dropout, others = mistakes_of(wan, *FOUR, DROPOUT)
     assert others == f"  {heads}"
-    assert "policy.lora.lora_dropout = 0.1: what drops out is drawn for all tokens of a video at once" in dropout
+    assert "policy.lora.lora_dropout = 0.1 draws one mask for all tokens of a video" in dropout
     plan_of(Settings(wan, overrides=(DROPOUT,)))
     (images,) = mistakes_of(recipe(), *TWO)
     assert images.startswith("  launch.cp_size = 2: no context parallelism for a SD3Transformer2DModel; there is for C")
@@ -65,7 +66,7 @@ def test_ranks_of_stages_that_run_our_own_transformer_are_told(wan, tmp_path):
     plan = plan_of(Settings(wan, overrides=(*TWO, "launch.compile=true", "launch.dp_shard_size=2")))
     run = Run(freeze(plan, str(tmp_path)), str(tmp_path))
     launcher = Waves(str(tmp_path), plan.recipe.launch, Display())
-    policy = run.policy()
+    policy = requests.policy(run)
     told = {
         stage: launcher.execution_of(policy.model_copy(update={"stage": stage}))
         for stage, config in contracts.STAGES.items()

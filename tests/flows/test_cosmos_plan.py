@@ -14,7 +14,7 @@ from cosmos_rl_core.pipelines import directories, guidance, sizes
 from cosmos_rl_core.storage.tensor_headers import header_bytes
 from flows.planning import costs
 from flows.planning.plan import Plan, Settings, freeze, plan_of
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.post_train import steps
 from tests import tiny_pipelines
 from tests.flows.by_hand import make_all
@@ -140,9 +140,9 @@ def test_the_real_text_embedding_is_the_known_one(tmp_path):
 def test_embeddings_are_stored_behind_the_projection_where_training_leaves_it_alone(cosmos, lora, prefixed):
     run = Run(cosmos(VIDEO, ("lora = { r = 2 }", lora)), "store")
     assert run.plan.prefixed == prefixed
-    assert run.embed().config.identity().get("prefixed", False) == prefixed
+    assert run.prepared.embed.config.identity().get("prefixed", False) == prefixed
     other = Run(run.plan.model_copy(update={"prefixed": not prefixed}), "store")
-    assert run.embed_slot != other.embed_slot
+    assert run.prepared.embed.slot != other.prepared.embed.slot
     assert run.plan.identity() == other.plan.identity()
 
 
@@ -155,7 +155,7 @@ def test_another_projection_is_another_embedding(cosmos, base, tmp_path):
     tensors["crossattn_proj.0.weight"][0, 0] += 1
     save_file(tensors, weights)
     runs = [Run(cosmos(VIDEO, (str(base), str(path))), "store") for path in (base, other)]
-    assert runs[0].embed_slot != runs[1].embed_slot
+    assert runs[0].prepared.embed.slot != runs[1].prepared.embed.slot
 
 
 @pytest.mark.parametrize(("lora", "megabytes"), [("lora = { r = 2 }", "0.64"), ("", "1.28")])
@@ -175,7 +175,7 @@ def test_precision_is_nothing_to_what_is_stored_and_other_models_have_no_such_pr
         Run(cosmos(VIDEO, ("[train]", f'[train]\nparam_dtype = "{dtype}"')), "store")
         for dtype in ("float32", "bfloat16")
     )
-    assert exact.embed() == coarse.embed()
+    assert exact.prepared.embed == coarse.prepared.embed
     assert exact.plan.prefixed
     assert not plan_of(Settings(recipe())).prefixed
 
@@ -226,7 +226,7 @@ DATA = 'data = { name = "rendered_text", num_items = 2 }\n'
         (
             VIDEO,
             given(0, 3),
-            "max_num_conditional_frames = 3: Cosmos2_5_PredictBasePipeline can be given 2 latent frames",
+            "max_num_conditional_frames = 3: Cosmos2_5_PredictBasePipeline takes at most 2 given latent frames",
         ),
         (VIDEO.replace("9", "5"), given(1, 2), r"= 2 leaves none of 2 latent frames \(train_frames = 5\) to generate"),
         (PICTURE, given(0, 1), r"= 1 leaves none of 1 latent frames \(train_frames = 1\) to generate"),
@@ -256,7 +256,7 @@ def supervised(folder: Path, model: Path | str, most: int) -> Plan:
 @pytest.mark.parametrize("algorithm", [GRPO, NFT, SFT], ids=["grpo", "nft", "sft"])
 def test_other_models_are_given_no_frames(recipe, tmp_path, algorithm):
     rewarded = algorithm != SFT and recipe(*given(1, 1, DATA, algorithm))
-    with pytest.raises(ConfigError, match="= 1: StableDiffusion3Pipeline can be given no latent frames"):
+    with pytest.raises(ConfigError, match="= 1: StableDiffusion3Pipeline takes no given latent frames"):
         _ = plan_of(Settings(rewarded)) if rewarded else supervised(tmp_path, "package:tiny-sd3", 1)
 
 
@@ -274,18 +274,18 @@ def test_media_are_encoded_before_the_rollouts_that_begin_with_them(cosmos, tmp_
     ]
     (asked, without) = (make_all(run) for run in runs)
     assert [(step.slot, step.request()) for step in steps(runs[0])] == list(asked.items())
-    slots = [runs[0].encode_slot, *(runs[0].iteration(0, stage) for stage in ("rollout", "update"))]
+    slots = [runs[0].prepared.encode.slot, *(runs[0].slots.iteration(0, stage) for stage in ("rollout", "update"))]
     assert list(asked).index(slots[0]) < list(asked).index(slots[1])
     encode, rollout, update = (asked[slot] for slot in slots)
     assert (rollout.one("data").url, rollout.config.identity()["given_frames"]) == (encode.slot, [1, 2])
     # What was given is in the samples; only a diffusion loss would read the media again.
     assert update.inputs["data"] == ()
     assert "encode" not in {request.stage for request in without.values()}
-    assert "given_frames" not in without[runs[1].iteration(0, "rollout")].config.identity()
+    assert "given_frames" not in without[runs[1].slots.iteration(0, "rollout")].config.identity()
 
 
 def test_supervised_training_takes_given_frames_of_what_it_encodes_itself(base, tmp_path):
     runs = [Run(supervised(tmp_path, base, most), str(tmp_path / "store")) for most in (1, 0)]
-    asked, without = (make_all(run)[run.iteration(0, "finetune")].config.identity()["algorithm"] for run in runs)
+    asked, without = (make_all(run)[run.slots.iteration(0, "finetune")].config.identity()["algorithm"] for run in runs)
     assert asked == without | {"max_num_conditional_frames": 1}
     assert not any(run.needs_data for run in runs)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.errors import ArtifactError
+from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.running.progress import Reporter
 from stages.artifacts.generations import invalidate
 from tests.damage import files_read, flipped, resealed
@@ -32,7 +33,7 @@ class Finished:
         self.plan = plan_of(Settings(validated(recipe, tmp_path, MONITORED), str(self.store), run_id="hand"))
         self.root = self.store / "runs" / "hand"
         go(self.run)
-        update = self.run.update(1)
+        update = requests.update(self.run, 1)
         invalidate(update.slot, 1, "asked for")
         make_with_numbers(update)
         with files_read(self.store) as self.read:

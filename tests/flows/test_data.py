@@ -10,7 +10,7 @@ from cosmos_rl_core.datasets import local, ocr, rendered_text
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import media
 from flows.planning.plan import Settings, freeze, make_plan, plan_of
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from stages.contracts import Encode, MediaShape
 
 SFT = """
@@ -65,13 +65,13 @@ def test_a_plan_pins_the_files_and_captions_of_its_data(recipe, pictures):
 
 def test_prompts_of_the_data_are_embedded_once_and_after_those_trained_on(recipe, pictures, tmp_path):
     without, with_data = (plan_with(recipe(), data) for data in (None, local_data(pictures)))
-    texts = [prompt["text"] for prompt in run_of(with_data, tmp_path).embed().config.model_dump()["prompts"]]
+    texts = [prompt["text"] for prompt in run_of(with_data, tmp_path).prepared.embed.config.model_dump()["prompts"]]
     assert texts == [*(prompt.text for prompt in with_data.prompts), "a cat"]
     assert with_data.prompts == without.prompts
     # A run without data is what it was before there was any.
     plain = plan_of(Settings(recipe(), overrides=("policy.diffusers.inference_size=[32, 64]",)))
-    assert run_of(without, tmp_path).embed().fingerprint == run_of(plain, tmp_path).embed().fingerprint
-    assert run_of(with_data, tmp_path).embed().fingerprint != run_of(plain, tmp_path).embed().fingerprint
+    assert run_of(without, tmp_path).prepared.embed.fingerprint == run_of(plain, tmp_path).prepared.embed.fingerprint
+    assert run_of(with_data, tmp_path).prepared.embed.fingerprint != run_of(plain, tmp_path).prepared.embed.fingerprint
     assert not {"data_prompts", "data_digest"} & plain.identity().keys()
 
 
@@ -80,7 +80,7 @@ def test_encoded_media_are_shared_by_runs_that_ask_for_the_same(recipe, pictures
         run_of(plan_with(recipe(replacement), local_data(pictures)), tmp_path)
         for replacement in (("optm_lr = 1e-3", "optm_lr = 2e-3"), ("num_iterations = 2", "num_iterations = 3"))
     )
-    request = one.encode()
+    request = one.prepared.encode
     assert request.stage == "encode"
     assert request.inputs == {}
     assert request.config == Encode(
@@ -89,11 +89,11 @@ def test_encoded_media_are_shared_by_runs_that_ask_for_the_same(recipe, pictures
         dataset_digest=one.plan.data_digest,
         media=MediaShape(size=(32, 64), frames=1),
     )
-    assert request.slot == one.encode_slot == two.encode_slot
+    assert request.slot == one.prepared.encode.slot == two.prepared.encode.slot
     assert request.slot == str(tmp_path / "store" / "dataset" / request.fingerprint)
 
     (pictures / "0.json").write_text('{"prompt": "a dog"}', encoding="utf-8")
-    assert run_of(plan_with(recipe(), local_data(pictures)), tmp_path).encode_slot != request.slot
+    assert run_of(plan_with(recipe(), local_data(pictures)), tmp_path).prepared.encode.slot != request.slot
 
 
 def test_every_mistake_of_the_data_is_found_at_plan_time(recipe, pictures, tmp_path):

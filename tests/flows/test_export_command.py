@@ -10,6 +10,7 @@ from cosmos_rl_core.storage import store
 from flows.cli import app as cli
 from flows.operations.export import export, optimizer_steps
 from flows.operations.rerun import rerun
+from flows.planning import requests
 from stages.artifacts.slots import standing
 from tests.flows.by_hand import make_all, make_one, whole_run
 from tests.hand_made import make, planned
@@ -19,7 +20,7 @@ FILES = {"lora/model.safetensors": b"weights", "lora/adapter_config.json": b"{}"
 
 def test_they_are_named_by_the_optimizer_steps_of_their_policy(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    per_iteration = len(run.update(0).config.identity()["steps"]["lrs"])
+    per_iteration = len(requests.update(run, 0).config.identity()["steps"]["lrs"])
     assert per_iteration > 0
     assert [optimizer_steps(run, k) for k in range(3)] == [0, per_iteration, 2 * per_iteration]
 
@@ -29,7 +30,7 @@ def test_they_lie_below_their_step_and_a_pipeline_without_a_folder_of_its_own(re
     run = planned(recipe(), tmp_path, run_id="hand")
     make_all(run)
     rerun(run.store_url, "hand", "export", 2)
-    make(run.export(2), {prefix + name: data for name, data in FILES.items()})
+    make(requests.export(run, 2), {prefix + name: data for name, data in FILES.items()})
     out = tmp_path / "out"
     (said,) = export(run.store_url, "hand", str(out))
     step = out / "safetensors" / f"step_{optimizer_steps(run, 2)}"
@@ -44,10 +45,10 @@ def test_they_lie_below_their_step_and_a_pipeline_without_a_folder_of_its_own(re
 
 def test_a_damaged_file_leaves_nothing_there(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    _, manifest = standing(run.export_slot(2))
+    _, manifest = standing(run.slots.version(2, "export"))
     assert manifest is not None
     (entry,) = manifest.files.values()
-    store.write(store.join(run.export_slot(2), entry.path), b"x" * entry.size)
+    store.write(store.join(run.slots.version(2, "export"), entry.path), b"x" * entry.size)
     with pytest.raises(ArtifactError, match="is not what was committed"):
         export(run.store_url, "hand", str(tmp_path / "out"))
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
@@ -70,10 +71,10 @@ def damage(slot, size=None):
 def test_where_the_newest_is_damaged_no_older_one_is_given(recipe, tmp_path, stage, size):
     run = whole_run(recipe, tmp_path)
     slots = {
-        "export": run.export_slot(2),
-        "update": run.policy_after(2),
-        "reward": run.iteration(0, "reward-ocr"),
-        "policy": run.policy_slot,
+        "export": run.slots.version(2, "export"),
+        "update": run.slots.policy(2),
+        "reward": run.slots.iteration(0, "reward-ocr"),
+        "policy": run.slots.policy(0),
     }
     damage(slots[stage], size)
     out = tmp_path / "out"
@@ -89,13 +90,13 @@ def test_where_the_newest_is_to_be_made_again_no_older_one_is_given(recipe, tmp_
     rerun(run.store_url, "hand", "export", 2)
     with pytest.raises(ConfigError, match="policy-0002/export, the newest export, is invalidated; run the recipe"):
         export(run.store_url, "hand", str(tmp_path / "out"))
-    make_one(run.export(2))
+    make_one(requests.export(run, 2))
     assert export(run.store_url, "hand", str(tmp_path / "out"))[0].startswith("policy 2 of hand")
 
 
 def test_of_a_run_at_work_the_newest_that_was_made_is_given(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    shutil.rmtree(run.export_slot(2))
+    shutil.rmtree(run.slots.version(2, "export"))
     said, to_come = export(run.store_url, "hand", str(tmp_path / "out"))
     assert said.startswith("policy 0 of hand: 1 files in ")
     assert to_come == "policy-0002/export was not made yet"

@@ -15,7 +15,8 @@ from cosmos_rl_core.storage import store
 from flows.defaults import GRACE_H
 from flows.operations.gc import gc
 from flows.operations.rerun import rerun
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.running.work_folders import WorkFolder
 from flows.watching.status import states
@@ -24,7 +25,7 @@ from stages.artifacts.slots import input_of
 from stages.execution.agent import Order, Orders
 from stages.execution.outcome import failure_of, read_failures
 from tests.flows.by_hand import make_one, whole_run
-from tests.hand_made import begin, commit, make_run, report
+from tests.hand_made import begin, commit, make_run, report, rewards
 
 LITTER = b"12345"
 
@@ -79,7 +80,7 @@ def test_a_clean_run_has_none(recipe, tmp_path):
 def test_files_of_dead_attempts_are_said_and_then_deleted(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     before = set(store.files(run.url))
-    places = [litter(run.policy_slot), litter(run.iteration(1, "rollout"))]
+    places = [litter(run.slots.policy(0)), litter(run.slots.iteration(1, "rollout"))]
     said = collect(run, dry_run=True)
     assert [line.split()[0] for line in said] == ["policy", "iteration-0001/rollout", "would"]
     assert all(store.size(place) == len(LITTER) for place in places)
@@ -90,21 +91,21 @@ def test_files_of_dead_attempts_are_said_and_then_deleted(recipe, tmp_path):
 
 def test_finished_shards_of_an_unfinished_generation_stay(recipe, tmp_path):
     run = make_run(recipe(), tmp_path, iterations=1)
-    attempt = begin(run.rollout(1), layout={"shards": 2})
+    attempt = begin(requests.rollout(run, 1), layout={"shards": 2})
     attempt.shard(0, lambda: {"0.tar": b"finished"})
     attempt.put("1.tar", LITTER)
     assert collect(run)[:-1] == [f"{'iteration-0001/rollout':<28} {1:>6} files {0.0:>12.1f} MB"]
-    retry = begin(run.rollout(1), layout={"shards": 2})
+    retry = begin(requests.rollout(run, 1), layout={"shards": 2})
     retry.shard(0, lambda: pytest.fail("the finished shard is gone"))
     assert retry.read("0.tar") == b"finished"
 
 
 def test_ended_generations_go_when_asked_for_and_their_manifests_stay(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    slot = run.iteration(0, "reward-jpeg")
+    slot = run.slots.iteration(0, "reward-jpeg")
     (old,) = [name for name in store.files(slot) if name.startswith("attempts/")]
     rerun(run.store_url, "hand", "reward-jpeg", 0)
-    make_one(next(request for request in run.rewards(run.iteration(0, "rollout"), 0) if request.slot == slot))
+    make_one(next(request for request in rewards(run, run.slots.iteration(0, "rollout"), 0) if request.slot == slot))
     assert collect(run) == [f"nothing to delete in {run.url}"]
     assert "iteration-0000/reward-jpeg" in collect(run, superseded=True)[0]
     assert store.size(f"{slot}/{old}") is None
@@ -114,7 +115,7 @@ def test_ended_generations_go_when_asked_for_and_their_manifests_stay(recipe, tm
 
 def test_it_is_refused_while_a_process_works_on_the_run(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    place = litter(run.policy_slot)
+    place = litter(run.slots.policy(0))
     with run.lease(), pytest.raises(LeaseError, match="another process works on"):
         collect(run)
     assert store.size(place) == len(LITTER)
@@ -122,10 +123,10 @@ def test_it_is_refused_while_a_process_works_on_the_run(recipe, tmp_path):
 
 def test_an_attempt_that_wrote_something_lately_is_left_alone_with_all_its_files(recipe, tmp_path):
     run = make_run(recipe(), tmp_path, iterations=1)
-    attempt = begin(run.rollout(1), layout={"shards": 2})
+    attempt = begin(requests.rollout(run, 1), layout={"shards": 2})
     attempt.put("0.tar", LITTER)
     attempt.put("1.tar", LITTER)
-    slot = run.iteration(1, "rollout")
+    slot = run.slots.iteration(1, "rollout")
     first, second = (f"{slot}/{attempt.files[name].path}" for name in ("0.tar", "1.tar"))
     written(first, 100.0)
     written(second, GRACE_H - 0.1)
@@ -145,10 +146,10 @@ def test_an_attempt_that_wrote_something_lately_is_left_alone_with_all_its_files
 
 def test_a_generation_that_was_ended_lately_may_still_be_read(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    slot = run.iteration(0, "reward-jpeg")
+    slot = run.slots.iteration(0, "reward-jpeg")
     (old,) = [f"{slot}/{name}" for name in store.files(slot) if name.startswith("attempts/")]
     rerun(run.store_url, "hand", "reward-jpeg", 0)
-    make_one(next(request for request in run.rewards(run.iteration(0, "rollout"), 0) if request.slot == slot))
+    make_one(next(request for request in rewards(run, run.slots.iteration(0, "rollout"), 0) if request.slot == slot))
     written(old, 100.0)
     assert "kept 1 files" in collect(run, superseded=True, older_than_h=GRACE_H)[-1]
     written(f"{slot}/invalidated.1.json", 100.0)
@@ -158,8 +159,12 @@ def test_a_generation_that_was_ended_lately_may_still_be_read(recipe, tmp_path):
 
 def test_nothing_goes_of_what_an_allocation_is_to_make_or_reads(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    request = run.update(1)
-    places = [litter(run.iteration(1, "update")), litter(run.iteration(1, "rollout")), litter(run.policy_slot)]
+    request = requests.update(run, 1)
+    places = [
+        litter(run.slots.iteration(1, "update")),
+        litter(run.slots.iteration(1, "rollout")),
+        litter(run.slots.policy(0)),
+    ]
     mailbox = f"{run.url}/allocations/cosmos-1"
     order = Order(id="update-1", name="update", request=request.model_dump_json(), execution="{}", command=("true",))
     store.write(f"{mailbox}/orders.json", Orders(beat=1, orders=(order,)).model_dump_json().encode())
@@ -186,7 +191,7 @@ except LeaseError as error:
 
 def test_a_disk_without_any_space_is_freed_unless_a_process_works_on_the_run(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    place = litter(run.policy_slot)
+    place = litter(run.slots.policy(0))
     with run.lease():
         assert f"pid {os.getpid()} on " in in_a_process("0", GC, run.store_url)
         assert store.size(place) == len(LITTER)

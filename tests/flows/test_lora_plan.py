@@ -117,7 +117,10 @@ def test_what_is_taken_is_frozen_read_back_and_counted(recipe, tmp_path):
     assert freeze(plan, str(tmp_path)) == read_plan(str(tmp_path), "mine")
     without = plan_of(Settings(recipe(), overrides=tuple(o for o in overrides if "pattern" not in o)))
     # 4 blocks of width 128: rank 5 instead of 2 on to_q; float32, two moments, the slow copy and the average.
-    assert costs.policy_bytes(plan.recipe) - costs.policy_bytes(without.recipe) == 4 * 4 * 3 * 256 * 5
+    assert (
+        sum(costs.policy_parts(plan.recipe).values()) - sum(costs.policy_parts(without.recipe).values())
+        == 4 * 4 * 3 * 256 * 5
+    )
 
 
 def test_what_was_not_there_before_is_in_no_identity():

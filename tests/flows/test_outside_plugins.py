@@ -10,7 +10,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.outside_plugins import find
 from flows.planning import describe
 from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from stages.execution import runner
 from stages.execution.outcome import read_failures
 from tests.outside import write_plugins, write_recipe
@@ -149,10 +149,10 @@ def test_a_new_or_a_missing_file_of_a_plugin_is_named_too(recipe: str, folder: P
 def test_a_request_names_the_plugins_of_its_stage_and_its_runner_refuses_an_edited_one(recipe: str, folder: Path):
     plan, url = frozen(recipe)
     run = Run(plan, url)
-    assert run.embed().plugins == plan.plugins
+    assert run.prepared.embed.plugins == plan.plugins
     request = folder.parent / "embed" / "request.json"
     request.parent.mkdir()
-    request.write_text(run.embed().model_dump_json(), encoding="utf-8")
+    request.write_text(run.prepared.embed.model_dump_json(), encoding="utf-8")
     with (folder / "tiny2" / "model.py").open("a", encoding="utf-8") as file:
         file.write("# edited\n")
     assert runner.main([str(request)]) == 64
@@ -163,7 +163,7 @@ def test_a_request_names_the_plugins_of_its_stage_and_its_runner_refuses_an_edit
 @pytest.mark.parametrize("source", ["this is not Python", None], ids=["broken", "removed"])
 def test_a_stage_does_not_run_a_plugin_that_it_cannot_verify(source: str | None, recipe: str, folder: Path):
     run = Run(*frozen(recipe))
-    (request := folder.parent / "request.json").write_text(run.embed().model_dump_json(), encoding="utf-8")
+    (request := folder.parent / "request.json").write_text(run.prepared.embed.model_dump_json(), encoding="utf-8")
     file = folder / "bright.py"
     file.unlink() if source is None else file.write_text(source, encoding="utf-8")
     assert runner.main([str(request)]) == 64
@@ -172,15 +172,15 @@ def test_a_stage_does_not_run_a_plugin_that_it_cannot_verify(source: str | None,
 
 
 def test_what_runs_share_depends_on_the_plugins_that_made_it(recipe: str, folder: Path):
-    before = Run(*frozen(recipe)).embed()
+    before = Run(*frozen(recipe)).prepared.embed
     with (folder / "tiny2" / "model.py").open("a", encoding="utf-8") as file:
         file.write("# edited\n")
     url = str(folder.parent / "store")
-    after = Run(freeze(plan_of(Settings(recipe, url, run_id="other")), url), url).embed()
+    after = Run(freeze(plan_of(Settings(recipe, url, run_id="other")), url), url).prepared.embed
     assert before.slot != after.slot
     with (folder / "bright.py").open("a", encoding="utf-8") as file:
         file.write("# edited\n")
-    again = Run(freeze(plan_of(Settings(recipe, url, run_id="another")), url), url).embed()
+    again = Run(freeze(plan_of(Settings(recipe, url, run_id="another")), url), url).prepared.embed
     assert again.slot == after.slot
 
 

@@ -12,8 +12,9 @@ RUN = """
 import json, sys
 from pathlib import Path
 
+from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.post_train import steps
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
@@ -23,13 +24,13 @@ from tests.stages.test_reward import CLOSE, RIGHT, write_samples
 folder = Path(sys.argv[1])
 store = str(folder / "store")
 run = Run(freeze(plan_of(Settings(str(folder / "my_recipe.toml"), store, run_id="pages")), store), store)
-write_samples(run.iteration(0, "rollout"), [RIGHT, CLOSE])
-made = execute(run.diversity(0), Execution(), Outcome(folder / "outcome", 0))
+write_samples(run.slots.iteration(0, "rollout"), [RIGHT, CLOSE])
+made = execute(requests.diversity(run, 0), Execution(), Outcome(folder / "outcome", 0))
 print(json.dumps([[step.name for step in steps(run)], made.summary["diversity"]]))
 """
 PLACES = {
     "stages/contracts.py": ("_STAGES = (", "{}\n\n_STAGES = (Diversity, "),
-    "flows/planning/requests.py": ("    def update(self, k: int) -> Request:", "{}\n{anchor}"),
+    "flows/planning/requests.py": ("def update(run: Run, k: int) -> Request:", "{}\n\n{anchor}"),
     "flows/post_train.py": ("    # A stale rollout reads nothing", "{}\n{anchor}"),
 }
 """Of each file that the page edits: what stands at the place, and what stands there then."""

@@ -17,11 +17,9 @@ def mistakes_of(path: str, **settings) -> str:
     return str(caught.value)
 
 
-def test_every_mistake_is_in_one_message(recipe, words):
-    words('a sign that says "K7"', "a sign that says K7", "a cat")
+def test_every_mistake_of_a_recipe_is_in_one_message(recipe):
     message = mistakes_of(
         recipe(
-            ('"package:tiny-sd3"', '"/no/such/base"'),
             ("lora = { r = 2 }", "lora = { rr = 2 }"),
             ("num_iterations = 2", 'num_iterations = "two"'),
             ("optm_warmup_steps", "optm_warmup_step"),
@@ -43,18 +41,14 @@ def test_every_mistake_is_in_one_message(recipe, words):
         "rollout.n_generation: Input should be greater than or equal to 2 (found 1)",
         "rewards.0.fn: unknown reward 'pikscore'; known: jpeg, ocr, remote",
         "validation.dataset: unknown dataset 'oc'; did you mean 'ocr'? known: local, mock, ocr, prompts, ",
-        "'/no/such/base' is not a directory here",
-        "ocr cannot score 2 prompts: ",
     ):
         assert len([line for line in lines if line.startswith(f"  {expected}")]) == 1, (expected, message)
-    assert len(lines) == 10
+    assert len(lines) == 8
 
 
-def test_combinations_that_cannot_work_are_reported_together(recipe, words):
-    words("no quotes")
+def test_combinations_that_cannot_work_are_reported_together(recipe):
     message = mistakes_of(
         recipe(
-            ('"package:tiny-sd3"', '"/no/such/base"'),
             ("train_batch_per_replica = 8", "train_batch_per_replica = 10"),
             ("lora = { r = 2 }", "from_scratch = true\nlora = { r = 2 }"),
             ("fn = {", 'role = "monitor"\nfn = {'),
@@ -65,8 +59,6 @@ def test_combinations_that_cannot_work_are_reported_together(recipe, words):
         "train.train_batch_per_replica = 10 is not a multiple of train.train_policy.batch_size_per_optimize = 4",
         "nft needs at least one [[rewards]] with role = 'train'",
         "policy.from_scratch draws all weights anew; leave [policy.lora] out",
-        "'/no/such/base' is not a directory here",
-        "needs the text to render between double quotes",
     ):
         assert message.count(expected) == 1, (expected, message)
 
@@ -251,11 +243,10 @@ def test_overrides_are_read_as_toml_and_checked_as_the_file_is(recipe):
 def test_the_command_line_exits_with_64_and_writes_nothing(recipe, tmp_path, command):
     place = tmp_path / "store"
     place.mkdir()
-    path = recipe(("n_generation = 4", "n_generation = 1"), ('"package:tiny-sd3"', '"/no/such/base"'))
+    path = recipe(("n_generation = 4", "n_generation = 1"))
     ended = CliRunner().invoke(cli.app, [command, path, "--store", str(place)])
     assert ended.exit_code == 64
     assert "rollout.n_generation: Input should be greater than or equal to 2 (found 1)" in ended.stderr
-    assert "'/no/such/base' is not a directory here" in ended.stderr
     assert ended.stdout == ""
     assert list(place.iterdir()) == []
 
@@ -357,11 +348,11 @@ def test_a_command_line_that_cannot_be_read_is_a_wrong_setting(arguments, code, 
 
 
 def test_an_error_nobody_thought_of_ends_with_70_and_its_traceback(monkeypatch, capsys):
-    def fail(*_):
+    def fail(*_, **__):
         raise LookupError("nobody thought of it")
 
     monkeypatch.setattr("sys.argv", ["cosmos-flows", "plan", "configs/tiny/nft.toml"])
-    monkeypatch.setattr(cli, "plan_of", fail)
+    monkeypatch.setattr("flows.planning.plan.plan_of", fail)
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 70

@@ -7,13 +7,14 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
 from flows.cli import app as cli
 from flows.operations import rerun as rerun_module
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.watching.status import states
 from stages.artifacts.records import Invalidated
 from stages.artifacts.slots import standing, why_stale
 from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, make_all, make_one, planned_run, validated, whole_run
-from tests.hand_made import begin, commit, planned
+from tests.hand_made import begin, commit, planned, rewards
 
 SCORES = ("evaluate-jpeg", "evaluate-ocr")
 BASE = [f"policy-0000/{stage}" for stage in ("export", "evaluate", *SCORES)]
@@ -94,7 +95,7 @@ def test_the_cost_is_what_it_took_last_time(recipe, tmp_path):
 
 def test_an_unknown_cost_is_not_called_nothing(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    request = run.rewards(run.version(2, "evaluate"), 2)[1]
+    request = rewards(run, run.slots.version(2, "evaluate"), 2)[1]
     rerun(run.store_url, "hand", "evaluate-ocr", 2)
     attempt = begin(request)
     attempt.put("scores", b"s")
@@ -119,15 +120,15 @@ def test_embeddings_are_said_to_be_shared(recipe, tmp_path):
 
 def test_what_is_below_stands_or_falls_with_the_bytes(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    request = run.rewards(run.iteration(0, "rollout"), 0)[1]
-    _, update = standing(run.iteration(0, "update"))
+    request = rewards(run, run.slots.iteration(0, "rollout"), 0)[1]
+    _, update = standing(run.slots.iteration(0, "update"))
     assert update is not None
     rerun(run.store_url, "hand", "reward-ocr", 0)
     assert make_one(request).generation == 2
-    assert why_stale(update, run.update(0)) is None
+    assert why_stale(update, requests.update(run, 0)) is None
     rerun(run.store_url, "hand", "reward-ocr", 0)
     assert make_one(request, salt="other").generation == 3
-    assert why_stale(update, run.update(0)) == "scores changed since update was made"
+    assert why_stale(update, requests.update(run, 0)) == "scores changed since update was made"
 
 
 def test_the_list_passes_through_ended_generations(recipe, tmp_path):
@@ -140,7 +141,7 @@ def test_the_list_passes_through_ended_generations(recipe, tmp_path):
 
 def test_the_list_passes_through_damaged_manifests(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    store.write(store.join(run.iteration(0, "update"), "manifest.1.json"), b"{")
+    store.write(store.join(run.slots.iteration(0, "update"), "manifest.1.json"), b"{")
     lines = rerun(run.store_url, "hand", "reward-ocr", 0)
     assert below(lines) == [FIRST[3], *SECOND, *FINAL, "report"]
     assert "  iteration-0000/update        ? s" in lines
@@ -148,7 +149,7 @@ def test_the_list_passes_through_damaged_manifests(recipe, tmp_path):
 
 def test_a_damaged_artifact_can_be_made_again(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    slot = run.iteration(1, "update")
+    slot = run.slots.iteration(1, "update")
     store.write(store.join(slot, "manifest.1.json"), b"{")
     assert below(rerun(run.store_url, "hand", "update", 1)) == [*FINAL, "report"]
     assert standing(slot) == (2, None)
@@ -162,7 +163,7 @@ def test_a_moved_store_has_the_same_list(recipe, tmp_path):
 
 def test_an_unfinished_generation_is_ended_and_nothing_of_it_adopted(recipe, tmp_path):
     run = whole_run(recipe, tmp_path).going_to(3)
-    request = run.rollout(2)
+    request = requests.rollout(run, 2)
     cut = {"shards": [["a"]]}
     begin(request, layout=cut).shard(0, lambda: {"a": b"half-made"})
     again = begin(request, layout=cut)
@@ -181,7 +182,7 @@ def test_an_unfinished_generation_is_ended_and_nothing_of_it_adopted(recipe, tmp
 
 def test_an_unfinished_second_generation_still_has_the_list_of_the_first(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    request = run.update(1)
+    request = requests.update(run, 1)
     rerun(run.store_url, "hand", "update", 1)
     assert mistake_of(run, "update", 1) == (
         "iteration-0001/update of hand has no artifact and no unfinished one; just run it"
@@ -224,7 +225,7 @@ def test_an_iteration_must_be_named_where_there_are_several(recipe, tmp_path, st
 def test_what_was_never_made_has_nothing_to_invalidate(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     assert mistake_of(run, "policy") == "policy of hand has no artifact and no unfinished one; just run it"
-    assert standing(run.policy_slot) == (1, None)
+    assert standing(run.slots.policy(0)) == (1, None)
 
 
 def test_the_command_line_takes_stages_with_and_without_an_iteration(recipe, tmp_path):
@@ -252,6 +253,6 @@ def test_a_stage_whose_inputs_were_deleted_is_refused_before_anything_is_invalid
     mistake = mistake_of(run, "reward-ocr", 0)
     assert "iteration-0000/reward-ocr cannot be made again: it reads media of " in mistake
     assert "iterations/0000/rollout, which this run deleted" in mistake
-    assert standing(run.iteration(0, "reward-ocr"))[0] == 1
+    assert standing(run.slots.iteration(0, "reward-ocr"))[0] == 1
     assert rerun(run.store_url, "hand", "reward-ocr", 1)
     assert rerun(run.store_url, "hand", "rollout", 0)

@@ -7,14 +7,15 @@ from typer.testing import CliRunner
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 from flows.cli import app as cli
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.watching.status import look, states
 from flows.watching.status_table import rendered
 from stages.artifacts.generations import invalidate
 from stages.artifacts.slots import standing
 from tests.flows.by_hand import make_one, whole_run
-from tests.hand_made import begin, make_run, planned, remove
+from tests.hand_made import begin, make_run, planned, remove, rewards
 
 HEADER = ["", "rollout", "reward-jpeg", "reward-ocr", "update"]
 
@@ -79,7 +80,7 @@ def test_a_finished_run_shows_times_and_rewards(recipe, tmp_path):
 
 def test_what_reads_changed_bytes_is_stale_and_what_is_below_waits(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    reward = run.rewards(run.iteration(0, "rollout"), 0)[1]
+    reward = rewards(run, run.slots.iteration(0, "rollout"), 0)[1]
     invalidate(reward.slot, 1, "test")
     make_one(reward, salt="other scores")
     rows, lines = rows_and_lines(run)
@@ -99,7 +100,7 @@ def test_what_reads_changed_bytes_is_stale_and_what_is_below_waits(recipe, tmp_p
 
 def test_below_an_ended_generation_everything_waits_until_equal_bytes_come(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    request = run.rollout(1)
+    request = requests.rollout(run, 1)
     invalidate(request.slot, 1, "test")
     rows, lines = rows_and_lines(run)
     assert rows[4][1:] == ["invalidated (generation 2)", *["waits 3.0 s 0.250"] * 2, "waits 30.0 s"]
@@ -113,14 +114,14 @@ def test_below_an_ended_generation_everything_waits_until_equal_bytes_come(recip
 
 def test_a_monitored_reward_that_is_to_be_made_keeps_nothing_waiting(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    invalidate(run.iteration(0, "reward-jpeg"), 1, "test")
+    invalidate(run.slots.iteration(0, "reward-jpeg"), 1, "test")
     assert of_word(run, "invalidated") == ["iteration-0000/reward-jpeg"]
     assert len(of_word(run, "stands")) == 18
 
 
 def test_a_lost_file_makes_stale(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    _, manifest = standing(run.export_slot(2))
+    _, manifest = standing(run.slots.version(2, "export"))
     assert manifest is not None
     lost = store.join(manifest.slot, manifest.files["current/w"].path)
     remove(lost)
@@ -145,7 +146,7 @@ def test_another_seed_makes_stale(recipe, tmp_path):
 
 def test_a_damaged_manifest_is_shown_in_its_cell(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    url = store.join(run.iteration(0, "reward-ocr"), "manifest.1.json")
+    url = store.join(run.slots.iteration(0, "reward-ocr"), "manifest.1.json")
     store.write(url, b'{"format": 1')
     rows, lines = rows_and_lines(run)
     assert rows[3] == ["iteration-0000", "10.0 s", "3.0 s 0.250", "damaged", "waits 30.0 s"]
@@ -158,7 +159,7 @@ def test_a_damaged_manifest_is_shown_in_its_cell(recipe, tmp_path):
 
 def test_a_file_of_another_size_is_damage(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    _, manifest = standing(run.policy_slot)
+    _, manifest = standing(run.slots.policy(0))
     assert manifest is not None
     store.write(store.join(manifest.slot, manifest.files["current/w"].path), b"other")
     assert of_word(run, "damaged") == ["policy"]
@@ -170,7 +171,7 @@ def test_a_file_of_another_size_is_damage(recipe, tmp_path):
 
 def test_a_run_shows_the_iterations_beyond_its_first_plan(recipe, tmp_path):
     run = make_run(recipe(), tmp_path, iterations=3)
-    begin(run.rollout(3), layout={})
+    begin(requests.rollout(run, 3), layout={})
     shown = [row[0] for row in rows_and_lines(run)[0] if row[0].startswith("iteration-")]
     assert shown == [f"iteration-{k:04d}" for k in range(4)]
     assert words(run)["iteration-0003/rollout"] == "missing"

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from flows import post_train as loop
+from flows.planning import requests
 from flows.planning.steps import open_run
 from flows.post_train import post_train, steps
 from stages.artifacts.generations import has_begun
@@ -37,8 +38,8 @@ def test_the_list_of_a_reward_trained_run_is_what_the_loop_asks_for(
 def test_the_list_of_a_supervised_run_is_what_the_loop_asks_for(tmp_path, freq, media):
     run = planned(SFT, tmp_path, overrides=(*SMALL_SFT, f"validation.freq={freq}", *media))
     asked = make_all(run)
-    assert run.iteration(1, "finetune") in asked
-    assert (run.version(2, "validate") in asked) == bool(media)
+    assert run.slots.iteration(1, "finetune") in asked
+    assert (run.slots.version(2, "validate") in asked) == bool(media)
     assert [(step.slot, step.request()) for step in steps(run)] == list(asked.items())
 
 
@@ -53,14 +54,14 @@ def test_a_run_that_went_further_keeps_the_evaluation_of_its_earlier_end(recipe,
     names = [step.name for step in steps(longer)]
     assert {step.name for step in steps(longer) if step.slot not in asked} == {*of_earlier_end}
     assert names.index("iteration-0001/update") < names.index(of_earlier_end[0]) < names.index("iteration-0002/rollout")
-    assert steps(longer)[-1].request() == asked[run.slot("report")]
+    assert steps(longer)[-1].request() == asked[run.slots.report]
 
 
 def test_an_iteration_counts_from_its_first_layout_on(recipe, tmp_path):
     run = make_run(recipe(), tmp_path)
     assert open_run(run.store_url, "hand").recipe.train.num_iterations == 2
-    begin(run.rollout(2), layout={"shards": [["a"]]})
-    assert has_begun(run.iteration(2, "rollout"))
+    begin(requests.rollout(run, 2), layout={"shards": [["a"]]})
+    assert has_begun(run.slots.iteration(2, "rollout"))
     assert open_run(run.store_url, "hand").recipe.train.num_iterations == 3
 
 

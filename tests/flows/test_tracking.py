@@ -15,6 +15,7 @@ from cosmos_rl_core.config.recipe import check, read_values
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
 from flows import post_train
+from flows.planning import requests
 from flows.running.wave import standing_manifest
 from flows.watching.metrics import FILE, MetricsFile, lines_of
 from flows.watching.tracking import Tracker
@@ -23,7 +24,7 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, validated
 from tests.flows.tracked import Killed, Waves, go, go_until, logging_to, make_with_numbers, rows, stored
-from tests.hand_made import make_run, planned
+from tests.hand_made import make_run, planned, rewards
 
 
 def test_the_file_has_every_number_in_the_order_of_the_loop(recipe, tmp_path):
@@ -89,7 +90,7 @@ def test_only_the_reward_that_judges_the_run_has_cosmos_rls_name(recipe, tmp_pat
 
 def test_a_number_that_there_is_none_of_is_null(recipe, tmp_path):
     run = make_run(recipe(), tmp_path, iterations=1)
-    (reward,) = run.rewards(run.iteration(0, "rollout"), 0)
+    (reward,) = rewards(run, run.slots.iteration(0, "rollout"), 0)
     manifest = standing_manifest(reward)
     assert manifest is not None
     manifest = manifest.model_copy(update={"summary": {"ocr": float("nan"), "standard_error": None, "scored": 1}})
@@ -142,7 +143,7 @@ def test_a_finished_run_leaves_its_file_alone_and_a_resumed_one_never_cuts_it(re
 def test_a_line_is_replaced_when_its_artifact_is_made_again(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     go(run)
-    (reward,) = run.rewards(run.iteration(1, "rollout"), 1)
+    (reward,) = rewards(run, run.slots.iteration(1, "rollout"), 1)
     invalidate(reward.slot, 1, "the scorer was broken")
     make_with_numbers(reward, raised_by=0.25)
     before = rows(run)
@@ -377,4 +378,7 @@ def test_a_run_goes_on_with_another_logger(recipe, tmp_path):
     other = planned(path, tmp_path, run_id="hand", overrides=('logging.logger=["console"]',))
     assert other.recipe.logging.logger == ("console",)
     assert other.recipe.identity() == run.recipe.identity()
-    assert [standing_manifest(r) is not None for r in (other.policy(), other.rollout(0), other.update(0))] == [True] * 3
+    assert [
+        standing_manifest(r) is not None
+        for r in (requests.policy(other), requests.rollout(other, 0), requests.update(other, 0))
+    ] == [True] * 3

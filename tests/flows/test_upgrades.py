@@ -9,10 +9,11 @@ from cosmos_rl_core.storage.sealed import seal, unseal
 from flows.cli import app as cli
 from flows.operations.export import export
 from flows.operations.rerun import rerun
+from flows.operations.upgrades import settled
+from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of, read_plan
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.planning.steps import open_run
-from flows.planning.upgrades import settled
 from flows.planning.versions import newest
 from flows.watching.status import states
 from stages import contracts
@@ -26,7 +27,7 @@ from tests.flows.by_hand import make_all, planned_run
 OLD = contracts.Update.version
 NEW = OLD + 1
 REFUSAL = f"""\
-run hand has artifacts of other versions of stages than this code makes: update {OLD} -> {NEW}
+run hand has artifacts of other stage versions than this code has: update {OLD} -> {NEW}
 to be made again: 2 artifacts, 60 s
   iteration-0000/update        30 s
   iteration-0001/update        30 s
@@ -39,7 +40,7 @@ stale if those come out differently: 8 artifacts, 51 s to make again
   policy-0002/evaluate-jpeg    3 s
   policy-0002/evaluate-ocr     3 s
   report                       5 s
-nothing was changed; go on with the code that made them, make them again with --remake, or end single ones with \
+nothing was changed; continue with the code that made them, make all again with --remake, or end single ones with \
 `cosmos-flows rerun`"""
 
 
@@ -95,7 +96,7 @@ def test_with_remake_the_changed_stages_are_made_again_and_what_they_leave_as_it
     make_all(settled(resumed(finished), remake=True))
     slots = [f"iterations/000{k}/update/invalidated.1.json" for k in (0, 1)]
     assert ended(finished) == [f"runs/hand/{slot}" for slot in slots]
-    _, manifest = standing(finished.policy_after(1))
+    _, manifest = standing(finished.slots.policy(1))
     assert manifest is not None
     assert (manifest.version, manifest.generation) == (NEW, 2)
     # From now on it is a run of the new version: its command needs no flag, and everything stands.
@@ -133,13 +134,13 @@ def test_a_stage_that_has_made_nothing_yet_is_of_the_new_version(recipe, tmp_pat
 
 
 def test_shared_embeddings_of_a_newer_version_are_not_made_unasked(finished, upgrade):
-    before = finished.embed_slot
+    before = finished.prepared.embed.slot
     upgrade(contracts.Embed)
     run = resumed(finished)
-    assert run.embed_slot == before
+    assert run.prepared.embed.slot == before
     with pytest.raises(ConfigError, match=r"embed \d -> \d\nto be made again: 1 artifacts, 2 s"):
         settled(run, remake=False)
-    assert settled(run, remake=True).embed_slot != before
+    assert settled(run, remake=True).prepared.embed.slot != before
 
 
 def test_older_code_is_refused_like_newer(finished, monkeypatch):
@@ -149,7 +150,7 @@ def test_older_code_is_refused_like_newer(finished, monkeypatch):
 
 
 def test_a_process_of_another_version_refuses_the_request(finished, upgrade, tmp_path):
-    request = finished.update(0)
+    request = requests.update(finished, 0)
     upgrade(contracts.Update)
     with pytest.raises(ConfigError, match=f"this code makes version {NEW} of update, asked for is version {OLD}"):
         execute(request, Execution(), Outcome(tmp_path, 0))

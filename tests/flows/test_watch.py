@@ -15,14 +15,14 @@ from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
 from flows.cli import app as cli
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.running.progress import Reporter, read_progress
 from flows.watching import status, status_table
 from flows.watching.status import look
 from stages.artifacts.generations import invalidate
 from stages.execution.outcome import Status
 from tests.flows.by_hand import make_one, whole_run
-from tests.hand_made import make_iteration, make_run, planned
+from tests.hand_made import make_iteration, make_run, planned, rewards
 
 AT = Status(sequence=1, phase="denoise", step=3, total=12)
 
@@ -50,9 +50,9 @@ def begun(recipe, tmp_path) -> Run:
 
 def test_the_wave_at_work_is_running_and_its_tries_count(recipe, tmp_path):
     run = begun(recipe, tmp_path)
-    store.write(store.join(run.iteration(0, "rollout"), "logs", "first.log"), b"killed")
+    store.write(store.join(run.slots.iteration(0, "rollout"), "logs", "first.log"), b"killed")
     # The second has written a file already.
-    store.write(store.join(run.iteration(0, "rollout"), "attempts", "second", "00000.tar"), b"samples")
+    store.write(store.join(run.slots.iteration(0, "rollout"), "attempts", "second", "00000.tar"), b"samples")
     with run.lease(), Reporter(run.url) as reporter:
         reporter.working("iteration-0000/rollout", [AT])
         found = look(run.store_url, "hand")
@@ -69,7 +69,7 @@ def test_the_wave_at_work_is_running_and_its_tries_count(recipe, tmp_path):
 def test_a_failed_stage_says_why_in_a_line(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     for name in ("reward-ocr", "reward-jpeg"):
-        invalidate(run.iteration(1, name), 1, "asked for")
+        invalidate(run.slots.iteration(1, name), 1, "asked for")
     why = "0001/reward-ocr failed (unavailable): no judge answers"
     end_with(run, "iteration-0001/reward-jpeg+reward-ocr", StageError(f"{why}\nand much more"))
     found = look(run.store_url, "hand")
@@ -78,7 +78,7 @@ def test_a_failed_stage_says_why_in_a_line(recipe, tmp_path):
     assert words(run)["iteration-0001/reward-jpeg"] == "invalidated"
     assert f"iteration-0001/reward-ocr is failed: {why}" in list(status_table.rendered(found))
     # What was made since does not fail any more, whatever was said of it.
-    make_one(run.rewards(run.iteration(1, "rollout"), 1)[1])
+    make_one(rewards(run, run.slots.iteration(1, "rollout"), 1)[1])
     assert words(run)["iteration-0001/reward-ocr"] == "stands"
 
 
@@ -163,7 +163,7 @@ def test_watching_a_run_at_rest_ends_at_once_and_says_by_its_exit_code_whether_i
     run = whole_run(recipe, tmp_path)
     command = ["status", "hand", "--store", run.store_url]
     assert CliRunner().invoke(cli.app, [*command, "--watch"]).exit_code == 0
-    invalidate(run.iteration(1, "update"), 1, "asked for")
+    invalidate(run.slots.iteration(1, "update"), 1, "asked for")
     ended = CliRunner().invoke(cli.app, [*command, "--watch"])
     assert ended.exit_code == 70
     assert ended.stderr.endswith("stages of hand do not stand\n")

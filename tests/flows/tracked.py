@@ -8,7 +8,7 @@ import pytest
 
 from cosmos_rl_core.storage import store
 from flows import post_train
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.running.wave import standing_manifest
 from flows.watching.metrics import FILE
 from flows.watching.tracking import Tracker

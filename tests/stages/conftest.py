@@ -10,8 +10,9 @@ import torch
 
 from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.parallel.parallelism import Parallelism
+from flows.planning import requests
 from flows.planning.plan import freeze, make_plan
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
@@ -20,6 +21,7 @@ from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
 from tests import other_device, tiny_pipelines
+from tests.hand_made import rewards
 from tests.stages.ranks import run_on_ranks
 
 
@@ -54,11 +56,16 @@ def make(request: Request, tmp_path: Path, **execution: Any) -> Manifest:
 
 def make_iteration(run: Run, folder: Path) -> None:
     """The first iteration of a run with data, from its policy to its update."""
-    for request in (run.policy, run.embed, run.encode, partial(run.rollout, 0)):
+    for request in (
+        partial(requests.policy, run),
+        lambda: run.prepared.embed,
+        lambda: run.prepared.encode,
+        partial(requests.rollout, run, 0),
+    ):
         make(request(), folder)
-    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+    for reward in rewards(run, run.slots.iteration(0, "rollout"), 0):
         make(reward, folder)
-    make(run.update(0), folder)
+    make(requests.update(run, 0), folder)
 
 
 def make_on_ranks(

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from cosmos_rl_core.parallel import sharding
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.attempt import Attempt
@@ -67,16 +68,16 @@ def die_in_the_second_shard() -> None:
 
 def test_two_peers_make_what_one_process_makes_and_go_on_after_a_kill(wan_path: str, prompt_dir: str, tmp_path: Path):
     run = begun(tmp_path, longer(recipe(wan_path, prompt_dir, LORA)))
-    shared = aside(run.rollout(0), "shared")
+    shared = aside(requests.rollout(run, 0), "shared")
     with pytest.raises(RanksFailed):
         make_on_ranks(shared, tmp_path, 2, **PEERS, before=die_in_the_second_shard)
     # The first shard is adopted by one peer for both.
     manifest = make_on_ranks(shared, tmp_path, 2, **PEERS)
     assert len({entry.path.split("/")[1] for name, entry in manifest.files.items() if name.startswith("tensors/")}) == 2
     assert manifest.numerics["cp_size"] == 2
-    require_same_samples(run.rollout(0), shared)
+    require_same_samples(requests.rollout(run, 0), shared)
 
-    update, both = run.update(0), aside(run.update(0), "both", gradient_checkpointing=True)
+    update, both = requests.update(run, 0), aside(requests.update(run, 0), "both", gradient_checkpointing=True)
     make(update, tmp_path)
     make_on_ranks(both, tmp_path, 2, **PEERS)
     require_close(update, both, PARTS)
@@ -94,7 +95,7 @@ def test_compiled_blocks_whose_weights_are_shared_too_train_as_in_one_process(
 ):
     # Micro-batches of two samples and of one: what is compiled for one size meets another.
     run = begun(tmp_path, longer(recipe(wan_path, prompt_dir, LORA)))
-    update, compiled = run.update(0), aside(run.update(0), "compiled", gradient_checkpointing=True)
+    update, compiled = requests.update(run, 0), aside(requests.update(run, 0), "compiled", gradient_checkpointing=True)
     make(update, tmp_path)
     make_on_ranks(compiled, tmp_path, 4, **SHARDED_PEERS, compile=True, timeout_s=500, before=compile_for_no_device)
     require_close(update, compiled, PARTS)
@@ -115,16 +116,16 @@ def test_two_pairs_of_peers_share_weights_too_and_count_every_transition_once(
     # Shards of 4 and 2 samples: one pair has more to do.
     values["rollout"]["samples_per_shard"] = 4
     run, record = make_run(tmp_path, values), str(tmp_path / "numerics")
-    make(run.policy(), tmp_path, numerics_record=f"{record}/policy.json")
-    for request in (run.embed(), run.encode()):
+    make(requests.policy(run), tmp_path, numerics_record=f"{record}/policy.json")
+    for request in (run.prepared.embed, run.prepared.encode):
         make(request, tmp_path)
     sampled(run, 0, tmp_path)
-    shared = aside(run.rollout(0), "shared")
+    shared = aside(requests.rollout(run, 0), "shared")
     # As in a run: what ranks share differs from what policy 0 was made with, which may be.
     make_on_ranks(shared, tmp_path, 4, **SHARDED_PEERS, numerics_record=f"{record}/rollout.json")
-    require_same_samples(run.rollout(0), shared)
+    require_same_samples(requests.rollout(run, 0), shared)
 
-    update, together = run.update(0), aside(run.update(0), "together")
+    update, together = requests.update(run, 0), aside(requests.update(run, 0), "together")
     make(update, tmp_path)
     make_on_ranks(together, tmp_path, 4, **SHARDED_PEERS)
     require_close(update, together, {part: PARTS[part] for part in ("current", "ema", "optimizer")})
@@ -160,15 +161,21 @@ def supervised(tmp_path: Path, wan_path: str) -> Run:
 
 def test_supervised_steps_and_held_out_losses_are_those_of_one_process(wan_path: str, tmp_path: Path):
     run = supervised(tmp_path, wan_path)
-    for ask in (run.policy, run.embed, run.embed_held_out, run.encode_held_out, partial(run.validate, 0)):
+    for ask in (
+        partial(requests.policy, run),
+        lambda: run.prepared.embed,
+        lambda: run.prepared.embed_held_out,
+        lambda: run.prepared.encode_held_out,
+        partial(requests.validate, run, 0),
+    ):
         make(ask(), tmp_path)
-    finetune, together = run.finetune(0), aside(run.finetune(0), "together")
+    finetune, together = requests.finetune(run, 0), aside(requests.finetune(run, 0), "together")
     make(finetune, tmp_path)
     make_on_ranks(together, tmp_path, 4, **SHARDED_PEERS)
     require_close(finetune, together, {"current": PARTS["current"], "optimizer": PARTS["optimizer"]})
     require_same_metrics(finetune, together)
 
-    validate, sharing = run.validate(0), aside(run.validate(0), "sharing")
+    validate, sharing = requests.validate(run, 0), aside(requests.validate(run, 0), "sharing")
     make_on_ranks(sharing, tmp_path, 4, **SHARDED_PEERS)
     mine, others = (
         read_table(Artifact(input_of(request.slot)), contracts.Validate.LOSSES) for request in (validate, sharing)
@@ -180,12 +187,12 @@ def test_supervised_steps_and_held_out_losses_are_those_of_one_process(wan_path:
 def test_two_pairs_of_peers_share_videos_that_begin_with_given_frames(tmp_path: Path):
     """Cosmos's, 2, 1 and 0 of whose 3 latent frames are given; texts come after the projection that is passed over."""
     run = make_run(tmp_path, given_frames_recipe(tmp_path / "inputs"))
-    for request in (run.policy(), run.embed(), run.encode()):
+    for request in (requests.policy(run), run.prepared.embed, run.prepared.encode):
         make(request, tmp_path)
     sampled(run, 0, tmp_path)
-    shared, update = aside(run.rollout(0), "shared"), run.update(0)
+    shared, update = aside(requests.rollout(run, 0), "shared"), requests.update(run, 0)
     make_on_ranks(shared, tmp_path, 4, **SHARDED_PEERS)
-    require_same_samples(run.rollout(0), shared)
+    require_same_samples(requests.rollout(run, 0), shared)
 
     together = aside(update, "together")
     make(update, tmp_path)

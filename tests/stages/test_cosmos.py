@@ -1,5 +1,6 @@
 """Cosmos-Predict2.5 through every stage of an iteration of NFT, to the stock pipeline with what was trained."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import torch
 from cosmos_rl_core import seeds
 from cosmos_rl_core.models._base import PREFIX
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
+from flows.planning import requests
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.formats.policies import read_part
 from stages.formats.samples import read_unit
 from tests import tiny_pipelines
+from tests.hand_made import rewards
 from tests.stages.conftest import make, make_run
 from tests.stages.test_wan import LORA, recipe
 
@@ -38,28 +41,32 @@ def values(tmp_path: Path, prompt_dir: str) -> dict[str, Any]:
 
 def test_an_iteration_and_the_stock_pipelines_evaluation_of_it(values: dict[str, Any], tmp_path: Path):
     run = make_run(tmp_path, values)
-    for request in (run.policy, run.embed, lambda: run.rollout(0)):
+    for request in (partial(requests.policy, run), lambda: run.prepared.embed, lambda: requests.rollout(run, 0)):
         make(request(), tmp_path)
-    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+    for reward in rewards(run, run.slots.iteration(0, "rollout"), 0):
         make(reward, tmp_path)
-    for request in (run.update, lambda _: run.export(1), lambda _: run.evaluate(1)):
+    for request in (
+        partial(requests.update, run),
+        lambda _: requests.export(run, 1),
+        lambda _: requests.evaluate(run, 1),
+    ):
         make(request(0), tmp_path)
 
-    before, after = (read_part(input_of(slot), "current") for slot in (run.policy_slot, run.policy_after(1)))
+    before, after = (read_part(input_of(slot), "current") for slot in (run.slots.policy(0), run.slots.policy(1)))
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
     path = values["policy"]["model_name_or_path"]
     model = cosmos_predict2_5.load(path, ("text", PREFIX), CPU)
-    stored = Embeddings(input_of(run.embed_slot), [NEGATIVE, EMPTY])
+    stored = Embeddings(input_of(run.prepared.embed.slot), [NEGATIVE, EMPTY])
     for name, text in ((NEGATIVE, model.negative_prompt), (EMPTY, "")):
         (expected,) = model.encode_prompts([text], LENGTH)
         assert torch.equal(stored[name]["projected_prompt_embeds"], expected["projected_prompt_embeds"])
 
     # What was evaluated is the stock pipeline's own call, whose guidance of 2 is ours of 3.
-    artifact = Artifact(input_of(run.version(1, "evaluate")))
+    artifact = Artifact(input_of(run.slots.version(1, "evaluate")))
     (sample,) = read_unit(artifact, 0)
     pipeline: Any = cosmos_predict2_5.load_stock(path, guardrail=False, device=CPU)
     pipeline.set_progress_bar_config(disable=True)
-    Artifact(input_of(run.export_slot(1))).bring_to(tmp_path / "export")
+    Artifact(input_of(run.slots.version(1, "export"))).bring_to(tmp_path / "export")
     lora = str(tmp_path / "export/lora")
     pipeline.load_lora_weights(lora, weight_name="model.safetensors", adapter_name="default")
     generator = torch.Generator(CPU).manual_seed(seeds.derive(sample.row["seed"], "evaluation"))
@@ -81,10 +88,13 @@ def test_the_guardrail_is_a_component_of_the_stages_that_show_something_to_it(
         patch.setattr("cosmos_rl_core.pipelines.directories.check_installed", lambda *_: None)
         run = make_run(tmp_path, values)
     assert run.plan.model.guardrail == ("guardrail",)
-    make(run.policy(), tmp_path)
+    make(requests.policy(run), tmp_path)
     with pytest.raises(ValueError, match="pip install cosmos_guardrail"):
-        make(run.embed(), tmp_path)
-    assert make_run(tmp_path, values | {"policy": without_guardrail(values)}, "off").embed().slot != run.embed().slot
+        make(run.prepared.embed, tmp_path)
+    assert (
+        make_run(tmp_path, values | {"policy": without_guardrail(values)}, "off").prepared.embed.slot
+        != run.prepared.embed.slot
+    )
 
 
 def without_guardrail(values: dict[str, Any]) -> dict[str, Any]:

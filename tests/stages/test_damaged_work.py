@@ -4,17 +4,20 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cosmos_rl_core.errors import ArtifactError
+from flows.planning import requests
 from stages.artifacts.generations import current_generation, invalidate
 from stages.artifacts.request import Request
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
 from tests.damage import files_read, flipped, resealed
+from tests.hand_made import rewards
 from tests.stages.conftest import make_run
 from tests.stages.test_pins import recipe
 
@@ -61,18 +64,18 @@ class HalfMade:
         self.folder = folder
         self.run = make_run(folder / "store", recipe(NFT, lora={"r": 2, "target_modules": ["to_q"]}), "nft")
         self.requests: dict[str, Callable[[], Request]] = {
-            "policy": self.run.policy,
-            "embed": self.run.embed,
-            "rollout": lambda: self.run.rollout(0),
-            "reward": lambda: self.run.rewards(self.run.iteration(0, "rollout"), 0)[0],
-            "update": lambda: self.run.update(0),
+            "policy": partial(requests.policy, self.run),
+            "embed": lambda: self.run.prepared.embed,
+            "rollout": lambda: requests.rollout(self.run, 0),
+            "reward": lambda: rewards(self.run, self.run.slots.iteration(0, "rollout"), 0)[0],
+            "update": lambda: requests.update(self.run, 0),
         }
         self.contents = {stage: self.make(stage, request()) for stage, request in self.requests.items()}
 
     def make(self, stage: str, request: Request, outcome: Outcome | None = None) -> str:
         """Run a stage; the content of its artifact."""
         folder = self.folder / "outcome"
-        record = self.run.slot("numerics", f"{stage}.json")
+        record = f"{self.run.url}/numerics/{stage}.json"
         return execute(request, Execution(numerics_record=record), outcome or Outcome(folder, 0)).content
 
     def half_made(self, stage: str) -> Request:

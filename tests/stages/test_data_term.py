@@ -14,7 +14,8 @@ from cosmos_rl_core.models._base import stack
 from cosmos_rl_core.models.sd3 import model as sd3
 from cosmos_rl_core.pipelines.directories import resolve_path
 from cosmos_rl_core.training.noise_levels import DrawKey, sft_time, training_noise
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import NEGATIVE, Embeddings
@@ -49,7 +50,7 @@ def ddrl(folder: Path, prompt_dir: str, lora: dict[str, Any] | None = LORA, **op
 
 def data_run(values: dict[str, Any], tmp_path: Path) -> Run:
     run = started(tmp_path, values)
-    make(run.encode(), tmp_path)
+    make(run.prepared.encode, tmp_path)
     return run
 
 
@@ -59,10 +60,10 @@ class ByHand:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.model = sd3.load(resolve_path("package:tiny-sd3"), ("transformer",), CPU)
-        self.latents = Latents(input_of(run.encode_slot))
+        self.latents = Latents(input_of(run.prepared.encode.slot))
         index = self.latents.index
         self.item_of: dict[str, str] = dict(zip(index["prompt_id"], index["item_id"], strict=True))
-        self.conditioning = Embeddings(input_of(run.embed_slot), [*self.item_of, NEGATIVE])
+        self.conditioning = Embeddings(input_of(run.prepared.embed.slot), [*self.item_of, NEGATIVE])
 
     @torch.no_grad()
     def loss(self, prompt_id: str, t: float, noise: torch.Tensor, *, text: bool = True) -> float:
@@ -94,7 +95,7 @@ def test_each_trained_step_takes_the_data_of_its_prompt_at_its_own_noise(
     assert metrics["data_loss"].iloc[0] == pytest.approx(np.mean(losses), rel=1e-4)
     expected = 10 * (metrics["policy_loss"].iloc[0] + 0.5 * metrics["data_loss"].iloc[0])
     assert metrics["loss"].iloc[0] == pytest.approx(expected, rel=1e-5)
-    before, after = (read_part(input_of(slot), "current") for slot in (run.policy_slot, run.policy_after(1)))
+    before, after = (read_part(input_of(slot), "current") for slot in (run.slots.policy(0), run.slots.policy(1)))
     moved = {name: float((after[name] - before[name]).abs().max()) for name in before}
     # The first step of AdamW is the learning rate long wherever there is a gradient. None is where B is 0 still, and in
     # the last block's queries of texts, whose attention SD3 throws away.
@@ -132,17 +133,17 @@ def test_prompts_without_data_of_their_own_take_any(folder: Path, prompt_dir: st
 
 
 def test_a_weight_on_data_without_data_is_a_mistake_of_the_recipe(folder: Path, prompt_dir: str, tmp_path: Path):
-    with pytest.raises(ConfigError, match="term on media, of weight data_beta: name the media in"):
+    with pytest.raises(ConfigError, match="term on media, with weight data_beta: name the media in"):
         started(tmp_path, ddrl(folder, prompt_dir, data=None))
 
 
 def test_the_update_depends_on_the_data_and_checks_what_it_reads_of_it(folder: Path, prompt_dir: str, tmp_path: Path):
     run = data_run(ddrl(folder, prompt_dir), tmp_path)
     iterate(run, tmp_path)
-    data = input_of(run.encode_slot)
-    assert run.update(0).one("data").content == data.content
+    data = input_of(run.prepared.encode.slot)
+    assert requests.update(run, 0).one("data").content == data.content
 
     (shard,) = (entry for name, entry in Artifact(data).manifest.files.items() if name.startswith("latents/"))
     Path(data.url, shard.path).write_bytes(bytes(shard.size))
     with pytest.raises(ArtifactError, match="is not what was committed"):
-        make(run.update(0).model_copy(update={"slot": f"{run.update(0).slot}-damaged"}), tmp_path)
+        make(requests.update(run, 0).model_copy(update={"slot": f"{requests.update(run, 0).slot}-damaged"}), tmp_path)

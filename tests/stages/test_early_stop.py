@@ -10,12 +10,14 @@ from safetensors.torch import load_file
 
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import to_bytes
+from flows.planning import requests
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.context import Context
 from stages.formats.policies import read_part
 from stages.training import trainer
+from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks
 from tests.stages.test_transitions import SDE, recipe, started, table_of, updated
 
@@ -41,11 +43,11 @@ def keep_weights(folder: Path) -> None:
 def request_to_update(tmp_path: Path) -> Request:
     """DDRL with media, three passes of two optimizer steps: 2 micro-batches at 2 steps of the sampler each."""
     run = started(tmp_path, recipe(SDE, type="ddrl", data_beta=0.1, data=DATA, mu_iterations=3, max_drift=MAX_DRIFT))
-    make(run.encode(), tmp_path)
-    make(run.rollout(0), tmp_path)
-    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+    make(run.prepared.encode, tmp_path)
+    make(requests.rollout(run, 0), tmp_path)
+    for reward in rewards(run, run.slots.iteration(0, "rollout"), 0):
         make(reward, tmp_path)
-    return run.update(0)
+    return requests.update(run, 0)
 
 
 def test_two_ranks_stop_at_the_step_where_their_mean_has_drifted_and_one_rank_at_the_same(

@@ -17,6 +17,7 @@ from cosmos_rl_core.pipelines.memory import in_half, is_matrix
 from cosmos_rl_core.weights.export import full_pipeline, lora_files
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import prepare
+from flows.planning import requests
 from stages.artifacts.slots import input_of
 from stages.contracts import Evaluate, ModelRef
 from stages.training.loading import load_stock
@@ -114,9 +115,9 @@ def test_ranks_of_one_machine_share_what_is_brought_and_make_the_same_samples(tm
     run = make_run(
         tmp_path, recipe({"type": "nft", "dataset": {"name": "ocr"}, "batch_size_per_optimize": 4}), "shared"
     )
-    make(run.policy(), tmp_path)
-    make(run.export(0), tmp_path)
-    alone = run.evaluate(0)
+    make(requests.policy(run), tmp_path)
+    make(requests.export(run, 0), tmp_path)
+    alone = requests.evaluate(run, 0)
     assert isinstance(alone.config, Evaluate)
     few = alone.config.model_copy(update={"prompts": alone.config.prompts[:2], "samples_per_shard": 1})
     alone, shared = (

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from flows.planning import requests
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.contracts import METRICS
@@ -19,19 +20,19 @@ def test_the_reference_of_a_policy_from_scratch_is_where_it_began(wan_path: str,
     values["policy"]["from_scratch"] = True
     fresh = make_run(tmp_path, values, "fresh")
     one_iteration(fresh, tmp_path, 1)
-    make(fresh.export(0), tmp_path)
-    Artifact(input_of(fresh.export_slot(0))).bring_to(tmp_path / "exported")
+    make(requests.export(fresh, 0), tmp_path)
+    Artifact(input_of(fresh.slots.version(0, "export"))).bring_to(tmp_path / "exported")
 
     based = make_run(tmp_path, recipe(str(tmp_path / "exported/pipeline"), prompt_dir, None), "based")
     one_iteration(based, tmp_path, 1)
-    updates = [Artifact(input_of(run.policy_after(1))) for run in (fresh, based)]
+    updates = [Artifact(input_of(run.slots.policy(1))) for run in (fresh, based)]
     found, expected = (read_table(update, METRICS) for update in updates)
     assert found.equals(expected)
     # The first step finds the policy where its reference is, the second does not.
     assert [kl > 0 for kl in found["kl"]] == [False, True]
 
-    began = read_part(input_of(fresh.policy_slot), "current")
-    reference = read_part(input_of(fresh.policy_after(1)), "reference")
+    began = read_part(input_of(fresh.slots.policy(0)), "current")
+    reference = read_part(input_of(fresh.slots.policy(1)), "reference")
     assert reference.keys() == began.keys()
     assert all(torch.equal(reference[name], began[name]) for name in began)
     # The other one finds it in its base.

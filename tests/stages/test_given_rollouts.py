@@ -17,7 +17,8 @@ from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.storage import media
 from cosmos_rl_core.training.noise_levels import FINE_GRID
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import NEGATIVE, Embeddings
@@ -79,12 +80,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def latents_of(run: Run) -> Latents:
-    return Latents(input_of(run.encode_slot))
+    return Latents(input_of(run.prepared.encode.slot))
 
 
 def prompt_conditioning(run: Run) -> Embeddings:
     ids = [prompt.id for prompt in run.plan.embedded_prompts]
-    return Embeddings(input_of(run.embed_slot), [*ids, NEGATIVE])
+    return Embeddings(input_of(run.prepared.embed.slot), [*ids, NEGATIVE])
 
 
 @cache
@@ -142,18 +143,18 @@ def test_the_stored_density_is_that_of_the_generated_frames_alone_and_the_ratio_
             center = (step.keep * x + step.push * velocity)[:, count:].double()
             expected = torch.distributions.Normal(center, step.std).log_prob(x_next[:, count:].double()).mean()
             assert float(tensors["log_prob"][place]) == pytest.approx(float(expected), abs=1e-5)
-    table = table_of(Artifact(input_of(run.policy_after(1))))
+    table = table_of(Artifact(input_of(run.slots.policy(1))))
     assert table["ratio"].tolist() == [1.0] * 6 * len(TRAINED)
     assert table["logp_drift"].max() < 1e-6
 
 
 def stored(run: Run) -> Stored:
-    return Stored.read(run.update(0), advantages_of(run), ["current"], CPU)
+    return Stored.read(requests.update(run, 0), advantages_of(run), ["current"], CPU)
 
 
 def advantages_of(run: Run) -> Any:
     """The update's table, with the keys that it had in the update."""
-    table = table_of(Artifact(input_of(run.policy_after(1))), "advantages.parquet")
+    table = table_of(Artifact(input_of(run.slots.policy(1))), "advantages.parquet")
     return table.assign(key=[key_of(0, sample_id) for sample_id in table["sample_id"]])
 
 
@@ -166,7 +167,7 @@ def test_no_loss_and_no_gradient_depends_on_what_is_predicted_at_given_frames(ru
     algorithm = plugins.load("algorithms", options.type).Algorithm(options)
     steps = TransitionDraws(stored(run), kernel(run), SCALE)
     density, fine = run.recipe.policy.diffusers.density, schedule_of(base(run).scheduler, FINE_GRID)
-    data = DataDraws(run.update(0), algorithm.needs.data_term, density, steps, fine)
+    data = DataDraws(requests.update(run, 0), algorithm.needs.data_term, density, steps, fine)
     ids = [key_of(0, sample_id) for sample_id in sorted(tensors_of(run))]
     for draws in (steps, data):
         micro = draws(ids, 0, 0, 1.0)
@@ -204,7 +205,7 @@ def test_the_data_term_is_given_the_first_frames_of_its_own_items_and_leaves_the
             losses.append(float((t**2 + (1 - t) ** 2) * error.square().mean()))
             counts.add(count)
     assert counts == {0, 1, 2}
-    metrics = table_of(Artifact(input_of(run.policy_after(1))), "metrics.parquet")
+    metrics = table_of(Artifact(input_of(run.slots.policy(1))), "metrics.parquet")
     assert metrics["data_loss"].iloc[0] == pytest.approx(np.mean(losses), rel=1e-4)
 
 
@@ -223,6 +224,6 @@ def test_the_update_conditions_on_what_the_rollout_was_given_without_reading_the
 
 
 def test_a_rollout_with_given_frames_is_made_again_with_the_same_bytes(run: Run, tmp_path: Path):
-    request = run.rollout(0)
+    request = requests.rollout(run, 0)
     again = make(request.model_copy(update={"slot": f"{request.slot}-again"}), tmp_path)
     assert again.content == input_of(request.slot).content

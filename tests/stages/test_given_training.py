@@ -1,5 +1,6 @@
 """NFT and supervised training on videos whose first frames are given, through the real stages, by numbers."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from cosmos_rl_core.models._base import given_frames, stack
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, random_times, sft_time, training_noise
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import NEGATIVE, Embeddings
@@ -68,7 +70,7 @@ def velocity_of(model: Any, latents: torch.Tensor, count: int, texts: Any, t: fl
 def test_nft_begins_its_videos_with_frames_of_the_data_and_moves_by_the_others_alone(run: Run):
     """At the weights of the rollout the loss is 5 times the square error of x_0 over its mean absolute error, of the
     velocity that is guided as the rollout's was."""
-    latents, prompts = Latents(input_of(run.encode_slot)), prompt_conditioning(run)
+    latents, prompts = Latents(input_of(run.prepared.encode.slot)), prompt_conditioning(run)
     sigmas = schedule_of(base(run).scheduler, 2).sigmas
     losses: list[float] = []
     counts: list[int] = []
@@ -87,10 +89,10 @@ def test_nft_begins_its_videos_with_frames_of_the_data_and_moves_by_the_others_a
             losses.append(float(5 * error.square().mean() / error.abs().mean()))
         counts.append(count)
     assert sorted(counts) == [0, 0, 1, 1, 2, 2]
-    metrics = table_of(Artifact(input_of(run.policy_after(1))), "metrics.parquet").iloc[0]
+    metrics = table_of(Artifact(input_of(run.slots.policy(1))), "metrics.parquet").iloc[0]
     assert metrics["policy_loss"] == pytest.approx(np.mean(losses), rel=1e-4)
     assert (metrics["kl"], metrics["old_deviation"]) == (0, 0)
-    before, after = (read_part(input_of(slot), "current") for slot in (run.policy_slot, run.policy_after(1)))
+    before, after = (read_part(input_of(slot), "current") for slot in (run.slots.policy(0), run.slots.policy(1)))
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
 
 
@@ -98,7 +100,7 @@ def test_neither_nfts_loss_nor_its_gradient_depends_on_what_is_predicted_at_give
     """Of none of its three policies, and by the mask that the stage gives it."""
     options = run.recipe.train.train_policy
     algorithm = plugins.load("algorithms", options.type).Algorithm(options)
-    stored = Stored.read(run.update(0), advantages_of(run), ["current"], CPU)
+    stored = Stored.read(requests.update(run, 0), advantages_of(run), ["current"], CPU)
     draws = LatentDraws(stored, (SEED, 0), schedule_of(base(run).scheduler, 2).sigmas, 2, SCALE)
     micro = draws(sorted(stored.tensors), 0, 0, 1.0)
     batch, given = micro.batch, (micro.conditioning["conditional_mask"] == 1).expand(-1, 4, -1, 2, 2)
@@ -137,12 +139,12 @@ def sft(folder: Path) -> dict[str, Any]:
 
 def test_supervised_training_gives_each_item_its_own_first_frames_and_regresses_on_the_others(tmp_path: Path):
     run = make_run(tmp_path, sft(tmp_path / "inputs"))
-    for request in (run.policy, run.embed, lambda: run.finetune(0)):
+    for request in (partial(requests.policy, run), lambda: run.prepared.embed, lambda: requests.finetune(run, 0)):
         make(request(), tmp_path)
     dataset = run.recipe.train.train_policy.dataset
     media: Any = plugins.load("datasets", dataset.name).Media(dataset)
     model = cosmos_predict2_5.load(run.recipe.policy.model_name_or_path, ("transformer", "vae"), CPU)
-    texts = Embeddings(input_of(run.embed_slot), [prompt.id for prompt in media.prompts])
+    texts = Embeddings(input_of(run.prepared.embed.slot), [prompt.id for prompt in media.prompts])
     sigmas, density = schedule_of(model.scheduler, FINE_GRID).sigmas, run.recipe.policy.diffusers.density
     losses: list[float] = []
     counts: set[int] = set()
@@ -157,7 +159,7 @@ def test_supervised_training_gives_each_item_its_own_first_frames_and_regresses_
             losses.append(float((velocity - (noise - x_0))[:, count:].square().mean()))
             counts.add(count)
     assert counts == {0, 1, 2}
-    metrics = table_of(Artifact(input_of(run.policy_after(1))), "metrics.parquet").iloc[0]
+    metrics = table_of(Artifact(input_of(run.slots.policy(1))), "metrics.parquet").iloc[0]
     assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
-    before, after = (read_part(input_of(slot), "current") for slot in (run.policy_slot, run.policy_after(1)))
+    before, after = (read_part(input_of(slot), "current") for slot in (run.slots.policy(0), run.slots.policy(1)))
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4

@@ -12,7 +12,8 @@ from diffusers import SanaPipeline
 from cosmos_rl_core import seeds
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.errors import ConfigError
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import Embeddings
@@ -43,7 +44,12 @@ def run_with(instruction: list[str] | None, base: str, prompt_dir: str, tmp_path
 def test_embeddings_and_evaluations_are_the_stock_pipelines_with_that_instruction(prompt_dir: str, tmp_path: Path):
     base = str(tiny_pipelines.save("sana", tmp_path / "sana"))
     run = run_with(INSTRUCTION, base, prompt_dir, tmp_path)
-    for request in (run.policy, run.embed, partial(run.export, 0), partial(run.evaluate, 0)):
+    for request in (
+        partial(requests.policy, run),
+        lambda: run.prepared.embed,
+        partial(requests.export, run, 0),
+        partial(requests.evaluate, run, 0),
+    ):
         make(request(), tmp_path)
     pipeline: Any = SanaPipeline.from_pretrained(base, use_safetensors=True)
     pipeline.set_progress_bar_config(disable=True)
@@ -51,12 +57,12 @@ def test_embeddings_and_evaluations_are_the_stock_pipelines_with_that_instructio
     expected = pipeline.encode_prompt(
         prompt.text, max_sequence_length=LENGTH, complex_human_instruction=INSTRUCTION, device=CPU
     )
-    stored = Embeddings(input_of(run.embed_slot), [prompt.id])[prompt.id]
+    stored = Embeddings(input_of(run.prepared.embed.slot), [prompt.id])[prompt.id]
     assert torch.equal(stored["prompt_embeds"], expected[0][0])
     assert torch.equal(stored["prompt_attention_mask"], expected[1][0])
 
     # Version 0 is the base model.
-    artifact = Artifact(input_of(run.version(0, "evaluate")))
+    artifact = Artifact(input_of(run.slots.version(0, "evaluate")))
     (sample,) = read_unit(artifact, 0)
     images: list[np.ndarray] = []
     for options in ({"complex_human_instruction": INSTRUCTION}, {}):
@@ -77,7 +83,7 @@ def test_no_instruction_is_one_too_and_absent_is_as_before(prompt_dir: str, tmp_
         (tmp_path / folder).mkdir()
     runs = [run_with(given[folder], base, prompt_dir, tmp_path / folder) for folder in given]
     assert "complex_human_instruction" not in runs[0].plan.model.identity()
-    assert len({digest(run.embed().config.identity()) for run in runs}) == 3
+    assert len({digest(run.prepared.embed.config.identity()) for run in runs}) == 3
 
 
 def test_models_without_one_take_none(wan_path: str, prompt_dir: str, tmp_path: Path):

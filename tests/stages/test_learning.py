@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.tables import read_table
+from tests.hand_made import rewards
 from tests.stages.conftest import make
 
 ITERATIONS = 8
@@ -24,25 +26,25 @@ RECIPE = str(Path(__file__).parents[2] / "configs" / "tiny" / "nft.toml")
 def start(tmp_path: Path, name: str, *changes: str) -> Run:
     plan = plan_of(Settings(RECIPE, run_id=name, overrides=("validation.n_generation=8", *changes)))
     run = Run(freeze(plan, str(tmp_path)), str(tmp_path))
-    for request in (run.policy(), run.embed()):
+    for request in (requests.policy(run), run.prepared.embed):
         make(request, tmp_path)
     return run
 
 
 def train(run: Run, tmp_path: Path, iterations: int = ITERATIONS) -> None:
     for k in range(iterations):
-        make(run.rollout(k), tmp_path)
-        (reward,) = run.rewards(run.iteration(k, "rollout"), k)
+        make(requests.rollout(run, k), tmp_path)
+        (reward,) = rewards(run, run.slots.iteration(k, "rollout"), k)
         make(reward, tmp_path)
-        make(run.update(k), tmp_path)
+        make(requests.update(run, k), tmp_path)
 
 
 def require_permuted(run: Run) -> None:
     """The scores that were trained on are those of the rollout, each on another sample."""
-    scores = read_table(Artifact(input_of(run.iteration(0, "reward-ocr"))), contracts.Reward.SCORES).sort_values(
+    scores = read_table(Artifact(input_of(run.slots.iteration(0, "reward-ocr"))), contracts.Reward.SCORES).sort_values(
         "sample_id"
     )
-    used = read_table(Artifact(input_of(run.iteration(0, "update"))), contracts.Update.ADVANTAGES).sort_values(
+    used = read_table(Artifact(input_of(run.slots.iteration(0, "update"))), contracts.Update.ADVANTAGES).sort_values(
         "sample_id"
     )
     given, trained = scores["score"].to_numpy("float64"), used["reward"].to_numpy("float64")
@@ -52,10 +54,10 @@ def require_permuted(run: Run) -> None:
 
 def held_out(run: Run, tmp_path: Path, k: int) -> float:
     """Mean OCR score of 320 held-out images by the stock pipeline from the exported weights."""
-    make(run.export(k), tmp_path)
-    samples = run.evaluate(k)
+    make(requests.export(run, k), tmp_path)
+    samples = requests.evaluate(run, k)
     make(samples, tmp_path)
-    summary = make(run.rewards(samples.slot, k)[0], tmp_path).summary
+    summary = make(rewards(run, samples.slot, k)[0], tmp_path).summary
     assert summary["scored"] == 320
     return float(summary["ocr"] or 0)
 

@@ -12,7 +12,8 @@ from safetensors.torch import load
 
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.errors import ConfigError
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
@@ -50,7 +51,7 @@ def stock(base: str) -> Any:
 
 
 def first_latents(run: Run) -> torch.Tensor:
-    artifact = Artifact(input_of(run.iteration(0, "rollout")))
+    artifact = Artifact(input_of(run.slots.iteration(0, "rollout")))
     (first, *_) = read_unit(artifact, 0, contracts.TENSORS)
     assert first.tensors is not None
     return load(first.tensors)["latents"]
@@ -60,20 +61,26 @@ def test_it_is_embedded_once_without_the_instruction_and_steers_rollouts_and_eva
     base: str, stock: Any, prompt_dir: str, tmp_path: Path
 ):
     run = run_with(base, prompt_dir, tmp_path / "own", negative_prompt=NEGATIVE)
-    for request in (run.policy, run.embed, partial(run.rollout, 0), partial(run.export, 0), partial(run.evaluate, 0)):
+    for request in (
+        partial(requests.policy, run),
+        lambda: run.prepared.embed,
+        partial(requests.rollout, run, 0),
+        partial(requests.export, run, 0),
+        partial(requests.evaluate, run, 0),
+    ):
         make(request(), tmp_path)
-    stored = embeddings.Embeddings(input_of(run.embed_slot), [embeddings.NEGATIVE, embeddings.EMPTY])
+    stored = embeddings.Embeddings(input_of(run.prepared.embed.slot), [embeddings.NEGATIVE, embeddings.EMPTY])
     for name, text in ((embeddings.NEGATIVE, NEGATIVE), (embeddings.EMPTY, "")):
         expected = stock.encode_prompt(PROMPT, negative_prompt=text, max_sequence_length=LENGTH, device=CPU)[2:]
         assert all(torch.equal(stored[name][key], value[0]) for key, value in zip(KEYS, expected, strict=True))
 
     other = run_with(base, prompt_dir, tmp_path / "other")
-    for request in (other.policy, other.embed, partial(other.rollout, 0)):
+    for request in (partial(requests.policy, other), lambda: other.prepared.embed, partial(requests.rollout, other, 0)):
         make(request(), tmp_path)
     assert (first_latents(run) - first_latents(other)).abs().max() > 1e-3
 
     # Version 0 is the base model.
-    artifact = Artifact(input_of(run.version(0, "evaluate")))
+    artifact = Artifact(input_of(run.slots.version(0, "evaluate")))
     (sample,) = read_unit(artifact, 0)
     images: list[np.ndarray] = []
     for options in ({"negative_prompt": NEGATIVE}, {}):
@@ -95,7 +102,7 @@ def test_left_out_it_is_the_stock_calls_own_and_no_part_of_the_identity(base: st
     assert absent.embed().config.identity()["negative_prompt"] is None
     assert absent.embed().config.identity() | {"negative_prompt": NEGATIVE} == own.embed().config.identity()
     assert "negative_prompt" not in absent.recipe.identity()["policy"]["diffusers"]["sample"]
-    assert len({run.embed().fingerprint for run in (absent, own, empty)}) == 3
+    assert len({run.prepared.embed.fingerprint for run in (absent, own, empty)}) == 3
 
 
 def test_without_guidance_it_is_refused(base: str, prompt_dir: str, tmp_path: Path):

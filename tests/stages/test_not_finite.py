@@ -16,8 +16,9 @@ from cosmos_rl_core.errors import ArtifactError, DivergenceError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import NotFiniteError
 from cosmos_rl_core.pipelines import directories
+from flows.planning import requests
 from flows.planning.plan import freeze, make_plan
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
@@ -27,6 +28,7 @@ from stages.formats.samples import StoredSample, read_index, read_samples
 from stages.formats.tables import read_table
 from stages.reporting import html as report_html
 from stages.rollout import decode_finite
+from tests.hand_made import rewards
 from tests.stages.conftest import make
 
 CPU = torch.device("cpu")
@@ -104,9 +106,9 @@ def test_a_rollout_marks_them_rewards_fail_them_and_no_update_trains_on_them(
     tmp_path: Path, model_path: str, shuffle_rewards: bool
 ):
     run = run_of(tmp_path, model_path, [BROKEN, WHOLE], shuffle_rewards=shuffle_rewards)
-    for request in (run.policy(), run.embed()):
+    for request in (requests.policy(run), run.prepared.embed):
         make(request, tmp_path)
-    manifest, artifact = made(run.rollout(0), tmp_path)
+    manifest, artifact = made(requests.rollout(run, 0), tmp_path)
     check_samples(manifest, artifact)
     broken = stored_in(artifact)[False][0]
     latents = {s.sample_id: s.final_latents for s in read_samples(artifact, contracts.TENSORS)}[broken.sample_id]
@@ -114,7 +116,7 @@ def test_a_rollout_marks_them_rewards_fail_them_and_no_update_trains_on_them(
     assert np.isnan(latents).any()
     assert "no picture: the sample is not finite" in report_html.picture(broken)
 
-    (reward,) = run.rewards(run.iteration(0, "rollout"), 0)
+    (reward,) = rewards(run, run.slots.iteration(0, "rollout"), 0)
     scores, scored = made(reward, tmp_path)
     table = read_table(scored, contracts.Reward.SCORES).merge(
         read_table(scored, contracts.Reward.ANSWERS), on="sample_id"
@@ -125,7 +127,7 @@ def test_a_rollout_marks_them_rewards_fail_them_and_no_update_trains_on_them(
     assert set(invalid["error"]) == {"DivergenceError: the sample is not finite, so there is no picture to score"}
     assert (scores.summary["scored"], scores.summary["failed"]) == (4, 4)
 
-    updated, update = made(run.update(0), tmp_path)
+    updated, update = made(requests.update(run, 0), tmp_path)
     advantages = read_table(update, contracts.Update.ADVANTAGES)
     assert list(advantages["sample_id"]) == list(read_index(artifact)["sample_id"])
     assert set(advantages[advantages["used"]]["sample_id"]) == {s.sample_id for s in stored_in(artifact)[True]}
@@ -136,27 +138,27 @@ def test_a_rollout_marks_them_rewards_fail_them_and_no_update_trains_on_them(
 
 def test_an_evaluation_marks_them(tmp_path: Path, model_path: str):
     run = run_of(tmp_path, model_path, [BROKEN, WHOLE])
-    make(run.policy(), tmp_path)
-    make(run.export(0), tmp_path)
-    check_samples(*made(run.evaluate(0), tmp_path))
+    make(requests.policy(run), tmp_path)
+    make(requests.export(run, 0), tmp_path)
+    check_samples(*made(requests.evaluate(run, 0), tmp_path))
 
 
 def test_a_rollout_without_a_finite_sample_fails_for_good_also_when_it_is_tried_again(tmp_path: Path, model_path: str):
     run = run_of(tmp_path, model_path, [BROKEN])
-    for request in (run.policy(), run.embed()):
+    for request in (requests.policy(run), run.prepared.embed):
         make(request, tmp_path)
     for _ in range(2):
         with pytest.raises(DivergenceError, match="none of 4 samples is finite") as caught:
-            make(run.rollout(0), tmp_path)
+            make(requests.rollout(run, 0), tmp_path)
         assert caught.value.exit_code == 65
 
 
 def test_more_than_may_fail_is_a_failure_that_no_retry_mends(tmp_path: Path, model_path: str):
     run = run_of(tmp_path, model_path, [BROKEN, BROKEN.replace("sign", "Z"), WHOLE])
-    for request in (run.policy(), run.embed()):
+    for request in (requests.policy(run), run.prepared.embed):
         make(request, tmp_path)
-    make(run.rollout(0), tmp_path)
-    (reward,) = run.rewards(run.iteration(0, "rollout"), 0)
+    make(requests.rollout(run, 0), tmp_path)
+    (reward,) = rewards(run, run.slots.iteration(0, "rollout"), 0)
     with pytest.raises(DivergenceError, match=r"8 of 12 samples are not finite, more than max_failed_fraction = 0\.5"):
         make(reward, tmp_path)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cosmos_rl_core.config.recipe import read_values
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.latents import Latents
@@ -62,7 +62,9 @@ def run(folder: Path, server: RewardServer) -> Run:
 
 
 def scores_of(run: Run, name: str) -> Any:
-    return table_of(Artifact(input_of(run.iteration(0, f"reward-{name}"))), "scores.parquet").set_index("sample_id")
+    return table_of(Artifact(input_of(run.slots.iteration(0, f"reward-{name}"))), "scores.parquet").set_index(
+        "sample_id"
+    )
 
 
 def test_the_service_was_sent_exactly_what_is_stored(run: Run, server: RewardServer):
@@ -83,7 +85,7 @@ def test_the_service_was_sent_exactly_what_is_stored(run: Run, server: RewardSer
 
 
 def test_each_video_begins_with_the_first_latent_frame_of_a_clip_with_its_caption(run: Run):
-    latents = Latents(input_of(run.encode_slot))
+    latents = Latents(input_of(run.prepared.encode.slot))
     assert sorted(latents.index["item_id"]) == ["0-00", "0-01", "1-00", "1-01"]
     for about, tensors in tensors_of(run).values():
         assert about["given_frames"] == 1
@@ -93,7 +95,7 @@ def test_each_video_begins_with_the_first_latent_frame_of_a_clip_with_its_captio
 
 def test_two_rewards_of_one_plugin_are_told_apart_and_what_got_no_score_is_left_out(run: Run):
     trained, monitored = (scores_of(run, name) for name in (TRAINED, MONITORED))
-    update = Artifact(input_of(run.policy_after(1)))
+    update = Artifact(input_of(run.slots.policy(1)))
     advantages = table_of(update, "advantages.parquet").set_index("sample_id")
     for sample_id, (_, tensors) in tensors_of(run).items():
         mean = float(np.mean(tensors["latents"].numpy().astype(np.float16), dtype=np.float64))
@@ -116,11 +118,11 @@ def test_two_rewards_of_one_plugin_are_told_apart_and_what_got_no_score_is_left_
 
 
 def test_the_update_moved_the_policy_with_the_data_term_in_it(run: Run):
-    before, after = (read_part(input_of(slot), "current") for slot in (run.policy_slot, run.policy_after(1)))
+    before, after = (read_part(input_of(slot), "current") for slot in (run.slots.policy(0), run.slots.policy(1)))
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
-    metrics = table_of(Artifact(input_of(run.policy_after(1))), "metrics.parquet")
+    metrics = table_of(Artifact(input_of(run.slots.policy(1))), "metrics.parquet")
     assert metrics["data_loss"].iloc[0] > 0
-    transitions = table_of(Artifact(input_of(run.policy_after(1))))
+    transitions = table_of(Artifact(input_of(run.slots.policy(1))))
     assert transitions["ratio"].tolist() == [1.0] * 5 * 2
 
 

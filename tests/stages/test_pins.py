@@ -13,10 +13,12 @@ import pytest
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.datasets import rendered_text
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.contracts import STAGES, Encode, MediaShape
+from tests.hand_made import rewards
 from tests.stages.conftest import make, make_run
 
 pytestmark = pytest.mark.xdist_group("pins")  # one worker makes what both tests need
@@ -57,31 +59,35 @@ def all_stages(tmp_path: Path) -> dict[str, Manifest]:
 
     nft = {"type": "nft", "batch_size_per_optimize": 4, "timesteps_fraction": 0.5, "dataset": {"name": "ocr"}}
     run = make_run(tmp_path, recipe(nft, lora={"r": 2, "target_modules": ["to_q", "to_v"]}), "nft")
-    step(run.policy())
-    step(run.embed())
-    step(run.rollout(0))
-    step(run.rewards(run.iteration(0, "rollout"), 0)[0])
-    step(run.update(0))
-    step(run.export(1))
-    step(run.evaluate(1))
-    make(run.rewards(run.evaluate(1).slot, 1)[0], tmp_path)
-    step(run.report(1, [1]))
+    step(requests.policy(run))
+    step(run.prepared.embed)
+    step(requests.rollout(run, 0))
+    step(rewards(run, run.slots.iteration(0, "rollout"), 0)[0])
+    step(requests.update(run, 0))
+    step(requests.export(run, 1))
+    step(requests.evaluate(run, 1))
+    make(rewards(run, requests.evaluate(run, 1).slot, 1)[0], tmp_path)
+    step(requests.report(run, 1, [1]))
     sft = {"type": "sft", "steps_per_iteration": 2, "dataset": {"name": "rendered_text", "num_items": 64}}
     supervised: Run = make_run(tmp_path, recipe(sft, from_scratch=True), "sft")
-    make(supervised.policy(), tmp_path)
-    make(supervised.embed(), tmp_path)
+    make(requests.policy(supervised), tmp_path)
+    make(supervised.prepared.embed, tmp_path)
     media = MediaShape(size=(32, 64), frames=1)
     dataset = rendered_text.Options(num_items=12)
     encode = Encode(model=run.plan.model, dataset=dataset, dataset_digest="", media=media, items_per_shard=8)
-    step(Request(stage="encode", slot=supervised.slot("encode"), seed=0, config=encode))
-    step(supervised.finetune(0))
+    step(Request(stage="encode", slot=f"{supervised.url}/encode", seed=0, config=encode))
+    step(requests.finetune(supervised, 0))
     judged: dict[str, Any] = {"data": {"name": "rendered_text", "split": "test", "num_items": 6}}
     with_media = recipe(sft, from_scratch=True)
     with_media["validation"] |= judged
     validated = make_run(tmp_path, with_media, "validated")
-    for request in (validated.policy(), validated.embed_held_out(), validated.encode_held_out()):
+    for request in (
+        requests.policy(validated),
+        validated.prepared.embed_held_out,
+        validated.prepared.encode_held_out,
+    ):
         make(request, tmp_path)
-    step(validated.validate(0))
+    step(requests.validate(validated, 0))
     return made
 
 

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.storage import shards
-from flows.planning import costs, memory
+from flows.planning import costs, memory, requests
 from flows.planning.memory import GRADIENTS, OPTIMIZER, PARTS, TRANSFORMER
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.policies import read_part
@@ -73,7 +73,7 @@ def files_of(slot: str, prefix: str) -> list[bytes]:
 
 def require_files_as_planned(run: Run, lora: dict[str, Any] | None) -> None:
     """Parts of the policy, tensors of the samples, embeddings."""
-    policy = input_of(run.update(0).slot)
+    policy = input_of(requests.update(run, 0).slot)
     written = {
         part: nbytes(tensor for tensor in read_part(policy, part).values() if tensor.ndim)
         for part in ("current", *PARTS, OPTIMIZER)
@@ -85,7 +85,7 @@ def require_files_as_planned(run: Run, lora: dict[str, Any] | None) -> None:
         assert files == pytest.approx(costs.policy_bytes(run.recipe), rel=0.1)
     tensors = [
         load_tensors(data)
-        for shard in files_of(run.iteration(0, "rollout"), "tensors/")
+        for shard in files_of(run.slots.iteration(0, "rollout"), "tensors/")
         for name, data in shards.unpack(shard).items()
         if name.endswith(".safetensors")
     ]
@@ -93,7 +93,9 @@ def require_files_as_planned(run: Run, lora: dict[str, Any] | None) -> None:
     assert {nbytes(each.values()) for each in tensors} == {costs.sample_bytes(run.recipe)}
     each = costs.embedding_bytes(run.recipe)
     assert each is not None
-    for data in (data for shard in files_of(run.embed_slot, "embeddings/") for data in shards.unpack(shard).values()):
+    for data in (
+        data for shard in files_of(run.prepared.embed.slot, "embeddings/") for data in shards.unpack(shard).values()
+    ):
         assert len(data) == pytest.approx(each, rel=0.1)
 
 
@@ -110,13 +112,13 @@ def test_a_rank_holds_and_an_iteration_writes_what_was_planned(
     with monkeypatch.context() as patched:
         patched.setattr(trainer.Trainer, "_move", trainer.Trainer._move)
         measure()
-        make(run.update(0), tmp_path)
+        make(requests.update(run, 0), tmp_path)
     alone = planned(run)
     assert alone.keys() == {TRANSFORMER, GRADIENTS, OPTIMIZER, "old", "ema", "reference"}
     assert held_by(0) == alone
     require_files_as_planned(run, lora)
 
-    shared = aside(run.update(0), "shared")
+    shared = aside(requests.update(run, 0), "shared")
     offload = not lora
     make_on_ranks(shared, tmp_path, 2, dp_shard_size=2, fsdp_offload=offload, before=measure)
     expected = planned(run, processes=2, dp_shard_size=2, fsdp_offload=offload)

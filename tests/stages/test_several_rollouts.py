@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
@@ -47,7 +48,7 @@ def values_of(algorithm: str, lora: dict[str, Any] | None) -> dict[str, Any]:
 
 def on_both(run: Run, slot: str) -> Request:
     """The update of iteration 1 on the rollouts of iterations 0 and 1."""
-    asked = [run.update(0), run.update(1)]
+    asked = [requests.update(run, 0), requests.update(run, 1)]
     inputs = {
         role: sum((request.inputs[role] for request in asked), ()) for role in ("rollouts", "behaviours", "scores")
     }
@@ -103,7 +104,7 @@ def test_an_update_on_two_rollouts_that_is_killed_ends_with_the_same_bits(
         execute(killed, Execution(), KilledAt(tmp_path / "outcome", 0))
     make(killed, tmp_path)
     assert input_of(killed.slot).content == input_of(whole.slot).content
-    assert input_of(whole.slot).content != input_of(run.update(1).slot).content
+    assert input_of(whole.slot).content != input_of(requests.update(run, 1).slot).content
 
 
 def test_rollouts_that_do_not_belong_together_are_refused(grpo: Run, tmp_path: Path):

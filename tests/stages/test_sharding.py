@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from cosmos_rl_core.models.wan.model import Wan
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.formats.policies import read_part
 from stages.training import trainer
+from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.ranks import RanksFailed
 from tests.stages.test_wan import LORA, recipe
@@ -29,15 +31,15 @@ Sums over ranks are taken in another order; Adam turns rounding of tiny gradient
 def begun(tmp_path: Path, values: dict[str, Any]) -> Run:
     """Iteration 0 up to its rewards, by one process."""
     run = make_run(tmp_path, values)
-    for request in (run.policy(), run.embed()):
+    for request in (requests.policy(run), run.prepared.embed):
         make(request, tmp_path)
     sampled(run, 0, tmp_path)
     return run
 
 
 def sampled(run: Run, k: int, tmp_path: Path) -> None:
-    make(run.rollout(k), tmp_path)
-    for reward in run.rewards(run.iteration(k, "rollout"), k):
+    make(requests.rollout(run, k), tmp_path)
+    for reward in rewards(run, run.slots.iteration(k, "rollout"), k):
         make(reward, tmp_path)
 
 
@@ -66,11 +68,11 @@ def test_samples_are_the_same_bytes_and_policies_the_same_but_for_rounding(
     values = recipe(wan_path, prompt_dir, lora)
     values["rollout"]["samples_per_shard"] = 6
     run = begun(tmp_path, values)
-    shared = aside(run.rollout(0), "shared")
+    shared = aside(requests.rollout(run, 0), "shared")
     make_on_ranks(shared, tmp_path, 2, dp_shard_size=2, before=refuse_to_decode_without_samples_to_write)
-    assert input_of(shared.slot).content == input_of(run.rollout(0).slot).content
+    assert input_of(shared.slot).content == input_of(requests.rollout(run, 0).slot).content
 
-    update = run.update(0)
+    update = requests.update(run, 0)
     make(update, tmp_path)
     recomputed = aside(update, "recomputed", gradient_checkpointing=True)
     make_on_ranks(recomputed, tmp_path, 2, dp_shard_size=2, fsdp_offload=True)
@@ -81,11 +83,11 @@ def test_samples_are_the_same_bytes_and_policies_the_same_but_for_rounding(
     make_on_ranks(copies, tmp_path, 4, dp_shard_size=2)
     require_close(update, copies, PARTS)
     sampled(run, 1, tmp_path)
-    make(run.update(1), tmp_path)
-    inputs = run.update(1).inputs | {"policy": (input_of(copies.slot),)}
-    goes_on = aside(run.update(1), "goes-on").model_copy(update={"inputs": inputs})
+    make(requests.update(run, 1), tmp_path)
+    inputs = requests.update(run, 1).inputs | {"policy": (input_of(copies.slot),)}
+    goes_on = aside(requests.update(run, 1), "goes-on").model_copy(update={"inputs": inputs})
     make_on_ranks(goes_on, tmp_path, 2, dp_shard_size=2)
-    require_close(run.update(1), goes_on, PARTS)
+    require_close(requests.update(run, 1), goes_on, PARTS)
 
 
 def die_in_the_second_step() -> None:
@@ -118,12 +120,12 @@ def test_full_fine_tuning_on_ranks_begins_again_after_a_kill_with_the_same_bits(
     values = recipe(wan_path, prompt_dir, None)
     values["train"]["param_dtype"] = "bfloat16"
     run = begun(tmp_path, values)
-    shared = aside(run.rollout(0), "shared")
+    shared = aside(requests.rollout(run, 0), "shared")
     make_shared(shared)
-    assert input_of(shared.slot).content == input_of(run.rollout(0).slot).content
+    assert input_of(shared.slot).content == input_of(requests.rollout(run, 0).slot).content
 
     alone, unkilled, killed = (
-        aside(run.update(0), name, param_dtype="float32") for name in ("alone", "unkilled", "killed")
+        aside(requests.update(run, 0), name, param_dtype="float32") for name in ("alone", "unkilled", "killed")
     )
     make_shared(unkilled)
     with pytest.raises(RanksFailed):
@@ -134,12 +136,12 @@ def test_full_fine_tuning_on_ranks_begins_again_after_a_kill_with_the_same_bits(
     require_close(alone, unkilled, PARTS)
 
     # In bfloat16 few weights go a whole step of Adam another way: where rounding turns the sign of tiny gradients.
-    offloaded = aside(run.update(0), "offloaded")
+    offloaded = aside(requests.update(run, 0), "offloaded")
     norms = [
         manifest.summary["grad_norm"]
-        for manifest in (make_shared(offloaded, fsdp_offload=True), make(run.update(0), tmp_path))
+        for manifest in (make_shared(offloaded, fsdp_offload=True), make(requests.update(run, 0), tmp_path))
     ]
     assert norms[0] == pytest.approx(norms[1], rel=1e-2)
-    found, expected = (moved_by(update, run.policy()) for update in (offloaded, run.update(0)))
+    found, expected = (moved_by(update, requests.policy(run)) for update in (offloaded, requests.update(run, 0)))
     # 0.018 off; in float32 they go 0.065 another way.
     assert (found - expected).norm() < 0.04 * expected.norm()

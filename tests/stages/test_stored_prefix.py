@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.formats.policies import read_part
+from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.test_given_rollouts import values as given_values
 from tests.stages.test_sharding import aside, require_close
@@ -30,14 +32,14 @@ def with_and_without(tmp_path: Path, values: dict[str, Any]) -> tuple[Run, Run]:
 
 def check_embeddings(run: Run, *, prefixed: bool) -> None:
     names = [*(prompt.id for prompt in run.plan.embedded_prompts), NEGATIVE, EMPTY]
-    stored = Embeddings(input_of(run.embed_slot), names)
+    stored = Embeddings(input_of(run.prepared.embed.slot), names)
     for name in names:
         assert {key: tuple(tensor.shape) for key, tensor in stored[name].items()} == SHAPES[prefixed]
 
 
 def assert_same_policy(runs: tuple[Run, Run]) -> None:
-    after, other = (read_part(input_of(run.policy_after(1)), "current") for run in runs)
-    before = read_part(input_of(runs[0].policy_slot), "current")
+    after, other = (read_part(input_of(run.slots.policy(1)), "current") for run in runs)
+    before = read_part(input_of(runs[0].slots.policy(0)), "current")
     assert all(torch.equal(after[name], other[name]) for name in after)
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
 
@@ -48,22 +50,23 @@ def test_rollouts_and_an_update_with_a_loss_on_data(tmp_path: Path):
     values["train"]["train_batch_per_replica"] = 2
     runs = with_and_without(tmp_path, values)
     assert [run.plan.prefixed for run in runs] == [True, False]
-    make(runs[0].encode(), tmp_path)
+    make(runs[0].prepared.encode, tmp_path)
     for run in runs:
-        for request in (run.policy, run.embed, partial(run.rollout, 0)):
-            make(request(), tmp_path)
-        for reward in run.rewards(run.iteration(0, "rollout"), 0):
+        for request in (requests.policy(run), run.prepared.embed):
+            make(request, tmp_path)
+        make(requests.rollout(run, 0), tmp_path)
+        for reward in rewards(run, run.slots.iteration(0, "rollout"), 0):
             make(reward, tmp_path)
-        make(run.update(0), tmp_path)
+        make(requests.update(run, 0), tmp_path)
         check_embeddings(run, prefixed=run.plan.prefixed)
-    one, other = (input_of(run.iteration(0, "rollout")) for run in runs)
+    one, other = (input_of(run.slots.iteration(0, "rollout")) for run in runs)
     assert one.content == other.content
     assert_same_policy(runs)
 
     # Also by two ranks that share the weights, the projection's among them.
-    shared = aside(runs[0].update(0), "shared")
+    shared = aside(requests.update(runs[0], 0), "shared")
     make_on_ranks(shared, tmp_path, 2, dp_shard_size=2)
-    require_close(runs[0].update(0), shared, {"current": 2e-4})
+    require_close(requests.update(runs[0], 0), shared, {"current": 2e-4})
 
 
 def test_supervised_steps_and_the_held_out_loss(tmp_path: Path):
@@ -75,12 +78,13 @@ def test_supervised_steps_and_the_held_out_loss(tmp_path: Path):
     values["validation"] = {"dataset": {"name": "rendered_text"}, "data": held_out, "batch_size": 1}
     del values["rewards"], values["rollout"], values["policy"]["diffusers"]["sample"]
     runs = with_and_without(tmp_path, values)
-    make(runs[0].encode_held_out(), tmp_path)
+    make(runs[0].prepared.encode_held_out, tmp_path)
     losses: list[Any] = []
     for run in runs:
-        for request in (run.policy, run.embed, run.embed_held_out, partial(run.finetune, 0)):
-            make(request(), tmp_path)
-        losses.append(make(run.validate(1), tmp_path).summary["loss"])
+        for request in (requests.policy(run), run.prepared.embed, run.prepared.embed_held_out):
+            make(request, tmp_path)
+        make(requests.finetune(run, 0), tmp_path)
+        losses.append(make(requests.validate(run, 1), tmp_path).summary["loss"])
         check_embeddings(run, prefixed=run.plan.prefixed)
     assert losses[0] == losses[1]
     assert_same_policy(runs)
@@ -94,9 +98,9 @@ def test_training_every_weight_trains_the_projection_on_embeddings_before_it(tmp
     values["train"]["train_batch_per_replica"] = 2
     del values["rewards"], values["rollout"], values["policy"]["diffusers"]["sample"]
     run = make_run(tmp_path, values)
-    for request in (run.policy, run.embed, partial(run.finetune, 0)):
+    for request in (partial(requests.policy, run), lambda: run.prepared.embed, partial(requests.finetune, run, 0)):
         make(request(), tmp_path)
     check_embeddings(run, prefixed=False)
-    before, after = (read_part(input_of(slot), "current") for slot in (run.policy_slot, run.policy_after(1)))
+    before, after = (read_part(input_of(slot), "current") for slot in (run.slots.policy(0), run.slots.policy(1)))
     for name in ("crossattn_proj.0.weight", "crossattn_proj.0.bias"):
         assert (after[name] - before[name]).abs().max() > 1e-4

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cosmos_rl_core.parallel.precision import ParamDtype
+from flows.planning import requests
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.execution import runner, torch_runtime
@@ -37,7 +38,7 @@ def test_a_manifest_tells_how_its_stage_multiplied(tf32: bool, precision: str, t
         "rollout": {"n_generation": 4},
         "rewards": [{"fn": {"name": "ocr"}}],
     }
-    request = make_run(tmp_path, values).policy()
+    request = requests.policy(make_run(tmp_path, values))
     path = tmp_path / "request.json"
     path.write_text(request.model_dump_json(), encoding="utf-8")
     Execution(tf32=tf32).write(path)

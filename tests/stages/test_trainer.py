@@ -27,6 +27,7 @@ from cosmos_rl_core.training.optimizer import optimizer_state
 from cosmos_rl_core.weights.lora_dropout import dropping
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import prepare
+from flows.planning import requests
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.contracts import OptimizerSteps
@@ -242,20 +243,20 @@ def test_the_count_goes_on_from_iteration_to_iteration_and_its_limit_may_be_rais
         }
         return make_run(store, recipe({"r": 2, "target_modules": ["to_q"]}, train), "diverges")
 
-    for request in (run(1).policy(), run(1).embed()):
+    for request in (requests.policy(run(1)), run(1).prepared.embed):
         make(request, store)
-    manifests = [make(run(1).finetune(k), store) for k in range(2)]
+    manifests = [make(requests.finetune(run(1), k), store) for k in range(2)]
     assert ["nonfinite_steps" in manifest.summary for manifest in manifests] == [False, True]
     with pytest.raises(DivergenceError):
-        make(run(1).finetune(2), store)
-    manifest = make(run(2).finetune(2), store)
+        make(requests.finetune(run(1), 2), store)
+    manifest = make(requests.finetune(run(2), 2), store)
     assert manifest.summary["nonfinite_steps"] == 1
-    clocks = Artifact(input_of(run(2).policy_after(3))).json("schedule/clocks.json")
+    clocks = Artifact(input_of(run(2).slots.policy(3))).json("schedule/clocks.json")
     assert clocks == {"iteration": 3, "optimizer_step": 3, "nonfinite_steps": 2}
-    first, last = (read_part(input_of(run(2).policy_after(k)), CURRENT) for k in (1, 3))
+    first, last = (read_part(input_of(run(2).slots.policy(k)), CURRENT) for k in (1, 3))
     assert all(torch.equal(last[name], first[name]) for name in first)
     with pytest.raises(DivergenceError):
-        make(run(2).finetune(3), store)
+        make(requests.finetune(run(2), 3), store)
 
 
 # ---- dropout
@@ -325,9 +326,9 @@ def test_supervised_training_made_again_drops_out_the_same(store: Path):
         train = {"num_iterations": 1, "optm_name": "Adam", "optm_lr": 1e-3, "train_batch_per_replica": 4}
         sft = {"type": "sft", "steps_per_iteration": 2, "mini_batch": 2, "dataset": WORDS}
         run = make_run(store, recipe(lora, train | {"train_policy": sft}), name)
-        for request in (run.policy(), run.embed()):
+        for request in (requests.policy(run), run.prepared.embed):
             make(request, store)
-        return make(run.finetune(0), store).content
+        return make(requests.finetune(run, 0), store).content
 
     first = trained("first", 0.5)
     assert trained("again", 0.5) == first

@@ -17,8 +17,8 @@ from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.storage import shards
 from cosmos_rl_core.weights.policy_weights import to_bytes
-from flows.planning import costs
-from flows.planning.requests import Run
+from flows.planning import costs, requests
+from flows.planning.run import Run
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.generations import invalidate
@@ -29,6 +29,7 @@ from stages.formats.policies import read_part
 from stages.formats.samples import read_samples
 from stages.formats.tables import read_table
 from tests import hand_made
+from tests.hand_made import rewards
 from tests.stages.conftest import make, make_run
 
 CPU = torch.device("cpu")
@@ -56,17 +57,17 @@ def recipe(sample: dict[str, Any], lora: dict[str, Any] | None = LORA, **options
 
 def started(tmp_path: Path, values: dict[str, Any], name: str = "run") -> Run:
     run = make_run(tmp_path / name, values, name)
-    for request in (run.policy(), run.embed()):
+    for request in (requests.policy(run), run.prepared.embed):
         make(request, tmp_path)
     return run
 
 
 def iterate(run: Run, tmp_path: Path, k: int = 0) -> Artifact:
     """One iteration; the update."""
-    make(run.rollout(k), tmp_path)
-    for reward in run.rewards(run.iteration(k, "rollout"), k):
+    make(requests.rollout(run, k), tmp_path)
+    for reward in rewards(run, run.slots.iteration(k, "rollout"), k):
         make(reward, tmp_path)
-    return updated(run.update(k), tmp_path)
+    return updated(requests.update(run, k), tmp_path)
 
 
 def updated(request: Request, tmp_path: Path) -> Artifact:
@@ -80,7 +81,7 @@ def table_of(update: Artifact, name: str = contracts.Update.TRANSITIONS) -> Any:
 
 
 def tensors_of(run: Run, k: int = 0) -> dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]]:
-    artifact = Artifact(input_of(run.iteration(k, "rollout")))
+    artifact = Artifact(input_of(run.slots.iteration(k, "rollout")))
     stored = list(read_samples(artifact, contracts.TENSORS))
     return {s.sample_id: (s.row, load_tensors(s.tensors or b"")) for s in stored}
 
@@ -113,7 +114,7 @@ def test_recorded_steps_are_replayed_exactly_and_then_trained_on(
 
         large = [tensor for name, tensor in tensors.items() if name not in {"steps", "log_prob"}]
         assert costs.sample_bytes(run.recipe) == sum(tensor.nbytes for tensor in large)
-    policy = input_of(run.policy_after(1))
+    policy = input_of(run.slots.policy(1))
     parts = [read_part(policy, part) for part in ("current", "optimizer")]
     sizes = [tensor.nbytes for part in parts for name, tensor in part.items() if not name.startswith("step.")]
     # Full fine-tuning counts the transformer's buffers too.
@@ -130,8 +131,8 @@ def test_recorded_steps_are_replayed_exactly_and_then_trained_on(
     assert table["logp_drift"].max() < (CLIP / 10 if sample["solver"] == "cps" else CLIP / 100)
     metrics = table_of(update, "metrics.parquet")
     assert metrics["effective_sample_size"].between(0.1, 1 + 1e-12).all()
-    before = read_part(input_of(run.policy_slot), "current")
-    after = read_part(input_of(run.policy_after(1)), "current")
+    before = read_part(input_of(run.slots.policy(0)), "current")
+    after = read_part(input_of(run.slots.policy(1)), "current")
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
 
 
@@ -164,7 +165,7 @@ def test_a_step_that_is_not_taken_asks_nothing_of_its_gradients(tmp_path: Path):
 
 def test_random_steps_are_priced_at_the_most_that_they_can_take(tmp_path: Path):
     run = started(tmp_path, recipe({"num_steps": 10, "solver": "cps"}, train_on=[0, -1, -1]))
-    make(run.rollout(0), tmp_path)
+    make(requests.rollout(run, 0), tmp_path)
     cost = costs.sample_bytes(run.recipe)
     found = [
         sum(t.nbytes for name, t in tensors.items() if name not in {"steps", "log_prob"})
@@ -181,9 +182,9 @@ def gradient_norm(run: Run, *, both: bool) -> float:
     parameters = [parameter.requires_grad_() for parameter in model.transformer.parameters()]
     sample = run.recipe.policy.diffusers.sample.rollout
     kernel, scale = kernel_of(sample, lambda: schedule_of(model.scheduler, sample.num_steps)), sample.guidance_scale
-    update = Artifact(input_of(run.policy_after(1)))
+    update = Artifact(input_of(run.slots.policy(1)))
     advantages = table_of(update, "advantages.parquet").set_index("sample_id")["advantage"]
-    conditioning = Embeddings(input_of(run.embed_slot), [*(p.id for p in run.plan.prompts), NEGATIVE])
+    conditioning = Embeddings(input_of(run.prepared.embed.slot), [*(p.id for p in run.plan.prompts), NEGATIVE])
     for sample_id, (about, tensors) in tensors_of(run).items():
         given, negative = (stack([conditioning[i]], CPU) for i in (about["prompt_id"], NEGATIVE))
         for i in tensors["steps"].tolist():
@@ -239,20 +240,20 @@ def test_an_update_that_computes_otherwise_than_the_rollout_refuses_by_sample_an
     tmp_path: Path, device: torch.device
 ):
     run = started(tmp_path, recipe(SDE, max_logp_drift=1e-6))
-    make(run.rollout(0), tmp_path)
-    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+    make(requests.rollout(run, 0), tmp_path)
+    for reward in rewards(run, run.slots.iteration(0, "rollout"), 0):
         make(reward, tmp_path)
     with (
         torch.autocast(device.type, dtype=torch.bfloat16),
         pytest.raises(DriftError, match=r"sample i0000-p-[0-9a-f]+-00\d, step [02]: .* at most 1e-06 is allowed"),
     ):
-        make(run.update(0), tmp_path)
+        make(requests.update(run, 0), tmp_path)
 
 
 def test_a_stored_density_that_is_not_a_number_refuses_to_train_by_sample_and_step(tmp_path: Path):
     run = started(tmp_path, recipe(SDE))
-    make(run.rollout(0), tmp_path)
-    slot = run.iteration(0, "rollout")
+    make(requests.rollout(run, 0), tmp_path)
+    slot = run.slots.iteration(0, "rollout")
     rollout = Artifact(input_of(slot))
     files = {name: rollout.read(name) for name in rollout.names()}
     members = shards.unpack(files["tensors/00000.tar"])
@@ -260,20 +261,22 @@ def test_a_stored_density_that_is_not_a_number_refuses_to_train_by_sample_and_st
     tensors = load_tensors(members[broken])
     tensors["log_prob"][1] = torch.nan
     invalidate(slot, 1, "its densities are another's")
-    hand_made.make(run.rollout(0), files | {"tensors/00000.tar": shards.pack(members | {broken: to_bytes(tensors)})})
-    for reward in run.rewards(slot, 0):
+    hand_made.make(
+        requests.rollout(run, 0), files | {"tensors/00000.tar": shards.pack(members | {broken: to_bytes(tensors)})}
+    )
+    for reward in rewards(run, slot, 0):
         make(reward, tmp_path)
     with pytest.raises(DriftError, match=f"sample {broken.removesuffix('.safetensors')}, step 2: .* is nan although"):
-        make(run.update(0), tmp_path)
+        make(requests.update(run, 0), tmp_path)
 
 
 def test_stored_densities_take_the_drift_into_the_ratio(tmp_path: Path, device: torch.device):
     run = started(tmp_path, recipe(SDE, logp_old="stored", max_logp_drift=1.0))
-    make(run.rollout(0), tmp_path)
-    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+    make(requests.rollout(run, 0), tmp_path)
+    for reward in rewards(run, run.slots.iteration(0, "rollout"), 0):
         make(reward, tmp_path)
     with torch.autocast(device.type, dtype=torch.bfloat16):
-        table = table_of(updated(run.update(0), tmp_path))
+        table = table_of(updated(requests.update(run, 0), tmp_path))
     first = table[table["optimizer_step"] == 0]
     assert first["log_ratio_per_dim"].abs().tolist() == first["logp_drift"].tolist()
     assert first["logp_drift"].max() > 0
@@ -296,7 +299,7 @@ def test_a_random_step_is_drawn_for_each_prompt_among_those_with_noise(tmp_path:
 
 def test_samples_of_one_prompt_may_start_from_the_same_noise(tmp_path: Path):
     run = started(tmp_path, recipe(SDE, use_same_seed=True))
-    make(run.rollout(0), tmp_path)
+    make(requests.rollout(run, 0), tmp_path)
     starts: dict[str, list[torch.Tensor]] = {}
     ends: dict[str, list[torch.Tensor]] = {}
     for about, tensors in tensors_of(run).values():
@@ -335,13 +338,13 @@ def test_a_reference_that_is_renewed_travels_with_the_policy_and_can_make_the_ro
     run = started(tmp_path, recipe(SDE, update_ref_every_iter=2, on_policy=False, kl_beta=0.01))
     updates = [iterate(run, tmp_path, k) for k in range(3)]
     current, reference = (
-        [read_part(input_of(run.policy_after(k)), part) for k in (1, 2, 3)] for part in ("current", "reference")
+        [read_part(input_of(run.slots.policy(k)), part) for k in (1, 2, 3)] for part in ("current", "reference")
     )
-    start = read_part(input_of(run.policy_slot), "current")
+    start = read_part(input_of(run.slots.policy(0)), "current")
     assert same(reference[0], start)
     assert same(reference[1], current[1])
     assert same(reference[2], current[1])
-    assert run.rollout(1).one("policy").parts == ("reference",)
+    assert requests.rollout(run, 1).one("policy").parts == ("reference",)
     # Rollouts by the reference: the first step of iteration 1 is off-policy by iteration 0, that of 2 is on-policy.
     first = [table_of(update, "metrics.parquet").iloc[0] for update in updates]
     assert first[0]["approx_kl"] == 0
@@ -356,14 +359,14 @@ def test_stale_rollouts_are_compared_with_the_policy_that_made_them(tmp_path: Pa
     run = started(tmp_path, values)
     for k in range(2):
         iterate(run, tmp_path, k)
-    assert run.rollout(1).one("policy").content == run.rollout(0).one("policy").content
-    request = run.update(1)
-    assert request.inputs["behaviours"][0].url == run.policy_slot
+    assert requests.rollout(run, 1).one("policy").content == requests.rollout(run, 0).one("policy").content
+    request = requests.update(run, 1)
+    assert request.inputs["behaviours"][0].url == run.slots.policy(0)
     metrics = table_of(Artifact(input_of(request.slot)), "metrics.parquet")
     assert metrics["approx_kl"].iloc[0] > 0
     assert metrics["logp_drift"].max() < CLIP / 100
 
-    swapped = request.model_copy(update={"inputs": request.inputs | {"behaviours": (input_of(run.policy_after(1)),)}})
+    swapped = request.model_copy(update={"inputs": request.inputs | {"behaviours": (input_of(run.slots.policy(1)),)}})
     with pytest.raises(ConfigError, match="the rollouts were made by policies"):
         make(swapped.model_copy(update={"slot": f"{request.slot}-swapped"}), tmp_path)
 

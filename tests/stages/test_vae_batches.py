@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flows.planning import requests
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.contracts import MediaShape
@@ -64,9 +65,9 @@ def recipe(train_policy: dict[str, Any]) -> dict[str, Any]:
 def pictures(folder: Path) -> np.ndarray:
     """Those of a rollout: int ``[samples, frames, height, width, 3]``."""
     run = make_run(folder, recipe({"type": "nft", "batch_size_per_optimize": 4, "dataset": {"name": "ocr"}}))
-    for request in (run.policy, run.embed, partial(run.rollout, 0)):
+    for request in (partial(requests.policy, run), lambda: run.prepared.embed, partial(requests.rollout, run, 0)):
         make(request(), folder)
-    artifact = Artifact(input_of(run.iteration(0, "rollout")))
+    artifact = Artifact(input_of(run.slots.iteration(0, "rollout")))
     shards = list(read_samples(artifact))
     return np.stack([sample.pixels for sample in shards]).astype(int)
 
@@ -74,6 +75,6 @@ def pictures(folder: Path) -> np.ndarray:
 def losses(folder: Path) -> np.ndarray:
     """Those of supervised steps."""
     run = make_run(folder, recipe({"type": "sft", "steps_per_iteration": 2, "dataset": {"name": "rendered_text"}}))
-    for request in (run.policy, run.embed):
+    for request in (partial(requests.policy, run), lambda: run.prepared.embed):
         make(request(), folder)
-    return np.array([make(run.finetune(0), folder).summary["loss"]], dtype=float)
+    return np.array([make(requests.finetune(run, 0), folder).summary["loss"]], dtype=float)

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.training.noise_levels import DrawKey, training_noise
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
@@ -53,7 +54,7 @@ def run_of(tmp_path: Path, name: str, seed: int = 0, batch_size: int = 2, model:
     values["train"]["seed"] = seed
     values["validation"]["batch_size"] = batch_size
     run = make_run(tmp_path, values, name)
-    for request in (run.policy(), run.embed_held_out(), run.encode_held_out()):
+    for request in (requests.policy(run), run.prepared.embed_held_out, run.prepared.encode_held_out):
         make(request, tmp_path)
     return run
 
@@ -61,7 +62,7 @@ def run_of(tmp_path: Path, name: str, seed: int = 0, batch_size: int = 2, model:
 @torch.no_grad()
 def by_hand(run: Run) -> dict[str, list[float]]:
     """The losses of each item at each level, one forward pass each. A fresh LoRA changes nothing."""
-    request = run.validate(0)
+    request = requests.validate(run, 0)
     assert isinstance(request.config, Validate)
     model = load_model(request.config.model, ("transformer",), CPU)
     latents = Latents(request.one("data"))
@@ -80,8 +81,8 @@ def by_hand(run: Run) -> dict[str, list[float]]:
 
 def test_the_loss_is_the_mean_squared_error_of_the_velocity_at_the_middles_of_equal_parts(tmp_path: Path):
     run = run_of(tmp_path, "one")
-    manifest = make(run.validate(0), tmp_path)
-    table = read_table(Artifact(input_of(run.version(0, "validate"))), contracts.Validate.LOSSES)
+    manifest = make(requests.validate(run, 0), tmp_path)
+    table = read_table(Artifact(input_of(run.slots.version(0, "validate"))), contracts.Validate.LOSSES)
     expected = by_hand(run)
     assert list(table["t"][:LEVELS]) == [(level + 0.5) / LEVELS for level in range(LEVELS)]
     found = {str(item): list(part["loss"]) for item, part in table.groupby("item_id")}
@@ -95,18 +96,18 @@ def test_the_loss_is_the_mean_squared_error_of_the_velocity_at_the_middles_of_eq
 
 def test_runs_of_other_seeds_draw_the_same_noise_and_two_ranks_find_the_same_bytes(tmp_path: Path):
     one, two, alone = run_of(tmp_path, "one"), run_of(tmp_path, "two", seed=1), run_of(tmp_path, "alone", batch_size=1)
-    found = make(one.validate(0), tmp_path)
-    assert make_on_ranks(two.validate(0), tmp_path, ranks=2).content == found.content
-    assert make(alone.validate(0), tmp_path).summary["loss"] == pytest.approx(found.summary["loss"], rel=1e-5)
+    found = make(requests.validate(one, 0), tmp_path)
+    assert make_on_ranks(requests.validate(two, 0), tmp_path, ranks=2).content == found.content
+    assert make(requests.validate(alone, 0), tmp_path).summary["loss"] == pytest.approx(found.summary["loss"], rel=1e-5)
 
 
 def test_ranks_that_share_weights_find_the_same_bytes_in_bfloat16_also_where_one_has_less_to_do(tmp_path: Path):
     run = run_of(tmp_path, "run")
-    half, shared = (aside(run.validate(0), name, param_dtype="bfloat16") for name in ("half", "shared"))
+    half, shared = (aside(requests.validate(run, 0), name, param_dtype="bfloat16") for name in ("half", "shared"))
     found = make(half, tmp_path)
     # Three batches on two ranks.
     assert make_on_ranks(shared, tmp_path, 2, dp_shard_size=2).content == found.content
-    exact = make(run.validate(0), tmp_path).summary["loss"]
+    exact = make(requests.validate(run, 0), tmp_path).summary["loss"]
     assert found.summary["loss"] != exact
     assert found.summary["loss"] == pytest.approx(exact, rel=0.02)
 
@@ -120,9 +121,9 @@ def test_a_policy_without_finite_losses_has_no_loss_and_the_items_are_counted(tm
     file.unlink()
     save_file(weights, file)
     run = run_of(tmp_path, "run", model=str(folder))
-    summary = make(run.validate(0), tmp_path).summary
+    summary = make(requests.validate(run, 0), tmp_path).summary
     assert summary.items() >= {"loss": None, "standard_error": None, "items": ITEMS, "nonfinite": ITEMS}.items()
-    losses = read_table(Artifact(input_of(run.version(0, "validate"))), contracts.Validate.LOSSES)["loss"]
+    losses = read_table(Artifact(input_of(run.slots.version(0, "validate"))), contracts.Validate.LOSSES)["loss"]
     assert not np.isfinite(losses).any()
 
 

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from cosmos_rl_core.storage import media
-from flows.planning.requests import Run
+from flows.planning import requests
+from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.policies import read_part
 from stages.formats.samples import read_samples
 from stages.formats.tables import read_table
+from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks, make_run
 
 LORA = {"r": 2, "lora_alpha": 4.0, "target_modules": ["to_q", "to_v"]}
@@ -75,16 +77,21 @@ def test_a_video_model_takes_one_ddrl_update_with_data_on_one_rank_and_on_two(
     wan_path: str, prompt_dir: str, tmp_path: Path
 ):
     run = make_run(tmp_path, ddrl_recipe(wan_path, prompt_dir, tmp_path / "clips"))
-    for request in (run.policy, run.embed, run.encode, partial(run.rollout, 0)):
+    for request in (
+        partial(requests.policy, run),
+        lambda: run.prepared.embed,
+        lambda: run.prepared.encode,
+        partial(requests.rollout, run, 0),
+    ):
         make(request(), tmp_path)
-    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+    for reward in rewards(run, run.slots.iteration(0, "rollout"), 0):
         make(reward, tmp_path)
-    alone = run.update(0)
+    alone = requests.update(run, 0)
     both = alone.model_copy(update={"slot": f"{alone.slot}-on-two-ranks"})
     make(alone, tmp_path)
     make_on_ranks(both, tmp_path, 2)
 
-    before = read_part(input_of(run.policy_slot), "current")
+    before = read_part(input_of(run.slots.policy(0)), "current")
     a, b = (read_part(input_of(request.slot), "current") for request in (alone, both))
     assert max(float((a[name] - b[name]).abs().max()) for name in a) < 2e-4
     assert max(float((a[name] - before[name]).abs().max()) for name in a) > 1e-4
@@ -99,13 +106,13 @@ def test_a_video_model_takes_one_ddrl_update_with_data_on_one_rank_and_on_two(
 
 
 def one_iteration(run: Run, tmp_path: Path, ranks: int) -> None:
-    for request in (run.policy(), run.embed()):
+    for request in (requests.policy(run), run.prepared.embed):
         make(request, tmp_path)
     step = (lambda r: make(r, tmp_path)) if ranks == 1 else (lambda r: make_on_ranks(r, tmp_path, ranks))
-    step(run.rollout(0))
-    for reward in run.rewards(run.iteration(0, "rollout"), 0):
+    step(requests.rollout(run, 0))
+    for reward in rewards(run, run.slots.iteration(0, "rollout"), 0):
         make(reward, tmp_path)
-    step(run.update(0))
+    step(requests.update(run, 0))
 
 
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
@@ -117,10 +124,10 @@ def test_a_video_model_takes_one_nft_update_on_one_rank_and_on_two(
     one_iteration(both, tmp_path, ranks=2)
 
     # Samples are split by sample: every byte is the same on any number of ranks.
-    assert input_of(alone.iteration(0, "rollout")).content == input_of(both.iteration(0, "rollout")).content
+    assert input_of(alone.slots.iteration(0, "rollout")).content == input_of(both.slots.iteration(0, "rollout")).content
 
-    policies = [input_of(run.policy_after(1)) for run in (alone, both)]
-    before = read_part(input_of(alone.policy_slot), "current")
+    policies = [input_of(run.slots.policy(1)) for run in (alone, both)]
+    before = read_part(input_of(alone.slots.policy(0)), "current")
     for part in ("current", "old", "ema"):
         a, b = (read_part(policy, part) for policy in policies)
         assert a.keys() == b.keys() == before.keys()
@@ -134,9 +141,9 @@ def test_a_rollout_is_the_same_bytes_on_one_rank_and_on_four(wan_path: str, prom
     # Six shards: two ranks have one more than the others.
     values["rollout"]["samples_per_shard"] = 1
     run = make_run(tmp_path, values)
-    for request in (run.policy, run.embed, partial(run.rollout, 0)):
+    for request in (partial(requests.policy, run), lambda: run.prepared.embed, partial(requests.rollout, run, 0)):
         make(request(), tmp_path)
-    alone = run.rollout(0)
+    alone = requests.rollout(run, 0)
     four = alone.model_copy(update={"slot": f"{alone.slot}-on-four-ranks"})
     assert make_on_ranks(four, tmp_path, 4).content == input_of(alone.slot).content
 
@@ -146,14 +153,14 @@ def test_a_rollout_stores_what_the_reward_saw_and_the_latents_it_came_from(
 ):
     run = make_run(tmp_path, recipe(wan_path, prompt_dir, LORA))
     one_iteration(run, tmp_path, ranks=1)
-    artifact = Artifact(input_of(run.iteration(0, "rollout")))
+    artifact = Artifact(input_of(run.slots.iteration(0, "rollout")))
     stored = list(read_samples(artifact))
     assert [s.pixels.shape for s in stored] == [(5, 16, 16, 3)] * 6
     assert {s.extension for s in stored} == {"mkv"}
     assert len({s.row["seed"] for s in stored}) == 6
-    assert {s.row["policy"] for s in stored} == {input_of(run.policy_slot, "old").content}
+    assert {s.row["policy"] for s in stored} == {input_of(run.slots.policy(0), "old").content}
 
-    update = Artifact(input_of(run.policy_after(1)))
+    update = Artifact(input_of(run.slots.policy(1)))
     advantages = read_table(update, "advantages.parquet")
     # NFT: rewards minus their group's mean over the deviation of all, plus 1e-4.
     rewards = advantages["reward"].to_numpy().reshape(2, 3)
@@ -166,5 +173,5 @@ def test_a_rollout_stores_what_the_reward_saw_and_the_latents_it_came_from(
     assert old_deviations[0] == 0
     assert distances[0] == 0
     assert old_deviations[1] > 0
-    names = read_part(input_of(run.policy_slot), "current")
-    assert {f"step.{name}" for name in names} <= read_part(input_of(run.policy_after(1)), "optimizer").keys()
+    names = read_part(input_of(run.slots.policy(0)), "current")
+    assert {f"step.{name}" for name in names} <= read_part(input_of(run.slots.policy(1)), "optimizer").keys()

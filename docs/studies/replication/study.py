@@ -21,7 +21,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cosmos_rl_core import plugins
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.planning.steps import open_run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
@@ -110,7 +110,7 @@ def measured(store_url: str, run_id: str) -> pd.DataFrame:
 
 
 def _measures(run: Run, k: int) -> dict[str, float]:
-    samples = Artifact(input_of(run.version(k, "evaluate")))
+    samples = Artifact(input_of(run.slots.version(k, "evaluate")))
     rewards = {name: _manifest(run, k, f"evaluate-{name}").summary[name] for name in ("jpeg", "ocr")}
     pictures: dict[str, list[np.ndarray]] = {}
     for sample in (sample for sample in read_samples(samples) if sample.finite):
@@ -122,7 +122,7 @@ def _measures(run: Run, k: int) -> dict[str, float]:
 
 
 def _manifest(run: Run, k: int, stage: str) -> Manifest:
-    return Artifact(input_of(run.version(k, stage))).manifest
+    return Artifact(input_of(run.slots.version(k, stage))).manifest
 
 
 def statistics(groups: list[list[np.ndarray]]) -> dict[str, float]:
@@ -194,7 +194,7 @@ def draw_pictures(store_url: str, path: Path) -> None:
     for axes, (title, arm, is_base) in zip(figure.subplots(len(rows)), rows, strict=True):
         run = open_run(store_url, f"replication-{arm}-{SEEDS[0]}")
         version = 0 if is_base else run.recipe.train.num_iterations
-        samples = Artifact(input_of(run.version(version, "evaluate")))
+        samples = Artifact(input_of(run.slots.version(version, "evaluate")))
         shown = [next(read_unit(samples, n)).pixels[0] for n in range(num_units(samples))[:PICTURES_SHOWN]]
         axes.imshow(np.hstack(shown), interpolation="nearest")
         axes.set_axis_off()

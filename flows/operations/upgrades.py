@@ -1,11 +1,11 @@
-"""A run that was begun with other versions of stages than this code has: what stands, and what goes on."""
+"""Continue a run whose artifacts were made by other stage versions than those of this code."""
 
 from dataclasses import replace
 
 from cosmos_rl_core.errors import ConfigError
 from flows.operations.rerun import cost, listed, made_from, seconds_of
 from flows.planning.plan import read_plan
-from flows.planning.requests import Run
+from flows.planning.run import Run
 from flows.planning.steps import Step
 from flows.planning.versions import go_on_with
 from flows.post_train import steps
@@ -15,10 +15,10 @@ from stages.contracts import STAGES
 
 
 def settled(run: Run, *, remake: bool) -> Run:
-    """The run, asking for the stages' versions that this code has; its artifacts of other versions are then stale.
+    """Record the stage versions of this code for the run, and return the run with them.
 
-    That is on record from now on. Raises :class:`ConfigError`, with the cost, if there are any and ``remake`` is not
-    set: a committed artifact is never ended because the code is another one.
+    Artifacts of other versions are stale from then on. If there are any and ``remake`` is not set, raises
+    :class:`ConfigError` with the cost: newer code alone never ends a committed artifact.
     """
     ours = {name: stage.version for name, stage in STAGES.items()}
     if run.plan.stage_versions == ours:
@@ -33,7 +33,7 @@ def settled(run: Run, *, remake: bool) -> Run:
 
 
 def _of_another_version(step: Step) -> Manifest | None:
-    """The manifest that stands, if this code makes another version of that stage."""
+    """Return the manifest that stands, if this code has another version of its stage."""
     _, manifest = standing(step.slot)
     if manifest is None or manifest.referred or manifest.stage not in STAGES:
         return None
@@ -44,14 +44,16 @@ def _refusal(run: Run, every: list[Step], other: list[tuple[Step, Manifest]]) ->
     changes = {m.stage: f"{m.stage} {m.version} -> {STAGES[m.stage].version}" for _, m in other}
     again = [(step.name, seconds_of(manifest)) for step, manifest in other]
     below = made_from(run, [step for step, _ in other], every)
-    return "\n".join(
-        [
-            f"run {run.plan.run_id} has artifacts of other versions of stages than this code makes: "
-            f"{', '.join(changes.values())}",
-            f"to be made again: {cost(again)}",
-            *listed(again),
-            *([f"stale if those come out differently: {cost(below)} to make again", *listed(below)] if below else []),
-            "nothing was changed; go on with the code that made them, make them again with --remake, or end single "
-            "ones with `cosmos-flows rerun`",
-        ]
+    lines = [
+        f"run {run.plan.run_id} has artifacts of other stage versions than this code has: "
+        f"{', '.join(changes.values())}",
+        f"to be made again: {cost(again)}",
+        *listed(again),
+    ]
+    if below:
+        lines += [f"stale if those come out differently: {cost(below)} to make again", *listed(below)]
+    lines.append(
+        "nothing was changed; continue with the code that made them, make all again with --remake, or end single ones "
+        "with `cosmos-flows rerun`"
     )
+    return "\n".join(lines)

@@ -1,0 +1,149 @@
+"""Checks of a recipe against its model, its prompts and its rewards, and the choice of its solver."""
+
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.config.policy import Solver
+from cosmos_rl_core.config.recipe import Recipe, RewardConfig
+from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.parallel import sequence_shares
+from cosmos_rl_core.pipelines import checkpoints, directories, guidance, sizes
+from cosmos_rl_core.sampling.schedule import check_flow
+from cosmos_rl_core.sampling.solvers import check_own, own_solver
+from flows.planning import costs
+
+P = ParamSpec("P")
+T = TypeVar("T")
+SHOWN = 5
+"""Prompts that an error lists."""
+
+
+class Mistakes(list[str]):
+    """Messages about a recipe, each once. The user sees all of them in one error."""
+
+    def catch(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Return the result of ``work``. If it raises :class:`ConfigError`, keep the message and return None."""
+        try:
+            return work(*args, **kwargs)
+        except ConfigError as error:
+            self.append(str(error))
+            return None
+
+    def append(self, message: str) -> None:
+        """Add a message, unless it is there."""
+        if message not in self:
+            super().append(message)
+
+
+def check_model(recipe: Recipe, embedded: int, mistakes: Mistakes) -> None:
+    """Add what the model cannot do and what exceeds the storage budget. ``embedded`` counts the prompts to embed."""
+    path, diffusers = directories.resolve_path(recipe.policy.model_name_or_path), recipe.policy.diffusers
+    mistakes.catch(directories.check_runs, path)
+    mistakes.catch(checkpoints.check, path)
+    mistakes.catch(directories.check_guardrail, path, diffusers.guardrail)
+    if diffusers.complex_human_instruction is not None:
+        mistakes.catch(directories.check_takes_instruction, path)
+    if diffusers.sample.negative_prompt is not None:
+        mistakes.catch(guidance.check_takes_negative_prompt, path)
+    mistakes.catch(sizes.check_prompt_length, path, diffusers.max_prompt_length)
+    if recipe.validation is not None:
+        mistakes.catch(guidance.stock_scale, directories.spec(path), diffusers.sample.guidance_scale)
+    for check in (_check_given_frames, costs.policy_parts, costs.check_budget, _check_shared_videos):
+        mistakes.catch(check, recipe)
+    mistakes.catch(costs.check_embeddings, recipe, embedded)
+
+
+def check_dropout(recipe: Recipe) -> None:
+    """Raise :class:`ConfigError` for LoRA dropout with an algorithm that trains on a ratio, or with shared tokens."""
+    lora, policy = recipe.policy.lora, recipe.train.train_policy
+    if lora is None or lora.lora_dropout == 0:
+        return
+    setting = f"policy.lora.lora_dropout = {lora.lora_dropout:g}"
+    if recipe.launch.cp_size > 1:
+        raise ConfigError(
+            f"{setting} draws one mask for all tokens of a video; with launch.cp_size = {recipe.launch.cp_size} no "
+            "process has all of them. Set one of the two to its default"
+        )
+    if costs.needs_of(recipe).transitions:
+        raise ConfigError(
+            f"{setting}: {policy.type} trains on the ratio of the policy's density to that of the rollout. It must be "
+            "exactly 1 until weights move; dropout adds noise to it. Set it to 0"
+        )
+
+
+def _check_shared_videos(recipe: Recipe) -> None:
+    """Raise :class:`ConfigError` if ``launch.cp_size`` processes cannot share a video of this model and size."""
+    num_peers, diffusers = recipe.launch.cp_size, recipe.policy.diffusers
+    if num_peers == 1:
+        return
+    path = directories.resolve_path(recipe.policy.model_name_or_path)
+    shape = sizes.latent_shape(path, diffusers.inference_size, diffusers.train_frames)
+    try:
+        sequence_shares.check(directories.spec(path), directories.settings(path, "transformer"), shape, num_peers)
+    except ConfigError as error:
+        raise ConfigError(f"launch.cp_size = {num_peers}: {error}") from error
+
+
+def _check_given_frames(recipe: Recipe) -> None:
+    """Raise :class:`ConfigError` for more given frames than the model takes, or if none remain to generate."""
+    most, frames = recipe.train.train_policy.given_frames[1], recipe.policy.diffusers.train_frames
+    if most == 0:
+        return
+    path = directories.resolve_path(recipe.policy.model_name_or_path)
+    setting, name = f"train.train_policy.max_num_conditional_frames = {most}", directories.pipeline_class(path)
+    if most > (able := directories.spec(path).max_given_frames):
+        raise ConfigError(f"{setting}: {name} takes {f'at most {able}' if able else 'no'} given latent frames")
+    if (total := sizes.latent_frames(path, frames)) is not None and most >= total:
+        raise ConfigError(
+            f"{setting} leaves none of {total} latent frames (train_frames = {frames}) to generate; lower it, or raise "
+            "policy.diffusers.train_frames"
+        )
+
+
+def check_reward(reward: RewardConfig, prompts: Sequence[Prompt]) -> None:
+    """Raise :class:`ConfigError` for a reward whose version is no string, or that cannot score some of the prompts."""
+    kind = plugins.load("rewards", reward.fn.name)
+    with plugins.errors_of("rewards", reward.fn.name):
+        plugin = kind.Reward(reward.fn)
+        reasons = [f"prompt {p.id}: {reason}" for p in prompts if (reason := plugin.check_prompt(p.text)) is not None]
+        if not isinstance(plugin.version, str):
+            raise ConfigError(f"{reward.fn.label}: version must be a string, found {plugin.version!r}")
+    if reasons:
+        more = f" (and {len(reasons) - SHOWN} more)" if len(reasons) > SHOWN else ""
+        shown = "; ".join(reasons[:SHOWN])
+        raise ConfigError(f"{reward.fn.label} cannot score {len(reasons)} prompts: {shown}{more}")
+
+
+def with_solver(recipe: Recipe) -> Recipe:
+    """Return the recipe with the name of its solver.
+
+    Raises :class:`ConfigError` if the scheduler of the pipeline has no noise levels of a flow, if the recipe names no
+    solver and none here equals the scheduler, or if the scheduler's settings make it differ from the solver.
+    """
+    sample = recipe.policy.diffusers.sample
+    path = directories.resolve_path(recipe.policy.model_name_or_path)
+    scheduler, settings = directories.scheduler(path)
+    spec = directories.spec(path)
+    told = {
+        "by_size": spec.max_shift is not None,
+        "always": spec.always_shifts,
+        "given": spec.stock_sigmas(sample.num_steps, settings) is not None,
+    }
+    if not recipe.train.train_policy.rewarded:
+        # Without rollouts the solver changes nothing; a fixed name keeps the identity of these runs.
+        check_flow(scheduler, settings, **told)
+        return _named(recipe, sample.solver or "euler")
+    solver = sample.solver or own_solver(scheduler, settings)
+    if solver != "edm":  # edm has its own levels
+        check_flow(scheduler, settings, **told)
+    check_own(solver, scheduler, settings)
+    return _named(recipe, solver)
+
+
+def _named(recipe: Recipe, solver: Solver) -> Recipe:
+    policy, diffusers = recipe.policy, recipe.policy.diffusers
+    sample = diffusers.sample.model_copy(update={"solver": solver})
+    diffusers = diffusers.model_copy(update={"sample": sample})
+    return recipe.model_copy(update={"policy": policy.model_copy(update={"diffusers": diffusers})})
