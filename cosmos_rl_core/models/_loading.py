@@ -55,7 +55,7 @@ def weighted_parts(path: str, among: Collection[str] | None = None) -> list[str]
     index = directories.read_json(path, directories.INDEX)
     there = [name for name, is_there in _parts(path).items() if is_there and index[name][0] in _LIBRARIES]
     wanted = there if among is None else [name for name in there if name in among]
-    return [name for name in wanted if issubclass(_class_of(path, name), nn.Module)]
+    return [name for name in wanted if issubclass(class_of(path, name), nn.Module)]
 
 
 def read_part(path: str, name: str, **options: Any) -> nn.Module:
@@ -69,7 +69,7 @@ def read_part(path: str, name: str, **options: Any) -> nn.Module:
     reading |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     where = f"the files of {name!r} in the pipeline {path!r}"
     try:
-        part, found = _class_of(path, name).from_pretrained(Path(path, name), **reading)
+        part, found = class_of(path, name).from_pretrained(Path(path, name), **reading)
     except NotImplementedError as error:
         # With a device_map, diffusers moves weights that it was to make up, which have no memory, before it lists them.
         if "meta tensor" not in str(error):
@@ -106,7 +106,7 @@ def absent(path: str) -> dict[str, None]:
 
 def empty_transformer(path: str) -> nn.Module:
     """The transformer of the pipeline directory ``path`` with weights on the meta device and true buffers."""
-    cls = _class_of(path, "transformer")
+    cls = class_of(path, "transformer")
     with accelerate.init_empty_weights(include_buffers=False):
         transformer = cls.from_config(cls.load_config(path, subfolder="transformer", local_files_only=True))
     return transformer.requires_grad_(False).eval()
@@ -169,7 +169,7 @@ def _parts(path: str) -> dict[str, bool]:
     return {name: value[0] is not None for name, value in index.items() if isinstance(value, list)}
 
 
-def _class_of(path: str, part: str) -> Any:
+def class_of(path: str, part: str) -> Any:
     library, name = directories.read_json(path, directories.INDEX)[part]
     return getattr(importlib.import_module(library), name)
 

@@ -1,13 +1,13 @@
 """How large latents and trainable weights are, from a pipeline's files alone: torch-free, so that a plan can tell."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._spec import Geometry
-from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines import counting, directories
 from cosmos_rl_core.storage.tensor_headers import read_header
 from cosmos_rl_core.weights import lora as adapters
 
@@ -171,19 +171,21 @@ BUFFERS = ("pos_embed.pos_embed",)
 
 
 def weight_shapes(pipeline: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of the transformer's tensors by name, from the headers of its safetensors files."""
-    return _shapes_in(Path(pipeline, directories.TRANSFORMER, name) for name in directories.transformer_files(pipeline))
+    """Return the shapes of the transformer's tensors by name, as :func:`component_shapes` does."""
+    return component_shapes(pipeline, directories.TRANSFORMER)
 
 
 def component_shapes(pipeline: str, component: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of another component's tensors by name; none if its weights are in other formats, or not here.
+    """Return the shapes of a component's tensors by name, from the headers of its safetensors files.
 
-    Several spellings of the same weights, such as half-precision variants, have the same names.
+    Where a file is absent, its ``config.json`` is built without weights: seconds, in a process of its own.
     """
-    return _shapes_in(sorted(Path(pipeline, component).glob("*.safetensors")))
-
-
-def _shapes_in(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    folder = Path(pipeline, component)
+    indices = sorted(folder.glob("*.safetensors.index.json"))
+    places = directories.read_json(indices[0])["weight_map"].values() if indices else folder.glob("*.safetensors")
+    files = [folder / place for place in sorted(set(places))]
+    if not files or not all(file.is_file() for file in files):
+        return counting.shapes(pipeline)[component]
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         try:

@@ -143,11 +143,12 @@ def plan(
     cluster: ClusterOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Resolve a recipe, report every mistake at once, and say what a run would do and what memory its stages need.
+    """Check a recipe and show what a run would do, with its sizes, its memory and an estimate of its time.
 
-    Starts and writes nothing.
+    Reports every mistake at once. Starts and writes nothing. Needs no weights of the base model, only its config files.
     """
-    planned = _plan_of(recipe, overrides, store=store, run_id=run_id, iterations=iterations, cluster=cluster)
+    asked = {"store": store, "run_id": run_id, "iterations": iterations, "cluster": cluster}
+    planned = _plan_of(recipe, overrides, without_weights=True, **asked)
     describe = import_module("flows.planning.describe")
     if as_json:
         _print_json(describe.as_json(planned, store))
@@ -353,12 +354,13 @@ def infra_check(store: StoreOption = DEFAULT_STORE, cluster: ClusterOption = Non
     check.require(findings)
 
 
-def _plan_of(recipe: str, overrides: list[str] | None, **others: Any) -> Any:
+def _plan_of(recipe: str, overrides: list[str] | None, *, without_weights: bool = False, **others: Any) -> Any:
     """Return the plan of a command line. Say on stderr if the recipe is one of cosmos-rl's, which is translated."""
     if (line := import_module("flows.operations.import_recipe").note(recipe)) is not None:
         typer.echo(line, err=True)
     plan = import_module("flows.planning.plan")
-    return plan.plan_of(plan.Settings(recipe, overrides=tuple(overrides or ()), **others))
+    settings = plan.Settings(recipe, overrides=tuple(overrides or ()), **others)
+    return plan.plan_of(settings, without_weights=without_weights)
 
 
 def _console() -> Any:

@@ -1,4 +1,4 @@
-"""A plan in words, for people who want to know before they run."""
+"""A plan in words and as JSON: sizes, memory and an estimate of time."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -6,23 +6,25 @@ from typing import Any
 
 from rich.table import Table
 
+from cosmos_rl_core.pipelines import directories, weight_files
 from cosmos_rl_core.pipelines.memory import Bytes
-from flows.planning import costs, memory
+from flows.planning import costs, estimate, memory
 from flows.planning.plan import Plan, run_url
 from flows.planning.run import Run
 from flows.post_train import post_train
 
 
 def describe_plan(plan: Plan, store_url: str) -> str:
-    """What a run would do, and how much of it."""
+    """Return what a run would do, a line a subject."""
     recipe = plan.recipe
     train, sample = recipe.train, recipe.policy.diffusers.sample
     total, trained = costs.parameters(recipe)
     weights = f"LoRA of rank {recipe.policy.lora.r}" if recipe.policy.lora else "all weights"
+    files = plan.model.digest[:12] or "not all files are here"
     lines = [
         f"run        {plan.run_id}",
         f"store      {run_url(store_url, plan.run_id)}",
-        f"model      {plan.model.path} ({plan.model.adapter}, {plan.model.digest[:12]}), {weights}",
+        f"model      {plan.model.path} ({plan.model.adapter}, {files}), {weights}",
         f"trains     {_count(trained)} of {_count(total)} parameters",
         f"algorithm  {train.train_policy.type}, {train.num_iterations} iterations, seed {train.seed}",
         f"prompts    {len(plan.prompts)} to train on, {len(plan.validation_prompts)} held out",
@@ -35,21 +37,41 @@ def describe_plan(plan: Plan, store_url: str) -> str:
             f"rewards    {rewards}",
         ]
     lines += [f"plugin     {pin.name} of {pin.kind}, {pin.path}" for pin in plan.plugins]
-    writes = "\n           ".join(costs.describe(recipe))
-    lines.append(f"writes     {writes}")
+    lines.append(_subject("writes", costs.describe(recipe)))
     launch = recipe.launch
     how = launch.mode if launch.launcher == "local" else launch.launcher
-    lines.append(f"launch     {how}, {launch.processes} processes, {launch.threads} threads each")
+    lines += [
+        f"launch     {how}, {launch.processes} processes, {launch.threads} threads each",
+        _subject("time", estimate.describe(plan)),
+    ]
+    if missing := missing_files(plan):
+        lines.append(_subject("missing", [*missing, *_download(recipe.policy.model_name_or_path)]))
     return "\n".join(lines)
 
 
+def _download(name: str) -> list[str]:
+    command = directories.download_command(name)
+    return [] if command is None else [f"a run needs them: {command}"]
+
+
+def missing_files(plan: Plan) -> list[str]:
+    """Return a line for each file of the base model that a run needs and that is absent."""
+    return [] if plan.model.digest else weight_files.damages(directories.resolve_path(plan.model.path))
+
+
+def _subject(name: str, lines: list[str]) -> str:
+    return f"{name:<11}" + "\n           ".join(lines)
+
+
 def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
-    """For scripts: ``run``, ``url``, ``algorithm``, ``iterations``, ``recipe`` (every setting, resolved), ``model``
-    (``path``, ``adapter``, ``digest``), ``parameters`` (``total``, ``trained``), ``prompts`` (``train``, ``held_out``),
-    ``writes`` and ``memory``. Bytes of ``writes``: ``sample`` and ``embedding`` (null where no file tells, and for a
-    ``sample`` without rollouts), ``policy`` of one iteration by part. Of each stage in ``memory``: ``stage``,
-    ``ranks``, and bytes of a rank on the ``device`` and beside it on the ``cpu``: ``rows`` by kind (null where no file
-    tells) and the ``peak``."""
+    """Return the plan for scripts.
+
+    ``recipe`` has every setting, resolved. ``model.digest`` is ``""`` if files of the model are ``missing``. Bytes of
+    ``writes``: ``sample`` (null without rollouts), ``embedding`` of a prompt, ``policy`` of one iteration by part.
+    ``memory`` of each stage: bytes of one rank on the ``device`` and in the ``cpu`` memory beside it, as ``rows`` by
+    kind and as ``peak``. ``time``: ``forward_flops`` of a sample and, for each stage of an iteration and an evaluation,
+    its ``flops`` on all ranks and its ``seconds`` at ``device_flops`` a second on each rank.
+    """
     recipe = plan.recipe
     total, trained = costs.parameters(recipe)
     rewarded = recipe.train.train_policy.rewarded
@@ -76,11 +98,17 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
             }
             for stage in _memory(plan, store_url)
         ],
+        "time": {
+            "forward_flops": estimate.forward_flops(plan),
+            "device_flops": estimate.DEVICE_FLOPS,
+            "stages": [asdict(stage) | {"seconds": stage.seconds} for stage in estimate.stages(plan)],
+        },
+        "missing": missing_files(plan),
     }
 
 
 def describe_memory(plan: Plan, store_url: str) -> Iterator[str | Table]:
-    """Yield a table of what a rank of each stage holds, a column a stage, and notes."""
+    """Yield a table of the memory of one rank, a column a stage, and notes."""
     found = _memory(plan, store_url)
     peaks = [stage.peak for stage in found]
     unit, name = (GIB, "GiB") if max(peak.device for peak in peaks) >= GIB else (MIB, "MiB")

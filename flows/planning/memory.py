@@ -1,4 +1,4 @@
-"""What a rank of each stage will hold in memory, before it starts."""
+"""Memory that a rank of each stage needs, from shapes and settings alone."""
 
 import math
 from collections.abc import Callable, Iterable, Set
@@ -20,24 +20,24 @@ from flows.planning import costs
 from stages.formats.members import KEPT_BYTES
 
 PARTS = (OLD, EMA, REFERENCE, BEHAVIOUR)
-"""Copies of what trains, each as large as that."""
+"""Copies of the trainable weights, each of their size."""
 TRANSFORMER, OTHERS, GRADIENTS, OPTIMIZER = "transformer", "other components", "gradients", "optimizer"
 SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
 IN_PASSING = "largest tensor twice"
 STEP = "optimizer's buffers"
 ROWS = (TRANSFORMER, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, IN_PASSING, VISITING, STEP)
-"""Kinds of what a rank holds. The last is there when the one before it is not."""
+"""Kinds of memory. The last two are never held at the same time."""
 
 MOMENTS = 2
-"""Averages that Adam and AdamW keep of every number that trains."""
+"""Averages that Adam and AdamW keep of every trainable number."""
 
 Rows = dict[str, Bytes | None]
-"""What a rank holds, by the kinds of :data:`ROWS`; None where no file says how large it is."""
+"""Bytes of one rank by the kinds of :data:`ROWS`; None if no file states the size."""
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """One stage's, of one rank."""
+    """Memory of one rank of a stage."""
 
     stage: str
     ranks: int
@@ -45,7 +45,7 @@ class StageMemory:
 
     @property
     def peak(self) -> Bytes:
-        """All that is known taken together: at work, or as the optimizer steps, whichever is more."""
+        """Return the sum of all known rows, with the larger of the forward's and the optimizer step's buffers."""
         known = {name: held for name, held in self.rows.items() if held is not None}
         work, step = known.get(VISITING, Bytes()), known.get(STEP, Bytes())
         always = sum((held for name, held in known.items() if name not in (VISITING, STEP)), Bytes())
@@ -53,7 +53,7 @@ class StageMemory:
 
 
 def stages(recipe: Recipe, kinds: Iterable[str]) -> list[StageMemory]:
-    """Return the memory of those stages, of ``kinds``, that load a part of the pipeline or read its weights."""
+    """Return the memory of the stages among ``kinds`` that load a part of the pipeline or read its weights."""
     model = _Model(recipe)
     found = {kind: _ROWS_OF[kind](model) for kind in dict.fromkeys(kinds) if kind in _ROWS_OF}
     ranks = {kind: recipe.launch.processes_of(kind) for kind in found} | {"export": 1}
@@ -62,7 +62,7 @@ def stages(recipe: Recipe, kinds: Iterable[str]) -> list[StageMemory]:
 
 @dataclass(frozen=True)
 class _Model:
-    """A recipe with the shapes of what it trains."""
+    """A recipe with the shapes of its transformer."""
 
     recipe: Recipe
 
@@ -84,7 +84,7 @@ class _Model:
         return sizes.latent_shape(self.path, diffusers.inference_size, diffusers.train_frames)
 
     def rollout(self) -> Rows:
-        """The behaviour's weights, the VAE, and what is recorded of the samples that are being made."""
+        """Count the behaviour weights, the VAE, and the recorded states of one batch of samples."""
         rollout, recorded = self.recipe.rollout, costs.sample_bytes(self.recipe)
         batch = min(rollout.n_generation_mini_batch, rollout.samples_per_shard)
         rows = self._forward(self._spread("rollout"), batch, guided=self._guided)
@@ -93,17 +93,16 @@ class _Model:
         return rows | self.holding("vae")
 
     def validate(self) -> Rows:
-        """Without guidance."""
+        """Count a forward without guidance."""
         return self._forward(self._spread("validate"), self._held_out_batch)
 
     def export(self) -> Rows:
-        """A tensor at a time: as it was read, and as numbers."""
+        """Count one tensor twice: its bytes in the file, and its numbers."""
         largest = max(map(math.prod, self.trained.values()))
         return {IN_PASSING: Bytes(cpu=2 * sizes.FLOAT32_BYTES * largest)}
 
     def evaluate(self) -> Rows:
-        """By the whole stock pipeline, whose guidance is a batch of twice as many. The matrices of its transformer are
-        of the type that they are computed with, and nothing is cast."""
+        """Count the whole stock pipeline. Guidance doubles its batch; its matrices rest in the type of the compute."""
         spread = Spread(half=self._half)
         rows = self._forward(spread, self._held_out_batch * (1 + self._guided)) | self.holding("vae", "text_encoder")
         if not self._half:
@@ -114,32 +113,32 @@ class _Model:
         return rows | {TRANSFORMER: Bytes(held), VISITING: Bytes()}
 
     def update(self) -> Rows:
-        """The parts that its algorithm compares with, or carries on, each once."""
+        """Count training with the parts that the algorithm compares with or keeps, and the samples that it reads."""
         needs, train, each = costs.needs_of(self.recipe), self.recipe.train, costs.sample_bytes(self.recipe)
         carried = costs.policy_parts(self.recipe)
         parts = {*needs.roles, *carried}
         if train.staleness == 0 and needs.behaviour != CURRENT and needs.behaviour in carried:
-            # The copy that made the rollouts serves by both names.
+            # One copy serves under both names.
             parts.discard(BEHAVIOUR)
         rows = self._training("update", parts, guided=self._guided)
-        # Read as they are drawn: of all of them, what was read last is kept.
+        # Samples are read when they are drawn, and the last ones read are kept.
         rows[SAMPLES] = None if each is None else Bytes(cpu=min(train.train_batch_per_replica * each, KEPT_BYTES))
         return rows
 
     def finetune(self) -> Rows:
-        """With the VAE, by which media are encoded as they are drawn."""
+        """Count training, and the VAE that encodes media when they are drawn."""
         return self._training("finetune", set(costs.policy_parts(self.recipe)), guided=False) | self.holding("vae")
 
     def holding(self, *prefixes: str) -> Rows:
-        """The components of the pipeline whose names begin so, in float32, whatever their files are of."""
+        """Count the components whose names begin with one of ``prefixes``, in float32."""
         index = directories.read_json(self.path, directories.INDEX)
         names = [
             name
             for name, value in index.items()
             if name.startswith(prefixes) and isinstance(value, list) and value[0] is not None
         ]
-        shapes = [sizes.component_shapes(self.path, name) for name in names]
-        return {OTHERS: Bytes(sizes.FLOAT32_BYTES * sum(map(sizes.elements, shapes))) if all(shapes) else None}
+        elements = sum(sizes.elements(sizes.component_shapes(self.path, name)) for name in names)
+        return {OTHERS: Bytes(sizes.FLOAT32_BYTES * elements)}
 
     @property
     def _held_out_batch(self) -> int:
@@ -167,14 +166,14 @@ class _Model:
         return sizes.embedding_elements(self.path, policy.diffusers.max_prompt_length, policy.lora)
 
     def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes | None:
-        """So many tensors of the size of latents a sample, and the texts that it is conditioned on."""
+        """Count ``num_states`` tensors of the latents' size for each sample, and its text embeddings."""
         if self.latents is None:
             return None
         elements = num_states * math.prod(self.latents) + (1 + guided) * self._text_elements
         return Bytes(sizes.FLOAT32_BYTES * size * elements)
 
     def _forward(self, spread: Spread, batch: int, *, guided: bool = False) -> Rows:
-        """Of a stage that trains nothing: state, noise, estimate and velocity of each sample, one more if guided."""
+        """Count a stage that trains nothing: state, noise, estimate and velocity of each sample, one more if guided."""
         all_train = self.recipe.policy.lora is None
         return {
             TRANSFORMER: self._transformer(spread),
@@ -183,7 +182,7 @@ class _Model:
         }
 
     def _training(self, stage: str, parts: Set[str], *, guided: bool) -> Rows:
-        """Of a stage with an optimizer: latents, noise, state and target of each sample, and a velocity a part."""
+        """Count a stage with an optimizer: latents, noise, state and target of each sample, one velocity a part."""
         policy, spread = self.recipe.policy, self._spread(stage)
         trained, all_train = resting(self.trained, spread), policy.lora is None
         checkpointing = policy.model_gradient_checkpointing
@@ -197,7 +196,7 @@ class _Model:
             OPTIMIZER: trained * MOMENTS,
             BATCH: self._batch(batch, 5 + len(copies), guided=guided),
             VISITING: Bytes(at_work),
-            # The buffer that gradients are summed over ranks in, or what torch's fused loops take: as much again.
+            # The buffer of the all-reduce of gradients, or of torch's fused loops: once more their size.
             STEP: trained,
         }
 
@@ -212,4 +211,4 @@ _ROWS_OF: dict[str, Callable[[_Model], Rows]] = {
     "export": _Model.export,
     "evaluate": _Model.evaluate,
 }
-"""What a rank holds, by the stage. The other stages load no model."""
+"""The rows of each stage that loads a model."""

@@ -6,8 +6,10 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
+from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.pipelines import directories
 from flows.cli import app as cli
+from flows.planning.plan import Settings, plan_of
 
 FULL = ("lora = { r = 2 }\n", "")
 KL = ("timesteps_fraction = 1.0", "timesteps_fraction = 1.0\nkl_beta = 0.1")
@@ -72,7 +74,42 @@ def test_without_the_model_a_plan_says_that_there_are_no_sizes(recipe):
     ended = CliRunner().invoke(cli.app, ["plan", recipe(('"package:tiny-sd3"', '"no/such"'))])
     assert ended.exit_code == 64
     assert ": hf download no/such\n" in ended.stderr
-    assert "\n  the model is not here, so sizes and memory cannot be planned\n" in ended.stderr
+    hint = "config files are enough for a plan: hf download no/such --include '*.json'"
+    assert f"\n  the model is not here, so sizes and memory cannot be planned; {hint}\n" in ended.stderr
+
+
+@pytest.fixture
+def lean(tmp_path) -> str:
+    """The tiny pipeline without its weights."""
+    weights = shutil.ignore_patterns("*.safetensors")
+    return str(shutil.copytree(directories.resolve_path("package:tiny-sd3"), tmp_path / "lean", ignore=weights))
+
+
+def test_configs_without_weights_give_the_same_sizes_memory_and_time(recipe, lean):
+    found = printed(recipe(), f"policy.model_name_or_path={lean}")
+    expected = printed(recipe())
+    missing = [line for line in found if " is missing; weights are read from that file" in line]
+    assert len(missing) == 5
+    own = ("run ", "store ", "model ", *missing)
+    assert [line for line in found if not line.startswith(own)] == [x for x in expected if not x.startswith(own)]
+    assert f"model      {lean} (sd3, not all files are here), LoRA of rank 2" in found
+    assert found[0] == "run        tiny-unknown"
+
+
+def test_a_run_needs_the_weights(recipe, lean):
+    with pytest.raises(ArtifactError, match="is missing; weights are read from that file"):
+        plan_of(Settings(recipe(), overrides=(f"policy.model_name_or_path={lean}",)))
+
+
+def test_the_time_is_that_of_the_forward_passes_on_devices_of_a_stated_speed(recipe):
+    ended = CliRunner().invoke(cli.app, ["plan", recipe(), "--json", "--set", "launch.processes=2"])
+    time = json.loads(ended.stdout)["time"]
+    stages = {stage["stage"]: stage for stage in time["stages"]}
+    # 8 samples of 10 steps; 8 samples at 10 levels: forward, LoRA's backward, its recomputation, and the old copy.
+    passes = {name: stage["flops"] / time["forward_flops"] for name, stage in stages.items()}
+    assert passes == {"rollout": 80, "update": 80 * 4}
+    assert stages["update"]["ranks"] == 2
+    assert stages["update"]["seconds"] == stages["update"]["flops"] / (2 * time["device_flops"])
 
 
 def test_a_transformer_of_another_class_is_refused(recipe, tmp_path):
