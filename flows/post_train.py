@@ -1,4 +1,4 @@
-"""The loop: everything a run does, as a list of waves. Commands make it stand; plans, status and rerun walk it."""
+"""The loop: everything a run does, as a list of waves. `run` makes it; `plan`, `status` and `rerun` walk it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

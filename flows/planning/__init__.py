@@ -1,1 +1,1 @@
-"""All that is known before anything runs: the plan, its steps, costs and memory."""
+"""Everything known before a run starts: its plan, sizes, memory, time and Requests."""

@@ -42,7 +42,7 @@ class Settings:
     cluster: str | None = None
     allow_numerics_change: bool = False
     remake: bool = False
-    """Whether artifacts of other stage versions are made again."""
+    """Make artifacts of other stage versions again."""
 
 
 class Plan(Section):
