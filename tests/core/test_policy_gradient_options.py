@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from cosmos_rl_core.algorithms import ddrl, grpo, nft, sft
+from cosmos_rl_core.algorithms import ddrl, grpo
 from cosmos_rl_core.algorithms._base import Transitions
 from cosmos_rl_core.algorithms._needs import DataTerm, DriftLimits, trained_steps
 from cosmos_rl_core.config.policy import SolverConfig
@@ -274,14 +274,6 @@ def test_a_reference_that_is_read_may_be_renewed(given: dict[str, Any]):
 def test_steps_that_name_none_or_one_twice_are_refused(train_on: tuple[int, ...]):
     with pytest.raises(ValueError, match="each once and from 0"):
         policy(train_on=train_on)
-
-
-def test_unused_given_frames_are_in_the_identity_only_where_they_were_from_the_first():
-    """So that artifacts of each algorithm keep the fingerprints they had."""
-    names = {"data", "min_num_conditional_frames", "max_num_conditional_frames"}
-    assert names <= policy().options.identity().keys()
-    assert not names & nft.Options(type="nft", dataset=DATASET).identity().keys()
-    assert not names & sft.Options(type="sft", dataset=DATASET).identity().keys()
 
 
 def test_given_frames_need_an_order():
