@@ -1,6 +1,5 @@
-"""The one loop that turns noise into samples."""
+"""The loop from noise to samples."""
 
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -13,23 +12,22 @@ from cosmos_rl_core.sampling.transition import Coefficients, clean, log_prob, me
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Where a rollout ended, and what it takes to replay its recorded steps bit for bit."""
+    """The end of a rollout, and all that a bit-exact replay of its recorded steps needs."""
 
     latents: Tensor
     """The final x_0: ``[B, ...]`` float32."""
     states: dict[int, Tensor]
-    """Before and after each recorded step, ``[B, ...]`` float32: key i is the state that step i starts from."""
+    """States before and after each recorded step, ``[B, ...]`` float32: key i is the start of step i."""
     history: dict[int, Tensor]
-    """The previous estimate of x_0, ``[B, ...]`` float32, by the recorded step that recalls it."""
+    """The previous estimate of x_0, ``[B, ...]`` float32, by the recorded step that uses it."""
     log_prob: dict[int, Tensor]
-    """``[B]`` float64, nats a dimension, by the recorded step; none for a deterministic one."""
+    """Log-density of each recorded step's result, ``[B]`` float64, nats a dimension; none for a deterministic step."""
 
 
 def table_of(kernel: Kernel, device: torch.device) -> Coefficients:
-    """All steps as float64 tensors ``[num_steps]`` on ``device``."""
+    """Return the coefficients of all steps as float64 tensors ``[num_steps]`` on ``device``."""
     columns = [[getattr(step, name) for step in kernel.steps] for name in Coefficients._fields]
-    numbers = [[math.nan if value is None else value for value in column] for column in columns]
-    return Coefficients(*(torch.tensor(column, dtype=torch.float64, device=device) for column in numbers))
+    return Coefficients(*(torch.tensor(column, dtype=torch.float64, device=device) for column in columns))
 
 
 def _no_draw(index: int) -> Tensor:
@@ -49,13 +47,13 @@ def sample(
 ) -> Trajectory:
     """Take ``noise``, standard normal ``[B, ...]``, through the steps of the kernel to x_0, without gradient.
 
-    ``velocity(x_t, t)`` gets what the model is fed and the noise level of each sample, ``[B]``, both float32.
-    ``draw(i)`` is the standard normal noise of step i, the shape and device of ``noise``; ``draw(-1)`` that of the
-    start. ``record`` has the indices of the steps to keep. ``mask`` is 1 where a log-probability counts, see
-    :func:`~cosmos_rl_core.sampling.transition.generated_mean`. ``given``, the shape of ``noise``, is what every state
-    has where ``mask`` is 0, from the first to the last.
-    A step is float64 and its result rounded to float32 before anything sees it: the log-probability is that of the
-    rounded state, given rounded ones, hence of what can be stored.
+    ``velocity(x_t, t)`` gets the model's input and the noise level of each sample, ``[B]``, both float32.
+    ``draw(i)`` returns the standard normal noise of step i, the shape and device of ``noise``; ``draw(-1)`` returns
+    that of the start. ``record`` has the indices of the steps to keep. ``mask`` is 1 where a log-probability counts,
+    see :func:`~cosmos_rl_core.sampling.transition.generated_mean`. Every state equals ``given``, the shape of
+    ``noise``, where ``mask`` is 0.
+    A step is float64, and its result is rounded to float32 before any use. The log-probability is that of the rounded
+    state given rounded states, all of which can be stored.
     Raises ``ValueError`` for a stochastic kernel without ``draw``, for a recorded step that the kernel lacks, and for
     ``given`` without ``mask``.
     """
@@ -65,7 +63,7 @@ def sample(
         raise ValueError("given latents need the mask that says where they are given")
     x = _held(_noised(noise.double() * kernel.start_std, kernel.start_churn_std, draw, -1), mask, given)
     estimates: list[Tensor] = []
-    """Of x_0, the latest first, as many as a step looks back at."""
+    # Older estimates of x_0 than any step uses are dropped.
     depth = 1 + max(len(step.recall_older) for step in kernel.steps)
     table = table_of(kernel, x.device)
     states: dict[int, Tensor] = {}

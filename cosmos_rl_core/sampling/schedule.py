@@ -1,6 +1,6 @@
-"""The noise levels of a rollout, as the pipeline's own scheduler lays them out."""
+"""The noise levels of a rollout: those of the pipeline's own scheduler."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -10,15 +10,12 @@ import numpy as np
 from cosmos_rl_core.errors import ConfigError
 
 _ROUNDING = 1e-6
-"""Schedulers compute in float32: a first level of 1 can come out this much above 1."""
+"""Largest excess of a first level of 1: schedulers compute in float32."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A falling grid of noise levels in [0, 1]; the last one is 0.
-
-    Raises :class:`ConfigError` if the levels do not fall, leave [0, 1] or do not end at 0.
-    """
+    """A falling grid of noise levels in [0, 1] that ends at 0. Raises :class:`ConfigError` for other levels."""
 
     sigmas: tuple[float, ...]
     """``num_steps + 1`` levels."""
@@ -30,7 +27,7 @@ class Schedule:
 
     @property
     def num_steps(self) -> int:
-        """How many solver steps the grid has."""
+        """Return the number of solver steps."""
         return len(self.sigmas) - 1
 
 
@@ -43,13 +40,13 @@ def schedule_of(
     always_shifts: bool = False,
     sigmas: np.ndarray | None = None,
 ) -> Schedule:
-    """The grid of ``num_steps`` steps of a diffusers flow scheduler, in float64. The scheduler is left as it was.
+    """Return the grid of ``num_steps`` steps of a diffusers flow scheduler, in float64; the scheduler does not change.
 
-    One that shifts its levels by the size of the image needs ``image_tokens``, how many the transformer makes of it;
-    others do not ask. ``max_shift`` is then what the stock pipeline takes if the scheduler's settings have none.
-    ``sigmas``, one a step, are levels that the stock pipeline hands to the scheduler, which may shift them.
-    Raises :class:`ConfigError` as :func:`check_flow`, and for a grid that is not one level per step ending at 0 (Heun's
-    repeated levels, an inverted grid).
+    A scheduler that shifts its levels by the size of the image needs ``image_tokens``, the transformer's tokens of one
+    image. ``max_shift`` is the stock pipeline's default if the scheduler's settings have none. ``sigmas``, one a step,
+    are levels that the stock pipeline gives the scheduler, which may shift them.
+    Raises :class:`ConfigError` like :func:`check_flow`, and for a grid that does not have one level per step and 0
+    (Heun's repeated levels, an inverted grid).
     """
     if num_steps < 1:
         raise ConfigError(f"a rollout needs at least 1 step, found {num_steps}")
@@ -60,7 +57,7 @@ def schedule_of(
     if image_tokens is not None and scheduler.config.get("use_dynamic_shifting"):
         given["mu"] = shift(scheduler.config, image_tokens, max_shift)
     own.set_timesteps(**given)
-    levels = tuple(_rounded(float(sigma)) for sigma in own.sigmas)
+    levels = tuple(1.0 if 1 < sigma < 1 + _ROUNDING else sigma for sigma in map(float, own.sigmas))
     if len(levels) != num_steps + 1:
         raise ConfigError(f"{name} lays out {len(levels)} levels for {num_steps} steps; expected {num_steps + 1}")
     try:
@@ -70,10 +67,10 @@ def schedule_of(
 
 
 def shift(settings: Mapping[str, Any], image_tokens: int, max_shift: float | None = None) -> float:
-    """The ``mu`` of a scheduler that shifts by size: linear in tokens, through (base_image_seq_len, base_shift) and
-    (max_image_seq_len, max_shift) of its settings.
+    """Return the ``mu`` of a scheduler that shifts by size: linear in tokens.
 
-    A linear shift takes the levels to ``mu s / (1 + (mu - 1) s)``, an exponential one takes ``exp(mu)`` for mu. Source:
+    The line passes through (base_image_seq_len, base_shift) and (max_image_seq_len, max_shift) of ``settings``. A
+    linear shift takes level s to ``mu s / (1 + (mu - 1) s)``; an exponential one has ``exp(mu)`` instead of mu. Source:
     Stable Diffusion 3, arXiv:2403.03206, section 5.3.2; the line and its defaults are the stock pipeline's.
     """
     tokens = settings.get("base_image_seq_len", 256), settings.get("max_image_seq_len", 4096)
@@ -85,56 +82,52 @@ def shift(settings: Mapping[str, Any], image_tokens: int, max_shift: float | Non
 def check_flow(
     name: str, settings: Mapping[str, Any], *, by_size: bool = False, always: bool = False, given: bool = False
 ) -> None:
-    """Whether a scheduler of the class ``name`` lays out the levels of a flow, told the size of the image at most.
+    """Raise :class:`ConfigError` unless a scheduler of the class ``name`` has the levels of a flow in this pipeline.
 
-    Raises :class:`ConfigError` for one that does not sample a flow, reads the model's answer as another thing, has
-    other levels than those that fall to 0 once each, or shifts them by the size of the image where that is not told
-    (``by_size``); and for one that refuses the shift, or the levels, that the stock pipeline hands to every scheduler
-    (``always``, ``given``). Torch-free, so that a plan can ask.
+    ``by_size``: the stock pipeline gives its scheduler a shift by the size of the image. ``always``: also to schedulers
+    that do not shift. ``given``: it gives its scheduler noise levels. Torch-free, so that plans can check.
     """
-    if always and name == "DPMSolverMultistepScheduler" and not settings.get("use_dynamic_shifting"):
-        raise ConfigError(
-            f"{name} needs use_dynamic_shifting = true: the stock pipeline of this model hands it a shift"
-        )
-    if given and name == "DPMSolverMultistepScheduler":
-        raise ConfigError(f"{name} takes no noise levels, and the stock pipeline of this model hands it some")
+    if mistake := next(_mistakes(name, settings, by_size, always, given), None):
+        raise ConfigError(f"{name} {mistake}")
+
+
+def _mistakes(name: str, settings: Mapping[str, Any], by_size: bool, always: bool, given: bool) -> Iterator[str]:
+    """Yield why a scheduler cannot be used, without its name."""
+    is_dpm, shifts = name == "DPMSolverMultistepScheduler", settings.get("use_dynamic_shifting")
+    if always and is_dpm and not shifts:
+        yield "needs use_dynamic_shifting = true: the stock pipeline of this model gives it a shift"
+    if given and is_dpm:
+        yield "takes no noise levels, and the stock pipeline of this model gives it some"
     if not name.startswith("FlowMatch") and not settings.get("use_flow_sigmas"):
-        expected = "FlowMatchEulerDiscreteScheduler, or one with use_flow_sigmas = true"
-        raise ConfigError(f"{name} is not a flow scheduler; expected {expected}")
+        yield "is not a flow scheduler; expected FlowMatchEulerDiscreteScheduler, or one with use_flow_sigmas = true"
     if (prediction := settings.get("prediction_type", "flow_prediction")) != "flow_prediction":
-        raise ConfigError(f"{name} has prediction_type = {prediction!r}; a flow needs 'flow_prediction'")
+        yield f"has prediction_type = {prediction!r}; a flow needs 'flow_prediction'"
     if name == "FlowMatchHeunDiscreteScheduler":
-        raise ConfigError(f"{name} lays out each level twice; expected one of a single level a step")
-    others = [(setting, value) for setting, value in _OTHER_LEVELS.get(name, ()) if settings.get(setting) == value]
+        yield "lays out each level twice; expected one level a step"
+    known = _OTHER_LEVELS.get(name, ())
+    others = [f"{setting} = {value!r}" for setting, value in known if settings.get(setting) == value]
     if others:
-        found = ", ".join(f"{setting} = {value!r}" for setting, value in others)
-        raise ConfigError(f"{name} has {found}, with which its levels do not fall within [0, 1] to exactly 0")
-    if not settings.get("use_dynamic_shifting"):
-        return
-    if not by_size:
-        raise ConfigError(
-            f"{name} has use_dynamic_shifting = true, and the stock pipeline does not tell it the size to shift by; "
-            "only a static shift is supported for this model"
+        yield f"has {', '.join(others)}, with which its levels do not fall within [0, 1] to exactly 0"
+    if shifts and not by_size:
+        yield (
+            "has use_dynamic_shifting = true, and the stock pipeline gives it no size to shift by; only a static shift "
+            "is supported for this model"
         )
-    if name == "DPMSolverMultistepScheduler" and settings.get("time_shift_type", "exponential") != "exponential":
-        raise ConfigError(f"{name} shifts by size exponentially alone; found {settings['time_shift_type']!r}")
+    if shifts and is_dpm and settings.get("time_shift_type", "exponential") != "exponential":
+        yield f"shifts by size only exponentially; found time_shift_type = {settings['time_shift_type']!r}"
 
 
 _SIGMA_MIN = ("final_sigmas_type", "sigma_min")
 _OTHER_LEVELS = {
     "FlowMatchEulerDiscreteScheduler": (("invert_sigmas", True),),
-    # It makes these of a diffusion's levels, whatever use_flow_sigmas says.
+    # These settings make levels of a diffusion, even with use_flow_sigmas.
     "DPMSolverMultistepScheduler": (
         *((f"use_{kind}", True) for kind in ("karras_sigmas", "exponential_sigmas", "beta_sigmas", "lu_lambdas")),
         _SIGMA_MIN,
     ),
     "UniPCMultistepScheduler": (_SIGMA_MIN,),
 }
-"""Settings of a scheduler's class, each with the value by which its levels are not those of a flow, or end above 0."""
-
-
-def _rounded(sigma: float) -> float:
-    return 1.0 if 1 < sigma < 1 + _ROUNDING else sigma
+"""Settings of a scheduler's class, with the value that makes its levels not those of a flow, or end above 0."""
 
 
 def _brief(sigmas: tuple[float, ...]) -> str:

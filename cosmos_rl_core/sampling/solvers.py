@@ -1,9 +1,7 @@
 """The sampler that a recipe names."""
 
 import json
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,19 +13,19 @@ from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.schedule import Schedule
 
 _OF_EDM = ("sigma_max", "sigma_min", "s_churn", "s_noise", "s_t_min", "s_t_max", "solver_option")
-_OF_NOISE = ("noise_level",)
+_READ = {"edm": _OF_EDM, "flow_sde or cps": ("noise_level",)}
+"""Settings that only some solvers read, by the names of these."""
 
 
 def check_settings(config: SolverConfig) -> None:
-    """Raise :class:`ConfigError` at settings that a recipe gives although its solver does not read them.
+    """Raise :class:`ConfigError` for settings that a recipe sets although its solver does not read them.
 
-    Asks which fields were set, so it is for a recipe's own section: one that was written out whole has set them all.
+    ``config`` is a recipe's own section. A section that was written out has all its fields set.
     """
-    of_solver = {"edm": _OF_EDM, "flow_sde": _OF_NOISE, "cps": _OF_NOISE}
     mistakes = [
         f"{', '.join(given)}, which {readers} reads"
-        for names, readers in ((_OF_EDM, "edm"), (_OF_NOISE, "flow_sde or cps"))
-        if of_solver.get(str(config.solver)) != names
+        for readers, names in _READ.items()
+        if config.solver not in readers.split(" or ")
         and (given := [name for name in names if name in config.model_fields_set])
     ]
     if mistakes:
@@ -38,34 +36,33 @@ def check_settings(config: SolverConfig) -> None:
 
 
 def own_solver(scheduler: str, settings: Mapping[str, Any]) -> Solver:
-    """The solver that takes the steps of the scheduler class ``scheduler`` of diffusers with these ``settings``.
+    """Return the solver with the steps of the scheduler class ``scheduler`` of diffusers and these ``settings``.
 
     Raises :class:`ConfigError` if there is none for the class.
     """
     if scheduler not in _OWN:
-        known = ", ".join(f"{name} ({of_class[0].solver})" for name, of_class in _OWN.items())
+        known = ", ".join(f"{name} ({next(iter(solvers))})" for name, solvers in _OWN.items())
         raise ConfigError(
-            f"policy.diffusers.sample.solver is not set, and no solver takes the steps of {scheduler}, which the "
-            f"pipeline samples by; known: {known}. Name the solver to sample with instead"
+            f"policy.diffusers.sample.solver is not set, and no solver takes the steps of {scheduler}, which is the "
+            f"pipeline's own; known: {known}. Set the solver to sample with instead"
         )
-    return _closest(scheduler, settings)[0].solver
+    return _closest(scheduler, settings)[0]
 
 
 def check_own(solver: Solver, scheduler: str, settings: Mapping[str, Any]) -> None:
-    """Whether ``solver``, if it is the one of the pipeline's own scheduler, takes the same steps as that.
+    """Raise :class:`ConfigError` if ``solver`` is that of the pipeline's own scheduler but its steps differ.
 
-    Raises :class:`ConfigError` for settings of the scheduler by which it takes others. Another solver than its own was
-    asked for by name, and has no such settings.
+    They differ by settings of the scheduler. A recipe may set another solver whatever these settings are.
     """
     if scheduler not in _OWN:
         return
     own, other = _closest(scheduler, settings)
-    if own.solver == solver and other:
-        expected = {name: own.settings[name][0] for name in other}
+    if own == solver and other:
+        expected = {name: _OWN[scheduler][own][name][0] for name in other}
         raise ConfigError(
             f"policy.diffusers.sample: solver = {solver!r}, of the pipeline's own {scheduler}, takes its steps with "
-            f"{_settings(expected)}; found {_settings(other)} in scheduler/scheduler_config.json, by which it samples "
-            "something else. Change that there, or name another solver"
+            f"{_settings(expected)}; found {_settings(other)} in scheduler/scheduler_config.json, with which it takes "
+            "other steps. Change the file, or set another solver"
         )
 
 
@@ -73,33 +70,22 @@ def _settings(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {json.dumps(value, default=str)}" for name, value in values.items())
 
 
-@dataclass(frozen=True)
-class _Own:
-    """A solver of a scheduler's class, and the settings with which their steps are equal.
-
-    Of each setting all values that mean the same, since the classes read each other's.
-    """
-
-    solver: Solver
-    settings: Mapping[str, tuple[Any, ...]]
-
-
-def _closest(scheduler: str, settings: Mapping[str, Any]) -> tuple[_Own, dict[str, Any]]:
-    """The solver whose settings are nearest, and those that it takes other steps with: none, if it is the one."""
-    of_class = _OWN[scheduler]
-    # The class's own: those of the solver that is listed first.
-    defaults = {name: alike[0] for own in reversed(of_class) for name, alike in own.settings.items()}
+def _closest(scheduler: str, settings: Mapping[str, Any]) -> tuple[Solver, dict[str, Any]]:
+    """Return the solver with the nearest settings, and the settings that make other steps: none for equal steps."""
+    # The class's own defaults are the settings of the solver that is listed first.
+    defaults = {name: alike[0] for equal in reversed(_OWN[scheduler].values()) for name, alike in equal.items()}
     found = defaults | dict(settings)
-    others = [
-        {name: found[name] for name, alike in own.settings.items() if found[name] not in alike} for own in of_class
-    ]
-    return min(zip(of_class, others, strict=True), key=lambda pair: len(pair[1]))
+    others: dict[Solver, dict[str, Any]] = {
+        solver: {name: found[name] for name, alike in equal.items() if found[name] not in alike}
+        for solver, equal in _OWN[scheduler].items()
+    }
+    return min(others.items(), key=lambda pair: len(pair[1]))
 
 
 _DPM = {"algorithm_type": ("dpmsolver++",), "thresholding": (False,)}
 _MIDPOINT = {"solver_type": ("midpoint", "logrho", "bh1", "bh2")}
 _UNIPC = {
-    # Its last step by bh1, to sigma = 0, is not a number.
+    # With bh1 the last step, to sigma = 0, is NaN.
     "solver_type": ("bh2", "midpoint", "heun", "logrho"),
     "predict_x0": (True,),
     "thresholding": (False,),
@@ -108,44 +94,38 @@ _UNIPC = {
     "solver_p": (None,),
 }
 
-_OWN: dict[str, tuple[_Own, ...]] = {
-    "FlowMatchEulerDiscreteScheduler": (_Own("euler", {"stochastic_sampling": (False,)}),),
-    # euler_at_final and lower_order_final change nothing: a last step to sigma = 0 is first order anyway.
-    "DPMSolverMultistepScheduler": (
-        _Own("dpm2", {"solver_order": (2,)} | _MIDPOINT | _DPM),
-        _Own("euler", {"solver_order": (1,)} | _DPM),
-    ),
-    "UniPCMultistepScheduler": (
-        _Own("unipc", {"solver_order": (2,)} | _UNIPC),
-        _Own("unipc1", {"solver_order": (1,)} | _UNIPC),
-        _Own("unipc3", {"solver_order": (3,)} | _UNIPC),
-    ),
+_OWN: dict[str, dict[Solver, dict[str, tuple[Any, ...]]]] = {
+    "FlowMatchEulerDiscreteScheduler": {"euler": {"stochastic_sampling": (False,)}},
+    # euler_at_final and lower_order_final change nothing: the last step, to sigma = 0, is always first order.
+    "DPMSolverMultistepScheduler": {
+        "dpm2": {"solver_order": (2,)} | _MIDPOINT | _DPM,
+        "euler": {"solver_order": (1,)} | _DPM,
+    },
+    "UniPCMultistepScheduler": {
+        "unipc": {"solver_order": (2,)} | _UNIPC,
+        "unipc1": {"solver_order": (1,)} | _UNIPC,
+        "unipc3": {"solver_order": (3,)} | _UNIPC,
+    },
 }
+"""Solvers of a scheduler's class, each with the settings with which their steps are equal. A setting has all values
+with the same meaning: the classes read each other's files."""
 
 
 def kernel_of(config: SolverConfig, schedule: Callable[[], Schedule]) -> Kernel:
-    """The table of steps. ``schedule`` gives the grid of the flow solvers; ``edm`` has its own and does not ask.
+    """Return the table of steps. ``schedule`` returns the grid of the flow solvers; ``edm`` has its own grid.
 
     Raises :class:`ConfigError` if the solver and its settings do not go together.
     """
     if config.solver is None:
-        raise ConfigError("sample.solver is not set; plans and requests name it, of recipes that leave it out too")
+        raise ConfigError("sample.solver is not set, although plans and requests always set it")
     if config.solver == "edm":
-        return edm(
-            config.num_steps,
-            sigma_max=config.sigma_max,
-            sigma_min=config.sigma_min,
-            s_churn=config.s_churn,
-            s_noise=config.s_noise,
-            s_t_min=config.s_t_min,
-            s_t_max=math.inf if config.s_t_max is None else config.s_t_max,
-            solver_option=config.solver_option,
-        )
-    if config.solver in ("flow_sde", "cps"):
-        return {"flow_sde": flow_sde, "cps": cps}[config.solver](schedule(), config.noise_level)
+        return edm(config)
+    if config.solver in _STOCHASTIC:
+        return _STOCHASTIC[config.solver](schedule(), config.noise_level)
     return _DETERMINISTIC[config.solver](schedule())
 
 
+_STOCHASTIC: dict[str, Callable[[Schedule, float], Kernel]] = {"flow_sde": flow_sde, "cps": cps}
 _DETERMINISTIC: dict[str, Callable[[Schedule], Kernel]] = {
     "euler": euler,
     "dpm2": dpm2,
@@ -156,9 +136,9 @@ _DETERMINISTIC: dict[str, Callable[[Schedule], Kernel]] = {
 
 
 def planned_kernel(config: SolverConfig) -> Kernel:
-    """The sampler on an even grid: which of its steps have noise does not depend on the grid, so a plan can tell.
+    """Return the sampler on an even grid, for plans: whether a step has noise does not depend on the grid.
 
-    A solver that is not named is the pipeline's own, and none of those has noise.
+    A solver that is not set is the pipeline's own, which has no noise.
     """
     config = config.model_copy(update={"solver": config.solver or "euler"})
     return kernel_of(config, lambda: Schedule((*(1 - i / config.num_steps for i in range(config.num_steps)), 0.0)))

@@ -232,7 +232,7 @@ def test_our_solver_is_the_stock_pipeline_on_its_own_timesteps(
     if (scheduler, is_told(family)) == ("dpm2", True):
         with pytest.raises((ValueError, AssertionError)):
             run_stock(family.stock, family.noise, **options)
-        with pytest.raises(ConfigError, match="the stock pipeline of this model hands it"):
+        with pytest.raises(ConfigError, match="the stock pipeline of this model gives it"):
             kernel(family, solver, num_steps)
         return
     steps = kernel(family, solver, num_steps)
@@ -276,7 +276,7 @@ def test_a_shift_by_size_is_the_stock_pipelines_or_refused_as_there(
     if directories.spec(family.folder).max_shift is None:
         with pytest.raises(ValueError, match="`mu` must be passed"):
             run_stock(family.stock, family.noise, num_inference_steps=1)
-        with pytest.raises(ConfigError, match="the stock pipeline does not tell it the size"):
+        with pytest.raises(ConfigError, match="the stock pipeline gives it no size"):
             family.model.schedule(5, SIZE, family.frames)
         return
     expected = run_stock(family.stock, family.noise)

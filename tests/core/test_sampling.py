@@ -13,6 +13,7 @@ from diffusers.schedulers.scheduling_dpmsolver_multistep import DPMSolverMultist
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from diffusers.schedulers.scheduling_flow_match_heun_discrete import FlowMatchHeunDiscreteScheduler
 from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
+from pydantic import ValidationError
 
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.errors import ConfigError
@@ -151,7 +152,7 @@ def test_a_shift_by_size_is_the_stock_pipelines(scheduler: Any, image_tokens: in
     stock = type(scheduler).from_config(scheduler.config)
     stock.set_timesteps(7, mu=mu)
     assert schedule_of(scheduler, 7, image_tokens).sigmas == tuple(stock.sigmas.tolist())
-    with pytest.raises(ConfigError, match="does not tell it the size"):
+    with pytest.raises(ConfigError, match="gives it no size"):
         schedule_of(scheduler, 7)
 
 
@@ -162,7 +163,7 @@ def test_a_static_shift_is_not_moved_by_the_size():
 
 def test_a_shift_by_size_that_dpm_cannot_do_is_refused():
     scheduler = DPMSolverMultistepScheduler(time_shift_type="linear", **BY_SIZE, **FLOW)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="exponentially alone; found 'linear'"):
+    with pytest.raises(ConfigError, match="exponentially; found time_shift_type = 'linear'"):
         schedule_of(scheduler, 7, 300)
 
 
@@ -345,3 +346,12 @@ def test_a_rollout_is_float32_without_gradient_and_leaves_its_noise_alone(build:
     assert x_0.dtype == torch.float32
     assert not x_0.requires_grad
     assert torch.equal(start, before)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_steps": 0}, {"sigma_min": 0.0}, {"s_churn": -1.0}, {"s_noise": math.nan}, {"solver_option": "2mid"}],
+)
+def test_settings_of_the_edm_sampler_have_bounds(options: dict[str, Any]):
+    with pytest.raises(ValidationError, match=next(iter(options))):
+        SolverConfig(solver="edm", **options)

@@ -65,7 +65,7 @@ def test_a_recipe_that_names_no_solver_means_the_pipelines_own_and_its_plan_name
     ("scheduler", "settings", "said"),
     [
         (EULER, {"stochastic_sampling": True}, "'euler', of the pipeline's own .*; found stochastic_sampling = true"),
-        (DPM, FLOW | {"use_dynamic_shifting": True, "time_shift_type": "linear"}, "exponentially alone"),
+        (DPM, FLOW | {"use_dynamic_shifting": True, "time_shift_type": "linear"}, "shifts by size only exponentially"),
         (DPM, FLOW | {"solver_order": 3, "solver_type": "heun"},
          "'euler', .* with solver_order = 1; found solver_order = 3 in scheduler/"),
         (DPM, {}, f"{DPM} is not a flow scheduler"),
