@@ -18,6 +18,9 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 # Types of libraries, and of modules that have no page here.
 nitpick_ignore_regex = [
-    ("py:.*", r"(Tensor|(torch|numpy|pd|collections|_Pydantic).*|ConfigError|Coefficients|[A-Za-z]*(Options|Config))"),
+    (
+        "py:.*",
+        r"(Tensor|(torch|numpy|pd|collections|diffusers|_Pydantic).*|ConfigError|Coefficients|[A-Za-z]*(Options|Config))",
+    ),
     ("py:.*", r"(cosmos_rl_core\.(config|sampling|parallel)|stages\.(execution|artifacts))\..*"),
 ]

@@ -1,6 +1,6 @@
 """Text embeddings of prompts. The only stage that loads text encoders."""
 
-from cosmos_rl_core.models._base import PREFIX
+from cosmos_rl_core.models._loading import PREFIX
 from cosmos_rl_core.storage import shards
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages import contracts

@@ -4,8 +4,7 @@ import math
 from typing import Any
 
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.models._base import EMPTY_TRANSFORMER
-from cosmos_rl_core.models._loading import initialise
+from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER, initialise
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
 from cosmos_rl_core.seeds import derive

@@ -8,15 +8,8 @@ from torch import Tensor
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._needs import trained_steps
-from cosmos_rl_core.models._base import (
-    CONDITIONAL_LATENTS,
-    Conditioning,
-    Model,
-    NotFiniteError,
-    generated,
-    guided_velocity,
-    stack,
-)
+from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, Conditioning, Model, generated, guided_velocity, stack
+from cosmos_rl_core.models._pixels import NotFiniteError
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.sampling.kernel import Kernel

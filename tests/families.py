@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from cosmos_rl_core import seeds
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import COMPONENTS, Conditioning, Model, guided_velocity, stack
+from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity, stack
+from cosmos_rl_core.models._loading import COMPONENTS
 from cosmos_rl_core.models._packing import pack, unpack
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.pipelines import directories, guidance
@@ -28,6 +29,7 @@ from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.weights import export
 from tests import other_device, tiny_pipelines
+from tests.adapters import adapter_of, load_model
 
 CPU = torch.device("cpu")
 PROMPTS = ["A red cube, 3 balls. ", "two"]
@@ -74,7 +76,7 @@ class Family:
 
     def load(self, *components: str) -> Model:
         """The model once more, to be changed."""
-        model = _loading.adapter_of(self.folder).load(self.folder, components, self.device)
+        model = load_model(self.folder, components, self.device)
         model.embedded_guidance_scale = EMBEDDED_GUIDANCE
         return model
 
@@ -99,7 +101,7 @@ def family_of(name: str, root: Path, device: torch.device = CPU) -> Family:
 
 def load_family(name: str, folder: str, device: torch.device = CPU) -> Family:
     """Both from a tiny pipeline that lies in ``folder``."""
-    model, stock = _loading.adapter_of(folder).load(folder, COMPONENTS, device), stock_pipeline(folder, device)
+    model, stock = load_model(folder, COMPONENTS, device), stock_pipeline(folder, device)
     model.embedded_guidance_scale = EMBEDDED_GUIDANCE
     shape = model.latent_shape(SIZE, frames_of(stock))
     noise = torch.stack([torch.from_numpy(seeds.normal(shape, "conformance", prompt)) for prompt in PROMPTS])
@@ -110,7 +112,7 @@ def load_family(name: str, folder: str, device: torch.device = CPU) -> Family:
 
 def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
     """The pipeline as users load it, its weights where ours are: some CPUs' products round by the place of operands."""
-    plugin: Any = _loading.adapter_of(str(folder))
+    plugin: Any = adapter_of(folder)
     if hasattr(plugin, "load_stock"):
         pipeline = plugin.load_stock(str(folder), guardrail=False, device=CPU)
     else:

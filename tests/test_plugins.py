@@ -25,7 +25,6 @@ from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.train import AlgorithmOptions, DatasetOptions, RewardOptions
 from cosmos_rl_core.datasets import _base as datasets_base
 from cosmos_rl_core.models import _base as models_base
-from cosmos_rl_core.models._adapter import Adapter
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards import _base as rewards_base
 from cosmos_rl_core.sampling.transition import Coefficients
@@ -87,6 +86,12 @@ def options_of(kind: str, name: str, base: type[Section], key: str, **given: Any
     return None if needed else module.Options.model_validate({key: name, **given})
 
 
+def model_of(name: str) -> type[models_base.Model]:
+    """Return the model's class: ``load`` itself, or what its annotation states."""
+    load = plugins.load_model(name).load
+    return load if isinstance(load, type) else load.__annotations__["return"]
+
+
 @pytest.mark.parametrize("name", plugins.known("models"))
 def test_a_model_plugin_conforms(name: str):
     spec, file = plugins.load("models", name).SPEC, f"cosmos_rl_core/models/{name}/model.py:1"
@@ -94,10 +99,11 @@ def test_a_model_plugin_conforms(name: str):
     assert spec.vaes
     for class_name in spec.pipeline_classes:
         assert directories.claimant(class_name) == (name, spec), f"{file}: {class_name} belongs to another plugin too"
-    expected = list(inspect.signature(models_base.ModelPlugin.load).parameters)[1:]
-    found = inspect.signature(plugins.load_model(name).load)
-    assert list(found.parameters) == expected, f"{file}: load takes {list(found.parameters)}, expected {expected}"
-    check_offers(found.return_annotation, models_base.Model)
+    expected = list(inspect.signature(models_base.Model).parameters)
+    found = list(inspect.signature(plugins.load_model(name).load).parameters)
+    assert found == expected, f"{file}: load takes {found}, expected {expected}"
+    assert not inspect.isabstract(model_of(name)), f"{file}: needs {', '.join(model_of(name).__abstractmethods__)}"
+    check_offers(model_of(name), models_base.Model)
 
 
 @pytest.mark.parametrize("name", plugins.known("models"))
@@ -130,8 +136,7 @@ def test_a_models_facts_are_those_of_the_stock_pipeline(name: str):
         assert {spec.stock_multiple} == ({int(number) for number in multiples} or {1})
     transformer = getattr(diffusers, spec.transformer_class)
     assert set(spec.float32_modules) == set(transformer._keep_in_fp32_modules or ())
-    model = plugins.load_model(name).load.__annotations__["return"]
-    assert spec.context_parallel == (model.split_sequence is not Adapter.split_sequence)
+    assert spec.context_parallel == (model_of(name).split_sequence is not models_base.Model.split_sequence)
     for class_name in (spec.transformer_class, *spec.vaes):
         parameters = inspect.signature(getattr(diffusers, class_name).__init__).parameters
         for setting, value in spec.defaults(class_name).items():

@@ -1,1 +1,1 @@
-"""Pipelines as flow-matching velocity models: one file a pipeline family."""
+"""Pipelines as flow-matching velocity models, one folder for each pipeline family."""

@@ -1,125 +1,170 @@
-"""What a model plugin offers: a pipeline family as a velocity field on latents.
+"""What a model plugin gives: a family of stock pipelines as a velocity field on latents.
 
-One convention everywhere: ``t`` in [0, 1], ``x_t = (1 - t) x_0 + t noise``, ``velocity = noise - x_0``; t and sigma are
-the same number and never in a half type. Scaling of timesteps, packing, masks and latent normalisation live in the
-plugin and nowhere else.
+One convention everywhere: ``t`` in [0, 1], ``x_t = (1 - t) x_0 + t noise``, ``velocity = noise - x_0``. t and sigma are
+the same number and never in a half type. Only plugins scale timesteps, pack tokens, mask texts and normalise latents.
 
-A plugin is a folder. Its ``__init__.py`` assigns a :class:`cosmos_rl_core.models._spec.ModelSpec` to ``SPEC``; plans
-import it, so it imports no torch. Its ``model.py`` has a function ``load``. Where ``from_pretrained`` alone does not
-load the stock pipeline, it also has a function ``load_stock(path, guardrail, device, transformer)``, which puts
-``transformer`` in the place of the directory's own unless that is None.
+A plugin is a folder with two modules.
+
+- ``__init__.py`` assigns a :class:`cosmos_rl_core.models._spec.ModelSpec` to ``SPEC``. Plans import it, so it imports
+  no torch.
+- ``model.py`` defines a subclass of :class:`Model` and ``load``, which is that class, or a function with the same
+  arguments that returns one. If ``from_pretrained`` cannot load the stock pipeline by itself, ``model.py`` also has a
+  function ``load_stock(path, guardrail, device, transformer)``. It returns the stock pipeline, with ``transformer``
+  instead of the directory's own unless that is None.
 """
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from cosmos_rl_core.sampling.schedule import Schedule
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.parallel.precision import keep_float32
+from cosmos_rl_core.pipelines import checkpoints, directories, sizes
+from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
 
 Conditioning = dict[str, Tensor]
-"""What the transformer needs of a prompt, by name. One prompt: no batch dimension; stacked for a batch."""
+"""The transformer's inputs that come from a prompt, by name. One prompt: no batch dimension; stacked for a batch."""
 
 CONDITIONAL_LATENTS, CONDITIONAL_MASK = "conditional_latents", "conditional_mask"
-"""Names of what a conditioning holds where a video's first latent frames are given: their normalised latents, ``[C, T,
-H, W]`` with 0 after them, and ``[1, T, 1, 1]``, 1 at given frames and 0 at those to generate. Both float32."""
-
-COMPONENTS = ("transformer", "vae", "text")
-"""What ``load`` can be asked for. Text encoders are needed by `embed` alone, the VAE by `rollout`, `encode` and
-`finetune`."""
-
-EMPTY_TRANSFORMER = "empty transformer"
-"""In the place of ``transformer``: its weights on the meta device, for who reads them by himself; buffers are real."""
-
-GUARDRAIL = "guardrail"
-"""One more component, of those plugins alone that have a ``guardrail_package``; needed with the text encoders, where it
-refuses prompts, and with the VAE, where it looks at what was decoded."""
-
-PREFIX = "prefix"
-"""One more component, of those plugins alone that have a ``frozen_prefix``: with it ``encode_prompts`` gives what comes
-out of that module, float32, under a name of its own. For policies that do not train it: `embed` stores that instead."""
+"""Names in a conditioning of a video whose first latent frames are given: their normalised latents, ``[C, T, H, W]``
+with 0 after them, and ``[1, T, 1, 1]``, 1 at given frames and 0 at frames to generate. Both float32."""
 
 
-class NotFiniteError(ArithmeticError):
-    """Decoded pixels of at least one sample of a batch are NaN or infinite."""
+class Model(ABC):
+    """A loaded pipeline, or the parts of it that a stage needs. Every model plugin has a subclass.
 
+    A subclass sets ``stock_class`` and defines ``_encode_prompt``, ``encode_media``, ``decode`` and ``velocity``.
+    :class:`cosmos_rl_core.models._image.ImageModel` and :class:`cosmos_rl_core.models._video.VideoModel` define
+    ``encode_media`` and ``decode`` for the VAEs of diffusers. A subclass whose spec has ``context_parallel`` also
+    defines ``split_sequence``. Everything else follows from the pipeline's files and the spec; override what differs.
 
-class Model(Protocol):
-    """A loaded pipeline, or the parts of it that a stage asked for."""
+    A subclass uses ``self.transformer``, ``self._vae``, ``self._pipeline`` (the stock pipeline, None in the place of
+    parts that were not loaded), ``self._transformer_config`` (settings), ``self._path`` and ``self._device``.
+    """
 
-    transformer: nn.Module
+    stock_class: type[DiffusionPipeline]
+    """The pipeline's class in diffusers."""
     scheduler: Any
     """The pipeline's own diffusers scheduler: the source of the noise schedule."""
-    negative_prompt: str
-    """What guidance steers away from if nobody says otherwise: the stock pipeline's own default."""
-    embedded_guidance_scale: float
-    """The guidance that the transformer is told, if it takes one as an input. Set it before ``velocity``."""
+    negative_prompt: str = ""
+    """Text that guidance steers away from if a recipe sets none: the default of the stock pipeline."""
+    embedded_guidance_scale: float = 1.0
+    """Guidance that the transformer takes as an input, if it has one. Set it before ``velocity``."""
 
+    def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
+        """Load the named ones of :data:`cosmos_rl_core.models._loading.COMPONENTS`: float32, frozen, in eval mode.
+
+        ``path`` is a pipeline directory. Raises :class:`ConfigError` for one that the spec does not allow.
+        """
+        checkpoints.check(path)
+        self._path, self._device = path, device
+        self._pipeline: Any = self._load_pipeline(components)
+        self._transformer_config = directories.settings(path, "transformer")
+        self.scheduler = self._pipeline.scheduler
+        if self._pipeline.transformer is not None:
+            keep_float32(self._pipeline.transformer)
+
+    def _load_pipeline(self, components: tuple[str, ...]) -> Any:
+        """Return the stock pipeline with these components; every other one is None."""
+        return _loading.load_pipeline(self.stock_class, self._path, components, self._device)
+
+    @property
+    def transformer(self) -> nn.Module:
+        """Return the denoiser. Raises ``RuntimeError`` if it was not loaded."""
+        return _loading.require(self._pipeline.transformer, "transformer")
+
+    @property
+    def _vae(self) -> Any:
+        return _loading.require(self._pipeline.vae, "vae")
+
+    @torch.no_grad()
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
-        """Text embeddings of each prompt, unbatched, on the CPU, as the stock pipeline computes them one by one."""
-        ...
+        """Return text embeddings of each prompt, unbatched, on the CPU, equal to those of the stock pipeline.
+
+        Prompts are encoded one by one, so that no embedding depends on another prompt. Raises :class:`ConfigError` for
+        more tokens than the stock pipeline takes.
+        """
+        _loading.require(self._pipeline.text_encoder, "text")
+        sizes.check_prompt_length(self._path, max_prompt_length)
+        return [self._encode_prompt(prompt, max_prompt_length) for prompt in prompts]
 
     def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
-        """Embeddings of the negative prompt, and of the empty one where a text is dropped, as the stock pipeline
-        computes those of its ``negative_prompt``: unbatched, on the CPU."""
-        ...
+        """Return embeddings of a negative prompt, or of the empty prompt that replaces a dropped text.
+
+        They are unbatched, on the CPU, and equal to those that the stock pipeline makes of its ``negative_prompt``.
+        """
+        (encoded,) = self.encode_prompts([prompt], max_prompt_length)
+        return encoded
+
+    @abstractmethod
+    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
+        """Return embeddings of one prompt, and masks if the transformer takes them, by name: unbatched, on the CPU."""
 
     def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
-        """Shape of one sample's latents, without batch: ``[C, H, W]`` or ``[C, T, H, W]``.
+        """Return the shape of one sample's latents, without batch: ``[C, H, W]`` or ``[C, T, H, W]``.
 
-        ``size`` is height and width in pixels.
-        Raises :class:`ConfigError` on a size or a number of frames that it cannot do.
+        ``size`` is height and width in pixels. Raises :class:`ConfigError` for a size or a number of frames that the
+        pipeline cannot make.
         """
-        ...
+        channels, *shape = sizes.latent_shape(self._path, size, frames)
+        is_image = sizes.vae_geometry(self._path).temporal is None
+        return (channels, *shape[1:]) if is_image else (channels, *shape)
 
     def schedule(self, num_steps: int, size: tuple[int, int], frames: int) -> Schedule:
-        """The noise levels of ``num_steps`` steps of the pipeline's own scheduler, for media of that size.
+        """Return the noise levels of ``num_steps`` steps of the pipeline's own scheduler, for media of this size.
 
-        Raises as :func:`cosmos_rl_core.sampling.schedule.schedule_of`.
+        Raises like :func:`cosmos_rl_core.sampling.schedule.schedule_of`.
         """
-        ...
+        spec = directories.spec(self._path)
+        return schedule_of(
+            self.scheduler,
+            num_steps,
+            None if spec.max_shift is None else sizes.num_tokens(self._path, size, frames),
+            max_shift=spec.max_shift,
+            always_shifts=spec.always_shifts,
+            sigmas=spec.stock_sigmas(num_steps, self.scheduler.config),
+        )
 
+    @abstractmethod
     def encode_media(self, pixels: Tensor) -> Tensor:
-        """Uint8 RGB ``[B, frames, height, width, 3]`` to normalised float32 latents ``[B, *latent_shape]``.
+        """Encode uint8 RGB ``[B, frames, height, width, 3]`` to normalised float32 latents ``[B, *latent_shape]``.
 
-        They are the mode of the posterior, not a draw from it.
+        The latents are the mode of the posterior, not a draw from it.
         """
-        ...
 
+    @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
-        """Normalised latents ``[B, *latent_shape]`` to uint8 RGB ``[B, frames, height, width, 3]``.
+        """Decode normalised latents ``[B, *latent_shape]`` to uint8 RGB ``[B, frames, height, width, 3]``.
 
-        Raises :class:`NotFiniteError` if a decoded value is not finite.
+        Raises :class:`cosmos_rl_core.models._pixels.NotFiniteError` if a decoded value is not finite.
         """
-        ...
+
+    @abstractmethod
+    def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
+        """Predict ``noise - x_0`` at ``x_t`` and ``t`` (float ``[B]`` in [0, 1]): float32, the shape of ``x_t``.
+
+        ``conditioning`` is batched. If it has given frames, the result does not depend on ``x_t`` at these frames, and
+        their velocity is 0.
+        """
 
     def guide(self, conditional: Tensor, unconditional: Tensor, guidance_scale: float) -> Tensor:
-        """Combine two velocities as the stock pipeline does at ``guidance_scale`` above 1."""
-        ...
+        """Combine two velocities like the stock pipeline does at ``guidance_scale`` above 1.
+
+        The default is ``unconditional + guidance_scale (conditional - unconditional)``.
+        """
+        return unconditional + guidance_scale * (conditional - unconditional)
 
     def split_sequence(self, group: dist.ProcessGroup) -> None:
-        """Share the tokens of every forward pass with the other processes of ``group``, which do the same.
+        """Share the tokens of every forward pass among the processes of ``group``. All of them call this.
 
-        Only models whose spec has ``context_parallel`` can. Call it after LoRA is added.
+        Call it after LoRA is added. Raises ``NotImplementedError`` for a model without context parallelism.
         """
-        ...
-
-    def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Velocity at ``x_t`` and ``t`` (float ``[B]`` in [0, 1]) for batched conditioning: float32, like ``x_t``.
-
-        Where frames are given, ``x_t`` counts at the others alone, and the velocity is 0: given frames do not move.
-        """
-        ...
-
-
-class ModelPlugin(Protocol):
-    """The ``model.py`` of a model plugin."""
-
-    def load(self, path: str, components: tuple[str, ...], device: torch.device) -> Model:
-        """Load the named ones of :data:`COMPONENTS` from the directory ``path``: float32, frozen, in eval mode."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} has no context parallelism")
 
 
 def stack(conditionings: list[Conditioning], device: torch.device) -> Conditioning:
@@ -131,19 +176,17 @@ def stack(conditionings: list[Conditioning], device: torch.device) -> Conditioni
     batch: Conditioning = {}
     for name in conditionings[0]:
         tensors = [conditioning[name] for conditioning in conditionings]
-        if len({tensor.shape for tensor in tensors}) == 1:
-            batch[name] = torch.stack(tensors)
-        else:
-            batch[name] = pad_sequence(tensors, batch_first=True)
+        batch[name] = pad_sequence(tensors, batch_first=True)
+        if len({len(tensor) for tensor in tensors}) > 1:
             tokens = [torch.ones(len(tensor), dtype=torch.long, device=tensor.device) for tensor in tensors]
             batch[f"{name}_mask"] = pad_sequence(tokens, batch_first=True)
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 def given_frames(latents: Tensor, num_latent_frames: int) -> Conditioning:
-    """What a conditioning holds besides, for a video of ``num_latent_frames`` that begins with ``latents``.
+    """Return the entries of a conditioning that give a video of ``num_latent_frames`` its first frames.
 
-    ``latents`` are the n given frames, normalised, ``[C, n, H, W]``; n = 0 gives none of them: text to video.
+    ``latents`` are the n given frames, normalised, ``[C, n, H, W]``; n = 0 is text to video.
     Raises ``ValueError`` if no frame is left to generate.
     """
     num_given = latents.shape[1]
@@ -156,9 +199,9 @@ def given_frames(latents: Tensor, num_latent_frames: int) -> Conditioning:
 
 
 def generated(conditioning: Conditioning) -> Tensor | None:
-    """1 at frames to generate and 0 at given ones, broadcasts to latents; None without given frames.
+    """Return the mask of losses and log-probabilities: 1 at frames to generate, 0 at given ones; None if none is given.
 
-    It is the mask of losses and log-probabilities.
+    It broadcasts to latents.
     """
     return 1 - conditioning[CONDITIONAL_MASK] if CONDITIONAL_MASK in conditioning else None
 
@@ -173,11 +216,11 @@ def guided_velocity(
     *,
     trains_unconditional: bool = True,
 ) -> Tensor:
-    """Return the guided velocity, by ``model.guide``; ``s = 1`` is one forward and needs no ``negative``.
+    """Return the velocity guided by ``model.guide``, the shape of ``x_t``; a scale of 1 is one forward pass.
 
-    The given frames of ``conditioning`` are given to both forwards. Without ``trains_unconditional`` there is no
-    gradient through ``v_u``; the values are the same.
-    Source: arXiv:2207.12598, in the parametrisation of diffusers, where s = 1 is no guidance.
+    At any other scale ``negative`` is needed. Both passes get the given frames of ``conditioning``. Without
+    ``trains_unconditional`` no gradient flows through the unconditional prediction; values are the same.
+    Source: classifier-free guidance, arXiv:2207.12598, in the parametrisation of diffusers, where 1 is no guidance.
     """
     conditional = model.velocity(x_t, t, conditioning)
     if guidance_scale == 1:

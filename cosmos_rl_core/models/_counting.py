@@ -14,9 +14,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cosmos_rl_core import outside_plugins
+from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import EMPTY_TRANSFORMER
 from cosmos_rl_core.pipelines import directories, sizes
 
 META = torch.device("meta")
@@ -42,7 +41,8 @@ def _shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def forward_flops(path: str, size: tuple[int, int], frames: int, max_prompt_length: int) -> int:
     """Return the operations of one unguided forward pass of the transformer on one sample, counted by torch."""
-    model = _loading.adapter_of(path).load(path, (EMPTY_TRANSFORMER,), META)
+    plugin = plugins.load_model(directories.adapter_name(path))
+    model = plugin.load(path, (_loading.EMPTY_TRANSFORMER,), META)
     model.transformer.to(META)
     x_t = torch.empty(1, *model.latent_shape(size, frames), device=META)
     spec, transformer = directories.spec(path), directories.settings(path, "transformer")

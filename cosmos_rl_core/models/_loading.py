@@ -1,77 +1,85 @@
-"""What every model plugin needs to load a pipeline directory: only the components asked for, float32, frozen."""
+"""Loading of pipeline directories: only the components that are needed, float32, frozen, in eval mode."""
 
 import importlib
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import accelerate
 import torch
 from diffusers import DiffusionPipeline
-from torch import Tensor, nn
+from torch import nn
 
-from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.models._base import COMPONENTS, EMPTY_TRANSFORMER, ModelPlugin, NotFiniteError
 from cosmos_rl_core.pipelines import directories
 
-Pipeline = TypeVar("Pipeline", bound=DiffusionPipeline)
+COMPONENTS = ("transformer", "vae", "text")
+"""Components that a stage can load. Only `embed` needs text encoders; `rollout`, `encode` and `finetune` need the
+VAE."""
 
+EMPTY_TRANSFORMER = "empty transformer"
+"""Replaces ``transformer``: its weights stay on the meta device until the caller reads them; buffers are real."""
 
-def adapter_of(path: str) -> ModelPlugin:
-    """The ``model.py`` of the model plugin for the pipeline directory ``path``.
+GUARDRAIL = "guardrail"
+"""Another component of plugins with a ``guardrail_package``: needed with the text encoders, where it refuses prompts,
+and with the VAE, where it checks decoded media."""
 
-    Raises :class:`ConfigError`, listing the known pipeline classes, if there is none.
-    """
-    plugin: ModelPlugin = plugins.load_model(directories.adapter_name(path))  # pyright: ignore[reportAssignmentType]
-    return plugin
-
+PREFIX = "prefix"
+"""Another component of plugins with a ``frozen_prefix``. With it ``encode_prompts`` returns the output of that module,
+float32, under a name of its own. `embed` stores that output for policies that do not train the module."""
 
 ALIGNMENT_BYTES = 64
-"""Where PyTorch's allocator places tensors on the CPU."""
-_LIBRARIES = ("diffusers", "transformers")
-"""Whose classes have weights in a pipeline directory."""
+"""Boundary on which PyTorch's allocator places tensors on the CPU."""
 
 
-def load_pipeline(cls: type[Pipeline], path: str, components: Sequence[str], device: torch.device) -> Pipeline:
-    """The stock pipeline with the asked ``components`` (and the scheduler) loaded and every other one None.
+def load_pipeline(cls: type[DiffusionPipeline], path: str, components: Sequence[str], device: torch.device) -> Any:
+    """Return the stock pipeline with these ``components`` (and the scheduler) loaded and every other one None.
 
-    Reads safetensors alone, never a pickle. Raises :class:`ArtifactError` as :func:`read_part`.
+    Only safetensors are read, never a pickle. Raises :class:`ArtifactError` like :func:`read_part`.
     """
-    check_components(components)
-    asked = {name: there and _asked(name, components) for name, there in _parts(path).items()}
-    parts = {name: read_part(path, name) for name in weighted_parts(path, [name for name in asked if asked[name]])}
+    parts = load_parts(path, components, device)
+    skipped = [name for name, library in _libraries(path).items() if library is None or not _of(name, components)]
+    return cls.from_pretrained(path, local_files_only=True, **dict.fromkeys(skipped) | parts)
+
+
+def load_parts(path: str, components: Sequence[str], device: torch.device, **options: Any) -> dict[str, nn.Module]:
+    """Return the parts with weights of these ``components``, by name. ``options`` are those of ``from_pretrained``.
+
+    Raises ``ValueError`` for a component that is not in :data:`COMPONENTS` or :data:`EMPTY_TRANSFORMER`, and
+    :class:`ArtifactError` like :func:`read_part`.
+    """
+    if unknown := set(components) - {*COMPONENTS, EMPTY_TRANSFORMER}:
+        raise ValueError(f"unknown components {sorted(unknown)}; known: {', '.join(COMPONENTS)}")
+    parts = {name: read_part(path, name, **options) for name in weighted_parts(path, components)}
     for part in parts.values():
         align(part.requires_grad_(False).eval().to(device))
     if EMPTY_TRANSFORMER in components:
         parts["transformer"] = empty_transformer(path)
-    skipped = {name: None for name, wanted in asked.items() if not wanted}
-    return cls.from_pretrained(path, local_files_only=True, **skipped | parts)
+    return parts
 
 
-def weighted_parts(path: str, among: Collection[str] | None = None) -> list[str]:
-    """Return the names of the parts of a pipeline directory that have weights, of all or ``among`` some."""
-    index = directories.read_json(path, directories.INDEX)
-    there = [name for name, is_there in _parts(path).items() if is_there and index[name][0] in _LIBRARIES]
-    wanted = there if among is None else [name for name in there if name in among]
+def weighted_parts(path: str, components: Sequence[str] | None = None) -> list[str]:
+    """Return the names of the parts of a pipeline directory that have weights: all, or those of some ``components``."""
+    names = [name for name, library in _libraries(path).items() if library in ("diffusers", "transformers")]
+    wanted = names if components is None else [name for name in names if _of(name, components)]
     return [name for name in wanted if issubclass(class_of(path, name), nn.Module)]
 
 
 def read_part(path: str, name: str, **options: Any) -> nn.Module:
-    """A part of the pipeline directory ``path`` with its weights, float32. ``options`` are ``from_pretrained``'s.
+    """Return a part of the pipeline directory ``path`` with its weights, float32.
 
-    Raises :class:`ArtifactError`, naming weights, if its files lack some or have some of another shape: the libraries
-    make those up at random.
+    ``options`` are those of ``from_pretrained``. Raises :class:`ArtifactError` if its files lack weights or have
+    weights of another shape, and names them; the libraries would draw these weights at random.
     """
     reading: Any = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True, **options}
-    # Asked to go on at another shape, the libraries list all of them beside the weights that lack.
+    # With this the libraries list weights of another shape instead of raising at the first.
     reading |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     where = f"the files of {name!r} in the pipeline {path!r}"
     try:
         part, found = class_of(path, name).from_pretrained(Path(path, name), **reading)
     except NotImplementedError as error:
-        # With a device_map, diffusers moves weights that it was to make up, which have no memory, before it lists them.
+        # With a device_map, diffusers moves missing weights off the meta device, and fails, before it lists them.
         if "meta tensor" not in str(error):
             raise
         raise ArtifactError(f"{where} lack weights, or have some of another shape; fetch them again") from error
@@ -84,15 +92,15 @@ def read_part(path: str, name: str, **options: Any) -> nn.Module:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """A few of them, and how many there are."""
+    """Return the number of ``names`` and the first three."""
     return f"{len(names)} weights: {', '.join(names[:3])}{', ...' * (len(names) > 3)}"
 
 
 def align(module: nn.Module) -> None:
     """Move weights on the CPU to where PyTorch allocates memory, on boundaries of :data:`ALIGNMENT_BYTES`.
 
-    Weights read from a file lie wherever it has them, and some CPUs' matrix products round by the place of their
-    operands: equal copies of a part would then not predict equally.
+    Weights of a memory-mapped file keep the file's alignment. On some CPUs the rounding of a matrix product depends on
+    the alignment of its operands, so that equal copies of a part would not predict equally.
     """
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_cpu and tensor.data_ptr() % ALIGNMENT_BYTES:
@@ -100,36 +108,30 @@ def align(module: nn.Module) -> None:
 
 
 def absent(path: str) -> dict[str, None]:
-    """The parts that a pipeline directory was saved without, which ``from_pretrained`` wants to be told again."""
-    return {name: None for name, there in _parts(path).items() if not there}
+    """Return the parts that a pipeline directory was saved without, as arguments of ``from_pretrained``."""
+    return dict.fromkeys(name for name, library in _libraries(path).items() if library is None)
 
 
 def empty_transformer(path: str) -> nn.Module:
-    """The transformer of the pipeline directory ``path`` with weights on the meta device and true buffers."""
+    """Return the transformer of the pipeline directory ``path`` with weights on the meta device and real buffers."""
     cls = class_of(path, "transformer")
     with accelerate.init_empty_weights(include_buffers=False):
         transformer = cls.from_config(cls.load_config(path, subfolder="transformer", local_files_only=True))
     return transformer.requires_grad_(False).eval()
 
 
-def check_components(components: Sequence[str]) -> None:
-    """Raise ``ValueError`` unless all are among :data:`COMPONENTS`, or the transformer without its weights."""
-    unknown = set(components) - {*COMPONENTS, EMPTY_TRANSFORMER}
-    if unknown:
-        raise ValueError(f"unknown components {sorted(unknown)}; known: {', '.join(COMPONENTS)}")
-
-
 def require(component: Any, name: str) -> Any:
-    """The component itself, or an error that says which one was not loaded."""
+    """Return the component. Raises ``RuntimeError`` if it was not loaded."""
     if component is None:
         raise RuntimeError(f"this needs the component {name!r}, which was not loaded")
     return component
 
 
 def stock_arguments(pipeline: DiffusionPipeline, size: tuple[int, int], frames: int) -> dict[str, Any]:
-    """How the call of a stock pipeline is asked for media of ``size`` (height and width in pixels) and ``frames``.
+    """Return the arguments of a stock pipeline's call for media of ``size`` (height, width in pixels) and ``frames``.
 
-    SANA's would make the nearest of its own list of sizes instead, and scale and crop that.
+    ``use_resolution_binning`` is off: with it SANA's pipeline makes the nearest size of its own list, then scales and
+    crops.
     """
     known = inspect.signature(type(pipeline).__call__).parameters
     wanted = {"height": size[0], "width": size[1], "num_frames": frames, "frames": frames}
@@ -137,23 +139,8 @@ def stock_arguments(pipeline: DiffusionPipeline, size: tuple[int, int], frames: 
     return {name: value for name, value in wanted.items() if name in known}
 
 
-def pixels_to_unit(pixels: Tensor) -> Tensor:
-    """Uint8 pixels to float32 in [-1, 1], as the stock image processor scales them."""
-    return 2.0 * (pixels.float() / 255.0) - 1.0
-
-
-def unit_to_pixels(images: Tensor) -> Tensor:
-    """Values in [-1, 1] to uint8, clamped and rounded half to even, as the stock image processor does for PIL.
-
-    Raises :class:`NotFiniteError` at a value that is not finite, which would become black.
-    """
-    if not images.isfinite().all():
-        raise NotFiniteError("decoded pixels are not finite")
-    return ((images.float() * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
-
-
 def initialise(transformer: nn.Module, seed: int) -> None:
-    """Replace the weights, in place, with the class's own random initialisation: a function of config and seed.
+    """Replace the weights, in place, by the class's own random initialisation: a function of config and seed.
 
     Call it before an adapter is added.
     """
@@ -163,18 +150,19 @@ def initialise(transformer: nn.Module, seed: int) -> None:
     transformer.load_state_dict(fresh.state_dict())
 
 
-def _parts(path: str) -> dict[str, bool]:
-    """Names of the parts that a pipeline directory's index lists, and whether they are there."""
-    index = directories.read_json(path, directories.INDEX)
-    return {name: value[0] is not None for name, value in index.items() if isinstance(value, list)}
-
-
 def class_of(path: str, part: str) -> Any:
+    """Return the class of a part of a pipeline directory."""
     library, name = directories.read_json(path, directories.INDEX)[part]
     return getattr(importlib.import_module(library), name)
 
 
-def _asked(name: str, components: Sequence[str]) -> bool:
-    if name.startswith(("text_encoder", "tokenizer")):
-        return "text" in components
+def _libraries(path: str) -> dict[str, str | None]:
+    """Return the library of each part that a pipeline directory's index lists; None for parts that are not there."""
+    index = directories.read_json(path, directories.INDEX)
+    return {name: value[0] for name, value in index.items() if isinstance(value, list)}
+
+
+def _of(part: str, components: Sequence[str]) -> bool:
+    """Return whether a part belongs to one of ``components``. The scheduler is always loaded."""
+    name = "text" if part.startswith(("text_encoder", "tokenizer")) else part
     return name == "scheduler" or name in components

@@ -1,4 +1,4 @@
-"""Latents as tokens: pipelines that fold squares of 2 x 2 latents into channels before the transformer sees them."""
+"""Packing of latents into tokens, for transformers whose tokens are squares of 2 x 2 latents."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,10 +23,9 @@ def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
 
 @contextmanager
 def exact_time(embedder: nn.Module, timesteps: Tensor) -> Iterator[None]:
-    """Within it, feed ``timesteps`` to the embedder in place of its first argument.
+    """Replace the first argument of the embedder by ``timesteps``.
 
-    Transformers of packed tokens round the timestep to the type of their hidden states, and under autocast that is a
-    half type.
+    Transformers of packed tokens round the timestep to the type of their hidden states, under autocast a half type.
     """
     hook = embedder.register_forward_pre_hook(lambda _, given: (timesteps, *given[1:]))
     try:

@@ -1,4 +1,4 @@
-"""The facts of a model that plans and checks need: a value that is imported without torch."""
+"""The facts of a model that plans and checks read: a value without torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 Settings = Mapping[str, Any]
-"""The ``config.json`` of a component, with its class's defaults where the file leaves a setting out."""
+"""The ``config.json`` of a component, with defaults of its class for settings that the file leaves out."""
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,11 @@ class Geometry:
     """How a VAE maps pixels to latents."""
 
     channels: int
+    """Channels of a latent."""
     spatial: int
     """Pixels along a side of one latent."""
     temporal: int | None = None
-    """Frames of one latent frame after the first; None: it encodes images only."""
+    """Frames of one latent frame after the first; None if the VAE encodes images only."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Vae:
     """One class of VAE."""
 
     geometry: Callable[[Settings], Geometry | None]
-    """Its geometry from its settings; None if they do not state it."""
+    """Function of the VAE's settings: its geometry, or None if they do not state it."""
     defaults: Settings = field(default_factory=dict)
     """Defaults of the class for the settings that ``geometry`` reads."""
 
@@ -38,6 +39,12 @@ def patch_size(transformer: Settings) -> tuple[int, int, int]:
     return frames, height, width
 
 
+def rope_positions(transformer: Settings) -> tuple[int, int, int]:
+    """Return the setting ``rope_max_seq_len`` for each of frames, height and width."""
+    most = transformer["rope_max_seq_len"]
+    return most, most, most
+
+
 def falling_sigmas(num_steps: int, _scheduler: Settings) -> np.ndarray:
     """Return ``num_steps`` levels from 1 to ``1 / num_steps``, evenly spaced, float64."""
     return np.linspace(1.0, 1 / num_steps, num_steps)
@@ -45,76 +52,84 @@ def falling_sigmas(num_steps: int, _scheduler: Settings) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """What a model plugin states about a family of pipelines; its ``__init__.py`` assigns one to ``SPEC``."""
+    """The facts of a family of pipelines. The ``__init__.py`` of a model plugin assigns one to ``SPEC``.
+
+    Give ``pipeline_classes``, ``vaes``, ``transformer_class`` and ``text_width``. Every other field has a default for a
+    pipeline that does nothing special; read each and set those that differ. Functions of a component's settings read
+    them by name and import no torch. The suite compares the facts with the classes in diffusers and with the stock
+    pipeline.
+    """
 
     pipeline_classes: tuple[str, ...]
     """Values of ``_class_name`` in ``model_index.json``. Two plugins cannot claim the same class."""
     vaes: Mapping[str, Vae]
-    """The classes that the pipeline's VAE can have."""
+    """Classes that the pipeline's VAE can have, by name; ``cosmos_rl_core.models._vaes`` has common ones."""
     transformer_class: str
-    """The class of the pipeline's transformer."""
+    """Class of the pipeline's transformer."""
     transformer_defaults: Settings = field(default_factory=dict)
     """Defaults of that class for the settings that this spec reads. Older checkpoints leave some out."""
     refused_settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the index or of the transformer that must be absent or off, each with what it would mean."""
+    """Settings of the index or the transformer that must be absent or off, each with the kind of model that it means.
+    """
 
     patch: Callable[[Settings], tuple[int, int, int]] = patch_size
-    """Latent frames, height and width of one token, from the transformer's settings."""
+    """Function of the transformer's settings: latent frames, height and width of one token."""
     positions: Callable[[Settings], tuple[int, int, int] | None] = lambda _: None
-    """Most tokens along frames, height and width that the transformer has positions for; None: any number."""
+    """Function of the transformer's settings: most tokens along frames, height and width that it has positions for;
+    None for any number."""
     packing: int = 1
-    """Side of the square of latents that the pipeline folds into the channels of one token. 1: it folds none."""
+    """Side of the square of latents that the pipeline packs into the channels of one token. 1: it packs none."""
     mask_channels: int = 0
-    """Channels that the transformer takes besides those of the latents."""
+    """Input channels of the transformer besides those of the latents."""
     text_width: Callable[[Settings], int]
-    """Numbers of one text token, from the transformer's settings."""
+    """Function of the transformer's settings: elements of one text token."""
     pooled_width: Callable[[Settings], int] = lambda _: 0
-    """Numbers of a prompt besides its tokens."""
+    """Function of the transformer's settings: elements of a prompt besides its tokens."""
     clip_tokenizer: str | None = None
-    """Component whose ``model_max_length`` tokens come before the ``max_prompt_length`` tokens of a prompt."""
+    """Component whose ``model_max_length`` tokens precede the ``max_prompt_length`` tokens of a prompt."""
     max_prompt_length: int | None = None
-    """Most text tokens that the stock pipeline takes; None: any number."""
+    """Most text tokens that the stock pipeline takes; None for any number."""
     pads_text: bool = True
-    """Whether every prompt has ``max_prompt_length`` tokens; False: as many as its text, and at most that."""
+    """Every prompt has ``max_prompt_length`` tokens; False: only the tokens of its text, and at most that."""
     float32_modules: tuple[str, ...] = ()
     """Modules that the transformer's class keeps float32 in half-precision runs, by a part of their name."""
     context_parallel: bool = False
-    """Whether processes can share the tokens of a video; the loaded model then has ``split_sequence``."""
+    """Processes can share the tokens of a video; the model then defines ``split_sequence``."""
 
     guardrail_package: str | None = None
-    """Package of the safety checker that the stock pipeline insists on. ``load`` then takes the component
-    :data:`cosmos_rl_core.models._base.GUARDRAIL`."""
+    """Package of the safety checker that the stock pipeline requires. The model then loads the component
+    :data:`cosmos_rl_core.models._loading.GUARDRAIL`."""
     guidance_argument: Literal["guidance_scale", "true_cfg_scale"] = "guidance_scale"
-    """The argument of the stock call that weighs two predictions."""
+    """Argument of the stock call that weighs two predictions."""
     guidance_offset: float = 0
-    """How much less than our ``guidance_scale`` that argument is."""
+    """Our ``guidance_scale`` minus that argument."""
     embedded_guidance_scale: float | None = None
-    """What transformers with ``guidance_embeds`` are told, by default of the stock call's ``guidance_scale``; None: the
+    """Input of transformers with ``guidance_embeds``: the default of the stock call's ``guidance_scale``. None: the
     family has no such transformers."""
     max_given_frames: int = 0
-    """How many latent frames may be given at the start of a video. Above 0 ``velocity`` takes
+    """Most latent frames that can be given at the start of a video. Above 0 ``velocity`` takes
     :func:`cosmos_rl_core.models._base.given_frames`."""
     stock_multiple: int = 1
     """Pixels. The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor."""
     max_shift: float | None = None
-    """What the stock pipeline takes for the scheduler's ``max_shift`` if its settings have none. None: the pipeline
-    does not tell its scheduler how large the image is, so there is no shift by size."""
+    """The stock pipeline's default of the scheduler's ``max_shift``. None: the pipeline gives its scheduler no shift by
+    the size of the image."""
     always_shifts: bool = False
-    """Whether the stock pipeline tells it also to schedulers that do not shift by size. Some refuse that."""
+    """The stock pipeline gives a shift also to schedulers that do not shift by size. Some refuse it."""
     stock_sigmas: Callable[[int, Settings], np.ndarray | None] = lambda *_: None
-    """The noise levels that the stock pipeline hands to its scheduler, from the number of steps and the scheduler's
-    settings. None: the scheduler lays out its own."""
+    """Function of the number of steps and the scheduler's settings: noise levels that the stock pipeline gives its
+    scheduler; None if the scheduler makes its own."""
     frozen_prefix: str | None = None
-    """Module of the transformer that text embeddings pass through first, and that makes them far smaller. Its output
-    may be stored in their place: ``load`` then takes :data:`cosmos_rl_core.models._base.PREFIX`, and ``velocity`` takes
+    """Module of the transformer that text embeddings pass first, and that makes them far smaller. Its output may be
+    stored instead of them: the model then loads :data:`cosmos_rl_core.models._loading.PREFIX`, and ``velocity`` takes
     that output."""
     takes_negative_prompt: bool = True
-    """Whether the stock call takes a ``negative_prompt``."""
+    """The stock call has the argument ``negative_prompt``."""
     takes_instruction: bool = False
-    """Whether the stock call takes a ``complex_human_instruction``. The loaded model then has one to set."""
+    """The stock call has the argument ``complex_human_instruction``. The model then has an attribute of that name."""
 
     def defaults(self, class_name: str) -> Settings:
-        """Return the defaults of a component's class, as far as this spec reads its settings."""
+        """Return the defaults of a component's class for the settings that this spec reads."""
         if class_name == self.transformer_class:
             return self.transformer_defaults
         return self.vaes[class_name].defaults if class_name in self.vaes else {}

@@ -1,4 +1,4 @@
-"""The VAEs of diffusers that several models use, as facts."""
+"""Facts of the VAEs of diffusers that several models use."""
 
 from cosmos_rl_core.models._spec import Geometry, Settings, Vae
 

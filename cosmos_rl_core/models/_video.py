@@ -1,37 +1,40 @@
-"""What video plugins share: the latents of a causal video VAE, normalised by channel."""
+"""Latents of causal video VAEs, normalised by channel."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._adapter import Adapter
+from cosmos_rl_core.models._base import Model
+from cosmos_rl_core.models._pixels import pixels_to_unit, unit_to_pixels
 
 
-class VideoAdapter(Adapter):
-    """An adapter whose VAE, which keeps the first frame, compresses the others in time."""
+class VideoModel(Model):
+    """A model with a causal video VAE, whose settings or buffers are ``latents_mean`` and ``latents_std``.
+
+    The VAE keeps the first frame and compresses the others in time.
+    """
 
     @torch.no_grad()
     def encode_media(self, pixels: Tensor) -> Tensor:
-        """``[B, frames, height, width, 3]`` to ``[B, C, T, H, W]``."""
-        videos = _loading.pixels_to_unit(pixels.to(self._device)).permute(0, 4, 1, 2, 3)
+        """Encode ``[B, frames, height, width, 3]`` to ``[B, C, T, H, W]``."""
+        videos = pixels_to_unit(pixels.to(self._device)).permute(0, 4, 1, 2, 3)
         mean, inverse_std = self._statistics()
         return (self._vae.encode(videos).latent_dist.mode() - mean) * inverse_std
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """``[B, C, T, H, W]`` to ``[B, frames, height, width, 3]``."""
+        """Decode ``[B, C, T, H, W]`` to ``[B, frames, height, width, 3]``."""
         mean, inverse_std = self._statistics()
         latents = latents.to(self._device, torch.float32) / inverse_std + mean
-        pixels = _loading.unit_to_pixels(self._vae.decode(latents, return_dict=False)[0])
+        pixels = unit_to_pixels(self._vae.decode(latents, return_dict=False)[0])
         return pixels.permute(0, 2, 3, 4, 1).contiguous()
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and inverse standard deviation of the latents by channel, ``[1, C, 1, 1, 1]``.
+        """Return mean and inverse standard deviation of the latents by channel, ``[1, C, 1, 1, 1]`` float32.
 
-        From the VAE itself, where they are settings (Wan's) or buffers (LTX2's): the attribute ``latents_std`` of the
-        Cosmos pipeline was the deviation in some versions of diffusers and is its inverse in others.
+        They are settings of some VAEs (Wan's) and buffers of others (LTX2's). The attribute ``latents_std`` of the
+        Cosmos pipeline is not read: it is the deviation in some versions of diffusers and its inverse in others.
         """
         known: Any = dict(self._vae.named_buffers()) | dict(self._vae.config)
         mean, std = (

@@ -1,4 +1,4 @@
-"""Diffusers pipeline directories without importing torch: their class, their adapter, their digest, what they need."""
+"""Directories of diffusers pipelines, torch-free: their class, their model plugin, their digest, what they need."""
 
 import importlib.util
 import json
@@ -18,31 +18,31 @@ from cosmos_rl_core.storage.file_digests import files_digest
 INDEX = "model_index.json"
 TRANSFORMER = "transformer"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-"""Name of a component's weights where they are one file; with ``.index.json`` behind it, the list of several."""
+"""Name of a component's weights in one file. With ``.index.json`` appended: the list of several files."""
 REVISIONS = {f"nvidia/Cosmos-Predict2.5-{size}": "diffusers/base/post-trained" for size in ("2B", "14B")}
-"""Where repositories of the Hugging Face hub have their pipeline whose main branch has weights of other code."""
+"""Revisions that hold the pipeline in repositories of the Hugging Face hub whose main branch holds other weights."""
 
 
 def pipeline_class(path: str | Path) -> str:
-    """The ``_class_name`` of the pipeline directory ``path``."""
+    """Return the ``_class_name`` of the pipeline directory ``path``."""
     return read_json(path, INDEX)["_class_name"]
 
 
 def adapter_name(path: str | Path) -> str:
-    """The model plugin that reads the pipeline directory ``path``. Raises :class:`ConfigError` if there is none."""
+    """Return the model plugin that reads the pipeline directory ``path``. Raises like :func:`claimant`."""
     return claimant(pipeline_class(path))[0]
 
 
 def spec(path: str | Path) -> ModelSpec:
-    """The facts of the pipeline directory ``path``. Raises :class:`ConfigError` if no model plugin reads it."""
+    """Return the spec of the model plugin that reads the pipeline directory ``path``. Raises like :func:`claimant`."""
     return claimant(pipeline_class(path))[1]
 
 
 def claimant(class_name: str) -> tuple[str, ModelSpec]:
-    """Name and facts of the model plugin that claims a pipeline class.
+    """Return name and spec of the model plugin that claims a pipeline class.
 
-    Plugins of installed packages are imported where no other claims it. Raises :class:`ConfigError`, listing the known
-    classes, if none does, and if two do.
+    Plugins of installed packages are imported only if no other plugin claims it. Raises :class:`ConfigError` if none
+    claims it, listing the known classes, or if two do.
     """
     specs: dict[str, ModelSpec] = {}
     for names in ([*plugins.own("models"), *plugins.loaded("models")], plugins.installed("models")):
@@ -57,7 +57,7 @@ def claimant(class_name: str) -> tuple[str, ModelSpec]:
 
 
 def specs() -> Iterator[ModelSpec]:
-    """Yield the facts of every model plugin that ships with this package or was loaded."""
+    """Yield the spec of every model plugin that ships with this package or was loaded."""
     for name in (*plugins.own("models"), *plugins.loaded("models")):
         yield _spec_of(name)
 
@@ -70,20 +70,20 @@ def _spec_of(plugin: str) -> ModelSpec:
 
 
 def scheduler(path: str | Path) -> tuple[str, dict]:
-    """The class of the pipeline's scheduler and its settings; those that the file leaves out have the class's defaults.
+    """Return the class of the pipeline's scheduler and the settings in its file, without the class's defaults.
 
-    The class is the index's, which is the one that diffusers loads, whatever the settings were written by.
+    The class is the index's, like in diffusers, whatever class wrote the settings.
     """
     return read_json(path, INDEX)["scheduler"][1], read_json(path, "scheduler", "scheduler_config.json")
 
 
 def resolve_path(model_name_or_path: str) -> str:
-    """Absolute path of a pipeline directory.
+    """Return the absolute path of a pipeline directory.
 
-    It is a local one, ``package:<name>``, one that ships with this project, or ``<owner>/<name>[@<revision>]``, a
-    repository of the Hugging Face hub that is in the local cache: then it is the directory of the commit that the
-    revision stood for when it was downloaded; where none is named, main or one of :data:`REVISIONS`. Raises
-    :class:`ConfigError` if there is none.
+    ``model_name_or_path`` is a local directory; or ``package:<name>``, a pipeline that ships with this project; or
+    ``<owner>/<name>[@<revision>]``, a repository of the Hugging Face hub in the local cache. The revision defaults to
+    main, or to one of :data:`REVISIONS`; the directory is that of the commit that the revision had when it was
+    downloaded. Raises :class:`ConfigError` if there is no such pipeline.
     """
     path = shipped.path_of(model_name_or_path, "pipeline")
     if not path.is_dir() and path.suffix != ".pt":
@@ -92,7 +92,7 @@ def resolve_path(model_name_or_path: str) -> str:
         raise ConfigError(
             f"{model_name_or_path!r} has weights of cosmos's own code ({native.name}), expected the directory of a "
             f"diffusers pipeline; make one: cosmos-flows import-weights {native} BASE DIRECTORY, where BASE is the "
-            "diffusers pipeline of the same model; or convert all of it with diffusers' own script: python "
+            "diffusers pipeline of the same model; or convert everything with diffusers' own script: python "
             f"scripts/convert_cosmos_to_diffusers.py --transformer_ckpt_path {native} --transformer_type "
             "Cosmos-2.5-Predict-Base-2B --vae_type wan2.1 --output_path DIRECTORY --save_pipeline"
         )
@@ -102,16 +102,14 @@ def resolve_path(model_name_or_path: str) -> str:
 
 
 def _native_weights(path: Path) -> Path | None:
-    """A ``.pt`` file, also one somewhere in a folder that is no pipeline, such as a snapshot of a hub's repository."""
+    """Return the ``.pt`` file at ``path``, or one in a folder that is no pipeline, such as a snapshot from the hub."""
     if path.suffix == ".pt":
         return path
-    if not path.is_dir() or (path / INDEX).is_file():
-        return None
-    return min(path.rglob("*.pt"), default=None)
+    return None if (path / INDEX).is_file() else min(path.rglob("*.pt"), default=None)
 
 
 def pipeline_files(path: str | Path) -> list[str]:
-    """Relative POSIX paths of the directory's files, sorted; hidden files and folders do not count."""
+    """Return relative POSIX paths of the directory's files, sorted, without hidden files and folders."""
     found = []
     for folder, folders, names in os.walk(path, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -121,15 +119,14 @@ def pipeline_files(path: str | Path) -> list[str]:
 
 
 def pipeline_digest(path: str | Path) -> str:
-    """Content digest (sha256 hex) of a pipeline directory: its files' relative paths and bytes, and nothing else."""
+    """Return the content digest (sha256 hex) of a pipeline directory: of relative paths and bytes of its files."""
     return files_digest({name: Path(path) / name for name in pipeline_files(path)})
 
 
 def transformer_files(path: str | Path) -> list[str]:
-    """Names of the files that hold the transformer's weights: those of the index where there is one.
+    """Return the names of the files with the transformer's weights: those of the index if there is one.
 
-    Other spellings of the weights, such as half-precision variants, are none of them. Raises :class:`ConfigError` if
-    there are no safetensors.
+    Variants, such as half precision, are not among them. Raises :class:`ConfigError` if there are no safetensors.
     """
     folder = Path(path, TRANSFORMER)
     if (folder / f"{WEIGHTS}.index.json").is_file():
@@ -140,7 +137,7 @@ def transformer_files(path: str | Path) -> list[str]:
 
 
 def read_json(path: str | Path, *names: str) -> dict:
-    """A JSON file of the pipeline directory. Raises :class:`ConfigError` if it is absent or not JSON."""
+    """Return a JSON file of the pipeline directory. Raises :class:`ConfigError` if it is absent or not JSON."""
     file = Path(path, *names)
     try:
         return json.loads(file.read_text(encoding="utf-8"))
@@ -153,26 +150,25 @@ def read_json(path: str | Path, *names: str) -> dict:
 def settings(path: str | Path, component: str) -> dict[str, Any]:
     """Return the settings of a component of the pipeline directory.
 
-    Those that its ``config.json`` leaves out have the class's defaults, as far as the model's spec states them.
+    Settings that its ``config.json`` leaves out have the class's defaults, if the model's spec states them.
     """
     own = read_json(path, component, "config.json")
     return {**spec(path).defaults(own.get("_class_name", "")), **own}
 
 
 def check_guardrail(path: str | Path, setting: Literal["required", "off"] | None) -> None:
-    """Raise :class:`ConfigError` if ``policy.diffusers.guardrail`` asks for a package that is not installed.
+    """Raise :class:`ConfigError` if ``policy.diffusers.guardrail`` needs a package that is not installed.
 
-    Absent asks for it where the model has a guardrail; where it has none, any setting is refused.
+    A model with a guardrail needs it unless the setting is ``off``; a model without one allows no setting.
     """
     package = spec(path).guardrail_package
-    if package is not None:
-        if setting != "off":
-            said = 'guardrail = "required"' if setting else 'guardrail, "required" unless it is set,'
-            check_installed(package, f"policy.diffusers.{said}", 'or set it to "off"')
-    elif setting is not None:
+    if package is None and setting is not None:
         raise ConfigError(
             f'policy.diffusers.guardrail = "{setting}": {pipeline_class(path)} has no guardrail; leave the setting out'
         )
+    if package is not None and setting != "off":
+        given = 'guardrail = "required"' if setting else 'guardrail, "required" unless it is set,'
+        check_installed(package, f"policy.diffusers.{given}", 'or set it to "off"')
 
 
 def check_takes_instruction(path: str | Path) -> None:
@@ -191,7 +187,7 @@ def check_runs(path: str | Path) -> None:
 
 
 def check_installed(package: str, what: str, otherwise: str = "") -> None:
-    """Raise :class:`ConfigError`, which says how to install it, if there is no ``package`` that ``what`` needs."""
+    """Raise :class:`ConfigError` with the command to install ``package``, which ``what`` needs, if it is missing."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"{what} needs the package {package}: pip install {package} {otherwise}".rstrip())
 

@@ -1,7 +1,7 @@
-"""Guidance as recipes set it, and as the calls of stock pipelines name it.
+"""Guidance: from the settings of recipes to the arguments of stock pipelines.
 
-``guidance_scale`` is the weight of classifier-free guidance everywhere here. ``embedded_guidance_scale`` is the number
-that guidance-distilled transformers take as an input.
+``guidance_scale`` is the weight of classifier-free guidance everywhere here. ``embedded_guidance_scale`` is an input of
+guidance-distilled transformers.
 """
 
 from pathlib import Path
@@ -28,29 +28,28 @@ def embedded_scale(path: str | Path, setting: float | None) -> float | None:
     :class:`ConfigError` for a setting that the transformer does not take.
     """
     default = directories.spec(path).embedded_guidance_scale
-    takes = default is not None and bool(directories.settings(path, "transformer").get("guidance_embeds"))
-    if not takes and setting is not None:
+    if default is not None and directories.settings(path, "transformer").get("guidance_embeds"):
+        return default if setting is None else setting
+    if setting is not None:
         raise ConfigError(
             f"policy.diffusers.embedded_guidance_scale = {setting}: the transformer of this "
             f"{directories.pipeline_class(path)} takes no guidance as an input; leave it out"
         )
-    return (default if setting is None else setting) if takes else None
+    return None
 
 
 def stock_scale(spec: ModelSpec, guidance_scale: float) -> float:
-    """Return the stock pipeline's argument for the guidance that we call ``guidance_scale``.
+    """Return the stock pipeline's argument for our ``guidance_scale``.
 
-    Raises :class:`ConfigError` if there is none: guidance too weak for a pipeline that counts from 0, and has none up
-    to 1.
+    Raises :class:`ConfigError` if there is none: a pipeline with an offset has no guidance up to 1 of its own scale.
     """
     offset = spec.guidance_offset
     if not offset or guidance_scale == 1:
         return guidance_scale
     if guidance_scale <= 1 + offset:
         raise ConfigError(
-            f"policy.diffusers.sample.guidance_scale = {guidance_scale}: evaluations are made by "
-            f"{spec.pipeline_classes[0]}, which has no guidance below ours at {1 + offset}; take 1, or more than "
-            f"{1 + offset}"
+            f"policy.diffusers.sample.guidance_scale = {guidance_scale}: evaluations run {spec.pipeline_classes[0]}, "
+            f"which has no guidance between 1 and {1 + offset} of our scale; set 1, or more than {1 + offset}"
         )
     return guidance_scale - offset
 
@@ -60,8 +59,8 @@ def stock_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of the stock call that set guidance, for ``count`` prompts.
 
-    Stock pipelines with ``true_cfg_scale`` guide only if they are given a negative prompt: without one of the recipe's
-    they get the empty one. Raises as :func:`stock_scale`.
+    Stock pipelines with ``true_cfg_scale`` guide only with a negative prompt: if ``negative_prompt`` is None they get
+    the empty one. Raises like :func:`stock_scale`.
     """
     given: dict[str, Any] = {spec.guidance_argument: stock_scale(spec, guidance_scale)}
     if negative_prompt is None and spec.guidance_argument == "true_cfg_scale" and guidance_scale != 1:

@@ -1,38 +1,36 @@
-"""The bytes that one rank of a stage holds, from shapes and settings alone: torch-free, so that a plan can tell.
+"""The bytes that one rank of a stage holds, from shapes and settings alone: torch-free, so that plans can compute them.
 
-Weights, copies, gradients and moments are counted. Activations are not: no file states how large they are.
+Weights, copies, gradients and optimizer moments are counted. Activations are not: no file states their size.
 """
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from cosmos_rl_core.parallel.parallelism import ALONE, Parallelism
-from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""Of tensors, by name."""
+from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES, Shapes
 
 HALF_BYTES = 2
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How the ranks of a stage share a transformer's weights, and what they compute with."""
+    """How the ranks of a stage share a transformer's weights, and the precision that they compute in."""
 
     parallelism: Parallelism = ALONE
     half: bool = False
+    """Whether autocast computes in a half type."""
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Of one rank, the first, whose rows are never fewer than another's."""
+    """Memory of the first rank. No other rank has more rows of a sharded weight."""
 
     device: int = 0
-    """On the device that computes."""
+    """Bytes on the device that computes."""
     cpu: int = 0
-    """In the CPU's memory beside it."""
+    """Bytes in the CPU's memory beside it."""
 
     def __add__(self, other: "Bytes") -> "Bytes":
         return Bytes(self.device + other.device, self.cpu + other.cpu)
@@ -42,9 +40,10 @@ class Bytes:
 
 
 def resting(shapes: Shapes, spread: Spread) -> Bytes:
-    """One float32 copy of these tensors, as :func:`cosmos_rl_core.parallel.sharding.shard` leaves it on a rank.
+    """Return the bytes of one float32 copy of these tensors between forward passes.
 
-    Matrices are cut by rows, and with ``fsdp_offload`` rest in the CPU's memory; everything else is whole.
+    :func:`cosmos_rl_core.parallel.sharding.shard` cuts matrices by rows, and with ``fsdp_offload`` keeps them in the
+    CPU's memory; every other tensor is whole on each rank.
     """
     whole = cut = 0
     ranks = spread.parallelism.dp_shard_size
@@ -58,10 +57,10 @@ def resting(shapes: Shapes, spread: Spread) -> Bytes:
 
 
 def in_half(shapes: Shapes, float32_modules: Collection[str]) -> int:
-    """Return the bytes of these tensors as :mod:`cosmos_rl_core.weights.half_weights` leaves them.
+    """Return the bytes of these tensors after :mod:`cosmos_rl_core.weights.half_weights`.
 
-    Matrices and adapters are of a half type, except in modules with one of the names ``float32_modules``; everything
-    else is float32.
+    Matrices and adapters have a half type, except in modules with one of the names ``float32_modules``; every other
+    tensor is float32.
     """
     kept = set(float32_modules)
 
@@ -73,20 +72,20 @@ def in_half(shapes: Shapes, float32_modules: Collection[str]) -> int:
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is the weight of a linear or convolution module of the base model."""
+    """Return whether a tensor is the weight of a linear or convolution module of the base model."""
     return name.endswith(".weight") and len(shape) > 1 and ".lora_" not in name
 
 
 def visiting(shapes: Shapes, spread: Spread, *, backward: bool, all_train: bool, checkpointing: bool = False) -> int:
-    """Bytes of the matrices of ``shapes`` in the form that they are computed with, where that is not how they rest.
+    """Return the bytes of the copies of matrices that a forward or ``backward`` pass makes.
 
-    Shared ones: the root and, since the next block is fetched while one is at work, two of the largest; on the way
-    ``backward`` also the float32 gradients of one, and of the root, where ``all_train``. On a rank with all weights:
-    what autocast casts them to. It keeps every cast of a weight that trains, and a way backward without
-    ``checkpointing`` those of all blocks; else there is a block's at a time.
+    Sharded matrices are gathered: those outside the blocks and, because the next block is fetched during the current
+    one, the two largest blocks. With ``backward`` and ``all_train`` add float32 gradients of one block and of the
+    matrices outside blocks. A rank with whole weights casts them for autocast: one block at a time, all blocks in a
+    backward pass without ``checkpointing``, and all matrices if they train, because autocast caches those casts.
     """
-    blocks = {block: sum(map(math.prod, matrices.values())) for block, matrices in _blocks(shapes).items()}
-    largest, every = max(blocks.values(), default=0), sum(blocks.values())
+    blocks = _blocks(shapes).values()
+    largest, every = max(blocks, default=0), sum(blocks)
     root = sum(math.prod(shape) for name, shape in shapes.items() if is_matrix(name, shape)) - every
     bytes_each = HALF_BYTES if spread.half else FLOAT32_BYTES
     if spread.parallelism.dp_shard_size > 1:
@@ -94,13 +93,15 @@ def visiting(shapes: Shapes, spread: Spread, *, backward: bool, all_train: bool,
         return bytes_each * (root + min(2 * largest, every)) + gradients
     if not spread.half:
         return 0
-    return bytes_each * (root + every if all_train else every if backward and not checkpointing else largest)
+    if all_train:
+        return bytes_each * (root + every)
+    return bytes_each * (every if backward and not checkpointing else largest)
 
 
-def _blocks(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
-    """The matrices of each of the transformer's repeated blocks."""
-    blocks: dict[str, dict[str, tuple[int, ...]]] = {}
+def _blocks(shapes: Shapes) -> dict[str, int]:
+    """Return the number of elements of the matrices of each of the transformer's repeated blocks."""
+    blocks: dict[str, int] = {}
     for name, shape in shapes.items():
         if (match := re.match(r"\w*blocks\.\d+\.", name)) and is_matrix(name, shape):
-            blocks.setdefault(match[0], {})[name[match.end() :]] = shape
+            blocks[match[0]] = blocks.get(match[0], 0) + math.prod(shape)
     return blocks

@@ -1,7 +1,8 @@
-"""How large latents and trainable weights are, from a pipeline's files alone: torch-free, so that a plan can tell."""
+"""Sizes of latents, texts and trainable weights, from a pipeline's files alone: torch-free, so that plans can compute
+them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from cosmos_rl_core.config.policy import LoraConfig
@@ -13,79 +14,26 @@ from cosmos_rl_core.weights import lora as adapters
 
 FLOAT32_BYTES = 4
 MAX_TOKENS = 2**20
-"""Most tokens of one sample: twelve times those of 93 frames of 720p in Cosmos-Predict2.5, the most that a model here
-was made for. It bounds transformers without positions, and those whose positions bound each axis alone."""
+"""Most tokens of one sample: twelve times those of 93 frames of 720p in Cosmos-Predict2.5, the largest video that a
+model here was made for. It bounds transformers without positions, and those whose positions bound each axis alone."""
+BUFFERS = ("pos_embed.pos_embed",)
+"""Tensors in the safetensors of a transformer that are not weights: nothing trains them."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of tensors by name."""
 
 
-def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int | None:
-    """Numbers in one sample's latents; None for a VAE whose geometry is not known here.
+def vae_geometry(pipeline: str) -> Geometry:
+    """Return how the pipeline's VAE maps pixels to latents in the stock pipeline.
 
-    Raises as :func:`latent_shape`.
+    Raises :class:`ConfigError` for a VAE that the model's spec does not list, and for settings that do not state it.
     """
-    shape = latent_shape(pipeline, size, frames)
-    return None if shape is None else math.prod(shape)
-
-
-def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int, int, int, int] | None:
-    """Return channels, frames (1 for images), height and width of one sample's latents; None if the VAE's settings do
-    not state its geometry.
-
-    ``size`` is height and width in pixels. Raises :class:`ConfigError` for a size or a number of frames that the VAE,
-    the transformer's patches and positions or the stock pipeline cannot do.
-    """
-    if (geometry := vae_geometry(pipeline)) is None:
-        return None
-    patch = patch_shape(pipeline)
-    _check_sides(pipeline, size, [geometry.spatial * side for side in patch[1:]])
-    _check_frames(frames, geometry.temporal, patch[0])
-    shape = (_latent_frames(frames, geometry), size[0] // geometry.spatial, size[1] // geometry.spatial)
-    tokens = [n // side for n, side in zip(shape, patch, strict=True)]
-    most = directories.spec(pipeline).positions(directories.settings(pipeline, "transformer"))
-    if most and any(n > limit for n, limit in zip(tokens, most, strict=True)):
-        raise ConfigError(
-            f"inference_size {list(size)} and train_frames = {frames} are {tokens} tokens (frames, height, width); the "
-            f"transformer has positions for at most {list(most)}"
-        )
-    if math.prod(tokens) > MAX_TOKENS:
-        raise ConfigError(
-            f"inference_size {list(size)} and train_frames = {frames} are {math.prod(tokens)} tokens a sample, at most "
-            f"{MAX_TOKENS} are possible here; lower them"
-        )
-    return (geometry.channels, *shape)
-
-
-def num_tokens(pipeline: str, size: tuple[int, int], frames: int) -> int:
-    """Return how many tokens the transformer makes of one sample's latents. Raises as :func:`latent_shape`."""
-    shape = latent_shape(pipeline, size, frames)
-    if shape is None:
-        raise ConfigError(f"{pipeline!r}: vae/config.json does not say how many pixels and frames a latent stands for")
-    return math.prod(shape[1:]) // math.prod(patch_shape(pipeline))
-
-
-def _check_sides(pipeline: str, size: tuple[int, int], multiples: Sequence[int]) -> None:
-    stock_multiple = directories.spec(pipeline).stock_multiple
-    multiples = [math.lcm(stock_multiple, multiple) for multiple in multiples]
-    if any(side < 1 or side % multiple for side, multiple in zip(size, multiples, strict=True)):
-        expected = multiples[0] if multiples[0] == multiples[1] else multiples
-        raise ConfigError(
-            f"inference_size {list(size)}: height and width must be multiples of {expected} pixels for this model"
-        )
-
-
-def _check_frames(frames: int, temporal: int | None, patch_frames: int) -> None:
-    if temporal is None:
-        if frames != 1:
-            raise ConfigError(f"train_frames = {frames}: this model makes images, whose frames are 1")
-        return
-    fewest, step = frame_counts(temporal, patch_frames)
-    if frames < fewest or (frames - fewest) % step:
-        raise ConfigError(f"train_frames = {frames} must be {fewest} plus a multiple of {step} for this model")
-
-
-def makes_videos(pipeline: str) -> bool:
-    """Return whether a pipeline's latents have frames, even if there is only one."""
-    geometry = vae_geometry(pipeline)
-    return geometry is not None and geometry.temporal is not None
+    known, settings = directories.spec(pipeline).vaes, directories.settings(pipeline, "vae")
+    if (found := settings.get("_class_name", "none")) not in known:
+        raise ConfigError(f"{pipeline!r} has the VAE {found}; supported here: {', '.join(known)}")
+    if (geometry := known[found].geometry(settings)) is None:
+        raise ConfigError(f"{pipeline!r}: vae/config.json does not state how many pixels and frames a latent has")
+    return geometry
 
 
 def patch_shape(pipeline: str) -> tuple[int, int, int]:
@@ -95,27 +43,71 @@ def patch_shape(pipeline: str) -> tuple[int, int, int]:
     return frames, height * spec.packing, width * spec.packing
 
 
-def frame_counts(temporal: int, patch_frames: int) -> tuple[int, int]:
-    """The fewest frames of a video, and how many more a longer one has, or a multiple of that.
+def latent_frames(pipeline: str, frames: int) -> int:
+    """Return the number of latent frames of a video of ``frames``; 1 for images."""
+    temporal = vae_geometry(pipeline).temporal
+    return 1 if temporal is None else 1 + (frames - 1) // temporal
 
-    The VAE keeps the first frame and makes one latent frame of each ``temporal`` others; the transformer takes
-    ``patch_frames`` latent frames at a time.
+
+def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int, int, int, int]:
+    """Return channels, frames (1 for images), height and width of one sample's latents.
+
+    ``size`` is height and width in pixels. Raises :class:`ConfigError` for a size or a number of frames that the VAE,
+    the transformer's patches and positions or the stock pipeline do not allow.
     """
-    return 1 + temporal * (patch_frames - 1), temporal * patch_frames
+    geometry, patch = vae_geometry(pipeline), patch_shape(pipeline)
+    _check_sides(pipeline, size, geometry, patch)
+    _check_frames(frames, geometry, patch)
+    shape = (latent_frames(pipeline, frames), size[0] // geometry.spatial, size[1] // geometry.spatial)
+    tokens = [n // side for n, side in zip(shape, patch, strict=True)]
+    most = directories.spec(pipeline).positions(directories.settings(pipeline, "transformer"))
+    media = f"inference_size {list(size)} and train_frames = {frames} are"
+    if most and any(n > limit for n, limit in zip(tokens, most, strict=True)):
+        raise ConfigError(
+            f"{media} {tokens} tokens (frames, height, width); the transformer has positions for at most {list(most)}"
+        )
+    if (count := math.prod(tokens)) > MAX_TOKENS:
+        raise ConfigError(f"{media} {count} tokens a sample, at most {MAX_TOKENS} are possible here; lower them")
+    return (geometry.channels, *shape)
 
 
-def latent_frames(pipeline: str, frames: int) -> int | None:
-    """Return the latent frames of a video of ``frames``, 1 for images; None if the VAE's geometry is not stated."""
-    geometry = vae_geometry(pipeline)
-    return None if geometry is None else _latent_frames(frames, geometry)
+def _check_sides(pipeline: str, size: tuple[int, int], geometry: Geometry, patch: tuple[int, int, int]) -> None:
+    stock_multiple = directories.spec(pipeline).stock_multiple
+    multiples = [math.lcm(stock_multiple, geometry.spatial * side) for side in patch[1:]]
+    if any(side < 1 or side % multiple for side, multiple in zip(size, multiples, strict=True)):
+        expected = multiples[0] if multiples[0] == multiples[1] else multiples
+        raise ConfigError(
+            f"inference_size {list(size)}: height and width must be multiples of {expected} pixels for this model"
+        )
 
 
-def _latent_frames(frames: int, geometry: Geometry) -> int:
-    return 1 if geometry.temporal is None else 1 + (frames - 1) // geometry.temporal
+def _check_frames(frames: int, geometry: Geometry, patch: tuple[int, int, int]) -> None:
+    """Raise :class:`ConfigError` unless the VAE and the patches divide the frames.
+
+    The VAE keeps the first frame and makes one latent frame of each ``temporal`` others; a patch has ``patch[0]``
+    latent frames.
+    """
+    if geometry.temporal is None:
+        if frames != 1:
+            raise ConfigError(f"train_frames = {frames}: this model makes images, whose frames are 1")
+        return
+    fewest, step = 1 + geometry.temporal * (patch[0] - 1), geometry.temporal * patch[0]
+    if frames < fewest or (frames - fewest) % step:
+        raise ConfigError(f"train_frames = {frames} must be {fewest} plus a multiple of {step} for this model")
+
+
+def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int:
+    """Return the number of elements of one sample's latents. Raises like :func:`latent_shape`."""
+    return math.prod(latent_shape(pipeline, size, frames))
+
+
+def num_tokens(pipeline: str, size: tuple[int, int], frames: int) -> int:
+    """Return the number of tokens of one sample's latents in the transformer. Raises like :func:`latent_shape`."""
+    return math.prod(latent_shape(pipeline, size, frames)[1:]) // math.prod(patch_shape(pipeline))
 
 
 def text_tokens(pipeline: str, max_prompt_length: int) -> int:
-    """Return the number of text tokens of one prompt that the transformer is given."""
+    """Return the number of text tokens of one prompt that the transformer gets."""
     tokenizer = directories.spec(pipeline).clip_tokenizer
     if tokenizer is None:
         return max_prompt_length
@@ -126,13 +118,13 @@ def check_prompt_length(pipeline: str, max_prompt_length: int) -> None:
     """Raise :class:`ConfigError` for more text tokens than the stock pipeline takes."""
     most = directories.spec(pipeline).max_prompt_length
     if most is not None and max_prompt_length > most:
-        raise ConfigError(f"max_prompt_length is at most {most} for this model, got {max_prompt_length}")
+        raise ConfigError(f"max_prompt_length is at most {most} for this model, found {max_prompt_length}")
 
 
 def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig | None = None) -> int:
-    """Return how many numbers are stored of one prompt's text embedding at most, without masks.
+    """Return the largest number of elements that are stored for one prompt's text embedding, without masks.
 
-    They are the output of the prefix that ``lora`` leaves frozen, if there is one.
+    If ``lora`` leaves the model's prefix frozen, they are the prefix's output.
     """
     spec, transformer = directories.spec(pipeline), directories.settings(pipeline, "transformer")
     prefix = _frozen_prefix(pipeline, lora)
@@ -141,33 +133,21 @@ def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig |
 
 
 def has_frozen_prefix(pipeline: str, lora: LoraConfig | None) -> bool:
-    """Whether the transformer passes texts first through a module that its plugin declares and training leaves alone.
+    """Return whether texts first pass through a module that the model's spec names and training leaves unchanged.
 
-    Training every weight leaves none alone. Raises :class:`ConfigError` for a LoRA target that names no matrix.
+    Full training changes every module. Raises :class:`ConfigError` for a LoRA target that names no matrix.
     """
     return bool(_frozen_prefix(pipeline, lora))
 
 
-def _frozen_prefix(pipeline: str, lora: LoraConfig | None) -> dict[str, tuple[int, ...]]:
-    """Shapes of that module's matrices by name; empty where there is none, or where one of them is adapted."""
-    name = directories.spec(pipeline).frozen_prefix if lora is not None else None
+def _frozen_prefix(pipeline: str, lora: LoraConfig | None) -> Shapes:
+    """Return the shapes of that module's matrices by name; empty without one, or if one of them is adapted."""
+    name = directories.spec(pipeline).frozen_prefix
     if name is None or lora is None:
         return {}
     matrices = _matrices(weight_shapes(pipeline))
     prefix = {module: shape for module, shape in matrices.items() if module.startswith(f"{name}.")}
     return {} if prefix.keys() & _adapted(matrices, lora) else prefix
-
-
-def vae_geometry(pipeline: str) -> Geometry | None:
-    """Return how the pipeline's VAE maps pixels to latents, as the stock pipeline reckons; None for a class that its
-    model does not know, and for settings that do not state it."""
-    settings = directories.settings(pipeline, "vae")
-    vae = directories.spec(pipeline).vaes.get(settings.get("_class_name", ""))
-    return None if vae is None else vae.geometry(settings)
-
-
-BUFFERS = ("pos_embed.pos_embed",)
-"""What the safetensors of a transformer hold besides its weights, and nothing trains."""
 
 
 def weight_shapes(pipeline: str) -> dict[str, tuple[int, ...]]:
@@ -196,16 +176,16 @@ def component_shapes(pipeline: str, component: str) -> dict[str, tuple[int, ...]
     return shapes
 
 
-def elements(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Numbers in all the tensors."""
+def elements(shapes: Shapes) -> int:
+    """Return the number of elements of all tensors."""
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-def trainable_shapes(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | None) -> dict[str, tuple[int, ...]]:
-    """Shapes of what training moves, by name: all weights, or two factors of rank r for each targeted matrix.
+def trainable_shapes(shapes: Shapes, lora: LoraConfig | None) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of trained tensors by name: all weights, or two factors of rank r for each targeted matrix.
 
-    Matrices are the weights of linear modules; convolutions and tables have none. Raises :class:`ConfigError` for a
-    target that names no matrix, and as :func:`adapters.check_patterns` and :func:`adapters.check_ranks`.
+    Matrices are the weights of linear modules, not of convolutions or tables. Raises :class:`ConfigError` for a target
+    that names no matrix, and like :func:`adapters.check_patterns` and :func:`adapters.check_ranks`.
     """
     if lora is None:
         return {name: shape for name, shape in shapes.items() if name not in BUFFERS}
@@ -220,22 +200,19 @@ def trainable_shapes(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | None
     return factors
 
 
-def trainable_elements(shapes: dict[str, tuple[int, ...]], lora: LoraConfig | None) -> int:
-    """Numbers that training moves; raises as :func:`trainable_shapes`."""
+def trainable_elements(shapes: Shapes, lora: LoraConfig | None) -> int:
+    """Return the number of trained elements. Raises like :func:`trainable_shapes`."""
     return elements(trainable_shapes(shapes, lora))
 
 
-def _matrices(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights of linear modules, by the module's name."""
-    return {
-        name.removesuffix(".weight"): shape
-        for name, shape in shapes.items()
-        if name.endswith(".weight") and len(shape) == 2
-    }
+def _matrices(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights of linear modules, by the module's name."""
+    linear = {name: shape for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2}
+    return {name.removesuffix(".weight"): shape for name, shape in linear.items()}
 
 
-def _adapted(matrices: dict[str, tuple[int, ...]], lora: LoraConfig) -> set[str]:
-    """The matrices that get an adapter. Raises :class:`ConfigError` for a target that names none."""
+def _adapted(matrices: Shapes, lora: LoraConfig) -> set[str]:
+    """Return the modules that get an adapter. Raises :class:`ConfigError` for a target that names none."""
     targets = adapters.targets(lora, matrices)
     found = {target: [m for m in matrices if m == target or m.endswith(f".{target}")] for target in targets}
     if lost := [target for target, modules in found.items() if not modules]:
@@ -248,7 +225,7 @@ def _adapted(matrices: dict[str, tuple[int, ...]], lora: LoraConfig) -> set[str]
 
 
 def _ending(module: str) -> str:
-    """The last name of a module that is not a number, with the numbers after it: ``to_out.0``."""
+    """Return the last name of a module that is not a number, with the numbers after it: ``to_out.0``."""
     names = module.split(".")
     first = next((i for i in range(len(names) - 1, -1, -1) if not names[i].isdigit()), 0)
     return ".".join(names[first:])

@@ -11,7 +11,8 @@ from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Model
+from cosmos_rl_core.models._base import Model
+from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype, half

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Conditioning, Model
+from cosmos_rl_core.models._base import Conditioning, Model
+from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.parallel import sharding
+from tests.adapters import load_model
 
 SHAPES = Path(__file__).parent / "shapes"
 _MASKS = ("prompt_attention_mask",)
@@ -58,7 +59,7 @@ class Shape:
     def empty_model(self, device: torch.device) -> Model:
         """The model plugin on this pipeline: no VAE, no text encoders, and a transformer without weights, on meta."""
         path = self._folder.name
-        return _loading.adapter_of(path).load(path, (EMPTY_TRANSFORMER,), device)
+        return load_model(path, (EMPTY_TRANSFORMER,), device)
 
     @cached_property
     def _folder(self) -> "tempfile.TemporaryDirectory[str]":

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning, Model, given_frames, guided_velocity, stack
 from cosmos_rl_core.models.cosmos_predict2_5 import split as cosmos
 from cosmos_rl_core.models.wan import split as wan
 from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.weights import policy_weights
+from tests.adapters import load_model
 
 CPU = torch.device("cpu")
 TEXT_CHANNELS = 32
@@ -29,7 +29,7 @@ Build = Callable[[], tuple[nn.Module, Callable[[], list[Tensor]], list[Tensor]]]
 
 
 def load(folder: Path) -> Model:
-    return _loading.adapter_of(str(folder)).load(str(folder), ("transformer",), CPU)
+    return load_model(folder, ("transformer",), CPU)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -12,10 +12,11 @@ from torch import nn
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import EMPTY_TRANSFORMER, Conditioning, Model
+from cosmos_rl_core.models._base import Conditioning, Model
+from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.weights.policy_weights import prepare
+from tests.adapters import load_model
 from tests.families import SIZE, Family
 
 LORA = LoraConfig(r=4, lora_alpha=12.0)
@@ -53,7 +54,7 @@ def test_a_plan_knows_the_sizes_and_tokens_of_other_patches_too(
     config["patch_size"] = patch[1] if family.frames == 1 else (1, *patch[1:]) if alone else patch
     file.unlink()
     file.write_text(json.dumps(config), encoding="utf-8")
-    model = _loading.adapter_of(folder).load(folder, (EMPTY_TRANSFORMER,), family.device)
+    model = load_model(folder, (EMPTY_TRANSFORMER,), family.device)
     (size, frames), shape = next(iter(possible_sizes(model, folder).items()))
     assert sizes.num_tokens(folder, size, frames) == tokens_of(model, shape, family.conditioning)
 

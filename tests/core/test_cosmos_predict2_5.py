@@ -10,8 +10,8 @@ from diffusers.models.transformers import transformer_cosmos
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import COMPONENTS, generated, given_frames, guided_velocity, stack
+from cosmos_rl_core.models._base import generated, given_frames, guided_velocity, stack
+from cosmos_rl_core.models._loading import COMPONENTS
 from cosmos_rl_core.models.cosmos_predict2_5 import SPEC
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.sampling.flow import euler, flow_sde
@@ -20,6 +20,7 @@ from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.policy_weights import prepare
 from tests import tiny_pipelines
+from tests.adapters import load_model
 from tests.families import as_torchvision, write_files
 from tests.tiny_pipelines.cosmos_predict2_5 import LetsPass
 
@@ -39,7 +40,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def model(folder):
-    return _loading.adapter_of(folder).load(folder, COMPONENTS, CPU)
+    return load_model(folder, COMPONENTS, CPU)
 
 
 def load_stock(folder: str) -> Any:

@@ -8,9 +8,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models import _counting, _loading
-from cosmos_rl_core.models._base import EMPTY_TRANSFORMER
+from cosmos_rl_core.models import _counting
+from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.pipelines import counting, sizes
+from tests.adapters import load_model
 from tests.families import SIZE, Family
 
 META = torch.device("meta")
@@ -28,7 +29,7 @@ def test_configs_state_the_shapes_of_every_file(family: Family):
 
 
 def test_a_forward_pass_is_counted_as_on_encoded_prompts(family: Family):
-    model = _loading.adapter_of(family.folder).load(family.folder, (EMPTY_TRANSFORMER,), META)
+    model = load_model(family.folder, (EMPTY_TRANSFORMER,), META)
     model.transformer.to(META)
     x_t = torch.zeros(1, *model.latent_shape(SIZE, family.frames), device=META)
     texts = {name: tensor[:1].to(META) for name, tensor in family.conditioning.items()}

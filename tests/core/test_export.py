@@ -14,11 +14,11 @@ from safetensors import torch as safetensors_torch
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.models import _loading
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.policy_weights import prepare
 from tests import tiny_pipelines
+from tests.adapters import load_model
 from tests.families import write_files
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def trained(folder):
     """A transformer for each way of training, with weights that moved: (transformer, tensors) by name of the way."""
     result = {}
     for way, lora in (("lora", LORA), ("full", None)):
-        transformer = _loading.adapter_of(folder).load(folder, ("transformer",), CPU).transformer
+        transformer = load_model(folder, ("transformer",), CPU).transformer
         weights = prepare(transformer, lora)
         generator = torch.Generator("cpu").manual_seed(4)
         moved = {

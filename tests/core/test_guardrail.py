@@ -12,7 +12,7 @@ import torch
 from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from cosmos_rl_core.models._base import COMPONENTS
+from cosmos_rl_core.models._loading import COMPONENTS
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.pipelines import directories
 from tests import tiny_pipelines

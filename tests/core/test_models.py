@@ -16,12 +16,12 @@ import torch
 from diffusers import DiffusionPipeline
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models import _loading
 from cosmos_rl_core.pipelines import checkpoints, directories, sizes
 from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
 from tests import tiny_pipelines
+from tests.adapters import load_model
 from tests.families import CPU, LENGTH, PROMPTS, SCHEDULERS, load_family, run_stock
 from tests.tiny_pipelines.sana_video import save_ltx2_vae
 
@@ -37,7 +37,7 @@ def change(file: Path, **values: Any) -> None:
 
 
 def load(folder: Path | str, *components: str) -> Any:
-    return _loading.adapter_of(str(folder)).load(str(folder), components, CPU)
+    return load_model(folder, components, CPU)
 
 
 def test_impossible_sizes_and_frames_are_refused_by_name(folders):
@@ -170,7 +170,7 @@ def test_sana_video_with_the_vae_of_ltx2_makes_what_the_stock_pipeline_makes(tmp
     encoded = family.stock.vae.encode(pixels.permute(0, 4, 1, 2, 3) / 127.5 - 1).latent_dist.mode()
     assert torch.allclose(family.model.encode_media(pixels), (encoded - mean) / std, atol=1e-5)
     change(folder / "vae/config.json", spatial_compression_ratio=None)
-    with pytest.raises(ConfigError, match=r"vae/config\.json does not say how many pixels and frames"):
+    with pytest.raises(ConfigError, match=r"vae/config\.json does not state how many pixels and frames"):
         checkpoints.check(str(folder))
 
 

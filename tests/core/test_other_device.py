@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import stack
 from tests import tiny_pipelines
+from tests.adapters import load_model
 from tests.families import CPU, LENGTH, PROMPTS
 from tests.other_device import DEVICE, OtherDevice
 
@@ -32,7 +32,7 @@ def test_a_model_computes_there_what_it_computes_on_the_cpu(tmp_path: Path):
     folder = str(tiny_pipelines.save("sd3", tmp_path / "sd3"))
 
     def gradient(device: torch.device) -> Tensor:
-        model = _loading.adapter_of(folder).load(folder, ("text", "transformer"), device)
+        model = load_model(folder, ("text", "transformer"), device)
         weight = next(p for name, p in model.transformer.named_parameters() if name.endswith("to_q.weight"))
         weight.requires_grad_()
         x = torch.linspace(-2, 2, 512, device=CPU).reshape(2, 4, 8, 8).to(device)

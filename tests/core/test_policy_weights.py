@@ -7,12 +7,12 @@ import torch
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import stack
 from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.weights import policy_weights
 from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
 from tests import other_device, tiny_pipelines
+from tests.adapters import load_model
 
 CPU = torch.device("cpu")
 LORA = LoraConfig(r=4, lora_alpha=8.0)
@@ -25,12 +25,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def conditioning(folder, device):
-    return stack(_loading.adapter_of(folder).load(folder, ("text",), CPU).encode_prompts(["a cat"], 16), device)
+    return stack(load_model(folder, ("text",), CPU).encode_prompts(["a cat"], 16), device)
 
 
 @pytest.fixture
 def model(folder, device):
-    return _loading.adapter_of(folder).load(folder, ("transformer",), device)
+    return load_model(folder, ("transformer",), device)
 
 
 @pytest.fixture(params=["lora", "full"])
@@ -140,7 +140,7 @@ def test_gradients_survive_a_swap_between_forward_and_backward(model, conditioni
 def test_lora_trains_the_adapter_alone_and_full_everything(model, folder):
     full = prepare(model.transformer, None, reference=False)
     assert set(full.parameters) == {name for name, _ in model.transformer.named_parameters()}
-    other = _loading.adapter_of(folder).load(folder, ("transformer",), CPU)
+    other = load_model(folder, ("transformer",), CPU)
     weights = prepare(other.transformer, LORA)
     assert set(weights.parameters) == {name.replace(".default", "") for name, flag in flags(other).items() if flag}
     assert all(".lora_A." in name or ".lora_B." in name for name in weights.parameters)
@@ -241,7 +241,7 @@ def test_adding_an_adapter_leaves_the_global_generator_alone(model):
 def test_alpha_over_r_scales_the_adapter(folder, conditioning, device):
     deltas = []
     for alpha in (4.0, 8.0):
-        model = _loading.adapter_of(folder).load(folder, ("transformer",), device)
+        model = load_model(folder, ("transformer",), device)
         weights = prepare(model.transformer, LoraConfig(r=4, lora_alpha=alpha, target_modules=("proj_out",)))
         with torch.no_grad():
             base = output(model, conditioning)
@@ -282,7 +282,7 @@ def test_equal_tensors_are_equal_bytes_and_come_back():
 def test_compiled_blocks_run_with_the_part_in_use(model, folder, conditioning, lora, device):
     if device == other_device.DEVICE:
         pytest.skip("this device is made of what compilers cannot capture")
-    compiled = _loading.adapter_of(folder).load(folder, ("transformer",), device)
+    compiled = load_model(folder, ("transformer",), device)
     weights = prepare(model.transformer, lora)
     # Captured as for any compiler, and run without one: that would take a minute.
     compiled_weights = prepare(

@@ -56,7 +56,7 @@ def test_every_mistake_about_the_model_is_in_one_message(cosmos):
         'policy.diffusers.guardrail, "required" unless it is set, needs the package cosmos_guardrail: pip install',
         "no weight matrix of this transformer ends in to_v_proj; it has",
         "are [3, 2, 9] tokens (frames, height, width); the transformer has positions for at most [8, 8, 8]",
-        "guidance_scale = 1.5: evaluations are made by Cosmos2_5_PredictBasePipeline, which has no guidance below ours",
+        "guidance_scale = 1.5: evaluations run Cosmos2_5_PredictBasePipeline, which has no guidance between 1 and 2",
     ):
         assert str(caught.value).count(expected) == 1, (expected, str(caught.value))
 
@@ -64,7 +64,7 @@ def test_every_mistake_about_the_model_is_in_one_message(cosmos):
 @pytest.mark.parametrize(
     ("file", "values", "said"),
     [
-        ("transformer", {"patch_size": [2, 2, 2]}, "patches of 2 latent frames have no noise level of their own each"),
+        ("transformer", {"patch_size": [2, 2, 2]}, "patches have 2 latent frames, expected 1"),
         ("transformer", {"in_channels": 4}, "takes 4 channels and the VAE makes 4 beside 1 of a mask"),
         (
             "vae",
@@ -201,7 +201,7 @@ def test_a_transformer_that_scales_its_padding_mask_needs_torchvision(tmp_path, 
 def test_guidance_is_translated_for_the_stock_pipeline(base, ours, stock):
     assert guidance.stock_scale(directories.spec(str(base)), ours) == stock
     assert guidance.stock_scale(directories.spec(directories.resolve_path("package:tiny-sd3")), ours) == ours
-    with pytest.raises(ConfigError, match="take 1, or more than 2"):
+    with pytest.raises(ConfigError, match="set 1, or more than 2"):
         guidance.stock_scale(directories.spec(str(base)), 2.0)
 
 

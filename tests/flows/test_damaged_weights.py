@@ -21,6 +21,7 @@ from flows.planning.plan import Settings, plan_of
 from stages.contracts import ModelRef
 from stages.training.loading import load_stock
 from tests import tiny_pipelines
+from tests.adapters import load_model
 
 WEIGHTS = [
     "transformer/diffusion_pytorch_model.safetensors",
@@ -274,7 +275,7 @@ def change_weights(file: Path, change) -> None:
 
 
 def load_all(base: Path) -> None:
-    _loading.adapter_of(str(base)).load(str(base), ("transformer", "vae", "text"), torch.device("cpu"))
+    load_model(base, ("transformer", "vae", "text"), torch.device("cpu"))
 
 
 def load_whole_stock(base: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.models._base import PREFIX
+from cosmos_rl_core.models._loading import PREFIX
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from flows.planning import requests
 from stages.artifacts.artifact import Artifact

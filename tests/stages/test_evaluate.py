@@ -22,6 +22,7 @@ from stages.artifacts.slots import input_of
 from stages.contracts import Evaluate, ModelRef
 from stages.training.loading import load_stock
 from tests import tiny_pipelines
+from tests.adapters import load_model
 from tests.families import CPU, LENGTH, PROMPTS, SIZE, frames_of, moved, write_files
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.test_pins import recipe
@@ -64,7 +65,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> ModelRef:
 
 def export_of(model: ModelRef, lora: LoraConfig | None, folder: Path) -> str:
     """Weights that moved, in ``folder``; the directory of the pipeline that they go with."""
-    transformer = _loading.adapter_of(model.path).load(model.path, ("transformer",), CPU).transformer
+    transformer = load_model(model.path, ("transformer",), CPU).transformer
     weights = prepare(transformer, lora, reference=False)
     tensors = moved(weights.get(CURRENT), 0.2 if lora else 0.05)
     write_files(lora_files(tensors, lora) if lora else full_pipeline(model.path, tensors), folder)

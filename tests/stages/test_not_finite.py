@@ -13,8 +13,7 @@ from transformers import AutoTokenizer
 
 from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.errors import ArtifactError, DivergenceError
-from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import NotFiniteError
+from cosmos_rl_core.models._pixels import NotFiniteError
 from cosmos_rl_core.pipelines import directories
 from flows.planning import requests
 from flows.planning.plan import freeze, make_plan
@@ -28,6 +27,7 @@ from stages.formats.samples import StoredSample, read_index, read_samples
 from stages.formats.tables import read_table
 from stages.reporting import html as report_html
 from stages.rollout import decode_finite
+from tests.adapters import load_model
 from tests.hand_made import rewards
 from tests.stages.conftest import make
 
@@ -164,7 +164,7 @@ def test_more_than_may_fail_is_a_failure_that_no_retry_mends(tmp_path: Path, mod
 
 
 def test_a_sample_whose_pixels_are_not_finite_changes_no_bit_of_the_others():
-    model = _loading.adapter_of(path := directories.resolve_path("package:tiny-sd3")).load(path, ("vae",), CPU)
+    model = load_model(directories.resolve_path("package:tiny-sd3"), ("vae",), CPU)
     latents = torch.randn(4, *model.latent_shape((32, 64), 1), generator=torch.Generator().manual_seed(0))
     whole = model.decode(latents).numpy()
     broken = latents.clone()

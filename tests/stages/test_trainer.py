@@ -17,7 +17,6 @@ from cosmos_rl_core.algorithms._base import Batch, Loss
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.errors import DivergenceError
-from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning, stack
 from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.parallel.distributed import Group
@@ -34,6 +33,7 @@ from stages.contracts import OptimizerSteps
 from stages.formats.policies import read_part
 from stages.training.trainer import MicroBatch, Trainer, Watcher
 from tests import tiny_pipelines
+from tests.adapters import load_model
 from tests.families import CPU, moved
 from tests.stages.conftest import make, make_run
 from tests.stages.ranks import start_ranks
@@ -59,7 +59,7 @@ def conditioning(folder: str) -> Conditioning:
 
 
 def conditioning_of(folder: str) -> Conditioning:
-    return stack(_loading.adapter_of(folder).load(folder, ("text",), CPU).encode_prompts(["a", "b"], 16), CPU)
+    return stack(load_model(folder, ("text",), CPU).encode_prompts(["a", "b"], 16), CPU)
 
 
 def trainer_of(
@@ -67,7 +67,7 @@ def trainer_of(
 ) -> Trainer:
     """On weights that have moved already; the behaviour is where they are, the average starts there too."""
     group = group or Group(60.0)
-    model = _loading.adapter_of(folder).load(folder, ("transformer",), CPU)
+    model = load_model(folder, ("transformer",), CPU)
     weights = prepare(model.transformer, lora, spread=partial(cut_over, group.mesh))
     weights.load(CURRENT, moved(weights.get(CURRENT), 0.1))
     weights.create("behaviour")

@@ -4,7 +4,7 @@ from cosmos_rl_core.models._spec import Geometry, ModelSpec, Settings, Vae, fall
 
 
 def _geometry(vae: Settings) -> Geometry:
-    # A video VAE, of which the pipeline uses one frame.
+    # A video VAE; the pipeline encodes one frame.
     return Geometry(vae["z_dim"], 2 ** len(vae["temperal_downsample"]))
 
 
@@ -14,12 +14,12 @@ SPEC = ModelSpec(
     transformer_class="QwenImageTransformer2DModel",
     transformer_defaults={"in_channels": 64, "joint_attention_dim": 3584},
     refused_settings={
-        "guidance_embeds": "a distilled model, which is told the guidance",
-        "zero_cond_t": "an editing model, which is given images",
+        "guidance_embeds": "a distilled model, with guidance as an input",
+        "zero_cond_t": "an editing model, with images as an input",
         "use_additional_t_cond": "a layered model",
         "use_layer3d_rope": "a layered model",
     },
-    # Its patch_size is the side of the square that the pipeline packs.
+    # The transformer's patch_size is the side of the square that the pipeline packs.
     patch=lambda _: (1, 1, 1),
     packing=2,
     text_width=lambda transformer: transformer["joint_attention_dim"],

@@ -1,17 +1,12 @@
 """SANA-Video: text to video, Gemma's text, 5-D latents of a causal video VAE."""
 
 from cosmos_rl_core.models import _vaes
-from cosmos_rl_core.models._spec import Geometry, ModelSpec, Settings, Vae
+from cosmos_rl_core.models._spec import Geometry, ModelSpec, Settings, Vae, rope_positions
 
 
 def _ltx2(vae: Settings) -> Geometry | None:
     spatial = vae["spatial_compression_ratio"]
     return spatial and Geometry(vae["latent_channels"], spatial, vae["temporal_compression_ratio"])
-
-
-def _positions(transformer: Settings) -> tuple[int, int, int]:
-    most = transformer["rope_max_seq_len"]
-    return most, most, most
 
 
 _LTX2_DEFAULTS = {"latent_channels": 128, "spatial_compression_ratio": None, "temporal_compression_ratio": None}
@@ -26,8 +21,8 @@ SPEC = ModelSpec(
         "rope_max_seq_len": 1024,
         "caption_channels": 2304,
     },
-    refused_settings={"guidance_embeds": "a distilled model, which is told the guidance"},
-    positions=_positions,
+    refused_settings={"guidance_embeds": "a distilled model, with guidance as an input"},
+    positions=rope_positions,
     text_width=lambda transformer: transformer["caption_channels"],
     takes_instruction=True,
     stock_multiple=32,

@@ -1,13 +1,7 @@
 """Wan 2.1: text to video, one text encoder, 5-D latents of a causal video VAE."""
 
 from cosmos_rl_core.models import _vaes
-from cosmos_rl_core.models._spec import ModelSpec, Settings
-
-
-def _positions(transformer: Settings) -> tuple[int, int, int]:
-    most = transformer["rope_max_seq_len"]
-    return most, most, most
-
+from cosmos_rl_core.models._spec import ModelSpec, rope_positions
 
 SPEC = ModelSpec(
     pipeline_classes=("WanPipeline",),
@@ -18,7 +12,7 @@ SPEC = ModelSpec(
         "boundary_ratio": "a Wan 2.2 pipeline, of two transformers",
         "expand_timesteps": "a Wan 2.2 pipeline, of timesteps by token",
     },
-    positions=_positions,
+    positions=rope_positions,
     text_width=lambda transformer: transformer["text_dim"],
     float32_modules=("rope", "time_embedder", "scale_shift_table", "norm1", "norm2", "norm3"),
     context_parallel=True,
