@@ -1,1 +1,1 @@
-"""Losses and advantages: one file an algorithm. No file here imports torch at run time."""
+"""Losses and advantages, one file for each algorithm. No file here imports torch at run time."""

@@ -1,4 +1,4 @@
-"""Rewards to advantages relative to the prompt's other samples: what the rewarded algorithms share."""
+"""Advantages of samples relative to other samples of their prompt, for all rewarded algorithms."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ STD_FLOOR = 1e-4
 
 
 def rewards_of(samples: pd.DataFrame, column: str) -> np.ndarray:
-    """A column of rewards, float64, one a row of ``samples``; NaN where the sample is not ``valid``.
+    """Return a column of rewards, float64 ``[len(samples)]``; NaN for samples that are not ``valid``.
 
-    Raises :class:`ArtifactError` if a sample marked valid has a reward that is not finite.
+    Raises :class:`ArtifactError` if a valid sample has a reward that is not finite.
     """
     valid = samples["valid"].to_numpy(bool)
     rewards = np.where(valid, samples[column].to_numpy(np.float64, na_value=np.nan), np.nan)
@@ -29,7 +29,7 @@ def rewards_of(samples: pd.DataFrame, column: str) -> np.ndarray:
 
 
 def centred(rewards: np.ndarray) -> np.ndarray:
-    """Rewards minus their mean, exactly 0 where all are equal: the mean of equal numbers can miss them by rounding."""
+    """Return rewards minus their mean, ``[N]``; exactly 0 for equal rewards, whose mean may differ by rounding."""
     shifted = rewards - rewards.min()
     return shifted - shifted.mean()
 
@@ -43,13 +43,13 @@ def group_advantages(
     ddof: int,
     fill: bool = False,
 ) -> np.ndarray:
-    """Rewards minus their prompt's mean, over the standard deviation + 1e-4; NaN for excluded samples.
+    """Return rewards minus their prompt's mean, over the standard deviation + 1e-4, ``[N]``; NaN if excluded.
 
-    A reward of NaN counts in no mean and no deviation. Prompts with fewer than ``min_group_size`` rewards are dropped,
-    though theirs still count in the deviation of ``global_std``, which is over all prompts. Equal rewards give exactly
-    0. ``ddof`` is 0 for the population's deviation, 1 for the unbiased one. ``fill`` gives the mean of its prompt to a
-    sample without a reward, before everything else.
-    Source: GRPO, arXiv:2402.03300, section 4.1.2, with the floor.
+    ``rewards`` and ``prompt_ids`` are ``[N]``. A reward of NaN counts in no mean and no deviation. Prompts with fewer
+    than ``min_group_size`` rewards are excluded, but count in the deviation over all prompts, which ``global_std``
+    takes instead of each prompt's own. Equal rewards give exactly 0. ``ddof`` is 0 for the population's deviation, 1
+    for the sample's. ``fill`` first replaces a reward of NaN by the mean of its prompt.
+    Source: GRPO, arXiv:2402.03300, section 4.1.2, with a floor of the deviation.
     """
     _, group_of = np.unique(prompt_ids, return_inverse=True)
     groups = [np.flatnonzero(group_of == group) for group in range(group_of.max(initial=-1) + 1)]
@@ -68,11 +68,11 @@ def group_advantages(
 
 
 def _filled(rewards: np.ndarray) -> np.ndarray:
-    # the mean above the lowest, so that equal rewards are filled with themselves and not with something near
+    # The mean above the lowest is exact for equal rewards, which a plain mean may miss by rounding.
     low = np.nanmin(rewards)
     return np.where(np.isnan(rewards), low + np.nanmean(rewards - low), rewards)
 
 
 def _deviation(rewards: np.ndarray, ddof: int) -> float:
-    """Standard deviation; NaN of too few."""
+    """Return the standard deviation; NaN if there are not more than ``ddof`` rewards."""
     return float(rewards.std(ddof=ddof)) if len(rewards) > ddof else np.nan

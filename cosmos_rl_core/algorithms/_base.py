@@ -1,6 +1,12 @@
-"""What an algorithm plugin defines: a class ``Options`` (an :class:`AlgorithmOptions`) and a class ``Algorithm``.
+"""What an algorithm plugin gives: a file ``algorithms/<name>.py`` with two classes, ``Options`` and ``Algorithm``.
 
-A plugin calls methods of tensors and never imports torch when it runs, so flows can read its options and needs.
+- ``Options`` is a subclass of :class:`cosmos_rl_core.config.train.RewardedOptions`, for training on rewarded rollouts,
+  or of :class:`cosmos_rl_core.config.train.SupervisedOptions`, for training on the media of a dataset. Its field
+  ``type`` is ``Literal["<name>"]``. It declares the algorithm's settings, each with a bound and a docstring; a recipe
+  sets them in ``[train.train_policy]``.
+- ``Algorithm`` takes these options and has the members of the protocol :class:`Algorithm`.
+
+A plugin calls methods of tensors and never imports torch, because plans read its options and needs without torch.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch at one noise level each; B samples."""
+    """A micro-batch of B samples, each at one noise level."""
 
     x_0: Tensor
     """Clean latents ``[B, ...]``, float32."""
@@ -32,47 +38,49 @@ class Batch:
     t: Tensor
     """Noise level of each sample ``[B]`` in [0, 1]."""
     advantages: Tensor | None
-    """One number a sample ``[B]``; None where the algorithm needs no reward."""
+    """Advantage of each sample ``[B]``, float32; None for media of a dataset."""
     mask: Tensor | None = None
-    """1 at generated dimensions, 0 at given ones, broadcasts to ``x_0``; None where all are generated."""
+    """1 at generated dimensions, 0 at given ones, broadcasts to ``x_0``; None if all are generated."""
 
     @property
     def per_sample(self) -> tuple[int, ...]:
-        """Shape that broadcasts a ``[B]`` tensor over the latents."""
+        """Return the shape that broadcasts a ``[B]`` tensor over the latents."""
         return (-1, *[1] * (self.x_0.ndim - 1))
 
     @property
     def x_t(self) -> Tensor:
-        """Noised latents ``(1 - t) x_0 + t noise``."""
+        """Return the model's input, ``(1 - t) x_0 + t noise``, the shape of ``x_0``."""
         t = self.t.view(self.per_sample)
         return (1 - t) * self.x_0 + t * self.noise
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over each sample's generated dimensions: ``[B, ...] -> [B]``; float64 with a mask."""
+        """Return the mean over each sample's generated dimensions: ``[B, ...] -> [B]``; float64 with a mask."""
         return generated_mean(values, self.mask)
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """A micro-batch of recorded sampler steps, one each; B samples. Raises ``ValueError`` at numbers not ``[B]``.
+    """A micro-batch of B samples, each at one recorded sampler step.
 
-    The sampler drew ``x_next`` from the normal distribution whose mean and deviation ``at`` gives.
+    The sampler drew ``x_next`` from a normal distribution. :func:`cosmos_rl_core.sampling.transition.mean` returns its
+    mean from ``x``, a velocity, ``history`` and ``at``; its deviation is ``at.std``. Raises ``ValueError`` unless the
+    numbers of samples are ``[B]``.
     """
 
     x: Tensor
-    """State that the step began at ``[B, ...]``, float32."""
+    """State before the step ``[B, ...]``, float32."""
     x_next: Tensor
-    """State that it drew, the shape of ``x``."""
+    """State after the step, the shape of ``x``."""
     history: Tensor
-    """Estimate of x_0 by the step before, the shape of ``x``; zeros where the sampler looks back at nothing."""
+    """Estimate of x_0 by the step before, the shape of ``x``; zeros if the step does not use it."""
     at: Coefficients
-    """The sampler's row of each step, ``[B]`` float64."""
+    """The sampler's coefficients of each step, ``[B]`` float64."""
     log_prob: Tensor
-    """Log-density of ``x_next`` at the rollout ``[B]``: the mean over generated dimensions, nats."""
+    """Log-density of ``x_next`` at the rollout ``[B]``: mean over generated dimensions, nats."""
     advantages: Tensor
-    """One number a sample ``[B]``, float32."""
+    """Advantage of each sample ``[B]``, float32."""
     mask: Tensor | None = None
-    """1 at generated dimensions, 0 at given ones, broadcasts to ``x``; None where all are generated."""
+    """1 at generated dimensions, 0 at given ones, broadcasts to ``x``; None if all are generated."""
 
     def __post_init__(self) -> None:
         size = self.x.shape[0]
@@ -82,45 +90,54 @@ class Transitions:
 
     @property
     def x_t(self) -> Tensor:
-        """The model's input ``input_scale x``, float32, to the bit that of the rollout."""
+        """Return the model's input ``input_scale x``, float32, with the bits of the rollout."""
         return model_input(self.x, self.at)[0]
 
     @property
     def t(self) -> Tensor:
-        """Noise level that the model is told ``[B]``, float64 in [0, 1]."""
+        """Return the noise level of each sample ``[B]``, float64 in [0, 1]."""
         return self.at.t
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Per-sample loss ``[B]`` (float32, or float64 under a mask, with gradient) and numbers worth a curve, each ``[B]``
-    and detached."""
+    """What a loss returns."""
 
     per_sample: Tensor
+    """Loss of each sample ``[B]``, float32 (or float64 under a mask), with gradient."""
     metrics: dict[str, Tensor]
+    """Numbers to record as curves, by name, each ``[B]`` and detached."""
 
 
 class Algorithm(Protocol):
-    """Turns rewards into advantages and has a loss. ``needs`` says what both read; an instance computes it once."""
+    """An algorithm: from rewards to advantages, and a loss. Every rank makes one from the recipe's ``Options``.
+
+    The trainer draws batches, makes predictions, averages the losses of all samples and steps the optimizer. An
+    algorithm keeps no state between calls: everything that lasts is a part of the policy, which ``needs`` declares.
+    """
 
     needs: Needs
+    """The policy parts, rollouts and schedules that it needs, from its options alone."""
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows of ``samples`` with ``advantage`` (NaN where the sample is excluded) and ``used``.
+        """Return ``samples`` with the columns ``advantage`` (float64, NaN if excluded) and ``used`` (bool).
 
-        ``samples`` has the columns ``sample_id, prompt_id, reward, valid``, and ``reward.<name>``, the weighted score
-        of each reward. A failed sample never gets a made-up number, unless an option asks for it.
+        ``samples`` has a row for each sample of one rollout, with the columns ``sample_id``, ``prompt_id``, ``reward``
+        (the weighted sum of all rewards), ``valid`` (whether all rewards scored it), and ``reward.<name>``, the
+        weighted score of each reward. Exclude samples that are not valid: they have no reward.
         """
         ...
 
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch | Transitions) -> Loss:
         """Return the loss of each sample.
 
-        ``velocity(part)`` is the prediction of a policy part at ``batch.x_t, batch.t``: of ``current`` with gradient,
-        of every other part (``old``, ``behaviour``, ``reference``) without. Call ``current`` last: its activations
-        then need not fit beside another forward pass, and its weights are not swapped out before the backward pass.
-        ``batch`` is of a kind that ``needs.train_on`` and ``needs.data_term`` ask for. The loss counts only the
-        dimensions that ``batch.mask`` marks as generated.
+        ``velocity(part)`` returns the prediction of a policy part at ``batch.x_t, batch.t``, the shape of ``x_t``: of
+        ``current`` with gradient, of every other part in ``needs.roles`` without. Call ``current`` last: other forward
+        passes then need no memory beside its activations, and its weights stay in place for the backward pass.
+
+        ``batch`` is :class:`Transitions` if ``needs.train_on`` lists steps, else :class:`Batch`. With
+        ``needs.data_term`` the loss also gets a :class:`Batch` of media without advantages. Average over the
+        dimensions that ``batch.mask`` marks as generated, and no others (``batch.mean``).
         """
         ...
 

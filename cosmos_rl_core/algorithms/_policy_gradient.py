@@ -1,7 +1,7 @@
 """Policy gradients on a sampler's stochastic steps: DDRL (arXiv:2512.04332) and FlowGRPO (arXiv:2505.05470).
 
-Each step draws from a normal whose mean is linear in the velocity, so that the likelihood of a recorded step under any
-weights is known in closed form. The two algorithms differ in their defaults only.
+Each step draws from a normal distribution whose mean is linear in the velocity, so that the likelihood of a recorded
+step under any weights has a closed form. The two algorithms differ in their defaults only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _OF_DATA = ("use_rl_sigma_and_noise", "data_on_first_only", "text_dropout")
-"""The settings of the diffusion loss beside its weight."""
+"""Settings of the diffusion loss beside its weight."""
 
 
 class PolicyGradientOptions(RewardedOptions):
@@ -41,71 +41,73 @@ class PolicyGradientOptions(RewardedOptions):
     """
 
     train_on: tuple[int, ...]
-    """Steps of the sampler to train on, from 0; -1 is a random one that is not listed, anew for every prompt."""
+    """Steps of the sampler to train on, from 0; -1 is a random other step, drawn for every prompt."""
     clip_ratio: float = Field(default=1e-4, gt=0, lt=1)
-    """Distance of the ratio from 1 beyond which a step is not pushed further. Its unit is that of ``ratio_mode``."""
+    """Distance of the ratio from 1 beyond which a step gets no gradient. Its unit is that of ``ratio_mode``."""
     policy_weight: float = Field(default=1.0, ge=0, json_schema_extra={"neutral": 1.0})
-    """Weight of the policy loss; 0 is a control that leaves what the other two terms do by themselves."""
+    """Weight of the policy loss; 0 is a control with the other two terms alone."""
     kl_beta: float = Field(ge=0)
     """Weight of the distance to the reference; 0 saves its forward pass."""
     data_beta: float = Field(ge=0)
     """Weight of the diffusion loss on the dataset's media; 0 needs no media."""
     data: AnyDataset | None = None
-    """The media of that diffusion loss and of given frames; their captions may be prompts of the rollouts, or not."""
+    """Media of the diffusion loss and of given frames. Their captions need not be prompts of the rollouts."""
     loss_scale: float = Field(default=10.0, gt=0)
-    """Factor of the whole loss. Adam divides it out again; it moves the gradient against ``optm_grad_norm_clip``."""
+    """Factor of the whole loss. Adam divides it out again; the gradient norm that ``optm_grad_norm_clip`` bounds grows
+    with it."""
     ratio_mode: Literal["mean_logp", "sum_logp", "unnormalised"] = "mean_logp"
-    """Logarithm of the ratio: per dimension, true (the sum over dimensions), or cosmos-rl's, which leaves out the
-    division by twice the variance and so weighs noisy steps most."""
+    """Logarithm of the ratio: per dimension, true (the sum over dimensions), or cosmos-rl's, which omits the division
+    by twice the variance and so gives noisy steps the most weight."""
     kl_mode: Literal["exact", "flow_grpo", "unnormalised"] = "exact"
     """Distance to the reference per dimension: the KL divergence, FlowGRPO's (the KL divergence times the length of
     the step), or cosmos-rl's squared distance of the means."""
     logp_old: Literal["recompute", "stored"] = "recompute"
-    """Where the ratio's denominator comes from. Recomputed, it is exactly 1 at the weights that made the rollout;
-    stored, differences between rollout and update in rounding count as change."""
+    """Source of the ratio's denominator. Recomputed, the ratio is exactly 1 at the weights that made the rollout;
+    stored, rounding differences between rollout and update change the ratio."""
     max_logp_drift: float | None = Field(default=None, gt=0)
-    """Largest difference of stored and recomputed log-density, in the unit of ``ratio_mode``; beyond it the update
-    fails, because it does not compute what the rollout did. Absent means half of ``clip_ratio``."""
+    """Largest difference of stored and recomputed log-density, in the unit of ``ratio_mode``. Beyond it the update
+    fails, because it does not reproduce the rollout. Absent means half of ``clip_ratio``."""
     max_drift: float | None = Field(default=None, gt=0)
-    """Mean ``approx_kl`` of an optimizer step beyond which the pass over the rollout stops; absent means never. About
-    half the square of a typical log-ratio in the unit of ``ratio_mode``: 5e-9 where that is the default clip."""
+    """Largest mean ``approx_kl`` of an optimizer step. Beyond it the pass over the rollout stops; absent means never.
+    It is about half the square of a typical log-ratio in the unit of ``ratio_mode``: 5e-9 at the default clip."""
     train_unconditional: bool = Field(default=True, json_schema_extra={"neutral": True})
-    """Send the gradient through both predictions of guidance, as the density of a step depends on both; false trains
-    the conditional one alone, which takes less memory."""
+    """Send the gradient through both predictions of guidance: the density of a step depends on both. False trains the
+    conditional prediction alone, which takes less memory."""
     on_policy: bool = True
-    """Rollouts by the current policy; false makes them by the reference."""
+    """Generate rollouts with the current policy; false generates them with the reference."""
     update_ref_every_iter: int = Field(default=0, ge=0)
     """Iterations after which the reference becomes a copy of the current policy; 0 keeps the base model."""
     use_same_seed: bool = False
-    """Give all samples of a prompt the same initial noise, so that they differ by the sampler's draws only."""
+    """Start all samples of a prompt from the same noise, so that they differ by the sampler's noise only."""
     use_rl_sigma_and_noise: bool = True
-    """Noise the media by the level of the trained step and the initial noise of its rollout; false draws both."""
+    """Noise the media with the level of the trained step and the initial noise of its rollout; false draws both."""
     data_on_first_only: bool = False
-    """Add the diffusion loss at the first trained step of each sample only, which makes it that much smaller."""
+    """Add the diffusion loss at the first trained step of each sample only, which divides it by the number of trained
+    steps."""
     text_dropout: float = Field(default=0.2, ge=0, le=1)
     """Share of the media, in the diffusion loss only, whose prompt is replaced by the empty one."""
-    # These two and `data` are in the identity also by default, because here they were from the first.
+    # These two and `data` have no `neutral` value: they count in the identity also at their defaults.
     min_num_conditional_frames: int = Field(default=0, ge=0)
     """See :class:`AlgorithmOptions`."""
     max_num_conditional_frames: int = Field(default=0, ge=0)
-    """See :class:`AlgorithmOptions`; another number is drawn for each item of the diffusion loss, of its own frames."""
+    """See :class:`AlgorithmOptions`. The diffusion loss draws a number for each item and gives its own frames."""
     global_std: bool = False
     """Divide advantages by the deviation of all rewards of the iteration instead of the prompt's own."""
     min_group_size: int = Field(default=2, ge=2)
     """Prompts with fewer scored samples than this are left out of the update."""
     reward_average: bool = True
-    """Average the advantages of the rewards, of whose weights then only the signs count; false takes the advantages
-    of their weighted sum."""
+    """Average the advantages of all rewards, so that only the signs of the rewards' weights count; false takes the
+    advantages of the weighted sum of rewards."""
     exp_reward: bool = False
     """Replace an advantage A by -exp(-A), the transformation of DDRL's paper: negative, steep for bad samples."""
     adv_clip_min: float = Field(default=-5.0, le=0)
-    """Advantages are cut off below this, after ``exp_reward``."""
+    """Advantages are clamped to at least this, after ``exp_reward``."""
     adv_clip_max: float = Field(default=5.0, gt=0)
-    """Advantages are cut off above this, after ``exp_reward``."""
+    """Advantages are clamped to at most this, after ``exp_reward``."""
     parity_advantages: bool = False
-    """Do as cosmos-rl: train on failed samples too, as if each had its prompt's mean reward, which shrinks the
-    deviation; and let ``exp_reward`` give -1 to prompts of equal rewards. Prompts with fewer scores than
-    ``min_group_size`` are left out all the same: all their advantages would be made up. For comparisons only."""
+    """Compute advantages like cosmos-rl, for comparisons only: a failed sample gets its prompt's mean reward, which
+    shrinks the deviation, and ``exp_reward`` gives -1 to prompts of equal rewards. Prompts with fewer scores than
+    ``min_group_size`` are still excluded: all their advantages would be invented."""
 
     @field_validator("train_on")
     @classmethod
@@ -116,38 +118,20 @@ class PolicyGradientOptions(RewardedOptions):
         return train_on
 
     @model_validator(mode="after")
-    def _something_is_weighed(self) -> Self:
+    def _settings_have_an_effect(self) -> Self:
         if self.policy_weight == self.kl_beta == self.data_beta == 0:
             raise ValueError("policy_weight, kl_beta and data_beta are all 0: there is no loss")
-        return self
-
-    @model_validator(mode="after")
-    def _reference_is_read(self) -> Self:
         if self.update_ref_every_iter > 0 and self.kl_beta == 0 and self.on_policy:
             raise ValueError(
                 f"update_ref_every_iter = {self.update_ref_every_iter} renews a reference that nothing reads; "
                 "set kl_beta above 0, on_policy = false, or leave it at 0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _advantages_are_left(self) -> Self:
         if self.exp_reward and self.adv_clip_min == 0:
             raise ValueError("adv_clip_min = 0 cuts off every advantage of exp_reward, which are negative; lower it")
         return self
 
-    @property
-    def data_term(self) -> DataTerm:
-        """How media are drawn for the diffusion loss, if ``data_beta`` is above 0."""
-        return DataTerm(
-            on_first_only=self.data_on_first_only,
-            as_rollout=self.use_rl_sigma_and_noise,
-            text_dropout=self.text_dropout,
-            given_frames=self.given_frames,
-        )
-
     def without_effect(self) -> Iterator[str]:
-        """Yield a sentence for each term of the loss that has weight 0 and settings of its own."""
+        """Yield a sentence for each term of the loss that has weight 0 although its own settings were set."""
         if self.kl_beta == 0 and (given := written(self, "kl_mode")):
             yield f"{given[0]} without effect: kl_beta = 0 leaves out the distance to the reference"
         if self.data_beta == 0 and (given := written(self, *_OF_DATA)):
@@ -160,6 +144,12 @@ class Algorithm:
     def __init__(self, options: PolicyGradientOptions) -> None:
         self.options = options
         limit = options.clip_ratio / 2 if options.max_logp_drift is None else options.max_logp_drift
+        media = DataTerm(
+            on_first_only=options.data_on_first_only,
+            as_rollout=options.use_rl_sigma_and_noise,
+            text_dropout=options.text_dropout,
+            given_frames=options.given_frames,
+        )
         self.needs = Needs(
             behaviour=CURRENT if options.on_policy else REFERENCE,
             # The reference and media are read only if the loss weighs them.
@@ -168,18 +158,18 @@ class Algorithm:
             trains_unconditional=options.train_unconditional,
             diffusion=options.kl_mode == "flow_grpo" and options.kl_beta > 0,
             drift_limits=DriftLimits(max_logp_drift=limit, max_drift=options.max_drift),
-            data_term=options.data_term if options.data_beta > 0 else None,
+            data_term=media if options.data_beta > 0 else None,
             use_same_seed=options.use_same_seed,
             update_ref_every_iter=options.update_ref_every_iter,
         )
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
-        """Advantages of scored samples, by :func:`group_advantages`, then ``exp_reward``, then the bounds.
+        """Return ``samples`` with advantages by :func:`group_advantages`, then ``exp_reward``, then the bounds.
 
-        With ``reward_average`` and columns ``reward.<name>``: the unweighted mean over them; else those of ``reward``.
-        Prompts whose advantages are all 0 say nothing and stay at 0 under ``exp_reward``. ``parity_advantages`` uses
-        failed samples, but not of prompts with fewer than ``min_group_size`` scored ones: without any score, even their
-        mean would be made up. Raises :class:`ArtifactError` if a valid sample has a reward that is not finite.
+        With ``reward_average`` they are the mean of the advantages of each column ``reward.<name>``; else the
+        advantages of ``reward``. Prompts whose advantages are all 0 stay at 0 under ``exp_reward``.
+        ``parity_advantages`` also uses failed samples, except those of prompts with fewer than ``min_group_size``
+        scores. Raises :class:`ArtifactError` if a valid sample has a reward that is not finite.
         """
         options, prompt_ids = self.options, samples["prompt_id"].to_numpy()
         single = [name for name in samples.columns if name.startswith("reward.")] if options.reward_average else []
@@ -202,29 +192,30 @@ class Algorithm:
         return samples.assign(advantage=advantages, used=~np.isnan(advantages))
 
     def _scored(self, samples: pd.DataFrame, column: str) -> pd.DataFrame:
-        """For ``parity_advantages`` a sample that one reward failed on counts where the others did not."""
+        """Return ``samples``; with ``parity_advantages`` all that have a score in ``column`` are valid."""
         return samples.assign(valid=samples[column].notna()) if self.options.parity_advantages else samples
 
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch | Transitions) -> Loss:
-        """Times ``loss_scale``, float32 ``[B]``: of transitions, ``policy_weight`` times the policy loss plus
-        ``kl_beta`` times the distance to the reference; of a :class:`Batch` of media, ``data_beta`` times the
-        diffusion loss.
+        """Return the loss times ``loss_scale``, float32 ``[B]``.
 
-        At the weights that made the rollout the policy loss is minus the advantage: watch the gradient's effect, not
-        the loss. Metrics are as computed, before any weight. Those of transitions are float64: ``policy_loss``,
-        ``ratio``, ``clipped`` (1 where the clip leaves no gradient) and ``approx_kl`` in the unit of ``ratio_mode``;
-        ``log_ratio`` in nats and ``log_ratio_per_dim`` whatever the mode; ``logp_drift`` in nats per dimension, and
-        ``ratio_drift``, the same in the unit of ``ratio_mode``; ``kl``
-        if ``kl_beta`` > 0. Media have ``data_loss``.
-        Raises ``ValueError`` at a step without noise, and :class:`ConfigError` if ``kl_mode`` needs a diffusion
+        Transitions: ``policy_weight`` times the policy loss plus ``kl_beta`` times the distance to the reference. A
+        :class:`Batch` of media: ``data_beta`` times the diffusion loss. At the weights that made the rollout the policy
+        loss is minus the advantage: only its gradient counts.
+
+        Metrics are without weights. Those of transitions are float64: ``policy_loss``, ``ratio``, ``clipped`` (1 if the
+        clip leaves no gradient) and ``approx_kl`` in the unit of ``ratio_mode``; ``log_ratio`` in nats and
+        ``log_ratio_per_dim`` in nats a dimension, whatever the mode; ``logp_drift``, the difference of recorded and
+        recomputed log-density in nats a dimension, and ``ratio_drift``, the same in the unit of ``ratio_mode``;
+        ``kl`` if ``kl_beta`` > 0. Media have ``data_loss``.
+        Raises ``ValueError`` for a step without noise, and :class:`ConfigError` if ``kl_mode`` needs a diffusion
         coefficient that the sampler does not have.
         """
         return self._data_loss(velocity, batch) if isinstance(batch, Batch) else self._policy_loss(velocity, batch)
 
     def _data_loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
-        """Squared error of the velocity, weighted by ``t^2 + (1 - t)^2``.
+        """Return the squared error of the velocity, weighted by ``t^2 + (1 - t)^2``, ``[B]``.
 
-        That is EDM's weight ``(1 + sigma^2) / sigma^2`` of the error of x_0, at ``sigma = t / (1 - t)`` and data of
+        It equals EDM's weight ``(1 + sigma^2) / sigma^2`` of the error of x_0, at ``sigma = t / (1 - t)`` and data of
         deviation 1. Source: EDM, arXiv:2206.00364, table 1.
         """
         error = velocity(CURRENT) - (batch.noise - batch.x_0)
@@ -252,7 +243,7 @@ class Algorithm:
             "log_ratio_per_dim": per_dim,
             "ratio": log_ratio.exp(),
             "clipped": clipped,
-            # ratio - 1 - ln ratio, in a form that keeps its digits at ratios near 1
+            # ratio - 1 - ln ratio, in a form that keeps its digits at ratios near 1.
             "approx_kl": log_ratio.expm1() - log_ratio,
             "logp_drift": logp_drift,
             "ratio_drift": logp_drift * unit,
@@ -264,17 +255,17 @@ class Algorithm:
         return Loss((options.loss_scale * loss).float(), {name: value.detach() for name, value in metrics.items()})
 
     def _log_ratio(self, batch: Transitions, current: Tensor, behaviour: Tensor) -> Tensor:
-        """Log-density of ``x_next`` by the current mean less that by the behaviour's, nats per dimension: ``[B]``."""
+        """Return the log-density of ``x_next`` by ``current`` minus ``behaviour``, in nats a dimension: ``[B]``."""
         if self.options.logp_old == "stored":
             return _log_prob(batch, current) - batch.log_prob
-        # factored, so that equal means give exactly 0 and near ones keep their digits
+        # Factored, so that equal means give exactly 0 and near ones keep their digits.
         nearer = generated_mean((current - behaviour) * (2 * batch.x_next.double() - current - behaviour), batch.mask)
         return nearer / (2 * batch.at.std.square())
 
     def _kl(self, batch: Transitions, current: Tensor, reference: Tensor) -> Tensor:
-        """Squared distance of two means, per dimension, in the unit of ``kl_mode``: float64 ``[B]``.
+        """Return the squared distance of two means per dimension, in the unit of ``kl_mode``: float64 ``[B]``.
 
-        FlowGRPO divides by the variance of the noise per unit of time instead of that of the step.
+        FlowGRPO divides by the variance of the noise per unit of time instead of the variance of the step.
         """
         square, mode = generated_mean((current - reference).square(), batch.mask), self.options.kl_mode
         if mode == "unnormalised":
@@ -285,17 +276,17 @@ class Algorithm:
 
 
 def _told_apart(advantages: np.ndarray, prompt_ids: np.ndarray) -> np.ndarray:
-    """Whether any sample of the prompt has an advantage other than 0, for each sample."""
+    """Return, for each sample, whether any sample of its prompt has an advantage other than 0."""
     _, group_of = np.unique(prompt_ids, return_inverse=True)
     return (np.bincount(group_of, weights=np.nan_to_num(advantages) != 0) > 0)[group_of]
 
 
 def _clipped(log_ratio: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """``max(-A ratio, -A clip(ratio, 1 - clip, 1 + clip))``, and 1 where the bound holds and leaves no gradient.
+    """Return ``max(-A ratio, -A clip(ratio, 1 - clip, 1 + clip))``, and 1 if the clip leaves no gradient.
 
-    Both float64 ``[B]``. Source: PPO, arXiv:1707.06347, equation 7, with the sign of a loss.
+    Both are float64 ``[B]``. Source: PPO, arXiv:1707.06347, equation 7, with the sign of a loss.
     """
-    # bounded before the exponential, so that a ratio beyond float64 is clipped like any other instead of giving NaN
+    # Bounded before the exponential, so that a ratio beyond float64 is clipped like any other instead of giving NaN.
     above, below = log_ratio.clamp(max=math.log1p(clip)), log_ratio.clamp(min=math.log1p(-clip))
     bounded = above.where(advantages >= 0, below)
     return -advantages * bounded.exp(), ((bounded != log_ratio) & (advantages != 0)).double()

@@ -12,14 +12,14 @@ __all__ = ["Algorithm", "Options"]
 
 
 class Options(PolicyGradientOptions):
-    """DDRL. Names are cosmos-rl's, whose arithmetic takes the three settings that :class:`PolicyGradientOptions` names.
+    """DDRL. Names are cosmos-rl's; :class:`PolicyGradientOptions` lists the settings of cosmos-rl's arithmetic.
 
-    The paper's transformation of rewards is ``exp_reward``, off here as in cosmos-rl's recipes.
+    The paper's transformation of rewards is ``exp_reward``, off by default like in cosmos-rl's recipes.
     """
 
     type: Literal["ddrl"]  # pyright: ignore[reportIncompatibleVariableOverride]
     train_on: tuple[int, ...] = (0, 2, 4, 6, 8, 10, 12, 14, 16, 18)
-    """Steps of the sampler to train on, from 0; -1 is a random one that is not listed, anew for every prompt."""
+    """Steps of the sampler to train on, from 0; -1 is a random other step, drawn for every prompt."""
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the distance to the reference; 0 saves its forward pass."""
     data_beta: float = Field(default=0.01, ge=0)

@@ -32,24 +32,25 @@ class Options(RewardedOptions):
     kl_beta: float = Field(default=1e-4, ge=0)
     """Weight of the squared distance to the base model; 0 saves the reference's forward pass."""
     advantage_low: float = Field(default=-5.0, le=0)
-    """Advantages are cut off below this."""
+    """Advantages are clamped to at least this."""
     advantage_high: float = Field(default=5.0, gt=0)
-    """Advantages are cut off above this, where a sample counts as good for certain. Scales the policy loss."""
+    """Advantages are clamped to at most this, where a sample counts as good with probability 1. It also scales the
+    policy loss."""
     nft_beta: float = Field(default=1.0, gt=0)
-    """Distance of the implied good and bad policies from the old one. Lower puts the optimum further away."""
+    """Distance of the implied good and bad policies from the old one. Lower moves the optimum further from it."""
     weight_copy_decay_type: Literal["none", "linear", "delayed"] = "linear"
     """Decay of the old copy, by iteration. ``none``: always 0, so that old is a copy of the current policy. ``linear``:
     rises from 0 by 0.001 per iteration to 0.5. ``delayed``: 0 up to iteration 75, then rises by 0.0075 to 0.999."""
     weight_copy_first_step: Literal[0, 1] = 0
     """Number of the first iteration in that schedule. cosmos-rl counts from 1, so its first ``linear`` copy keeps 0.001
-    of the old weights instead of none."""
+    of the old weights instead of 0."""
     timesteps_fraction: float = Field(default=0.99, gt=0, le=1)
-    """Share of the rollout's noise levels that each sample is trained on, rounded down: .99 of 10 is 9 random ones."""
+    """Share of the rollout's noise levels that each sample is trained on, rounded down: .99 of 10 is 9."""
     global_std: bool = True
     """Divide advantages by the deviation of all rewards of the iteration instead of the prompt's own."""
     unbiased_std: bool = False
-    """Divide by the sample deviation, over n - 1: of n rewards sqrt(n / (n - 1)) times the population's, 2 % more at 24
-    and 41 % at 2. cosmos-rl's, of rewards of a service."""
+    """Divide by the sample deviation, over n - 1, like cosmos-rl does with rewards of a service. With n rewards it is
+    sqrt(n / (n - 1)) times the population's: 2 % more for 24, 41 % more for 2."""
     min_group_size: int = Field(default=2, ge=2)
     """Prompts with fewer scored samples than this are left out of the update."""
 
@@ -60,14 +61,14 @@ class Options(RewardedOptions):
         return self
 
     def old_decay(self, iteration: int) -> float:
-        """Return the decay of the old copy after a 0-based iteration; 0 makes it a plain copy of the current policy."""
+        """Return the decay of the old copy after a 0-based iteration; 0 makes it a copy of the current policy."""
         flat, rise, ceiling = _DECAYS[self.weight_copy_decay_type]
         iteration += self.weight_copy_first_step
         return 0.0 if iteration < flat else min(rise * (iteration - flat), ceiling)
 
 
 class Algorithm:
-    """Rollouts by a slow ``old`` copy, which is also the centre that the loss reflects the trained velocity about."""
+    """Rollouts by a slow ``old`` copy. The loss reflects the trained velocity about the prediction of that copy."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -80,11 +81,10 @@ class Algorithm:
         )
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
-        """Rewards minus their prompt's mean, over a standard deviation + 1e-4; NaN for excluded samples.
+        """Return ``samples`` with advantages by :func:`group_advantages`.
 
-        Failed samples count in no mean and no deviation. Prompts with fewer than ``min_group_size`` scored samples are
-        dropped, though their scores still count in the global deviation. Equal rewards give exactly 0 and stay in use.
-        Raises :class:`ArtifactError` if a sample marked valid has a reward that is not finite.
+        Samples with equal rewards get exactly 0 and are still used. Raises :class:`ArtifactError` if a valid sample has
+        a reward that is not finite.
         """
         options = self.options
         advantages = group_advantages(
@@ -97,11 +97,12 @@ class Algorithm:
         return samples.assign(advantage=advantages, used=~np.isnan(advantages))
 
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
-        """Policy loss plus ``kl_beta`` times the squared distance to the reference, per sample ``[B]``.
+        """Return the policy loss plus ``kl_beta`` times the squared distance to the reference, ``[B]`` float32.
 
-        At equal old and current the policy loss says nothing about rewards, only its gradient does: watch
-        ``old_deviation`` and ``kl``, not the loss. ``kl`` is there only if ``kl_beta`` > 0.
-        Raises ``ValueError`` unless there is one advantage a sample.
+        At equal old and current the policy loss does not depend on rewards, only its gradient does: watch
+        ``old_deviation`` and ``kl``, not the loss. The metric ``kl`` exists only if ``kl_beta`` > 0.
+        Raises ``ValueError`` unless each sample has one advantage.
+        Source: DiffusionNFT, arXiv:2509.16117, with the adaptive weight of its released code.
         """
         optimality = self._optimality(batch)
         old = velocity(BEHAVIOUR).detach()
@@ -123,7 +124,7 @@ class Algorithm:
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
     def _optimality(self, batch: Batch) -> Tensor:
-        """Probability that a sample is good, ``[B]`` in [0, 1]: 1/2 at advantage 0, 1 at ``advantage_high``."""
+        """Return the probability that a sample is good, ``[B]``: 1/2 at advantage 0, 1 at ``advantage_high``."""
         advantages, size = batch.advantages, batch.x_0.shape[0]
         if advantages is None or tuple(advantages.shape) != (size,):
             found = "none" if advantages is None else list(advantages.shape)
@@ -133,12 +134,12 @@ class Algorithm:
 
 
 def _error(current: Tensor, old: Tensor, batch: Batch, beta: float) -> Tensor:
-    """Squared error of x_0, over its mean absolute error, of the velocity ``beta current + (1 - beta) old``: ``[B]``.
+    """Return the squared error of x_0 over its mean absolute error at ``beta current + (1 - beta) old``: ``[B]``.
 
-    The divisor is a weight, without gradient. The error of x_0 is ``t (noise - x_0 - velocity)``, taken in that form
-    because ``x_t - t velocity - x_0`` loses its digits at small t.
+    No gradient flows through the divisor. The error of x_0 is ``t (noise - x_0 - velocity)``, in that form because
+    ``x_t - t velocity - x_0`` loses its digits at small t.
     """
-    # old + beta (current - old) is exactly old at current = old, so that both signs cancel to a gradient of exactly 0
+    # old + beta (current - old) is exactly old at current = old, so that both signs cancel to a gradient of exactly 0.
     mixed = old + beta * (current - old)
     error = batch.t.view(batch.per_sample) * (batch.noise - batch.x_0 - mixed)
     weight = batch.mean(error.detach().double().abs()).clamp(min=_WEIGHT_FLOOR)

@@ -24,7 +24,7 @@ class Options(SupervisedOptions):
 
 
 class Algorithm:
-    """Regression of the velocity on ``noise - x_0``, every noise level weighted alike."""
+    """Regression of the velocity on ``noise - x_0``, with equal weight of all noise levels."""
 
     needs = Needs()
 
@@ -32,10 +32,10 @@ class Algorithm:
         self.options = options
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
-        """There are no rewards: always raises :class:`ConfigError`."""
+        """Raise :class:`ConfigError`: there are no rewards."""
         raise ConfigError("sft trains on a dataset's media and has no advantages; leave the rewards out of its recipe")
 
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
-        """Mean over generated dimensions of ``(noise - x_0 - velocity) ** 2``, per sample ``[B]``."""
+        """Return the mean over generated dimensions of ``(noise - x_0 - velocity) ** 2``, ``[B]``."""
         per_sample = batch.mean((batch.noise - batch.x_0 - velocity(CURRENT)).square())
         return Loss(per_sample, {"velocity_error": per_sample.detach()})
