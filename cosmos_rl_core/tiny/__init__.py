@@ -1,1 +1,1 @@
-"""Stock pipelines of a few million weights at most, built without downloads: for tests and for the demo's model."""
+"""Stock pipelines of at most a few million weights, built without downloads, for tests and the demo."""

@@ -1,4 +1,4 @@
-"""Parts that the tiny pipelines share: seeded construction, and tokenizers whose vocabularies are written by hand."""
+"""Parts of the tiny pipelines: seeded construction, and tokenizers with vocabularies written by hand."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,20 +10,20 @@ from cosmos_rl_core import seeds
 
 PRINTABLE = [chr(code) for code in range(33, 127)]
 PROMPT_WORDS = ("a", "sign", "that", "says")
-"""Words that are one token each, so that a prompt of ``rendered_text`` fits in :data:`MAX_TOKENS`."""
+"""Words of one token each, so that a prompt of ``rendered_text`` fits in :data:`MAX_TOKENS`."""
 MAX_TOKENS = 12
 
 
 @contextmanager
 def seeded(*key: seeds.Key) -> Iterator[None]:
-    """Modules built inside get CPU weights that are a function of the key; the caller's random state is untouched."""
+    """Draw the weights of modules built inside on the CPU, from the key alone; the global random state is restored."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.random.default_generator.manual_seed(seeds.derive("tiny", *key))
         yield
 
 
 def clip_tokenizer() -> CLIPTokenizer:
-    """Single lower-case characters, and the words of the prompt template. The same token ids on every machine."""
+    """Return a tokenizer of lower-case characters and the words of the prompt template, equal on every machine."""
     letters = [char for char in PRINTABLE if char == char.lower()]
     tokens = letters + [f"{char}</w>" for char in letters]
     merges = [merge for word in PROMPT_WORDS for merge in _merges(word)]
@@ -33,7 +33,7 @@ def clip_tokenizer() -> CLIPTokenizer:
 
 
 def t5_tokenizer() -> T5Tokenizer:
-    """Single characters, and the words of the prompt template."""
+    """Return a tokenizer of characters and the words of the prompt template."""
     words = [f"▁{word}" for word in PROMPT_WORDS]
     pieces = ["<pad>", "</s>", "<unk>", "▁", *words, *PRINTABLE]
     scores = {"▁": -2.0} | dict.fromkeys(words, -1.0)
@@ -42,7 +42,7 @@ def t5_tokenizer() -> T5Tokenizer:
 
 
 def clip_text_encoder(tokenizer: CLIPTokenizer, *key: seeds.Key, width: int = 64) -> CLIPTextModelWithProjection:
-    """A frozen random CLIP text encoder. Wide token embeddings keep different words apart without training."""
+    """Return a frozen random CLIP text encoder. Wide token embeddings separate different words without training."""
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -64,6 +64,6 @@ def clip_text_encoder(tokenizer: CLIPTokenizer, *key: seeds.Key, width: int = 64
 
 
 def _merges(word: str) -> list[tuple[str, str]]:
-    """Byte-pair merges that build a word from the left; the last letter carries the end mark."""
+    """Return the byte-pair merges that build a word from the left; its last letter has the end mark."""
     letters = [*word[:-1], f"{word[-1]}</w>"]
     return [("".join(letters[:i]), letters[i]) for i in range(1, len(letters))]

@@ -1,7 +1,7 @@
 """A Stable Diffusion 3 pipeline of 2.3 million weights for images of 32 x 64 pixels.
 
-Every part is of the stock class, so that whatever handles the real model handles this one. The text encoders are random
-and frozen; the transformer and the autoencoder are meant to be trained.
+Every part has the stock class, so that code for the real model works on this one. The text encoders are random and
+frozen; the autoencoder and the transformer are trained.
 """
 
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
@@ -15,10 +15,10 @@ CLIP_WIDTH = 64
 
 
 def build_sd3(seed: int) -> StableDiffusion3Pipeline:
-    """The whole pipeline with random weights, float32 on the CPU; a function of ``seed`` alone.
+    """Return the whole pipeline with random weights, float32 on the CPU, from ``seed`` alone.
 
-    Generate with ``height=32, width=64, guidance_scale=1.0, max_sequence_length=12``: the stock length of 256 pads
-    every prompt with noise from the random T5.
+    Generate with ``height=32, width=64, guidance_scale=1.0, max_sequence_length=12``: with the stock length of 256
+    every prompt would be padded with noise from the random T5.
     """
     tokenizers = [clip_tokenizer(), clip_tokenizer()]
     encoders = [clip_text_encoder(tokenizers[i], seed, "clip", i, width=CLIP_WIDTH) for i in range(2)]
@@ -37,7 +37,7 @@ def build_sd3(seed: int) -> StableDiffusion3Pipeline:
 
 
 def build_transformer(seed: int) -> SD3Transformer2DModel:
-    """The velocity model: 4 joint blocks of width 128 over 32 image tokens and 24 text tokens."""
+    """Return the transformer: 4 joint blocks of width 128 over 32 image tokens and 24 text tokens."""
     with seeded(seed, "transformer"):
         return SD3Transformer2DModel(
             sample_size=32,
@@ -56,7 +56,7 @@ def build_transformer(seed: int) -> SD3Transformer2DModel:
 
 
 def build_vae(seed: int) -> AutoencoderKL:
-    """The autoencoder: pixels ``[B, 3, H, W]`` in [-1, 1] to latents ``[B, 4, H/2, W/2]``."""
+    """Return the autoencoder: pixels ``[B, 3, H, W]`` in [-1, 1] to latents ``[B, 4, H/2, W/2]``."""
     with seeded(seed, "vae"):
         return AutoencoderKL(
             block_out_channels=(16, 32),  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""Training the tiny autoencoder on rendered words: two minutes on one core, before the transformer sees any latents."""
+"""Training of the tiny autoencoder on rendered words: two minutes on one core."""
 
 import logging
 
@@ -39,9 +39,9 @@ def train_vae(
 
 
 def reconstruction_loss(vae: AutoencoderKL, images: Tensor, noise_source: torch.Generator) -> Tensor:
-    """Scalar loss of images ``[B, 3, H, W]`` in [-1, 1]: squared, absolute and coarse error, and a light KL term.
+    """Return the scalar loss of images ``[B, 3, H, W]`` in [-1, 1]: squared, absolute and coarse error, and a KL term.
 
-    The coarse term compares averages of 8 x 8 pixels: a small error of a flat colour is cheap otherwise, and shows.
+    The coarse term compares averages of 8 x 8 pixels: a small error of a flat colour is visible but cheap otherwise.
     """
     posterior = vae.encode(images).latent_dist  # pyright: ignore[reportAttributeAccessIssue]
     restored = vae.decode(posterior.sample(generator=noise_source)).sample  # pyright: ignore[reportAttributeAccessIssue]
@@ -63,6 +63,6 @@ def store_latent_scale(vae: AutoencoderKL, images: Tensor) -> None:
 
 
 def first_frames(media: Media, indices: np.ndarray) -> Tensor:
-    """The first frame of the named items: float32 ``[B, 3, H, W]`` in [-1, 1] on the CPU."""
+    """Return the first frame of these items: float32 ``[B, 3, H, W]`` in [-1, 1] on the CPU."""
     pixels = np.stack([media.item(int(index))[0][0] for index in indices])
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 127.5 - 1
