@@ -17,6 +17,7 @@ from tests.core.test_conformance import (  # noqa: F401
 )
 from tests.core.test_conformance_training import (  # noqa: F401
     test_nft_moves_towards_good_samples_and_away_from_bad_ones,
+    x_0,
 )
 from tests.families import SIZE, Family, load_family
 from tests.pages import examples, write
