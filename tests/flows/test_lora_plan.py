@@ -121,9 +121,3 @@ def test_what_is_taken_is_frozen_read_back_and_counted(recipe, tmp_path):
         sum(costs.policy_parts(plan.recipe).values()) - sum(costs.policy_parts(without.recipe).values())
         == 4 * 4 * 3 * 256 * 5
     )
-
-
-def test_what_was_not_there_before_is_in_no_identity():
-    names = {"r", "lora_alpha", "target_modules", "init_lora_weights"}
-    assert LoraConfig().identity().keys() == names
-    assert LoraConfig(use_rslora=True).identity().keys() == {*names, "use_rslora"}

@@ -101,7 +101,7 @@ def test_left_out_it_is_the_stock_calls_own_and_no_part_of_the_identity(base: st
     )
     assert absent.embed().config.identity()["negative_prompt"] is None
     assert absent.embed().config.identity() | {"negative_prompt": NEGATIVE} == own.embed().config.identity()
-    assert "negative_prompt" not in absent.recipe.identity()["policy"]["diffusers"]["sample"]
+    assert absent.recipe.identity()["policy"]["diffusers"]["sample"]["negative_prompt"] is None
     assert len({run.prepared.embed.fingerprint for run in (absent, own, empty)}) == 3
 
 
