@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import psutil
 
@@ -11,6 +12,51 @@ GRACE_S = 120.0
 REAPED_S = 1.0
 """Wait for the parents of exited processes, or the system in their place, to take notice."""
 LOOK_S = 0.02
+TREE_INTERVAL_S = 1.0
+"""Between two looks at what a process has started."""
+KILLED = -9
+"""Return code of a process whose own is lost."""
+
+
+class Process(Protocol):
+    """A started process."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return the exit code (negative: the signal), or None while it runs."""
+        ...
+
+
+class Watched:
+    """A process and everything that it has started, also when it has ended itself."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._returncode: int | None = None
+        self._tree: list[psutil.Process] = []
+        self._looked_s = 0.0
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        now_s = time.monotonic()
+        if self._returncode is None:
+            if now_s - self._looked_s > TREE_INTERVAL_S:
+                self._looked_s, self._tree = now_s, tree(self._process.pid) or self._tree
+            self._returncode = self._process.poll()
+        return self._returncode
+
+    def end(self, grace_s: float = 0.0) -> None:
+        """Leave no process. With ``grace_s``, ask the process first and wait for so long."""
+        if self.poll() is None:
+            self._tree = tree(self._process.pid)
+            if grace_s and self._tree:
+                self._tree[0].terminate()
+                _wait_until(lambda: self._process.poll() is not None, grace_s)
+        kill(self._tree)
+        if self._returncode is None:
+            code = self._process.poll()
+            self._returncode = KILLED if code is None else code
 
 
 def tree(pid: int) -> list[psutil.Process]:
@@ -35,13 +81,13 @@ def kill(processes: Sequence[psutil.Process]) -> None:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    _wait(processes, _has_exited, GRACE_S)
-    _wait(processes, _is_reaped, REAPED_S)
+    _wait_until(lambda: all(map(_has_exited, processes)), GRACE_S)
+    _wait_until(lambda: all(map(_is_reaped, processes)), REAPED_S)
 
 
-def _wait(processes: Sequence[psutil.Process], happened: Callable[[psutil.Process], bool], timeout_s: float) -> None:
+def _wait_until(happened: Callable[[], bool], timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
-    while not all(happened(process) for process in processes) and time.monotonic() < deadline_s:
+    while not happened() and time.monotonic() < deadline_s:
         time.sleep(LOOK_S)
 
 

@@ -10,6 +10,7 @@ Exit codes:
 """
 
 import functools
+import inspect
 import json
 import shlex
 import subprocess
@@ -47,13 +48,8 @@ DryRunOption = Annotated[bool, typer.Option(help="Say it, change nothing")]
 RunArgument = Annotated[str, typer.Argument(help="The run's id")]
 
 
-def _command(group: typer.Typer, *examples: str, name: str | None = None) -> Callable[[Command], Command]:
-    """Register a command whose help ends with examples, each without the program's name, and whose errors are ours.
-
-    An error says its words on stderr and gives the exit code.
-    """
-    # A paragraph each, as typer keeps no other line breaks.
-    epilog = "\n\n".join(["Examples:", *(f"{PROGRAM} {line}" for line in examples)])
+def _command(group: typer.Typer, name: str | None = None) -> Callable[[Command], Command]:
+    """Register a command. Its docstring is its help. Its errors go to stderr and give the exit code."""
 
     def register(command: Command) -> Command:
         @functools.wraps(command)
@@ -63,16 +59,25 @@ def _command(group: typer.Typer, *examples: str, name: str | None = None) -> Cal
             except KeyboardInterrupt as stopped:
                 raise typer.Exit(INTERRUPTED) from stopped
             except Exception as error:
-                server = import_module("flows.running.server")
-                known = error if isinstance(error, CosmosRLError) else server.not_answering(error) or no_space(error)
+                known = _known(error)
                 if known is None:
                     raise
                 typer.echo(str(known), err=True)
                 raise typer.Exit(known.exit_code) from error
 
-        return group.command(name, epilog=epilog)(with_exit_code)
+        words, title, examples = (inspect.getdoc(command) or "").partition("Examples:")
+        # A paragraph for each example, because typer keeps no other line breaks.
+        epilog = "\n\n".join([title, *map(str.strip, examples.strip().splitlines())])
+        return group.command(name, help=words, epilog=epilog)(with_exit_code)
 
     return register
+
+
+def _known(error: Exception) -> CosmosRLError | None:
+    """Return the error with words for people; None if it is a defect of this program."""
+    if isinstance(error, CosmosRLError):
+        return error
+    return import_module("flows.running.server").not_answering(error) or no_space(error)
 
 
 def _print_version(asked: bool) -> None:
@@ -90,12 +95,7 @@ def options(
     """Take the options that belong to no command; the one that there is prints and ends."""
 
 
-@_command(
-    app,
-    "run configs/tiny/nft.toml",
-    "run configs/tiny/nft.toml --set train.seed=1 --set rollout.n_generation=8",
-    "run configs/ddrl/2b.toml --store s3://bucket/prefix --cluster deployments/clusters/eight-gpus.toml",
-)
+@_command(app)
 def run(
     recipe: RecipeArgument,
     store: StoreOption = DEFAULT_STORE,
@@ -106,9 +106,16 @@ def run(
     allow_numerics_change: Annotated[bool, typer.Option(help="Go on under other versions, threads or devices")] = False,
     remake: Annotated[bool, typer.Option(help="Make again what other versions of changed stages made")] = False,
 ) -> None:
-    """Run a recipe to the end; the same command goes on where it stopped."""
+    """Run a recipe to the end; the same command goes on where it stopped.
+
+    Examples:
+        cosmos-flows run configs/tiny/nft.toml
+        cosmos-flows run configs/tiny/nft.toml --set train.seed=1 --set rollout.n_generation=8
+        cosmos-flows run configs/ddrl/2b.toml --store s3://bucket/prefix --cluster deployments/clusters/eight-gpus.toml
+    """
     plan = _plan_of(recipe, overrides, store=store, run_id=run_id, iterations=iterations, cluster=cluster)
     algorithm = plan.recipe.train.train_policy.type
+    options = (iterations, overrides, cluster, allow_numerics_change, remake)
     tags = import_module("flows.running.tags").tags_of(plan.recipe, plan.model.adapter)
     with import_module("flows.running.server").prefect_server():
         # Prefect reads its settings when it is imported.
@@ -118,7 +125,7 @@ def run(
         suspension = import_module("prefect.exceptions").Pause
         try:
             with import_module("prefect").tags(*tags):
-                flow(recipe, store, plan.run_id, iterations, overrides, cluster, allow_numerics_change, remake)
+                flow(recipe, store, plan.run_id, *options)
         except suspension as suspended:
             raise StageError.of(
                 "busy", f"suspended in Prefect; the same command goes on with {plan.run_id}"
@@ -128,12 +135,7 @@ def run(
             raise
 
 
-@_command(
-    app,
-    "plan configs/tiny/nft.toml",
-    "plan configs/tiny/nft.toml --set rollout.n_generation=8",
-    "plan configs/tiny/nft.toml --json",
-)
+@_command(app)
 def plan(
     recipe: RecipeArgument,
     store: StoreOption = DEFAULT_STORE,
@@ -146,6 +148,11 @@ def plan(
     """Check a recipe and show what a run would do, with its sizes, its memory and an estimate of its time.
 
     Reports every mistake at once. Starts and writes nothing. Needs no weights of the base model, only its config files.
+
+    Examples:
+        cosmos-flows plan configs/tiny/nft.toml
+        cosmos-flows plan configs/tiny/nft.toml --set rollout.n_generation=8
+        cosmos-flows plan configs/tiny/nft.toml --json
     """
     asked = {"store": store, "run_id": run_id, "iterations": iterations, "cluster": cluster}
     planned = _plan_of(recipe, overrides, without_weights=True, **asked)
@@ -156,12 +163,7 @@ def plan(
         _print(describe.describe_plan(planned, store), "", *describe.describe_memory(planned, store))
 
 
-@_command(
-    app,
-    "status",
-    "status nft-1a2b3c4d --store s3://bucket/prefix --watch",
-    "status nft-1a2b3c4d --json",
-)
+@_command(app)
 def status(
     run_id: Annotated[str | None, typer.Argument(help="The run's id; default: list all runs of the store")] = None,
     store: StoreOption = DEFAULT_STORE,
@@ -174,6 +176,11 @@ def status(
     """Show every stage of a run: whether it stands, or why not; attempts, seconds, reward.
 
     On a terminal it follows a run that is at work. Without RUN it lists the runs of the store.
+
+    Examples:
+        cosmos-flows status
+        cosmos-flows status nft-1a2b3c4d --store s3://bucket/prefix --watch
+        cosmos-flows status nft-1a2b3c4d --json
     """
     if as_json and watch:
         raise ConfigError("--json is of one moment; leave --watch out")
@@ -181,10 +188,11 @@ def status(
         if watch:
             raise ConfigError("--watch follows one run: name it")
         all_runs = import_module("flows.watching.all_runs")
-        found = all_runs.all_runs(store)
-        _print_json(all_runs.as_json(found)) if as_json else _print(*all_runs.rendered(found, store))
+        runs = all_runs.all_runs(store)
+        _print_json(all_runs.as_json(runs)) if as_json else _print(*all_runs.rendered(runs, store))
         return
-    table, look = import_module("flows.watching.status_table"), import_module("flows.watching.status").look
+    table = import_module("flows.watching.status_table")
+    look = import_module("flows.watching.status").look
     console = _console()
     if as_json:
         _print_json(look(store, run_id).as_json())
@@ -196,12 +204,7 @@ def status(
         table.show(look(store, run_id), console)
 
 
-@_command(
-    app,
-    "rerun nft-1a2b3c4d --stage reward-ocr --iteration 7",
-    "rerun nft-1a2b3c4d --stage evaluate --iteration 16 --dry-run",
-    "rerun nft-1a2b3c4d --stage report",
-)
+@_command(app)
 def rerun(
     run_id: RunArgument,
     stage: Annotated[
@@ -219,33 +222,43 @@ def rerun(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Invalidate one stage, finished or not, so that the next run makes it again. Deletes nothing."""
+    """Invalidate one stage, finished or not, so that the next run makes it again. Deletes nothing.
+
+    Examples:
+        cosmos-flows rerun nft-1a2b3c4d --stage reward-ocr --iteration 7
+        cosmos-flows rerun nft-1a2b3c4d --stage evaluate --iteration 16 --dry-run
+        cosmos-flows rerun nft-1a2b3c4d --stage report
+    """
     found = import_module("flows.operations.rerun").rerun(store, run_id, stage, iteration, dry_run=dry_run)
     _print_json(found.as_json()) if as_json else _print_lines(found.lines())
 
 
-@_command(app, "export nft-1a2b3c4d out")
+@_command(app)
 def export(
     run_id: RunArgument,
     directory: Annotated[str, typer.Argument(help="Where to put the files")],
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Copy a run's newest exported weights to a directory, as diffusers loads them."""
+    """Copy a run's newest exported weights to a directory, as diffusers loads them.
+
+    Examples:
+        cosmos-flows export nft-1a2b3c4d out
+    """
     _print_lines(import_module("flows.operations.export").export(store, run_id, directory))
 
 
-@_command(
-    app,
-    "import-recipe stable-diffusion-3-5-medium-nft.toml --output sd3.toml",
-    "import-recipe stable-diffusion-3-5-medium-nft.toml --json",
-    name="import-recipe",
-)
+@_command(app)
 def import_recipe(
     recipe: Annotated[str, typer.Argument(help="A TOML file of cosmos-rl, of either schema")],
     output: Annotated[str | None, typer.Option(help="Where to write it as a recipe of ours; default: nowhere")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what every key of a file of cosmos-rl is here, and write it as a recipe of ours."""
+    """Say what every key of a file of cosmos-rl is here, and write it as a recipe of ours.
+
+    Examples:
+        cosmos-flows import-recipe stable-diffusion-3-5-medium-nft.toml --output sd3.toml
+        cosmos-flows import-recipe stable-diffusion-3-5-medium-nft.toml --json
+    """
     importer = import_module("flows.operations.import_recipe")
     translation = importer.translation_of(recipe)
     if as_json:
@@ -259,27 +272,37 @@ def import_recipe(
         typer.echo(f"written to {output}; next: cosmos-flows plan {shlex.quote(output)}", err=as_json)
 
 
-@_command(app, "import-weights 81edfebe_ema_bf16.pt Cosmos-Predict2.5-2B-diffusers my-base")
+@_command(app)
 def import_weights(
     weights: Annotated[str, typer.Argument(help="A .pt file of cosmos's own code")],
     base: Annotated[str, typer.Argument(help="A diffusers pipeline of the same model")],
     directory: Annotated[str, typer.Argument(help="Where to write the pipeline with those weights; must not exist")],
 ) -> None:
-    """Make a diffusers pipeline of Cosmos-Predict2.5 weights that cosmos's own code wrote."""
+    """Make a diffusers pipeline of Cosmos-Predict2.5 weights that cosmos's own code wrote.
+
+    Examples:
+        cosmos-flows import-weights 81edfebe_ema_bf16.pt Cosmos-Predict2.5-2B-diffusers my-base
+    """
     # In a process of its own: it needs torch, which no command imports.
-    command = [sys.executable, "-m", "cosmos_rl_core.importers.native_weights", weights, base, directory]
+    module = "cosmos_rl_core.importers.native_weights"
+    command = [sys.executable, "-m", module, weights, base, directory]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
-@_command(app, "schema", "schema my_recipe.toml")
+@_command(app)
 def schema(
     recipe: Annotated[str | None, typer.Argument(help="A recipe whose own plugins are included")] = None,
 ) -> None:
-    """Print the JSON Schema of recipes, for completion and checks in editors."""
+    """Print the JSON Schema of recipes, for completion and checks in editors.
+
+    Examples:
+        cosmos-flows schema
+        cosmos-flows schema my_recipe.toml
+    """
     _print_json(import_module("cosmos_rl_core.config.schema").recipe_schema(recipe))
 
 
-@_command(app, "gc nft-1a2b3c4d --dry-run", "gc nft-1a2b3c4d --superseded", "gc nft-1a2b3c4d --dry-run --json")
+@_command(app)
 def gc(
     run_id: RunArgument,
     store: StoreOption = DEFAULT_STORE,
@@ -294,6 +317,11 @@ def gc(
     """Delete files that killed attempts left and no artifact holds. Refused while a process works on the run.
 
     Works on a full disk. Deletes folders that killed flows left in this machine's TMPDIR too.
+
+    Examples:
+        cosmos-flows gc nft-1a2b3c4d --dry-run
+        cosmos-flows gc nft-1a2b3c4d --superseded
+        cosmos-flows gc nft-1a2b3c4d --dry-run --json
     """
     collect = import_module("flows.operations.gc").gc
     found = collect(store, run_id, superseded=superseded, dry_run=dry_run, older_than_h=older_than)
@@ -320,7 +348,7 @@ infra_app = typer.Typer(no_args_is_help=True, help="What runs stand on: Prefect'
 app.add_typer(infra_app, name="infra")
 
 
-@_command(infra_app, "infra init --gpus 8", name="init")
+@_command(infra_app, "init")
 def infra_init(
     gpus: Annotated[
         int | None,
@@ -328,7 +356,11 @@ def infra_init(
     ] = None,
     pool_type: Annotated[str, typer.Option(help="Where flows run: process, kubernetes, ...")] = "process",
 ) -> None:
-    """Make the work pool, its queues, the limit for GPUs and the automation for dead flow runs. Safe to repeat."""
+    """Make the work pool, its queues, the limit for GPUs and the automation for dead flow runs. Safe to repeat.
+
+    Examples:
+        cosmos-flows infra init --gpus 8
+    """
     if import_module("flows.running.server").named_server() is None:
         raise ConfigError(
             "no Prefect server is named: start one with `prefect server start`, then `prefect config set "
@@ -337,16 +369,18 @@ def infra_init(
     _print_lines(import_module("flows.operations.pools").set_up(gpus, pool_type))
 
 
-@_command(
-    infra_app,
-    "infra check --store s3://bucket/prefix",
-    "infra check --cluster deployments/clusters/eight-gpus.toml --json",
-    name="check",
-)
+@_command(infra_app, "check")
 def infra_check(store: StoreOption = DEFAULT_STORE, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
-    """Check server, pool, worker, GPUs, ranks, store and services. Exit code 75 if something failed."""
-    check, config = import_module("flows.operations.flight_check"), import_module("cosmos_rl_core.config.recipe")
-    findings = check.flight_check(store, config.launch_of(cluster) if cluster else config.LaunchConfig())
+    """Check server, pool, worker, GPUs, ranks, store and services. Exit code 75 if something failed.
+
+    Examples:
+        cosmos-flows infra check --store s3://bucket/prefix
+        cosmos-flows infra check --cluster deployments/clusters/eight-gpus.toml --json
+    """
+    check = import_module("flows.operations.flight_check")
+    config = import_module("cosmos_rl_core.config.recipe")
+    launch = config.launch_of(cluster) if cluster else config.LaunchConfig()
+    findings = check.flight_check(store, launch)
     if as_json:
         _print_json([asdict(finding) for finding in findings])
     else:

@@ -1,7 +1,7 @@
 """Who starts stage processes: a file each, named by ``launch.launcher``."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError
@@ -22,17 +22,17 @@ def load(run_url: str, config: LaunchConfig) -> JobLauncher:
 
 def misplaced(launch: LaunchConfig) -> list[str]:
     """Settings that name no stage, or none that has ranks."""
-    distributed = {"stage_processes": launch.stage_processes, "stage_gpus": launch.stage_gpus}
-    any_stage = {"stage_time_limits_s": launch.stage_time_limits_s, "slurm.stages": launch.slurm.stages}
-    any_stage |= {} if launch.kubernetes is None else {"kubernetes.stages": launch.kubernetes.stages}
-    known = sorted(name for name, stage in STAGES.items() if stage.distributed)
-    return [*_unknown(distributed, "distributed stage", known), *_unknown(any_stage, "stage", sorted(STAGES))]
-
-
-def _unknown(fields: Mapping[str, Mapping[str, object]], what: str, known: list[str]) -> list[str]:
+    distributed = sorted(name for name, stage in STAGES.items() if stage.distributed)
+    kubernetes = {} if launch.kubernetes is None else launch.kubernetes.stages
     return [
-        f"launch.{field}.{name}: no {what} of that name; known: {', '.join(known)}"
-        for field, stages in fields.items()
-        for name in stages
-        if name not in known
+        *_unknown("stage_processes", launch.stage_processes, "distributed stage", distributed),
+        *_unknown("stage_gpus", launch.stage_gpus, "distributed stage", distributed),
+        *_unknown("stage_time_limits_s", launch.stage_time_limits_s, "stage", sorted(STAGES)),
+        *_unknown("slurm.stages", launch.slurm.stages, "stage", sorted(STAGES)),
+        *_unknown("kubernetes.stages", kubernetes, "stage", sorted(STAGES)),
     ]
+
+
+def _unknown(field: str, names: Iterable[str], what: str, known: list[str]) -> list[str]:
+    message = f"no {what} of that name; known: {', '.join(known)}"
+    return [f"launch.{field}.{name}: {message}" for name in names if name not in known]

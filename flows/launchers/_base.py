@@ -1,7 +1,7 @@
 """The interface of launchers: a stage is submitted, polled, read, cancelled; what a dead flow left is re-attached."""
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,10 +10,14 @@ from typing import Literal, Protocol
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.launch import LaunchConfig
+from flows.running.waiting import Waiting
 from stages.artifacts.request import Request
 from stages.execution.execution import Execution
 
 KILLING = (signal.SIGKILL, signal.SIGTERM)
+
+
+Phase = Literal["waiting", "running", "ending", "ended"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Job:
 class JobState:
     """How a job, or an allocation, is."""
 
-    phase: Literal["waiting", "running", "ending", "ended"]
+    phase: Phase
     exit_code: int | None = None
     """Of an ended job: the runner's or torchrun's, or the negative number of the signal."""
     kind: str | None = None
@@ -45,52 +49,54 @@ class JobState:
     def killed(self) -> bool:
         """Whether it ended by a signal that somebody else sends: a scheduler that wants its node, or the kernel."""
         # A shell, or srun, adds 128 to the signal.
-        return self.exit_code is not None and (-self.exit_code in KILLING or self.exit_code - 128 in KILLING)
+        code = self.exit_code
+        return code is not None and (-code in KILLING or code - 128 in KILLING)
 
 
 NOT_BEGUN = JobState("waiting")
 
 
-class JobLauncher(Protocol):
-    """Runs jobs somewhere. The ids are its own."""
+class RunningJob(Protocol):
+    """A job that was submitted."""
 
-    def __init__(self, run_url: str, config: LaunchConfig) -> None: ...
+    directory: Path
+    """Where the job's status and error files are, as far as :meth:`poll` has seen them."""
 
-    def reserve(
-        self, requests: Sequence[Request], note: Callable[[str], None], check: Callable[[], None]
-    ) -> AbstractContextManager[None]:
-        """Wait until there are devices for jobs that are to run side by side, and keep them for :meth:`submit`.
-
-        Schedulers have devices of their own, and need no wait here. ``check`` is asked whether to go on waiting.
-        """
-        ...
-
-    def submit(self, job: Job) -> str:
-        """Have it run, now or when there is room; returns its id."""
-        ...
-
-    def reattach(self, job: Job) -> str | None:
-        """The id of this job if an earlier flow submitted it and it has not ended, else None."""
-        ...
-
-    def poll(self, job_id: str) -> JobState:
+    def poll(self) -> JobState:
         """How it is; cheap enough to ask many times a second."""
         ...
 
-    def outcome(self, job_id: str) -> Path:
-        """Directory with the job's status and error files, as far as :meth:`poll` has seen them."""
-        ...
-
-    def logs(self, job_id: str) -> bytes | None:
+    def log(self) -> bytes | None:
         """What the job said so far, on all its nodes; None before it began."""
         ...
 
-    def cancel(self, job_id: str) -> None:
+    def cancel(self) -> None:
         """End it, if it has not ended, and whatever it left; returns when all that is gone."""
         ...
 
-    def discard(self, job_id: str) -> None:
-        """Forget a job that has ended, and its files."""
+    def discard(self) -> None:
+        """Forget it when it has ended, and its files."""
+        ...
+
+
+class JobLauncher(Protocol):
+    """Runs jobs somewhere."""
+
+    def __init__(self, run_url: str, config: LaunchConfig) -> None: ...
+
+    def reserve(self, requests: Sequence[Request], waiting: Waiting) -> AbstractContextManager[None]:
+        """Wait until there are devices for jobs that are to run side by side, and keep them for :meth:`submit`.
+
+        Schedulers have devices of their own, and need no wait here.
+        """
+        ...
+
+    def submit(self, job: Job) -> RunningJob:
+        """Have it run, now or when there is room."""
+        ...
+
+    def reattach(self, job: Job) -> RunningJob | None:
+        """Return this job if an earlier flow submitted it and it has not ended, else None."""
         ...
 
     def close(self) -> None:

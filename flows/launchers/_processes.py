@@ -9,22 +9,25 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
+from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import StageError
-from cosmos_rl_core.process_trees import kill_tree
+from cosmos_rl_core.process_trees import Process, kill_tree
 from cosmos_rl_core.processes import PARENT
 from flows.launchers._base import Job
-from flows.running.devices import VISIBLE, Share
+from flows.launchers.devices import VISIBLE, Share
 from flows.running.work_folders import hold
 from stages.contracts import STAGES
 
 REPLY_TIMEOUT_S = 120.0
 """For the fork server's imports, on a slow disk; every later reply comes at once."""
 PROCESSES, TORCHRUN = "cosmos_rl_core.processes", "torch.distributed.run"
+OPTIONS = ("--rdzv-backend", "c10d", "--max-restarts", "0")
+"""Without restarts: a retry is a new attempt."""
 
 
 def module(python: str, name: str) -> list[str]:
@@ -32,23 +35,14 @@ def module(python: str, name: str) -> list[str]:
     return [python, "-P", "-m", name]
 
 
-class StageProcess(Protocol):
-    """A started stage."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """Exit code (negative: the signal), or None while it runs."""
-        ...
-
-
-def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: Share | None = None) -> StageProcess:
+def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: Share | None = None) -> Process:
     """A new interpreter, under ``torch.distributed.run`` if the stage is distributed; its processes keep the share."""
     python = launch.python or sys.executable
+    command = stage_command(job.request.stage, str(request), python, launch)
     with log.open("ab") as file:
         hold(file)
         return subprocess.Popen(
-            [*module(python, PROCESSES), *stage_command(job.request.stage, str(request), python, launch)],
+            [*module(python, PROCESSES), *command],
             stdin=subprocess.DEVNULL if share is None else share.file,
             stdout=file,
             stderr=file,
@@ -57,9 +51,9 @@ def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: 
 
 
 def stage_command(
-    stage: str, request: str, python: str, launch: LaunchConfig, rendezvous: tuple[str, str] | None = None
+    stage: str, request: str, python: str, launch: LaunchConfig, host: str = "", order: str = ""
 ) -> list[str]:
-    """What makes a stage, on each of its nodes; ``rendezvous`` is the endpoint and the id that several of them need."""
+    """What makes a stage, on each of its nodes; several of them meet on ``host``, under the id ``order``."""
     runner = module(python, "stages.execution.runner")
     if not STAGES[stage].distributed:
         return [*runner, request]
@@ -68,13 +62,11 @@ def stage_command(
         # Not --standalone: it resolves the host's name and listens on every interface.
         meeting = ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     else:
-        assert rendezvous is not None
-        endpoint, name = rendezvous
-        meeting = ["--nnodes", str(nodes), "--rdzv-endpoint", endpoint, "--rdzv-id", name]
-    ranks = str(launch.processes_of(stage) // nodes)
-    # No restarts: a retry is a new attempt.
-    torchrun = [*module(python, TORCHRUN), "--rdzv-backend", "c10d", *meeting, "--nproc-per-node", ranks]
-    return [*torchrun, "--max-restarts", "0", "--no-python", *runner, request]
+        # A port that two stages on one node hardly share: from 20000 to 29999.
+        port = 20000 + int(digest(order)[:8], 16) % 10000
+        meeting = ["--nnodes", str(nodes), "--rdzv-endpoint", f"{host}:{port}", "--rdzv-id", order]
+    meeting += ["--nproc-per-node", str(launch.processes_of(stage) // nodes)]
+    return [*module(python, TORCHRUN), *OPTIONS, *meeting, "--no-python", *runner, request]
 
 
 def stage_environment(launch: LaunchConfig) -> dict[str, str]:
@@ -84,7 +76,8 @@ def stage_environment(launch: LaunchConfig) -> dict[str, str]:
 
 def _environment(launch: LaunchConfig) -> dict[str, str]:
     """Of a stage process; all ranks are on this machine."""
-    return {"GLOO_SOCKET_IFNAME": "lo"} | os.environ | stage_environment(launch) | {PARENT: str(os.getpid())}
+    ours = stage_environment(launch) | {PARENT: str(os.getpid())}
+    return {"GLOO_SOCKET_IFNAME": "lo"} | os.environ | ours
 
 
 def _shown(job: Job, share: Share | None) -> dict[str, str]:
@@ -117,15 +110,16 @@ class WarmServer:
             raise StageError.of("crash", "the fork server did not start; its words are above") from error
 
     @property
-    def alive(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it can fork."""
         return self._server.poll() is None
 
     def start(self, request: Path, log: Path) -> "WarmProcess":
         """Fork a runner."""
+        order = {"request": str(request), "log": str(log)}
         try:
             assert self._server.stdin is not None
-            self._server.stdin.write(json.dumps({"request": str(request), "log": str(log)}).encode() + b"\n")
+            self._server.stdin.write(json.dumps(order).encode() + b"\n")
             while "returncode" in (reply := self._read()):
                 self._ended[reply["pid"]] = reply["returncode"]
         except BrokenPipeError as error:
@@ -136,9 +130,7 @@ class WarmServer:
 
     def returncode(self, pid: int) -> int | None:
         """How a fork ended; a fork of a dead server was killed with it."""
-        if pid in self._ended:
-            return self._ended[pid]
-        if _is_alive(pid):
+        if pid not in self._ended and _is_running(pid):
             return None
         while pid not in self._ended:
             try:
@@ -160,7 +152,7 @@ class WarmServer:
 
     def close(self) -> None:
         """End the server."""
-        if self.alive:
+        if self.is_running:
             kill_tree(self._server.pid)
         # Waits, and closes the pipes; what it did not read any more does not matter.
         with suppress(BrokenPipeError), self._server:
@@ -179,7 +171,7 @@ class WarmProcess:
         return self.server.returncode(self.pid)
 
 
-def _is_alive(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

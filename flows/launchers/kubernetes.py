@@ -20,17 +20,21 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.storage import store
 from flows.launchers import variables
-from flows.launchers._allocated import AllocatedJobs, Allocation, rendezvous_port, wait_until_gone
+from flows.launchers._allocated import AllocatedJobs
+from flows.launchers._allocation import Allocation, agent_command, wait_until_gone
 from flows.launchers._base import Job, JobState
-from flows.launchers._processes import module, stage_command
-from stages.execution.agent import is_shared
+from flows.launchers._processes import stage_command
+from stages.execution.mailbox import Mailbox
 
 REQUEST_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 300.0
-GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
-"""What JobSets are in Kubernetes' API."""
+Kind = tuple[str, str, str]
+JOB, JOBSET = ("batch", "v1", "jobs"), ("jobset.x-k8s.io", "v1alpha2", "jobsets")
+"""Group, version and plural of what Kubernetes' API calls Jobs and JobSets."""
 NODE = "node"
 """The JobSet's only kind of Job, and every pod's only container."""
+NUMBER = "$(JOB_COMPLETION_INDEX)"
+"""Kubernetes puts the pod's number here."""
 CANNOT_START = {"ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"}
 """Why a container waits for what only a person can change."""
 
@@ -40,7 +44,7 @@ class JobLauncher(AllocatedJobs):
 
     def __init__(self, run_url: str, config: LaunchConfig) -> None:
         root = store.join(store.absolute(run_url), "allocations")
-        if is_shared(root):
+        if Mailbox(root).is_shared:
             raise ConfigError(f"pods cannot reach the store {run_url}; launcher = 'kubernetes' needs a URL (s3://...)")
         super().__init__(run_url, config, root, Kubernetes(config, run_url.rpartition("/")[2]))
 
@@ -55,8 +59,8 @@ class Kubernetes:
         # A label has at most 63 characters, the last of them a letter or a digit.
         self._run = run[:63].rstrip("-_.")
         self._config, self._settings = config, config.kubernetes
-        self._api = api = _api_client()
-        self._jobs, self._pods, self._sets = client.BatchV1Api(api), client.CoreV1Api(api), client.CustomObjectsApi(api)
+        self._api = _api_client()
+        self._objects, self._pods = client.CustomObjectsApi(self._api), client.CoreV1Api(self._api)
 
     def find(self, allocation: Allocation) -> str | None:
         """By name; one that has ended makes room for the next."""
@@ -71,19 +75,8 @@ class Kubernetes:
 
     def start(self, allocation: Allocation) -> str:
         """Create it; one that another flow created in the meantime is as good."""
-        manifest: Any = self.manifest(allocation)
-        namespace = self._settings.namespace
-        try:
-            with _answers():
-                if manifest["kind"] == "Job":
-                    self._jobs.create_namespaced_job(namespace, manifest, _request_timeout=REQUEST_TIMEOUT_S)
-                else:
-                    self._sets.create_namespaced_custom_object(
-                        GROUP, VERSION, namespace, PLURAL, manifest, _request_timeout=REQUEST_TIMEOUT_S
-                    )
-        except ApiException as error:
-            if error.status != HTTPStatus.CONFLICT:
-                raise ConfigError(f"Kubernetes refuses {manifest['kind']} {allocation.name}: {error.body}") from error
+        create = self._objects.create_namespaced_custom_object
+        self._ask(create, _kind(allocation), self.manifest(allocation), unless=HTTPStatus.CONFLICT)
         return _id(allocation)
 
     def manifest(self, allocation: Allocation) -> dict[str, Any]:
@@ -93,7 +86,9 @@ class Kubernetes:
             "cosmos-flows/allocation": allocation.name,
             "cosmos-flows/run": self._run,
         }
-        metadata = {"name": allocation.name, "namespace": self._settings.namespace, "labels": labels}
+        where = {"name": allocation.name, "namespace": self._settings.namespace}
+        kind, name = _kind(allocation), "Job" if allocation.agents == 1 else "JobSet"
+        head = {"apiVersion": "/".join(kind[:2]), "kind": name, "metadata": where | {"labels": labels}}
         limit_min = allocation.resources.time_limit_min
         job: dict[str, Any] = {
             "completionMode": "Indexed",
@@ -106,29 +101,30 @@ class Kubernetes:
         job |= {} if limit_min is None else {"activeDeadlineSeconds": 60 * limit_min}
         keep = {"ttlSecondsAfterFinished": self._settings.keep_finished_s}
         if allocation.agents == 1:
-            return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job | keep}
+            return head | {"spec": job | keep}
         spec = {
             "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
             # Pods find the first one by its name before it is ready.
-            "network": {"enableDNSHostnames": True, "subdomain": allocation.name, "publishNotReadyAddresses": True},
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": allocation.name},
             "failurePolicy": {"maxRestarts": 0},
         }
-        return {"apiVersion": f"{GROUP}/{VERSION}", "kind": "JobSet", "metadata": metadata, "spec": spec | keep}
+        return head | {"spec": spec | keep}
 
     def _pod(self, allocation: Allocation) -> dict[str, Any]:
         resources = allocation.resources
         assert isinstance(resources, KubernetesResources)
+        memory_gb = resources.memory_gb_per_node
         asked = {
-            resources.gpu_resource: resources.gpus_per_node or None,
+            resources.gpu_resource: resources.gpus_per_node,
             "cpu": resources.cpus_per_node,
-            "memory": None if resources.memory_gb_per_node is None else f"{resources.memory_gb_per_node}Gi",
+            "memory": memory_gb and f"{memory_gb}Gi",
         }
-        amounts = {name: str(amount) for name, amount in asked.items() if amount is not None}
+        amounts = {name: str(amount) for name, amount in asked.items() if amount}
         environment = variables.plain(os.environ) | self._config.environment
         container = {
             "name": NODE,
             "image": resources.image,
-            "command": self._agent(allocation),
+            "command": agent_command(self._python, allocation.mailbox, self._settings, "--node", NUMBER),
             # Secrets come from the cluster's own, by name: these are readable to all who may see Jobs.
             "env": [{"name": name, "value": value} for name, value in sorted(environment.items())],
             "envFrom": [{"secretRef": {"name": name}} for name in self._settings.secrets],
@@ -145,18 +141,11 @@ class Kubernetes:
         account = self._settings.service_account
         return spec | ({} if account is None else {"serviceAccountName": account})
 
-    def _agent(self, allocation: Allocation) -> list[str]:
-        # Kubernetes puts the pod's number in the place of $(...).
-        agent = [*module(self._python, "stages.execution.agent"), allocation.mailbox]
-        agent += ["--node", "$(JOB_COMPLETION_INDEX)", "--idle-s", str(self._settings.idle_s)]
-        return agent if self._settings.hold else [*agent, "--once"]
-
     def command(self, job: Job, allocation: Allocation, order: str) -> list[str]:
         """Torchrun in every pod, or one process in the first."""
-        request = "{directory}/request.json"
         first = f"{allocation.name}-{NODE}-0-0.{allocation.name}"
-        rendezvous = (f"{first}:{rendezvous_port(order)}", order)
-        return stage_command(job.request.stage, request, self._python, self._config, rendezvous)
+        request = "{directory}/request.json"
+        return stage_command(job.request.stage, request, self._python, self._config, first, order)
 
     def state(self, allocation_id: str) -> JobState:
         """From its conditions and its pods."""
@@ -165,56 +154,60 @@ class Kubernetes:
             return JobState("ended", kind="killed", reason=f"{allocation_id} is gone")
         pods = self._pods_of(allocation_id)
         if (condition := _ended(found)) is not None:
-            kind, why = next((end for pod in pods if (end := _end_of(pod)) is not None), ("killed", condition))
+            ends = (end for pod in pods if (end := _end_of(pod)) is not None)
+            kind, why = next(ends, ("killed", condition))
             return JobState("ended", kind=kind, reason=f"{allocation_id}: {why}")
         for pod in pods:
             if (why := _waits_for_ever(pod)) is not None:
                 return JobState("ended", kind="config", reason=f"{allocation_id}: {why}")
         running = [pod for pod in pods if pod["status"].get("phase") in ("Running", "Succeeded")]
         waiting = f"{allocation_id}: {len(running)} of {max(len(pods), 1)} pods run"
-        return JobState("running" if pods and len(running) == len(pods) else "waiting", reason=waiting)
+        all_run = bool(pods) and len(running) == len(pods)
+        return JobState("running" if all_run else "waiting", reason=waiting)
 
     def end(self, allocation_id: str) -> None:
         """Delete it with its pods."""
-        kind, _, name = allocation_id.partition("/")
-        namespace = self._settings.namespace
+        kind, name = _found(allocation_id)
+        delete = self._objects.delete_namespaced_custom_object
+        self._ask(delete, kind, name, propagation_policy="Foreground")
 
-        def delete() -> None:
-            if kind == "job":
-                self._jobs.delete_namespaced_job(
-                    name, namespace, propagation_policy="Foreground", _request_timeout=REQUEST_TIMEOUT_S
-                )
-            else:
-                self._sets.delete_namespaced_custom_object(
-                    GROUP,
-                    VERSION,
-                    namespace,
-                    PLURAL,
-                    name,
-                    propagation_policy="Foreground",
-                    _request_timeout=REQUEST_TIMEOUT_S,
-                )
+        def is_gone() -> bool:
+            return self._read(allocation_id) is None and not self._pods_of(allocation_id)
 
-        _unless_absent(delete)
-        wait_until_gone(
-            lambda: self._read(allocation_id) is None and not self._pods_of(allocation_id), allocation_id, END_TIMEOUT_S
-        )
+        wait_until_gone(is_gone, allocation_id, END_TIMEOUT_S)
 
     def _read(self, allocation_id: str) -> dict[str, Any] | None:
-        kind, _, name = allocation_id.partition("/")
-        namespace = self._settings.namespace
+        return self._ask(self._objects.get_namespaced_custom_object, *_found(allocation_id))
 
-        def read() -> Any:
-            if kind == "job":
-                return self._jobs.read_namespaced_job(name, namespace, _request_timeout=REQUEST_TIMEOUT_S)
-            return self._sets.get_namespaced_custom_object(
-                GROUP, VERSION, namespace, PLURAL, name, _request_timeout=REQUEST_TIMEOUT_S
-            )
-
-        return cast("dict[str, Any] | None", self._api.sanitize_for_serialization(_unless_absent(read)))
+    def _ask(
+        self,
+        method: Callable[..., Any],
+        kind: Kind,
+        what: str | dict[str, Any],
+        *,
+        unless: int = HTTPStatus.NOT_FOUND,
+        **options: str,
+    ) -> Any:
+        """Call a method of the API for an object, named or given. Return None if the answer is ``unless``."""
+        group, version, plural = kind
+        try:
+            with _answers():
+                return method(
+                    group,
+                    version,
+                    self._settings.namespace,
+                    plural,
+                    what,
+                    _request_timeout=REQUEST_TIMEOUT_S,
+                    **options,
+                )
+        except ApiException as error:
+            if error.status == unless:
+                return None
+            raise ConfigError(f"Kubernetes refuses: {error.status} {error.reason} {error.body}") from error
 
     def _pods_of(self, allocation_id: str) -> list[dict[str, Any]]:
-        label = f"cosmos-flows/allocation={allocation_id.partition('/')[2]}"
+        label = f"cosmos-flows/allocation={_found(allocation_id)[1]}"
         with _answers():
             found = self._pods.list_namespaced_pod(
                 self._settings.namespace, label_selector=label, _request_timeout=REQUEST_TIMEOUT_S
@@ -239,15 +232,25 @@ def _api_client() -> client.ApiClient:
     return client.ApiClient(configuration)
 
 
+def _kind(allocation: Allocation) -> Kind:
+    return JOB if allocation.agents == 1 else JOBSET
+
+
 def _id(allocation: Allocation) -> str:
-    return f"{'job' if allocation.agents == 1 else 'jobset'}/{allocation.name}"
+    return f"{_kind(allocation)[-1]}/{allocation.name}"
+
+
+def _found(allocation_id: str) -> tuple[Kind, str]:
+    plural, _, name = allocation_id.partition("/")
+    return (JOB if plural == JOB[-1] else JOBSET), name
 
 
 def _ended(found: dict[str, Any]) -> str | None:
     """The condition that ended a Job or a JobSet, in words."""
     for condition in found.get("status", {}).get("conditions") or ():
         if condition["type"] in ("Complete", "Completed", "Failed") and condition["status"] == "True":
-            return ": ".join(str(condition[key]) for key in ("type", "reason", "message") if condition.get(key))
+            words = (condition.get(key) for key in ("type", "reason", "message"))
+            return ": ".join(str(word) for word in words if word)
     return None
 
 
@@ -258,7 +261,8 @@ def _end_of(pod: dict[str, Any]) -> tuple[str, str] | None:
         if container.get("reason") == "OOMKilled":
             return "out_of_memory", f"{name} was killed for its memory"
         if container["exitCode"] != 0:
-            return "crash", f"{name} ended with {container['exitCode']} {container.get('reason', '')}".rstrip()
+            how = f"{container['exitCode']} {container.get('reason', '')}".rstrip()
+            return "crash", f"{name} ended with {how}"
     # Evicted, preempted, its node gone.
     return ("killed", f"{name}: {pod['status']['reason']}") if pod["status"].get("reason") else None
 
@@ -277,23 +281,13 @@ def _containers(pod: dict[str, Any], state: str) -> list[dict[str, Any]]:
     return [found[state] for found in states if state in found]
 
 
-def _unless_absent(ask: Callable[[], Any]) -> Any:
-    try:
-        with _answers():
-            return ask()
-    except ApiException as error:
-        if error.status == HTTPStatus.NOT_FOUND:
-            return None
-        raise ConfigError(f"Kubernetes refuses: {error.status} {error.reason} {error.body}") from error
-
-
 @contextmanager
 def _answers() -> Iterator[None]:
     """Raise :class:`UnavailableError` where the server is away, or too busy."""
     try:
         yield
     except ApiException as error:
-        if error.status == HTTPStatus.TOO_MANY_REQUESTS or (error.status or 0) >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if error.status == HTTPStatus.TOO_MANY_REQUESTS or (error.status or 0) // 100 == 5:
             raise UnavailableError(f"Kubernetes answers {error.status} {error.reason}") from error
         raise
     except urllib3.exceptions.HTTPError as error:

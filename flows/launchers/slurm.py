@@ -5,6 +5,7 @@ retry is a new attempt of ours. Accounting is not needed: the queue knows a job 
 """
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,32 +15,31 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.storage import store
 from flows.launchers import variables
-from flows.launchers._allocated import AllocatedJobs, Allocation, rendezvous_port, wait_until_gone
-from flows.launchers._base import Job, JobState
-from flows.launchers._processes import module, stage_command
+from flows.launchers._allocated import AllocatedJobs
+from flows.launchers._allocation import Allocation, agent_command, wait_until_gone
+from flows.launchers._base import Job, JobState, Phase
+from flows.launchers._processes import stage_command
 from stages.contracts import STAGES
-from stages.execution.agent import is_shared
+from stages.execution.mailbox import Mailbox
 
 COMMAND_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 300.0
 SITE_EXPORT = "SBATCH_EXPORT"
 """Variable by which a site says what batch jobs have of the environment that they are submitted in."""
-WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
-RUNNING = {"RUNNING", "SUSPENDED", "STOPPED", "RESIZING"}
-ENDING = {"COMPLETING", "SIGNALING", "STAGE_OUT"}
-KIND_OF_STATE = {
-    "TIMEOUT": "killed",
-    "DEADLINE": "killed",
-    "NODE_FAIL": "killed",
-    "BOOT_FAIL": "killed",
-    "PREEMPTED": "killed",
-    "CANCELLED": "killed",
-    "REVOKED": "killed",
-    "UNKNOWN": "killed",
-    "OUT_OF_MEMORY": "out_of_memory",
+PHASES: dict[Phase, str] = {
+    "waiting": "PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT RESV_DEL_HOLD",
+    "running": "RUNNING SUSPENDED STOPPED RESIZING",
+    "ending": "COMPLETING SIGNALING STAGE_OUT",
+}
+"""The states of Slurm's jobs that have not ended, by our phases."""
+KINDS = {
+    "killed": "TIMEOUT DEADLINE NODE_FAIL BOOT_FAIL PREEMPTED CANCELLED REVOKED UNKNOWN",
+    "out_of_memory": "OUT_OF_MEMORY",
 }
 """Why a job of Slurm's ended, in our words; any other state is a crash."""
-AWAY = ("unable to contact", "socket timed out", "connection refused", "temporarily", "communication", "not responding")
+AWAY = re.compile(
+    "unable to contact|socket timed out|connection refused|temporarily|communication|not responding", re.IGNORECASE
+)
 """In what Slurm's commands say when it is the controller that does not answer."""
 
 
@@ -49,7 +49,7 @@ class JobLauncher(AllocatedJobs):
     def __init__(self, run_url: str, config: LaunchConfig) -> None:
         work_dir = config.slurm.work_dir
         root = store.join(store.absolute(work_dir or run_url), "allocations")
-        if not is_shared(root):
+        if not Mailbox(root).is_shared:
             raise ConfigError(
                 f"{root} is not a directory; set launch.slurm.work_dir to one on a file system that all nodes share"
             )
@@ -66,24 +66,23 @@ class Slurm:
 
     def find(self, allocation: Allocation) -> str | None:
         """By name, among our own."""
-        states = "PENDING,CONFIGURING,RUNNING,SUSPENDED"
-        options = ["--me", "--noheader", "--name", allocation.name, "--states", states, "--format", "%A"]
-        found = sorted(_slurm("squeue", *options).split(), key=int)
+        options = "--me --noheader --states PENDING,CONFIGURING,RUNNING,SUSPENDED --format %A"
+        found = sorted(_slurm(f"squeue {options} --name {allocation.name}").split(), key=int)
         return found[0] if found else None
 
     def start(self, allocation: Allocation) -> str:
         """``sbatch``."""
         # --parsable adds the cluster's name where there are several.
-        return _slurm("sbatch", "--parsable", script=self.script(allocation)).strip().partition(";")[0]
+        printed = _slurm("sbatch --parsable", script=self.script(allocation))
+        return printed.strip().partition(";")[0]
 
     def script(self, allocation: Allocation) -> str:
         """The batch script of an allocation."""
         resources = allocation.resources
         assert isinstance(resources, SlurmResources)
-        log = store.join(allocation.mailbox, "allocation.log")
         options = {
             "job-name": allocation.name,
-            "output": log,
+            "output": allocation.mailbox.path("allocation.log"),
             "partition": resources.partition,
             "nodes": resources.nodes,
             "ntasks-per-node": 1,
@@ -94,15 +93,10 @@ class Slurm:
         lines = [f"--{name}={value}" for name, value in options.items() if value is not None]
         lines.append(f"--export={','.join(_exported())}")
         lines += ["--open-mode=append", "--no-requeue", *resources.options]
-        agent = [
-            *module(self._python, "stages.execution.agent"),
-            allocation.mailbox,
-            "--idle-s",
-            str(self._settings.idle_s),
-        ]
-        agent += [] if self._settings.hold else ["--once"]
-        directives = "\n".join(f"#SBATCH {line}" for line in lines)
-        return "\n".join(["#!/bin/bash", directives, *self._settings.setup, f"exec {shlex.join(agent)}", ""])
+        agent = agent_command(self._python, allocation.mailbox, self._settings)
+        directives = [f"#SBATCH {line}" for line in lines]
+        commands = [*self._settings.setup, f"exec {shlex.join(agent)}"]
+        return "\n".join(["#!/bin/bash", *directives, *commands, ""])
 
     def command(self, job: Job, allocation: Allocation, order: str) -> list[str]:
         """``srun`` of torchrun on every node, or of one process on the first."""
@@ -112,28 +106,26 @@ class Slurm:
         # What the agent has, whatever the batch job was given.
         step += ["--export=ALL", "--job-name", job.name, "--kill-on-bad-exit=1", "--cpu-bind=none"]
         step += resources.srun_options
-        request = "{directory}/request.json"
         # The agent is on the first node, and the rendezvous with it.
-        rendezvous = (f"{{host}}:{rendezvous_port(order)}", order)
-        return [*step, *stage_command(job.request.stage, request, self._python, self._config, rendezvous)]
+        stage, request = job.request.stage, "{directory}/request.json"
+        return [*step, *stage_command(stage, request, self._python, self._config, "{host}", order)]
 
     def state(self, allocation_id: str) -> JobState:
         """From the queue, or from accounting where the queue has forgotten it."""
-        found = _queue(allocation_id) or _accounting(allocation_id) or ("UNKNOWN", "")
-        name, why = found
-        reason = f"Slurm job {allocation_id} is {name}" + (f" ({why})" if why not in ("", "None") else "")
-        if name in WAITING:
-            return JobState("waiting", reason=reason)
-        if name in RUNNING:
-            return JobState("running", reason=reason)
-        if name in ENDING:
-            return JobState("ending", reason=reason)
-        return JobState("ended", kind=KIND_OF_STATE.get(name, "crash"), reason=reason)
+        name, why = _queue(allocation_id) or _accounting(allocation_id) or ("UNKNOWN", "")
+        because = f" ({why})" if why not in ("", "None") else ""
+        reason = f"Slurm job {allocation_id} is {name}{because}"
+        for phase, names in PHASES.items():
+            if name in names.split():
+                return JobState(phase, reason=reason)
+        kind = next((kind for kind, names in KINDS.items() if name in names.split()), "crash")
+        return JobState("ended", kind=kind, reason=reason)
 
     def end(self, allocation_id: str) -> None:
         """``scancel``, until no node has it any more."""
-        _slurm("scancel", "--quiet", allocation_id, unless="Invalid job id")
-        wait_until_gone(lambda: self.state(allocation_id).phase == "ended", f"Slurm job {allocation_id}", END_TIMEOUT_S)
+        _slurm(f"scancel --quiet {allocation_id}", unless="Invalid job id")
+        job = f"Slurm job {allocation_id}"
+        wait_until_gone(lambda: self.state(allocation_id).phase == "ended", job, END_TIMEOUT_S)
 
     @property
     def _python(self) -> str:
@@ -147,44 +139,40 @@ def _exported() -> list[str]:
 
 
 def _queue(allocation_id: str) -> tuple[str, str] | None:
-    said = _slurm(
-        "squeue", "--noheader", "--jobs", allocation_id, "--states", "all", "--format", "%T|%r", unless="Invalid job id"
-    )
-    if not said.strip():
-        return None
-    name, _, why = said.strip().partition("|")
-    return name, why
+    query = f"squeue --noheader --jobs {allocation_id} --states all --format %T|%r"
+    name, _, why = _slurm(query, unless="Invalid job id").strip().partition("|")
+    return (name, why) if name else None
 
 
 def _accounting(allocation_id: str) -> tuple[str, str] | None:
-    said = _slurm(
-        "sacct", "--noheader", "--parsable2", "--allocations", "--jobs", allocation_id, "--format", "State",
-        unless="disabled",
-    )  # fmt: skip
+    query = f"sacct --noheader --parsable2 --allocations --jobs {allocation_id} --format State"
     # "CANCELLED by 1000"
-    return (said.split()[0], "") if said.split() else None
+    words = _slurm(query, unless="disabled").split()
+    return (words[0], "") if words else None
 
 
-def _slurm(*command: str, script: str | None = None, unless: str | None = None) -> str:
+def _slurm(command: str, script: str | None = None, unless: str | None = None) -> str:
     """What one of Slurm's commands prints; nothing if it fails with ``unless`` in its words."""
+    program, *options = command.split()
+    # It would outrank the script's line.
+    environment = {name: value for name, value in os.environ.items() if name != SITE_EXPORT}
     try:
         done = subprocess.run(
-            command,
+            [program, *options],
             input=script,
-            # It would outrank the script's line.
-            env={name: value for name, value in os.environ.items() if name != SITE_EXPORT},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=COMMAND_TIMEOUT_S,
             check=False,
         )
     except FileNotFoundError as error:
-        raise ConfigError(f"launcher = 'slurm' needs the command {command[0]}, which this machine has not") from error
+        raise ConfigError(f"launcher = 'slurm' needs the command {program}, which is not installed") from error
     except subprocess.TimeoutExpired as error:
-        raise UnavailableError(f"{command[0]} did not answer within {COMMAND_TIMEOUT_S:g} s") from error
+        raise UnavailableError(f"{program} did not answer within {COMMAND_TIMEOUT_S:g} s") from error
     if done.returncode == 0 or (unless is not None and unless in done.stderr):
         return done.stdout
-    message = f"{shlex.join(command)}: {done.stderr.strip()}"
-    if any(word in done.stderr.lower() for word in AWAY) or command[0] != "sbatch":
+    message = f"{command}: {done.stderr.strip()}"
+    if AWAY.search(done.stderr) or program != "sbatch":
         raise UnavailableError(message)
     raise ConfigError(f"{message}. The batch script was:\n{script}")

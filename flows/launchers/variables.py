@@ -28,8 +28,9 @@ def passed(environment: Mapping[str, str]) -> list[str]:
 
 def plain(environment: Mapping[str, str]) -> dict[str, str]:
     """Those that are no secret, by what they are called, nor hold one: a URL with a password or a query."""
-    names = (name for name in passed(environment) if not _is_one_of(name, OF_THE_POD) and not SECRET.search(name))
-    return {name: environment[name] for name in names if not _may_hold_a_secret(environment[name])}
+    open_ = [name for name in passed(environment) if not SECRET.search(name)]
+    mine = [name for name in open_ if not _is_one_of(name, OF_THE_POD)]
+    return {name: environment[name] for name in mine if not _may_hold_a_secret(environment[name])}
 
 
 def _is_one_of(name: str, patterns: tuple[str, ...]) -> bool:

@@ -16,7 +16,7 @@ from flows.planning.steps import open_run
 from flows.post_train import steps
 from flows.running import work_folders
 from stages.artifacts.garbage import garbage
-from stages.execution.agent import read_orders, returncode_of
+from stages.execution.mailbox import Mailbox
 
 HOUR_S = 3600.0
 
@@ -141,13 +141,13 @@ def _ordered(run: Run) -> dict[str, str]:
     places = [run.url, run.recipe.launch.slurm.work_dir]
     found: dict[str, str] = {}
     for root in {store.join(store.absolute(place), "allocations") for place in places if place is not None}:
-        for mailbox in (store.join(root, name) for name in store.names(root)):
-            for order in read_orders(mailbox).orders:
-                if returncode_of(mailbox, order) is None:
+        for mailbox in (Mailbox(store.join(root, name)) for name in store.names(root)):
+            for order in mailbox.orders().orders:
+                if mailbox.returncode(order) is None:
                     # Plain values: another run's Request may name plugins that are not imported here.
                     request = json.loads(order.request)
                     read = [source["url"] for role in request["inputs"].values() for source in role]
-                    found |= dict.fromkeys([request["slot"], *read], mailbox)
+                    found |= dict.fromkeys([request["slot"], *read], mailbox.url)
     return found
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
+from rich import progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from flows.running.progress import Reporter, slowest_of
 from stages.artifacts.manifest import Manifest
@@ -15,37 +15,31 @@ from stages.execution.outcome import Status
 class Display:
     """Progress bars on a terminal, plain lines elsewhere."""
 
-    def __init__(
-        self,
-        console: Console | None = None,
-        log: Callable[[str], None] | None = None,
-        reporter: Reporter | None = None,
-    ) -> None:
+    def __init__(self, log: Callable[[str], None] | None = None, reporter: Reporter | None = None) -> None:
         """With ``log``, lines go there and not to the console; ``reporter`` tells the store."""
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = Console(highlight=False, soft_wrap=True)
         self._log = log
         self._reporter = reporter
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(30),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(30),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
             console=self.console,
             transient=True,
+            # Else its end would be an empty line.
+            disable=not self.console.is_terminal,
         )
-        self._bars: dict[str, TaskID] = {}
+        self._bars: dict[str, progress.TaskID] = {}
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._progress.start()
+        self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Where it was never started, stopping it would print an empty line.
-        if self.console.is_terminal:
-            self._progress.stop()
+        self._progress.stop()
 
     def progress(self, name: str, statuses: Sequence[Status]) -> None:
         """Move the bar of a wave to where its slowest stage is."""
@@ -57,8 +51,8 @@ class Display:
         bar = self._bars.get(name)
         if bar is None:
             bar = self._bars[name] = self._progress.add_task(name)
-        description = f"{name:<28} {slowest.phase:<12}"
-        self._progress.update(bar, description=description, completed=slowest.step, total=max(slowest.total, 1))
+        words, total = f"{name:<28} {slowest.phase:<12}", max(slowest.total, 1)
+        self._progress.update(bar, description=words, completed=slowest.step, total=total)
 
     def done(self, name: str, manifests: Sequence[Manifest], *, skipped: bool) -> None:
         """One line for a finished wave: what it cost and the numbers it left."""
@@ -66,11 +60,11 @@ class Display:
             self._reporter.done()
         if (bar := self._bars.pop(name, None)) is not None:
             self._progress.remove_task(bar)
-        numbers = {key: value for manifest in manifests for key, value in manifest.summary.items() if key != "seconds"}
         seconds = sum(float(manifest.summary.get("seconds") or 0) for manifest in manifests)
-        shown = "  ".join(
-            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in numbers.items()
-        )
+        numbers = {key: value for manifest in manifests for key, value in manifest.summary.items()}
+        numbers.pop("seconds", None)
+        texts = {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in numbers.items()}
+        shown = "  ".join(f"{key} {text}" for key, text in texts.items())
         self.note(f"{name:<28} {'stands' if skipped else f'{seconds:5.1f} s'}  {shown}")
 
     def note(self, message: str) -> None:

@@ -52,19 +52,19 @@ def kind_of(state: JobState, log: Sequence[str]) -> str:
 
 def _without_prefixes(log: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the rank's prefix, which may be empty, and the rest of each line."""
-    found = [(match[1] or "", line[match.end() :]) for line in log if (match := _PREFIX.match(line)) is not None]
-    return [prefix for prefix, _ in found], [rest for _, rest in found]
+    found = [match for line in log if (match := _PREFIX.match(line)) is not None]
+    return [match[1] or "" for match in found], [match.string[match.end() :] for match in found]
 
 
 def _aborted_for_memory(lines: Sequence[str]) -> bool:
     """Return whether code in C++ or Rust found no memory and ended the process, which leaves no error file."""
     if any(map(_OUT_OF_ROOM.match, lines)):
         return True
-    aborted = [(i, match[1]) for i, line in enumerate(lines) if (match := _ABORTED.match(line)) is not None]
-    if any(_ABORTED_FOR_MEMORY.fullmatch(name) for _, name in aborted):
+    aborted = {i: match[1] for i, line in enumerate(lines) if (match := _ABORTED.match(line))}
+    if any(map(_ABORTED_FOR_MEMORY.fullmatch, aborted.values())):
         return True
     # Lines of several ranks may come in any order after the first one.
-    texts = _what(lines[aborted[0][0] + 1 :]) if aborted else ()
+    texts = _what(lines[min(aborted) + 1 :]) if aborted else ()
     return any(means_out_of_memory("RuntimeError", text) for text in texts)
 
 
@@ -87,7 +87,8 @@ def _raised_for_memory(prefixes: Sequence[str], lines: Sequence[str]) -> bool:
     for prefix, name, text in _errors(prefixes, lines):
         if name is None:
             led_to_another.add(prefix)
-        elif name.rpartition(".")[2] != "ChildFailedError":  # torchrun's own, after those of its workers
+        # Torchrun's own comes after those of its workers.
+        elif name.rpartition(".")[2] != "ChildFailedError":
             before = prefix in led_to_another and last.get(prefix, False)
             last[prefix] = before or means_out_of_memory(name, text)
             led_to_another.discard(prefix)

@@ -5,7 +5,7 @@ Slots are a lease that the flow renews: those of a flow that was killed come bac
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
 
@@ -15,9 +15,10 @@ from prefect.concurrency.sync import concurrency
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError
+from flows.launchers.devices import need_of
 from flows.running.server import is_overloaded, server_is_own
+from flows.running.waiting import Waiting
 from stages.artifacts.request import Request
-from stages.contracts import STAGES
 
 LEASE_S = 120.0
 """Renewed after three quarters of it. The server takes no less than 60 s."""
@@ -29,28 +30,19 @@ PATIENCE_S = 300.0
 """For a server that does not answer, such as one that starts again."""
 
 
-def gpus_of(stage: str, launch: LaunchConfig) -> int:
-    """Return how many GPUs a stage takes: those of its set, else one a rank. A stage without torch takes none."""
-    if chosen := launch.stage_gpus.get(stage, ()):
-        return len(chosen)
-    return launch.processes_of(stage) if STAGES[stage].distributed else int(STAGES[stage].torch)
-
-
 @contextmanager
-def taken(
-    requests: Sequence[Request], launch: LaunchConfig, note: Callable[[str], None], check: Callable[[], None]
-) -> Iterator[None]:
-    """Wait for the GPUs of stages that run side by side, and keep them; ``check`` is asked whether to go on waiting.
+def taken(requests: Sequence[Request], launch: LaunchConfig, waiting: Waiting) -> Iterator[None]:
+    """Wait for the GPUs of stages that run side by side, and keep them.
 
     A command's own server has nobody to share with. Raises :class:`ConfigError` if the server has no such limit, or
     never so many slots, :class:`UnavailableError` if it stays away.
     """
-    count = sum(gpus_of(request.stage, launch) for request in requests)
+    count = sum(need_of(request.stage, launch).count for request in requests)
     if launch.gpu_limit is None or count == 0 or server_is_own():
         yield
         return
     held = ExitStack()
-    _wait(held, launch.gpu_limit, count, note, check)
+    _wait(held, launch.gpu_limit, count, waiting)
     try:
         yield
     finally:
@@ -59,27 +51,23 @@ def taken(
             held.close()
 
 
-def _wait(held: ExitStack, limit: str, count: int, note: Callable[[str], None], check: Callable[[], None]) -> None:
-    """Return when the slots are ours; each reason to wait is said once."""
-    answered_s, said = time.monotonic(), ""
+def _wait(held: ExitStack, limit: str, count: int, waiting: Waiting) -> None:
+    """Return when the slots are ours."""
+    busy = (
+        f"waits for {count} slots of the limit {limit!r}, which other runs have; those of a flow that was "
+        f"killed come back within {LEASE_S + SWEEP_S:g} s"
+    )
+    answered_s = time.monotonic()
     while True:
         try:
             if _take(held, limit, count):
                 return
-            answered_s = time.monotonic()
-            why = (
-                f"waits for {count} slots of the limit {limit!r}, which other runs have; those of a flow that was "
-                f"killed come back within {LEASE_S + SWEEP_S:g} s"
-            )
+            answered_s, why = time.monotonic(), busy
         except UnavailableError as error:
             if time.monotonic() - answered_s > PATIENCE_S:
                 raise
             why = f"waits for Prefect's server: {error}"
-        if why != said:
-            note(why)
-        said = why
-        time.sleep(ASK_S)
-        check()
+        waiting.turn(why, ASK_S)
 
 
 def _take(held: ExitStack, limit: str, count: int) -> bool:
@@ -98,11 +86,12 @@ def _take(held: ExitStack, limit: str, count: int) -> bool:
             )
         )
     except ConcurrencySlotAcquisitionError as error:
-        answer = error.__cause__.response if isinstance(error.__cause__, httpx.HTTPStatusError) else None
-        if answer is not None and answer.status_code == HTTPStatus.LOCKED:
+        cause = error.__cause__
+        answered = isinstance(cause, httpx.HTTPStatusError)
+        if answered and cause.response.status_code == HTTPStatus.LOCKED:
             return False
         message = f"cannot take {count} slots of the global concurrency limit {limit!r}: {error}"
-        if error.__cause__ is not None and (answer is None or is_overloaded(error.__cause__)):
+        if cause is not None and (not answered or is_overloaded(cause)):
             raise UnavailableError(message) from error
         raise ConfigError(
             f"{message}; `cosmos-flows infra init --gpus N` makes it, and makes it larger; a cluster profile without "

@@ -5,7 +5,7 @@ store says what stands.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from prefect import task
@@ -15,10 +15,8 @@ from prefect.exceptions import Pause
 from prefect.states import Cancelled, Completed, Failed
 from prefect.tasks import Task, exponential_backoff
 
-from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import CosmosRLError, StageError
 from flows.running import gpus, pauses
-from flows.running.display import Display
 from flows.running.wave import Waves, refuse_overlap, standing_manifest
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
@@ -28,30 +26,22 @@ from stages.artifacts.request import Request
 class Launcher:
     """Makes Requests' artifacts stand."""
 
-    run_url: str
-    config: LaunchConfig
-    display: Display
-    allow_numerics_change: bool = False
-    on_done: Callable[[Sequence[Request], Sequence[Manifest]], None] | None = None
+    waves: Waves
+    on_done: Callable[[Sequence[Request], Sequence[Manifest]], None] = lambda requests, manifests: None
     """Told of every wave that stands, made now or before."""
-    check: Callable[[], None] = lambda: None
-    """Raises where the work must end although nothing of it failed."""
-    _waves: Waves = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._waves = Waves(self.run_url, self.config, self.display, self.allow_numerics_change, self._go_on)
 
     def launch(self, name: str, *requests: Request) -> list[Manifest]:
         """Run a wave side by side and return its manifests, in order.
 
         Raises :class:`StageError` when retries are used up, and Prefect's ``Pause`` if the flow run is suspended.
         """
-        refuse_overlap(requests, self.config)
+        config = self.waves.config
+        refuse_overlap(requests, config)
         as_task = task(
             name=name.rpartition("/")[2],
             task_run_name=name,
-            retries=self.config.max_attempts - 1,
-            retry_delay_seconds=exponential_backoff(self.config.retry_delay_s),
+            retries=config.max_attempts - 1,
+            retry_delay_seconds=exponential_backoff(config.retry_delay_s),
             retry_jitter_factor=0.5,
             retry_condition_fn=_worth_retrying,
             cache_policy=NO_CACHE,
@@ -63,13 +53,8 @@ class Launcher:
             result = result.in_full()
         if isinstance(result, BaseException):
             raise result.with_traceback(None)
-        if self.on_done is not None:
-            self.on_done(requests, result)
+        self.on_done(requests, result)
         return result
-
-    def close(self) -> None:
-        """Give back what the launcher holds between stages."""
-        self._waves.close()
 
     def _attempt(self, name: str, requests: Sequence[Request]) -> Any:
         """Return the manifests, or a state that holds why there are none.
@@ -85,22 +70,18 @@ class Launcher:
             return Cancelled(message="the flow run was suspended", data=suspended)
 
     def _wave(self, name: str, requests: Sequence[Request]) -> Any:
-        self._go_on()
+        waves = self.waves
+        waves.check()
         missing = [request for request in requests if standing_manifest(request) is None]
         if missing:
-            pauses.wait_while_paused(self.display.note, self._go_on)
-            with gpus.taken(missing, self.config, self.display.note, self._go_on):
-                self._waves.make(name, missing)
+            pauses.wait_while_paused(waves.waiting())
+            with gpus.taken(missing, waves.config, waves.waiting()):
+                waves.make(name, missing)
         manifests = [standing_manifest(request) for request in requests]
         if any(manifest is None for manifest in manifests):
             raise StageError.of("crash", f"{name} ended without an artifact that stands")
-        self.display.done(name, [m for m in manifests if m is not None], skipped=not missing)
+        waves.display.done(name, [m for m in manifests if m is not None], skipped=not missing)
         return manifests if missing else Completed(name="Skipped", data=manifests)
-
-    def _go_on(self) -> None:
-        """Raise if the work has to end although nothing of it failed."""
-        self.check()
-        pauses.stop_if_suspended()
 
 
 def _worth_retrying(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:

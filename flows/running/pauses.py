@@ -1,8 +1,5 @@
 """Suspend and Pause of Prefect: a suspended flow run ends its process, a paused one starts no stage until Resume."""
 
-import time
-from collections.abc import Callable
-
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
@@ -13,6 +10,7 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from cosmos_rl_core.errors import StageError
 from flows.running.server import server_is_own
+from flows.running.waiting import Waiting
 
 ASK_S = 2.0
 """Between two questions whether a paused flow run was resumed."""
@@ -29,8 +27,8 @@ def stop_if_suspended() -> None:
         context.flow_run_suspension_request.raise_if_requested()
 
 
-def wait_while_paused(note: Callable[[str], None], check: Callable[[], None]) -> None:
-    """Return when stages may start: at once, unless the flow run is paused; ``check`` is called while waiting.
+def wait_while_paused(waiting: Waiting) -> None:
+    """Return when stages may start: at once, unless the flow run is paused.
 
     Raises Prefect's ``Pause`` if it is suspended, and :class:`StageError` if it ended instead of being resumed, as
     Prefect does when the pause's time limit is over. A server that does not answer changes nothing.
@@ -41,21 +39,20 @@ def wait_while_paused(note: Callable[[str], None], check: Callable[[], None]) ->
         if state is not None and state.is_paused():
             if state.state_details.pause_reschedule:
                 raise Pause(state=state)
-            if not paused:
-                note("paused in Prefect: no stage is started until Resume")
             paused = True
         elif not paused or (state is not None and state.is_running()):
             return
         elif state is not None and state.is_final():
-            raise StageError.of("busy", f"the flow run was paused and is {state.name} now: {state.message}")
-        time.sleep(ASK_S)
-        check()
+            now = f"{state.name} now: {state.message}"
+            raise StageError.of("busy", f"the flow run was paused and is {now}")
+        waiting.turn("paused in Prefect: no stage is started until Resume", ASK_S)
 
 
 def announce_end() -> None:
     """Emit :data:`SUSPENDED`, which stops the automation for dead flow runs from waiting for heartbeats."""
     if (context := FlowRunContext.get()) is not None and context.flow_run is not None:
-        emit_event(SUSPENDED, resource={"prefect.resource.id": f"prefect.flow-run.{context.flow_run.id}"})
+        flow_run = f"prefect.flow-run.{context.flow_run.id}"
+        emit_event(SUSPENDED, resource={"prefect.resource.id": flow_run})
 
 
 def _state() -> State | None:
@@ -64,7 +61,8 @@ def _state() -> State | None:
     if context is None or context.flow_run is None or server_is_own():
         return None
     try:
-        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
+        once = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0})
+        with once, get_client(sync_client=True) as client:
             return client.read_flow_run(context.flow_run.id).state
     except httpx.HTTPError:
         return None

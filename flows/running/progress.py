@@ -61,7 +61,8 @@ class Reporter:
             self._now = Progress(end="done")
         else:
             end: End = "failed" if isinstance(error, Exception) else "stopped"
-            self._now = self._now.model_copy(update={"end": end, "error": str(error) or type(error).__name__})
+            why = str(error) or type(error).__name__
+            self._now = self._now.model_copy(update={"end": end, "error": why})
         self._write()
 
     def working(self, wave: str, statuses: Sequence[Status]) -> None:

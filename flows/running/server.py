@@ -14,17 +14,13 @@ from pathlib import Path
 import httpx
 
 from cosmos_rl_core.errors import UnavailableError
-from cosmos_rl_core.processes import PARENT
+from cosmos_rl_core.processes import BOUND, PARENT
 
 OWN = "COSMOS_FLOWS_OWN_SERVER"
 """Environment variable: set while the server is one of :func:`prefect_server`'s own."""
-OVERLOADED = {
-    HTTPStatus.TOO_MANY_REQUESTS,
-    HTTPStatus.INTERNAL_SERVER_ERROR,
-    HTTPStatus.BAD_GATEWAY,
-    HTTPStatus.SERVICE_UNAVAILABLE,
-    HTTPStatus.GATEWAY_TIMEOUT,
-}
+OVERLOADED = {429, 500, 502, 503, 504}
+"""HTTP statuses: too many requests, internal error, bad gateway, service unavailable, gateway timeout."""
+UVICORN = ("-m", "uvicorn", "--factory", "prefect.server.api.server:create_app")
 STARTUP_S = 120.0
 """The first start on a machine makes the database."""
 
@@ -55,9 +51,9 @@ def prefect_server() -> Iterator[None]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    app = ["uvicorn", "--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1", "--port", str(port)]
+    where = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "error")
     server = subprocess.Popen(
-        [sys.executable, "-m", "cosmos_rl_core.processes", sys.executable, "-m", *app, "--log-level", "error"],
+        [sys.executable, *BOUND, sys.executable, *UVICORN, *where],
         env=os.environ | {PARENT: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -105,7 +101,7 @@ def not_answering(error: BaseException) -> UnavailableError | None:
     """Return what to tell people if Prefect's server did not answer, or was overloaded, when its client gave up; else
     None."""
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, httpx.TransportError) and not is_overloaded(cause):
+    while cause is not None and not (isinstance(cause, httpx.TransportError) or is_overloaded(cause)):
         cause = cause.__cause__ or cause.__context__
     if cause is None:
         return None

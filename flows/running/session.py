@@ -4,7 +4,7 @@ import functools
 import importlib
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 from uuid import UUID
@@ -19,9 +19,9 @@ from prefect.states import Completed, Failed
 from pydantic import Field
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
 from cosmos_rl_core.rewards._base import ServedReward
-from cosmos_rl_core.storage.lease import Lease
 from flows.defaults import DEFAULT_STORE
 from flows.operations.upgrades import settled
 from flows.planning.plan import Plan, Settings, freeze, plan_of
@@ -32,6 +32,7 @@ from flows.running.display import Display
 from flows.running.launch import Launcher
 from flows.running.progress import Reporter
 from flows.running.tags import tags_of
+from flows.running.wave import Waves
 from stages import contracts
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.slots import standing
@@ -46,11 +47,12 @@ Override = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+=", description="secti
 def default_run_id(algorithm: str, recipe: str) -> str:
     """The name of a run that was given none: of this flow run, so that its retries go on with the same run."""
     words = str(deployment.get_name() or Path(recipe).stem).split("-")
-    return "-".join([algorithm, *(word for word in words if word != algorithm), str(flow_run.get_id())[-8:]])
+    others = [word for word in words if word != algorithm]
+    return "-".join([algorithm, *others, str(flow_run.get_id())[-8:]])
 
 
 @contextmanager
-def working_on(run: Run) -> Iterator[tuple[Lease, Display]]:
+def working_on(run: Run, launch: LaunchConfig, allow_numerics_change: bool) -> Iterator[tuple[Launcher, Display]]:
     """Hold the run's lease, and say in its store and to people how far the work is.
 
     On a worker, people read the flow run's log in the UI; elsewhere the console.
@@ -60,13 +62,14 @@ def working_on(run: Run) -> Iterator[tuple[Lease, Display]]:
     # Without the flow run's tags: Prefect asks the server for a concurrency limit by each tag of each task.
     untagged = TagsContext(current_tags=set())
     try:
-        with (
-            untagged,
-            run.lease() as lease,
-            Reporter(run.url) as reporter,
-            Display(log=log, reporter=reporter) as shown,
-        ):
-            yield lease, shown
+        with untagged, run.lease() as lease, Reporter(run.url) as reporter, Display(log, reporter) as shown:
+
+            def check() -> None:
+                lease.check()
+                pauses.stop_if_suspended()
+
+            with closing(Waves(run.url, launch, shown, allow_numerics_change, check)) as waves:
+                yield Launcher(waves), shown
     except Pause:
         pauses.announce_end()
         raise
@@ -91,7 +94,8 @@ def ends_in_state(work: Callable[P, str]) -> Callable[P, State[None]]:
         try:
             return Completed(message=work(*args, **kwargs))
         except CosmosRLError as error:
-            return Failed(message=error.summary if isinstance(error, StageError) else str(error), data=error)
+            message = error.summary if isinstance(error, StageError) else str(error)
+            return Failed(message=message, data=error)
 
     return flow_of_states
 
@@ -142,9 +146,9 @@ def flow_of(title: str, description: str | None, algorithm: str | None = None) -
             allow_numerics_change: Go on under other versions, threads or devices than the run began with.
             remake: Make again what an earlier version of this code made of stages that were changed since.
         """
-        name, changes = run_id or default_run_id(title, recipe), tuple(overrides or ())
-        settings = Settings(recipe, store, name, iterations, changes, cluster, allow_numerics_change, remake)
-        return train(settings, algorithm)
+        run_id, changes = run_id or default_run_id(title, recipe), tuple(overrides or ())
+        others = (iterations, changes, cluster, allow_numerics_change, remake)
+        return train(Settings(recipe, store, run_id, *others), algorithm)
 
     return run
 
@@ -162,7 +166,7 @@ def train(settings: Settings, algorithm: str | None) -> str:
     _check_services(plan)
     plan = freeze(plan, settings.store)
     run = Run(plan, settings.store)
-    with working_on(run) as (lease, shown):
+    with working_on(run, plan.recipe.launch, settings.allow_numerics_change) as (launcher, shown):
         shown.note(f"run {plan.run_id}: {run.url}")
         if not plan.races_decided:
             shown.note("this store lets a second writer replace the first: have one process write this run at a time")
@@ -170,13 +174,8 @@ def train(settings: Settings, algorithm: str | None) -> str:
         # Only here: it reads tables, and Prefect imports this file once more to cancel a flow run.
         tracking = importlib.import_module("flows.watching.tracking")
         with tracking.Tracker(run, shown.note) as tracker:
-            launcher = Launcher(
-                run.url, plan.recipe.launch, shown, settings.allow_numerics_change, tracker.done, lease.check
-            )
-            try:
-                result = make(run, launcher.launch)
-            finally:
-                launcher.close()
+            launcher.on_done = tracker.done
+            result = make(run, launcher.launch)
         for line in closing_lines(run, settings, result):
             shown.note(line)
     return result_line(run, result)
@@ -193,7 +192,8 @@ def _check_services(plan: Plan) -> None:
 def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
     """What a run says last: where things are, how to go on, and the held-out reward."""
     iterations = run.recipe.train.num_iterations
-    options = ["--store", settings.store, "--run-id", run.plan.run_id, "--iterations", str(2 * iterations)]
+    options = ["--store", settings.store, "--run-id", run.plan.run_id]
+    options += ["--iterations", str(2 * iterations)]
     options += [word for override in settings.overrides for word in ("--set", override)]
     options += ["--cluster", settings.cluster] if settings.cluster else []
     options += ["--allow-numerics-change"] if settings.allow_numerics_change else []
@@ -203,22 +203,18 @@ def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
     ]
     if result.before is None or result.after is None:
         return lines
-    name = run.headline_reward
-    (before, before_error), (after, after_error) = (_score(scores, name) for scores in (result.before, result.after))
-    count = result.after.summary["scored"]
-    return [
-        *lines,
-        f"{before} ± {before_error} before, {after} ± {after_error} after, {count} held-out samples each",
-        f"held-out reward: {before} -> {after}",
-    ]
+    before, before_error = _score(run, result.before)
+    after, after_error = _score(run, result.after)
+    scores, count = f"{before} ± {before_error} before, {after} ± {after_error} after", result.after.summary["scored"]
+    return [*lines, f"{scores}, {count} held-out samples each", f"held-out reward: {before} -> {after}"]
 
 
 def result_line(run: Run, result: Result) -> str:
     """What became of the held-out reward and loss: ``ocr 0.615 -> 0.786``; without any, how far the run went."""
-    count = run.recipe.train.num_iterations
-    name, found = run.headline_reward, []
+    count, found = run.recipe.train.num_iterations, []
     if result.before is not None and result.after is not None:
-        found.append(f"{name} {_score(result.before, name)[0]} -> {_score(result.after, name)[0]}")
+        before, after = (_score(run, scores)[0] for scores in (result.before, result.after))
+        found.append(f"{run.headline_reward} {before} -> {after}")
     judged = [standing(run.slots.version(k, "validate"))[1] for k in (0, count)] if run.validates else []
     losses = [manifest.summary["loss"] for manifest in judged if manifest is not None]
     if len(losses) == 2 and None not in losses:
@@ -226,7 +222,7 @@ def result_line(run: Run, result: Result) -> str:
     return ", ".join(found) or f"{count} iterations, nothing held out"
 
 
-def _score(scores: Manifest, name: str) -> tuple[str, str]:
+def _score(run: Run, scores: Manifest) -> tuple[str, str]:
     """Mean and standard error, which a single sample does not have."""
     error = scores.summary["standard_error"]
-    return f"{scores.summary[name]:.3f}", "?" if error is None else f"{error:.3f}"
+    return f"{scores.summary[run.headline_reward]:.3f}", "?" if error is None else f"{error:.3f}"

@@ -10,11 +10,13 @@ from typing import Any
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
 from cosmos_rl_core.parallel.parallelism import Parallelism
+from cosmos_rl_core.process_trees import KILLED
 from cosmos_rl_core.storage import store
 from flows import launchers
-from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState
+from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, RunningJob
 from flows.running.display import Display
 from flows.running.endings import kind_of
+from flows.running.waiting import Waiting
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing, why_stale
@@ -23,7 +25,6 @@ from stages.execution.execution import Execution
 from stages.execution.outcome import read_failures, read_status
 
 POLL_INTERVAL_S = 0.05
-KILLED = -9
 LOG_TAIL = 30
 """Lines of a failed stage's log that are shown."""
 
@@ -51,15 +52,16 @@ class Waves:
         Raises :class:`StageError` if a stage failed; of several the one that another attempt would not mend.
         """
         running: list[_Running] = []
-        with self._jobs.reserve(requests, self.display.note, self.check), ExitStack() as at_the_end:
+        with self._jobs.reserve(requests, self.waiting()), ExitStack() as at_the_end:
             try:
-                self._start([Job(request, self.execution_of(request)) for request in requests], running, at_the_end)
+                self._start(requests, running, at_the_end)
                 while any(one.state.phase != "ended" for one in running):
                     time.sleep(POLL_INTERVAL_S)
                     self.check()
                     for one in running:
                         one.look(self.config)
-                    self.display.progress(name, [one.status for one in running if one.status is not None])
+                    statuses = [one.status for one in running if one.status is not None]
+                    self.display.progress(name, statuses)
             finally:
                 # All are ended before anything else that could fail.
                 with ExitStack() as all_of_them:
@@ -67,36 +69,38 @@ class Waves:
                         all_of_them.callback(one.end)
                 for one in running:
                     one.keep_log()
-            failed = {one.request.slot: error for one in running if (error := one.failure()) is not None}
-        self._out_of_memory -= {request.slot for request in requests}
-        self._out_of_memory |= {slot for slot, error in failed.items() if error.kind == "out_of_memory"}
+            ends = {one.request.slot: one.failure() for one in running}
+        failed = {slot: error for slot, error in ends.items() if error is not None}
+        self._out_of_memory -= ends.keys()
+        self._out_of_memory |= {slot for slot in failed if failed[slot].kind == "out_of_memory"}
         if failed:
             self.display.note(str(next(iter(failed.values()))))
             # What cannot be helped by another try comes first.
             raise min(failed.values(), key=lambda error: error.retryable)
 
-    def _start(self, jobs: Sequence[Job], running: list["_Running"], at_the_end: ExitStack) -> None:
-        def watch(job: Job, job_id: str) -> None:
-            at_the_end.callback(self._jobs.discard, job_id)
-            running.append(_Running(job.request, job_id, self._jobs, self.display.note))
+    def _start(self, requests: Sequence[Request], running: list["_Running"], at_the_end: ExitStack) -> None:
+        def watch(request: Request, job: RunningJob) -> None:
+            at_the_end.callback(job.discard)
+            running.append(_Running(request, job, self.display.note))
 
+        jobs = [Job(request, self.execution_of(request)) for request in requests]
         # Before anything is submitted: an allocation ends what the flow that has it does not know.
-        left = {job.name: job_id for job in jobs if (job_id := self._jobs.reattach(job)) is not None}
-        for job in jobs:
-            if job.name in left:
-                watch(job, left[job.name])
-                self.display.note(f"{job.request.stage}: goes on as {left[job.name]}, which an earlier flow submitted")
-        for job in jobs:
-            if job.name not in left:
-                watch(job, self._jobs.submit(job))
+        left = [self._jobs.reattach(job) for job in jobs]
+        for job, found in zip(jobs, left, strict=True):
+            if found is not None:
+                watch(job.request, found)
+                stage = job.request.stage
+                self.display.note(f"{stage}: goes on with the job that an earlier flow submitted")
+        for job, found in zip(jobs, left, strict=True):
+            if found is None:
+                watch(job.request, self._jobs.submit(job))
 
     def execution_of(self, request: Request) -> Execution:
         """Return how the next attempt of a Request is run."""
         launch, stage = self.config, request.stage
+        alone = Parallelism(compile=launch.compile)
         return Execution(
-            parallelism=launch.parallelism_of(stage)
-            if STAGES[stage].distributed
-            else Parallelism(compile=launch.compile),
+            parallelism=launch.parallelism_of(stage) if STAGES[stage].distributed else alone,
             gpus=launch.stage_gpus.get(stage, ()),
             threads=launch.threads,
             deterministic=launch.deterministic,
@@ -107,6 +111,10 @@ class Waves:
             allow_numerics_change=self.allow_numerics_change,
             halve=request.slot in self._out_of_memory,
         )
+
+    def waiting(self) -> Waiting:
+        """Return a wait that tells people its reasons."""
+        return Waiting(self.display.note, self.check)
 
     def close(self) -> None:
         """Give back what the launcher holds between waves."""
@@ -124,8 +132,7 @@ def standing_manifest(request: Request) -> Manifest | None:
 @dataclass
 class _Running:
     request: Request
-    job_id: str
-    jobs: JobLauncher
+    job: RunningJob
     note: Callable[[str], None]
     state: JobState = NOT_BEGUN
     status: Any = None
@@ -133,21 +140,21 @@ class _Running:
     """Why we ended it."""
     _notes_seen: int = 0
     _began_s: float = field(default_factory=time.monotonic)
-    _alive_s: float = field(default_factory=time.monotonic)
+    _progressed_s: float = field(default_factory=time.monotonic)
 
     def look(self, config: LaunchConfig) -> None:
         """Notice the end, progress, or the lack of it."""
         now_s = time.monotonic()
         before = self.state
         # Before the status is read, so that the last words of a process that has ended are not missed.
-        self.state = self.jobs.poll(self.job_id)
+        self.state = self.job.poll()
         if self.state.phase == "waiting":
-            self._began_s = self._alive_s = now_s
+            self._began_s = self._progressed_s = now_s
             if self.state.reason != before.reason:
                 self.note(f"{self.request.stage}: {self.state.reason}")
-        status = read_status(self.jobs.outcome(self.job_id))
+        status = read_status(self.job.directory)
         if status is not None and (self.status is None or status.sequence != self.status.sequence):
-            self._alive_s = now_s
+            self._progressed_s = now_s
             for message in status.notes[self._notes_seen :]:
                 self.note(f"{self.request.stage}: {message}")
             self._notes_seen = len(status.notes)
@@ -155,7 +162,7 @@ class _Running:
         if self.state.phase == "ended":
             return
         limit_s = config.time_limit_of(self.request.stage)
-        if now_s - self._alive_s > config.stall_timeout_s:
+        if now_s - self._progressed_s > config.stall_timeout_s:
             self._stop("gave no sign of life")
         elif limit_s is not None and now_s - self._began_s > limit_s:
             self._stop(f"took longer than its {limit_s:g} s")
@@ -167,13 +174,13 @@ class _Running:
 
     def end(self) -> None:
         """Leave nothing running."""
-        self.jobs.cancel(self.job_id)
+        self.job.cancel()
 
     def keep_log(self) -> None:
         """Put the log beside the artifact. Where that fails, the stage's own words matter more."""
         name = f"logs/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}.log"
         try:
-            if (log := self.jobs.logs(self.job_id)) is not None:
+            if (log := self.job.log()) is not None:
                 store.write(store.join(self.request.slot, name), log)
         except (CosmosRLError, OSError) as error:
             self.note(f"the log could not be kept: {error}")
@@ -184,14 +191,14 @@ class _Running:
             return None
         name = self.request.slot.rsplit("/", 2)
         where = "/".join(name[-2:])
-        failures = read_failures(self.jobs.outcome(self.job_id))
+        failures = read_failures(self.job.directory)
         if failures and not failures[0].collective:
-            return StageError.of(failures[0].kind, f"{where} failed ({failures[0].kind}): {failures[0].message}")
+            kind, message = failures[0].kind, failures[0].message
+            return StageError.of(kind, f"{where} failed ({kind}): {message}")
         if self.stopped is not None:
-            return StageError.of(
-                "hung", f"{where} {self.stopped} and was ended; its log is under {self.request.slot}/logs"
-            )
-        log = (self.jobs.logs(self.job_id) or b"(no log)").decode(errors="replace").splitlines()
+            logs = f"{self.request.slot}/logs"
+            return StageError.of("hung", f"{where} {self.stopped} and was ended; its log is under {logs}")
+        log = (self.job.log() or b"(no log)").decode(errors="replace").splitlines()
         code = self.state.exit_code
         kind = self.state.kind or kind_of(self.state, log)
         how = self.state.reason or f"exit code {code}"

@@ -47,7 +47,8 @@ def abandoned(older_than_s: float) -> dict[Path, int]:
             files = [path for path in folder.rglob("*") if path.is_file()]
             newest_s = max(path.lstat().st_mtime for path in (folder, *files))
             old = newest_s <= time.time() - older_than_s
-            if folder.is_dir() and stat.st_uid == os.getuid() and old and not any(map(_in_use, (folder, *files))):
+            mine = folder.is_dir() and stat.st_uid == os.getuid()
+            if mine and old and not any(map(_in_use, (folder, *files))):
                 found[folder] = sum(path.lstat().st_size for path in files)
     return found
 

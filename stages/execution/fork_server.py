@@ -21,42 +21,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import IO, Any, TextIO
 
-import diffusers
-import onnxruntime
-import pandas
-import peft
-import pyarrow.parquet
-import rapidocr
-import torch
-import transformers
-
 from cosmos_rl_core import numerics, plugins
 from cosmos_rl_core.processes import die_with_parent
-from stages import embed, encode, evaluate, export, finetune, policy, report, reward, rollout, update, validate
+from stages.contracts import STAGES
 from stages.execution import runner
 
-PRELOADED = (
-    diffusers,
-    onnxruntime,
-    pandas,
-    peft,
-    pyarrow.parquet,
-    rapidocr,
-    torch,
-    transformers,
-    embed,
-    encode,
-    evaluate,
-    export,
-    finetune,
-    policy,
-    report,
-    reward,
-    rollout,
-    update,
-    validate,
-)
-"""What every fork already has."""
+LIGHT = ("onnxruntime", "pandas", "pyarrow.parquet", "rapidocr")
+TORCH = ("diffusers", "peft", "torch", "transformers")
+PRELOADED = (*LIGHT, *TORCH, *(f"stages.{name}" for name in STAGES))
+"""Modules that every fork already has."""
 
 REAP_INTERVAL_S = 0.02
 
@@ -67,6 +40,8 @@ def main() -> None:
     replies = sys.stdout
     # Unbuffered, so that what select sees is all there is.
     requests = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115
+    for name in PRELOADED:
+        importlib.import_module(name)
     _remember_packages()
     _freeze_heap()
     _reply(replies, {"ready": os.getpid()})

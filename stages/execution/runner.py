@@ -31,7 +31,7 @@ from stages.context import Alone, Context, Ranks
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome, failure_of
 
-LAST_WORDS_S = 10.0
+REASON_TIMEOUT_S = 10.0
 """How long a rank that only lost another one waits for that one's error file before it ends."""
 
 
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         if failure.collective:
             # When this rank ends, torchrun ends the others of its node, whose reason may be still to come.
-            outcome.wait_for_reason(LAST_WORDS_S)
+            outcome.wait_for_reason(REASON_TIMEOUT_S)
         return failure.exit_code
     return 0
 
@@ -91,21 +91,22 @@ def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifes
         begun and [begun[0], begun[1], begun[2] is not None, halvings]
     )
     if not stands:
-        changes = _check_numerics(request.stage, found, execution, outcome) if ranks.rank == 0 else []
+        changes = _check_numerics(request, found, execution, outcome) if ranks.rank == 0 else []
         attempt = Attempt(request, found, generation, attempt_id)
         attempt.use_layout({}, generation)
         with _cleared_on_a_full_store(request, attempt):
             stage = importlib.import_module(f"stages.{request.stage}")
             summary = stage.run(request, Context(attempt, ranks, outcome, halvings)) or {}
             if attempt.adopted:
-                outcome.note(f"{attempt.adopted} finished shards of an earlier attempt were adopted")
+                outcome.note(f"adopted {attempt.adopted} finished shards of an earlier attempt")
             files = _gather_files(ranks, attempt)
             if ranks.rank == 0:
                 summary["seconds"] = round(time.monotonic() - started_s, 3)
                 summary |= {"numerics_changed": ", ".join(changes)} if changes else {}
                 # Before the commit: a kill between the two must not leave an artifact whose numerics nobody is held to.
                 if execution.numerics_record is not None:
-                    store.put_if_absent(execution.numerics_record, Pinned(stage=request.stage, numerics=found).sealed())
+                    pinned = Pinned(stage=request.stage, numerics=found).sealed()
+                    store.put_if_absent(execution.numerics_record, pinned)
                 attempt.commit(files, summary, outcome.note)
         generation = ranks.broadcast(attempt.generation)
     # Not after an error: leaving a group whose other ranks wait can take for ever, and would keep the error back.
@@ -137,7 +138,8 @@ def require_own_version(request: Request) -> None:
 
 def _gather_files(ranks: Ranks, attempt: Attempt) -> dict[str, FileEntry]:
     files: dict[str, FileEntry] = {}
-    for rank_files in ranks.gather({name: entry.model_dump() for name, entry in attempt.files.items()}):
+    written = {name: entry.model_dump() for name, entry in attempt.files.items()}
+    for rank_files in ranks.gather(written):
         for name, entry in rank_files.items():
             if name in files and files[name].sha256 != entry["sha256"]:
                 raise RuntimeError(f"two ranks wrote different bytes for {name}")
@@ -150,29 +152,24 @@ def _start(request: Request, execution: Execution) -> tuple[Any, dict[str, Any]]
         return Alone(), numerics()
     # Only here, so that a light stage never loads it.
     torch_runtime = importlib.import_module("stages.execution.torch_runtime")
-    ranks = torch_runtime.start(
-        threads=execution.threads,
-        deterministic=execution.deterministic,
-        tf32=execution.tf32,
-        timeout_s=execution.rank_timeout_s,
-        parallelism=execution.parallelism,
-    )
+    ranks = torch_runtime.start(execution)
     return ranks, torch_runtime.numerics(ranks, getattr(request.config, "param_dtype", "float32"))
 
 
-def _check_numerics(stage: str, found: dict[str, Any], execution: Execution, outcome: Outcome) -> list[str]:
+def _check_numerics(request: Request, found: dict[str, Any], how: Execution, outcome: Outcome) -> list[str]:
     """Compare with what the first artifact of this stage in the run was made under; other stages have their own.
 
     Returns the changes that are allowed. Raises :class:`ConfigError` if they are not.
     """
-    if execution.numerics_record is None:
+    if how.numerics_record is None:
         return []
-    pinned = Pinned.read(execution.numerics_record, stage)
+    pinned = Pinned.read(how.numerics_record, request.stage)
     changes = [] if pinned is None else differences(pinned.numerics, found)
-    if changes and not execution.allow_numerics_change:
+    if changes and not how.allow_numerics_change:
         raise ConfigError(
-            f"this run began {stage} under other numerics ({', '.join(changes)}); its results would not be those of an "
-            "uninterrupted run. Continue under the old ones, or accept the change with --allow-numerics-change"
+            f"this run began {request.stage} under other numerics ({', '.join(changes)}); its results would not be "
+            "those of an uninterrupted run. Continue under the old ones, or accept the change with "
+            "--allow-numerics-change"
         )
     if changes:
         outcome.note(f"numerics changed, as allowed: {', '.join(changes)}")

@@ -8,20 +8,18 @@ import torch
 from diffusers.models import attention_dispatch
 
 from cosmos_rl_core.parallel.distributed import Group
-from cosmos_rl_core.parallel.parallelism import ALONE, Parallelism
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in, use_tf32
+from stages.execution.execution import Execution
 
 CHANGE_BITS = ("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE")
 """Environment variables by which CUDA's libraries choose their kernels, and so the last bits."""
 
 
-def start(
-    *, threads: int, deterministic: bool, timeout_s: float, tf32: bool = False, parallelism: Parallelism = ALONE
-) -> Group:
-    """Set this process up and join its group, whose ranks wait at most ``timeout_s`` for one another."""
-    torch.set_num_threads(threads)
-    use_tf32(tf32)
-    if deterministic:
+def start(execution: Execution) -> Group:
+    """Set this process up and join its group."""
+    torch.set_num_threads(execution.threads)
+    use_tf32(execution.tf32)
+    if execution.deterministic:
         # cuBLAS reads this when its first handle is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         # Sums by switches (NVLink SHARP) have no stated order. NCCL reads this when the first group is made.
@@ -29,7 +27,7 @@ def start(
         torch.use_deterministic_algorithms(True)
         # Would write every new buffer once more, to show readers of memory that nobody wrote; there are none.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-    return Group(timeout_s, parallelism)
+    return Group(execution.rank_timeout_s, execution.parallelism)
 
 
 def numerics(group: Group, param_dtype: ParamDtype) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype
 from stages.execution import torch_runtime
+from stages.execution.execution import Execution
 from tests.benchmarks import flops, models, record
 from tests.benchmarks.models import Shape
 from tests.benchmarks.work import Bench
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    group = torch_runtime.start(threads=1, deterministic=not settings.nondeterministic, timeout_s=60.0)
+    group = torch_runtime.start(Execution(deterministic=not settings.nondeterministic))
     try:
         found = measure(group, settings)
     except ConfigError as error:

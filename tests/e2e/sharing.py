@@ -1,6 +1,7 @@
 """A flow whose only stage has two GPUs of a limit: ``python -m tests.e2e.sharing RUN LIMIT LEASE_S REQUEST``."""
 
 import sys
+from contextlib import closing
 
 from prefect import flow
 
@@ -8,6 +9,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from flows.running import gpus
 from flows.running.display import Display
 from flows.running.launch import Launcher
+from flows.running.wave import Waves
 from stages.artifacts.request import Request
 
 
@@ -19,11 +21,8 @@ def launch(limit: str) -> LaunchConfig:
 @flow(name="sharing", retries=0)
 def share(run_url: str, limit: str, request: str) -> None:
     """Make one stage."""
-    launcher = Launcher(run_url, launch(limit), Display())
-    try:
-        launcher.launch("stage", Request.model_validate_json(request))
-    finally:
-        launcher.close()
+    with closing(Waves(run_url, launch(limit), Display())) as waves:
+        Launcher(waves).launch("stage", Request.model_validate_json(request))
 
 
 if __name__ == "__main__":

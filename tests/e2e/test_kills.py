@@ -155,7 +155,7 @@ def test_forks_end_with_their_own_code_or_with_their_server(tmp_path: Path) -> N
     server = WarmServer(LaunchConfig())
     try:
         assert _returncodes([server.start(broken, log)], 30) == [64]
-        assert server.alive
+        assert server.is_running
         forks = [server.start(endless, log) for _ in range(2)]
         assert [fork.poll() for fork in forks] == [None, None]
         psutil.Process(psutil.Process(forks[0].pid).ppid()).kill()
@@ -163,7 +163,7 @@ def test_forks_end_with_their_own_code_or_with_their_server(tmp_path: Path) -> N
             server.start(endless, log)
         assert error.value.kind == "killed"
         assert _returncodes(forks, 10) == [-signal.SIGKILL] * 2
-        assert not server.alive
+        assert not server.is_running
     finally:
         server.close()
 

@@ -14,8 +14,9 @@ import pytest
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, LeaseError
 from flows import launchers
-from flows.running import devices
-from flows.running.devices import VISIBLE, Device, Need, known_to_driver, visible
+from flows.launchers import devices
+from flows.launchers.devices import VISIBLE, Device, Need, known_to_driver, visible
+from flows.running.waiting import Waiting
 from tests.flows.allocated import Work, wait_until
 
 TWO_GPUS = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa1111-0000)
@@ -74,7 +75,7 @@ def refuse() -> None:
 
 def is_free(*wanted: Device) -> bool:
     try:
-        with devices.taken([Need("rollout", len(wanted))], wanted, lambda _: None, refuse):
+        with devices.taken([Need("rollout", len(wanted))], wanted, Waiting(lambda _: None, refuse)):
             return True
     except LeaseError:
         return False
@@ -104,7 +105,10 @@ def test_parts_of_a_device_are_devices(machine):
 
 
 def test_stages_of_a_wave_get_devices_of_their_own_and_sets_are_indices_into_what_is_visible(two):
-    with devices.taken([Need("update", 1), Need("rollout", 1, (0,))], two, pytest.fail, refuse) as (update, rollout):
+    with devices.taken([Need("update", 1), Need("rollout", 1, (0,))], two, Waiting(pytest.fail, refuse)) as (
+        update,
+        rollout,
+    ):
         assert rollout.environment[VISIBLE] == two[0].name
         assert update.environment[VISIBLE] == two[1].name
         assert not is_free(two[0])
@@ -113,7 +117,7 @@ def test_stages_of_a_wave_get_devices_of_their_own_and_sets_are_indices_into_wha
 
 
 def test_a_stage_without_torch_is_shown_no_device_and_locks_none(two):
-    with devices.taken([Need("reward", 0)], two, pytest.fail, refuse) as (reward,):
+    with devices.taken([Need("reward", 0)], two, Waiting(pytest.fail, refuse)) as (reward,):
         assert reward.environment[VISIBLE] == ""
         assert is_free(*two)
 
@@ -127,9 +131,9 @@ def test_who_cannot_have_all_holds_none_and_is_told_once_who_has_them(two, start
         if next(rounds, None) is None:
             refuse()
 
-    with devices.taken([Need("update", 1, (1,))], two, pytest.fail, refuse) as (share,):
+    with devices.taken([Need("update", 1, (1,))], two, Waiting(pytest.fail, refuse)) as (share,):
         started.append(psutil.Popen(["sleep", "600"], stdin=share.file))
-    with pytest.raises(LeaseError), devices.taken([Need("rollout", 2)], two, told.append, check):
+    with pytest.raises(LeaseError), devices.taken([Need("rollout", 2)], two, Waiting(told.append, check)):
         pass
     listed = ", ".join(names(two))
     in_use = f"{two[1].name} by process {started[0].pid}"
@@ -153,7 +157,7 @@ def test_more_devices_than_are_visible_are_a_mistake_that_lists_them(two, monkey
 def test_a_lock_is_freed_when_the_last_process_of_torchrun_is_gone(two, started, tmp_path):
     ranks = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--nproc-per-node", "2"]
     ranks += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "--no-python"]
-    with devices.taken([Need("update", 2)], two, pytest.fail, refuse) as (share,):
+    with devices.taken([Need("update", 2)], two, Waiting(pytest.fail, refuse)) as (share,):
         command = [*ranks, sys.executable, "-c", SLEEPING_RANK, str(tmp_path)]
         torchrun = psutil.Popen(command, stdin=share.file, stderr=subprocess.DEVNULL)
         started.append(torchrun)

@@ -22,7 +22,7 @@ from flows.running.work_folders import WorkFolder
 from flows.watching.status import states
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
-from stages.execution.agent import Order, Orders
+from stages.execution.mailbox import Mailbox, Order, Orders
 from stages.execution.outcome import failure_of, read_failures
 from tests.flows.by_hand import make_one, whole_run
 from tests.hand_made import begin, commit, make_run, report, rewards
@@ -167,7 +167,7 @@ def test_nothing_goes_of_what_an_allocation_is_to_make_or_reads(recipe, tmp_path
     ]
     mailbox = f"{run.url}/allocations/cosmos-1"
     order = Order(id="update-1", name="update", request=request.model_dump_json(), execution="{}", command=("true",))
-    store.write(f"{mailbox}/orders.json", Orders(beat=1, orders=(order,)).model_dump_json().encode())
+    Mailbox(mailbox).write(Orders(beat=1, orders=(order,)))
     said = collect(run)
     assert [line.split()[0] for line in said[:2]] == ["policy", "freed"]
     kept = [line.partition(":")[0] for line in said[2:]]

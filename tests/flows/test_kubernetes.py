@@ -16,13 +16,14 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, StageError, UnavailableError
 from cosmos_rl_core.storage import store
 from flows import launchers
-from flows.launchers._allocated import Allocation
+from flows.launchers._allocation import Allocation
 from flows.launchers._base import Job
 from flows.launchers.kubernetes import Kubernetes
 from flows.running.wave import standing_manifest
 from stages.artifacts.request import Request
 from stages.contracts import Embed, ModelRef
 from stages.execution.execution import Execution
+from stages.execution.mailbox import Mailbox
 from tests.flows import fake_kubernetes
 from tests.flows.allocated import Work, plant
 from tests.flows.fake_kubernetes import Cluster, validate
@@ -54,7 +55,7 @@ def config(**options: Any) -> LaunchConfig:
 
 def manifest_of(config: LaunchConfig, agents: int) -> dict[str, Any]:
     assert config.kubernetes is not None
-    allocation = Allocation("cosmos-1", "s3://bucket/x", agents, config.kubernetes.resources_of("update"))
+    allocation = Allocation("cosmos-1", Mailbox("s3://bucket/x"), agents, config.kubernetes.resources_of("update"))
     return Kubernetes(config, "nft-1").manifest(allocation)
 
 
@@ -109,7 +110,7 @@ def test_several_nodes_are_a_jobset_whose_pods_meet_at_the_first(cluster: Cluste
         stage="embed", slot="s3://b/x", seed=0, config=Embed(model=model, prompts=(), max_prompt_length=1)
     )
     assert two.kubernetes is not None
-    allocation = Allocation("cosmos-1", "s3://bucket/x", 2, two.kubernetes.resources_of("embed"))
+    allocation = Allocation("cosmos-1", Mailbox("s3://bucket/x"), 2, two.kubernetes.resources_of("embed"))
     command = Kubernetes(two, "nft-1").command(Job(request, Execution()), allocation, "embed-1")
     options = dict(itertools.pairwise(command))
     # <jobset>-<job>-<number>-<pod>.<subdomain>
@@ -141,7 +142,7 @@ def test_a_stage_in_a_pod_is_cancelled_and_says_why_it_failed(work: Work, cluste
     jobs = launchers.load(work.run_url, config())
     first = jobs.submit(Job(work.request("a")))
     ((*_, pid),) = work.wait_until_ran(1)
-    jobs.cancel(first)
+    first.cancel()
     assert not Path("/proc", pid).exists()
     (work.folder / "fail").touch()
     work.go()
@@ -174,7 +175,7 @@ def test_how_a_pod_ends_says_whether_another_try_can_help(pod: dict[str, Any], k
     settings = config()
     assert settings.kubernetes is not None
     kubernetes = Kubernetes(settings.model_copy(update={"python": "true"}), "nft-1")
-    allocation = Allocation("cosmos-1", "s3://bucket/x", 1, settings.kubernetes.resources_of("update"))
+    allocation = Allocation("cosmos-1", Mailbox("s3://bucket/x"), 1, settings.kubernetes.resources_of("update"))
     assert kubernetes.find(allocation) is None
     found = kubernetes.start(allocation)
     assert kubernetes.start(allocation) == found

@@ -43,7 +43,7 @@ def job(stage: str, slot: str = "x", gpus: tuple[int, ...] = ()) -> Job:
 
 
 def script_of(config: LaunchConfig, job: Job) -> list[str]:
-    allocation = JobLauncher("/runs/r", config)._allocation(job)
+    allocation = JobLauncher("/runs/r", config).allocation_of(job)
     return Slurm(config).script(allocation).splitlines()
 
 
@@ -62,7 +62,7 @@ def test_a_batch_script_asks_for_the_resources_and_becomes_the_agent() -> None:
 
 def test_a_step_is_torchrun_on_every_node_with_a_rendezvous_at_the_first() -> None:
     two_nodes = config({"srun_options": ["--container-image=/x.sqsh"]}, python="/venv/bin/python")
-    allocation = JobLauncher("/runs/r", two_nodes)._allocation(job("embed"))
+    allocation = JobLauncher("/runs/r", two_nodes).allocation_of(job("embed"))
     command = Slurm(two_nodes).command(job("embed"), allocation, "embed-1-2")
     options = dict(itertools.pairwise(command))
     assert command[:2] == ["srun", "--overlap"]
@@ -80,16 +80,16 @@ def test_a_job_is_named_by_its_request_and_an_allocation_by_what_it_asks_for() -
     assert job("embed").name == job("embed").name != job("embed", slot="y").name
     held = JobLauncher("/runs/r", config({"stages": {"report": {"partition": "cpu"}}}))
     name = {
-        "embed": held._allocation(job("embed")).name,
-        "another embed": held._allocation(job("embed", slot="y")).name,
-        "report": held._allocation(job("report")).name,
-        "embed on GPUs of its own": held._allocation(job("embed", gpus=(0, 1))).name,
+        "embed": held.allocation_of(job("embed")).name,
+        "another embed": held.allocation_of(job("embed", slot="y")).name,
+        "report": held.allocation_of(job("report")).name,
+        "embed on GPUs of its own": held.allocation_of(job("embed", gpus=(0, 1))).name,
     }
     assert name["embed"] == name["another embed"]
     assert len({*name.values()}) == 3
-    assert JobLauncher("/runs/s", config({}))._allocation(job("embed")).name != name["embed"]
+    assert JobLauncher("/runs/s", config({})).allocation_of(job("embed")).name != name["embed"]
     alone = JobLauncher("/runs/r", config({"hold": False}))
-    assert alone._allocation(job("embed")).name == job("embed").name
+    assert alone.allocation_of(job("embed")).name == job("embed").name
 
 
 def test_a_job_of_its_own_asks_for_no_gpu_where_the_stage_needs_none() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from flows.launchers import _allocated
-from flows.launchers._allocated import AllocatedJobs, Allocation
+from flows.launchers._allocated import AllocatedJobs
+from flows.launchers._allocation import Allocation
 from flows.launchers._base import Job, JobState
 from stages.artifacts.request import Request
 from stages.contracts import Embed, ModelRef
@@ -50,11 +51,11 @@ class Started:
             {"launcher": "slurm", "processes": 2, "slurm": {"nodes": 2, "query_s": 0.1}}
         )
         self.scheduler, run_url = TwoNodes(), str(folder / secrets.token_hex(4))
-        self.jobs = AllocatedJobs(run_url, config, f"{run_url}/allocations", self.scheduler)
+        jobs = AllocatedJobs(run_url, config, f"{run_url}/allocations", self.scheduler)
         embed = Embed(model=ModelRef(path="x", adapter="x", digest="x"), prompts=(), max_prompt_length=1)
         request = Request(stage="embed", slot=f"{run_url}/embed", seed=0, config=embed)
-        self.id = self.jobs.submit(Job(request))
-        self.folder = self.jobs.outcome(self.id)
+        self.job = jobs.submit(Job(request))
+        self.folder = self.job.directory
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def ends_on(self, node: int, code: int) -> None:
@@ -64,7 +65,7 @@ class Started:
         Outcome(self.folder, rank).failed(failure)
 
     def state(self) -> JobState:
-        return self.jobs.poll(self.id)
+        return self.job.poll()
 
     def ended(self) -> int | None:
         wait_until(lambda: self.state().phase == "ended")
@@ -110,7 +111,7 @@ def test_a_node_that_was_killed_tells_more_than_one_that_lost_it(
 def test_a_node_that_tells_nothing_is_not_waited_for_for_long(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_allocated, "LAST_WORDS_S", 0.5)
+    monkeypatch.setattr(_allocated, "REASON_TIMEOUT_S", 0.5)
     started.ends_on(1, 1)
     assert still_runs(started, monkeypatch)
     assert started.ended() == 1

@@ -161,7 +161,7 @@ def test_a_held_job_outlives_a_cancelled_stage_and_a_failed_one_but_not_the_flow
     jobs = launchers.load(work.run_url, held)
     first = jobs.submit(Job(work.request("a")))
     ((_, number, _, pid),) = work.wait_until_ran(1)
-    jobs.cancel(first)
+    first.cancel()
     assert not psutil.pid_exists(int(pid))
     assert [job[0] for job in slurm.jobs()] == [number]
     (work.folder / "fail").touch()
@@ -195,13 +195,13 @@ def test_a_lost_job_is_worth_another_try_and_gets_another_job(work: Work) -> Non
 def test_a_stage_killed_on_its_node_was_killed(work: Work) -> None:
     launcher = work.launcher(config())
     jobs = launchers.load(work.run_url, config())
-    job_id = jobs.submit(Job(work.request("a"), launcher.execution_of(work.request("a"))))
+    submitted = jobs.submit(Job(work.request("a"), launcher.execution_of(work.request("a"))))
     ((*_, pid),) = work.wait_until_ran(1)
     os.kill(int(pid), signal.SIGKILL)
     with pytest.raises(StageError, match="killed") as error:
         launcher.make("wave", [work.request("a")])
     assert error.value.kind == "killed"
-    assert job_id
+    assert submitted
     launcher.close()
 
 

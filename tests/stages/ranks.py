@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from cosmos_rl_core.processes import PARENT
 from stages.execution import runner
+from stages.execution.fork_server import PRELOADED
 
 GRACE_S = 2.0
 """What the other ranks have for their last words once one has failed."""
@@ -28,7 +29,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     # Of plugins, which stages load by name, those that most ranks need.
     [
-        "stages.execution.fork_server",
+        *PRELOADED,
         "tests.stages.ranks",
         "cosmos_rl_core.models.cosmos_predict2_5.model",
         "cosmos_rl_core.models.wan.model",

@@ -17,7 +17,7 @@ from tests.stages.conftest import make_run
 
 @pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
 def test_the_recorded_dtype_is_the_one_that_products_are_computed_in(param_dtype: ParamDtype):
-    group = torch_runtime.start(threads=1, deterministic=True, timeout_s=60.0)
+    group = torch_runtime.start(Execution())
     found = torch_runtime.numerics(group, param_dtype)
     assert (found["compute_dtype"], found["default_dtype"]) == (param_dtype, "float32")
     assert (found["world_size"], found["attention_backend"]) == (1, "native")
@@ -25,7 +25,7 @@ def test_the_recorded_dtype_is_the_one_that_products_are_computed_in(param_dtype
 
 @pytest.mark.parametrize("tf32", [True, False])
 def test_products_and_convolutions_round_their_factors_alike(tf32: bool):
-    torch_runtime.start(threads=1, deterministic=True, timeout_s=60.0, tf32=tf32)
+    torch_runtime.start(Execution(tf32=tf32))
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (tf32, tf32)
     assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
 
@@ -48,9 +48,9 @@ def test_a_manifest_tells_how_its_stage_multiplied(tf32: bool, precision: str, t
 
 def test_deterministic_kernels_sum_in_a_stated_order_and_fill_no_buffers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
-    torch_runtime.start(threads=1, deterministic=False, timeout_s=60.0)
+    torch_runtime.start(Execution(deterministic=False))
     assert os.environ["NCCL_NVLS_ENABLE"] == "1"
-    torch_runtime.start(threads=1, deterministic=True, timeout_s=60.0)
+    torch_runtime.start(Execution())
     assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["NCCL_NVLS_ENABLE"] == "0"
     assert not torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]

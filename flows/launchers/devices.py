@@ -17,15 +17,17 @@ import re
 import shutil
 import struct
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError
+from flows.running.waiting import Waiting
+from stages.contracts import STAGES
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -88,6 +90,14 @@ class Need:
     """Indices into the visible devices; empty where any will do."""
 
 
+def need_of(stage: str, launch: LaunchConfig) -> Need:
+    """Return what a stage needs: the GPUs of its set, else one a rank. A stage without torch needs none."""
+    if chosen := launch.stage_gpus.get(stage, ()):
+        return Need(stage, len(chosen), chosen)
+    alone = int(STAGES[stage].torch)
+    return Need(stage, launch.processes_of(stage) if STAGES[stage].distributed else alone)
+
+
 def visible(environment: Mapping[str, str] = os.environ) -> list[Device]:
     """The devices that CUDA would show to a process with this environment; none on a machine without GPUs."""
     known = _known()
@@ -108,9 +118,9 @@ def _known() -> list[list[str]]:
     if shutil.which("nvidia-smi") is None:
         return known_to_driver()
     query = ["nvidia-smi", "-L"]
-    said = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=False)
+    ran = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=False)
     gpus: list[list[str]] = []
-    for line in said.stdout.splitlines():
+    for line in ran.stdout.splitlines():
         if (uuid := re.search(r"\(UUID: *([^)]+)\)", line)) is None:
             continue
         if line.startswith("GPU"):
@@ -127,8 +137,8 @@ def known_to_driver(driver: Path = DRIVER, devices: Path = Path("/dev")) -> list
     """
     gpus: list[list[str]] = []
     for file in sorted(driver.glob("*/information")):
-        said = dict(line.split(":", 1) for line in file.read_text(encoding="utf-8").splitlines() if ":" in line)
-        facts = {name.strip(): value.strip() for name, value in said.items()}
+        lines = map(str.strip, file.read_text(encoding="utf-8").splitlines())
+        facts = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in lines if ":" in line)
         if (devices / f"nvidia{facts.get('Device Minor')}").exists() and "GPU UUID" in facts:
             gpus.append([facts["GPU UUID"]])
     return gpus
@@ -169,28 +179,27 @@ def require(needs: Sequence[Need], devices: Sequence[Device]) -> None:
 
 
 @contextmanager
-def taken(
-    needs: Sequence[Need], devices: Sequence[Device], note: Callable[[str], None], check: Callable[[], None]
-) -> Iterator[list[Share]]:
-    """Wait until there are devices for all needs at once, and hold them; ``check`` is asked whether to go on waiting.
+def taken(needs: Sequence[Need], devices: Sequence[Device], waiting: Waiting) -> Iterator[list[Share]]:
+    """Wait until there are devices for all needs at once, and hold them.
 
     A share that is given to a process stays locked until its last process is gone. Without devices there is no share.
     Raises what :func:`require` raises.
     """
     require(needs, devices)
     with ExitStack() as held:
-        told = False
+        why = ""
         while (shares := _take(needs, devices) if devices else []) is None:
-            if not told:
-                wanted, names = sum(need.count for need in needs), ", ".join(device.name for device in devices)
-                used = ", ".join(f"{name} by process {pid}" for name, pid in users(devices).items())
-                note(f"waits for {wanted} free GPUs of {names}; in use: {used or 'by processes that cannot be seen'}")
-            told = True
-            time.sleep(ASK_S)
-            check()
+            why = why or _why_busy(needs, devices)
+            waiting.turn(why, ASK_S)
         for share in shares:
             held.callback(share.close)
         yield shares
+
+
+def _why_busy(needs: Sequence[Need], devices: Sequence[Device]) -> str:
+    wanted, names = sum(need.count for need in needs), ", ".join(device.name for device in devices)
+    used = ", ".join(f"{name} by process {pid}" for name, pid in users(devices).items())
+    return f"waits for {wanted} free GPUs of {names}; in use: {used or 'by processes that cannot be seen'}"
 
 
 def users(devices: Sequence[Device]) -> dict[str, int]:
@@ -201,7 +210,8 @@ def users(devices: Sequence[Device]) -> dict[str, int]:
         with suppress(OSError):
             if os.readlink(f"/proc/{pid}/fd/0") != str(LOCKS):
                 continue
-            for byte in re.findall(r"OFDLCK.* (\d+) \d+$", Path(f"/proc/{pid}/fdinfo/0").read_text(), re.MULTILINE):
+            locks = Path(f"/proc/{pid}/fdinfo/0").read_text()
+            for byte in re.findall(r"OFDLCK.* (\d+) \d+$", locks, re.MULTILINE):
                 if int(byte) in names:
                     found.setdefault(names[int(byte)], pid)
     return found
@@ -219,7 +229,8 @@ def _take(needs: Sequence[Need], devices: Sequence[Device]) -> list[Share] | Non
         for index, need in sorted(enumerate(needs), key=lambda one: not one[1].chosen):
             share = shares[index] = Share([], _open())
             undone.callback(share.close)
-            eligible = [devices[each] for each in need.chosen] or sorted(devices, key=lambda device: device.identity)
+            chosen = [devices[each] for each in need.chosen]
+            eligible = chosen or sorted(devices, key=lambda device: device.identity)
             free = (device for device in eligible if _lock(share.file, device.byte))
             found = set(islice(free, need.count))
             if len(found) < need.count:
@@ -256,8 +267,9 @@ def _replaced(file: int) -> bool:
 
 def _lock(file: int, byte: int) -> bool:
     """Lock one byte through an open file, if nobody has it."""
+    lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     try:
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
     except (BlockingIOError, PermissionError):
         return False
     return True
