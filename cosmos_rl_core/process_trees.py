@@ -13,9 +13,9 @@ REAPED_S = 1.0
 """Wait for the parents of exited processes, or the system in their place, to take notice."""
 LOOK_S = 0.02
 TREE_INTERVAL_S = 1.0
-"""Between two looks at what a process has started."""
+"""Interval in seconds at which the descendants of a process are listed."""
 KILLED = -9
-"""Return code of a process whose own is lost."""
+"""Return code of a process whose own is unknown."""
 
 
 class Process(Protocol):
@@ -29,7 +29,7 @@ class Process(Protocol):
 
 
 class Watched:
-    """A process and everything that it has started, also when it has ended itself."""
+    """A process and its descendants, which may outlive it."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -47,7 +47,7 @@ class Watched:
         return self._returncode
 
     def end(self, grace_s: float = 0.0) -> None:
-        """Leave no process. With ``grace_s``, ask the process first and wait for so long."""
+        """Kill the process and its descendants. With ``grace_s``, send SIGTERM first and wait for so many seconds."""
         if self.poll() is None:
             self._tree = tree(self._process.pid)
             if grace_s and self._tree:
@@ -60,7 +60,7 @@ class Watched:
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """A process and everything it started.
+    """Return a process and its descendants; nothing if it has ended.
 
     Torchrun's workers live in sessions of their own, so process groups do not reach them.
     """
@@ -102,7 +102,7 @@ def _has_exited(process: psutil.Process) -> bool:
 
 
 def _is_reaped(process: psutil.Process) -> bool:
-    """Whether nobody but this process itself has to wait for it any more."""
+    """Return whether the process is gone, or is a child that only this process can wait for."""
     try:
         return not process.is_running() or process.ppid() == os.getpid()
     except psutil.NoSuchProcess:

@@ -5,4 +5,4 @@ from flows.running.session import training_flow
 
 @training_flow
 def grpo() -> None:
-    """FlowGRPO: a policy gradient towards the reward, held near a reference policy."""
+    """Train by FlowGRPO: a policy gradient towards the reward, kept near a reference policy."""

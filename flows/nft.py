@@ -5,4 +5,4 @@ from flows.running.session import training_flow
 
 @training_flow
 def nft() -> None:
-    """DiffusionNFT: rollout, reward, update, again and again; a model learns from its own samples, good and bad."""
+    """Train by DiffusionNFT: a model learns from its own good and bad samples."""

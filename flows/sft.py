@@ -5,4 +5,4 @@ from flows.running.session import training_flow
 
 @training_flow
 def sft() -> None:
-    """Supervised fine-tuning: ranges of flow-matching steps on a media set."""
+    """Fine-tune on a media set by flow matching."""

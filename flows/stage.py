@@ -17,13 +17,13 @@ from stages.execution.runner import require_own_version
 
 
 def stage_name() -> str:
-    """The flow run's name in the UI."""
+    """Return the flow run's name in the UI."""
     parameters = flow_run.get_parameters()
     iteration = parameters.get("iteration")
     return " ".join([parameters["run_id"], parameters["stage"], *([] if iteration is None else [str(iteration)])])
 
 
-@flow(name="stage", description="One stage of a run, from the inputs that stand.", flow_run_name=stage_name)
+@flow(name="stage", description="Make one stage of a run from its standing inputs.", flow_run_name=stage_name)
 @ends_in_state
 def run(
     run_id: RunId,
@@ -34,17 +34,18 @@ def run(
     cluster: Place | None = None,
     allow_numerics_change: bool = False,
 ) -> str:
-    """Make one stage of a run that exists, unless it stands already.
+    """Make one stage of an existing run, unless it stands.
 
     Args:
         run_id: Name of the run.
-        stage: As `cosmos-flows status` names it: rollout, reward-ocr, update, export, report ...
-        iteration: Which iteration, from 0; for an export or an evaluation which policy version. Leave empty where a run
-            has one of it.
-        force: Make it again although it stands; what depends on changed bytes follows with the next run of the recipe.
+        stage: Name in `cosmos-flows status`: rollout, reward-ocr, update, export, report ...
+        iteration: Number of the iteration, from 0; for an export or an evaluation the policy version. Leave empty for
+            stages that a run has once.
+        force: Make the stage again although it stands. If its bytes change, the next run of the recipe makes what
+            depends on them again.
         store: Directory or URL (s3://bucket/prefix) of all runs.
-        cluster: Path of a TOML file that says how processes are launched. Default: as the run began.
-        allow_numerics_change: Go on under other versions, threads or devices than the run began with.
+        cluster: Path of a cluster profile (TOML). Default: the profile of the run's plan.
+        allow_numerics_change: Continue with other package versions, threads or devices than the run began with.
     """
     opened = open_run(store, run_id)
     step = find(steps(opened), run_id, stage, iteration)

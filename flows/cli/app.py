@@ -1,12 +1,12 @@
-"""Plan, run, look at and re-run post-training.
+"""Plan, run, watch and repeat post-training.
 
 Exit codes:
-0 done
+0 success
 64 wrong settings or command line
 65 wrong data
 70 another failure
-75 something did not answer, or is busy: the same command may do later
-130, 143 ended by Ctrl-C, by SIGTERM: the same command goes on
+75 something does not answer or is busy: try the same command later
+130, 143 ended by Ctrl-C, by SIGTERM: the same command continues
 """
 
 import functools
@@ -26,30 +26,30 @@ import typer
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError, no_space
 from flows.defaults import DEFAULT_STORE, GRACE_H
 
-# Commands import what they need when they run, because all of it takes seconds, and --help and completion need none.
+# Commands import what they need when they run: all imports together take seconds, and help and completion need none.
 
 PROGRAM = "cosmos-flows"
-"""Name in usages, also where it is started as a module."""
+"""Program name in usage messages, also with ``python -m flows``."""
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 Command = Callable[..., None]
 INTERRUPTED = 130
-"""Exit code of what Ctrl-C ended; a process that SIGTERM ends has none of its own, which shells show as 143."""
+"""Exit code after Ctrl-C. Shells report 143 for a process that SIGTERM ended."""
 
-RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe: a path, package:tiny/nft, or one of cosmos-rl's")]
+RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe: a path, package:tiny/nft, or one of cosmos-rl")]
 StoreOption = Annotated[str, typer.Option(help="Directory or URL (s3://bucket/prefix) of all runs")]
-RunIdOption = Annotated[str | None, typer.Option(help="Name of the run; default: from the recipe and its contents")]
-IterationsOption = Annotated[int | None, typer.Option(min=1, help="How far to go, instead of the recipe's number")]
+RunIdOption = Annotated[str | None, typer.Option(help="Name of the run; default: made from the recipe")]
+IterationsOption = Annotated[int | None, typer.Option(min=1, help="Number of iterations, instead of the recipe's")]
 OverridesOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a setting: section.key=value; repeatable")
+    list[str] | None, typer.Option("--set", help="Change a setting: section.key=value; may be repeated")
 ]
-ClusterOption = Annotated[str | None, typer.Option(help="How processes are launched: a TOML file, or package:local")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else; notes go to stderr")]
-DryRunOption = Annotated[bool, typer.Option(help="Say it, change nothing")]
-RunArgument = Annotated[str, typer.Argument(help="The run's id")]
+ClusterOption = Annotated[str | None, typer.Option(help="Cluster profile: a TOML file, or package:local")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON; notes go to stderr")]
+DryRunOption = Annotated[bool, typer.Option(help="Print what would happen; change nothing")]
+RunArgument = Annotated[str, typer.Argument(help="Id of the run")]
 
 
 def _command(group: typer.Typer, name: str | None = None) -> Callable[[Command], Command]:
-    """Register a command. Its docstring is its help. Its errors go to stderr and give the exit code."""
+    """Register a command. Its docstring is its help; its errors go to stderr and set the exit code."""
 
     def register(command: Command) -> Command:
         @functools.wraps(command)
@@ -74,7 +74,7 @@ def _command(group: typer.Typer, name: str | None = None) -> Callable[[Command],
 
 
 def _known(error: Exception) -> CosmosRLError | None:
-    """Return the error with words for people; None if it is a defect of this program."""
+    """Return the error with a message for people; None for an unexpected error, which is shown with a traceback."""
     if isinstance(error, CosmosRLError):
         return error
     return import_module("flows.running.server").not_answering(error) or no_space(error)
@@ -92,7 +92,7 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")
     ] = False,
 ) -> None:
-    """Take the options that belong to no command; the one that there is prints and ends."""
+    """Accept ``--version``, the only option without a command."""
 
 
 @_command(app)
@@ -103,10 +103,12 @@ def run(
     iterations: IterationsOption = None,
     overrides: OverridesOption = None,
     cluster: ClusterOption = None,
-    allow_numerics_change: Annotated[bool, typer.Option(help="Go on under other versions, threads or devices")] = False,
-    remake: Annotated[bool, typer.Option(help="Make again what other versions of changed stages made")] = False,
+    allow_numerics_change: Annotated[
+        bool, typer.Option(help="Continue with other versions, threads or devices")
+    ] = False,
+    remake: Annotated[bool, typer.Option(help="Make artifacts of changed stages again")] = False,
 ) -> None:
-    """Run a recipe to the end; the same command goes on where it stopped.
+    """Run a recipe to the end; the same command continues after an interruption.
 
     Examples:
         cosmos-flows run configs/tiny/nft.toml
@@ -128,10 +130,10 @@ def run(
                 flow(recipe, store, plan.run_id, *options)
         except suspension as suspended:
             raise StageError.of(
-                "busy", f"suspended in Prefect; the same command goes on with {plan.run_id}"
+                "busy", f"suspended in Prefect; the same command continues {plan.run_id}"
             ) from suspended
         except KeyboardInterrupt:
-            typer.echo(f"stopped; the same command goes on with {plan.run_id}", err=True)
+            typer.echo(f"stopped; the same command continues {plan.run_id}", err=True)
             raise
 
 
@@ -147,7 +149,7 @@ def plan(
 ) -> None:
     """Check a recipe and show what a run would do, with its sizes, its memory and an estimate of its time.
 
-    Reports every mistake at once. Starts and writes nothing. Needs no weights of the base model, only its config files.
+    All mistakes are reported at once. Nothing is started or written. Only the config files of the base model are needed.
 
     Examples:
         cosmos-flows plan configs/tiny/nft.toml
@@ -165,17 +167,20 @@ def plan(
 
 @_command(app)
 def status(
-    run_id: Annotated[str | None, typer.Argument(help="The run's id; default: list all runs of the store")] = None,
+    run_id: Annotated[str | None, typer.Argument(help="Id of the run; default: list all runs of the store")] = None,
     store: StoreOption = DEFAULT_STORE,
     watch: Annotated[
         bool | None,
-        typer.Option("--watch/--no-watch", help="Go on until nobody works on it, then 70 if a stage does not stand"),
+        typer.Option(
+            "--watch/--no-watch",
+            help="Follow a run to its end; exit with 70 if a stage does not stand",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every stage of a run: whether it stands, or why not; attempts, seconds, reward.
+    """Show every stage of a run: whether it stands and why not, attempts, seconds, reward.
 
-    On a terminal it follows a run that is at work. Without RUN it lists the runs of the store.
+    On a terminal, the command follows a running run. Without RUN, it lists the runs of the store.
 
     Examples:
         cosmos-flows status
@@ -183,10 +188,10 @@ def status(
         cosmos-flows status nft-1a2b3c4d --json
     """
     if as_json and watch:
-        raise ConfigError("--json is of one moment; leave --watch out")
+        raise ConfigError("--json shows one moment: use it without --watch")
     if run_id is None:
         if watch:
-            raise ConfigError("--watch follows one run: name it")
+            raise ConfigError("--watch follows one run: add its id")
         all_runs = import_module("flows.watching.all_runs")
         runs = all_runs.all_runs(store)
         _print_json(all_runs.as_json(runs)) if as_json else _print(*all_runs.rendered(runs, store))
@@ -216,13 +221,13 @@ def rerun(
     ],
     iteration: Annotated[
         int | None,
-        typer.Option(min=0, help="Which iteration, from 0; for export and evaluate which policy version"),
+        typer.Option(min=0, help="Number of the iteration, from 0; for export and evaluate the policy version"),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Invalidate one stage, finished or not, so that the next run makes it again. Deletes nothing.
+    """Invalidate one stage, finished or not, so that the next run makes it again. No file is deleted.
 
     Examples:
         cosmos-flows rerun nft-1a2b3c4d --stage reward-ocr --iteration 7
@@ -236,10 +241,10 @@ def rerun(
 @_command(app)
 def export(
     run_id: RunArgument,
-    directory: Annotated[str, typer.Argument(help="Where to put the files")],
+    directory: Annotated[str, typer.Argument(help="Directory for the files")],
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Copy a run's newest exported weights to a directory, as diffusers loads them.
+    """Copy a run's newest exported weights to a directory that diffusers can load.
 
     Examples:
         cosmos-flows export nft-1a2b3c4d out
@@ -249,11 +254,11 @@ def export(
 
 @_command(app)
 def import_recipe(
-    recipe: Annotated[str, typer.Argument(help="A TOML file of cosmos-rl, of either schema")],
-    output: Annotated[str | None, typer.Option(help="Where to write it as a recipe of ours; default: nowhere")] = None,
+    recipe: Annotated[str, typer.Argument(help="A TOML file of cosmos-rl, in either of its schemas")],
+    output: Annotated[str | None, typer.Option(help="File for the translated recipe; default: write none")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what every key of a file of cosmos-rl is here, and write it as a recipe of ours.
+    """Show how each key of a cosmos-rl recipe is translated, and write the translated recipe.
 
     Examples:
         cosmos-flows import-recipe stable-diffusion-3-5-medium-nft.toml --output sd3.toml
@@ -274,16 +279,16 @@ def import_recipe(
 
 @_command(app)
 def import_weights(
-    weights: Annotated[str, typer.Argument(help="A .pt file of cosmos's own code")],
+    weights: Annotated[str, typer.Argument(help="A .pt file of the original cosmos code")],
     base: Annotated[str, typer.Argument(help="A diffusers pipeline of the same model")],
-    directory: Annotated[str, typer.Argument(help="Where to write the pipeline with those weights; must not exist")],
+    directory: Annotated[str, typer.Argument(help="Directory for the new pipeline; must not exist")],
 ) -> None:
-    """Make a diffusers pipeline of Cosmos-Predict2.5 weights that cosmos's own code wrote.
+    """Convert Cosmos-Predict2.5 weights of the original cosmos code to a diffusers pipeline.
 
     Examples:
         cosmos-flows import-weights 81edfebe_ema_bf16.pt Cosmos-Predict2.5-2B-diffusers my-base
     """
-    # In a process of its own: it needs torch, which no command imports.
+    # In its own process, because it needs torch, which no command imports.
     module = "cosmos_rl_core.importers.native_weights"
     command = [sys.executable, "-m", module, weights, base, directory]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
@@ -306,17 +311,17 @@ def schema(
 def gc(
     run_id: RunArgument,
     store: StoreOption = DEFAULT_STORE,
-    superseded: Annotated[bool, typer.Option(help="Also the files of generations that were made again")] = False,
+    superseded: Annotated[bool, typer.Option(help="Also delete files of generations that were made again")] = False,
     older_than: Annotated[
         float,
-        typer.Option(min=0, help="Hours: an attempt that wrote something since may be at work, and is left alone"),
+        typer.Option(min=0, help="Hours: keep files of attempts that wrote since then and may be running"),
     ] = GRACE_H,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete files that killed attempts left and no artifact holds. Refused while a process works on the run.
+    """Delete files of killed attempts that belong to no artifact. Refused while a process works on the run.
 
-    Works on a full disk. Deletes folders that killed flows left in this machine's TMPDIR too.
+    Works on a full disk. Also deletes folders of killed flows in this machine's TMPDIR.
 
     Examples:
         cosmos-flows gc nft-1a2b3c4d --dry-run
@@ -328,7 +333,7 @@ def gc(
     _print_json(found.as_json()) if as_json else _print_lines(found.lines())
 
 
-@_command(app, "shipped", "shipped tiny/nft", "shipped --json")
+@_command(app)
 def shipped(
     name: Annotated[str | None, typer.Argument(help="A name from the list: print the path of its file")] = None,
     as_json: JsonOption = False,
@@ -336,6 +341,11 @@ def shipped(
     """List the recipes, cluster profiles, pipelines and deployments inside the package.
 
     `package:NAME` stands for one wherever a path is expected.
+
+    Examples:
+        cosmos-flows shipped
+        cosmos-flows shipped tiny/nft
+        cosmos-flows shipped --json
     """
     found = import_module("cosmos_rl_core.shipped").listed(name)
     if as_json:
@@ -344,7 +354,7 @@ def shipped(
         _print_lines(row["path"] if name else "{kind:16} {name:22} {path}".format_map(row) for row in found)
 
 
-infra_app = typer.Typer(no_args_is_help=True, help="What runs stand on: Prefect's pools and limits, stores, services.")
+infra_app = typer.Typer(no_args_is_help=True, help="Set up and check Prefect, GPUs, stores and services.")
 app.add_typer(infra_app, name="infra")
 
 
@@ -352,11 +362,11 @@ app.add_typer(infra_app, name="infra")
 def infra_init(
     gpus: Annotated[
         int | None,
-        typer.Option(min=0, help="Slots of the global concurrency limit `gpus`; default: those it has, 8 if it is new"),
+        typer.Option(min=0, help="Slots of the global concurrency limit `gpus`; default: unchanged, 8 if it is new"),
     ] = None,
-    pool_type: Annotated[str, typer.Option(help="Where flows run: process, kubernetes, ...")] = "process",
+    pool_type: Annotated[str, typer.Option(help="Type of the work pool: process, kubernetes, ...")] = "process",
 ) -> None:
-    """Make the work pool, its queues, the limit for GPUs and the automation for dead flow runs. Safe to repeat.
+    """Create the work pool, its queues, the limit for GPUs and the automation for crashed flow runs. Safe to repeat.
 
     Examples:
         cosmos-flows infra init --gpus 8
@@ -371,7 +381,7 @@ def infra_init(
 
 @_command(infra_app, "check")
 def infra_check(store: StoreOption = DEFAULT_STORE, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
-    """Check server, pool, worker, GPUs, ranks, store and services. Exit code 75 if something failed.
+    """Check server, pool, worker, GPUs, ranks, store and services. Exit with 75 if a check fails.
 
     Examples:
         cosmos-flows infra check --store s3://bucket/prefix
@@ -389,7 +399,7 @@ def infra_check(store: StoreOption = DEFAULT_STORE, cluster: ClusterOption = Non
 
 
 def _plan_of(recipe: str, overrides: list[str] | None, *, without_weights: bool = False, **others: Any) -> Any:
-    """Return the plan of a command line. Say on stderr if the recipe is one of cosmos-rl's, which is translated."""
+    """Return the plan of a command line. Print a note on stderr if the recipe was translated from cosmos-rl."""
     if (line := import_module("flows.operations.import_recipe").note(recipe)) is not None:
         typer.echo(line, err=True)
     plan = import_module("flows.planning.plan")
@@ -417,11 +427,11 @@ def _print_lines(lines: Iterable[str]) -> None:
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line."""
     try:
         app(prog_name=PROGRAM)
     except SystemExit as end:
-        # Click's own code for a command line that it cannot read.
+        # Click exits with 2 for a wrong command line.
         sys.exit(ConfigError("").exit_code if end.code == 2 else end.code)
     except Exception:
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""Who starts stage processes: a file each, named by ``launch.launcher``."""
+"""Launchers of stage processes: one file each, named by ``launch.launcher``."""
 
 import importlib
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from stages.contracts import STAGES
 
 
 def load(run_url: str, config: LaunchConfig) -> JobLauncher:
-    """The launcher that a cluster profile names. Imports no other."""
+    """Return the launcher that a cluster profile names. Import no other."""
     try:
         launcher = importlib.import_module(f"flows.launchers.{config.launcher}")
     except ModuleNotFoundError as error:
@@ -21,7 +21,7 @@ def load(run_url: str, config: LaunchConfig) -> JobLauncher:
 
 
 def misplaced(launch: LaunchConfig) -> list[str]:
-    """Settings that name no stage, or none that has ranks."""
+    """Return a message for each setting that names an unknown stage, or a stage without ranks where it needs them."""
     distributed = sorted(name for name, stage in STAGES.items() if stage.distributed)
     kubernetes = {} if launch.kubernetes is None else launch.kubernetes.stages
     return [
@@ -34,5 +34,5 @@ def misplaced(launch: LaunchConfig) -> list[str]:
 
 
 def _unknown(field: str, names: Iterable[str], what: str, known: list[str]) -> list[str]:
-    message = f"no {what} of that name; known: {', '.join(known)}"
+    message = f"unknown {what}; known: {', '.join(known)}"
     return [f"launch.{field}.{name}: {message}" for name in names if name not in known]

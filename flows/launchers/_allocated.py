@@ -1,6 +1,6 @@
-"""Jobs inside allocations: what Slurm and Kubernetes share.
+"""Jobs inside allocations: the part that Slurm and Kubernetes share.
 
-An allocation is held from stage to stage, or each stage has its own.
+An allocation is kept from stage to stage, or each stage gets its own.
 """
 
 import secrets
@@ -27,8 +27,8 @@ from stages.execution.mailbox import Mailbox, Order
 from stages.execution.outcome import has_reason
 
 REASON_TIMEOUT_S = 40.0
-"""For the other nodes to tell why an order fails, while it is only known that ranks lost one another. Torchrun gives
-the ranks of its node 30 s to end."""
+"""Wait for error files of other nodes, in seconds, while the known ones only report a lost rank. Torchrun gives the
+ranks of its node 30 s to end."""
 
 
 class AllocatedJobs:
@@ -40,11 +40,11 @@ class AllocatedJobs:
         self._held: dict[str, Held] = {}
 
     def reserve(self, requests: Sequence[Request], waiting: Waiting) -> nullcontext[None]:
-        """Nothing: the scheduler gives each allocation devices of its own."""
+        """Return at once: the scheduler gives each allocation its own devices."""
         return nullcontext()
 
     def submit(self, job: Job) -> "OrderedJob":
-        """Order it, and ask for an allocation if there is none."""
+        """Order the job, and ask the scheduler for an allocation if there is none."""
         allocation = self.allocation_of(job)
         held, order_id = self._hold(allocation), f"{job.name}-{secrets.token_hex(3)}"
         order = Order(
@@ -60,7 +60,7 @@ class AllocatedJobs:
         return self._ordered(held, order)
 
     def reattach(self, job: Job) -> "OrderedJob | None":
-        """Find its order, not yet ended, and an allocation that has it."""
+        """Return the job if its order has not ended and its allocation still exists, else None."""
         allocation = self.allocation_of(job)
         mailbox = allocation.mailbox
         orders = [order for order in mailbox.orders().orders if order.name == job.name]
@@ -73,8 +73,8 @@ class AllocatedJobs:
         return self._ordered(held, orders[-1])
 
     def close(self) -> None:
-        """Give all allocations back, also what an earlier flow of this run held and this one had no use for."""
-        with suppress(UnavailableError):  # those end by themselves
+        """End all allocations, including those that an earlier flow of this run left behind."""
+        with suppress(UnavailableError):  # agents end by themselves when no flow writes orders
             for stage in STAGES if self._settings.hold else ():
                 allocation = self._shared_allocation(stage, self._config.stage_gpus.get(stage, ()))
                 if allocation.mailbox.orders().beat:
@@ -85,7 +85,7 @@ class AllocatedJobs:
         self._held.clear()
 
     def allocation_of(self, job: Job) -> Allocation:
-        """Return where a job runs: in the one that all jobs with the same resources share, or in one of its own."""
+        """Return the allocation of a job: shared by all jobs with the same resources, or its own without ``hold``."""
         stage = STAGES[job.request.stage]
         if self._settings.hold:
             return self._shared_allocation(stage.name, job.execution.gpus)
@@ -122,7 +122,7 @@ class AllocatedJobs:
         return OrderedJob(order, held, self._held, ["status.json", *errors], copy)
 
     def _environment(self, job: Job) -> dict[str, str]:
-        # One machine's ranks meet on it alone, as they do without a scheduler.
+        # Ranks on one machine meet on the loopback interface only.
         alone = self._config.nodes_of(job.request.stage) == 1
         return ({"GLOO_SOCKET_IFNAME": "lo"} if alone else {}) | stage_environment(self._config)
 
@@ -134,15 +134,15 @@ class OrderedJob:
     order: Order
     held: Held
     all_held: dict[str, Held]
-    """What the flow holds, by name."""
+    """All allocations of this flow, by name."""
     files: list[str]
-    """Names of what the stage itself writes."""
+    """Names of the files that the stage itself writes."""
     copy: WorkFolder | None
-    """Where it is read, if the mailbox is a URL."""
+    """Local folder that receives these files, if the mailbox is a URL."""
     _state: JobState = NOT_BEGUN
     _looked_s: float = 0.0
     _failed_s: float | None = None
-    """When the first of its nodes was found to have failed."""
+    """Monotonic time at which the first failed node was found."""
     mailbox: Mailbox = field(init=False)
     directory: Path = field(init=False)
 
@@ -153,11 +153,11 @@ class OrderedJob:
             self.directory = self.copy.path
 
     def poll(self) -> JobState:
-        """Look into the mailbox; ask the scheduler now and then."""
+        """Return the state from the mailbox; ask the scheduler every ``query_s`` seconds."""
         now_s = time.monotonic()
         if self._state.phase != "ended" and now_s - self._looked_s > LOOK_S:
             self._looked_s = now_s
-            # A store or a scheduler that is away for a while stops nothing; for longer, and the job counts as hung.
+            # The next poll tries again. If the outage lasts for the stall timeout, the job counts as hung.
             with suppress(UnavailableError):
                 for held in self.all_held.values():
                     held.renew()
@@ -169,14 +169,14 @@ class OrderedJob:
             return self._why_killed(state) if state.killed else state
         allocation = self.held.state(self.held.settings.query_s)
         if allocation.phase == "ended":
-            # What it still said before that.
+            # The stage may have ended before its allocation did.
             lost = JobState("ended", KILLED, allocation.kind, allocation.reason)
             return self._ended(now_s, last=True) or lost
         self._fetch(["status.json"])
         return allocation
 
     def _ended(self, now_s: float, *, last: bool = False) -> JobState | None:
-        """Return how it ended; None while it runs, or while a slower node may still tell the reason of a failure."""
+        """Return how the order ended; None while it runs, or while another node may still report the reason."""
         code = self.mailbox.returncode(self.order)
         if code is None:
             return None
@@ -189,7 +189,7 @@ class OrderedJob:
         return JobState("ended", code)
 
     def _why_killed(self, state: JobState) -> JobState:
-        """The scheduler's reason, once it has taken the allocation back; it kills what runs there first."""
+        """Return the scheduler's reason for a kill. It kills the processes first and ends the allocation later."""
         allocation = self.held.state()
         if allocation.phase == "ended":
             return replace(state, kind=allocation.kind, reason=allocation.reason)
@@ -201,17 +201,17 @@ class OrderedJob:
                 (self.directory / name).write_bytes(data)
 
     def log(self) -> bytes | None:
-        """One node after the other."""
+        """Return the logs of all nodes, one after the other; None before the first line."""
         logs = [self.mailbox.read(self.order.id, name) for name in self.order.by_node("log.{}.txt")]
         found = [log for log in logs if log is not None]
         return b"".join(found) if found else None
 
     def cancel(self) -> None:
-        """Take the order back."""
+        """Withdraw the order, and wait until its processes have ended."""
         self.held.withdraw(self.order, ended=self._state.phase == "ended")
 
     def discard(self) -> None:
-        """Remove its files from the mailbox, or the mailbox if it had one of its own."""
+        """Delete the job's files, and the mailbox if it belongs to this job alone."""
         self.held.orders.pop(self.order.id, None)
         if self.copy is not None:
             self.copy.remove()

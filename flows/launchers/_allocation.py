@@ -1,8 +1,7 @@
-"""Allocations: what a scheduler gives, and what a flow orders there.
+"""Allocations: nodes that a scheduler gives, each with an agent that starts the stages ordered in its mailbox.
 
-An allocation is nodes with an agent (:mod:`stages.execution.agent`) that starts the stages that are ordered in its
-mailbox. Its name follows from what is asked for, so that it is found by name alone, even if the flow that submitted it
-died before it could write that down.
+The name of an allocation is a digest of what was requested. A later flow finds it by this name, even if the flow that
+submitted it was killed before it could record the scheduler's id. The agent is :mod:`stages.execution.agent`.
 """
 
 import sys
@@ -18,54 +17,54 @@ from flows.launchers._processes import module
 from stages.execution.mailbox import Mailbox, Order, Orders
 
 LOOK_S = 0.5
-"""How often the mailbox is read."""
+"""Interval in seconds at which the mailbox is read."""
 CANCEL_TIMEOUT_S = 90.0
-"""For an agent to end a stage; then its allocation is ended."""
+"""Wait for agents to end a stage, in seconds; then the allocation is ended."""
 BEATS = 5
-"""Signs of life that a flow gives within the time after which it counts as silent."""
+"""Number of times that a flow renews its orders within ``idle_s``."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a scheduler is asked for."""
+    """A request to a scheduler."""
 
     name: str
     mailbox: Mailbox
     agents: int
-    """How many agents it has."""
+    """Number of agents."""
     resources: Resources
 
 
 class Scheduler(Protocol):
-    """Gives allocations. All ids are its own; all methods raise :class:`UnavailableError` if it does not answer."""
+    """An interface to Slurm or Kubernetes. All methods raise :class:`UnavailableError` if it does not answer."""
 
     agents_per_node: bool
-    """Whether every node has an agent; else the first one's reaches the others."""
+    """Whether every node has an agent; else the agent of the first node starts processes on the others."""
 
     def find(self, allocation: Allocation) -> str | None:
-        """The id of one of this name that waits or runs."""
+        """Return the id of a waiting or running allocation of this name, None if there is none."""
         ...
 
     def start(self, allocation: Allocation) -> str:
-        """Ask for it; returns at once. Raises :class:`ConfigError` if it can never be had."""
+        """Submit the allocation and return its id at once. Raises :class:`ConfigError` if the scheduler refuses it."""
         ...
 
     def state(self, allocation_id: str) -> JobState:
-        """How it is."""
+        """Return the state of an allocation."""
         ...
 
     def end(self, allocation_id: str) -> None:
-        """End it, if it has not ended; returns when it is gone."""
+        """End an allocation if it has not ended; return when its processes are gone."""
         ...
 
     def command(self, job: Job, allocation: Allocation, order: str) -> list[str]:
-        """What an agent starts for a job."""
+        """Return the command by which an agent starts a job."""
         ...
 
 
 @dataclass
 class Held:
-    """An allocation that this flow has."""
+    """An allocation that this flow uses, with the orders it has given there."""
 
     allocation: Allocation
     scheduler: Scheduler
@@ -82,14 +81,14 @@ class Held:
 
     @property
     def mailbox(self) -> Mailbox:
-        """Where it is ordered what to do."""
+        """Return the mailbox of its agents."""
         return self.allocation.mailbox
 
     def start(self, order: Order) -> None:
-        """Give an order, and ask the scheduler for the allocation if it has none of this name."""
+        """Write an order, and submit the allocation if the scheduler has none of this name."""
         self.orders[order.id] = order
         try:
-            # First, so that an allocation never runs without its orders.
+            # Orders come first, so that an allocation never runs without them.
             self._write()
             self.id = self.scheduler.find(self.allocation) or self.scheduler.start(self.allocation)
         except BaseException:
@@ -98,19 +97,19 @@ class Held:
         self._state, self._asked_s = NOT_BEGUN, 0.0
 
     def state(self, at_most_every_s: float = 0.0) -> JobState:
-        """Return how it is, or was when the scheduler was last asked."""
+        """Return the state, at most ``at_most_every_s`` seconds old."""
         now_s = time.monotonic()
         if now_s - self._asked_s > at_most_every_s:
             self._state, self._asked_s = self.scheduler.state(self.id), now_s
         return self._state
 
     def renew(self) -> None:
-        """Write the orders again if its agents could take this flow for dead."""
+        """Write the orders again before the agents conclude that this flow has ended."""
         if time.monotonic() - self._wrote_s > self.settings.idle_s / BEATS:
             self._write()
 
     def withdraw(self, order: Order, *, ended: bool) -> None:
-        """Take an order back, and wait until its agents have noticed; an allocation of its own is ended too."""
+        """Withdraw an order and wait until the agents have ended it; without ``hold`` end the allocation too."""
         if self.orders.pop(order.id, None) is not None and self.settings.hold and not ended:
             self._write()
             self._wait_for_agents()
@@ -120,7 +119,7 @@ class Held:
     def _wait_for_agents(self) -> None:
         deadline_s = time.monotonic() + CANCEL_TIMEOUT_S
         while self.mailbox.carried_out(self.allocation.agents) < self._beat:
-            # One that waits has no agents, and one that has ended has none any more.
+            # A waiting or ended allocation has no agents.
             if self.scheduler.state(self.id).phase in ("waiting", "ended"):
                 return
             if time.monotonic() > deadline_s:
@@ -129,14 +128,14 @@ class Held:
             time.sleep(LOOK_S)
 
     def release(self) -> None:
-        """End it, and remove its mailbox."""
+        """End the allocation and delete its mailbox."""
         try:
-            # A flow that was interrupted while it submitted does not know the id.
+            # If the flow was interrupted while it submitted, the id is unknown.
             if allocation_id := self.id or self.scheduler.find(self.allocation):
                 self.scheduler.end(allocation_id)
             self.mailbox.remove(self.allocation.agents)
         except CosmosRLError as error:
-            print(f"an allocation ends by itself later: {error}", file=sys.stderr)
+            print(f"{self.allocation.name} was not ended: {error}; it ends by itself when idle", file=sys.stderr)
 
     def _write(self) -> None:
         self._beat, self._wrote_s = self._beat + 1, time.monotonic()
@@ -144,7 +143,7 @@ class Held:
 
 
 def agent_command(python: str, mailbox: Mailbox, settings: Holding, *options: str) -> list[str]:
-    """Return the command of an allocation's agents."""
+    """Return the command that starts an agent."""
     options += ("--idle-s", str(settings.idle_s))
     options += () if settings.hold else ("--once",)
     return [*module(python, "stages.execution.agent"), mailbox.url, *options]

@@ -1,4 +1,4 @@
-"""The interface of launchers: a stage is submitted, polled, read, cancelled; what a dead flow left is re-attached."""
+"""The interface of launchers: submit, poll, read, cancel and re-attach jobs."""
 
 import signal
 from collections.abc import Sequence
@@ -29,25 +29,25 @@ class Job:
 
     @cached_property
     def name(self) -> str:
-        """From the Request's digest: the same in every flow that asks for the same, whatever it recorded."""
+        """Return the stage and the Request's digest, equal in every flow that makes the same Request."""
         return f"{self.request.stage}-{digest(self.request.model_dump(mode='json'))[:20]}"
 
 
 @dataclass(frozen=True)
 class JobState:
-    """How a job, or an allocation, is."""
+    """State of a job or of an allocation."""
 
     phase: Phase
     exit_code: int | None = None
-    """Of an ended job: the runner's or torchrun's, or the negative number of the signal."""
+    """Exit code of an ended job, the runner's or torchrun's; the negative number of a signal that ended it."""
     kind: str | None = None
-    """Why it ended, where the scheduler knows: a kind of :mod:`cosmos_rl_core.errors`."""
+    """Why it ended, if the scheduler reports it: a kind of :mod:`cosmos_rl_core.errors`."""
     reason: str = ""
-    """The scheduler's own words."""
+    """The scheduler's own message."""
 
     @property
     def killed(self) -> bool:
-        """Whether it ended by a signal that somebody else sends: a scheduler that wants its node, or the kernel."""
+        """Return whether SIGKILL or SIGTERM ended it, which a scheduler or the kernel sends."""
         # A shell, or srun, adds 128 to the signal.
         code = self.exit_code
         return code is not None and (-code in KILLING or code - 128 in KILLING)
@@ -57,48 +57,48 @@ NOT_BEGUN = JobState("waiting")
 
 
 class RunningJob(Protocol):
-    """A job that was submitted."""
+    """A submitted job."""
 
     directory: Path
-    """Where the job's status and error files are, as far as :meth:`poll` has seen them."""
+    """Local directory of the job's status and error files, current at the last :meth:`poll`."""
 
     def poll(self) -> JobState:
-        """How it is; cheap enough to ask many times a second."""
+        """Return the state. Cheap enough to call many times a second."""
         ...
 
     def log(self) -> bytes | None:
-        """What the job said so far, on all its nodes; None before it began."""
+        """Return the log of all nodes so far; None before the job began."""
         ...
 
     def cancel(self) -> None:
-        """End it, if it has not ended, and whatever it left; returns when all that is gone."""
+        """End the job if it has not ended; return when all its processes are gone."""
         ...
 
     def discard(self) -> None:
-        """Forget it when it has ended, and its files."""
+        """Delete the files of a job that has ended."""
         ...
 
 
 class JobLauncher(Protocol):
-    """Runs jobs somewhere."""
+    """A place where jobs run: this machine, Slurm or Kubernetes."""
 
     def __init__(self, run_url: str, config: LaunchConfig) -> None: ...
 
     def reserve(self, requests: Sequence[Request], waiting: Waiting) -> AbstractContextManager[None]:
-        """Wait until there are devices for jobs that are to run side by side, and keep them for :meth:`submit`.
+        """Wait for devices for jobs that run side by side, and keep them for :meth:`submit`.
 
-        Schedulers have devices of their own, and need no wait here.
+        Launchers with a scheduler return at once.
         """
         ...
 
     def submit(self, job: Job) -> RunningJob:
-        """Have it run, now or when there is room."""
+        """Start a job, now or when the scheduler has room."""
         ...
 
     def reattach(self, job: Job) -> RunningJob | None:
-        """Return this job if an earlier flow submitted it and it has not ended, else None."""
+        """Return the job if an earlier flow submitted it and it has not ended, else None."""
         ...
 
     def close(self) -> None:
-        """Give back what is held between jobs."""
+        """Release what is kept between jobs."""
         ...

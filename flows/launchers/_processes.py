@@ -24,10 +24,10 @@ from flows.running.work_folders import hold
 from stages.contracts import STAGES
 
 REPLY_TIMEOUT_S = 120.0
-"""For the fork server's imports, on a slow disk; every later reply comes at once."""
+"""Wait for the fork server in seconds: its imports from a slow disk. Later replies come at once."""
 PROCESSES, TORCHRUN = "cosmos_rl_core.processes", "torch.distributed.run"
 OPTIONS = ("--rdzv-backend", "c10d", "--max-restarts", "0")
-"""Without restarts: a retry is a new attempt."""
+"""Options of torchrun without restarts: a retry is a new attempt."""
 
 
 def module(python: str, name: str) -> list[str]:
@@ -36,7 +36,7 @@ def module(python: str, name: str) -> list[str]:
 
 
 def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: Share | None = None) -> Process:
-    """A new interpreter, under ``torch.distributed.run`` if the stage is distributed; its processes keep the share."""
+    """Start a new interpreter, under torchrun if the stage is distributed. Its processes keep the locks of a share."""
     python = launch.python or sys.executable
     command = stage_command(job.request.stage, str(request), python, launch)
     with log.open("ab") as file:
@@ -53,16 +53,16 @@ def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: 
 def stage_command(
     stage: str, request: str, python: str, launch: LaunchConfig, host: str = "", order: str = ""
 ) -> list[str]:
-    """What makes a stage, on each of its nodes; several of them meet on ``host``, under the id ``order``."""
+    """Return the command of a stage on each of its nodes. Several nodes meet on ``host`` under the id ``order``."""
     runner = module(python, "stages.execution.runner")
     if not STAGES[stage].distributed:
         return [*runner, request]
     nodes = launch.nodes_of(stage)
     if nodes == 1:
-        # Not --standalone: it resolves the host's name and listens on every interface.
+        # Not --standalone, which resolves the host's name and listens on every interface.
         meeting = ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     else:
-        # A port that two stages on one node hardly share: from 20000 to 29999.
+        # From 20000 to 29999: two stages on one node rarely get the same port.
         port = 20000 + int(digest(order)[:8], 16) % 10000
         meeting = ["--nnodes", str(nodes), "--rdzv-endpoint", f"{host}:{port}", "--rdzv-id", order]
     meeting += ["--nproc-per-node", str(launch.processes_of(stage) // nodes)]
@@ -70,52 +70,52 @@ def stage_command(
 
 
 def stage_environment(launch: LaunchConfig) -> dict[str, str]:
-    """The variables of every stage process, wherever it is."""
+    """Return the environment variables that every stage process gets."""
     return {"OMP_NUM_THREADS": str(launch.threads), "PYTHONUNBUFFERED": "1"} | launch.environment
 
 
 def _environment(launch: LaunchConfig) -> dict[str, str]:
-    """Of a stage process; all ranks are on this machine."""
+    """Return the environment of a stage process whose ranks are all on this machine."""
     ours = stage_environment(launch) | {PARENT: str(os.getpid())}
     return {"GLOO_SOCKET_IFNAME": "lo"} | os.environ | ours
 
 
 def _shown(job: Job, share: Share | None) -> dict[str, str]:
-    """The devices that a stage may use; a machine on which none is visible may still have the ones that are named."""
+    """Return the variable that shows a stage its devices. Without a share, these are the ones that settings name."""
     if share is not None:
         return share.environment
     return {VISIBLE: ",".join(map(str, job.execution.gpus))} if job.execution.gpus else {}
 
 
 class WarmServer:
-    """One fork server. It may die; its forks are killed with it, and the next stage needs another server."""
+    """A fork server. If it ends, its forks are killed, and the next stage needs a new server."""
 
     def __init__(self, launch: LaunchConfig) -> None:
         self._ended: dict[int, int] = {}
         self._server = subprocess.Popen(
-            # It asks for itself too, but only when its imports are done, and those take seconds.
+            # It also binds itself to this process, but only after its imports, which take seconds.
             [*module(sys.executable, PROCESSES), *module(sys.executable, "stages.execution.fork_server")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Unbuffered, so that what select sees is all there is.
+            # Unbuffered, so that select sees everything that was written.
             bufsize=0,
-            # Forks compute on the CPU, and hold no lock on a device.
+            # Forks compute on the CPU and lock no device.
             env=_environment(launch) | {VISIBLE: ""},
-            # Ctrl-C goes to the whole process group; it is the launcher that ends this one.
+            # Ctrl-C reaches the whole process group, but the launcher ends this process.
             start_new_session=True,
         )
         try:
             self._read()
         except BrokenPipeError as error:
-            raise StageError.of("crash", "the fork server did not start; its words are above") from error
+            raise StageError.of("crash", "the fork server did not start; its output is above") from error
 
     @property
     def is_running(self) -> bool:
-        """Whether it can fork."""
+        """Return whether the server runs and can fork."""
         return self._server.poll() is None
 
     def start(self, request: Path, log: Path) -> "WarmProcess":
-        """Fork a runner."""
+        """Fork a runner for a request. Raises :class:`StageError` if the server has ended."""
         order = {"request": str(request), "log": str(log)}
         try:
             assert self._server.stdin is not None
@@ -123,13 +123,13 @@ class WarmServer:
             while "returncode" in (reply := self._read()):
                 self._ended[reply["pid"]] = reply["returncode"]
         except BrokenPipeError as error:
-            raise StageError.of("killed", "the fork server ended; the next try starts another") from error
-        # The system gives numbers out again.
+            raise StageError.of("killed", "the fork server ended; the next attempt starts a new one") from error
+        # The system reuses process ids.
         self._ended.pop(reply["pid"], None)
         return WarmProcess(reply["pid"], self)
 
     def returncode(self, pid: int) -> int | None:
-        """How a fork ended; a fork of a dead server was killed with it."""
+        """Return the exit code of a fork, None while it runs. Forks of an ended server were killed."""
         if pid not in self._ended and _is_running(pid):
             return None
         while pid not in self._ended:
@@ -141,7 +141,7 @@ class WarmServer:
         return self._ended[pid]
 
     def _read(self) -> dict[str, Any]:
-        """The next reply. A server that does not answer is killed: it only ever forks, which takes no time."""
+        """Return the next reply. Kill a server that does not answer: it only forks, which takes no time."""
         assert self._server.stdout is not None
         if not select.select([self._server.stdout], [], [], REPLY_TIMEOUT_S)[0]:
             kill_tree(self._server.pid)
@@ -151,23 +151,23 @@ class WarmServer:
         return json.loads(line)
 
     def close(self) -> None:
-        """End the server."""
+        """End the server and its forks."""
         if self.is_running:
             kill_tree(self._server.pid)
-        # Waits, and closes the pipes; what it did not read any more does not matter.
+        # Wait, and close the pipes. Unread requests do not matter.
         with suppress(BrokenPipeError), self._server:
             pass
 
 
 @dataclass
 class WarmProcess:
-    """A forked runner."""
+    """A runner that the fork server forked."""
 
     pid: int
     server: WarmServer
 
     def poll(self) -> int | None:
-        """Exit code, or None while it runs."""
+        """Return the exit code, or None while the runner runs."""
         return self.server.returncode(self.pid)
 
 

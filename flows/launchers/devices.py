@@ -1,13 +1,13 @@
-"""GPUs of this machine: which of them runs may use, and a lock on each one that a stage uses.
+"""GPUs of this machine: which of them runs may use, and a lock on each GPU that a stage uses.
 
-A lock is a byte of one file of the machine, locked through the stage's standard input. Locks of this kind (Linux, open
-file descriptions) belong to the open file and not to a process: whoever inherits the file holds them too. Torchrun
-closes every descriptor but the first three for its workers, and no stage reads its standard input, so that the
-launcher, torchrun and every rank hold the locks, and nobody else does. The kernel frees a lock when the last of them is
-gone, however it ended. The flow keeps no copy once a stage has started.
+A lock is one byte of a file, locked through the stage's standard input. These are Linux locks of open file
+descriptions: every process that inherits the open file holds them too. Torchrun passes its workers only the first three
+descriptors, and no stage reads its standard input. So the launcher, torchrun and every rank hold the locks, and no
+other process. The kernel frees a lock when the last of these processes has ended, for whatever reason. The flow closes
+its copy when a stage has started.
 
-The byte follows from the physical device (its UUID where ``nvidia-smi`` tells it), so that runs agree on it however
-``CUDA_VISIBLE_DEVICES`` names the device. Runs of one machine exclude each other if they see the same ``/tmp``.
+The byte is a hash of the physical device: its UUID if it is known. Runs agree on it, however ``CUDA_VISIBLE_DEVICES``
+names the device. Runs on one machine exclude each other if they share ``/tmp``.
 """
 
 import fcntl
@@ -31,13 +31,13 @@ from stages.contracts import STAGES
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""With it CUDA counts devices as ``nvidia-smi`` does."""
+"""Variable that makes CUDA number devices in the order of ``nvidia-smi``."""
 LOCKS = Path("/tmp/cosmos-flows-devices.lock")
-"""Not in ``TMPDIR``, which is another one for each user."""
+"""File of locks. Not in ``TMPDIR``, which differs between users."""
 CHOOSING = 0
-"""The byte that is locked while a run chooses, so that two runs never take half of what each of them needs."""
+"""Byte that a run locks while it chooses devices, so that two runs never get half of their devices each."""
 ASK_S = 0.5
-"""Between two looks whether devices are free."""
+"""Interval in seconds at which a waiting run looks for free devices."""
 QUERY_TIMEOUT_S = 60.0
 DRIVER = Path("/proc/driver/nvidia/gpus")
 _FLOCK = "hhqqi4x"
@@ -49,32 +49,32 @@ class Device:
     """A GPU."""
 
     name: str
-    """As ``CUDA_VISIBLE_DEVICES`` may call it."""
+    """Name for ``CUDA_VISIBLE_DEVICES``."""
     identity: str
-    """Of the physical device: its UUID, or its name where nothing tells the UUID."""
+    """UUID of the physical device, or the name if the UUID is unknown."""
 
     @property
     def byte(self) -> int:
-        """Its place in the file of locks."""
+        """Return the offset of the device's byte in the file of locks."""
         return 1 + int.from_bytes(hashlib.sha256(self.identity.encode()).digest()[:7])
 
 
 @dataclass
 class Share:
-    """The devices of one stage, locked."""
+    """Locked devices of one stage."""
 
     devices: Sequence[Device]
     file: int
-    """Descriptor that holds the locks."""
+    """File descriptor that holds the locks."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """What shows them, and no others, to a process."""
+        """Return environment variables that show a process these devices only."""
         order = {name: value for name, value in ORDER.items() if name not in os.environ}
         return order | {VISIBLE: ",".join(device.name for device in self.devices)}
 
     def close(self) -> None:
-        """Drop this process's hold on the locks."""
+        """Close this process's copy of the locks."""
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
@@ -82,16 +82,16 @@ class Share:
 
 @dataclass(frozen=True)
 class Need:
-    """What one stage asks for."""
+    """Devices that one stage needs."""
 
     stage: str
     count: int
     chosen: tuple[int, ...] = ()
-    """Indices into the visible devices; empty where any will do."""
+    """Indices into the visible devices; empty for any devices."""
 
 
 def need_of(stage: str, launch: LaunchConfig) -> Need:
-    """Return what a stage needs: the GPUs of its set, else one a rank. A stage without torch needs none."""
+    """Return the devices that a stage needs: its ``stage_gpus``, else one for each rank, without torch none."""
     if chosen := launch.stage_gpus.get(stage, ()):
         return Need(stage, len(chosen), chosen)
     alone = int(STAGES[stage].torch)
@@ -99,7 +99,7 @@ def need_of(stage: str, launch: LaunchConfig) -> Need:
 
 
 def visible(environment: Mapping[str, str] = os.environ) -> list[Device]:
-    """The devices that CUDA would show to a process with this environment; none on a machine without GPUs."""
+    """Return the devices that CUDA shows to a process with this environment; none on a machine without GPUs."""
     known = _known()
     if (named := environment.get(VISIBLE)) is None:
         return [Device(uuid, uuid) for gpu in known for uuid in gpu]
@@ -107,14 +107,14 @@ def visible(environment: Mapping[str, str] = os.environ) -> list[Device]:
     for name in map(str.strip, named.split(",")):
         identity = _identity(name, known)
         if identity is None:
-            # CUDA shows none after the first name that it does not know.
+            # CUDA ignores everything after the first unknown name.
             break
         found.setdefault(identity, Device(name, identity))
     return list(found.values())
 
 
 def _known() -> list[list[str]]:
-    """UUIDs of each GPU in the order of ``nvidia-smi``: those of its MIG devices if it has any, else its own."""
+    """Return the UUIDs of each GPU in the order of ``nvidia-smi``: its MIG devices if it has any, else its own."""
     if shutil.which("nvidia-smi") is None:
         return known_to_driver()
     query = ["nvidia-smi", "-L"]
@@ -131,9 +131,9 @@ def _known() -> list[list[str]]:
 
 
 def known_to_driver(driver: Path = DRIVER, devices: Path = Path("/dev")) -> list[list[str]]:
-    """Return the UUID of each GPU whose device file is here, by PCI address, from the driver's own files.
+    """Return the UUID of each GPU that has a device file, in the order of PCI addresses, from the driver's own files.
 
-    For containers that have GPUs and no ``nvidia-smi``. MIG devices are not listed.
+    Serves containers that have GPUs and no ``nvidia-smi``. MIG devices are not listed.
     """
     gpus: list[list[str]] = []
     for file in sorted(driver.glob("*/information")):
@@ -145,14 +145,14 @@ def known_to_driver(driver: Path = DRIVER, devices: Path = Path("/dev")) -> list
 
 
 def _identity(name: str, known: Sequence[Sequence[str]]) -> str | None:
-    """The physical device of a name; None where CUDA would know none of that name."""
+    """Return the physical device of a name; None if CUDA has no device of this name."""
     if name.isdecimal():
         if not known:
             return name
         return known[int(name)][0] if int(name) < len(known) else None
     if not name.startswith(("GPU-", "MIG-")):
         return None
-    # CUDA takes the beginning of a UUID too.
+    # CUDA also accepts the beginning of a UUID.
     full = [uuid for gpu in known for uuid in gpu if uuid.startswith(name)]
     return full[0] if len(full) == 1 else name
 
@@ -160,7 +160,7 @@ def _identity(name: str, known: Sequence[Sequence[str]]) -> str | None:
 def require(needs: Sequence[Need], devices: Sequence[Device]) -> None:
     """Raise :class:`ConfigError` if stages that run side by side need more devices than are visible.
 
-    Nothing is required of a machine without any.
+    A machine without devices passes.
     """
     if not devices:
         return
@@ -168,7 +168,7 @@ def require(needs: Sequence[Need], devices: Sequence[Device]) -> None:
     for need in needs:
         if absent := [index for index in need.chosen if index >= len(devices)]:
             raise ConfigError(
-                f"launch.stage_gpus.{need.stage} has {absent[0]}, an index into the devices that are visible; {seen}"
+                f"launch.stage_gpus.{need.stage} has {absent[0]}, which is no index into the visible devices; {seen}"
             )
     if (count := sum(need.count for need in needs)) > len(devices):
         stages = " and ".join(need.stage for need in needs)
@@ -180,10 +180,10 @@ def require(needs: Sequence[Need], devices: Sequence[Device]) -> None:
 
 @contextmanager
 def taken(needs: Sequence[Need], devices: Sequence[Device], waiting: Waiting) -> Iterator[list[Share]]:
-    """Wait until there are devices for all needs at once, and hold them.
+    """Wait for devices for all needs at once, and lock them.
 
-    A share that is given to a process stays locked until its last process is gone. Without devices there is no share.
-    Raises what :func:`require` raises.
+    A share that a process inherits stays locked until its last process ends. On a machine without devices the list is
+    empty. Raises what :func:`require` raises.
     """
     require(needs, devices)
     with ExitStack() as held:
@@ -203,10 +203,10 @@ def _why_busy(needs: Sequence[Need], devices: Sequence[Device]) -> str:
 
 
 def users(devices: Sequence[Device]) -> dict[str, int]:
-    """The first process of the stage that uses each device, by the device's name, as far as we may see processes."""
+    """Return one process id for each device in use, by the device's name, for processes that this user may inspect."""
     names, found = {device.byte: device.name for device in devices}, {}
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
-        # It may end meanwhile, or be another user's.
+        # The process may have ended, or belong to another user.
         with suppress(OSError):
             if os.readlink(f"/proc/{pid}/fd/0") != str(LOCKS):
                 continue
@@ -218,14 +218,14 @@ def users(devices: Sequence[Device]) -> dict[str, int]:
 
 
 def _take(needs: Sequence[Need], devices: Sequence[Device]) -> list[Share] | None:
-    """A share for each need, or None if there are not enough free devices for all of them."""
+    """Return a share for each need, or None if free devices do not suffice for all."""
     with ExitStack() as undone:
         guard = _open()
         undone.callback(os.close, guard)
         if not _lock(guard, CHOOSING):
             return None
         shares: dict[int, Share] = {}
-        # Needs with devices of their own choose first, so that no other need has them.
+        # Needs for certain devices come first, so that no other need takes these devices.
         for index, need in sorted(enumerate(needs), key=lambda one: not one[1].chosen):
             share = shares[index] = Share([], _open())
             undone.callback(share.close)
@@ -244,16 +244,16 @@ def _take(needs: Sequence[Need], devices: Sequence[Device]) -> list[Share] | Non
 
 
 def _open() -> int:
-    """Open the file of locks, which every user of the machine may read and write; there is never anything in it."""
+    """Open the file of locks, which is always empty and which every user of the machine may read and write."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         if not LOCKS.exists():
             with NamedTemporaryFile(dir=LOCKS.parent, prefix=f".{LOCKS.name}.") as made, suppress(FileExistsError):
                 os.fchmod(made.fileno(), 0o666)
-                # Linux refuses O_CREAT of another user's file in /tmp, and a file must never be seen without its mode.
+                # Linux refuses O_CREAT of another user's file in /tmp. Linking publishes the file with its mode set.
                 os.link(made.name, LOCKS)
         file = os.open(LOCKS, flags)
-        # Programs that clean /tmp go by age.
+        # Programs that clean /tmp delete old files.
         os.utime(file)
     except OSError as error:
         raise UnavailableError(f"cannot lock GPUs in {LOCKS}: {error}") from error
@@ -261,12 +261,12 @@ def _open() -> int:
 
 
 def _replaced(file: int) -> bool:
-    """Whether somebody has removed the file of locks meanwhile, so that others lock another one."""
+    """Return whether the file of locks was removed, so that other runs lock a new one."""
     return not LOCKS.exists() or not os.path.samestat(os.fstat(file), LOCKS.stat())
 
 
 def _lock(file: int, byte: int) -> bool:
-    """Lock one byte through an open file, if nobody has it."""
+    """Lock one byte through an open file. Return False if another open file has locked it."""
     lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)

@@ -1,7 +1,7 @@
 """Kubernetes: an allocation is a Job, or a JobSet for several nodes, with an agent in every pod.
 
-A flow talks to its pods through the run's store, so that it can be a small pod without a volume, and be replaced.
-Kubernetes never starts a pod again: a retry is a new attempt of ours. Needs ``pip install '.[kubernetes]'``.
+Flow and pods communicate through the run's store, so the flow needs no volume and can be replaced. Kubernetes never
+restarts a pod: a retry is a new attempt. Needs ``pip install '.[kubernetes]'``.
 """
 
 import os
@@ -30,13 +30,13 @@ REQUEST_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 300.0
 Kind = tuple[str, str, str]
 JOB, JOBSET = ("batch", "v1", "jobs"), ("jobset.x-k8s.io", "v1alpha2", "jobsets")
-"""Group, version and plural of what Kubernetes' API calls Jobs and JobSets."""
+"""Group, version and plural of Jobs and JobSets in Kubernetes' API."""
 NODE = "node"
-"""The JobSet's only kind of Job, and every pod's only container."""
+"""Name of a JobSet's only Job, and of every pod's only container."""
 NUMBER = "$(JOB_COMPLETION_INDEX)"
-"""Kubernetes puts the pod's number here."""
+"""Kubernetes replaces this by the pod's number."""
 CANNOT_START = {"ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"}
-"""Why a container waits for what only a person can change."""
+"""Reasons of waiting containers that only a person can remove."""
 
 
 class JobLauncher(AllocatedJobs):
@@ -50,20 +50,20 @@ class JobLauncher(AllocatedJobs):
 
 
 class Kubernetes:
-    """See :class:`flows.launchers._allocated.Scheduler`; an id is the Job's or JobSet's name, behind its kind."""
+    """See :class:`flows.launchers._allocation.Scheduler`. An id is ``jobs/NAME`` or ``jobsets/NAME``."""
 
     agents_per_node = True
 
     def __init__(self, config: LaunchConfig, run: str) -> None:
         assert config.kubernetes is not None
-        # A label has at most 63 characters, the last of them a letter or a digit.
+        # A label has at most 63 characters and ends with a letter or a digit.
         self._run = run[:63].rstrip("-_.")
         self._config, self._settings = config, config.kubernetes
         self._api = _api_client()
         self._objects, self._pods = client.CustomObjectsApi(self._api), client.CoreV1Api(self._api)
 
     def find(self, allocation: Allocation) -> str | None:
-        """By name; one that has ended makes room for the next."""
+        """Return the id if the object waits or runs. Delete one that has ended, because the name is needed again."""
         allocation_id = _id(allocation)
         found = self._read(allocation_id)
         if found is None:
@@ -74,13 +74,13 @@ class Kubernetes:
         return allocation_id
 
     def start(self, allocation: Allocation) -> str:
-        """Create it; one that another flow created in the meantime is as good."""
+        """Create the object, unless another flow has just created it."""
         create = self._objects.create_namespaced_custom_object
         self._ask(create, _kind(allocation), self.manifest(allocation), unless=HTTPStatus.CONFLICT)
         return _id(allocation)
 
     def manifest(self, allocation: Allocation) -> dict[str, Any]:
-        """The Job, or the JobSet whose only Job has a pod a node."""
+        """Return the Job, or the JobSet whose only Job has one pod a node."""
         labels = {
             "app.kubernetes.io/managed-by": "cosmos-flows",
             "cosmos-flows/allocation": allocation.name,
@@ -94,7 +94,7 @@ class Kubernetes:
             "completionMode": "Indexed",
             "completions": allocation.agents,
             "parallelism": allocation.agents,
-            # A pod that fails is the flow's to judge, never Kubernetes' to start again.
+            # The flow decides about retries, never Kubernetes.
             "backoffLimit": 0,
             "template": {"metadata": {"labels": labels}, "spec": self._pod(allocation)},
         }
@@ -104,7 +104,7 @@ class Kubernetes:
             return head | {"spec": job | keep}
         spec = {
             "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
-            # Pods find the first one by its name before it is ready.
+            # Pods look up the first one by name before it is ready.
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": allocation.name},
             "failurePolicy": {"maxRestarts": 0},
         }
@@ -125,7 +125,7 @@ class Kubernetes:
             "name": NODE,
             "image": resources.image,
             "command": agent_command(self._python, allocation.mailbox, self._settings, "--node", NUMBER),
-            # Secrets come from the cluster's own, by name: these are readable to all who may see Jobs.
+            # Everybody who may read Jobs can read these. Secrets are referenced by name below.
             "env": [{"name": name, "value": value} for name, value in sorted(environment.items())],
             "envFrom": [{"secretRef": {"name": name}} for name in self._settings.secrets],
             "resources": {"limits": amounts, "requests": amounts},
@@ -142,16 +142,16 @@ class Kubernetes:
         return spec | ({} if account is None else {"serviceAccountName": account})
 
     def command(self, job: Job, allocation: Allocation, order: str) -> list[str]:
-        """Torchrun in every pod, or one process in the first."""
+        """Return torchrun for every pod, or one process for the first."""
         first = f"{allocation.name}-{NODE}-0-0.{allocation.name}"
         request = "{directory}/request.json"
         return stage_command(job.request.stage, request, self._python, self._config, first, order)
 
     def state(self, allocation_id: str) -> JobState:
-        """From its conditions and its pods."""
+        """Return the state from the conditions of the object and from its pods."""
         found = self._read(allocation_id)
         if found is None:
-            return JobState("ended", kind="killed", reason=f"{allocation_id} is gone")
+            return JobState("ended", kind="killed", reason=f"{allocation_id} does not exist any more")
         pods = self._pods_of(allocation_id)
         if (condition := _ended(found)) is not None:
             ends = (end for pod in pods if (end := _end_of(pod)) is not None)
@@ -166,7 +166,7 @@ class Kubernetes:
         return JobState("running" if all_run else "waiting", reason=waiting)
 
     def end(self, allocation_id: str) -> None:
-        """Delete it with its pods."""
+        """Delete the object and wait until its pods are gone."""
         kind, name = _found(allocation_id)
         delete = self._objects.delete_namespaced_custom_object
         self._ask(delete, kind, name, propagation_policy="Foreground")
@@ -188,7 +188,7 @@ class Kubernetes:
         unless: int = HTTPStatus.NOT_FOUND,
         **options: str,
     ) -> Any:
-        """Call a method of the API for an object, named or given. Return None if the answer is ``unless``."""
+        """Call a method of the API with an object or its name. Return None if the status is ``unless``."""
         group, version, plural = kind
         try:
             with _answers():
@@ -220,7 +220,7 @@ class Kubernetes:
 
 
 def _api_client() -> client.ApiClient:
-    """As a pod finds its cluster, or as kubectl does."""
+    """Return a client configured inside a pod by its service account, elsewhere by the kubeconfig."""
     configuration = client.Configuration()
     try:
         kubernetes_config.load_incluster_config(client_configuration=configuration)
@@ -228,7 +228,7 @@ def _api_client() -> client.ApiClient:
         try:
             kubernetes_config.load_kube_config(os.environ.get("KUBECONFIG"), client_configuration=configuration)
         except (kubernetes_config.ConfigException, OSError) as error:
-            raise ConfigError(f"launcher = 'kubernetes' finds no cluster: {error}; set KUBECONFIG") from error
+            raise ConfigError(f"launcher = 'kubernetes' found no cluster: {error}; set KUBECONFIG") from error
     return client.ApiClient(configuration)
 
 
@@ -246,7 +246,7 @@ def _found(allocation_id: str) -> tuple[Kind, str]:
 
 
 def _ended(found: dict[str, Any]) -> str | None:
-    """The condition that ended a Job or a JobSet, in words."""
+    """Return the condition that ended a Job or a JobSet, None if it has not ended."""
     for condition in found.get("status", {}).get("conditions") or ():
         if condition["type"] in ("Complete", "Completed", "Failed") and condition["status"] == "True":
             words = (condition.get(key) for key in ("type", "reason", "message"))
@@ -255,19 +255,20 @@ def _ended(found: dict[str, Any]) -> str | None:
 
 
 def _end_of(pod: dict[str, Any]) -> tuple[str, str] | None:
-    """Kind and words of a pod that failed."""
+    """Return kind and description of a pod's failure, None if it did not fail."""
     name = pod["metadata"]["name"]
     for container in _containers(pod, "terminated"):
         if container.get("reason") == "OOMKilled":
-            return "out_of_memory", f"{name} was killed for its memory"
+            return "out_of_memory", f"{name} was killed because it used too much memory"
         if container["exitCode"] != 0:
             how = f"{container['exitCode']} {container.get('reason', '')}".rstrip()
             return "crash", f"{name} ended with {how}"
-    # Evicted, preempted, its node gone.
+    # The pod was evicted or preempted, or its node is gone.
     return ("killed", f"{name}: {pod['status']['reason']}") if pod["status"].get("reason") else None
 
 
 def _waits_for_ever(pod: dict[str, Any]) -> str | None:
+    """Return why a pod can never start, None if it can."""
     for container in _containers(pod, "waiting"):
         if container["reason"] in CANNOT_START:
             name, message = pod["metadata"]["name"], container.get("message", "")
@@ -276,14 +277,14 @@ def _waits_for_ever(pod: dict[str, Any]) -> str | None:
 
 
 def _containers(pod: dict[str, Any], state: str) -> list[dict[str, Any]]:
-    """What its containers that are in a state say of it."""
+    """Return the details of the containers that are in a state."""
     states = [status.get("state", {}) for status in pod["status"].get("containerStatuses") or ()]
     return [found[state] for found in states if state in found]
 
 
 @contextmanager
 def _answers() -> Iterator[None]:
-    """Raise :class:`UnavailableError` where the server is away, or too busy."""
+    """Raise :class:`UnavailableError` if the server does not answer or is overloaded."""
     try:
         yield
     except ApiException as error:

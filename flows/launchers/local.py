@@ -1,6 +1,6 @@
-"""This machine: a process a stage, under torchrun if it is distributed, or a fork of one that has imported everything.
+"""Stages on this machine: each one a new process, under torchrun if it is distributed, or a fork of a warm process.
 
-None outlives the flow, so there is never anything to re-attach.
+No process outlives the flow, so there is nothing to re-attach.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,23 +28,23 @@ class JobLauncher:
     def __init__(self, run_url: str, config: LaunchConfig) -> None:
         self._config = config
         self._warm: WarmServer | None = None
-        # Forks compute on the CPU.
+        # Forks of the warm mode compute on the CPU.
         self._devices = devices.visible() if config.mode == "cold" else []
         self._shares: dict[str, Share] = {}
-        """By slot, those of the wave that is being started."""
+        """Devices of the wave that is being started, by slot."""
         for name in STAGES:
             devices.require([devices.need_of(name, config)], self._devices)
 
     @contextmanager
     def reserve(self, requests: Sequence[Request], waiting: Waiting) -> Iterator[None]:
-        """Lock devices that no other run of this machine uses; the stages' processes keep them locked."""
+        """Lock devices that no other run on this machine uses. The stages' processes keep them locked."""
         needs = [devices.need_of(each.stage, self._config) for each in requests]
         with devices.taken(needs, self._devices, waiting) as shares:
             self._shares = dict(zip((each.slot for each in requests), shares, strict=False))
             yield
 
     def submit(self, job: Job) -> "LocalJob":
-        """Start its process."""
+        """Start the job's process."""
         folder = WorkFolder(job.request.stage)
         try:
             request = folder.path / "request.json"
@@ -60,7 +60,7 @@ class JobLauncher:
             share = self._shares.get(job.request.slot)
             process = start_cold(job, request, log, self._config, share)
             if share is not None:
-                # From here on the stage's processes alone hold the locks, so that they end with them.
+                # Now only the stage's processes hold the locks, which are freed when they end.
                 share.close()
             return process
         if self._warm is None or not self._warm.is_running:
@@ -68,10 +68,10 @@ class JobLauncher:
         return self._warm.start(request, log)
 
     def reattach(self, job: Job) -> None:
-        """Nothing: processes of a dead flow are dead."""
+        """Return None: no process outlives its flow."""
 
     def close(self) -> None:
-        """End the fork server, if there is one."""
+        """End the fork server if there is one."""
         if self._warm is not None:
             self._warm.close()
 
@@ -85,23 +85,23 @@ class LocalJob:
 
     @property
     def directory(self) -> Path:
-        """Where the process writes."""
+        """Return the folder in which the process writes."""
         return self.folder.path
 
     def poll(self) -> JobState:
-        """Ask the process."""
+        """Return the state of the process."""
         code = self.process.poll()
         return JobState("running") if code is None else JobState("ended", code)
 
     def log(self) -> bytes | None:
-        """Of all ranks."""
+        """Return the log of all ranks, None before it exists."""
         log = self.directory / LOG
         return log.read_bytes() if log.exists() else None
 
     def cancel(self) -> None:
-        """Kill the process, and the workers of a torchrun that ended without them."""
+        """Kill the process and its descendants, including workers that torchrun left."""
         self.process.end()
 
     def discard(self) -> None:
-        """Remove its directory."""
+        """Delete the folder."""
         self.folder.remove()

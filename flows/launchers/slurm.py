@@ -1,7 +1,8 @@
-"""Slurm: an allocation is a batch job, a stage is a step of it, and torchrun's rendezvous joins its nodes.
+"""Slurm: an allocation is a batch job, and a stage is a step of it.
 
-The agent runs on the job's first node and starts each stage with ``srun``. Slurm itself never starts anything again: a
-retry is a new attempt of ours. Accounting is not needed: the queue knows a job for some minutes after its end.
+The agent runs on the job's first node and starts each stage with ``srun``. The ranks meet by torchrun's rendezvous.
+Slurm restarts nothing: a retry is a new attempt. Accounting is optional, because the queue still lists a job for some
+minutes after its end.
 """
 
 import os
@@ -25,22 +26,22 @@ from stages.execution.mailbox import Mailbox
 COMMAND_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 300.0
 SITE_EXPORT = "SBATCH_EXPORT"
-"""Variable by which a site says what batch jobs have of the environment that they are submitted in."""
+"""Environment variable of ``sbatch``: what batch jobs inherit from the environment that submits them."""
 PHASES: dict[Phase, str] = {
     "waiting": "PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT RESV_DEL_HOLD",
     "running": "RUNNING SUSPENDED STOPPED RESIZING",
     "ending": "COMPLETING SIGNALING STAGE_OUT",
 }
-"""The states of Slurm's jobs that have not ended, by our phases."""
+"""Slurm's states of jobs that have not ended, by phase."""
 KINDS = {
     "killed": "TIMEOUT DEADLINE NODE_FAIL BOOT_FAIL PREEMPTED CANCELLED REVOKED UNKNOWN",
     "out_of_memory": "OUT_OF_MEMORY",
 }
-"""Why a job of Slurm's ended, in our words; any other state is a crash."""
+"""Slurm's states of ended jobs, by kind of failure. Any other state is a crash."""
 AWAY = re.compile(
     "unable to contact|socket timed out|connection refused|temporarily|communication|not responding", re.IGNORECASE
 )
-"""In what Slurm's commands say when it is the controller that does not answer."""
+"""Words in error messages of Slurm's commands when the controller does not answer."""
 
 
 class JobLauncher(AllocatedJobs):
@@ -51,13 +52,13 @@ class JobLauncher(AllocatedJobs):
         root = store.join(store.absolute(work_dir or run_url), "allocations")
         if not Mailbox(root).is_shared:
             raise ConfigError(
-                f"{root} is not a directory; set launch.slurm.work_dir to one on a file system that all nodes share"
+                f"{root} is not a directory; set launch.slurm.work_dir to a directory that all nodes share"
             )
         super().__init__(store.absolute(run_url), config, root, Slurm(config))
 
 
 class Slurm:
-    """See :class:`flows.launchers._allocated.Scheduler`; an id is a job's number."""
+    """See :class:`flows.launchers._allocation.Scheduler`. An id is a job's number."""
 
     agents_per_node = False
 
@@ -65,19 +66,19 @@ class Slurm:
         self._config, self._settings = config, config.slurm
 
     def find(self, allocation: Allocation) -> str | None:
-        """By name, among our own."""
+        """Return the number of the job of this name, among those of this user."""
         options = "--me --noheader --states PENDING,CONFIGURING,RUNNING,SUSPENDED --format %A"
         found = sorted(_slurm(f"squeue {options} --name {allocation.name}").split(), key=int)
         return found[0] if found else None
 
     def start(self, allocation: Allocation) -> str:
-        """``sbatch``."""
-        # --parsable adds the cluster's name where there are several.
+        """Submit the job with ``sbatch``."""
+        # With several clusters, --parsable adds the cluster's name.
         printed = _slurm("sbatch --parsable", script=self.script(allocation))
         return printed.strip().partition(";")[0]
 
     def script(self, allocation: Allocation) -> str:
-        """The batch script of an allocation."""
+        """Return the batch script of an allocation."""
         resources = allocation.resources
         assert isinstance(resources, SlurmResources)
         options = {
@@ -99,19 +100,19 @@ class Slurm:
         return "\n".join(["#!/bin/bash", *directives, *commands, ""])
 
     def command(self, job: Job, allocation: Allocation, order: str) -> list[str]:
-        """``srun`` of torchrun on every node, or of one process on the first."""
+        """Return ``srun`` of torchrun on every node, or of one process on the first."""
         resources = self._settings.resources_of(job.request.stage)
         nodes = str(allocation.resources.nodes if STAGES[job.request.stage].distributed else 1)
         step = ["srun", "--overlap", "--nodes", nodes, "--ntasks", nodes, "--ntasks-per-node", "1"]
-        # What the agent has, whatever the batch job was given.
+        # A step gets the agent's whole environment.
         step += ["--export=ALL", "--job-name", job.name, "--kill-on-bad-exit=1", "--cpu-bind=none"]
         step += resources.srun_options
-        # The agent is on the first node, and the rendezvous with it.
+        # The rendezvous is on the first node, where the agent is.
         stage, request = job.request.stage, "{directory}/request.json"
         return [*step, *stage_command(stage, request, self._python, self._config, "{host}", order)]
 
     def state(self, allocation_id: str) -> JobState:
-        """From the queue, or from accounting where the queue has forgotten it."""
+        """Return the state in the queue, or in accounting if the queue no longer lists the job."""
         name, why = _queue(allocation_id) or _accounting(allocation_id) or ("UNKNOWN", "")
         because = f" ({why})" if why not in ("", "None") else ""
         reason = f"Slurm job {allocation_id} is {name}{because}"
@@ -122,7 +123,7 @@ class Slurm:
         return JobState("ended", kind=kind, reason=reason)
 
     def end(self, allocation_id: str) -> None:
-        """``scancel``, until no node has it any more."""
+        """Cancel the job and wait until no node runs it."""
         _slurm(f"scancel --quiet {allocation_id}", unless="Invalid job id")
         job = f"Slurm job {allocation_id}"
         wait_until_gone(lambda: self.state(allocation_id).phase == "ended", job, END_TIMEOUT_S)
@@ -133,7 +134,7 @@ class Slurm:
 
 
 def _exported() -> list[str]:
-    """The names of what a batch job has of the flow's environment: what stages read, beside what the site lets pass."""
+    """Return what a batch job inherits of the flow's environment: what the site chose, and what stages need."""
     site = os.environ.get(SITE_EXPORT, "ALL")
     return [*([] if site in ("NONE", "NIL") else [site]), *variables.passed(os.environ)] or [site]
 
@@ -152,9 +153,9 @@ def _accounting(allocation_id: str) -> tuple[str, str] | None:
 
 
 def _slurm(command: str, script: str | None = None, unless: str | None = None) -> str:
-    """What one of Slurm's commands prints; nothing if it fails with ``unless`` in its words."""
+    """Return what a Slurm command prints; nothing if it fails with ``unless`` in its message."""
     program, *options = command.split()
-    # It would outrank the script's line.
+    # This variable would override the script's own line.
     environment = {name: value for name, value in os.environ.items() if name != SITE_EXPORT}
     try:
         done = subprocess.run(

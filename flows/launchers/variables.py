@@ -1,4 +1,4 @@
-"""Environment variables that stages read, and so must have wherever they run. Values never go into a file of ours."""
+"""Environment variables that stages need wherever they run. Values are never written to a file."""
 
 import re
 from collections.abc import Mapping
@@ -15,19 +15,19 @@ PASSED = (
     "WANDB_*",
     "HF_*",
 )
-"""Where the store, the reward service and the models are, how to get in, and what a node keeps of them."""
+"""Addresses and credentials of the store, the reward service and the model hub, and settings of caches."""
 OF_THE_POD = ("AWS_ROLE_*", "AWS_WEB_IDENTITY_*", "AWS_CONTAINER_*")
-"""What a cluster gives each pod by its service account; another pod's would be wrong."""
+"""Variables that a cluster gives each pod for its service account; those of another pod would be wrong."""
 SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|CREDENTIALS")
 
 
 def passed(environment: Mapping[str, str]) -> list[str]:
-    """The names of those that are set."""
+    """Return the names of the variables that are set."""
     return sorted(name for name in environment if _is_one_of(name, PASSED))
 
 
 def plain(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those that are no secret, by what they are called, nor hold one: a URL with a password or a query."""
+    """Return the variables without secrets: neither the name suggests one, nor is the value a URL that may hold one."""
     open_ = [name for name in passed(environment) if not SECRET.search(name)]
     mine = [name for name in open_ if not _is_one_of(name, OF_THE_POD)]
     return {name: environment[name] for name in mine if not _may_hold_a_secret(environment[name])}

@@ -1,4 +1,4 @@
-"""What a person sees of a run: one progress line while a stage works, one line when it is done."""
+"""The console of a run: a progress line while a stage works, one line when it is done."""
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -16,7 +16,7 @@ class Display:
     """Progress bars on a terminal, plain lines elsewhere."""
 
     def __init__(self, log: Callable[[str], None] | None = None, reporter: Reporter | None = None) -> None:
-        """With ``log``, lines go there and not to the console; ``reporter`` tells the store."""
+        """Print lines by ``log``, or on the console without it. ``reporter`` writes progress to the store."""
         self.console = Console(highlight=False, soft_wrap=True)
         self._log = log
         self._reporter = reporter
@@ -27,7 +27,7 @@ class Display:
             progress.TimeElapsedColumn(),
             console=self.console,
             transient=True,
-            # Else its end would be an empty line.
+            # Elsewhere its end would print an empty line.
             disable=not self.console.is_terminal,
         )
         self._bars: dict[str, progress.TaskID] = {}
@@ -42,7 +42,7 @@ class Display:
         self._progress.stop()
 
     def progress(self, name: str, statuses: Sequence[Status]) -> None:
-        """Move the bar of a wave to where its slowest stage is."""
+        """Move the bar of a wave to the progress of its slowest stage."""
         if self._reporter is not None:
             self._reporter.working(name, statuses)
         if not statuses:
@@ -55,7 +55,7 @@ class Display:
         self._progress.update(bar, description=words, completed=slowest.step, total=total)
 
     def done(self, name: str, manifests: Sequence[Manifest], *, skipped: bool) -> None:
-        """One line for a finished wave: what it cost and the numbers it left."""
+        """Print one line for a finished wave: seconds, and the numbers in its manifests."""
         if self._reporter is not None:
             self._reporter.done()
         if (bar := self._bars.pop(name, None)) is not None:
@@ -68,7 +68,7 @@ class Display:
         self.note(f"{name:<28} {'stands' if skipped else f'{seconds:5.1f} s'}  {shown}")
 
     def note(self, message: str) -> None:
-        """Something that people should know."""
+        """Print a line."""
         if self._log is None:
             self.console.print(message, markup=False)
         else:

@@ -1,6 +1,6 @@
-"""How a stage process ended that left no error file, read off its exit code and the last lines of its log.
+"""Classify the end of a stage process without an error file, by its exit code and the last lines of its log.
 
-Only lines of the shape in which a runtime or a scheduler writes them count: a log also quotes prompts.
+Only lines in the exact form of a runtime or a scheduler count, because a log also quotes prompts.
 """
 
 import re
@@ -11,12 +11,12 @@ from cosmos_rl_core.foreign_errors import means_out_of_memory
 from flows.launchers._base import JobState
 
 KIND_OF_EXIT = {code: kind for kind, code in EXIT_CODES.items()}
-"""Kinds of failure by the runner's exit code, which it gives also where it could leave no error file."""
+"""Kind of failure by the runner's exit code, which is set even if the error file could not be written."""
 READ = 2000
-"""Last lines of a log that are read: on each node every rank may add a trace of its C++ frames."""
+"""Number of last lines of a log that are read: each rank may add a trace of its C++ frames."""
 
 _PREFIX = re.compile(r"(?:\d+: ?)?(\[[a-z_]+\d+\]: ?)?")
-"""What srun, torchrun and PyTorch put before a line of a rank."""
+"""Prefix of a rank's line by srun, torchrun or PyTorch."""
 _KILLED = re.compile(r"\s*exitcode\s*:\s*-9\b")
 _KILLED_FOR_MEMORY = re.compile(
     r"slurmstepd(?:-[\w.-]+)?: (?:error: )?.*\bDetected \d+ oom[-_]kill event"
@@ -24,11 +24,11 @@ _KILLED_FOR_MEMORY = re.compile(
 )
 _ABORTED = re.compile(r"terminate called after throwing an instance of '([^']*)")
 _ABORTED_FOR_MEMORY = re.compile(r"(?:[\w<: ]*\W)?(?:bad_alloc|OutOfMemoryError|out_of_memory)>*")
-"""Names of classes of C++."""
+"""Names of C++ classes."""
 _WHAT = re.compile(r"(?:\s+what\(\):)+\s+(.*)")
 _END_OF_WHAT = re.compile(r"\s*$|Exception raised from |frame #\d+:|terminate called ")
 _OUT_OF_ROOM = re.compile(r"memory allocation of \d+ bytes failed$|libgomp: Out of memory allocating \d+ bytes")
-"""What Rust and OpenMP print before they abort."""
+"""Last lines of Rust and OpenMP before they abort."""
 _TRACEBACK = "Traceback (most recent call last):"
 _LINKS = (
     "During handling of the above exception, another exception occurred:",
@@ -44,7 +44,7 @@ def kind_of(state: JobState, log: Sequence[str]) -> str:
     memory = any(map(_KILLED_FOR_MEMORY.match, lines))
     if memory or _aborted_for_memory(lines) or _raised_for_memory(prefixes, lines):
         return "out_of_memory"
-    # torchrun exits with 1 whatever happened to a worker; only its report says how the worker ended.
+    # Torchrun always exits with 1. Only its report tells how a worker ended.
     if state.killed or any(map(_KILLED.match, lines)):
         return "killed"
     return KIND_OF_EXIT.get(state.exit_code or 0, "crash")
@@ -57,19 +57,19 @@ def _without_prefixes(log: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _aborted_for_memory(lines: Sequence[str]) -> bool:
-    """Return whether code in C++ or Rust found no memory and ended the process, which leaves no error file."""
+    """Return whether code in C++ or Rust ran out of memory and aborted the process, which leaves no error file."""
     if any(map(_OUT_OF_ROOM.match, lines)):
         return True
     aborted = {i: match[1] for i, line in enumerate(lines) if (match := _ABORTED.match(line))}
     if any(map(_ABORTED_FOR_MEMORY.fullmatch, aborted.values())):
         return True
-    # Lines of several ranks may come in any order after the first one.
+    # After the first abort, lines of several ranks may be mixed.
     texts = _what(lines[min(aborted) + 1 :]) if aborted else ()
     return any(means_out_of_memory("RuntimeError", text) for text in texts)
 
 
 def _what(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the texts of the C++ errors that nobody caught, each without the trace below it."""
+    """Yield the message of each uncaught C++ error, without the trace below it."""
     for i, line in enumerate(lines):
         if (match := _WHAT.match(line)) is not None:
             text = [match[1]]
@@ -81,7 +81,7 @@ def _what(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _raised_for_memory(prefixes: Sequence[str], lines: Sequence[str]) -> bool:
-    """Return whether the last error of a rank in Python, or one that led to it, is an exhausted memory."""
+    """Return whether the last Python error of a rank, or one of its causes, is an exhausted memory."""
     last: dict[str, bool] = {}
     led_to_another: set[str] = set()
     for prefix, name, text in _errors(prefixes, lines):
@@ -96,7 +96,7 @@ def _raised_for_memory(prefixes: Sequence[str], lines: Sequence[str]) -> bool:
 
 
 def _errors(prefixes: Sequence[str], lines: Sequence[str]) -> Iterator[tuple[str, str | None, str]]:
-    """Yield prefix, class and message below each traceback; without class, a line that links it to the next one."""
+    """Yield prefix, class and message of each traceback. A class of None stands for the link to the next traceback."""
     frames: dict[str, int] = {}
     for prefix, line in zip(prefixes, lines, strict=True):
         if line == _TRACEBACK:

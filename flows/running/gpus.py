@@ -1,7 +1,7 @@
-"""GPUs that runs share: slots of a global concurrency limit of the Prefect server, taken for as long as stages run.
+"""GPUs that runs share: slots of a global concurrency limit of the Prefect server, taken while stages run.
 
-A wave takes all of its slots at once, and no flow asks for more while it has some, so that runs never wait in a circle.
-Slots are a lease that the flow renews: those of a flow that was killed come back when its lease runs out.
+A wave takes all its slots at once, and no flow requests more while it has some, so runs cannot deadlock. The flow
+renews a lease on its slots. The slots of a killed flow are free again when its lease expires.
 """
 
 import time
@@ -21,21 +21,21 @@ from flows.running.waiting import Waiting
 from stages.artifacts.request import Request
 
 LEASE_S = 120.0
-"""Renewed after three quarters of it. The server takes no less than 60 s."""
+"""Duration of a lease in seconds, renewed after three quarters. The server accepts at least 60 s."""
 SWEEP_S = 15.0
-"""Between two looks of the server for leases that have run out."""
+"""Interval in seconds at which the server looks for expired leases."""
 ASK_S = 2.0
-"""Between two questions whether slots are free. Prefect's own waiting grows to 30 s, and cannot be interrupted."""
+"""Interval in seconds at which a flow asks for slots. Prefect's own interval grows to 30 s and ignores interrupts."""
 PATIENCE_S = 300.0
-"""For a server that does not answer, such as one that starts again."""
+"""Wait in seconds for a server that does not answer, for example while it restarts."""
 
 
 @contextmanager
 def taken(requests: Sequence[Request], launch: LaunchConfig, waiting: Waiting) -> Iterator[None]:
-    """Wait for the GPUs of stages that run side by side, and keep them.
+    """Wait for the slots of stages that run side by side, and keep them.
 
-    A command's own server has nobody to share with. Raises :class:`ConfigError` if the server has no such limit, or
-    never so many slots, :class:`UnavailableError` if it stays away.
+    Does nothing on a command's own server, where no other run is. Raises :class:`ConfigError` if the server has no such
+    limit or too few slots in all, :class:`UnavailableError` if it does not answer for minutes.
     """
     count = sum(need_of(request.stage, launch).count for request in requests)
     if launch.gpu_limit is None or count == 0 or server_is_own():
@@ -46,16 +46,16 @@ def taken(requests: Sequence[Request], launch: LaunchConfig, waiting: Waiting) -
     try:
         yield
     finally:
-        # Where the server is away, they come back by themselves.
+        # If the server does not answer, the lease expires.
         with suppress(httpx.HTTPError):
             held.close()
 
 
 def _wait(held: ExitStack, limit: str, count: int, waiting: Waiting) -> None:
-    """Return when the slots are ours."""
+    """Return when the flow has the slots."""
     busy = (
-        f"waits for {count} slots of the limit {limit!r}, which other runs have; those of a flow that was "
-        f"killed come back within {LEASE_S + SWEEP_S:g} s"
+        f"waits for {count} slots of the limit {limit!r}, which other runs hold; slots of a killed flow are "
+        f"free again within {LEASE_S + SWEEP_S:g} s"
     )
     answered_s = time.monotonic()
     while True:
@@ -71,7 +71,7 @@ def _wait(held: ExitStack, limit: str, count: int, waiting: Waiting) -> None:
 
 
 def _take(held: ExitStack, limit: str, count: int) -> bool:
-    """Whether the slots were free, and are ours now."""
+    """Take the slots. Return False if they are not free."""
     try:
         held.enter_context(
             concurrency(
@@ -80,8 +80,8 @@ def _take(held: ExitStack, limit: str, count: int) -> bool:
                 max_retries=0,
                 lease_duration=LEASE_S,
                 strict=True,
-                # A server that is away for minutes, or forgets its leases, is no reason to end hours of work; Prefect
-                # warns. True would also throw an exception into whatever line runs, even one that cleans up.
+                # If the server is down for minutes or loses its leases, the work still continues; Prefect warns. True
+                # would also raise an exception at any line, even in cleanup code.
                 raise_on_lease_renewal_failure=False,
             )
         )
@@ -94,7 +94,7 @@ def _take(held: ExitStack, limit: str, count: int) -> bool:
         if cause is not None and (not answered or is_overloaded(cause)):
             raise UnavailableError(message) from error
         raise ConfigError(
-            f"{message}; `cosmos-flows infra init --gpus N` makes it, and makes it larger; a cluster profile without "
-            "launch.gpu_limit does not ask for it"
+            f"{message}; create or enlarge it with `cosmos-flows infra init --gpus N`, or remove launch.gpu_limit from "
+            "the cluster profile"
         ) from error
     return True

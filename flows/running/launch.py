@@ -1,7 +1,7 @@
-"""Run waves of Requests as Prefect tasks: reuse the artifacts that stand, make the others, retry what may pass.
+"""Run waves of Requests as Prefect tasks: reuse artifacts that stand, make the others, retry temporary failures.
 
-A wave is one synchronous task, called directly, so that a cancellation reaches it. Prefect's task cache is off: the
-store says what stands.
+A wave is one synchronous task that is called directly, so that a cancellation interrupts it. Prefect's task cache is
+off, because the store decides what stands.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ from stages.artifacts.request import Request
 
 @dataclass
 class Launcher:
-    """Makes Requests' artifacts stand."""
+    """A maker of artifacts, one Prefect task for each wave."""
 
     waves: Waves
     on_done: Callable[[Sequence[Request], Sequence[Manifest]], None] = lambda requests, manifests: None
-    """Told of every wave that stands, made now or before."""
+    """Called after every wave that stands, made now or before."""
 
     def launch(self, name: str, *requests: Request) -> list[Manifest]:
         """Run a wave side by side and return its manifests, in order.
@@ -59,8 +59,8 @@ class Launcher:
     def _attempt(self, name: str, requests: Sequence[Request]) -> Any:
         """Return the manifests, or a state that holds why there are none.
 
-        Prefect logs all frames of an exception that is raised, once a task and once a flow, and shows a task that a
-        suspension ends as running forever.
+        If an exception were raised, Prefect would log all its frames twice. A task that a suspension ended would be
+        shown as running forever.
         """
         try:
             return self._wave(name, requests)

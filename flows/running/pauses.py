@@ -1,4 +1,4 @@
-"""Suspend and Pause of Prefect: a suspended flow run ends its process, a paused one starts no stage until Resume."""
+"""Prefect's Suspend and Pause: a suspended flow run ends its process, a paused one starts no stage until Resume."""
 
 import httpx
 from prefect.client.orchestration import get_client
@@ -13,15 +13,15 @@ from flows.running.server import server_is_own
 from flows.running.waiting import Waiting
 
 ASK_S = 2.0
-"""Between two questions whether a paused flow run was resumed."""
+"""Interval in seconds at which a paused flow run asks whether it was resumed."""
 SUSPENDED = "cosmos-flows.suspended"
-"""Event: the process of a suspended flow run ends, so that no further heartbeat is to be expected."""
+"""Event that the process of a suspended flow run ends and sends no further heartbeat."""
 
 
 def stop_if_suspended() -> None:
-    """Raise Prefect's ``Pause`` if the flow run was suspended: its process has to end. Asks nobody, so it is cheap.
+    """Raise Prefect's ``Pause`` if the flow run was suspended: its process has to end. Sends no request.
 
-    Prefect tells this process of it in the background, at once or within 10 s.
+    Prefect notifies this process in the background, within 10 s.
     """
     if (context := FlowRunContext.get()) is not None:
         context.flow_run_suspension_request.raise_if_requested()
@@ -30,8 +30,8 @@ def stop_if_suspended() -> None:
 def wait_while_paused(waiting: Waiting) -> None:
     """Return when stages may start: at once, unless the flow run is paused.
 
-    Raises Prefect's ``Pause`` if it is suspended, and :class:`StageError` if it ended instead of being resumed, as
-    Prefect does when the pause's time limit is over. A server that does not answer changes nothing.
+    Raises Prefect's ``Pause`` if the flow run is suspended, and :class:`StageError` if it ended instead of being
+    resumed: Prefect ends it when the pause's time limit is over. If the server does not answer, nothing changes.
     """
     paused = False
     while True:
@@ -44,19 +44,19 @@ def wait_while_paused(waiting: Waiting) -> None:
             return
         elif state is not None and state.is_final():
             now = f"{state.name} now: {state.message}"
-            raise StageError.of("busy", f"the flow run was paused and is {now}")
-        waiting.turn("paused in Prefect: no stage is started until Resume", ASK_S)
+            raise StageError.of("busy", f"the flow run was paused, and ended instead of being resumed: it is {now}")
+        waiting.turn("paused in Prefect: no stage starts until Resume", ASK_S)
 
 
 def announce_end() -> None:
-    """Emit :data:`SUSPENDED`, which stops the automation for dead flow runs from waiting for heartbeats."""
+    """Emit :data:`SUSPENDED`, so that the automation for crashed flow runs waits for no more heartbeats."""
     if (context := FlowRunContext.get()) is not None and context.flow_run is not None:
         flow_run = f"prefect.flow-run.{context.flow_run.id}"
         emit_event(SUSPENDED, resource={"prefect.resource.id": flow_run})
 
 
 def _state() -> State | None:
-    """Return the flow run's state; None outside of flow runs, with a server that nobody else sees, or no answer."""
+    """Return the flow run's state; None outside of a flow run, on a command's own server, or without an answer."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or server_is_own():
         return None

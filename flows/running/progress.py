@@ -1,6 +1,6 @@
-"""What a run says of itself in its store while a process works on it: ``progress.json``, for ``cosmos-flows status``.
+"""Progress of a run in its store, ``progress.json``, for ``cosmos-flows status``.
 
-Nothing is decided by it. Who works on a run is the lease's to say, and what stands the manifests'.
+Nothing depends on this file. The lease tells who works on a run, and the manifests tell what stands.
 """
 
 import time
@@ -18,32 +18,32 @@ from cosmos_rl_core.storage.sealed import seal, unseal
 from stages.execution.outcome import Status
 
 INTERVAL_S = 2.0
-"""Between two writes that say no more than how far a wave is."""
+"""Interval in seconds at which the progress of a wave is written."""
 FILE = "progress.json"
 KIND = "progress"
 
 End = Literal["", "done", "failed", "stopped"]
-"""``stopped``: by Ctrl-C, a cancellation or a signal. Empty while it works, and for ever if it was killed."""
+"""``stopped``: by Ctrl-C, a cancellation or a signal. Empty while the process works, or after it was killed."""
 
 
 class Progress(Section):
-    """Where the process that works on a run is, or was when it ended."""
+    """Progress of the process that works on a run, or of the last one."""
 
     wave: str = ""
     """Name of the wave, as in the flow's task: ``iteration-0003/reward-jpeg+reward-ocr``; empty between waves."""
     phase: str = ""
     step: int = Field(default=0, ge=0)
     total: int = Field(default=0, ge=0)
-    """``step`` of ``total`` done in the phase, of the slowest stage of the wave."""
+    """Steps done of ``total`` in the phase, for the slowest stage of the wave."""
     seconds: float = Field(default=0.0, ge=0)
-    """Since the wave began, retries and waiting for a machine included."""
+    """Seconds since the wave began, with retries and waiting for a machine."""
     end: End = ""
     error: str = ""
-    """Why it failed, whole."""
+    """The whole message of the failure."""
 
 
 class Reporter:
-    """Writes a run's progress, between ``with`` and its end; a store that does not take it keeps nothing up."""
+    """A writer of a run's progress, from ``with`` to its end. Failures to write are ignored."""
 
     def __init__(self, run_url: str) -> None:
         self._url = store.join(run_url, FILE)
@@ -66,7 +66,7 @@ class Reporter:
         self._write()
 
     def working(self, wave: str, statuses: Sequence[Status]) -> None:
-        """A wave is at work; called many times a second."""
+        """Write the progress of a wave. Cheap enough to call many times a second."""
         now_s = time.monotonic()
         if wave != self._now.wave:
             self._wave_s = now_s
@@ -80,7 +80,7 @@ class Reporter:
         self._write()
 
     def done(self) -> None:
-        """The wave stands. Written with the next one, which follows at once."""
+        """Clear the wave. The next write follows at once with the next wave."""
         self._now = Progress()
 
     def _write(self) -> None:
@@ -90,12 +90,12 @@ class Reporter:
 
 
 def slowest_of(statuses: Sequence[Status]) -> Status:
-    """The one that has most of its phase before it."""
+    """Return the status with the least progress in its phase."""
     return min(statuses, key=lambda status: status.step / max(status.total, 1))
 
 
 def read_progress(run_url: str) -> Progress | None:
-    """What the run said last; None if it never did, or it cannot be read."""
+    """Return the last progress of a run; None if it is absent or cannot be read."""
     url = store.join(run_url, FILE)
     data = store.read_if_exists(url)
     try:

@@ -1,4 +1,4 @@
-"""A Prefect server for one command, where none is configured. It dies with the command, however the command dies."""
+"""A Prefect server for one command, if none is configured. It ends with the command, even if that is killed."""
 
 import os
 import socket
@@ -17,31 +17,32 @@ from cosmos_rl_core.errors import UnavailableError
 from cosmos_rl_core.processes import BOUND, PARENT
 
 OWN = "COSMOS_FLOWS_OWN_SERVER"
-"""Environment variable: set while the server is one of :func:`prefect_server`'s own."""
+"""Environment variable that is set while :func:`prefect_server` runs its own server."""
 OVERLOADED = {429, 500, 502, 503, 504}
 """HTTP statuses: too many requests, internal error, bad gateway, service unavailable, gateway timeout."""
 UVICORN = ("-m", "uvicorn", "--factory", "prefect.server.api.server:create_app")
 STARTUP_S = 120.0
-"""The first start on a machine makes the database."""
+"""Wait for the server in seconds: its first start on a machine creates the database."""
 
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
-    # What the automation of `cosmos-flows infra init` listens to, as in deployments/prefect.yaml.
+    # The automation of `cosmos-flows infra init` needs heartbeats. deployments/prefect.yaml sets the same.
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-    # Tries of a request, in about a minute in all: longer than a server takes to start again.
+    # Retries of a request, about a minute in all, which is longer than a restart of the server.
     "PREFECT_CLIENT_MAX_RETRIES": "6",
-    # The console shows our own lines; Prefect's go to its UI.
+    # The console shows only the lines of this project; Prefect's own are in its UI.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
 }
-"""Prefect's settings on a laptop; whatever the environment says already stays."""
+"""Default settings of Prefect for one command; the environment overrides them."""
 
 
 @contextmanager
 def prefect_server() -> Iterator[None]:
-    """Set ``PREFECT_API_URL`` to a server of our own on 127.0.0.1, unless it is set. Enter before Prefect is imported.
+    """Start a server on 127.0.0.1 and set ``PREFECT_API_URL`` to it, unless a server is named.
 
-    Prefect's own temporary server is stopped by an exit handler, which a killed process does not run.
+    Must be entered before Prefect is imported. Prefect's own temporary server is stopped by an exit handler, which a
+    killed process does not run.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -57,14 +58,14 @@ def prefect_server() -> Iterator[None]:
         env=os.environ | {PARENT: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        # Ctrl-C goes to the whole process group; the flow still has to tell this server how it ended.
+        # Ctrl-C reaches the whole process group, but the flow still has to report its end to this server.
         start_new_session=True,
     )
     try:
         _wait_until_healthy(server, f"http://127.0.0.1:{port}/api")
         os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
         os.environ[OWN] = "1"
-        # Log lines are sent late, by a thread that would still be sending when this server is gone.
+        # A thread sends log lines late, possibly after this server has ended.
         os.environ.setdefault("PREFECT_LOGGING_TO_API_ENABLED", "false")
         yield
     finally:
@@ -75,12 +76,12 @@ def prefect_server() -> Iterator[None]:
 
 
 def server_is_own() -> bool:
-    """Whether the server is this command's alone."""
+    """Return whether this command runs its own server."""
     return OWN in os.environ
 
 
 def named_server() -> str | None:
-    """URL of the server that the environment or Prefect's active profile, as `prefect config set` writes it, names."""
+    """Return the URL of the server in the environment or in Prefect's active profile, None if there is none."""
     if "PREFECT_API_URL" in os.environ:
         return os.environ["PREFECT_API_URL"]
     home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
@@ -93,13 +94,12 @@ def named_server() -> str | None:
 
 
 def is_overloaded(error: BaseException) -> bool:
-    """Whether a server, or a proxy before it, answered that it cannot serve the request now."""
+    """Return whether a server, or a proxy in front of it, answered that it cannot serve the request now."""
     return isinstance(error, httpx.HTTPStatusError) and error.response.status_code in OVERLOADED
 
 
 def not_answering(error: BaseException) -> UnavailableError | None:
-    """Return what to tell people if Prefect's server did not answer, or was overloaded, when its client gave up; else
-    None."""
+    """Return an error with advice if Prefect's server did not answer or was overloaded; else None."""
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, httpx.TransportError) or is_overloaded(cause)):
         cause = cause.__cause__ or cause.__context__
@@ -109,12 +109,12 @@ def not_answering(error: BaseException) -> UnavailableError | None:
     if isinstance(cause, httpx.HTTPStatusError):
         status = HTTPStatus(cause.response.status_code)
         return UnavailableError(
-            f"{server} answers {status} {status.phrase}, also after several tries; give the same "
+            f"{server} answers {status} {status.phrase}, also after several retries; run the same "
             "command again when it is less busy"
         )
     return UnavailableError(
-        f"{server} does not answer ({cause}); start it with `prefect server start`, or set PREFECT_API_URL to one that "
-        "runs. `cosmos-flows run` starts one of its own where none is named"
+        f"{server} does not answer ({cause}); start it with `prefect server start`, or set PREFECT_API_URL to another "
+        "server. If none is named, `cosmos-flows run` starts its own"
     )
 
 
@@ -126,4 +126,4 @@ def _wait_until_healthy(server: subprocess.Popen[bytes], url: str) -> None:
                 return
         except httpx.TransportError:
             time.sleep(0.2)
-    raise UnavailableError(f"Prefect's server did not start in {STARTUP_S:g} s; set PREFECT_API_URL to one that runs")
+    raise UnavailableError(f"Prefect's server did not start in {STARTUP_S:g} s; set PREFECT_API_URL to a running one")

@@ -1,4 +1,4 @@
-"""What every flow does around the loop: plan, freeze, run, say how it went."""
+"""The frame of every training flow: plan, freeze, run, report the result."""
 
 import functools
 import importlib
@@ -40,12 +40,12 @@ from stages.artifacts.slots import standing
 P = ParamSpec("P")
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)]
 Place = Annotated[str, Field(min_length=1)]
-"""A path or a URL; an empty one would be the directory that the worker is in."""
+"""A path or a URL. An empty one would mean the worker's current directory."""
 Override = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+=", description="section.key=value")]
 
 
 def default_run_id(algorithm: str, recipe: str) -> str:
-    """The name of a run that was given none: of this flow run, so that its retries go on with the same run."""
+    """Return the name of a run without one. It contains this flow run's id, so that retries continue the same run."""
     words = str(deployment.get_name() or Path(recipe).stem).split("-")
     others = [word for word in words if word != algorithm]
     return "-".join([algorithm, *others, str(flow_run.get_id())[-8:]])
@@ -53,13 +53,13 @@ def default_run_id(algorithm: str, recipe: str) -> str:
 
 @contextmanager
 def working_on(run: Run, launch: LaunchConfig, allow_numerics_change: bool) -> Iterator[tuple[Launcher, Display]]:
-    """Hold the run's lease, and say in its store and to people how far the work is.
+    """Hold the run's lease, and report progress to its store and to people.
 
-    On a worker, people read the flow run's log in the UI; elsewhere the console.
+    On a worker the lines go to the flow run's log in the UI, elsewhere to the console.
     """
     log = get_run_logger().info if deployment.get_id() else None
     _tag(run.plan)
-    # Without the flow run's tags: Prefect asks the server for a concurrency limit by each tag of each task.
+    # Prefect asks the server for a concurrency limit for each tag of each task, so tasks get no tags.
     untagged = TagsContext(current_tags=set())
     try:
         with untagged, run.lease() as lease, Reporter(run.url) as reporter, Display(log, reporter) as shown:
@@ -76,7 +76,7 @@ def working_on(run: Run, launch: LaunchConfig, allow_numerics_change: bool) -> I
 
 
 def _tag(plan: Plan) -> None:
-    """Add the tags of the recipe that runs to those of the deployment, whose recipe people may have changed."""
+    """Add the recipe's tags to those of the deployment, whose default recipe may have been replaced."""
     tags = set(flow_run.get_tags())
     if missing := tags_of(plan.recipe, plan.model.adapter) - tags:
         with get_client(sync_client=True) as client:
@@ -84,9 +84,9 @@ def _tag(plan: Plan) -> None:
 
 
 def ends_in_state(work: Callable[P, str]) -> Callable[P, State[None]]:
-    """Turn what a flow returns into the message of its final state, and an error of ours into a failed state.
+    """Turn the string that a flow returns into the message of its final state, and our errors into a failed state.
 
-    An error is handed on in the state, because Prefect logs all frames of one that is raised, twice.
+    The state holds the error, because Prefect logs all frames of a raised error twice.
     """
 
     @functools.wraps(work)
@@ -101,23 +101,23 @@ def ends_in_state(work: Callable[P, str]) -> Callable[P, State[None]]:
 
 
 def training_flow(named: Callable[[], None]) -> Flow[..., Any]:
-    """Make the Prefect flow of an algorithm from a function of its name and description.
+    """Return the Prefect flow of an algorithm, from a function with its name and description.
 
-    A function, because Prefect looks for a ``def`` of the flow's name in its file.
+    It is a function because Prefect looks for a ``def`` with the flow's name in its file.
     """
     return flow_of(named.__name__, named.__doc__, named.__name__)
 
 
 def any_training_flow(named: Callable[[], None]) -> Flow[..., Any]:
-    """Make a Prefect flow that takes recipes of every algorithm from a function of its name and description."""
+    """Return a Prefect flow for recipes of every algorithm, from a function with its name and description."""
     return flow_of(named.__name__, named.__doc__)
 
 
 def flow_of(title: str, description: str | None, algorithm: str | None = None) -> Flow[..., Any]:
-    """The Prefect flow named ``title``. With ``algorithm`` it refuses recipes of other algorithms."""
+    """Return the Prefect flow named ``title``. With ``algorithm`` it refuses recipes of other algorithms."""
 
     def run_name() -> str:
-        """The flow run's name in the UI."""
+        """Return the flow run's name in the UI."""
         parameters = flow_run.get_parameters()
         return str(parameters.get("run_id") or default_run_id(title, str(parameters["recipe"])))
 
@@ -133,18 +133,18 @@ def flow_of(title: str, description: str | None, algorithm: str | None = None) -
         allow_numerics_change: bool = False,
         remake: bool = False,
     ) -> str:
-        """Take a recipe to its end, or go on with it.
+        """Run a recipe to its end, or continue it.
 
         Args:
             recipe: Path of the TOML recipe. It names the model.
             store: Directory or URL (s3://bucket/prefix) of all runs.
-            run_id: Name of the run; the same name goes on with the same run. Default: made of this flow run's id, so
-                that its retries go on with it.
-            iterations: How far to go, instead of the recipe's number.
-            overrides: Settings of the recipe to change, one a line, as section.key=value.
-            cluster: Path of a TOML file that says how processes are launched, e.g. deployments/clusters/local.toml.
-            allow_numerics_change: Go on under other versions, threads or devices than the run began with.
-            remake: Make again what an earlier version of this code made of stages that were changed since.
+            run_id: Name of the run; the same name continues the same run. Default: a name with this flow run's id,
+                so that its retries continue the run.
+            iterations: Number of iterations, instead of the recipe's.
+            overrides: Settings of the recipe to change, one in each line: section.key=value.
+            cluster: Path of a cluster profile (TOML), e.g. deployments/clusters/local.toml.
+            allow_numerics_change: Continue with other package versions, threads or devices than the run began with.
+            remake: Make artifacts again whose stages have changed since an earlier version of this code made them.
         """
         run_id, changes = run_id or default_run_id(title, recipe), tuple(overrides or ())
         others = (iterations, changes, cluster, allow_numerics_change, remake)
@@ -154,9 +154,9 @@ def flow_of(title: str, description: str | None, algorithm: str | None = None) -
 
 
 def train(settings: Settings, algorithm: str | None) -> str:
-    """Run a recipe, of that algorithm if one is given, to the end, taking up whatever stands of it.
+    """Run a recipe to the end, reusing what stands, and return its result in one line.
 
-    Returns its result in a line.
+    With ``algorithm``, raises :class:`ConfigError` for recipes of another one.
     """
     plan = plan_of(settings)
     if algorithm is not None and plan.recipe.train.train_policy.type != algorithm:
@@ -169,9 +169,9 @@ def train(settings: Settings, algorithm: str | None) -> str:
     with working_on(run, plan.recipe.launch, settings.allow_numerics_change) as (launcher, shown):
         shown.note(f"run {plan.run_id}: {run.url}")
         if not plan.races_decided:
-            shown.note("this store lets a second writer replace the first: have one process write this run at a time")
+            shown.note("this store cannot refuse a second writer: run only one process at a time on this run")
         run = settled(run, remake=settings.remake)
-        # Only here: it reads tables, and Prefect imports this file once more to cancel a flow run.
+        # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
         tracking = importlib.import_module("flows.watching.tracking")
         with tracking.Tracker(run, shown.note) as tracker:
             launcher.on_done = tracker.done
@@ -182,7 +182,7 @@ def train(settings: Settings, algorithm: str | None) -> str:
 
 
 def _check_services(plan: Plan) -> None:
-    """Raise :class:`ConfigError` for a reward service that this process is not told of: now, not after a rollout."""
+    """Raise :class:`ConfigError` now, and not after a rollout, if the address of a reward service is not set."""
     for reward in plan.recipe.rewards:
         scorer = plugins.load("rewards", reward.fn.name).Reward(reward.fn)
         if isinstance(scorer, ServedReward):
@@ -190,7 +190,7 @@ def _check_services(plan: Plan) -> None:
 
 
 def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
-    """What a run says last: where things are, how to go on, and the held-out reward."""
+    """Return the last lines of a run: paths, the command that continues it, and the held-out reward."""
     iterations = run.recipe.train.num_iterations
     options = ["--store", settings.store, "--run-id", run.plan.run_id]
     options += ["--iterations", str(2 * iterations)]
@@ -199,7 +199,7 @@ def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
     options += ["--allow-numerics-change"] if settings.allow_numerics_change else []
     lines = [
         f"report: {run.slots.report}/{result.report.files[contracts.Report.PAGE].path}",
-        f"go on: {shlex.join(['cosmos-flows', 'run', settings.recipe, *options])}",
+        f"continue: {shlex.join(['cosmos-flows', 'run', settings.recipe, *options])}",
     ]
     if result.before is None or result.after is None:
         return lines
@@ -210,7 +210,7 @@ def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
 
 
 def result_line(run: Run, result: Result) -> str:
-    """What became of the held-out reward and loss: ``ocr 0.615 -> 0.786``; without any, how far the run went."""
+    """Return the change of held-out reward and loss, ``ocr 0.615 -> 0.786``; without them the number of iterations."""
     count, found = run.recipe.train.num_iterations, []
     if result.before is not None and result.after is not None:
         before, after = (_score(run, scores)[0] for scores in (result.before, result.after))
@@ -223,6 +223,6 @@ def result_line(run: Run, result: Result) -> str:
 
 
 def _score(run: Run, scores: Manifest) -> tuple[str, str]:
-    """Mean and standard error, which a single sample does not have."""
+    """Return mean and standard error of the scores; the latter is ``?`` for a single sample."""
     error = scores.summary["standard_error"]
     return f"{scores.summary[run.headline_reward]:.3f}", "?" if error is None else f"{error:.3f}"

@@ -1,11 +1,11 @@
-"""Tags of flow runs: what people find them by in Prefect, and what the automation for dead ones goes by."""
+"""Tags of flow runs, by which people and the automation for crashed flow runs find them in Prefect."""
 
 from cosmos_rl_core.config.recipe import Recipe
 
 PROJECT = "cosmos-flows"
-"""On every flow run of this project from its beginning, so that nothing here touches the others of a shared server."""
+"""Tag of every flow run of this project, so that other flow runs on a shared server are left alone."""
 
 
 def tags_of(recipe: Recipe, model: str) -> set[str]:
-    """Tags of a run of this recipe; ``model`` is the name of its model plugin."""
+    """Return the tags of a run of this recipe; ``model`` is the name of its model plugin."""
     return {PROJECT, recipe.train.train_policy.type, model}

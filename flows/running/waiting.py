@@ -1,4 +1,4 @@
-"""What a flow does while it cannot start a stage: tell why, and go on asking."""
+"""Waits of a flow for devices, slots of a limit, or Resume."""
 
 import time
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass
 class Waiting:
-    """One wait, for whatever reasons follow one another."""
+    """One wait, whose reason may change."""
 
     note: Callable[[str], None]
-    """Tells people."""
+    """Prints a line for people."""
     check: Callable[[], None]
     """Raises if the work must stop, for example because its lease is lost."""
     why: str = ""
-    """The reason that was told last."""
+    """The last printed reason."""
 
     def turn(self, why: str, seconds: float) -> None:
-        """Tell a reason that is new, wait, and raise if the work must stop."""
+        """Print a new reason, sleep, and raise if the work must stop."""
         if why != self.why:
             self.note(why)
         self.why = why

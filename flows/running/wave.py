@@ -1,4 +1,4 @@
-"""Run a wave of Requests without Prefect: start their jobs, watch them, end them, and say why one failed."""
+"""Run a wave of Requests without Prefect: start, watch and end their jobs, and classify failures."""
 
 import secrets
 import time
@@ -26,12 +26,12 @@ from stages.execution.outcome import read_failures, read_status
 
 POLL_INTERVAL_S = 0.05
 LOG_TAIL = 30
-"""Lines of a failed stage's log that are shown."""
+"""Number of last log lines in the error of a failed stage."""
 
 
 @dataclass
 class Waves:
-    """Runs the waves of one run, one after the other."""
+    """The waves of one run, made one after the other."""
 
     run_url: str
     config: LaunchConfig
@@ -41,7 +41,7 @@ class Waves:
     """Raises if the run must stop, for example because its lease is lost."""
     _jobs: JobLauncher = field(init=False)
     _out_of_memory: set[str] = field(default_factory=set)
-    """Slots whose last attempt ran out of memory. The next one has half as many samples in memory at once."""
+    """Slots whose last attempt ran out of memory. The next attempt holds half as many samples in memory at once."""
 
     def __post_init__(self) -> None:
         self._jobs = launchers.load(self.run_url, self.config)
@@ -49,7 +49,7 @@ class Waves:
     def make(self, name: str, requests: Sequence[Request]) -> None:
         """Start the jobs of a wave, watch them until all have ended, and end them if anything fails here.
 
-        Raises :class:`StageError` if a stage failed; of several the one that another attempt would not mend.
+        Raises :class:`StageError` if a stage failed; of several failures, one that a retry cannot help.
         """
         running: list[_Running] = []
         with self._jobs.reserve(requests, self.waiting()), ExitStack() as at_the_end:
@@ -63,7 +63,7 @@ class Waves:
                     statuses = [one.status for one in running if one.status is not None]
                     self.display.progress(name, statuses)
             finally:
-                # All are ended before anything else that could fail.
+                # End all jobs before anything else can fail.
                 with ExitStack() as all_of_them:
                     for one in running:
                         all_of_them.callback(one.end)
@@ -75,7 +75,7 @@ class Waves:
         self._out_of_memory |= {slot for slot in failed if failed[slot].kind == "out_of_memory"}
         if failed:
             self.display.note(str(next(iter(failed.values()))))
-            # What cannot be helped by another try comes first.
+            # Failures that a retry cannot help come first.
             raise min(failed.values(), key=lambda error: error.retryable)
 
     def _start(self, requests: Sequence[Request], running: list["_Running"], at_the_end: ExitStack) -> None:
@@ -84,19 +84,19 @@ class Waves:
             running.append(_Running(request, job, self.display.note))
 
         jobs = [Job(request, self.execution_of(request)) for request in requests]
-        # Before anything is submitted: an allocation ends what the flow that has it does not know.
+        # Before anything is submitted, because an allocation ends orders that its flow does not repeat.
         left = [self._jobs.reattach(job) for job in jobs]
         for job, found in zip(jobs, left, strict=True):
             if found is not None:
                 watch(job.request, found)
                 stage = job.request.stage
-                self.display.note(f"{stage}: goes on with the job that an earlier flow submitted")
+                self.display.note(f"{stage}: continues the job that an earlier flow submitted")
         for job, found in zip(jobs, left, strict=True):
             if found is None:
                 watch(job.request, self._jobs.submit(job))
 
     def execution_of(self, request: Request) -> Execution:
-        """Return how the next attempt of a Request is run."""
+        """Return the execution of the next attempt of a Request."""
         launch, stage = self.config, request.stage
         alone = Parallelism(compile=launch.compile)
         return Execution(
@@ -105,7 +105,7 @@ class Waves:
             threads=launch.threads,
             deterministic=launch.deterministic,
             tf32=launch.tf32,
-            # Longer than what counts as hung, so that the supervisor decides and not a rank that waits for a write.
+            # Longer than the stall timeout: a rank that waits for a slow write must not fail before it counts as hung.
             rank_timeout_s=2 * launch.stall_timeout_s,
             numerics_record=store.join(self.run_url, "numerics", f"{stage}.json"),
             allow_numerics_change=self.allow_numerics_change,
@@ -113,16 +113,16 @@ class Waves:
         )
 
     def waiting(self) -> Waiting:
-        """Return a wait that tells people its reasons."""
+        """Return a wait that prints its reasons."""
         return Waiting(self.display.note, self.check)
 
     def close(self) -> None:
-        """Give back what the launcher holds between waves."""
+        """Release what the launcher keeps between waves."""
         self._jobs.close()
 
 
 def standing_manifest(request: Request) -> Manifest | None:
-    """The committed artifact that stands for this Request, or None."""
+    """Return the committed artifact that stands for this Request, or None."""
     _, manifest = standing(request.slot)
     if manifest is None or why_stale(manifest, request) is not None:
         return None
@@ -137,16 +137,16 @@ class _Running:
     state: JobState = NOT_BEGUN
     status: Any = None
     stopped: str | None = None
-    """Why we ended it."""
+    """Why the job was ended, if it was ended here."""
     _notes_seen: int = 0
     _began_s: float = field(default_factory=time.monotonic)
     _progressed_s: float = field(default_factory=time.monotonic)
 
     def look(self, config: LaunchConfig) -> None:
-        """Notice the end, progress, or the lack of it."""
+        """Update state and status; end a job without progress or over its time limit."""
         now_s = time.monotonic()
         before = self.state
-        # Before the status is read, so that the last words of a process that has ended are not missed.
+        # Before the status is read, so that the last status of an ended process is not missed.
         self.state = self.job.poll()
         if self.state.phase == "waiting":
             self._began_s = self._progressed_s = now_s
@@ -163,9 +163,9 @@ class _Running:
             return
         limit_s = config.time_limit_of(self.request.stage)
         if now_s - self._progressed_s > config.stall_timeout_s:
-            self._stop("gave no sign of life")
+            self._stop("reported no progress")
         elif limit_s is not None and now_s - self._began_s > limit_s:
-            self._stop(f"took longer than its {limit_s:g} s")
+            self._stop(f"exceeded its time limit of {limit_s:g} s")
 
     def _stop(self, why: str) -> None:
         self.stopped = why
@@ -173,20 +173,20 @@ class _Running:
         self.state = JobState("ended", KILLED)
 
     def end(self) -> None:
-        """Leave nothing running."""
+        """End the job and all its processes."""
         self.job.cancel()
 
     def keep_log(self) -> None:
-        """Put the log beside the artifact. Where that fails, the stage's own words matter more."""
+        """Write the log beside the artifact. A failure is only noted, because the stage's own error matters more."""
         name = f"logs/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}.log"
         try:
             if (log := self.job.log()) is not None:
                 store.write(store.join(self.request.slot, name), log)
         except (CosmosRLError, OSError) as error:
-            self.note(f"the log could not be kept: {error}")
+            self.note(f"the log could not be written: {error}")
 
     def failure(self) -> StageError | None:
-        """Why there is no artifact: a manifest wins, then the ranks' own words, then how the process ended."""
+        """Return why there is no artifact; None if there is one. Error files of ranks come before exit codes."""
         if standing_manifest(self.request) is not None:
             return None
         name = self.request.slot.rsplit("/", 2)
@@ -206,7 +206,10 @@ class _Running:
 
 
 def refuse_overlap(requests: Sequence[Request], launch: LaunchConfig) -> None:
+    """Raise :class:`ConfigError` if Requests of one wave share a slot or a GPU."""
     slots = [request.slot for request in requests]
     sets = [gpu for request in requests for gpu in launch.stage_gpus.get(request.stage, ())]
     if len(set(slots)) != len(slots) or len(set(sets)) != len(sets):
-        raise ConfigError("requests of one wave must have slots and GPU sets of their own")
+        raise ConfigError(
+            "requests of one wave share a slot or a GPU; give each its own slot and its own launch.stage_gpus"
+        )

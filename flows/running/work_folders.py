@@ -1,7 +1,6 @@
-"""Folders of this machine in which flows keep what a stage is given and says while it runs.
+"""Folders of this machine that hold the request, the log and the status of a running stage.
 
-A flow holds a lock on each of its folders, and a cold stage one on its log, so that a folder whose processes are gone
-can be told from one in use.
+A flow locks each of its folders, and a cold stage locks its log, so that abandoned folders can be found.
 """
 
 import fcntl
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import IO
 
 PREFIX = "cosmos-flows-"
-"""Of their names in ``TMPDIR``."""
+"""Prefix of the folders' names in ``TMPDIR``."""
 
 
 class WorkFolder:
-    """A new folder, in use until it is removed or this process ends."""
+    """A new folder, locked until it is removed or this process ends."""
 
     def __init__(self, name: str) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-"))
@@ -26,20 +25,20 @@ class WorkFolder:
         hold(self._lock)
 
     def remove(self) -> None:
-        """Delete it with all that is in it."""
+        """Delete the folder and its files."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def hold(file: int | IO[bytes]) -> None:
-    """Mark an open file as in use, by this process and those that inherit it."""
-    # Not every file system has locks; the age of what is in a folder counts too.
+    """Lock an open file for this process and all that inherit it."""
+    # Some file systems have no locks. Then the age of the files decides.
     with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def abandoned(older_than_s: float) -> dict[Path, int]:
-    """This user's folders that no process uses and in which nothing was written for so long; sizes in bytes."""
+    """Return the size in bytes of each folder of this user that no process uses or has written to for so long."""
     found: dict[Path, int] = {}
     for folder in sorted(_place().glob(f"{PREFIX}*")):
         with suppress(FileNotFoundError):
@@ -57,7 +56,7 @@ def _place() -> Path:
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:
-        # It writes a file to find out, for which a full disk has no space.
+        # gettempdir writes a file, for which a full disk has no space.
         return Path(os.environ.get("TMPDIR", "/tmp"))
 
 

@@ -1,1 +1,1 @@
-"""How a stage runs: the runner, the fork server, the agent of an allocation, the outcome."""
+"""Processes of stages: the runner, the fork server, the agent of an allocation, and their files."""

@@ -1,4 +1,4 @@
-"""The agent of an allocation, ``python -m stages.execution.agent MAILBOX``: starts the stages that a flow orders."""
+"""The agent of an allocation, which starts the stages that a flow orders: ``python -m stages.execution.agent``."""
 
 import argparse
 import os
@@ -20,32 +20,32 @@ from cosmos_rl_core.storage import store
 from stages.execution.execution import Execution
 from stages.execution.mailbox import Mailbox, Order, Orders
 
-SUMMARY = "Start the stages a flow orders."
+SUMMARY = "Start the stages that a flow orders."
 TURN_S = 0.5
 COPY_INTERVAL_S = 2.0
-"""How often status and log of a running stage are copied to a mailbox that is a URL."""
+"""Interval in seconds at which status and log of a running stage are copied to a mailbox that is a URL."""
 END_GRACE_S = 30.0
-"""For ``srun`` to end its step on every node."""
+"""Wait in seconds for ``srun`` to end its step on every node."""
 NOT_STARTED = 127
-"""Return code of a command that does not exist, as of a shell."""
+"""Return code of a command that cannot be started, equal to a shell's."""
 
 
 @dataclass
 class Agent:
-    """One node's."""
+    """The agent of one node."""
 
     mailbox: Mailbox
     node: int
     idle_s: float
     once: bool
-    """End with the first order, instead of waiting for more."""
+    """Whether the agent ends after its first order, instead of waiting for more."""
     _started: "dict[str, Started]" = field(default_factory=dict)
     _beat: int = -1
     _heard_s: float = field(default_factory=time.monotonic)
 
     def turn(self) -> bool:
-        """Carry out what is ordered now. False: nobody needs this allocation any more."""
-        # What runs goes on; a flow that cannot be heard of counts as silent.
+        """Carry out the newest orders. Return False if the allocation is no longer needed."""
+        # Running stages continue. Without orders, the flow counts as silent.
         with suppress(UnavailableError):
             self._obey(self.mailbox.orders())
         self._look()
@@ -56,7 +56,7 @@ class Agent:
         return time.monotonic() - self._heard_s < self.idle_s
 
     def _obey(self, orders: Orders) -> None:
-        # A file that is not there for a moment takes nothing back.
+        # A file that is missing for a moment withdraws nothing.
         if orders.beat in (0, self._beat):
             return
         wanted = {order.id: order for order in orders.orders if self.node < order.nodes}
@@ -64,7 +64,7 @@ class Agent:
             if name not in wanted:
                 started.end()
         for name, order in wanted.items():
-            # One that an earlier allocation of this name has ended is still there until the flow has seen it.
+            # An order that an earlier allocation has ended stays in the file until the flow has seen its end.
             if name not in self._started and not self.mailbox.has_ended(order, self.node):
                 self._started[name] = Started(self.mailbox, order, self.node)
         self._beat, self._heard_s = orders.beat, time.monotonic()
@@ -72,22 +72,22 @@ class Agent:
 
     def _look(self) -> None:
         for started in self._started.values():
-            with suppress(UnavailableError):  # said at the next turn
+            with suppress(UnavailableError):  # the next turn tries again
                 started.look()
 
     def close(self) -> None:
-        """End what runs, and say so."""
+        """End all running stages and report their ends."""
         for started in self._started.values():
             started.end()
         self._look()
 
 
 class Started:
-    """An order that was started."""
+    """A started order."""
 
     def __init__(self, mailbox: Mailbox, order: Order, node: int) -> None:
         self.reported = False
-        """Whether the mailbox has its return code."""
+        """Whether its return code is in the mailbox."""
         self._mailbox, self._order, self._node = mailbox, order, node
         self._copied: dict[str, bytes] = {}
         self._copied_s = 0.0
@@ -114,12 +114,12 @@ class Started:
                 return None
 
     def look(self) -> None:
-        """Pass on progress, and the end."""
+        """Copy progress to the mailbox, and report the end."""
         if self.reported:
             return
         returncode = NOT_STARTED if self._process is None else self._process.poll()
         if returncode is not None:
-            # A torchrun that was killed leaves its workers.
+            # A killed torchrun leaves its workers.
             self.end()
         now_s = time.monotonic()
         due = returncode is not None or now_s - self._copied_s > COPY_INTERVAL_S
@@ -141,19 +141,19 @@ class Started:
                 self._copied[path.name] = data
 
     def end(self) -> None:
-        """Leave no process: ask first, because only ``srun`` itself can end its step on other nodes."""
+        """End the processes, first by SIGTERM, because only ``srun`` itself can end its step on other nodes."""
         if self._process is not None:
             self._process.end(END_GRACE_S)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until nobody needs this allocation."""
+    """Serve until the allocation is no longer needed."""
     args = _parser().parse_args(argv)
 
     def stop(*_: Any) -> None:
         sys.exit(128 + signal.SIGTERM)
 
-    # By default a container's first process does not hear it.
+    # The first process of a container ignores SIGTERM by default.
     signal.signal(signal.SIGTERM, stop)
     agent = Agent(Mailbox(args.mailbox), args.node, args.idle_s, args.once)
     try:
@@ -166,11 +166,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m stages.execution.agent", description=SUMMARY)
-    parser.add_argument("mailbox", help="directory or URL that the flow reads and writes too")
+    parser.add_argument("mailbox", help="directory or URL by which the flow gives orders")
     parser.add_argument("--node", type=int, default=0, help="number of this agent, from 0")
-    idle = "end when nothing runs and no flow was heard of for so long"
+    idle = "end after so many seconds without stages and without new orders"
     parser.add_argument("--idle-s", type=float, default=600.0, help=idle)
-    parser.add_argument("--once", action="store_true", help="end with the first order")
+    parser.add_argument("--once", action="store_true", help="end after the first order")
     return parser
 
 

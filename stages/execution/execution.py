@@ -1,4 +1,4 @@
-"""How a Request is run, as opposed to what it asks for: one typed value, ``execution.json`` beside ``request.json``."""
+"""The execution of a Request: ranks, threads, precision, limits; ``execution.json`` beside ``request.json``."""
 
 from pathlib import Path
 from typing import Literal
@@ -10,39 +10,39 @@ from cosmos_rl_core.parallel.parallelism import ALONE, Parallelism
 
 
 class Execution(Section):
-    """How one attempt is run. It is part of no digest and holds no secrets.
+    """Settings of one attempt. They are part of no digest and hold no secrets.
 
-    What it does to bits is read back from the live process into the recorded numerics.
+    Their effect on bits is read from the running process and recorded in the numerics.
     """
 
     format: Literal[1] = 1
     parallelism: Parallelism = ALONE
-    """The ranks and what they share. The runner refuses a process group of another size."""
+    """Number of ranks and how they share the work. The runner refuses a process group of another size."""
     gpus: tuple[int, ...] = ()
-    """Indices into the devices that are visible to the flow. Empty: the launcher chooses."""
+    """Indices into the devices that the flow sees. Empty: the launcher chooses."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each rank. They change the last bits of results."""
     deterministic: bool = True
-    """Whether kernels are refused whose bits differ from run to run."""
+    """Whether to refuse kernels whose bits differ from run to run."""
     tf32: bool = False
-    """Whether factors of float32 products are rounded to 10 bits on GPUs."""
+    """Whether GPUs round the factors of float32 products to 10 bits."""
     rank_timeout_s: float = Field(default=3600.0, gt=0)
-    """How long a rank waits for the others, in seconds."""
+    """Seconds for which a rank waits for the others."""
     numerics_record: str | None = None
-    """URL where the run's numerics of this stage are pinned; None pins nothing."""
+    """URL of this stage's pinned numerics; None pins nothing."""
     allow_numerics_change: bool = False
-    """Whether the stage runs although its numerics differ from the pinned ones."""
+    """Whether the stage runs even if its numerics differ from the pinned ones."""
     halve: bool = False
-    """Whether half as many samples are in memory at once as the last attempt had."""
+    """Whether to hold half as many samples in memory at once as in the last attempt."""
 
     @staticmethod
     def beside(request: Path) -> Path:
-        """Return the path of the file that belongs to the request at ``request``."""
+        """Return the path of the file beside ``request``."""
         return request.with_name("execution.json")
 
     @classmethod
     def read(cls, request: Path) -> "Execution":
-        """Read the file beside ``request``; the defaults where there is none. Raises ``ValidationError``."""
+        """Read the file beside ``request``; return the defaults if there is none. Raises ``ValidationError``."""
         path = cls.beside(request)
         return cls.model_validate_json(path.read_bytes()) if path.exists() else cls()
 

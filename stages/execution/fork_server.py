@@ -1,12 +1,12 @@
 """A fork server for single-process CPU stages: ``python -m stages.execution.fork_server``.
 
-Imports everything once, then forks a runner for each request. Speaks JSON lines.
+The server imports everything once, then forks a runner for each request. It reads and writes JSON lines.
 In: ``{"request": path, "log": path}``.
 Out: ``{"pid": n}`` at once, ``{"pid": n, "returncode": c}`` at the end.
-The server itself computes nothing: it has no thread pool and no CUDA context that a fork could break.
+It computes nothing itself, so it has no thread pool and no CUDA context that a fork could break.
 
-Many libraries import their submodules only on first use. Each fork therefore reports what it imported, and the server
-imports the same modules before the next fork.
+Many libraries import their submodules on first use. Each fork therefore reports its imports, and the server imports the
+same modules before the next fork.
 """
 
 import gc
@@ -29,7 +29,7 @@ from stages.execution import runner
 LIGHT = ("onnxruntime", "pandas", "pyarrow.parquet", "rapidocr")
 TORCH = ("diffusers", "peft", "torch", "transformers")
 PRELOADED = (*LIGHT, *TORCH, *(f"stages.{name}" for name in STAGES))
-"""Modules that every fork already has."""
+"""Modules that are imported before the first fork."""
 
 REAP_INTERVAL_S = 0.02
 
@@ -38,7 +38,7 @@ def main() -> None:
     """Serve until standard input closes."""
     die_with_parent()
     replies = sys.stdout
-    # Unbuffered, so that what select sees is all there is.
+    # Unbuffered, so that select sees everything that was written.
     requests = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115
     for name in PRELOADED:
         importlib.import_module(name)
@@ -57,16 +57,16 @@ def main() -> None:
         for pid in list(imports_of):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                # The reply first: nobody should wait for the imports.
+                # Reply first, so that the launcher does not wait for the imports.
                 _reply(replies, {"pid": pid, "returncode": os.waitstatus_to_exitcode(status)})
                 with imports_of.pop(pid) as imports:
                     _import(imports)
 
 
 def _fork(order: dict[str, Any], replies: TextIO, imports_of: dict[int, IO[bytes]]) -> None:
-    """Fork a runner, and keep the file that will list its imports by its pid."""
+    """Fork a runner, and store the file of its imports under its pid."""
     sys.stdout.flush()
-    # A file, not a pipe: a fork never waits for a reader.
+    # A file, because writing to a pipe may block.
     imports = tempfile.TemporaryFile()  # noqa: SIM115
     pid = os.fork()
     if pid == 0:
@@ -76,7 +76,7 @@ def _fork(order: dict[str, Any], replies: TextIO, imports_of: dict[int, IO[bytes
 
 
 def _run(order: dict[str, Any], imports: IO[bytes]) -> None:
-    """Be the stage: never returns, whatever happens."""
+    """Run the stage in the fork, and end the process."""
     code = 70
     before = set(sys.modules)
     try:
@@ -92,12 +92,12 @@ def _run(order: dict[str, Any], imports: IO[bytes]) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Not sys.exit: the server's own cleanup must not run in a fork.
+        # sys.exit would run the server's own cleanup.
         os._exit(code)
 
 
 def _importable(before: Iterable[str]) -> list[str]:
-    """Return the names of modules imported since ``before`` that came from a file, in the order of their imports."""
+    """Return the modules from files that were imported since ``before``, in order."""
     return [
         name
         for name, module in list(sys.modules.items())
@@ -106,7 +106,7 @@ def _importable(before: Iterable[str]) -> list[str]:
 
 
 def _import(imports: IO[bytes]) -> None:
-    """Import what a fork imported. A module that only the fork could import stays its own."""
+    """Import what a fork imported. Modules that cannot be imported here are skipped."""
     imports.seek(0)
     for name in imports.read().decode().split():
         with suppress(ImportError):
@@ -115,14 +115,14 @@ def _import(imports: IO[bytes]) -> None:
 
 
 def _remember_packages() -> None:
-    """Read once what each fork would ask of installed packages: their versions, and the plugins that they bring."""
+    """Cache versions and plugins of installed packages, which each fork would look up otherwise."""
     numerics.versions(numerics.LIGHT_PACKAGES + numerics.TORCH_PACKAGES)
     for kind in plugins.KINDS:
         plugins.known(kind)
 
 
 def _freeze_heap() -> None:
-    """Exempt all objects of now from garbage collection: a collection in a fork would copy every page they are on."""
+    """Exempt all existing objects from garbage collection, which would copy their memory pages in each fork."""
     gc.collect()
     gc.freeze()
 

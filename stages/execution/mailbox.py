@@ -1,10 +1,10 @@
-"""What a flow and the agents of an allocation tell each other: files in a directory that all nodes share, or at a URL.
+"""The mailbox of an allocation: files by which flow and agents communicate, in a shared directory or at a URL.
 
-The flow is the only writer of ``orders.json``: the stages that it wants now. An agent starts what is new there and ends
-what is gone. Results of an order are files of their own, so that a later flow needs nothing but the mailbox's name::
+Only the flow writes ``orders.json``, the stages that shall run. An agent starts orders that are new and ends orders
+that are missing. The results of an order are separate files, so a later flow needs only the mailbox's name::
 
     orders.json            Orders
-    agent.<node>           the beat of the newest orders that this agent has carried out
+    agent.<node>           beat of the newest orders that this agent has carried out
     <order>/returncode.<node>, log.<node>.txt, status.json, error.<rank>.json
 """
 
@@ -18,48 +18,48 @@ from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.storage import store
 
 TORCHRUN_FAILED = 1
-"""Torchrun's exit code, whatever became of a rank."""
+"""Torchrun's exit code for every failure of a rank."""
 
 
 class Order(Section):
-    """One try of one stage."""
+    """One attempt of one stage."""
 
     id: str
-    """The name, and what tells this try from others."""
+    """The name with a suffix that is unique to this attempt."""
     name: str
-    """The job's: from its Request's digest."""
+    """Name of the job: its stage and its Request's digest."""
     request: str
-    """JSON of the Request, which the agent writes as ``request.json`` into the order's directory."""
+    """JSON of the Request, which the agent writes to ``request.json`` in the order's directory."""
     execution: str
-    """JSON of the :class:`Execution`, which it writes beside it."""
+    """JSON of the execution, which the agent writes beside it."""
     command: tuple[str, ...]
-    """``{directory}`` stands for the order's directory, ``{host}`` for the host that the agent is on."""
+    """Command to start. ``{directory}`` stands for the order's directory, ``{host}`` for the agent's host."""
     environment: dict[str, str] = {}
     nodes: int = 1
-    """How many of the allocation's agents take part, from the first."""
+    """Number of agents that take part, from the first."""
 
     def by_node(self, name: str) -> list[str]:
-        """Return the name of a file of each node, such as ``log.{}.txt``."""
+        """Return the name of a file of each node, for example ``log.{}.txt``."""
         return [name.format(node) for node in range(self.nodes)]
 
 
 class Orders(Section):
-    """What a flow wants of an allocation now."""
+    """All orders of a flow to an allocation."""
 
     beat: int = 0
-    """Grows from 1 whenever the flow writes: while it does, somebody wants the allocation."""
+    """Number that grows from 1 with each write. While it grows, a flow needs the allocation."""
     orders: tuple[Order, ...] = ()
 
 
 @dataclass(frozen=True)
 class Mailbox:
-    """The files of one allocation."""
+    """The files of one mailbox."""
 
     url: str
 
     @property
     def is_shared(self) -> bool:
-        """Whether it is a directory, in which stages write where the flow reads."""
+        """Return whether the mailbox is a directory, which stages write to and the flow reads from."""
         return "://" not in self.url
 
     def path(self, *names: str) -> str:
@@ -88,11 +88,11 @@ class Mailbox:
         return min(-1 if beat is None else beat for beat in beats)
 
     def carry_out(self, node: int, beat: int) -> None:
-        """Write that the agent of a node has carried out the orders of a beat."""
+        """Record that the agent of a node has carried out the orders of a beat."""
         store.write(self.path(f"agent.{node}"), str(beat).encode())
 
     def end(self, order: Order, node: int, returncode: int) -> None:
-        """Write how an order ended on a node."""
+        """Record the return code of an order on a node."""
         store.write(self.path(order.id, f"returncode.{node}"), str(returncode).encode())
 
     def has_ended(self, order: Order, node: int) -> bool:
@@ -100,11 +100,11 @@ class Mailbox:
         return store.size(self.path(order.id, f"returncode.{node}")) is not None
 
     def returncodes(self, order: Order) -> list[int | None]:
-        """Return how an order ended on each of its nodes; None for one where it still runs."""
+        """Return an order's return code on each of its nodes; None where it still runs."""
         return [_number(self.read(order.id, name)) for name in order.by_node("returncode.{}")]
 
     def returncode(self, order: Order) -> int | None:
-        """Return 0 if an order succeeded on every node, else the most telling other code; None while it runs."""
+        """Return 0 if an order succeeded on every node, else the most specific other code; None while it runs."""
         codes = self.returncodes(order)
         failed = [code for code in codes if code]
         if failed:
@@ -112,7 +112,7 @@ class Mailbox:
         return None if None in codes else 0
 
     def discard(self, order: Order, names: Iterable[str]) -> None:
-        """Delete the files of an order; at a URL ``names`` and what its agents wrote."""
+        """Delete the files of an order; at a URL those in ``names`` and those of agents."""
         if self.is_shared:
             shutil.rmtree(self.path(order.id), ignore_errors=True)
             return
@@ -120,7 +120,7 @@ class Mailbox:
             store.remove(self.path(order.id, name))
 
     def remove(self, agents: int) -> None:
-        """Delete the mailbox: the agents' files before the orders, whose beat they must not be ahead of."""
+        """Delete the mailbox. Agents' files go first, because their beat must not exceed that of the orders."""
         for name in (*(f"agent.{node}" for node in range(agents)), "orders.json"):
             store.remove(self.path(name))
         if self.is_shared:

@@ -1,6 +1,6 @@
-"""What a stage process leaves for its supervisor: ``status.json`` while it runs, ``error.<rank>.json`` when it fails.
+"""Files of a stage process for its supervisor: ``status.json`` while it runs, ``error.<rank>.json`` when it fails.
 
-Files, because nothing else survives every way a process can end: torchrun turns each worker's failure into exit code 1.
+Files survive every end of a process. Exit codes do not suffice: torchrun exits with 1 for every failure of a worker.
 """
 
 import os
@@ -21,34 +21,34 @@ Said = TypeVar("Said", bound=Section)
 
 
 class Status(Section):
-    """Where a stage is. ``sequence`` grows with every sign of life; a supervisor needs no clock but its own."""
+    """Progress of a stage. ``sequence`` grows with each write, so that a supervisor needs no clock but its own."""
 
     sequence: int
     phase: str
     step: int
     total: int
     notes: tuple[str, ...] = ()
-    """What people should be told: what was adopted, what was made again and why."""
+    """Lines for people: what was adopted, what was made again and why."""
 
 
 class Failure(Section):
-    """Why one rank ended."""
+    """Reason for the end of one rank."""
 
     kind: str
     message: str
     retryable: bool
     collective: bool = False
-    """The error only says that another rank is gone."""
+    """Whether the error only reports the loss of another rank."""
     traceback: str = Field(default="", repr=False)
 
     @property
     def exit_code(self) -> int:
-        """The runner's exit code."""
+        """Return the exit code of the runner."""
         return EXIT_CODES.get(self.kind, 70)
 
 
 class Outcome:
-    """Writes one process's files into a local directory."""
+    """A writer of one process's files in a local directory."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self.directory = directory
@@ -60,15 +60,15 @@ class Outcome:
         directory.mkdir(parents=True, exist_ok=True)
 
     def note(self, message: str) -> None:
-        """Something to tell people; also a sign of life."""
+        """Print a line for people and add it to the status."""
         print(message, flush=True)
         self._notes.append(message)
         self._write()
 
     def progress(self, phase: str, step: int, total: int) -> None:
-        """``step`` of ``total`` done in this phase.
+        """Report that ``step`` of ``total`` steps of this phase are done.
 
-        Cheap: written at most every 0.2 s, and at each phase's start and end.
+        Written at most every 0.2 s, and at the start and the end of each phase.
         """
         now_s = time.monotonic()
         turned = phase != self._at[0] or (step in (0, total) and step != self._at[1])
@@ -86,20 +86,20 @@ class Outcome:
         _replace(self.directory / "status.json", status.model_dump_json())
 
     def failed(self, failure: Failure) -> None:
-        """Leave this rank's last words."""
+        """Write this rank's error file."""
         _replace(self.directory / f"error.{self.rank}.json", failure.model_dump_json())
 
     def wait_for_reason(self, timeout_s: float) -> None:
-        """Return when another rank has left a reason of its own, after ``timeout_s`` at the latest."""
+        """Return when some rank has reported more than a lost rank, after ``timeout_s`` at the latest."""
         deadline_s = time.monotonic() + timeout_s
         while not has_reason(self.directory) and time.monotonic() < deadline_s:
             time.sleep(STATUS_INTERVAL_S)
 
 
 def failure_of(error: BaseException, *, collective: bool = False) -> Failure:
-    """Classify an exception: our own errors have a kind; memory, bad settings, absent services are recognised.
+    """Classify an exception: our own errors have a kind; memory, settings and absent services are recognised.
 
-    An exhausted memory is a reason of its own, also where it is the group of ranks that ran into it.
+    An exhausted memory is never counted as a lost rank, even if it occurred in a collective.
     """
     trace = "".join(traceback.format_exception(error))
     error = no_space(error) or error
@@ -118,20 +118,20 @@ def failure_of(error: BaseException, *, collective: bool = False) -> Failure:
 
 
 def read_status(directory: Path) -> Status | None:
-    """The newest status, or None before the first, or where it cannot be read."""
+    """Return the newest status; None before the first, or if it cannot be read."""
     return _read(directory / "status.json", Status)
 
 
 def read_failures(directory: Path) -> list[Failure]:
-    """Every rank's last words that can be read, the informative ones first: reasons before lost ranks, known kinds
-    before crashes."""
+    """Return all readable error files, the most informative first: reasons before lost ranks, known kinds before
+    crashes."""
     found = (_read(path, Failure) for path in sorted(directory.glob("error.*.json")))
     failures = [failure for failure in found if failure is not None]
     return sorted(failures, key=lambda failure: (failure.collective, failure.kind == "crash"))
 
 
 def has_reason(directory: Path) -> bool:
-    """Return whether a rank has told more than that it lost another one."""
+    """Return whether some rank has reported more than a lost rank."""
     return any(not failure.collective for failure in read_failures(directory))
 
 

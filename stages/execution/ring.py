@@ -1,4 +1,4 @@
-"""Do the ranks hear each other, and how fast: ``python -m torch.distributed.run ... -m stages.execution.ring``."""
+"""A test of the ranks' connection and its speed: ``python -m torch.distributed.run ... -m stages.execution.ring``."""
 
 import json
 import time
@@ -13,11 +13,11 @@ ROUNDS = 5
 def main() -> None:
     """Sum a tensor over all ranks, check the sum, and print one line of JSON on rank 0.
 
-    ``gb_per_s`` is what each rank sends and receives in a ring, 2 (n - 1) / n times the tensor, per second.
+    ``gb_per_s`` is the data that each rank sends per second: 2 (n - 1) / n times the tensor, as in a ring.
     """
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    # NCCL takes no two ranks on one GPU.
+    # NCCL refuses two ranks on one GPU.
     backend = "nccl" if torch.cuda.device_count() >= size else "gloo"
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     ring = dist.new_group(backend=backend)
@@ -28,7 +28,7 @@ def main() -> None:
         dist.barrier()
         began_s = time.monotonic()
         dist.all_reduce(numbers, group=ring)
-        # Reading a number waits for the device.
+        # Reading a number synchronizes the device.
         total = float(numbers[0])
         seconds.append(time.monotonic() - began_s)
         if total != size * (size + 1) / 2 or not bool((numbers == total).all()):

@@ -1,9 +1,8 @@
 """Run one stage from its request: ``python -m stages.execution.runner request.json``.
 
-Under ``torch.distributed.run`` it is one rank of the stage.
-
-Validates, runs, and commits on rank 0, or leaves ``error.<rank>.json`` beside the request.
-Exit codes: 0 done (or already standing), 64 config, 65 data, 75 unavailable, 70 anything else.
+Under ``torch.distributed.run`` the process is one rank of the stage. Rank 0 commits the artifact. A failure writes
+``error.<rank>.json`` beside the request.
+Exit codes: 0 success, or the artifact stands; 64 config; 65 data; 75 unavailable; 70 any other failure.
 """
 
 import argparse
@@ -32,11 +31,11 @@ from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome, failure_of
 
 REASON_TIMEOUT_S = 10.0
-"""How long a rank that only lost another one waits for that one's error file before it ends."""
+"""Seconds for which a rank that lost another one waits for the error file of that rank."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the stage; the exit code says how it ended."""
+    """Run the stage and return the exit code."""
     die_with_parent()
     path = Path(_parser().parse_args(argv).request)
     outcome = Outcome(path.parent, int(os.environ.get("RANK", "0")))
@@ -46,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         failure = failure_of(error, collective=_is_collective(error))
         try:
             outcome.failed(failure)
-        except OSError as full:  # the reason still goes to the log, and the kind into the exit code
+        except OSError as full:  # the log still has the message, and the exit code the kind
             print(f"the error file could not be written: {full}", file=sys.stderr)
         print(
             failure.traceback if failure.kind == "crash" else f"{failure.kind}: {failure.message}",
@@ -54,33 +53,33 @@ def main(argv: list[str] | None = None) -> int:
             flush=True,
         )
         if failure.collective:
-            # When this rank ends, torchrun ends the others of its node, whose reason may be still to come.
+            # When this rank ends, torchrun ends the others of its node, which may not have written their errors yet.
             outcome.wait_for_reason(REASON_TIMEOUT_S)
         return failure.exit_code
     return 0
 
 
 def _read(path: Path) -> Request:
-    """The Request. The plugins that it names are imported first, because they validate their own settings."""
+    """Return the Request. Import the plugins that it names first, because they validate their own settings."""
     data = path.read_bytes()
     outside_plugins.use(outside_plugins.named_in(data), verify=True)
     return Request.model_validate_json(data)
 
 
 def _execution(request: Path) -> Execution:
-    """How to run it. Raises :class:`ConfigError` where the process group has another size."""
+    """Return the execution. Raises :class:`ConfigError` if the process group has another size."""
     execution = Execution.read(request)
     found, expected = int(os.environ.get("WORLD_SIZE", "1")), execution.parallelism.world_size
     if found != expected:
         raise ConfigError(
-            f"{Execution.beside(request)} is for {expected} ranks, this process group has {found}; start as many, or "
-            "change parallelism.world_size"
+            f"{Execution.beside(request)} is for {expected} ranks, this process group has {found}; start {expected}, "
+            "or change parallelism.world_size"
         )
     return execution
 
 
 def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifest:
-    """Make the Request's artifact stand, or find that it does; returns its manifest on every rank."""
+    """Make the Request's artifact unless it stands, and return its manifest on every rank."""
     started_s = time.monotonic()
     outcome.progress("starting", 0, 1)
     require_own_version(request)
@@ -103,13 +102,13 @@ def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifes
             if ranks.rank == 0:
                 summary["seconds"] = round(time.monotonic() - started_s, 3)
                 summary |= {"numerics_changed": ", ".join(changes)} if changes else {}
-                # Before the commit: a kill between the two must not leave an artifact whose numerics nobody is held to.
+                # Before the commit: a kill between the two must not leave an artifact without pinned numerics.
                 if execution.numerics_record is not None:
                     pinned = Pinned(stage=request.stage, numerics=found).sealed()
                     store.put_if_absent(execution.numerics_record, pinned)
                 attempt.commit(files, summary, outcome.note)
         generation = ranks.broadcast(attempt.generation)
-    # Not after an error: leaving a group whose other ranks wait can take for ever, and would keep the error back.
+    # Not after an error: leaving a group whose other ranks wait may block, and would delay the error.
     ranks.close()
     manifest = read_manifest(request.slot, generation)
     assert manifest is not None
@@ -118,7 +117,7 @@ def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifes
 
 @contextmanager
 def _cleared_on_a_full_store(request: Request, attempt: Attempt) -> Iterator[None]:
-    """Delete what a try has written if there is no space for the rest: else every try would take some more."""
+    """Delete the attempt's files if the store is full, or each attempt would use more of it."""
     try:
         yield
     except NoSpaceError:
@@ -128,11 +127,11 @@ def _cleared_on_a_full_store(request: Request, attempt: Attempt) -> Iterator[Non
 
 
 def require_own_version(request: Request) -> None:
-    """Raise :class:`ConfigError` if this code makes another version of the stage than is asked for."""
+    """Raise :class:`ConfigError` if the Request needs another version of the stage than this code has."""
     if request.version != request.config.version:
         raise ConfigError(
-            f"this code makes version {request.config.version} of {request.stage}, asked for is version "
-            f"{request.version}: use the code that the run began with, or give the run's command with --remake"
+            f"this code has version {request.config.version} of {request.stage}, the request needs version "
+            f"{request.version}: use the code that the run began with, or repeat the run's command with --remake"
         )
 
 
@@ -150,16 +149,16 @@ def _gather_files(ranks: Ranks, attempt: Attempt) -> dict[str, FileEntry]:
 def _start(request: Request, execution: Execution) -> tuple[Any, dict[str, Any]]:
     if not request.config.torch:
         return Alone(), numerics()
-    # Only here, so that a light stage never loads it.
+    # Imported here, so that light stages never load torch.
     torch_runtime = importlib.import_module("stages.execution.torch_runtime")
     ranks = torch_runtime.start(execution)
     return ranks, torch_runtime.numerics(ranks, getattr(request.config, "param_dtype", "float32"))
 
 
 def _check_numerics(request: Request, found: dict[str, Any], how: Execution, outcome: Outcome) -> list[str]:
-    """Compare with what the first artifact of this stage in the run was made under; other stages have their own.
+    """Return how the numerics differ from those of this stage's first artifact in the run.
 
-    Returns the changes that are allowed. Raises :class:`ConfigError` if they are not.
+    Raises :class:`ConfigError` if they differ and changes are not allowed.
     """
     if how.numerics_record is None:
         return []
@@ -168,11 +167,11 @@ def _check_numerics(request: Request, found: dict[str, Any], how: Execution, out
     if changes and not how.allow_numerics_change:
         raise ConfigError(
             f"this run began {request.stage} under other numerics ({', '.join(changes)}); its results would not be "
-            "those of an uninterrupted run. Continue under the old ones, or accept the change with "
+            "those of an uninterrupted run. Continue under the old numerics, or accept the change with "
             "--allow-numerics-change"
         )
     if changes:
-        outcome.note(f"numerics changed, as allowed: {', '.join(changes)}")
+        outcome.note(f"allowed change of numerics: {', '.join(changes)}")
     return changes
 
 
@@ -184,7 +183,7 @@ def _is_collective(error: BaseException) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m stages.execution.runner",
-        description="Run one stage from its request.json, in the way that execution.json beside it says.",
+        description="Run one stage from request.json, with the settings of execution.json beside it.",
     )
     parser.add_argument("request", help="path of the request (JSON)")
     return parser
@@ -193,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
 def leave(code: int) -> NoReturn:
     """End this process with an exit code.
 
-    After a failure nothing is cleaned up: work of NCCL in flight, or a thread that waits, could keep the exit back.
+    After a failure nothing is cleaned up: pending NCCL work or a waiting thread could block the exit.
     """
     if code != 0:
         sys.stdout.flush()

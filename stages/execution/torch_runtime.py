@@ -1,4 +1,4 @@
-"""Torch, started the same way for every stage, cold or warm: threads, deterministic kernels, the process group."""
+"""Setup of torch, equal for every stage: threads, deterministic kernels, the process group."""
 
 import os
 from dataclasses import asdict
@@ -12,28 +12,28 @@ from cosmos_rl_core.parallel.precision import ParamDtype, computes_in, use_tf32
 from stages.execution.execution import Execution
 
 CHANGE_BITS = ("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE")
-"""Environment variables by which CUDA's libraries choose their kernels, and so the last bits."""
+"""Environment variables by which CUDA's libraries choose kernels, which changes the last bits."""
 
 
 def start(execution: Execution) -> Group:
-    """Set this process up and join its group."""
+    """Set up this process and join its group."""
     torch.set_num_threads(execution.threads)
     use_tf32(execution.tf32)
     if execution.deterministic:
-        # cuBLAS reads this when its first handle is made.
+        # cuBLAS reads this when it creates its first handle.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Sums by switches (NVLink SHARP) have no stated order. NCCL reads this when the first group is made.
+        # Sums in switches (NVLink SHARP) have no fixed order. NCCL reads this when it creates its first group.
         os.environ["NCCL_NVLS_ENABLE"] = "0"
         torch.use_deterministic_algorithms(True)
-        # Would write every new buffer once more, to show readers of memory that nobody wrote; there are none.
+        # This would fill every new buffer, to expose reads of uninitialized memory, which costs time.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     return Group(execution.rank_timeout_s, execution.parallelism)
 
 
 def numerics(group: Group, param_dtype: ParamDtype) -> dict[str, Any]:
-    """Return what decides the bits of this stage on every rank: names and JSON values, read from the live process.
+    """Return what decides the bits of this stage on every rank: names and JSON values, read from the process.
 
-    ``param_dtype`` is what the transformer is asked to compute with; recorded is what it then computes with.
+    ``param_dtype`` is the requested dtype of the transformer. The dtype that it really computes in is recorded.
     """
     backend, _ = attention_dispatch._AttentionBackendRegistry.get_active_backend()
     found = group.numerics | {

@@ -95,7 +95,7 @@ def test_going_on_under_other_numerics_is_refused_by_name_unless_it_is_allowed(f
     assert "--allow-numerics-change" in said
     require_untouched(flows, before)
 
-    assert "numerics changed, as allowed: threads 1 -> 2" in flows.run(*COLD, *TWO_THREADS, "--allow-numerics-change")
+    assert "allowed change of numerics: threads 1 -> 2" in flows.run(*COLD, *TWO_THREADS, "--allow-numerics-change")
     _, manifest = standing(str(flows.root / "policy"))
     assert manifest is not None
     assert manifest.numerics["threads"] == 2

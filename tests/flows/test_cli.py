@@ -265,7 +265,7 @@ def test_status_imports_neither_torch_nor_what_takes_long():
 
 
 WRONG = {
-    "status --watch --store STORE": "--watch follows one run: name it",
+    "status --watch --store STORE": "--watch follows one run: add its id",
     "status --store foo://x": "Protocol not known: foo",
     "status nobody --store STORE": "there is no run 'nobody' in the store STORE; it has hand; name another --store",
     "status hnad --store STORE": "did you mean 'hand'?",

@@ -148,7 +148,7 @@ def test_more_devices_than_are_visible_are_a_mistake_that_lists_them(two, monkey
     monkeypatch.setenv(VISIBLE, ",".join(names(two)))
     with pytest.raises(ConfigError, match="need 3 GPUs"):
         launchers.load("run", LaunchConfig(processes=3))
-    with pytest.raises(ConfigError, match=f"launch.stage_gpus.rollout has 4, an index .*; {seen}"):
+    with pytest.raises(ConfigError, match=f"launch.stage_gpus.rollout has 4, which is no index .*; {seen}"):
         launchers.load("run", LaunchConfig(stage_gpus={"rollout": (0, 4)}))
     monkeypatch.setenv(VISIBLE, "")
     launchers.load("run", LaunchConfig(processes=3, stage_gpus={"rollout": (0, 4, 5)})).close()

@@ -152,7 +152,7 @@ def test_older_code_is_refused_like_newer(finished, monkeypatch):
 def test_a_process_of_another_version_refuses_the_request(finished, upgrade, tmp_path):
     request = requests.update(finished, 0)
     upgrade(contracts.Update)
-    with pytest.raises(ConfigError, match=f"this code makes version {NEW} of update, asked for is version {OLD}"):
+    with pytest.raises(ConfigError, match=f"this code has version {NEW} of update, the request needs version {OLD}"):
         execute(request, Execution(), Outcome(tmp_path, 0))
 
 

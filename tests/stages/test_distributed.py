@@ -73,7 +73,7 @@ def late(group, context):
 
 def stop(group, context):
     group.gather("both are here")
-    context.progress("the last sign of life", 0, 1)
+    context.progress("the last progress", 0, 1)
     group.gather("it was given")
     (HERE / f"pid.{group.rank}").write_text(str(os.getpid()))
     if group.rank == 1:
@@ -183,7 +183,7 @@ def test_a_stopped_rank_counts_as_hung_and_nothing_of_it_is_left(
         while not stopped.exists() and not making.done():
             time.sleep(0.05)
         launcher.config = launcher.config.model_copy(update={"stall_timeout_s": STALL_TIMEOUT_S})
-        with pytest.raises(StageError, match="no sign of life") as caught:
+        with pytest.raises(StageError, match="reported no progress") as caught:
             making.result()
     ended_s = time.time()
     assert caught.value.kind == "hung"

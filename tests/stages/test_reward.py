@@ -319,7 +319,7 @@ def test_a_run_goes_on_under_other_packages_only_if_that_is_allowed(slot, sample
     assert standing(slot) == (1, None)
     manifest, notes = run(scoring(slot, source), tmp_path, numerics_record=record, allow_numerics_change=True)
     assert len(notes) == 1
-    assert notes[0].startswith("numerics changed, as allowed: packages")
+    assert notes[0].startswith("allowed change of numerics: packages")
     assert (manifest.generation, manifest.numerics) == (1, numerics())
     # What is already made stands under any.
     run(scoring(slot, source), tmp_path, numerics_record=record)
