@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import urllib3
 from kubernetes import client
@@ -28,9 +28,19 @@ from stages.execution.mailbox import Mailbox
 
 REQUEST_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 300.0
-Kind = tuple[str, str, str]
-JOB, JOBSET = ("batch", "v1", "jobs"), ("jobset.x-k8s.io", "v1alpha2", "jobsets")
-"""Group, version and plural of Jobs and JobSets in Kubernetes' API."""
+
+
+class Kind(NamedTuple):
+    """A kind of object in Kubernetes' API."""
+
+    name: str
+    group: str
+    version: str
+    plural: str
+
+
+JOB = Kind("Job", "batch", "v1", "jobs")
+JOBSET = Kind("JobSet", "jobset.x-k8s.io", "v1alpha2", "jobsets")
 NODE = "node"
 """Name of a JobSet's only Job, and of every pod's only container."""
 NUMBER = "$(JOB_COMPLETION_INDEX)"
@@ -86,9 +96,9 @@ class Kubernetes:
             "cosmos-flows/allocation": allocation.name,
             "cosmos-flows/run": self._run,
         }
-        where = {"name": allocation.name, "namespace": self._settings.namespace}
-        kind, name = _kind(allocation), "Job" if allocation.agents == 1 else "JobSet"
-        head = {"apiVersion": "/".join(kind[:2]), "kind": name, "metadata": where | {"labels": labels}}
+        kind, namespace = _kind(allocation), self._settings.namespace
+        metadata = {"name": allocation.name, "namespace": namespace, "labels": labels}
+        head = {"apiVersion": f"{kind.group}/{kind.version}", "kind": kind.name, "metadata": metadata}
         limit_min = allocation.resources.time_limit_min
         job: dict[str, Any] = {
             "completionMode": "Indexed",
@@ -180,27 +190,13 @@ class Kubernetes:
         return self._ask(self._objects.get_namespaced_custom_object, *_found(allocation_id))
 
     def _ask(
-        self,
-        method: Callable[..., Any],
-        kind: Kind,
-        what: str | dict[str, Any],
-        *,
-        unless: int = HTTPStatus.NOT_FOUND,
-        **options: str,
+        self, method: Callable[..., Any], kind: Kind, what: Any, *, unless: int = HTTPStatus.NOT_FOUND, **options: str
     ) -> Any:
         """Call a method of the API with an object or its name. Return None if the status is ``unless``."""
-        group, version, plural = kind
+        where = (kind.group, kind.version, self._settings.namespace, kind.plural)
         try:
             with _answers():
-                return method(
-                    group,
-                    version,
-                    self._settings.namespace,
-                    plural,
-                    what,
-                    _request_timeout=REQUEST_TIMEOUT_S,
-                    **options,
-                )
+                return method(*where, what, _request_timeout=REQUEST_TIMEOUT_S, **options)
         except ApiException as error:
             if error.status == unless:
                 return None
@@ -237,12 +233,12 @@ def _kind(allocation: Allocation) -> Kind:
 
 
 def _id(allocation: Allocation) -> str:
-    return f"{_kind(allocation)[-1]}/{allocation.name}"
+    return f"{_kind(allocation).plural}/{allocation.name}"
 
 
 def _found(allocation_id: str) -> tuple[Kind, str]:
     plural, _, name = allocation_id.partition("/")
-    return (JOB if plural == JOB[-1] else JOBSET), name
+    return (JOB if plural == JOB.plural else JOBSET), name
 
 
 def _ended(found: dict[str, Any]) -> str | None:
