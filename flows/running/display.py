@@ -1,7 +1,6 @@
 """The console of a run: a progress line while a stage works, one line when it is done."""
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 from rich import progress
@@ -36,9 +35,7 @@ class Display:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
     def progress(self, name: str, statuses: Sequence[Status]) -> None:

@@ -6,7 +6,6 @@ Nothing depends on this file. The lease tells who works on a run, and the manife
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Literal, Self
 
 from pydantic import Field, ValidationError
@@ -54,9 +53,7 @@ class Reporter:
         self._write()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self._now = Progress(end="done")
         else:
