@@ -180,7 +180,7 @@ def status(
 ) -> None:
     """Show every stage of a run: whether it stands and why not, attempts, seconds, reward.
 
-    On a terminal, the command follows a running run. Without RUN, it lists the runs of the store.
+    On a terminal, the command follows a running run. Without an id, it lists the runs of the store.
 
     Examples:
         cosmos-flows status

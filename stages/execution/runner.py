@@ -96,8 +96,8 @@ def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifes
         with _cleared_on_a_full_store(request, attempt):
             stage = importlib.import_module(f"stages.{request.stage}")
             summary = stage.run(request, Context(attempt, ranks, outcome, halvings)) or {}
-            if attempt.adopted:
-                outcome.note(f"adopted {attempt.adopted} finished shards of an earlier attempt")
+            if (count := attempt.adopted) > 0:
+                outcome.note(f"{count} finished shards of an earlier attempt were adopted")
             files = _gather_files(ranks, attempt)
             if ranks.rank == 0:
                 summary["seconds"] = round(time.monotonic() - started_s, 3)
