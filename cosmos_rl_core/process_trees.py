@@ -39,19 +39,22 @@ class Watched:
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
-        now_s = time.monotonic()
         if self._returncode is None:
-            if now_s - self._looked_s > TREE_INTERVAL_S:
-                self._looked_s, self._tree = now_s, tree(self._process.pid) or self._tree
+            now_s = time.monotonic()
+            found = tree(self._process.pid) if now_s - self._looked_s > TREE_INTERVAL_S else []
             self._returncode = self._process.poll()
+            # The children of an ended process have other parents.
+            if found and self._returncode is None:
+                self._looked_s, self._tree = now_s, found
         return self._returncode
 
     def end(self, grace_s: float = 0.0) -> None:
         """Kill the process and its descendants. With ``grace_s``, send SIGTERM first and wait for so many seconds."""
         if self.poll() is None:
-            self._tree = tree(self._process.pid)
-            if grace_s and self._tree:
-                self._tree[0].terminate()
+            found = tree(self._process.pid)
+            self._tree += found
+            if grace_s and found:
+                found[0].terminate()
                 _wait_until(lambda: self._process.poll() is not None, grace_s)
         kill(self._tree)
         if self._returncode is None:

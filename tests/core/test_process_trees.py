@@ -6,7 +6,8 @@ import time
 
 import psutil
 
-from cosmos_rl_core.process_trees import kill, kill_tree, tree
+from cosmos_rl_core import process_trees
+from cosmos_rl_core.process_trees import Watched, kill, kill_tree, tree
 
 PARENT = """
 import subprocess, sys, time
@@ -29,3 +30,20 @@ def test_a_killed_process_that_its_parent_does_not_wait_for_is_not_waited_for_ei
         assert time.monotonic() - began_s < 10
         assert not tree(parent.pid) or psutil.Process(parent.pid).status() == psutil.STATUS_ZOMBIE
     kill([child])
+
+
+def test_children_of_a_process_that_has_ended_are_ended_too(monkeypatch):
+    monkeypatch.setattr(process_trees, "TREE_INTERVAL_S", 0.0)
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        watched = Watched(parent)
+        assert watched.poll() is None
+        parent.kill()
+        while psutil.Process(parent.pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        # Now the child has another parent, and no look at the zombie finds it.
+        assert watched.poll() == -9
+        assert child.is_running()
+        watched.end()
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
