@@ -9,75 +9,42 @@ Exit codes:
 130, 143 ended by Ctrl-C, by SIGTERM: the same command continues
 """
 
-import functools
-import inspect
-import json
 import shlex
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
-from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError, no_space
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
+from flows.cli.command import (
+    PROGRAM,
+    ClusterOption,
+    JsonOption,
+    StoreOption,
+    command,
+    console,
+    print_json,
+    print_lines,
+    print_parts,
+)
+from flows.cli.infra import infra_app
 from flows.defaults import DEFAULT_STORE, GRACE_H
 
 # Commands import what they need when they run: all imports together take seconds, and help and completion need none.
 
-PROGRAM = "cosmos-flows"
-"""Program name in usage messages, also with ``python -m flows``."""
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
-Command = Callable[..., None]
-INTERRUPTED = 130
-"""Exit code after Ctrl-C. Shells report 143 for a process that SIGTERM ended."""
-
+app.add_typer(infra_app, name="infra")
 RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe: a path, package:tiny/nft, or one of cosmos-rl")]
-StoreOption = Annotated[str, typer.Option(help="Directory or URL (s3://bucket/prefix) of all runs")]
 RunIdOption = Annotated[str | None, typer.Option(help="Name of the run; default: made from the recipe")]
 IterationsOption = Annotated[int | None, typer.Option(min=1, help="Number of iterations, instead of the recipe's")]
 OverridesOption = Annotated[
     list[str] | None, typer.Option("--set", help="Change a setting: section.key=value; may be repeated")
 ]
-ClusterOption = Annotated[str | None, typer.Option(help="Cluster profile: a TOML file, or package:local")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON; notes go to stderr")]
 DryRunOption = Annotated[bool, typer.Option(help="Print what would happen; change nothing")]
 RunArgument = Annotated[str, typer.Argument(help="Id of the run")]
-
-
-def _command(group: typer.Typer, name: str | None = None) -> Callable[[Command], Command]:
-    """Register a command. Its docstring is its help; its errors go to stderr and set the exit code."""
-
-    def register(command: Command) -> Command:
-        @functools.wraps(command)
-        def with_exit_code(*args: Any, **kwargs: Any) -> None:
-            try:
-                command(*args, **kwargs)
-            except KeyboardInterrupt as stopped:
-                raise typer.Exit(INTERRUPTED) from stopped
-            except Exception as error:
-                known = _known(error)
-                if known is None:
-                    raise
-                typer.echo(str(known), err=True)
-                raise typer.Exit(known.exit_code) from error
-
-        words, title, examples = (inspect.getdoc(command) or "").partition("Examples:")
-        # A paragraph for each example, because typer keeps no other line breaks.
-        epilog = "\n\n".join([title, *map(str.strip, examples.strip().splitlines())])
-        return group.command(name, help=words, epilog=epilog)(with_exit_code)
-
-    return register
-
-
-def _known(error: Exception) -> CosmosRLError | None:
-    """Return the error with a message for people; None for an unexpected error, which is shown with a traceback."""
-    if isinstance(error, CosmosRLError):
-        return error
-    return import_module("flows.running.server").not_answering(error) or no_space(error)
 
 
 def _print_version(asked: bool) -> None:
@@ -95,7 +62,7 @@ def options(
     """Accept ``--version``, the only option without a command."""
 
 
-@_command(app)
+@command(app)
 def run(
     recipe: RecipeArgument,
     store: StoreOption = DEFAULT_STORE,
@@ -137,7 +104,7 @@ def run(
             raise
 
 
-@_command(app)
+@command(app)
 def plan(
     recipe: RecipeArgument,
     store: StoreOption = DEFAULT_STORE,
@@ -160,12 +127,12 @@ def plan(
     planned = _plan_of(recipe, overrides, without_weights=True, **asked)
     describe = import_module("flows.planning.describe")
     if as_json:
-        _print_json(describe.as_json(planned, store))
+        print_json(describe.as_json(planned, store))
     else:
-        _print(describe.describe_plan(planned, store), "", *describe.describe_memory(planned, store))
+        print_parts(describe.describe_plan(planned, store), "", *describe.describe_memory(planned, store))
 
 
-@_command(app)
+@command(app)
 def status(
     run_id: Annotated[str | None, typer.Argument(help="Id of the run; default: list all runs of the store")] = None,
     store: StoreOption = DEFAULT_STORE,
@@ -194,22 +161,22 @@ def status(
             raise ConfigError("--watch follows one run: add its id")
         all_runs = import_module("flows.watching.all_runs")
         runs = all_runs.all_runs(store)
-        _print_json(all_runs.as_json(runs)) if as_json else _print(*all_runs.rendered(runs, store))
+        print_json(all_runs.as_json(runs)) if as_json else print_parts(*all_runs.rendered(runs, store))
         return
     table = import_module("flows.watching.status_table")
     look = import_module("flows.watching.status").look
-    console = _console()
+    terminal = console()
     if as_json:
-        _print_json(look(store, run_id).as_json())
-    elif console.is_terminal if watch is None else watch:
-        overview = table.watch(store, run_id, console)
+        print_json(look(store, run_id).as_json())
+    elif terminal.is_terminal if watch is None else watch:
+        overview = table.watch(store, run_id, terminal)
         if watch and overview.standing < len(overview.states):
             raise StageError(f"{len(overview.states) - overview.standing} stages of {run_id} do not stand")
     else:
-        table.show(look(store, run_id), console)
+        table.show(look(store, run_id), terminal)
 
 
-@_command(app)
+@command(app)
 def rerun(
     run_id: RunArgument,
     stage: Annotated[
@@ -235,10 +202,10 @@ def rerun(
         cosmos-flows rerun nft-1a2b3c4d --stage report
     """
     found = import_module("flows.operations.rerun").rerun(store, run_id, stage, iteration, dry_run=dry_run)
-    _print_json(found.as_json()) if as_json else _print_lines(found.lines())
+    print_json(found.as_json()) if as_json else print_lines(found.lines())
 
 
-@_command(app)
+@command(app)
 def export(
     run_id: RunArgument,
     directory: Annotated[str, typer.Argument(help="Directory for the files")],
@@ -249,10 +216,10 @@ def export(
     Examples:
         cosmos-flows export nft-1a2b3c4d out
     """
-    _print_lines(import_module("flows.operations.export").export(store, run_id, directory))
+    print_lines(import_module("flows.operations.export").export(store, run_id, directory))
 
 
-@_command(app)
+@command(app)
 def import_recipe(
     recipe: Annotated[str, typer.Argument(help="A TOML file of cosmos-rl, in either of its schemas")],
     output: Annotated[str | None, typer.Option(help="File for the translated recipe; default: write none")] = None,
@@ -267,9 +234,9 @@ def import_recipe(
     importer = import_module("flows.operations.import_recipe")
     translation = importer.translation_of(recipe)
     if as_json:
-        _print_json(importer.as_json(translation))
+        print_json(importer.as_json(translation))
     else:
-        _print(importer.table(translation), "", f"{recipe} is {translation.summary}")
+        print_parts(importer.table(translation), "", f"{recipe} is {translation.summary}")
     if output is None:
         importer.check(translation, recipe)
     else:
@@ -277,7 +244,7 @@ def import_recipe(
         typer.echo(f"written to {output}; next: cosmos-flows plan {shlex.quote(output)}", err=as_json)
 
 
-@_command(app)
+@command(app)
 def import_weights(
     weights: Annotated[str, typer.Argument(help="A .pt file of the original cosmos code")],
     base: Annotated[str, typer.Argument(help="A diffusers pipeline of the same model")],
@@ -294,7 +261,7 @@ def import_weights(
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
-@_command(app)
+@command(app)
 def schema(
     recipe: Annotated[str | None, typer.Argument(help="A recipe whose own plugins are included")] = None,
 ) -> None:
@@ -304,10 +271,10 @@ def schema(
         cosmos-flows schema
         cosmos-flows schema my_recipe.toml
     """
-    _print_json(import_module("cosmos_rl_core.config.schema").recipe_schema(recipe))
+    print_json(import_module("cosmos_rl_core.config.schema").recipe_schema(recipe))
 
 
-@_command(app)
+@command(app)
 def gc(
     run_id: RunArgument,
     store: StoreOption = DEFAULT_STORE,
@@ -330,10 +297,10 @@ def gc(
     """
     collect = import_module("flows.operations.gc").gc
     found = collect(store, run_id, superseded=superseded, dry_run=dry_run, older_than_h=older_than)
-    _print_json(found.as_json()) if as_json else _print_lines(found.lines())
+    print_json(found.as_json()) if as_json else print_lines(found.lines())
 
 
-@_command(app)
+@command(app)
 def shipped(
     name: Annotated[str | None, typer.Argument(help="A name from the list: print the path of its file")] = None,
     as_json: JsonOption = False,
@@ -349,53 +316,9 @@ def shipped(
     """
     found = import_module("cosmos_rl_core.shipped").listed(name)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
-        _print_lines(row["path"] if name else "{kind:16} {name:22} {path}".format_map(row) for row in found)
-
-
-infra_app = typer.Typer(no_args_is_help=True, help="Set up and check Prefect, GPUs, stores and services.")
-app.add_typer(infra_app, name="infra")
-
-
-@_command(infra_app, "init")
-def infra_init(
-    gpus: Annotated[
-        int | None,
-        typer.Option(min=0, help="Slots of the global concurrency limit `gpus`; default: unchanged, 8 if it is new"),
-    ] = None,
-    pool_type: Annotated[str, typer.Option(help="Type of the work pool: process, kubernetes, ...")] = "process",
-) -> None:
-    """Create the work pool, its queues, the limit for GPUs and the automation for crashed flow runs. Safe to repeat.
-
-    Examples:
-        cosmos-flows infra init --gpus 8
-    """
-    if import_module("flows.running.server").named_server() is None:
-        raise ConfigError(
-            "no Prefect server is named: start one with `prefect server start`, then `prefect config set "
-            "PREFECT_API_URL=http://127.0.0.1:4200/api`"
-        )
-    _print_lines(import_module("flows.operations.pools").set_up(gpus, pool_type))
-
-
-@_command(infra_app, "check")
-def infra_check(store: StoreOption = DEFAULT_STORE, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
-    """Check server, pool, worker, GPUs, ranks, store and services. Exit with 75 if a check fails.
-
-    Examples:
-        cosmos-flows infra check --store s3://bucket/prefix
-        cosmos-flows infra check --cluster deployments/clusters/eight-gpus.toml --json
-    """
-    check = import_module("flows.operations.flight_check")
-    config = import_module("cosmos_rl_core.config.recipe")
-    launch = config.launch_of(cluster) if cluster else config.LaunchConfig()
-    findings = check.flight_check(store, launch)
-    if as_json:
-        _print_json([asdict(finding) for finding in findings])
-    else:
-        _print(check.table(findings))
-    check.require(findings)
+        print_lines(row["path"] if name else "{kind:16} {name:22} {path}".format_map(row) for row in found)
 
 
 def _plan_of(recipe: str, overrides: list[str] | None, *, without_weights: bool = False, **others: Any) -> Any:
@@ -405,25 +328,6 @@ def _plan_of(recipe: str, overrides: list[str] | None, *, without_weights: bool 
     plan = import_module("flows.planning.plan")
     settings = plan.Settings(recipe, overrides=tuple(overrides or ()), **others)
     return plan.plan_of(settings, without_weights=without_weights)
-
-
-def _console() -> Any:
-    return import_module("rich.console").Console(highlight=False, markup=False)
-
-
-def _print(*parts: object) -> None:
-    console = _console()
-    for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str))
-
-
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
-
-
-def _print_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        typer.echo(line)
 
 
 def main() -> None:
