@@ -6,8 +6,6 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-BOUND = ("-m", "cosmos_rl_core.processes")
-"""Arguments of Python before a command that must not outlive its parent."""
 PARENT = "COSMOS_RL_PARENT_PID"
 """Environment variable: the process that this one must not outlive. Absent where a person starts a stage by hand."""
 

@@ -116,7 +116,7 @@ def plan(
 ) -> None:
     """Check a recipe and show what a run would do, with its sizes, its memory and an estimate of its time.
 
-    All mistakes are reported at once. Nothing is started or written. Only the config files of the base model are needed.
+    All mistakes are reported at once. Nothing is started or written. Only config files of the base model are needed.
 
     Examples:
         cosmos-flows plan configs/tiny/nft.toml

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 from cosmos_rl_core.errors import UnavailableError
-from cosmos_rl_core.processes import BOUND, PARENT
+from cosmos_rl_core.processes import PARENT
 
 OWN = "COSMOS_FLOWS_OWN_SERVER"
 """Environment variable that is set while :func:`prefect_server` runs its own server."""
@@ -54,7 +54,7 @@ def prefect_server() -> Iterator[None]:
         port = free.getsockname()[1]
     where = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "error")
     server = subprocess.Popen(
-        [sys.executable, *BOUND, sys.executable, *UVICORN, *where],
+        [sys.executable, "-m", "cosmos_rl_core.processes", sys.executable, *UVICORN, *where],
         env=os.environ | {PARENT: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
