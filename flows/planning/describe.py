@@ -40,10 +40,9 @@ def describe_plan(plan: Plan, store_url: str) -> str:
     lines.append(_subject("writes", costs.describe(recipe)))
     launch = recipe.launch
     how = launch.mode if launch.launcher == "local" else launch.launcher
-    lines += [
-        f"launch     {how}, {launch.processes} processes, {launch.threads} threads each",
-        _subject("time", estimate.describe(plan)),
-    ]
+    lines.append(f"launch     {how}, {launch.processes} processes, {launch.threads} threads each")
+    if time := estimate.describe(plan):
+        lines.append(_subject("time", time))
     if missing := missing_files(plan):
         lines.append(_subject("missing", [*missing, *_download(recipe.policy.model_name_or_path)]))
     return "\n".join(lines)

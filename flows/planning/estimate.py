@@ -10,6 +10,8 @@ from flows.planning.plan import Plan
 
 DEVICE_FLOPS = 10**14
 """Operations a second that every rank is assumed to sustain."""
+MIN_PARAMETERS = 10**8
+"""Parameters of a transformer below which :func:`describe` is empty: arithmetic does not decide the time then."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,12 @@ def stages(plan: Plan) -> list[StageWork]:
 
 
 def describe(plan: Plan) -> list[str]:
-    """Return the time of an iteration by stage, of all iterations and of an evaluation, a line each."""
+    """Return the time of an iteration by stage, of all iterations and of an evaluation, a line each.
+
+    Empty for small models.
+    """
+    if costs.parameters(plan.recipe)[0] < MIN_PARAMETERS:
+        return []
     work = {stage.stage: stage for stage in stages(plan)}
     evaluation = work.pop("evaluate", None)
     iterations = plan.recipe.train.num_iterations
