@@ -42,11 +42,10 @@ class Cache:
         if (found := self._copy(digest)) is not None:
             return found
         with self._alone(digest[:2]):
-            if (found := self._copy(digest)) is not None:
-                return found
-            data = fetch()
-            self._keep(digest, data)
-            return data
+            if (found := self._copy(digest)) is None:
+                found = fetch()
+                self._keep(digest, found)
+            return found
 
     def read_part(self, digest: str, start: int, end: int) -> bytes | None:
         """Some bytes of a copy, not checked; None where there is none."""

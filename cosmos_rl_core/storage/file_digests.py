@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -10,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosmos_rl_core.canonical import digest, sha256
-from cosmos_rl_core.storage import cache
+from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.storage import cache, store
 
 SMALLEST_BYTES = 2**20
 """Smaller files are read each time: that takes no longer than finding what is remembered."""
@@ -81,9 +81,6 @@ def _read(entry: Path, stamp: list[int]) -> str | None:
 
 
 def _write(entry: Path, stamp: list[int], found: str) -> None:
-    """Whole or not at all; not where there is no room, or no right, to."""
-    temporary = entry.with_name(f"{entry.name}.{secrets.token_hex(4)}")
-    with suppress(OSError):
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(" ".join(map(str, [*stamp, found])))
-        temporary.replace(entry)
+    # Without space or permission, nothing is remembered.
+    with suppress(UnavailableError):
+        store.write(str(entry), " ".join(map(str, [*stamp, found])).encode())

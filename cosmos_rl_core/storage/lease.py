@@ -1,8 +1,9 @@
-"""One writer at a time, by a lease in the store: a counter that its holder advances. No two clocks are compared.
+"""A lease in the store, so that one process at a time writes to a run.
 
-``<url>/<n>.json`` says who took it, for the n-th time, and decides races because it is written only if absent. The
-holder keeps rewriting ``<n>.count``; ``<n>.released`` ends it. Whoever wants a lease that is held watches the counter
-by its own clock. A lease saves work and keeps people from surprises; that artifacts are whole never depends on it.
+``<url>/<n>.json`` names the process that took the lease for the n-th time; it is written only if absent, which decides
+races. The holder keeps advancing the counter in ``<n>.count``; ``<n>.released`` ends the lease. A process that wants a
+held lease watches the counter by its own clock, so no two clocks are compared. A lease saves work and prevents
+surprises; artifacts stay correct without it.
 """
 
 import itertools
@@ -13,7 +14,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError, LeaseError
@@ -21,20 +21,20 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 
 BEAT_S = 2.0
-"""How often a holder advances its counter."""
+"""Seconds between two advances of the holder's counter."""
 PATIENCE_S = 20.0
-"""How long a counter may stand still before its holder counts as gone."""
+"""Seconds without an advance after which the holder counts as gone."""
 
 KIND = "lease"
 UNKNOWN: dict[str, Any] = {"host": "an unknown machine", "machine": None, "pid": "?", "started": None}
-"""A holder of which nothing can be read."""
+"""The holder of a lease whose record cannot be read."""
 
 
 class Lease:
-    """Held between ``with`` and its end.
+    """A lease that is held inside its ``with`` block.
 
-    Entering raises :class:`LeaseError` while another holder's counter advances. A holder that is known to be dead,
-    because it was a process of this machine, is not waited for.
+    Entering raises :class:`LeaseError` while another holder's counter advances. It does not wait for a holder that was
+    a process of this machine and has ended.
     """
 
     def __init__(self, url: str, beat_s: float = BEAT_S, patience_s: float = PATIENCE_S) -> None:
@@ -46,56 +46,42 @@ class Lease:
 
     def __enter__(self) -> Self:
         newest = _newest(self._url)
-        if newest:
-            self._outlast(newest)
+        place = _place(self._url, newest)
+        if newest and _advances(place, holder := _read(place), self._patience_s):
+            raise self._held_by(holder)
         self._number = newest + 1
-        if not store.put_if_absent(self._path(self._number, "json"), seal(KIND, _this_process())):
-            raise self._held_by(_read(self._path(self._number, "json")))
+        place = _place(self._url, self._number)
+        if not store.put_if_absent(f"{place}.json", seal(KIND, _this_process())):
+            raise self._held_by(_read(place))
         self._beats.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._left.set()
         self._beats.join()
-        # Without this word the next one waits until the counter has stood still for long enough.
+        # Without this file the next process waits until the counter has stood still for long enough.
         with suppress(CosmosRLError):
-            store.write(self._path(self._number, "released"), b"")
+            store.write(f"{_place(self._url, self._number)}.released", b"")
 
     def check(self) -> None:
-        """Raise :class:`LeaseError` if another has taken it over."""
+        """Raise :class:`LeaseError` if another process has taken the lease over."""
         if self._successor is not None:
             raise self._held_by(self._successor)
 
-    def _outlast(self, number: int) -> None:
-        """Return when the holder is gone; raise :class:`LeaseError` at the first sign that it is not."""
-        holder = _read(self._path(number, "json"))
-        began_s, count = time.monotonic(), store.read_if_exists(self._path(number, "count"))
-        while store.size(self._path(number, "released")) is None and not _is_dead(holder):
-            if store.read_if_exists(self._path(number, "count")) != count:
-                raise self._held_by(holder)
-            if time.monotonic() - began_s > self._patience_s:
-                return
-            time.sleep(min(self._beat_s, self._patience_s) / 4)
-
     def _keep(self) -> None:
+        place, successor = (_place(self._url, number) for number in (self._number, self._number + 1))
         for count in itertools.count(1):
             try:
-                store.write(self._path(self._number, "count"), str(count).encode())
-                successor = self._path(self._number + 1, "json")
-                if store.size(successor) is not None:
+                store.write(f"{place}.count", str(count).encode())
+                if store.size(f"{successor}.json") is not None:
                     self._successor = _read(successor)
                     return
             except CosmosRLError:
-                # A store that is away, or refuses a token until there is another. Whoever can reach it may take the
-                # lease; the next beat that reaches it tells.
+                # The store does not answer, or refuses a token until it is renewed. Meanwhile another process may take
+                # the lease; the next beat that reaches the store finds out.
                 pass
             if self._left.wait(self._beat_s):
                 return
-
-    def _path(self, number: int, kind: str) -> str:
-        return store.join(self._url, f"{number}.{kind}")
 
     def _held_by(self, holder: dict[str, Any]) -> LeaseError:
         return LeaseError(
@@ -105,33 +91,54 @@ class Lease:
 
 
 def holder_of(url: str, patience_s: float = 2 * BEAT_S) -> dict[str, Any] | None:
-    """Who holds the lease: ``pid`` and ``host``; None if nobody does. Takes nothing, and writes nothing.
+    """Return ``pid`` and ``host`` of the lease's holder, None if there is none. Write nothing.
 
-    A holder on another machine has ``patience_s`` to advance its counter, which is what the answer may take.
+    A holder on another machine has ``patience_s`` seconds to advance its counter, so the call may take that long.
     """
     newest = _newest(url)
-    place = store.join(url, str(newest))
-    if newest == 0 or store.size(f"{place}.released") is not None:
+    place = _place(url, newest)
+    holder = _read(place)
+    if newest == 0 or _has_ended(place, holder) or not (_is_here(holder) or _advances(place, holder, patience_s)):
         return None
-    holder = _read(f"{place}.json")
-    shown = {key: holder[key] for key in ("pid", "host")}
-    if holder["machine"] is not None and holder["machine"] == _machine():
-        return None if _is_dead(holder) else shown
-    count, began_s = store.read_if_exists(f"{place}.count"), time.monotonic()
-    while time.monotonic() - began_s < patience_s:
-        time.sleep(min(BEAT_S, patience_s) / 4)
-        if store.read_if_exists(f"{place}.count") != count:
-            return shown
-    return None
+    return {key: holder[key] for key in ("pid", "host")}
+
+
+def _place(url: str, number: int) -> str:
+    return store.join(url, str(number))
 
 
 def _newest(url: str) -> int:
-    """How often the lease was taken."""
-    return next(n for n in itertools.count() if store.size(store.join(url, f"{n + 1}.json")) is None)
+    """Return how often the lease was taken."""
+    return next(n for n in itertools.count() if store.size(f"{_place(url, n + 1)}.json") is None)
 
 
-def _read(url: str) -> dict[str, Any]:
-    """Who took it; :data:`UNKNOWN` where that cannot be read, so that the counter alone says whether it is held."""
+def _advances(place: str, holder: dict[str, Any], patience_s: float) -> bool:
+    """Return whether the counter changes within ``patience_s`` seconds; return early if the holder has ended."""
+    began_s, count = time.monotonic(), store.read_if_exists(f"{place}.count")
+    while time.monotonic() - began_s < patience_s and not _has_ended(place, holder):
+        if store.read_if_exists(f"{place}.count") != count:
+            return True
+        time.sleep(min(BEAT_S, patience_s) / 8)
+    return False
+
+
+def _has_ended(place: str, holder: dict[str, Any]) -> bool:
+    """Return whether the lease was released, or its holder was a process of this machine that has ended."""
+    if store.size(f"{place}.released") is not None:
+        return True
+    if not _is_here(holder):
+        return False
+    # A later process may have the same number, but another start.
+    return (started := _started(holder["pid"])) is None or started != holder["started"]
+
+
+def _is_here(holder: dict[str, Any]) -> bool:
+    return holder["machine"] is not None and holder["machine"] == _machine()
+
+
+def _read(place: str) -> dict[str, Any]:
+    """Return the record of a holder; :data:`UNKNOWN` if it cannot be read, so that only the counter decides."""
+    url = f"{place}.json"
     data = store.read_if_exists(url)
     try:
         return UNKNOWN | ({} if data is None else unseal(data, KIND, url))
@@ -140,34 +147,23 @@ def _read(url: str) -> dict[str, Any]:
 
 
 def _this_process() -> dict[str, Any]:
-    return {
-        "holder": secrets.token_hex(8),
-        "host": socket.gethostname(),
-        "machine": _machine(),
-        "pid": os.getpid(),
-        "started": _started(os.getpid()),
-    }
+    pid = os.getpid()
+    started = {"machine": _machine(), "pid": pid, "started": _started(pid)}
+    return {"holder": secrets.token_hex(8), "host": socket.gethostname(), **started}
 
 
 def _machine() -> str | None:
-    """What processes have in common that see each other's numbers; None where the system does not say."""
+    """Return an id of the boot and PID namespace, None if the system has none. Process numbers are unique within it."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{boot.read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}" if boot.exists() else None
 
 
-def _is_dead(holder: dict[str, Any]) -> bool:
-    """Whether a holder was a process of this machine that is no more."""
-    if holder["machine"] is None or holder["machine"] != _machine():
-        return False
-    return (started := _started(holder["pid"])) is None or started != holder["started"]
-
-
 def _started(pid: int) -> int | None:
-    """When a process began, in ticks since the system did, which no clock that is set changes; None if it has ended."""
+    """Return the process's start in ticks since boot, which setting a clock does not change; None if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The name before it is in parentheses, and may have any.
+    # The process's name comes first, in parentheses, and may contain parentheses.
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in ("Z", "X") else int(fields[19])

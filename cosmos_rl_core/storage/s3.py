@@ -134,25 +134,17 @@ class Objects(S3FileSystem):
             return await _patiently(read, f"s3://{bucket}/{key}")
         except OSError as error:
             # An empty object has no first byte.
-            if _code(error) in {"InvalidRange", "416"}:
+            if _answer(error)[1] in {"InvalidRange", "416"}:
                 return b"", begin, ""
             raise
 
-    async def _pipe_file(
-        self,
-        path: str,
-        data: bytes,
-        chunksize: int = PART_BYTES,
-        max_concurrency: int | None = PARTS_AT_ONCE,
-        mode: str = "overwrite",
-        **kwargs: Any,
-    ) -> Any:
-        """Write an object whole; large ones in parts, several at once."""
-        return await super()._pipe_file(path, data, chunksize, max_concurrency, mode, **kwargs)
+    async def _pipe_file(self, path: str, data: bytes, **options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Write an object whole; a large one in several parts at once."""
+        return await super()._pipe_file(path, data, **{"chunksize": PART_BYTES, **options})
 
     async def _put_file(self, lpath: str, rpath: str, **_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Write an object whole from a file, in such parts."""
-        await super()._put_file(lpath, rpath, chunksize=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
+        """Write an object whole from a local file, like :meth:`_pipe_file`."""
+        await super()._put_file(lpath, rpath, chunksize=PART_BYTES)
 
 
 def filesystem(url: str) -> Objects:
@@ -167,10 +159,10 @@ def filesystem(url: str) -> Objects:
 @cache
 def _instance(_pid: int, options: tuple[tuple[str, str], ...]) -> Objects:
     given: dict[str, Any] = dict(options)
-    region = {"region_name": given.pop("region_name")} if "region_name" in given else {}
     return Objects(
+        client_kwargs={"region_name": given.pop("region_name", None)},
+        max_concurrency=PARTS_AT_ONCE,
         **given,
-        client_kwargs=region,
         config_kwargs={
             "retries": {"total_max_attempts": 1},
             "connect_timeout": CONNECT_TIMEOUT_S,
@@ -192,9 +184,7 @@ def options_of(url: str, environment: Mapping[str, str]) -> dict[str, str]:
         return _of_profile(profile, environment.get("AWS_CONFIG_FILE"))
     names = {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}
     names |= {"ENDPOINT_URL": "endpoint_url", "REGION_NAME": "region_name"}
-    found = {
-        option: environment[CHECKPOINT + name] for name, option in names.items() if environment.get(CHECKPOINT + name)
-    }
+    found = {option: value for name, option in names.items() if (value := environment.get(CHECKPOINT + name))}
     if ("key" in found) != ("secret" in found):
         raise ConfigError(f"{CHECKPOINT}ACCESS_KEY_ID and {CHECKPOINT}SECRET_ACCESS_KEY come together; one is not set")
     return found
@@ -245,7 +235,7 @@ async def _patiently(call: Callable[[], Awaitable[Found]], url: str) -> Found:
 
 
 def _may_pass(error: Exception) -> bool:
-    status, code = _status(error), _code(error)
+    status, code = _answer(error)
     if status is not None:
         return status == 429 or (status >= 500 and status != 501) or code in _PASSING_CODES
     return isinstance(error, _PASSING)
@@ -253,26 +243,21 @@ def _may_pass(error: Exception) -> bool:
 
 def _mistake(error: Exception) -> str | None:
     """What people have to put right, and how; None where it is no mistake of theirs."""
-    code = _code(error)
+    status, code = _answer(error)
     if isinstance(error, (*_MISTAKES, ValueError)):
         return f"{error}; {_SOURCES}"
-    if _status(error) in {401, 403}:
+    if status in {401, 403}:
         return f"the server refuses ({code}: {error}); {_HINTS.get(code, _RIGHTS)}; {_SOURCES}"
     return f"{error}; {_HINTS[code]}" if code in _HINTS else None
 
 
-def _code(error: Exception) -> str:
-    """The server's word for what went wrong; "" where it did not answer. HEAD has the status alone."""
-    return _answer(error).get("Error", {}).get("Code", "")
+def _answer(error: Exception) -> tuple[int | None, str]:
+    """Return the server's HTTP status and error code; None and "" if it did not answer. A HEAD has the status alone.
 
-
-def _status(error: Exception) -> int | None:
-    return _answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode")
-
-
-def _answer(error: Exception) -> dict[str, Any]:
-    """S3fs raises an ``OSError`` of its own and keeps botocore's as the cause."""
-    return getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
+    S3fs raises an ``OSError`` of its own, whose cause is botocore's error.
+    """
+    answer = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
+    return answer.get("ResponseMetadata", {}).get("HTTPStatusCode"), answer.get("Error", {}).get("Code", "")
 
 
 def _url(kwargs: Mapping[str, Any]) -> str:

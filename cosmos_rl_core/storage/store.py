@@ -1,19 +1,20 @@
-"""Bytes on any fsspec URL: written as whole objects only, and one way to decide a race.
+"""Read and write whole objects on local paths and fsspec URLs.
 
-An object is written whole or not at all; nothing is appended, renamed or listed. :func:`put_if_absent` is the only
-operation that other writers can contend for.
+An object is written whole or not at all; nothing is appended or renamed. :func:`put_if_absent` is the only operation
+that decides a race between writers.
 """
 
 import errno
 import fcntl
 import importlib
+import math
 import os
 import re
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -30,24 +31,24 @@ from cosmos_rl_core.errors import FREE_SPACE, FULL, ConfigError, NoSpaceError, U
 
 @dataclass(frozen=True)
 class Listed:
-    """An object, as a listing has it."""
+    """An entry of a listing."""
 
     size: int
-    """In bytes."""
+    """Size in bytes."""
     written_s: float
-    """When, in seconds since 1970 by the store's clock."""
+    """Time of the last write, in seconds since 1970 by the store's clock; infinite if the store does not tell."""
 
 
 AT_ONCE = 4
-"""Objects that are read ahead of their use, or asked for side by side."""
+"""Number of objects that are read ahead or looked up in parallel."""
 
 STREAMED_BYTES = 2**22
-"""Of a stream, fetched at once."""
+"""Number of bytes that a stream fetches at a time."""
 
 Name = TypeVar("Name")
 
 Chunk = bytes | memoryview
-"""Some of an object's bytes."""
+"""Consecutive bytes of an object."""
 
 
 def join(url: str, *names: str) -> str:
@@ -56,26 +57,22 @@ def join(url: str, *names: str) -> str:
 
 
 def absolute(url: str) -> str:
-    """Make a local path absolute, so that a URL means the same in every process; other URLs stay as they are."""
+    """Make a local path absolute, so that every process finds the same place; return other URLs unchanged."""
     return url if "://" in url else str(Path(url).resolve())
 
 
 def read(url: str, start: int | None = None, end: int | None = None) -> bytes:
-    """The whole object, or its bytes from ``start`` up to ``end``.
+    """Return the whole object, or its bytes from ``start`` up to ``end``.
 
-    Raises ``FileNotFoundError`` if there is none, :class:`UnavailableError` if the store does not answer.
+    Raises ``FileNotFoundError`` if the object does not exist, :class:`UnavailableError` if the store does not answer.
     """
     fs, path = _resolve(url)
-    try:
+    with _unavailable("read", url, FileNotFoundError):
         return cast("bytes", fs.cat_file(path, start=start, end=end))
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise UnavailableError(f"cannot read {url}: {error}") from error
 
 
 def read_if_exists(url: str) -> bytes | None:
-    """The whole object, or None if there is none."""
+    """Return the whole object, or None if it does not exist."""
     try:
         return read(url)
     except FileNotFoundError:
@@ -83,105 +80,78 @@ def read_if_exists(url: str) -> bytes | None:
 
 
 def stream(url: str) -> BinaryIO:
-    """The object as a file, fetched as it is read. Raises ``FileNotFoundError`` if there is none."""
+    """Open an object as a file that fetches its bytes on demand.
+
+    Raises ``FileNotFoundError`` if the object does not exist.
+    """
     fs, path = _resolve(url)
     return cast("BinaryIO", fs.open(path, "rb", block_size=STREAMED_BYTES))
 
 
 def size(url: str) -> int | None:
-    """Size of the object in bytes, or None if there is none."""
+    """Return the object's size in bytes, or None if it does not exist."""
     fs, path = _resolve(url)
-    try:
+    with suppress(FileNotFoundError), _unavailable("look up", url, FileNotFoundError):
         return int(fs.info(path)["size"])
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UnavailableError(f"cannot look up {url}: {error}") from error
+    return None
 
 
 def write(url: str, data: bytes) -> None:
-    """Write an object whole, durably; replaces one of that name.
+    """Write or replace an object, whole and durably.
 
-    Raises :class:`UnavailableError` on a full or absent store.
+    Raises :class:`UnavailableError` if the store is full or does not answer.
     """
-    fs, path = _resolve(url)
-    try:
-        if isinstance(fs, LocalFileSystem):
-            _write_local(Path(path), data)
-        else:
-            fs.pipe_file(path, data)
-    except OSError as error:
-        raise _failed_write(url, len(data), error) from error
+    with _unavailable("write", url):
+        _put(url, data, replace=True)
 
 
 def write_stream(url: str, chunks: Iterable[Chunk]) -> None:
-    """As :func:`write`, an object that is never in memory as a whole; on other stores than a directory it is gathered
-    in a temporary file first.
+    """Write or replace an object without holding it in memory.
 
-    Whatever stops the chunks, nothing has the name. Raises as :func:`write`, and what the chunks raise.
+    Stores other than local directories need a temporary file of its size. If ``chunks`` raises, the object is not
+    written. Raises like :func:`write`, and whatever ``chunks`` raises.
     """
     fs, path = _resolve(url)
-    size = 0
-
-    def counted() -> Iterator[Chunk]:
-        nonlocal size
-        for chunk in chunks:
-            size += len(chunk)
-            yield chunk
-
-    try:
+    with _unavailable("write", url):
         if isinstance(fs, LocalFileSystem):
-            _publish_local(Path(path), counted(), os.replace)
+            _publish(Path(path), chunks, os.replace)
             return
         with NamedTemporaryFile() as file:
-            file.writelines(counted())
+            file.writelines(chunks)
             file.flush()
             fs.put_file(file.name, path)
-    except OSError as error:
-        raise _failed_write(url, size, error) from error
-
-
-def files(url: str) -> dict[str, int]:
-    """Sizes in bytes of all objects under ``url``, by their names below it; as late as :func:`listed`."""
-    return {name: entry.size for name, entry in listed(url).items()}
 
 
 def listed(url: str) -> dict[str, Listed]:
-    """All objects under ``url``, by their names below it.
+    """Return all objects under ``url``, by their names relative to it.
 
-    A listing may lag behind what was written; nothing but the deletion of garbage, and what people are shown, may go by
-    it.
+    A listing may lag behind writes: use it only to delete garbage and to show people what exists.
     """
     fs, path = _resolve(url)
-    try:
+    with _unavailable("list", url):
         found = cast("dict[str, dict[str, Any]]", fs.find(path, detail=True))
-    except OSError as error:
-        raise UnavailableError(f"cannot list {url}: {error}") from error
     return {name.removeprefix(path).lstrip("/"): _listed(entry) for name, entry in found.items()}
 
 
 def _listed(entry: Mapping[str, Any]) -> Listed:
-    written = entry.get("mtime", entry.get("LastModified"))
-    # What does not say when it was written counts as written just now.
-    written_s = written.timestamp() if isinstance(written, datetime) else float("inf") if written is None else written
-    return Listed(int(entry["size"]), float(written_s))
+    # Without a time, the object counts as written just now.
+    written = entry.get("mtime", entry.get("LastModified", math.inf))
+    return Listed(int(entry["size"]), written.timestamp() if isinstance(written, datetime) else float(written))
 
 
 def clock_s(folder: str) -> float:
-    """What time it is by the store's own clock, which :class:`Listed` goes by; a folder that is full can be asked."""
+    """Return the time of the store's own clock, which sets :attr:`Listed.written_s`; works on a full local disk."""
     fs, path = _resolve(folder)
-    try:
-        if isinstance(fs, LocalFileSystem):
+    if isinstance(fs, LocalFileSystem):
+        with _unavailable("read the clock of", folder):
             os.utime(path)
             return os.stat(path).st_mtime
-    except OSError as error:
-        raise UnavailableError(f"cannot ask {folder} for its time: {error}") from error
     write(join(folder, ".probe", "clock"), secrets.token_bytes(4))
     return listed(join(folder, ".probe"))["clock"].written_s
 
 
 def abandoned(url: str) -> dict[str, Listed]:
-    """Files of a local store that processes which are gone were writing, by their names below ``url``."""
+    """Return the temporary files that ended processes left in a local store, by their names relative to ``url``."""
     fs, path = _resolve(url)
     found = listed(url) if isinstance(fs, LocalFileSystem) else {}
     temporary = {name: entry for name, entry in found.items() if is_temporary(name)}
@@ -189,7 +159,7 @@ def abandoned(url: str) -> dict[str, Listed]:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a listed name is that of a file of a local store that is being written, or was when its writer ended."""
+    """Return whether a listed name belongs to the temporary file of an unfinished local write."""
     return re.fullmatch(r"\..+\.[0-9a-f]{16}", name.rpartition("/")[2]) is not None
 
 
@@ -205,68 +175,61 @@ def _is_being_written(path: Path) -> bool:
 
 
 def names(url: str) -> set[str]:
-    """Names of what lies directly below ``url``, objects and folders; as late as :func:`files`."""
+    """Return the names of objects and folders directly under ``url``; may lag behind writes like :func:`listed`."""
     fs, path = _resolve(url)
-    try:
+    with suppress(FileNotFoundError), _unavailable("list", url, FileNotFoundError):
         return {str(name).rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
-    except FileNotFoundError:
-        return set()
-    except OSError as error:
-        raise UnavailableError(f"cannot list {url}: {error}") from error
+    return set()
 
 
 def remove(url: str) -> None:
-    """Delete an object, if there is one."""
+    """Delete an object if it exists."""
     fs, path = _resolve(url)
-    try:
+    with suppress(FileNotFoundError), _unavailable("delete", url, FileNotFoundError):
         fs.rm_file(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UnavailableError(f"cannot delete {url}: {error}") from error
 
 
 def put_if_absent(url: str, data: bytes) -> bool:
-    """Write an object only if none of that name exists. True if the object is now ours: exactly these bytes.
+    """Write an object only if it does not exist. Return whether it now holds exactly these bytes.
 
-    Whatever the store answers (exists, precondition failed, a timeout after which the write may or may not have
-    happened), the object is read back and compared, so callers that contend must write different bytes, e.g. with an
-    attempt id in them. A store that ignores the condition is asked before, which is enough for one writer at a time.
+    After any error (exists, precondition failed, timeout) the object is read back and compared. So writers that
+    contend must write different bytes, for example with an attempt id. The object is also read before the write: on a
+    store that ignores the condition this protects one writer at a time.
     """
     found = read_if_exists(url)
     if found is None:
         try:
-            _create(url, data)
+            with _unavailable("write", url):
+                _put(url, data, replace=False)
             return True
-        except OSError as error:
+        except UnavailableError:
             found = read_if_exists(url)
             if found is None:
-                raise _failed_write(url, len(data), error) from error
+                raise
     return found == data
 
 
 def decides_races(root: str) -> bool:
-    """Whether conditional writes truly work under ``root``: a second, different write of one object must be refused."""
+    """Return whether conditional writes work under ``root``: a second, different write of an object must fail."""
     probe = join(root, ".probe", secrets.token_hex(8))
     put_if_absent(probe, b"first")
     with suppress(OSError):
-        _create(probe, b"second")
+        _put(probe, b"second", replace=False)
     return read(probe) == b"first"
 
 
 def check_readable(root: str) -> None:
-    """Raise what a store that cannot be used raises, :class:`ConfigError` for wrong keys or no bucket; writes
-    nothing."""
+    """Raise if the store cannot be read, :class:`ConfigError` for wrong keys or a missing bucket. Write nothing."""
     read_if_exists(join(root, ".probe", "written"))
 
 
 def check_writable(root: str) -> None:
-    """Raise what a store that cannot be written raises, :class:`ConfigError` for keys that may not."""
+    """Raise if the store cannot be written, :class:`ConfigError` if the keys do not allow it."""
     write(join(root, ".probe", "written"), b"")
 
 
 def sizes(urls: Sequence[str]) -> list[int | None]:
-    """:func:`size` of several objects, asked for side by side where each answer takes its time."""
+    """Return :func:`size` of several objects; remote objects are looked up in parallel."""
     if len(urls) < 2 or "://" not in urls[0]:
         return [size(url) for url in urls]
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -274,10 +237,9 @@ def sizes(urls: Sequence[str]) -> list[int | None]:
 
 
 def ahead(names: Iterable[Name], read: Callable[[Name], bytes]) -> Iterator[tuple[Name, bytes]]:
-    """Each name, or place in an object, and what ``read`` gives for it, in order; the next ones are read while the
-    caller works on one.
+    """Yield each name and ``read(name)``, in order, while the next ones are read in the background.
 
-    Memory holds at most ``AT_ONCE`` of them besides.
+    Memory holds at most ``AT_ONCE`` of them besides the one that the caller works on.
     """
     left = iter(names)
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -293,18 +255,22 @@ def ahead(names: Iterable[Name], read: Callable[[Name], bytes]) -> Iterator[tupl
                 data.cancel()
 
 
-def _create(url: str, data: bytes) -> None:
-    """Write an object on the condition that there is none; raises some ``OSError`` where the store says there is."""
-    fs, path = _resolve(url)
-    if isinstance(fs, LocalFileSystem):
-        _link_local(Path(path), data)
-    else:
-        fs.pipe_file(path, data, mode="create")
+@contextmanager
+def _unavailable(action: str, url: str, passed: type[OSError] | tuple[()] = ()) -> Iterator[None]:
+    """Turn any ``OSError`` except ``passed`` into an :class:`UnavailableError` that names action and URL."""
+    try:
+        yield
+    except passed:
+        raise
+    except OSError as error:
+        if error.errno in FULL:
+            raise NoSpaceError(f"no space left to {action} {url}: {error.strerror}; {FREE_SPACE}") from error
+        raise UnavailableError(f"cannot {action} {url}: {error}") from error
 
 
 def _resolve(url: str) -> tuple[AbstractFileSystem, str]:
     if url.startswith("s3://"):
-        # Only here: its imports take half a second, and most stores are directories.
+        # Imported on demand: it takes half a second, and most stores are directories.
         fs = importlib.import_module("cosmos_rl_core.storage.s3").filesystem(url)
         return fs, url.removeprefix("s3://")
     try:
@@ -314,28 +280,23 @@ def _resolve(url: str) -> tuple[AbstractFileSystem, str]:
     return fs, str(path)
 
 
-def _failed_write(url: str, num_bytes: int, error: OSError) -> UnavailableError:
-    if error.errno in FULL:
-        return NoSpaceError(f"no space left to write {num_bytes} bytes to {url}: {error.strerror}; {FREE_SPACE}")
-    return UnavailableError(f"cannot write {url}: {error}")
+def _put(url: str, data: bytes, *, replace: bool) -> None:
+    """Write an object. Raises ``OSError`` on failure, or if the object exists and ``replace`` is false."""
+    fs, path = _resolve(url)
+    if isinstance(fs, LocalFileSystem):
+        # A hard link fails if the name exists, on every local and most network file systems; a rename replaces it.
+        _publish(Path(path), [data], os.replace if replace else os.link)
+    else:
+        fs.pipe_file(path, data, mode="overwrite" if replace else "create")
 
 
-def _write_local(path: Path, data: bytes) -> None:
-    _publish_local(path, [data], os.replace)
-
-
-def _link_local(path: Path, data: bytes) -> None:
-    # A hard link fails if the name exists, on every local and most network file systems; a rename would replace it.
-    _publish_local(path, [data], os.link)
-
-
-def _publish_local(path: Path, chunks: Iterable[Chunk], publish: Callable[[Path, Path], None]) -> None:
-    """Write beside ``path``, then give it its name: whatever stops the writing, no part of an object has the name."""
+def _publish(path: Path, chunks: Iterable[Chunk], publish: Callable[[Path, Path], None]) -> None:
+    """Write a temporary file beside ``path``, then give it its name, so that the name never shows a partial object."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with temporary.open("wb") as file:
-            # Kept until the process is gone, so that what a killed one left can be told from what is being written.
+            # The lock ends with the process, so it tells files being written from those of killed processes.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_SH)
             file.writelines(chunks)

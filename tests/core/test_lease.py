@@ -135,7 +135,7 @@ def test_whoever_asks_is_told_the_holder_and_takes_nothing(tmp_path: Path):
         assert found["pid"] == os.getpid()
         assert holder_of(url) == found
         # Besides the counter, which its holder may be writing just now.
-        assert [name for name in store.files(url) if name.endswith(".json")] == ["1.json"]
+        assert [name for name in store.listed(url) if name.endswith(".json")] == ["1.json"]
     assert holder_of(url) is None
 
 

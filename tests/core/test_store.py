@@ -141,7 +141,7 @@ def test_a_full_store_names_the_space_and_leaves_no_object(tmp_path, operation):
         "    print(error)\n"
     )
     message = run_python(code, str(tmp_path / "object"))
-    assert "no space left to write 5000 bytes" in message
+    assert "no space left to write" in message
     assert str(tmp_path / "object") in message
     assert names_under(tmp_path) == []
 
@@ -221,4 +221,4 @@ def test_a_stream_is_written_whole_or_not_at_all(store_url: str, num_chunks: int
     store.write_stream(url, (memoryview(chunk) for chunk in chunks))
     assert store.read(url) == b"".join(chunks)
     store.write_stream(url, [b"another"])
-    assert store.files(store_url) == {"stream": 7}
+    assert {name: entry.size for name, entry in store.listed(store_url).items()} == {"stream": 7}

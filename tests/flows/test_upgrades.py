@@ -70,7 +70,7 @@ def resumed(run: Run) -> Run:
 
 def ended(run: Run) -> list[str]:
     """Every generation that was ended."""
-    return sorted(name for name in store.files(run.store_url) if "/invalidated." in name)
+    return sorted(name for name in store.listed(run.store_url) if "/invalidated." in name)
 
 
 def test_a_finished_run_is_not_made_again_by_a_newer_version_but_refused_with_the_cost(finished, upgrade):

@@ -103,7 +103,7 @@ def finished(slot):
     for index, ids in enumerate(SHARDS["shards"]):
         name = f"{index}.tar"
         crashed.finish(index, {name: shards.pack({f"{one}.json": b"{}" for one in ids})})
-    return [next(store.join(slot, n) for n in store.files(slot) if n.endswith(f"0000{i}.json")) for i in (0, 1)]
+    return [next(store.join(slot, n) for n in store.listed(slot) if n.endswith(f"0000{i}.json")) for i in (0, 1)]
 
 
 def adopt_all(slot):
