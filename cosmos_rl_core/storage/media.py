@@ -40,8 +40,6 @@ def _encode_video(pixels: np.ndarray) -> bytes:
         stream.pix_fmt = "bgr0"
         for frame in pixels:
             packet_source = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
-            for packet in stream.encode(packet_source):
-                container.mux(packet)
-        for packet in stream.encode():
-            container.mux(packet)
+            container.mux(stream.encode(packet_source))
+        container.mux(stream.encode())
     return buffer.getvalue()

@@ -2,10 +2,9 @@
 
 import io
 import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import IO, Any, cast
+from typing import Any, cast
 
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage.tensor_headers import Readable, read_header
@@ -37,11 +36,6 @@ class Member:
     """Where a member lies in its shard, and what it holds: one piece, or a safetensors file's header and tensors."""
 
     pieces: tuple[Piece, ...]
-
-    @property
-    def start(self) -> int:
-        """Its first byte."""
-        return self.pieces[0].start
 
     @property
     def tensors(self) -> dict[str, TensorPiece]:
@@ -85,8 +79,10 @@ def members(shard: Readable) -> dict[str, Member]:
 def _member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Member:
     file = tar.extractfile(member)
     assert file is not None
-    kind = tensor_file if member.name.endswith(".safetensors") else _one_piece
-    return kind(file, member.offset_data, member.size)
+    start, size = member.offset_data, member.size
+    if member.name.endswith(".safetensors"):
+        return tensor_file(file, start, size)
+    return Member((Piece(start, start + size, _digest(file, size)),))
 
 
 def tensor_file(file: Readable, start: int, size: int) -> Member:
@@ -95,28 +91,20 @@ def tensor_file(file: Readable, start: int, size: int) -> Member:
     entries = read_header(noted)
     pieces = [Piece(start, start + len(noted.data), sha256(noted.data).hexdigest())]
     for entry in entries:
-        piece = _piece(file, pieces[-1].end, entry.end - entry.start)
-        pieces.append(TensorPiece(piece.start, piece.end, piece.sha256, entry.name, entry.dtype, entry.shape))
+        found = _digest(file, entry.end - entry.start)
+        pieces.append(TensorPiece(start + entry.start, start + entry.end, found, entry.name, entry.dtype, entry.shape))
     if pieces[-1].end != start + size:
         raise ArtifactError(f"not a safetensors file: {size} bytes, of which its header knows {pieces[-1].end - start}")
     return Member(tuple(pieces))
 
 
-def _one_piece(file: IO[bytes], start: int, size: int) -> Member:
-    return Member((_piece(file, start, size),))
-
-
-def _piece(file: Readable, start: int, size: int) -> Piece:
+def _digest(file: Readable, size: int) -> str:
+    """Return the sha256 of the next ``size`` bytes, read a block at a time."""
     found = sha256()
-    for block in _blocks(file, size):
-        found.update(block)
-    return Piece(start, start + size, found.hexdigest())
-
-
-def _blocks(file: Readable, size: int) -> Iterator[bytes]:
     while size > 0 and (block := file.read(min(size, _BLOCK))):
-        yield block
+        found.update(block)
         size -= len(block)
+    return found.hexdigest()
 
 
 class _Noted:

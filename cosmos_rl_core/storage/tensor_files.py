@@ -1,7 +1,6 @@
 """Safetensors files a tensor at a time: read as their bytes come, and made without ever being whole in memory."""
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import starmap
 
 import numpy as np
 import torch
@@ -79,10 +78,32 @@ def file_of(
     """
     order = sorted(specs, key=lambda name: (_PLACE[specs[name][0]], name))
     yield header_bytes(((name, *specs[name]) for name in order), metadata)
-    yield from starmap(_checked, ((name, read(name), specs[name]) for name in order))
+    for name in order:
+        # No variable holds the tensor, so that it can go before the next one is read.
+        yield _checked(name, read(name), specs[name])
 
 
 def _checked(name: str, tensor: Tensor, spec: Spec) -> memoryview:
     if spec_of(tensor) != spec:
         raise ArtifactError(f"{name} is {spec_of(tensor)}, expected {spec}")
     return encode(tensor)
+
+
+def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> Mapping[str, Tensor]:
+    """Return ``tensors`` if names, shapes and types are those of ``expected``.
+
+    Raises :class:`ArtifactError` otherwise, which calls them ``what``.
+    """
+    found, wanted = ({name: spec_of(tensor) for name, tensor in some.items()} for some in (tensors, expected))
+    faults = {
+        "missing": sorted(wanted.keys() - found.keys()),
+        "unexpected": sorted(found.keys() - wanted.keys()),
+        "different": [
+            f"{name} is {found[name]}, expected {wanted[name]}"
+            for name in sorted(wanted.keys() & found.keys())
+            if found[name] != wanted[name]
+        ],
+    }
+    if mistakes := [f"{len(names)} {fault}, e.g. {names[0]}" for fault, names in faults.items() if names]:
+        raise ArtifactError(f"these tensors are not {what}: {'; '.join(mistakes)}")
+    return tensors

@@ -1,6 +1,7 @@
 """Headers of safetensors files: which tensors there are, and where each lies. Torch-free."""
 
 import json
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -80,7 +81,4 @@ def header_bytes(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: 
 
 def num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Of a tensor."""
-    size = NUM_BYTES[dtype]
-    for side in shape:
-        size *= side
-    return size
+    return NUM_BYTES[dtype] * math.prod(shape)

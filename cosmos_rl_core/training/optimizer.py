@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from cosmos_rl_core.errors import ArtifactError, DivergenceError
+from cosmos_rl_core.errors import DivergenceError
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
+from cosmos_rl_core.storage.tensor_files import check_tensors
 
 if TYPE_CHECKING:
     from cosmos_rl_core.config.train import OptimizerName
@@ -56,37 +57,28 @@ def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameters) ->
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameters, state: Mapping[str, Tensor]) -> None:
-    """Take over, bit for bit, what :func:`optimizer_state` gave; an empty state is that of a fresh optimizer.
+    """Restore the bits that :func:`optimizer_state` returned; an empty state resets the optimizer.
 
-    Raises :class:`ArtifactError` if names or shapes are not those of the parameters.
+    Raises :class:`ArtifactError` if names, shapes or types do not fit the parameters.
     """
-    expected = {f"{moment}.{name}" for name in parameters for moment in _MOMENTS} if state else set()
-    missing, unknown = expected - set(state), set(state) - expected
-    if missing or unknown:
-        raise ArtifactError(
-            f"optimizer state belongs to other trainable parameters: {len(missing)} entries missing, "
-            f"{len(unknown)} unknown, e.g. {min(missing | unknown)!r}"
-        )
     optimizer.state.clear()
-    for name in sorted(parameters) if state else ():
-        optimizer.state[parameters[name]] = {
-            "step": state[f"step.{name}"].to("cpu", copy=True),
-            **{m: _like(parameters[name], f"{m}.{name}", state[f"{m}.{name}"]) for m in _MOMENTS if m != "step"},
+    if not state:
+        return
+    step = torch.zeros((), device="cpu")
+    expected = {f"{m}.{name}": step if m == "step" else p for name, p in parameters.items() for m in _MOMENTS}
+    check_tensors(state, expected, "the optimizer state of these trainable parameters")
+    for name, parameter in sorted(parameters.items()):
+        optimizer.state[parameter] = {
+            moment: state[f"{moment}.{name}"].to("cpu" if moment == "step" else parameter.device, copy=True)
+            for moment in _MOMENTS
         }
 
 
 def state_shards(shards: Shards) -> Shards:
     """How the tensors of :func:`optimizer_state` are cut: as their parameters are; counts of steps are not."""
-    shapes = shards.shapes or {}
     moments = [moment for moment in _MOMENTS if moment != "step"]
-    return Shards(shards.mesh, {f"{moment}.{name}": shapes[name] for name in shapes for moment in moments})
-
-
-def _like(parameter: nn.Parameter, name: str, stored: Tensor) -> Tensor:
-    if stored.shape != parameter.shape or stored.dtype != parameter.dtype:
-        found, wanted = f"{list(stored.shape)} {stored.dtype}", f"{list(parameter.shape)} {parameter.dtype}"
-        raise ArtifactError(f"optimizer state {name!r} is {found}, its parameter is {wanted}")
-    return stored.to(parameter.device, copy=True)
+    shapes = {f"{moment}.{name}": shape for name, shape in shards.shapes.items() for moment in moments}
+    return Shards(shards.mesh, shapes)
 
 
 def loss_share(per_sample: Tensor, num_samples: int, num_times: int, weights: Tensor | None = None) -> Tensor:

@@ -7,16 +7,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from safetensors import safe_open
+from huggingface_hub import split_state_dict_into_shards_factory
 from torch import Tensor
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.pipelines import directories
-from cosmos_rl_core.storage.tensor_files import Spec, dtype_of, file_of, spec_of
-from cosmos_rl_core.storage.tensor_headers import num_bytes, read_header
+from cosmos_rl_core.storage.tensor_files import dtype_of, file_of, spec_of
+from cosmos_rl_core.storage.tensor_headers import num_bytes
 from cosmos_rl_core.weights import lora
-from cosmos_rl_core.weights.policy_weights import cut
+from cosmos_rl_core.weights.base_weights import BaseWeights
 
 File = tuple[str, Iterable[bytes | memoryview]]
 """Relative path, and the bytes in chunks."""
@@ -41,11 +41,9 @@ def lora_files(tensors: Mapping[str, Tensor], config: LoraConfig) -> Iterator[Fi
     metadata = json.dumps({prefix + name: value for name, value in settings.items()}, sort_keys=True)
     specs = {prefix + name: spec_of(tensors[name]) for name in tensors}
     adapter_config = {"peft_type": "LORA", "bias": "none", "inference_mode": True, **settings}
-    yield (
-        "lora/model.safetensors",
-        file_of(specs, lambda name: tensors[name.removeprefix(prefix)], {"lora_adapter_metadata": metadata}),
-    )
-    yield "lora/adapter_config.json", [(json.dumps(adapter_config, indent=2, sort_keys=True) + "\n").encode()]
+    file = file_of(specs, lambda name: tensors[name.removeprefix(prefix)], {"lora_adapter_metadata": metadata})
+    yield "lora/model.safetensors", file
+    yield "lora/adapter_config.json", [_json(adapter_config)]
 
 
 def full_pipeline(base: str, tensors: Mapping[str, Tensor], max_file_bytes: int = MAX_FILE_BYTES) -> Iterator[File]:
@@ -57,9 +55,8 @@ def full_pipeline(base: str, tensors: Mapping[str, Tensor], max_file_bytes: int 
 
     Raises :class:`ArtifactError` for tensors that base has no place for, or of other shapes.
     """
-    stored = _Stored(base)
-    unknown = sorted(tensors.keys() - stored.specs.keys())
-    if unknown:
+    weights = BaseWeights(base, {})
+    if unknown := sorted(tensors.keys() - weights.specs.keys()):
         raise ArtifactError(f"{len(unknown)} tensors have no place in the transformer of {base!r}, e.g. {unknown[0]}")
     for name in directories.pipeline_files(base):
         folder, _, file = name.partition("/")
@@ -68,62 +65,38 @@ def full_pipeline(base: str, tensors: Mapping[str, Tensor], max_file_bytes: int 
 
     def merged(name: str) -> Tensor:
         if name not in tensors:
-            return stored.read(name)
-        tensor, (dtype, shape) = tensors[name], stored.specs[name]
+            return weights.stored(name)
+        tensor, (dtype, shape) = tensors[name], weights.specs[name]
         if tuple(tensor.shape) != shape:
             raise ArtifactError(f"{name} is {list(tensor.shape)}, expected {list(shape)}")
         return tensor.to("cpu", dtype_of(dtype))
 
-    files = stored.files if max(stored.sizes.values()) <= max_file_bytes else _cut(stored.specs, max_file_bytes)
+    num_bytes_of = {name: num_bytes(*spec) for name, spec in weights.specs.items()}
+    files = weights.files
+    if max(sum(num_bytes_of[name] for name in names) for names in files.values()) > max_file_bytes:
+        files = _cut(num_bytes_of, max_file_bytes)
     for file, names in files.items():
-        specs = {name: stored.specs[name] for name in names}
+        specs = {name: weights.specs[name] for name in names}
         yield f"{directories.TRANSFORMER}/{file}", file_of(specs, merged, {"format": "pt"})
-    index = f"{directories.WEIGHTS}.index.json"
-    if files is not stored.files:
-        yield f"{directories.TRANSFORMER}/{index}", [_index(files, stored.specs)]
-    elif list(files) != [directories.WEIGHTS]:
-        yield f"{directories.TRANSFORMER}/{index}", _copied(Path(base, directories.TRANSFORMER, index))
+    if list(files) != [directories.WEIGHTS]:
+        places = {name: file for file, names in files.items() for name in names}
+        index = {"metadata": {"total_size": sum(num_bytes_of.values())}, "weight_map": places}
+        yield f"{directories.TRANSFORMER}/{directories.WEIGHTS}.index.json", [_json(index)]
 
 
-class _Stored:
-    """The transformer's tensors as ``base`` has them."""
-
-    def __init__(self, base: str) -> None:
-        self.files: dict[str, list[str]] = {}
-        """Names of the tensors of each file."""
-        self.sizes: dict[str, int] = {}
-        """Bytes of each file."""
-        self.specs: dict[str, Spec] = {}
-        self._paths: dict[str, Path] = {}
-        for file in directories.transformer_files(base):
-            path = Path(base, directories.TRANSFORMER, file)
-            with path.open("rb") as stream:
-                entries = read_header(stream)
-            self.sizes[file] = path.stat().st_size
-            self.files[file] = [entry.name for entry in entries]
-            self.specs |= {entry.name: (entry.dtype, entry.shape) for entry in entries}
-            self._paths |= {entry.name: path for entry in entries}
-
-    def read(self, name: str) -> Tensor:
-        """One tensor."""
-        with safe_open(self._paths[name], framework="pt") as file:
-            return file.get_tensor(name)
-
-
-def _cut(specs: Mapping[str, Spec], max_file_bytes: int) -> dict[str, list[str]]:
-    """Names of the tensors of each file, and the files' names as diffusers gives them."""
-    cuts = cut({name: num_bytes(*spec) for name, spec in specs.items()}, max_file_bytes)
+def _cut(num_bytes_of: dict[str, int], max_file_bytes: int) -> dict[str, list[str]]:
+    """Return the names of the tensors in each file, and the files' names, like diffusers."""
     stem, _, extension = directories.WEIGHTS.rpartition(".")
-    return {f"{stem}-{n:05d}-of-{len(cuts):05d}.{extension}": names for n, names in enumerate(cuts, start=1)}
+    return split_state_dict_into_shards_factory(
+        dict(sorted(num_bytes_of.items())),
+        get_storage_size=lambda size: size,
+        filename_pattern=f"{stem}{{suffix}}.{extension}",
+        max_shard_size=max_file_bytes,
+    ).filename_to_tensors
 
 
-def _index(files: Mapping[str, list[str]], specs: Mapping[str, Spec]) -> bytes:
-    """Which file each tensor is in, as diffusers reads it."""
-    places = {name: file for file, names in files.items() for name in names}
-    total = sum(num_bytes(*spec) for spec in specs.values())
-    return (
-        json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2, sort_keys=True) + "\n"
-    ).encode()
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
 
 
 def _copied(file: Path) -> Iterator[bytes]:

@@ -33,57 +33,39 @@ def rank(config: LoraConfig, module: str) -> int:
 
 
 def check_patterns(config: LoraConfig, adapted: Collection[str]) -> None:
-    """Raise :class:`ConfigError` if a pattern names no adapted module, or two of a kind name the same.
+    """Raise :class:`ConfigError` if a pattern names no adapted module, or two of one table name the same.
 
-    peft would take the first of two; in a recipe, tables have no order.
+    peft would apply the first of the two, but the tables of a recipe have no order.
     """
-    mistakes = [
-        mistake
-        for field, patterns in (("r_pattern", config.r_pattern), ("alpha_pattern", config.alpha_pattern))
-        for mistake in _mistakes(field, patterns, adapted)
-    ]
+    mistakes: list[str] = []
+    for field, patterns in (("r_pattern", config.r_pattern), ("alpha_pattern", config.alpha_pattern)):
+        named = {module: [p for p in sorted(patterns) if _names(p, module)] for module in sorted(adapted)}
+        mistakes += [
+            f"policy.lora.{field}: {pattern!r} names none of the {len(adapted)} adapted modules, e.g. {min(adapted)}"
+            for pattern in sorted(patterns.keys() - {p for found in named.values() for p in found})
+        ]
+        mistakes += [
+            f"policy.lora.{field}: {' and '.join(map(repr, found))} both name {module}; let one of them leave it out"
+            for module, found in named.items()
+            if len(found) > 1
+        ][:1]
     if mistakes:
         raise ConfigError("; ".join(mistakes))
 
 
 def check_ranks(config: LoraConfig, adapted: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise :class:`ConfigError` if an adapter's rank is above what its matrix can have, the smaller of its sides.
+    """Raise :class:`ConfigError` if an adapter's rank is larger than the smaller side of its matrix.
 
-    ``adapted`` is the shape of each adapted matrix.
+    ``adapted`` holds the shape of each adapted matrix.
     """
     beyond = sorted(module for module, shape in adapted.items() if rank(config, module) > min(shape))
-    if not beyond:
-        return
-    shown = [_beyond(config, module, adapted[module]) for module in beyond[:3]]
-    more = f" and {len(beyond) - 3} more" if len(beyond) > 3 else ""
-    raise ConfigError(
-        f"policy.lora: the rank is above the smaller side of {len(beyond)} of {len(adapted)} adapted matrices: "
-        f"{'; '.join(shown)}{more}. Lower r, or give these modules a rank of their own by r_pattern"
-    )
-
-
-def _beyond(config: LoraConfig, module: str, shape: tuple[int, ...]) -> str:
-    sides = " x ".join(map(str, shape))
-    return f"{module} of {sides} has rank {rank(config, module)}, at most {min(shape)}"
-
-
-def _mistakes(field: str, patterns: Mapping[str, float], adapted: Collection[str]) -> list[str]:
-    named = {pattern: {module for module in adapted if _names(pattern, module)} for pattern in sorted(patterns)}
-    lost = [
-        f"policy.lora.{field}: {pattern!r} names none of the {len(adapted)} adapted modules, e.g. {min(adapted)}"
-        for pattern, modules in named.items()
-        if not modules
-    ]
-    twice = {
-        module: found
-        for module in sorted(adapted)
-        if len(found := [pattern for pattern, modules in named.items() if module in modules]) > 1
-    }
-    both = [
-        f"policy.lora.{field}: {' and '.join(map(repr, found))} both name {module}; let one of them leave it out"
-        for module, found in list(twice.items())[:1]
-    ]
-    return [*lost, *both]
+    if beyond:
+        module, shape = beyond[0], adapted[beyond[0]]
+        raise ConfigError(
+            f"policy.lora: the rank is above the smaller side of {len(beyond)} of {len(adapted)} adapted matrices, "
+            f"e.g. {module} of {' x '.join(map(str, shape))} has rank {rank(config, module)}, at most {min(shape)}. "
+            "Lower r, or set the rank of these modules by r_pattern"
+        )
 
 
 def _names(pattern: str, module: str) -> bool:

@@ -21,6 +21,7 @@ from cosmos_rl_core import seeds
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
+from cosmos_rl_core.storage.tensor_files import check_tensors
 from cosmos_rl_core.weights import lora as adapters
 from cosmos_rl_core.weights.lora_dropout import KeyedDropout
 from cosmos_rl_core.weights.parts import CURRENT, REFERENCE
@@ -107,11 +108,8 @@ class PolicyWeights:
         }
 
     def load(self, part: str, tensors: Mapping[str, Tensor]) -> None:
-        """Copy ``tensors`` into a part, made if there is none; :class:`ArtifactError` on other names, shapes, types."""
+        """Copy ``tensors`` into an existing part. Raises :class:`ArtifactError` on other names, shapes or types."""
         self._check_not_in_use()
-        if part != CURRENT and part not in self._parts:
-            self.create(part, tensors)
-            return
         for name, tensor in self._checked(tensors).items():
             self._tensors(part)[name].copy_(tensor)
 
@@ -166,23 +164,7 @@ class PolicyWeights:
             raise RuntimeError(f"the part {self._in_use!r} is in use; leave its `with` block first")
 
     def _checked(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return check_tensors(tensors, self._parameters)
-
-
-def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """``tensors``, if they have exactly the names, shapes and types of ``expected``; else an :class:`ArtifactError`."""
-    found, wanted = ({name: (tuple(t.shape), t.dtype) for name, t in group.items()} for group in (tensors, expected))
-    if found == wanted:
-        return tensors
-    missing, surplus = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
-    unequal = [
-        f"{n} is {found[n]}, expected {wanted[n]}"
-        for n in sorted(wanted.keys() & found.keys())
-        if found[n] != wanted[n]
-    ]
-    faults = {"missing": missing, "unexpected": surplus, "different": unequal}
-    words = [f"{len(names)} {fault}, e.g. {names[0]}" for fault, names in faults.items() if names]
-    raise ArtifactError(f"these tensors are not weights of this model: {'; '.join(words)}")
+        return check_tensors(tensors, self._parameters, "weights of this model")
 
 
 def prepare(
@@ -214,10 +196,16 @@ def add_lora(transformer: nn.Module, config: LoraConfig) -> None:
 
     Raises :class:`ConfigError` on an unknown target module, or a pattern of modules that says nothing or two things.
     """
-    linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    modules = dict(transformer.named_modules())
+    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
     targets = adapters.targets(config, linear)
-    _check_targets(transformer, targets)
-    adapted = [name for name in linear if any(_matches(name, target) for target in targets)]
+    named = {target: {name for name in modules if f".{name}".endswith(f".{target}")} for target in targets}
+    if unknown := [target for target, names in named.items() if names.isdisjoint(linear)]:
+        known = ", ".join(sorted({_suffix(name) for name in linear}))
+        raise ConfigError(f"no linear module is named {', '.join(unknown)} (lora.target_modules); known: {known}")
+    adapted = set().union(*named.values())
+    if others := sorted(adapted - set(linear)):
+        raise ConfigError(f"lora.target_modules also name modules that are not linear: {', '.join(others[:5])}")
     adapters.check_patterns(config, adapted)
     transformer.requires_grad_(False)
     # peft draws the weights that are zeroed below: the fork leaves the global generator as it was.
@@ -275,22 +263,6 @@ def _initial_tensor(name: str, shape: tuple[int, ...], config: LoraConfig, seed:
     # Kaiming-uniform with a = sqrt(5) has the bound sqrt(6 / (1 + a^2) / fan_in) = 1 / sqrt(fan_in).
     uniform = torch.from_numpy(seeds.generator(seed, "lora", name).random(shape, dtype="float32"))
     return (2 * uniform - 1) / math.sqrt(math.prod(shape[1:]))
-
-
-def _check_targets(transformer: nn.Module, targets: tuple[str, ...]) -> None:
-    modules = dict(transformer.named_modules())
-    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-    unknown = [target for target in targets if not any(_matches(name, target) for name in linear)]
-    if unknown:
-        known = ", ".join(sorted({_suffix(name) for name in linear}))
-        raise ConfigError(f"no linear module is named {', '.join(unknown)} (lora.target_modules); known: {known}")
-    others = [name for name in modules if name not in linear and any(_matches(name, target) for target in targets)]
-    if others:
-        raise ConfigError(f"lora.target_modules also name modules that are not linear: {', '.join(others[:5])}")
-
-
-def _matches(name: str, target: str) -> bool:
-    return name == target or name.endswith(f".{target}")
 
 
 def _suffix(name: str) -> str:

@@ -179,7 +179,7 @@ def test_lerp_is_the_convex_combination(model):
     weights = prepare(model.transformer, LORA)
     old, current = noisy(weights, 1), noisy(weights, 2)
     weights.load("current", current)
-    weights.load("old", old)
+    weights.create("old", old)
     weights.lerp_("old", 1.0)
     assert all(torch.equal(tensor, old[name]) for name, tensor in weights.get("old").items())
     weights.lerp_("old", 0.25)
@@ -213,7 +213,7 @@ def test_foreign_tensors_are_refused_with_their_names(model):
     with pytest.raises(ArtifactError, match=f"1 missing, e.g. {name}; 1 unexpected, e.g. other"):
         weights.load("current", {**{n: t for n, t in tensors.items() if n != name}, "other": tensors[name]})
     with pytest.raises(ArtifactError, match="1 different"):
-        weights.load("old", {**tensors, name: tensors[name].half()})
+        weights.create("old", {**tensors, name: tensors[name].half()})
 
 
 def test_initial_lora_is_a_function_of_seed_and_name():

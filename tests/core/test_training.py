@@ -197,11 +197,11 @@ def test_state_of_other_parameters_is_refused():
     train(named, optimizer, range(1))
     state = optimizer_state(optimizer, named)
     lacking = {name: value for name, value in state.items() if name != "exp_avg.bias"}
-    with pytest.raises(ArtifactError, match=r"1 entries missing, 0 unknown, e.g. 'exp_avg.bias'"):
+    with pytest.raises(ArtifactError, match=r"1 missing, e.g. exp_avg.bias"):
         load_optimizer_state(optimizer, named, lacking)
-    with pytest.raises(ArtifactError, match=r"0 entries missing, 1 unknown, e.g. 'exp_avg.other'"):
+    with pytest.raises(ArtifactError, match=r"1 unexpected, e.g. exp_avg.other"):
         load_optimizer_state(optimizer, named, state | {"exp_avg.other": state["exp_avg.bias"]})
-    with pytest.raises(ArtifactError, match=r"'exp_avg.bias' is \[2\]"):
+    with pytest.raises(ArtifactError, match=r"exp_avg.bias is \('F32', \(2,\)\)"):
         load_optimizer_state(optimizer, named, state | {"exp_avg.bias": torch.zeros(2, device=CPU)})
 
 

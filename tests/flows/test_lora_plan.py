@@ -60,18 +60,18 @@ def test_options_that_say_nothing_or_too_much_are_refused(recipe, override, expe
     [
         (
             ("policy.lora.r=129",),
-            "the rank is above the smaller side of 16 of 16 adapted matrices: transformer_blocks.0.attn.to_k "
-            "of 128 x 128 has rank 129, at most 128; ",
+            "the rank is above the smaller side of 16 of 16 adapted matrices, e.g. transformer_blocks.0.attn.to_k "
+            "of 128 x 128 has rank 129, at most 128. Lower r",
         ),
-        (("policy.lora.r=400",), "and 13 more. Lower r, or give these modules a rank of their own by r_pattern"),
+        (("policy.lora.r=400",), "Lower r, or set the rank of these modules by r_pattern"),
         (
             ("policy.lora.r_pattern.to_q=129",),
-            "the rank is above the smaller side of 4 of 16 adapted matrices: transformer_blocks.0.attn.to_q "
-            "of 128 x 128 has rank 129, at most 128; ",
+            "the rank is above the smaller side of 4 of 16 adapted matrices, e.g. transformer_blocks.0.attn.to_q "
+            "of 128 x 128 has rank 129, at most 128. Lower r",
         ),
         (
             ("policy.lora.r=65", 'policy.lora.target_modules=["to_q", "proj_out"]'),
-            "of 1 of 5 adapted matrices: proj_out of 64 x 128 has rank 65, at most 64. Lower r",
+            "of 1 of 5 adapted matrices, e.g. proj_out of 64 x 128 has rank 65, at most 64. Lower r",
         ),
     ],
 )

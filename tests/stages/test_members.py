@@ -49,7 +49,7 @@ def file_of(slot: str, shard: str) -> Path:
 def damage(slot: str, shard: str, member: str) -> None:
     path = file_of(slot, shard)
     data = bytearray(path.read_bytes())
-    data[shards.members(io.BytesIO(data))[member].start] ^= 1
+    data[shards.members(io.BytesIO(data))[member].pieces[0].start] ^= 1
     path.write_bytes(data)
 
 
