@@ -149,8 +149,6 @@ _COLLECTIVE = re.compile(
 
 def is_collective(error: BaseException) -> bool:
     """Return whether an error only tells that another rank is gone: the reason is in that rank's own error."""
-    if isinstance(error, dist.DistError):
-        return True
-    if isinstance(error, RuntimeError) and _COLLECTIVE.search(str(error)) is not None:
+    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _COLLECTIVE.search(str(error))):
         return True
     return error.__cause__ is not None and not isinstance(error, CosmosRLError) and is_collective(error.__cause__)

@@ -7,7 +7,7 @@ consists of named float32 tensors of which some are this rank's rows alone; :cla
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ class Shards:
     """Which of the named tensors are cut by rows, and where; without a mesh, none."""
 
     mesh: DeviceMesh | None = None
-    shapes: Mapping[str, tuple[int, ...]] | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Whole shapes of the tensors that are cut."""
 
     @property
@@ -38,7 +38,7 @@ class Shards:
 
     def cuts(self, name: str) -> bool:
         """Whether a rank has only some rows of that tensor."""
-        return name in (self.shapes or {})
+        return name in self.shapes
 
     def rows(self, length: int) -> tuple[int, int]:
         """First row and number of rows of this rank's cut of a tensor of ``length`` rows; the last cuts may be short,
@@ -49,7 +49,7 @@ class Shards:
 
     def shape(self, name: str, local: Tensor) -> tuple[int, ...]:
         """The whole shape of a tensor of which this rank has ``local``."""
-        return (self.shapes or {}).get(name, tuple(local.shape))
+        return self.shapes.get(name, tuple(local.shape))
 
     def local(self, name: str, whole: Tensor) -> Tensor:
         """This rank's part of a whole tensor: a view of it."""
@@ -62,13 +62,12 @@ class Shards:
         """The whole tensor, from all ranks: each calls this at the same time, or where nothing is cut, at any."""
         if self.mesh is None or not self.cuts(name):
             return local
-        shape = torch.Size((self.shapes or {})[name])
+        shape = torch.Size(self.shapes[name])
         stride = torch.empty(shape, device="meta").stride()
         placements: list[Placement] = [Shard(0)] if self.mesh.ndim == 1 else [Replicate(), Shard(0)]
         there = local.to(self.mesh.device_type)
-        return DTensor.from_local(
-            there, self.mesh, placements, run_check=False, shape=shape, stride=stride
-        ).full_tensor()
+        found = DTensor.from_local(there, self.mesh, placements, run_check=False, shape=shape, stride=stride)
+        return found.full_tensor()
 
     def norms(self, names: Sequence[str], here: Tensor) -> Tensor:
         """2-norms of whole tensors, ``[len(names)]``, from those of what this rank has; each rank calls this."""
@@ -91,8 +90,9 @@ def shard(transformer: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None,
     gradients come as sums over all ranks, in float32. With ``offload`` they rest in the CPU's memory. Call it after
     adapters were added; ``transformer`` may be on the meta device.
     """
-    matrices = {name: p for name, p in transformer.named_parameters() if name in matrix_names(transformer)}
-    whole = {p for p in transformer.parameters() if not any(p is matrix for matrix in matrices.values())}
+    names, parameters = matrix_names(transformer), dict(transformer.named_parameters())
+    shapes = {_base_name(name): tuple(p.shape) for name, p in parameters.items() if name in names}
+    whole = {p for name, p in parameters.items() if name not in names}
     kept = float32_modules(transformer)
     rest = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     for module in [*kept, *blocks(transformer), transformer]:
@@ -111,7 +111,7 @@ def shard(transformer: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None,
             module.set_gradient_divide_factor(1.0)
             # gloo has no sum that divides.
             module.set_force_sum_reduction_for_comms(True)
-    return Shards(mesh, {_base_name(name): tuple(matrix.shape) for name, matrix in matrices.items()})
+    return Shards(mesh, shapes)
 
 
 def blocks(transformer: nn.Module) -> list[nn.Module]:
@@ -136,22 +136,6 @@ def compile_blocks(transformer: nn.Module, backend: str = "inductor") -> None:
     limits.fail_on_recompile_limit_hit = True
     for block in blocks(transformer):
         block.compile(backend=backend)
-
-
-def spread(
-    transformer: nn.Module,
-    mesh: DeviceMesh,
-    pipeline: str,
-    device: torch.device,
-    *,
-    compute: torch.dtype | None,
-    offload: bool = False,
-) -> Shards:
-    """Cut a transformer that has no weights yet, on the meta device, and read this rank's rows from ``pipeline``."""
-    shards = shard(transformer, mesh, compute, offload=offload)
-    materialise(transformer, device, offload=offload)
-    load_base(transformer, pipeline, shards)
-    return shards
 
 
 @torch.no_grad()

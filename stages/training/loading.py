@@ -92,14 +92,11 @@ def load_policy(
             sharding.compile_blocks(transformer)
         if mesh is None:
             return WHOLE
-        return sharding.spread(
-            transformer,
-            mesh,
-            directories.resolve_path(config.model.path),
-            group.device,
-            compute=half(config.param_dtype),
-            offload=group.parallelism.fsdp_offload,
-        )
+        offload = group.parallelism.fsdp_offload
+        shards = sharding.shard(transformer, mesh, half(config.param_dtype), offload=offload)
+        sharding.materialise(transformer, group.device, offload=offload)
+        sharding.load_base(transformer, directories.resolve_path(config.model.path), shards)
+        return shards
 
     transformer = "transformer" if mesh is None else EMPTY_TRANSFORMER
     model = load_model(config.model, (transformer, *components), group.device)

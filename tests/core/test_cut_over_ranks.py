@@ -73,9 +73,9 @@ def test_true_configurations_are_cut_by_the_rows_of_their_matrices(name: str, lo
         name == "wan 14B"  # its embedding of the timestep, gathered in float32
     )
     assert shards.index == shard_size - 2
-    assert set(shards.shapes or {}) <= whole.keys()
+    assert set(shards.shapes) <= whole.keys()
     cut = {key.replace(".base_layer.", "."): p for key, p in transformer.named_parameters() if isinstance(p, DTensor)}
-    assert cut.keys() == (shards.shapes or {}).keys()
+    assert cut.keys() == shards.shapes.keys()
     assert all(tuple(p.shape) == whole[key] for key, p in cut.items())
     # What every rank has whole is small, and what it has of the rest is its share.
     assert sum(math.prod(whole[key]) for key in cut) > 0.999 * total
