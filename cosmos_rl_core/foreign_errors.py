@@ -52,7 +52,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     Our own errors have kinds of their own. A full disk is none of this.
     """
-    return any(_is(one) for one in _chain(error) if not isinstance(one, CosmosRLError))
+    return any(
+        means_out_of_memory(_traced_name(kind), str(one))
+        for one in _chain(error)
+        if not isinstance(one, CosmosRLError)
+        for kind in type(one).__mro__
+    )
 
 
 def means_out_of_memory(class_name: str, text: str) -> bool:
@@ -64,18 +69,9 @@ def means_out_of_memory(class_name: str, text: str) -> bool:
     return _NATIVE.fullmatch(class_name) is not None and _TEXTS.search(text) is not None
 
 
-def _is(error: BaseException) -> bool:
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return _is_of_native_code(error) and _TEXTS.search(str(error)) is not None
-
-
-def _is_of_native_code(error: BaseException) -> bool:
-    """Whether an error's class is one by which C++ or Rust tells Python its texts."""
-    module = type(error).__module__.partition(".")[0]
-    return isinstance(error, RuntimeError) or module == "onnxruntime" or type(error).__name__ == "SafetensorError"
+def _traced_name(kind: type) -> str:
+    """Return the name of a class in tracebacks."""
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -7,20 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-LIGHT_PACKAGES = ("numpy", "pandas", "pyarrow", "pillow", "onnxruntime", "rapidocr", "av")
-TORCH_PACKAGES = (
-    "numpy",
-    "torch",
-    "diffusers",
-    "transformers",
-    "tokenizers",
-    "ftfy",
-    "peft",
-    "pandas",
-    "pyarrow",
-    "pillow",
-    "av",
-)
+_PACKAGES = ("numpy", "pandas", "pyarrow", "pillow", "av")
+LIGHT_PACKAGES = (*_PACKAGES, "onnxruntime", "rapidocr")
+"""Packages that can change the results of a stage without torch."""
+TORCH_PACKAGES = (*_PACKAGES, "torch", "diffusers", "transformers", "tokenizers", "ftfy", "peft")
+"""Packages that can change the results of a stage with torch."""
 
 
 def numerics(torch: Any = None) -> dict[str, Any]:
@@ -38,10 +29,12 @@ def numerics(torch: Any = None) -> dict[str, Any]:
         "packages": versions(TORCH_PACKAGES),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "default_dtype": _name(torch.get_default_dtype()),
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
     }
-    return found | (_of_gpu(torch) if torch.cuda.is_available() else _of_cpu(torch))
+    if torch.cuda.is_available():
+        return found | _of_gpu(torch)
+    return found | {"device": "cpu", "cpu": _cpu_model(), "cpu_capability": torch.backends.cpu.get_cpu_capability()}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -51,10 +44,6 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name)
     ]
-
-
-def _of_cpu(torch: Any) -> dict[str, Any]:
-    return {"device": "cpu", "cpu": _cpu_model(), "cpu_capability": torch.backends.cpu.get_cpu_capability()}
 
 
 def _of_gpu(torch: Any) -> dict[str, Any]:
@@ -79,10 +68,6 @@ SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 """Implementations of PyTorch's attention on a GPU, each of which can be switched off."""
 
 
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the versions of those packages that are installed; read once in a process and its forks."""
     return {name: version for name in packages if (version := _version(name)) is not None}
@@ -90,10 +75,7 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 @functools.cache
 def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return next((found.version for found in importlib.metadata.distributions(name=name)), None)
 
 
 def _cpu_model() -> str:

@@ -4,7 +4,6 @@ A path names a ``.py`` file, a folder with an ``__init__.py`` (a model has a ``m
 out like this package: ``rewards/x.py``, ``models/y/``. What a file defines tells its kind; its name is the plugin's.
 """
 
-import hashlib
 import importlib.util
 import json
 import sys
@@ -20,8 +19,9 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.storage.file_digests import Remembered
 
-_PREFIX = "cosmos_rl_outside_"
+_PREFIX = f"{plugins.OUTSIDE}_"
 _PACKAGE = "__init__.py"
 
 
@@ -119,14 +119,20 @@ def named_in(data: bytes) -> list[Any]:
 
 
 def check_same(pinned: Sequence[Pin], here: Sequence[Pin]) -> None:
-    """Raise :class:`ConfigError`, naming each file, unless these are the plugins that were pinned."""
+    """Raise :class:`ConfigError`, which names each file that differs, if ``here`` are not the pinned plugins."""
     was, found = ({(pin.kind, pin.name): pin for pin in some} for some in (pinned, here))
     mistakes = [
         f"{kind.removesuffix('s')} plugin {name!r}: {'not in the plan' if (kind, name) in found else 'not found here'}"
         for kind, name in sorted(was.keys() ^ found.keys())
     ]
     for key in sorted(was.keys() & found.keys()):
-        mistakes += _edits(was[key], found[key])
+        before, now = was[key].files, found[key].files
+        for name in sorted({name for name, _ in before.items() ^ now.items()}):
+            how = "was edited" if name in before and name in now else "is new" if name in now else "is missing"
+            mistakes.append(
+                f"{Path(found[key].path).parent / name} {how}: sha256 {now.get(name, 'none')[:12]}, "
+                f"planned {before.get(name, 'none')[:12]}"
+            )
     if mistakes:
         raise ConfigError(
             "\n  ".join(["the plugins are not those that were planned:", *mistakes])
@@ -134,41 +140,34 @@ def check_same(pinned: Sequence[Pin], here: Sequence[Pin]) -> None:
         )
 
 
-def _edits(was: Pin, found: Pin) -> Iterator[str]:
-    for name in sorted(was.files.keys() | found.files.keys()):
-        before, now = was.files.get(name), found.files.get(name)
-        if before != now:
-            file = Path(found.path, name) if Path(found.path).is_dir() else Path(found.path)
-            how = "is new" if before is None else "is missing" if now is None else "was edited"
-            yield f"{file} {how}: sha256 {(now or 'none')[:12]}, planned {(before or 'none')[:12]}"
+def _is_plugin(path: Path) -> bool:
+    return path.suffix == ".py" or (path / _PACKAGE).is_file()
 
 
-def _candidates(path: Path) -> Iterator[tuple[str | None, Path]]:
-    """The kind, where the layout tells it, and the file or folder of each plugin at a path."""
-    if path.suffix == ".py" or (path / _PACKAGE).is_file():
-        yield None, path
-        return
+def _candidates(path: Path) -> list[tuple[str | None, Path]]:
+    """Return file or folder of each plugin at a path, and its kind if the layout tells it."""
+    if _is_plugin(path):
+        return [(None, path)]
     inside = [
         (kind, entry)
         for kind in plugins.KINDS
         for entry in sorted((path / kind).glob("*"))
-        if not entry.name.startswith(("_", ".")) and (entry.suffix == ".py" or (entry / _PACKAGE).is_file())
+        if not entry.name.startswith(("_", ".")) and _is_plugin(entry)
     ]
     if not inside:
         raise ConfigError(
             f"{path} holds no plugin; expected a .py file, a folder with {_PACKAGE}, or a folder with some of "
             f"{', '.join(f'{kind}/' for kind in plugins.KINDS)}"
         )
-    yield from inside
+    return inside
 
 
 def _register(path: Path, kind: str | None) -> None:
     """Import a file or folder, and make it known. Raises :class:`ConfigError` if it is no plugin, or one twice."""
     module, name = _import(path), path.stem
     kinds = [k for k, members in plugins.MEMBERS.items() if all(hasattr(module, member) for member in members)]
-    if kinds != [kind or next(iter(kinds), None)]:
-        expected = {kind: plugins.MEMBERS[kind]} if kind else plugins.MEMBERS
-        wanted = "; or ".join(f"{' and '.join(members)} ({k})" for k, members in expected.items())
+    if len(kinds) != 1 or kind not in (None, *kinds):
+        wanted = "; or ".join(f"{' and '.join(members)} ({k})" for k, members in plugins.MEMBERS.items())
         raise ConfigError(f"{path} defines what belongs to {' and '.join(kinds) or 'no plugin'}; expected {wanted}")
     (kind,) = kinds
     if kind == "models" and not (path / "model.py").is_file():
@@ -210,10 +209,7 @@ class _Uncached(SourceFileLoader):
 
 def _forget() -> None:
     """Make no plugin from outside known."""
-    for kind in plugins.KINDS:
-        for name in plugins.loaded(kind):
-            del sys.modules[f"cosmos_rl_core.{kind}.{name}"]
-    for name in [name for name in sys.modules if name.startswith(_PREFIX)]:
+    for name in [name for name in sys.modules if name.startswith(plugins.OUTSIDE)]:
         del sys.modules[name]
 
 
@@ -240,14 +236,12 @@ def _package_of(module: ModuleType) -> Path:
 
 
 def _digests(path: Path) -> dict[str, str]:
-    """Sha256 of the files by relative path; neither caches of byte code nor hidden files."""
-    if path.is_file():
-        return {path.name: _digest(path)}
-    names = [file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file()]
-    kept = [name for name in names if not any(part.startswith((".", "__pycache__")) for part in name.parts)]
-    return {name.as_posix(): _digest(path / name) for name in kept}
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    """Return the sha256 of each file by its path relative to the parent of ``path``, except hidden and cached files."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    names = {file.relative_to(path.parent): file for file in sorted(files)}
+    remembered = Remembered.of_user()
+    return {
+        name.as_posix(): remembered.sha256(file)
+        for name, file in names.items()
+        if not any(part.startswith((".", "__pycache__")) for part in name.parts)
+    }

@@ -26,6 +26,8 @@ MEMBERS = {
 }
 """What a plugin of each kind defines."""
 KINDS = tuple(MEMBERS)
+OUTSIDE = "cosmos_rl_outside"
+"""First part of the names in ``sys.modules`` of plugins from outside."""
 
 
 def known(kind: str) -> list[str]:
@@ -42,13 +44,8 @@ def own(kind: str) -> tuple[str, ...]:
 
 def loaded(kind: str) -> dict[str, ModuleType]:
     """Plugins from outside that this process has imported, by name."""
-    prefix, owned = f"cosmos_rl_core.{kind}.", own(kind)
-    names = {key: key.removeprefix(prefix) for key in list(sys.modules) if key.startswith(prefix)}
-    return {
-        name: sys.modules[key]
-        for key, name in names.items()
-        if name not in owned and not name.startswith("_") and "." not in name
-    }
+    prefix = f"{OUTSIDE}.{kind}."
+    return {key.removeprefix(prefix): found for key, found in list(sys.modules.items()) if key.startswith(prefix)}
 
 
 @functools.cache
@@ -79,7 +76,7 @@ def load_model(name: str) -> ModuleType:
 def register(kind: str, name: str, module: ModuleType) -> None:
     """Make a module from outside known as the plugin ``name`` of this process."""
     # The table of imported modules is the table of plugins: no second one can differ from it.
-    sys.modules[f"cosmos_rl_core.{kind}.{name}"] = module
+    sys.modules[f"{OUTSIDE}.{kind}.{name}"] = module
 
 
 @contextmanager
