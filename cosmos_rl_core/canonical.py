@@ -1,4 +1,4 @@
-"""Canonical JSON and its digest: two equal recipes have one spelling, and NaN has none."""
+"""Canonical JSON and its digest: equal values have equal bytes. NaN is refused."""
 
 import hashlib
 import json
@@ -8,16 +8,16 @@ from typing import Any
 def canonical_json(value: Any) -> bytes:
     """Encode plain JSON data (dict, list, str, number, bool, None) as sorted, compact UTF-8.
 
-    Raises ``ValueError`` on NaN or infinity: a number that equals nothing cannot be part of an identity.
+    Raises ``ValueError`` on NaN or infinity: NaN equals nothing, so it cannot identify anything.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest(value: Any) -> str:
-    """Sha256 (hex) of the canonical JSON of ``value``."""
+    """Return the sha256 (hex) of the canonical JSON of ``value``."""
     return sha256(canonical_json(value))
 
 
 def sha256(data: bytes) -> str:
-    """Sha256 (hex) of bytes."""
+    """Return the sha256 (hex) of bytes."""
     return hashlib.sha256(data).hexdigest()

@@ -1,129 +1,130 @@
-"""The errors of this project. Each one has a ``kind``, which alone decides whether a retry can help."""
+"""The errors of this project. The ``kind`` of an error decides whether a retry can help."""
 
 import errno
 import re
 
 RETRYABLE_KINDS = frozenset({"unavailable", "out_of_memory", "killed", "hung", "crash"})
-"""Kinds of failure that another attempt may survive; ``config`` and ``data`` repeat themselves."""
+"""Kinds of failure that another attempt may survive; ``config`` and ``data`` errors come back."""
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""What systems say when there is no space left, for anybody, for this user, or for a file of that size."""
+"""Error numbers of a full disk, an exhausted quota and a file above the size limit."""
 FREE_SPACE = "`cosmos-flows gc RUN` deletes what killed attempts of a run left; free some space and run again"
-"""What to do then."""
+"""Advice for a full disk."""
 SHARED_MEMORY = (
-    "that is shared memory, /dev/shm, and no disk; give the container more of it: `--shm-size` of Docker, or on "
-    "Kubernetes an emptyDir of medium Memory that is mounted there; then run again"
+    "this is shared memory (/dev/shm), not a disk; give the container more: `--shm-size` of Docker, or on "
+    "Kubernetes an emptyDir of medium Memory mounted there; then run again"
 )
-"""What to do where the full device is memory that processes share."""
+"""Advice for full shared memory."""
 
 _FULL_TEXTS = re.compile(
-    # The beginning of a line, or of what another message quotes: never the middle of a path or of a prompt.
+    # Matches only at the beginning of a line or of a quoted message, never inside a path or a prompt.
     r"(?:^|(?<=[:\])>] )|(?<=\())(?:No space left on device|database or disk is full|disk is full"
     r"|Disk quota exceeded|No usable temporary directory found in)(?=$|[:;,.)]|\s*[(\[])"
     r"|(?<![\w/.'\"-])No space left on device \((?:os error )?28\)",
     re.IGNORECASE | re.MULTILINE,
 )
-"""How a full disk reads in errors of libraries."""
+"""Texts of a full disk in errors of libraries."""
 _IN_SHARED_MEMORY = re.compile(r"(?<![\w.-])/dev/shm/|</torch_|\bshared memory(?:\(shm\)| segment| object)")
-"""Names that NCCL, PyTorch and Python give to what they share."""
+"""Names of shared memory in errors of NCCL, PyTorch and Python."""
 
 EXIT_CODES = {"config": 64, "data": 65, "busy": 75, "unavailable": 75}
-"""Exit code by kind (sysexits.h); every other failure exits with 70. No stage is ever ``busy``, only a run."""
+"""Exit code by kind (sysexits.h); every other failure exits with 70. Only a run can be ``busy``, not a stage."""
 
 
 class CosmosRLError(Exception):
-    """Base of every error raised on purpose. The message says what was found, what was expected and what to do."""
+    """Base of every error raised on purpose. The message states what was found, what was expected and what to do."""
 
     kind = "crash"
 
     @property
     def retryable(self) -> bool:
-        """Whether trying again can help."""
+        """Return whether another attempt can help."""
         return self.kind in RETRYABLE_KINDS
 
     @property
     def exit_code(self) -> int:
-        """The process exit code for this error."""
+        """Return the exit code of a process that ends with this error."""
         return EXIT_CODES.get(self.kind, 70)
 
 
 class ConfigError(CosmosRLError, ValueError):
-    """Somebody wrote it: a recipe, a command line, a combination that cannot work. Never retried."""
+    """A mistake in a recipe, a command line or a combination of settings. Never retried."""
 
     kind = "config"
 
 
 class ArtifactError(CosmosRLError):
-    """The store holds it: a wrong digest, a cut shard, a manifest that lies. Never retried, never rebuilt silently."""
+    """Damage in the store: a wrong digest, a truncated shard, a wrong manifest. Never retried or rebuilt silently."""
 
     kind = "data"
 
 
 class DivergenceError(CosmosRLError):
-    """The training left the finite numbers. The same bits would do so again, so it is not tried again."""
+    """Non-finite numbers in training. Never retried, because equal bits would diverge again."""
 
     kind = "data"
 
 
 class DriftError(CosmosRLError):
-    """Rollout and update do not compute the same log-probabilities. The same bits would not either: no other try."""
+    """Log-probabilities that differ between rollout and update. Never retried, because the difference would return."""
 
     kind = "data"
 
 
 class RewardError(CosmosRLError):
-    """Too many samples could not be scored; the message names them. A score is never made up in their place."""
+    """Too many samples without a score; the message names them. A missing score is never replaced by a number."""
 
     kind = "unavailable"
 
 
 class UnavailableError(CosmosRLError):
-    """Something outside did not answer: a store, a service. Worth another try."""
+    """A store or service that did not answer. Worth another attempt."""
 
     kind = "unavailable"
 
 
 class NoSpaceError(UnavailableError):
-    """A store or a disk is full."""
+    """A full store or disk."""
 
 
 class LeaseError(CosmosRLError):
-    """Another process works on the same run, or has taken it over. It is for people to say which one goes on."""
+    """Another process that works on the same run or has taken it over. People decide which one continues."""
 
     kind = "busy"
 
 
 class StageError(CosmosRLError):
-    """A stage process failed; carries the process's own kind and words.
+    """A failed stage process, with the kind and message of that process.
 
-    Takes one message only, so that it pickles; the rest is set by :meth:`of`.
+    The constructor accepts only the message, so that pickling works; :meth:`of` sets the other attributes.
     """
 
     log = ""
-    """Last lines of the process's log, where they are all that tells the reason."""
+    """Last lines of the process's log if nothing else explains the failure, otherwise empty."""
 
     @classmethod
     def of(cls, kind: str, message: str, log: str = "") -> "StageError":
-        """Build the error with the failed process's kind."""
+        """Build an error with the failed process's kind."""
         error = cls(message)
         error.kind = kind
         error.log = log
         return error
 
     def in_full(self) -> "StageError":
-        """Return the same error with the log at the end of its message."""
+        """Return an equal error whose message ends with the log."""
         return StageError.of(self.kind, f"{self}:\n{self.log}", self.log) if self.log else self
 
     @property
     def summary(self) -> str:
-        """The message without the log."""
+        """Return the message without the log."""
         return str(self).removesuffix(f":\n{self.log}")
 
 
 def no_space(error: BaseException) -> NoSpaceError | None:
-    """Return what to tell people where a system's error, or its text in a library's error, is a full disk; else None.
+    """Return an error with advice if ``error`` means a full disk, otherwise None.
 
-    Errors of values are none, whatever text they quote.
+    Recognises errors of the system and errors of libraries that quote it. A ``ValueError`` never matches, even if it
+    quotes the same text.
     """
     full = isinstance(error, OSError) and error.errno in FULL
     if not full and not (_is_of_a_library(error) and _FULL_TEXTS.search(str(error)) is not None):
@@ -133,7 +134,7 @@ def no_space(error: BaseException) -> NoSpaceError | None:
 
 
 def _is_of_a_library(error: BaseException) -> bool:
-    """Return whether an error's class is one by which libraries pass on what the system told them."""
+    """Return whether libraries use the error's class to report errors of the system."""
     if isinstance(error, (OSError, RuntimeError)):
         return not isinstance(error, CosmosRLError)
     return not isinstance(error, (CosmosRLError, ValueError)) and type(error).__module__ != "builtins"

@@ -1,4 +1,4 @@
-"""Recognise an exhausted memory among the errors of libraries, most of which have no class for it but only a text."""
+"""Out-of-memory errors of libraries, recognised by their texts because most libraries have no class for them."""
 
 import errno
 import re
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from cosmos_rl_core.errors import CosmosRLError
 
 _BEGIN = r"(?:^|(?<=[:\]>] ))"
-"""The beginning of a line, or of what another message quotes: never the middle of a path or of a prompt."""
+"""Matches at the beginning of a line or of a quoted message, never inside a path or a prompt."""
 
 _TEXTS = re.compile(
     "|".join(
@@ -23,14 +23,14 @@ _TEXTS = re.compile(
             r"(?<![\w/.-])(?:cudaErrorMemoryAllocation|(?:CUDA|NVRTC)_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory)(?![\w/.-])",
             # cuBLAS, cuDNN, cuSOLVER, cuSPARSE, cuRAND, cuFFT.
             r"(?<![\w/.-])(?:CU|HIP|ROC|MIOPEN)[A-Z]*_(?:[A-Z]+_)*ALLOC(?:ATION)?_FAILED(?![\w/.-])",
-            # How the same libraries fail to say it: a handle, or the work space of a convolution, had no room.
+            # Indirect texts of the same libraries: no memory for a handle or for the workspace of a convolution.
             _BEGIN + r"(?:CU|HIP)BLAS_STATUS_NOT_INITIALIZED,? when calling `?(?:cu|hip)blas(?:Lt)?Create\(",
             _BEGIN + r"Unable to find a valid (?:cuDNN|MIOpen) algorithm to run convolution\b",
             _BEGIN + r"(?:GET|FIND) was unable to find an engine to execute this computation\b",
             # NCCL.
             _BEGIN + r"Cuda failure (?:\d+ )?'out of memory'",
             _BEGIN + r"Failed to (?:CUDA )?(?:host )?(?:malloc|calloc|alloc)(?: async)? \d+ bytes\b",
-            # C++, numpy's words in another class, the system's, onnxruntime.
+            # C++, numpy's text in an error of another class, the system, onnxruntime.
             r"(?<![\w/.-])std::bad_alloc(?![\w/])",
             _BEGIN + r"Unable to allocate [\d.]+ \w+ for an array\b",
             r"\bCannot allocate memory \((?:os error )?12\)",
@@ -40,17 +40,17 @@ _TEXTS = re.compile(
     ),
     re.MULTILINE,
 )
-"""How out-of-memory reads in errors of no class of its own."""
+"""Texts of out-of-memory errors without a class of their own."""
 _NATIVE = re.compile(
     r"RuntimeError|torch\.AcceleratorError|torch\.distributed\.Dist\w*Error|onnxruntime\..*|(?:.*\.)?SafetensorError"
 )
-"""Names by which tracebacks call the classes whose texts come from C++ or Rust."""
+"""Names of the classes whose texts come from C++ or Rust, spelled like in tracebacks."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory was exhausted, of a device or of the host: by ``error`` or by one that led to it.
+    """Return whether ``error`` or one of its causes means that a device or the host ran out of memory.
 
-    Our own errors have kinds of their own. A full disk is none of this.
+    Errors of this project never match, because they have a kind. A full disk does not match.
     """
     return any(
         means_out_of_memory(_traced_name(kind), str(one))
@@ -61,7 +61,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def means_out_of_memory(class_name: str, text: str) -> bool:
-    """Return whether an error of which only class, with its module, and message are left is an exhausted memory."""
+    """Return whether an error means out of memory, given the name of its class, with the module, and its text."""
     if class_name.endswith("MemoryError"):
         return True
     if class_name == "OSError":
@@ -70,7 +70,7 @@ def means_out_of_memory(class_name: str, text: str) -> bool:
 
 
 def _traced_name(kind: type) -> str:
-    """Return the name of a class in tracebacks."""
+    """Return a class's name the way tracebacks spell it."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 

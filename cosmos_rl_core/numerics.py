@@ -1,4 +1,4 @@
-"""What decides the last bits of a result besides its recipe: versions, device, and the switches of the live process."""
+"""The numerics of a process: package versions, device and precision switches that can change the bits of results."""
 
 import functools
 import importlib.metadata
@@ -15,12 +15,11 @@ TORCH_PACKAGES = (*_PACKAGES, "torch", "diffusers", "transformers", "tokenizers"
 
 
 def numerics(torch: Any = None) -> dict[str, Any]:
-    """Return names and JSON values of what can change the bits that this process makes.
+    """Return the settings that can change the bits of this process's results: JSON values by name.
 
-    Equal values promise equal bits (with ``deterministic``). They tell how an artifact was made, and have no part in
-    which one is asked for. ``torch`` is the imported module, whose switches are read as they are now; None for a stage
-    without it, which records its packages alone, so that any node can make it. A process with a GPU records that and
-    not the host's CPU.
+    Equal values give equal bits if ``deterministic`` is true. They describe how an artifact was made and are not part
+    of its fingerprint. ``torch`` is the imported module, whose current switches are read. A stage without torch passes
+    None and records only its packages, so that any node can run it. A process with a GPU records the GPU, not the CPU.
     """
     light = {"python": platform.python_version()}
     if torch is None:
@@ -38,7 +37,7 @@ def numerics(torch: Any = None) -> dict[str, Any]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return names and values that differ, for people: ``threads 1 -> 2``."""
+    """Return one line for each value that differs, e.g. ``threads 1 -> 2``."""
     return [
         f"{name} {old.get(name)} -> {new.get(name)}"
         for name in sorted(old.keys() | new.keys())
@@ -65,11 +64,11 @@ def _of_gpu(torch: Any) -> dict[str, Any]:
 
 
 SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
-"""Implementations of PyTorch's attention on a GPU, each of which can be switched off."""
+"""Attention kernels of PyTorch on a GPU; each can be switched off."""
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the versions of those packages that are installed; read once in a process and its forks."""
+    """Return the versions of the installed ones among ``packages``; read once in a process and its forks."""
     return {name: version for name in packages if (version := _version(name)) is not None}
 
 

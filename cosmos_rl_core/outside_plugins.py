@@ -1,7 +1,8 @@
-"""Plugins outside the package: found by paths, pinned by the digests of their files, imported again in other processes.
+"""Plugins from outside the package: found by path, pinned by the digests of their files, imported in every process.
 
-A path names a ``.py`` file, a folder with an ``__init__.py`` (a model has a ``model.py`` beside it), or a folder laid
-out like this package: ``rewards/x.py``, ``models/y/``. What a file defines tells its kind; its name is the plugin's.
+A path names a ``.py`` file, a folder with an ``__init__.py`` (for a model also a ``model.py``), or a folder laid out
+like this package: ``rewards/x.py``, ``models/y/``. The members that a file defines determine its kind. The plugin has
+the name of the file.
 """
 
 import importlib.util
@@ -26,22 +27,22 @@ _PACKAGE = "__init__.py"
 
 
 class Pin(Section):
-    """One plugin from outside, exactly as a plan found it."""
+    """A plugin from outside, with the digests that its files had when the run was planned."""
 
     kind: Literal["models", "algorithms", "rewards", "datasets"]
     name: str
     path: str = Field(json_schema_extra=NOT_IDENTITY)
-    """Its file or folder; for an entry point the file or folder of the package that it lies in."""
+    """File or folder of the plugin; for an entry point the file or folder of its package."""
     entry_point: str | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """The module that the entry point names; None for a plugin that the recipe names by its path."""
+    """Module of the entry point; None for a plugin that the recipe names by its path."""
     files: dict[str, str]
-    """Sha256 of each file, by its path in the folder."""
+    """Sha256 of each file, by its path relative to the parent of :attr:`path`."""
 
 
 def find(paths: Iterable[str]) -> None:
-    """Import the plugins at these paths. Plugins that were found before are forgotten.
+    """Import the plugins at these paths, after forgetting all earlier plugins from outside.
 
-    Raises one :class:`ConfigError` with every mistake.
+    Raises one :class:`ConfigError` that lists every mistake.
     """
     _forget()
     mistakes: list[str] = []
@@ -56,7 +57,7 @@ def find(paths: Iterable[str]) -> None:
 
 
 def pins(model: str) -> tuple[Pin, ...]:
-    """The plugins from outside that this process has imported; of models of entry points only ``model``."""
+    """Return the imported plugins from outside, without the models of entry points other than ``model``."""
     found = [
         _pin(kind, name, module) for kind in plugins.KINDS for name, module in sorted(plugins.loaded(kind).items())
     ]
@@ -64,7 +65,7 @@ def pins(model: str) -> tuple[Pin, ...]:
 
 
 def named_by(settings: object, pinned: Iterable[Pin]) -> tuple[Pin, ...]:
-    """Those of the pinned plugins that settings name, at any depth of sections."""
+    """Return the pinned plugins that settings name, in sections of any depth."""
     names = set(_names_in(settings))
     return tuple(pin for pin in pinned if (pin.kind, pin.name) in names)
 
@@ -79,9 +80,10 @@ def _names_in(settings: object) -> Iterator[tuple[str, str]]:
 
 
 def use(values: Any, *, verify: bool) -> None:
-    """Import the plugins of a plan or a Request, given as plain values; forget those that were found before.
+    """Import the plugins of a plan or a Request, after forgetting all earlier plugins from outside.
 
-    Raises :class:`ConfigError` where a plugin is not here or, with ``verify``, where a file is not the pinned one.
+    ``values`` are the pins before validation. Raises :class:`ConfigError` if a plugin is missing or, with ``verify``,
+    if a file differs from its pin.
     """
     pinned = TypeAdapter(tuple[Pin, ...]).validate_python(values)
     if _imported(pinned) == list(pinned):
@@ -89,7 +91,7 @@ def use(values: Any, *, verify: bool) -> None:
     _forget()
     by_path = [pin for pin in pinned if pin.entry_point is None]
     if verify:
-        # Before the import: a file that was edited is not run.
+        # Checked before the import, so that an edited file is not run.
         check_same(by_path, [pin.model_copy(update={"files": _digests(Path(pin.path))}) for pin in by_path])
     for pin in pinned:
         if pin.entry_point is not None:
@@ -101,15 +103,15 @@ def use(values: Any, *, verify: bool) -> None:
 
 
 def _imported(pinned: Sequence[Pin]) -> list[Pin]:
-    """Those of the plugins that this process has imported, with the digests that their files have now."""
+    """Return new pins, with current digests, of the pinned plugins that this process has imported."""
     found = {kind: plugins.loaded(kind) for kind in plugins.KINDS}
     return [_pin(pin.kind, pin.name, found[pin.kind][pin.name]) for pin in pinned if pin.name in found[pin.kind]]
 
 
 def named_in(data: bytes) -> list[Any]:
-    """The plugins of an encoded Request, as plain values: they are needed before the rest can be validated.
+    """Return the pins of an encoded Request before validation, which needs the plugins to be imported.
 
-    Empty for bytes that are none, which validation refuses.
+    Returns an empty list if the bytes are not a JSON object; validation reports that.
     """
     try:
         values = json.loads(data)
@@ -119,7 +121,7 @@ def named_in(data: bytes) -> list[Any]:
 
 
 def check_same(pinned: Sequence[Pin], here: Sequence[Pin]) -> None:
-    """Raise :class:`ConfigError`, which names each file that differs, if ``here`` are not the pinned plugins."""
+    """Raise :class:`ConfigError`, which names each file that differs, unless ``here`` equals the pinned plugins."""
     was, found = ({(pin.kind, pin.name): pin for pin in some} for some in (pinned, here))
     mistakes = [
         f"{kind.removesuffix('s')} plugin {name!r}: {'not in the plan' if (kind, name) in found else 'not found here'}"
@@ -135,7 +137,7 @@ def check_same(pinned: Sequence[Pin], here: Sequence[Pin]) -> None:
             )
     if mistakes:
         raise ConfigError(
-            "\n  ".join(["the plugins are not those that were planned:", *mistakes])
+            "\n  ".join(["the plugins differ from the plan:", *mistakes])
             + "\nrestore them, or start another run with another --run-id"
         )
 
@@ -145,7 +147,7 @@ def _is_plugin(path: Path) -> bool:
 
 
 def _candidates(path: Path) -> list[tuple[str | None, Path]]:
-    """Return file or folder of each plugin at a path, and its kind if the layout tells it."""
+    """Return the kind, None if the layout does not determine it, and the file or folder of each plugin at a path."""
     if _is_plugin(path):
         return [(None, path)]
     inside = [
@@ -163,12 +165,12 @@ def _candidates(path: Path) -> list[tuple[str | None, Path]]:
 
 
 def _register(path: Path, kind: str | None) -> None:
-    """Import a file or folder, and make it known. Raises :class:`ConfigError` if it is no plugin, or one twice."""
+    """Import and register a file or folder. Raises :class:`ConfigError` if it is no plugin or its name is taken."""
     module, name = _import(path), path.stem
     kinds = [k for k, members in plugins.MEMBERS.items() if all(hasattr(module, member) for member in members)]
     if len(kinds) != 1 or kind not in (None, *kinds):
         wanted = "; or ".join(f"{' and '.join(members)} ({k})" for k, members in plugins.MEMBERS.items())
-        raise ConfigError(f"{path} defines what belongs to {' and '.join(kinds) or 'no plugin'}; expected {wanted}")
+        raise ConfigError(f"{path} defines the members of {' and '.join(kinds) or 'no plugin'}; expected {wanted}")
     (kind,) = kinds
     if kind == "models" and not (path / "model.py").is_file():
         raise ConfigError(f"{path}: a model is a folder with {_PACKAGE}, which defines SPEC, and model.py")
@@ -178,7 +180,7 @@ def _register(path: Path, kind: str | None) -> None:
 
 
 def _import(path: Path) -> ModuleType:
-    """Run the file now, whatever was imported from there before. Raises :class:`ConfigError` if that fails."""
+    """Import a file anew, even if it was imported before. Raises :class:`ConfigError` if that fails."""
     name = path.stem
     if not name.isidentifier() or name.startswith("_"):
         raise ConfigError(f"{path}: {name!r} cannot name a plugin; expected letters, digits and '_', a letter first")
@@ -201,14 +203,14 @@ def _import(path: Path) -> ModuleType:
 
 
 class _Uncached(SourceFileLoader):
-    """Compiles the file as it is now: cached byte code goes by a time in whole seconds and a size."""
+    """A loader that compiles the current file, because cached byte code is found by time in whole seconds and size."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def _forget() -> None:
-    """Make no plugin from outside known."""
+    """Forget every plugin from outside."""
     for name in [name for name in sys.modules if name.startswith(plugins.OUTSIDE)]:
         del sys.modules[name]
 
@@ -222,21 +224,24 @@ def _pin(kind: Any, name: str, module: ModuleType) -> Pin:
 
 
 def _place(module: ModuleType) -> Path:
-    """The module's folder, or its file."""
+    """Return the folder of a package, the file of another module."""
     assert module.__file__ is not None
     file = Path(module.__file__)
     return file.parent if file.name == _PACKAGE else file
 
 
 def _package_of(module: ModuleType) -> Path:
-    """The folder of the outermost regular package that holds the module; its file if none does."""
+    """Return the folder of the module's outermost regular package, the module's file if it is in no package."""
     parts = module.__name__.split(".")
     outer = (sys.modules[".".join(parts[: count + 1])] for count in range(len(parts)))
     return _place(next(package for package in outer if package.__file__ is not None))
 
 
 def _digests(path: Path) -> dict[str, str]:
-    """Return the sha256 of each file by its path relative to the parent of ``path``, except hidden and cached files."""
+    """Return the sha256 of each file, by its path relative to the parent of ``path``.
+
+    Leaves out hidden files and cached byte code.
+    """
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     names = {file.relative_to(path.parent): file for file in sorted(files)}
     remembered = Remembered.of_user()

@@ -1,9 +1,10 @@
-"""Plugins are files: ``cosmos_rl_core/<kind>/<name>.py`` is known as ``<name>``. To add one, nothing else is edited.
+"""Find and import plugins: ``cosmos_rl_core/<kind>/<name>.py`` is the plugin ``<name>``.
 
-A model is a folder: ``models/<name>/__init__.py`` holds its spec, which imports no torch, and ``model.py`` the rest.
-Plugins outside this package are those that a recipe names (:mod:`cosmos_rl_core.outside_plugins`) and those of
-installed packages: entry points of the group ``cosmos_rl_flows.<kind>`` whose value is a module. The package's own
-names come first, then the recipe's.
+A new plugin needs no other edit. A model is a folder: ``models/<name>/__init__.py`` holds its spec, which imports no
+torch, and ``model.py`` the rest. Plugins from outside this package are files that a recipe names
+(:mod:`cosmos_rl_core.outside_plugins`) and entry points of installed packages: the group is
+``cosmos_rl_flows.<kind>``, the value a module. A name is looked up in this package first, then in the recipe's plugins,
+then among entry points.
 """
 
 import difflib
@@ -24,38 +25,38 @@ MEMBERS = {
     "rewards": ("Options", "Reward"),
     "datasets": ("Options", "prompts"),
 }
-"""What a plugin of each kind defines."""
+"""Names that a plugin must define, by kind."""
 KINDS = tuple(MEMBERS)
 OUTSIDE = "cosmos_rl_outside"
-"""First part of the names in ``sys.modules`` of plugins from outside."""
+"""Prefix of the names of plugins from outside in ``sys.modules``."""
 
 
 def known(kind: str) -> list[str]:
-    """Names of the plugins of one kind (one of :data:`KINDS`), sorted. Imports none of them."""
+    """Return the sorted names of all plugins of one kind (one of :data:`KINDS`). Import none of them."""
     return sorted({*own(kind), *loaded(kind), *installed(kind)})
 
 
 @functools.cache
 def own(kind: str) -> tuple[str, ...]:
-    """Names of the plugins that ship with this package."""
+    """Return the names of the plugins that ship with this package."""
     package = importlib.import_module(f"cosmos_rl_core.{kind}")
     return tuple(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
 
 
 def loaded(kind: str) -> dict[str, ModuleType]:
-    """Plugins from outside that this process has imported, by name."""
+    """Return the plugins from outside that this process has imported, by name."""
     prefix = f"{OUTSIDE}.{kind}."
     return {key.removeprefix(prefix): found for key, found in list(sys.modules.items()) if key.startswith(prefix)}
 
 
 @functools.cache
 def installed(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
-    """Entry points of installed packages, by the name of the plugin."""
+    """Return the entry points of installed packages, by plugin name."""
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=f"cosmos_rl_flows.{kind}")}
 
 
 def load(kind: str, name: str) -> ModuleType:
-    """Import one plugin module. Raises :class:`ConfigError`, listing the known names, if there is none of that name."""
+    """Import a plugin. Raises :class:`ConfigError`, which lists the known names, if ``name`` is unknown."""
     if name in own(kind):
         return importlib.import_module(f"cosmos_rl_core.{kind}.{name}")
     if (module := loaded(kind).get(name)) is not None:
@@ -69,19 +70,22 @@ def load(kind: str, name: str) -> ModuleType:
 
 
 def load_model(name: str) -> ModuleType:
-    """Import the ``model.py`` of a model plugin, and torch with it. Raises as :func:`load`."""
+    """Import the ``model.py`` of a model plugin, and with it torch. Raises like :func:`load`."""
     return importlib.import_module(f"{load('models', name).__name__}.model")
 
 
 def register(kind: str, name: str, module: ModuleType) -> None:
-    """Make a module from outside known as the plugin ``name`` of this process."""
-    # The table of imported modules is the table of plugins: no second one can differ from it.
+    """Register a module from outside under a plugin name, for this process."""
+    # The table of imported modules doubles as the table of plugins, so the two cannot disagree.
     sys.modules[f"{OUTSIDE}.{kind}.{name}"] = module
 
 
 @contextmanager
 def errors_of(kind: str, name: str) -> Iterator[None]:
-    """Turn what a plugin from outside raises into a :class:`ConfigError` with its file; errors of ours stay theirs."""
+    """Turn an error of a plugin from outside into a :class:`ConfigError` that names its file.
+
+    Errors of this project and errors of shipped plugins pass unchanged.
+    """
     try:
         yield
     except CosmosRLError:

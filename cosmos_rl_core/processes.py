@@ -1,4 +1,4 @@
-"""Processes that do not outlive their parent. ``python -m cosmos_rl_core.processes COMMAND...`` runs a command so."""
+"""Processes that end with their parent. ``python -m cosmos_rl_core.processes COMMAND...`` runs a command that does."""
 
 import ctypes
 import os
@@ -7,20 +7,21 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 PARENT = "COSMOS_RL_PARENT_PID"
-"""Environment variable: the process that this one must not outlive. Absent where a person starts a stage by hand."""
+"""Environment variable with the id of the parent process. Not set when a person starts a stage by hand."""
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies: a torchrun or a flow that is shot leaves no orphan.
+    """Make Linux kill this process when its parent ends, so that a killed torchrun or flow leaves no orphans.
 
-    Survives ``exec``, not ``fork``: each process asks for itself, and is the parent that its own children name.
-    Nothing is asked for elsewhere than on Linux, or of a process that a person started.
+    The setting survives ``exec`` but not ``fork``, so each process calls this and becomes the named parent of its own
+    children. Does nothing for a process that a person started. On other systems only a parent that has already ended
+    is noticed.
     """
     if PARENT not in os.environ:
         return
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A parent that died before the request is noticed here.
+    # The parent may have ended before prctl was called.
     if int(os.environ[PARENT]) not in (os.getpid(), os.getppid()):
         os._exit(128 + signal.SIGKILL)
     os.environ[PARENT] = str(os.getpid())

@@ -1,1 +1,1 @@
-"""How ranks share the work: process groups, sharded weights, shared tokens, precision."""
+"""Process groups, sharded weights, context parallelism and precision."""

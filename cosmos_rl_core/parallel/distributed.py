@@ -1,6 +1,6 @@
-"""The process group, small: what stages need of ``torch.distributed``, and one process without it.
+"""The process group of a stage: the few collectives that stages need, also for one process without torchrun.
 
-It reads the environment, which few modules do: torchrun's rank.
+The ranks come from torchrun's environment variables.
 """
 
 import datetime
@@ -21,21 +21,21 @@ from cosmos_rl_core.parallel.sharding import REPLICATE, SHARD
 
 
 class Group:
-    """Ranks that work together. With one process and no torchrun every collective is the identity.
+    """The ranks of a stage. With one process and no torchrun every collective is the identity.
 
-    What follows calls ranks that share the tokens of a video peers, of which the first leads. They are given the same
-    work, so that work is dealt by ``data_rank`` of ``data_world_size``. Who shares weights with whom is another matter:
-    the mesh spans all ranks.
+    Ranks that share the tokens of a video are peers; the first of them leads. Peers get the same work, so work is
+    divided by ``data_rank`` among ``data_world_size``. Sharding of weights is independent of this: its mesh spans all
+    ranks.
     """
 
     mesh: DeviceMesh | None = None
-    """Copies of the weights, and ranks that share one; None where each rank has all weights."""
+    """Mesh of replicas and shards of the weights; None if each rank has all weights."""
 
     peers: dist.ProcessGroup | None = None
-    """This rank's peers and itself; None where each rank has videos of its own."""
+    """Process group of this rank and its peers; None without context parallelism."""
 
     def __init__(self, timeout_s: float, parallelism: Parallelism = ALONE) -> None:
-        """Join the other ranks. Raises :class:`ConfigError` if one of them computes otherwise, by its numerics."""
+        """Join the other ranks. Raises :class:`ConfigError` if the numerics of one differ from those of rank 0."""
         self.parallelism = parallelism
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size, self.data_world_size = parallelism.world_size, parallelism.data_world_size
@@ -48,12 +48,12 @@ class Group:
             torch.cuda.set_device(self.device)
         timeout = datetime.timedelta(seconds=timeout_s)
         if self.world_size > 1:
-            # One backend per device: objects and CPU tensors go over gloo, gradients over NCCL where there is CUDA.
-            # A rank without CUDA meets the others too, over gloo, to be told that it is unlike them.
+            # Objects and CPU tensors use gloo, CUDA tensors use NCCL. A rank without CUDA joins by gloo as well, so
+            # that the comparison of numerics below can name it.
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "cpu:gloo", timeout=timeout)
         self.numerics = numerics(torch)
-        """What decides the bits of this rank, and of every other one."""
-        # Before anything that needs NCCL: between unlike devices that would wait until its time is over.
+        """Numerics of this rank, equal on all ranks."""
+        # Compared before any use of NCCL, which would hang between unlike devices until its timeout.
         require_alike(self.gather([os.uname().nodename, self.numerics]))
         if parallelism.dp_shard_size > 1:
             shape = parallelism.dp_replicate_size, parallelism.dp_shard_size
@@ -65,31 +65,31 @@ class Group:
             self.peers = peers
 
     def all_reduce_sum_(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over all ranks, in place."""
+        """Sum a tensor over all ranks in place, and return it."""
         if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's JSON value on every rank."""
+        """Return rank 0's JSON value on every rank."""
         return self.gather(value if self.rank == 0 else None)[0]
 
     def broadcast_to_peers(self, value: Any) -> Any:
-        """The JSON value of the peers' leader on each of them."""
+        """Return the JSON value of the peers' leader on each peer."""
         return value if self.peers is None else _gather(value if self.leads else None, self.peers)[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's JSON value, in rank order, on every rank."""
+        """Return the JSON values of all ranks, in rank order, on every rank."""
         return [value] if self.world_size == 1 else _gather(value, None)
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """The JSON value of every rank of ``group``, None for all, in rank order. Travels as JSON, not as a pickle."""
+    """Gather JSON values in rank order over ``group``, None for all ranks. Values are sent as JSON, never pickled."""
     data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     cpu = torch.device("cpu")
     sizes = [torch.zeros(1, dtype=torch.int64, device=cpu) for _ in range(dist.get_world_size(group))]
@@ -103,9 +103,9 @@ def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
 
 
 def require_alike(ranks: list[tuple[str, dict[str, Any]]]) -> None:
-    """Raise :class:`ConfigError` unless all ranks, given by host and numerics, have the numerics of rank 0.
+    """Raise :class:`ConfigError` unless all ranks, each given by host and numerics, have the numerics of rank 0.
 
-    What one artifact holds, and every sum over ranks, would otherwise depend on which rank did what.
+    Otherwise the bits of an artifact, and of every sum over ranks, would depend on the assignment of work to ranks.
     """
     (first_host, first), *others = ranks
     unlike = [
@@ -122,11 +122,11 @@ def require_alike(ranks: list[tuple[str, dict[str, Any]]]) -> None:
 
 
 _BEGIN = r"(?:^|(?<=[:\]] ))"
-"""The beginning of a line, or of what another message quotes."""
+"""Matches at the beginning of a line or of a quoted message."""
 _COLLECTIVE = re.compile(
     "|".join(
         (
-            # gloo's errors begin with the line of its source that raised them.
+            # gloo's errors begin with the place in its source.
             r"^\[(?:enforce fail at )?[^\]\n]*\bgloo/[^\]\n]*\.(?:cc|cpp|h):\d+\]",
             r"^[Gg]loo \w+ failed\b",
             _BEGIN + r"(?:Process group |NCCL )?[Ww]atchdog (?:thread terminated|caught collective operation)\b",
@@ -138,17 +138,17 @@ _COLLECTIVE = re.compile(
             _BEGIN + r"No ranks successfully processed in monitoredBarrier\b",
             _BEGIN + r"Timed out initializing process group in store based barrier\b",
             _BEGIN + r"The client socket has (?:timed out|failed to connect)\b",
-            # PyTorch passes on the system's words as they are; services are named before theirs.
+            # PyTorch reports the system's text unchanged, while errors of services begin with the service's name.
             r"\A[Cc]onnection (?:reset|closed|refused) by peer\b",
         )
     ),
     re.MULTILINE,
 )
-"""How the loss of another rank reads in errors of no class of its own; a path with such a word does not."""
+"""Texts of errors that report the loss of another rank; paths that contain these words do not match."""
 
 
 def is_collective(error: BaseException) -> bool:
-    """Return whether an error only tells that another rank is gone: the reason is in that rank's own error."""
+    """Return whether an error only reports that another rank ended, whose own error has the reason."""
     if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _COLLECTIVE.search(str(error))):
         return True
     return error.__cause__ is not None and not isinstance(error, CosmosRLError) and is_collective(error.__cause__)

@@ -1,4 +1,4 @@
-"""How the processes of one stage share its work: one value, from the recipe to the process group."""
+"""The division of a stage's work among its processes: one value, from the recipe to the process group."""
 
 from dataclasses import dataclass
 
@@ -7,22 +7,22 @@ from cosmos_rl_core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """Who shares what among ``world_size`` ranks, and how each computes its part.
+    """The division of weights and videos among ``world_size`` ranks.
 
-    Ranks are cut twice, each time by all of them: ``dp_replicate_size x dp_shard_size`` for the weights, and
-    ``data_world_size x cp_size`` for the videos. So the two sizes divide the ranks, but need not divide each other.
-    Raises :class:`ConfigError` with everything that does not fit.
+    All ranks form two independent grids: ``dp_replicate_size x dp_shard_size`` for the weights and
+    ``data_world_size x cp_size`` for the videos. So both sizes divide the number of ranks, but not necessarily each
+    other. Raises :class:`ConfigError`, which lists every mistake.
     """
 
     world_size: int = 1
     dp_shard_size: int = 1
-    """Consecutive ranks that share one copy of the weights."""
+    """Number of consecutive ranks that share one copy of the weights."""
     cp_size: int = 1
-    """Consecutive ranks that share the tokens of each video."""
+    """Number of consecutive ranks that share the tokens of each video."""
     fsdp_offload: bool = False
-    """Whether shared weights rest in the CPU's memory."""
+    """Keep sharded weights in CPU memory, which saves GPU memory and costs transfers."""
     compile: bool = False
-    """Whether the transformer's blocks are compiled."""
+    """Compile the transformer's blocks."""
 
     def __post_init__(self) -> None:
         mistakes = [
@@ -31,20 +31,20 @@ class Parallelism:
             if size < 1 or self.world_size % size
         ]
         if self.fsdp_offload and self.dp_shard_size == 1:
-            mistakes.append("fsdp_offload = true is for weights that ranks share; set dp_shard_size above 1")
+            mistakes.append("fsdp_offload = true needs sharded weights; set dp_shard_size above 1")
         if mistakes:
             raise ConfigError("; ".join(mistakes))
 
     @property
     def dp_replicate_size(self) -> int:
-        """Copies of the weights."""
+        """Return the number of copies of the weights."""
         return self.world_size // self.dp_shard_size
 
     @property
     def data_world_size(self) -> int:
-        """Groups of ranks that are dealt work of their own."""
+        """Return the number of groups of ranks with work of their own."""
         return self.world_size // self.cp_size
 
 
 ALONE = Parallelism()
-"""One process, as it is."""
+"""One process, without any sharing."""

@@ -1,8 +1,8 @@
-"""What a transformer computes with: float32, or a half type by autocast, from float32 weights to a float32 velocity.
+"""The precision of a transformer: float32, or a half type by autocast, with float32 weights and a float32 velocity.
 
-Autocast gives linear and convolution modules alone a half type; norms, tables and residuals stay float32. Some classes
-of diffusers name modules that are float32 whatever the rest is (``_keep_in_fp32_modules``), such as the embedding of
-Wan's timestep: :func:`keep_float32` has those of them that hold matrices compute so under autocast too.
+Autocast casts only linear and convolution modules; norms, tables and residuals stay float32. Some classes of diffusers
+list modules that must stay float32 (``_keep_in_fp32_modules``), for example the embedding of Wan's timestep.
+:func:`keep_float32` makes the listed modules with matrices compute in float32 under autocast too.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -15,31 +15,31 @@ ParamDtype = Literal["float32", "bfloat16"]
 
 
 def half(param_dtype: ParamDtype) -> torch.dtype | None:
-    """The half type, or None for float32."""
+    """Return the half type, None for float32."""
     return torch.bfloat16 if param_dtype == "bfloat16" else None
 
 
 def computes_in(param_dtype: ParamDtype, device: torch.device) -> AbstractContextManager[object]:
-    """Matrix products in ``param_dtype`` on ``device``; put it around a transformer's forward pass and nothing else."""
+    """Compute matrix products in ``param_dtype`` inside a ``with`` block, which holds only a transformer's forward."""
     dtype = half(param_dtype)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def use_tf32(allowed: bool) -> None:
-    """Choose how a GPU multiplies float32 matrices and convolves: with factors rounded to 10 bits, or whole."""
-    # PyTorch's own defaults are unlike each other: whole for products, rounded for convolutions.
+    """Allow or forbid that a GPU rounds the factors of float32 products and convolutions to 10 bits (TF32)."""
+    # PyTorch's defaults differ: it allows TF32 for convolutions but not for products.
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
 
 
 MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""The modules whose weights autocast casts."""
+"""Classes of modules whose weights autocast casts."""
 
 
 def float32_modules(transformer: nn.Module) -> list[nn.Module]:
-    """The outermost modules with matrices in them that the transformer's class keeps in float32.
+    """Return the outermost modules that contain matrices and that the transformer's class keeps in float32.
 
-    As ``from_pretrained`` of diffusers reads the list: by any part of a weight's name.
+    Like in ``from_pretrained`` of diffusers, an entry of the class's list matches any part of a dotted name.
     """
     kept = set(getattr(transformer, "_keep_in_fp32_modules", None) or [])
     found: dict[str, nn.Module] = {}
@@ -51,7 +51,7 @@ def float32_modules(transformer: nn.Module) -> list[nn.Module]:
 
 
 def keep_float32(transformer: nn.Module) -> None:
-    """Have :func:`float32_modules` compute in float32 under autocast: in place, by a class of their own each."""
+    """Make :func:`float32_modules` compute in float32 under autocast, by replacing their classes in place."""
     for module in float32_modules(transformer):
         own = type(module)
         if not issubclass(own, _InFloat32):

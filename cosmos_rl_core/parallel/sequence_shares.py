@@ -1,4 +1,4 @@
-"""How tokens and attention heads are dealt to the peers of context parallelism: torch-free, so that a plan can tell."""
+"""Shares of tokens and attention heads in context parallelism. Imports no torch, so that plans can check them."""
 
 import math
 
@@ -10,14 +10,14 @@ from cosmos_rl_core.pipelines import directories
 def check(spec: ModelSpec, transformer: Settings, latent_shape: tuple[int, ...] | None, num_peers: int) -> None:
     """Raise :class:`ConfigError` if ``num_peers`` processes cannot share latents of ``latent_shape``, ``[C, T, H, W]``.
 
-    ``transformer`` is the settings of the transformer. A ``latent_shape`` of None is not known yet. Found are
-    transformers that cannot be split, and peers that would be left without a token or an attention head.
+    That is if the model does not support it, or if a peer would get no token or no attention head. ``transformer``
+    holds the settings of the transformer; tokens are not checked if ``latent_shape`` is None.
     """
     if num_peers == 1:
         return
     if not spec.context_parallel:
         known = sorted(s.transformer_class for s in directories.specs() if s.context_parallel)
-        raise ConfigError(f"no context parallelism for a {spec.transformer_class}; there is for {', '.join(known)}")
+        raise ConfigError(f"no context parallelism for {spec.transformer_class}; supported: {', '.join(known)}")
     shares("attention heads", transformer["num_attention_heads"], num_peers)
     if latent_shape is None:
         return
@@ -26,9 +26,9 @@ def check(spec: ModelSpec, transformer: Settings, latent_shape: tuple[int, ...] 
 
 
 def shares(what: str, count: int, num_peers: int) -> list[int]:
-    """How many of ``count`` each peer takes: consecutive, the larger shares first, as equal as can be.
+    """Return the number of consecutive items for each peer, which differ by at most one, larger shares first.
 
-    10 over 4 is ``[3, 3, 2, 2]``. Raises :class:`ConfigError` if a peer would take none.
+    10 over 4 gives ``[3, 3, 2, 2]``. Raises :class:`ConfigError` if a peer would get none.
     """
     if count < num_peers:
         raise ConfigError(f"{count} {what} cannot be shared by {num_peers} context-parallel peers; at most {count}")

@@ -1,9 +1,9 @@
-"""A transformer's weights spread over ranks, by FSDP2: rows of each matrix are cut, everything else is on all ranks.
+"""Sharding of a transformer's weights over ranks by FSDP2: each rank has some rows of each matrix.
 
-What autocast computes with in a half type are the weights of linear and convolution modules. Those are cut, and
-gathered block by block in the type that they are computed with. Biases, norms, tables and adapters, less than a
-hundredth of a model, stay whole and float32: so a forward pass gives the same bits as on one rank. A policy then
-consists of named float32 tensors of which some are this rank's rows alone; :class:`Shards` knows which.
+The matrices are the weights of linear and convolution modules, which autocast casts to a half type. They are gathered
+block by block in the type of the computation. Biases, norms, tables and adapters, less than a hundredth of a model,
+stay whole and float32 on all ranks. So a forward pass gives the same bits as on one rank. Some of a policy's named
+float32 tensors are then only this rank's rows; :class:`Shards` lists them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,46 +20,48 @@ from cosmos_rl_core.parallel.precision import MATRICES, float32_modules
 from cosmos_rl_core.weights.base_weights import BaseWeights
 
 REPLICATE, SHARD = "dp_replicate", "dp_shard"
-"""Names of the dimensions of the mesh: copies of the weights, and the ranks that share one."""
+"""Names of the mesh's dimensions: copies of the weights, and ranks that share one copy."""
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Which of the named tensors are cut by rows, and where; without a mesh, none."""
+    """The named tensors that are sharded by rows, and their mesh; without a mesh there are none."""
 
     mesh: DeviceMesh | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Whole shapes of the tensors that are cut."""
+    """Whole shapes of the sharded tensors."""
 
     @property
     def index(self) -> int:
-        """Which of the cuts this rank holds."""
+        """Return the index of this rank's shard."""
         return 0 if self.mesh is None else self.mesh.get_local_rank(SHARD)
 
     def cuts(self, name: str) -> bool:
-        """Whether a rank has only some rows of that tensor."""
+        """Return whether the tensor is sharded."""
         return name in self.shapes
 
     def rows(self, length: int) -> tuple[int, int]:
-        """First row and number of rows of this rank's cut of a tensor of ``length`` rows; the last cuts may be short,
-        or empty."""
+        """Return first row and number of rows of this rank's shard of a tensor with ``length`` rows.
+
+        The last shards may be short or empty.
+        """
         each = -(-length // (1 if self.mesh is None else self.mesh[SHARD].size()))
         first = min(self.index * each, length)
         return first, min(each, length - first)
 
     def shape(self, name: str, local: Tensor) -> tuple[int, ...]:
-        """The whole shape of a tensor of which this rank has ``local``."""
+        """Return the whole shape of a tensor of which this rank has ``local``."""
         return self.shapes.get(name, tuple(local.shape))
 
     def local(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's part of a whole tensor: a view of it."""
+        """Return this rank's rows of a whole tensor, a view of it."""
         if self.mesh is None or not self.cuts(name):
             return whole
         first, count = self.rows(whole.shape[0])
         return whole[first : first + count]
 
     def whole(self, name: str, local: Tensor) -> Tensor:
-        """The whole tensor, from all ranks: each calls this at the same time, or where nothing is cut, at any."""
+        """Gather the whole tensor. Collective if the tensor is sharded: all ranks must call it together."""
         if self.mesh is None or not self.cuts(name):
             return local
         shape = torch.Size(self.shapes[name])
@@ -70,7 +72,7 @@ class Shards:
         return found.full_tensor()
 
     def norms(self, names: Sequence[str], here: Tensor) -> Tensor:
-        """2-norms of whole tensors, ``[len(names)]``, from those of what this rank has; each rank calls this."""
+        """Return the 2-norms of whole tensors, ``[len(names)]``, given the norms of this rank's rows. Collective."""
         if self.mesh is None:
             return here
         cut = torch.tensor([self.cuts(name) for name in names], device=here.device)
@@ -80,15 +82,15 @@ class Shards:
 
 
 WHOLE = Shards()
-"""Nothing is cut: every rank has all."""
+"""No tensor is sharded."""
 
 
 def shard(transformer: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None, *, offload: bool = False) -> Shards:
-    """Cut the matrices of ``transformer`` over the mesh, block by block and the root.
+    """Shard the matrices of ``transformer`` over the mesh, block by block and the rest with the root.
 
-    They are gathered as ``compute`` (None: as they are), those of modules that stay float32 as they are; their
-    gradients come as sums over all ranks, in float32. With ``offload`` they rest in the CPU's memory. Call it after
-    adapters were added; ``transformer`` may be on the meta device.
+    Matrices are gathered in the type ``compute`` (None: unchanged); modules that stay float32 are gathered unchanged.
+    Gradients are float32 sums over all ranks. With ``offload`` the shards stay in CPU memory. Add adapters before;
+    ``transformer`` may be on the meta device.
     """
     names, parameters = matrix_names(transformer), dict(transformer.named_parameters())
     shapes = {_base_name(name): tuple(p.shape) for name, p in parameters.items() if name in names}
@@ -97,7 +99,7 @@ def shard(transformer: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None,
     rest = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     for module in [*kept, *blocks(transformer), transformer]:
         dtype = None if module in kept else compute
-        # Reshard the root too: other parts of a policy pass through these modules, and none may find the last one's.
+        # The root is resharded too, so that no gathered weights remain when another part of the policy runs.
         fully_shard(
             module,
             mesh=mesh,
@@ -109,26 +111,26 @@ def shard(transformer: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None,
     for module in transformer.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            # gloo has no sum that divides.
+            # gloo has no reduction that divides by the number of ranks.
             module.set_force_sum_reduction_for_comms(True)
     return Shards(mesh, shapes)
 
 
 def blocks(transformer: nn.Module) -> list[nn.Module]:
-    """The transformer's repeated blocks, as its class names them."""
+    """Return the transformer's repeated blocks, by the class names in its ``_no_split_modules``."""
     names = getattr(transformer, "_no_split_modules", None) or []
     return [module for module in transformer.modules() if type(module).__name__ in names]
 
 
 COMPILED_VERSIONS = 64
-"""Versions of a block's code: its kinds, times with and without gradient, times batch sizes and numbers of tokens."""
+"""Largest number of compiled versions of a block; they multiply by kind, gradient, batch size and number of tokens."""
 
 
 def compile_blocks(transformer: nn.Module, backend: str = "inductor") -> None:
-    """Compile the repeated blocks one by one: as they are equal, the first one's code serves all of them.
+    """Compile the repeated blocks one by one; equal blocks share the code of the first.
 
-    A block that needs more than :data:`COMPILED_VERSIONS` raises, where PyTorch would run it uncompiled from then on,
-    with other rounding.
+    A block that needs more than :data:`COMPILED_VERSIONS` versions raises. PyTorch's default is to run it uncompiled
+    from then on, which rounds differently.
     """
     limits = torch._dynamo.config
     limits.recompile_limit = COMPILED_VERSIONS
@@ -140,11 +142,11 @@ def compile_blocks(transformer: nn.Module, backend: str = "inductor") -> None:
 
 @torch.no_grad()
 def materialise(transformer: nn.Module, device: torch.device, *, offload: bool = False) -> None:
-    """Give weights of the meta device memory, with anything in it where they are cut, else 0; move the others.
+    """Allocate memory for weights on the meta device, and move all others to ``device``.
 
-    With ``offload`` what is cut gets the CPU's memory, and everything else ``device``'s.
+    New memory is zero, or uninitialised for sharded weights. With ``offload`` sharded weights get CPU memory.
     """
-    # Detached, since the parameters themselves are given other memory.
+    # Detached, because to_empty replaces the memory of the parameters themselves.
     real = {name: t.detach() for name, t in _tensors(transformer).items() if not t.is_meta}
     transformer.to_empty(device="cpu" if offload else device)
     for name, tensor in _tensors(transformer).items():
@@ -154,9 +156,9 @@ def materialise(transformer: nn.Module, device: torch.device, *, offload: bool =
 
 @torch.no_grad()
 def load_base(transformer: nn.Module, pipeline: str, shards: Shards) -> None:
-    """Fill weights and buffers from a pipeline directory; of what is cut, only this rank's rows are read.
+    """Load weights and buffers from a pipeline directory; of sharded weights only this rank's rows are read.
 
-    Raises :class:`ArtifactError` if it has no tensor of a weight's name and shape.
+    Raises :class:`ArtifactError` if the directory lacks a weight or has it in another shape.
     """
     live = _tensors(transformer)
     names = {_base_name(name): name for name in transformer.state_dict() if ".lora_" not in name}
@@ -174,12 +176,12 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _base_name(name: str) -> str:
-    """A weight's name in the base model's files: without peft's wrapper."""
+    """Return a weight's name in the base model's files, without peft's wrapper."""
     return name.replace(".base_layer.", ".")
 
 
 def matrix_names(transformer: nn.Module) -> set[str]:
-    """Names of the weights that autocast computes with in a half type."""
+    """Return the names of the weights that autocast casts to a half type."""
     return {
         f"{name}.weight"
         for name, module in transformer.named_modules()

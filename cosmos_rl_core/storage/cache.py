@@ -1,8 +1,8 @@
-"""A node's own copies of what lies far away: bytes named by their digest, at most so many of them.
+"""A cache on a node's own disk for objects of a remote store, named by their digest and bounded in bytes.
 
-For objects that never change, read through their manifests from a store that is no directory. Every process of a node
-may use it at once, and each object is fetched once: who asks for it meanwhile waits. The directory comes from the
-environment, as it belongs to the node and not to the run.
+It holds objects that never change and whose digests are in a manifest. All processes of a node can share it: each
+object is fetched once, and other readers wait for it meanwhile. The environment names the directory, because it belongs
+to the node and not to the run.
 """
 
 import fcntl
@@ -16,26 +16,26 @@ from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import ConfigError
 
 DIRECTORY = "COSMOS_RL_CACHE_DIR"
-"""Environment variable: a directory on this node's own disk. Without it nothing is kept."""
+"""Environment variable: a directory on this node's own disk. Without it nothing is cached."""
 GIGABYTES = "COSMOS_RL_CACHE_GB"
-"""Environment variable: how much the directory may hold, in 10^9 bytes."""
+"""Environment variable: the largest size of the directory, in 10^9 bytes."""
 DEFAULT_GB = "100"
 SMALLEST_BYTES = 2**16
-"""Smaller objects are not kept: fetching one costs about as much as finding out what makes room for it."""
+"""Size in bytes below which objects are not cached: making room costs about as much as fetching one."""
 PART, LOCK = ".part", ".lock"
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Files named by their own sha256 in one directory; those used longest ago make room for new ones."""
+    """A directory of files named by their sha256. The least recently used files make room for new ones."""
 
     directory: Path
     max_bytes: int
 
     def read(self, digest: str, size: int, fetch: Callable[[], bytes]) -> bytes:
-        """The bytes of this digest: a copy, or what ``fetch`` gives, which must have checked them and is kept.
+        """Return the bytes with this digest, from a copy or from ``fetch``, whose result is then cached.
 
-        A damaged copy is dropped and fetched again.
+        ``fetch`` must check the bytes. A damaged copy is dropped and fetched again.
         """
         if not SMALLEST_BYTES <= size <= self.max_bytes:
             return fetch()
@@ -48,7 +48,7 @@ class Cache:
             return found
 
     def read_part(self, digest: str, start: int, end: int) -> bytes | None:
-        """Some bytes of a copy, not checked; None where there is none."""
+        """Return bytes ``start`` to ``end`` of a copy without checking them, None if there is no copy."""
         try:
             with (self.directory / digest).open("rb") as file:
                 file.seek(start)
@@ -57,13 +57,13 @@ class Cache:
             return None
 
     def drop(self, digest: str) -> None:
-        """Remove a copy, if there is one."""
+        """Remove a copy if it exists."""
         (self.directory / digest).unlink(missing_ok=True)
 
     def _copy(self, digest: str) -> bytes | None:
         path = self.directory / digest
         try:
-            # Its time of use decides who makes room.
+            # The time of the last use decides which copies make room.
             os.utime(path)
             data = path.read_bytes()
         except FileNotFoundError:
@@ -74,7 +74,7 @@ class Cache:
         return None
 
     def _keep(self, digest: str, data: bytes) -> None:
-        """Keep a copy. One process at a time, so that the bound holds, and an unfinished file is of a dead process."""
+        """Write a copy, one process at a time: so the bound holds, and unfinished files belong to dead processes."""
         temporary = self.directory / f"{digest}{PART}"
         with self._alone("room"):
             self._make_room(len(data))
@@ -82,7 +82,7 @@ class Cache:
                 temporary.write_bytes(data)
                 temporary.replace(self.directory / digest)
             except OSError:
-                # No space left: the caller has the bytes all the same, and the next one fetches them again.
+                # Without space the caller still has the bytes, and the next reader fetches them again.
                 temporary.unlink(missing_ok=True)
 
     def _make_room(self, size: int) -> None:
@@ -94,23 +94,23 @@ class Cache:
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
         for path in self.directory.iterdir():
-            # A damaged copy may be dropped by another process meanwhile.
+            # Another process may drop a damaged copy meanwhile.
             with suppress(FileNotFoundError):
                 if path.suffix != LOCK:
                     yield path, path.stat()
 
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
-        """One thread of one process at a time; one that dies lets go."""
+        """Hold a lock that one thread of one process can hold; it ends with its process."""
         with (self.directory / f"{name}{LOCK}").open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 
 def of_node(url: str, environment: Mapping[str, str] = os.environ) -> Cache | None:
-    """This node's cache for what lies at a URL; None where the environment names none, or where a directory holds it.
+    """Return this node's cache for a URL; None without a directory in the environment, or for a local path.
 
-    Raises :class:`ConfigError` for a directory that cannot be made, or a size that is no number.
+    Raises :class:`ConfigError` if the directory cannot be made or the size is not a number above 0.
     """
     name, gigabytes = environment.get(DIRECTORY), environment.get(GIGABYTES, DEFAULT_GB)
     if not name or "://" not in url:
@@ -120,14 +120,14 @@ def of_node(url: str, environment: Mapping[str, str] = os.environ) -> Cache | No
             raise ValueError
         Path(name).mkdir(parents=True, exist_ok=True)
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"{GIGABYTES} = {gigabytes!r} is no number of gigabytes above 0") from error
+        raise ConfigError(f"{GIGABYTES} = {gigabytes!r} is not a number of gigabytes above 0") from error
     except OSError as error:
         raise ConfigError(f"{DIRECTORY} = {name!r} cannot be used: {error.strerror}") from error
     return Cache(Path(name), max_bytes)
 
 
 def of_user(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Where this user's programs keep what may be forgotten; None where the environment names no such place."""
+    """Return this user's cache directory for this project, None if the environment names no place for one."""
     if found := environment.get("XDG_CACHE_HOME"):
         return Path(found, "cosmos-rl-flows")
     home = environment.get("HOME")

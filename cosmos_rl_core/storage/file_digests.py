@@ -1,4 +1,4 @@
-"""Sha256 of files. That of a large one is remembered, so that not every process that asks for it reads the file."""
+"""Sha256 of files; digests of large files are stored, so that other processes need not read the files again."""
 
 import hashlib
 import os
@@ -13,26 +13,26 @@ from cosmos_rl_core.errors import UnavailableError
 from cosmos_rl_core.storage import cache, store
 
 SMALLEST_BYTES = 2**20
-"""Smaller files are read each time: that takes no longer than finding what is remembered."""
+"""Size in bytes below which a file is read each time, because that takes no longer than finding a stored digest."""
 MAX_THREADS = 8
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """Digests of files as they once were: one small file each in ``directory``, None to remember nothing.
+    """Stored digests of files: one small file each in ``directory``, None to store nothing.
 
-    A digest holds while inode, size, time of content and time of inode (``ctime``, which no program sets) are those
-    that the file had. So the file system is trusted to change one of them with any byte. What it does not see, such as
-    a rotting disk, is not seen here; removing the directory has everything read again.
+    A digest is valid while the file keeps its inode, size, content time and inode time (``ctime``, which programs
+    cannot set). The file system must change one of them with every change of a byte; a failing disk goes unnoticed.
+    After the directory is removed, every file is read again.
     """
 
     directory: Path | None
     settled_s: float = 2.0
-    """A file that has just changed is not remembered: its next change may fall into the same tick of the clock."""
+    """Seconds since a file's last change before its digest is stored; an earlier next change could share its time."""
 
     @classmethod
     def of_user(cls) -> "Remembered":
-        """Return the digests that this user's processes share."""
+        """Return the stored digests that all processes of this user share."""
         folder = cache.of_user()
         return cls(folder and folder / "sha256")
 
@@ -51,14 +51,14 @@ class Remembered:
         return found
 
     def _entry(self, file: Path) -> Path | None:
-        # By where it really is: snapshots of a hub's cache share their files.
+        # Links are resolved, because snapshots in the cache of the Hugging Face hub share their files.
         return self.directory and self.directory / sha256(os.fsencode(file.resolve()))
 
 
 def files_digest(files: dict[str, Path]) -> str:
-    """Sha256 (hex) over names and bytes of files; times, order and where they lie do not count.
+    """Return the sha256 (hex) over names and bytes of files; times, order and places of the files do not count.
 
-    Of large files that did not change since they were last read, this takes :class:`Remembered`'s word.
+    Large files that did not change since they were last read have a stored digest (:class:`Remembered`).
     """
     remembered, names = Remembered.of_user(), sorted(files)
     with ThreadPoolExecutor(MAX_THREADS) as pool:
@@ -67,7 +67,7 @@ def files_digest(files: dict[str, Path]) -> str:
 
 
 def _stamp(file: int) -> list[int]:
-    """Inode, size, and the times of content and inode."""
+    """Return inode, size in bytes, and the times of content and inode in nanoseconds."""
     status = os.fstat(file)
     return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 

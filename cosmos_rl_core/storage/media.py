@@ -1,4 +1,4 @@
-"""Pixels to files and back, lossless: PNG for an image, FFV1 in Matroska for a video."""
+"""Lossless files of pixels: PNG for an image, FFV1 in Matroska for a video."""
 
 import io
 
@@ -12,9 +12,9 @@ FPS = 16
 
 
 def encode(pixels: np.ndarray) -> tuple[str, bytes]:
-    """Extension and file of uint8 RGB ``[frames, height, width, 3]``; one frame is an image.
+    """Return extension and bytes of a file for uint8 RGB ``[frames, height, width, 3]``.
 
-    Equal pixels give equal bytes.
+    One frame gives an image, several a video. Equal pixels give equal bytes.
     """
     if len(pixels) == 1:
         buffer = io.BytesIO()
@@ -24,7 +24,7 @@ def encode(pixels: np.ndarray) -> tuple[str, bytes]:
 
 
 def decode(extension: str, data: bytes) -> np.ndarray:
-    """Uint8 RGB ``[frames, height, width, 3]`` of what :func:`encode` wrote."""
+    """Return uint8 RGB ``[frames, height, width, 3]`` from a file of :func:`encode`."""
     if extension == IMAGE:
         return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))[None]
     with av.open(io.BytesIO(data), "r") as container:
@@ -33,7 +33,7 @@ def decode(extension: str, data: bytes) -> np.ndarray:
 
 def _encode_video(pixels: np.ndarray) -> bytes:
     buffer = io.BytesIO()
-    # bitexact: no random segment id and no library version in the file.
+    # bitexact leaves the random segment id and the library's version out of the file.
     with av.open(buffer, "w", format="matroska", options={"fflags": "+bitexact"}) as container:
         stream = container.add_stream("ffv1", rate=FPS, options={"flags": "+bitexact"})
         _, stream.height, stream.width, _ = pixels.shape

@@ -1,7 +1,7 @@
-"""Objects of S3: whose keys for which URL, one request an operation, large ones in parts, and what is worth a retry.
+"""Access to S3: credentials by URL, one request an operation, large objects in parts, retries for a limited time.
 
-Built on s3fs, of which three habits do not fit here: it lists where an object is not found, it remembers listings, and
-it tries again a fixed number of times. Secrets come from the environment and AWS's own files alone.
+Built on s3fs, but without three of its habits: it lists when an object is not found, it caches listings, and it retries
+a fixed number of times. Secrets come only from the environment and from AWS's own files.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from s3fs import S3FileSystem
 from cosmos_rl_core.errors import ConfigError
 
 PROFILES = "COSMOS_RL_S3_PROFILES"
-"""Environment variable: which AWS profile is for which URLs, ``s3://bucket/prefix=profile,...``; the longest wins."""
+"""Environment variable: the AWS profile by URL, ``s3://bucket/prefix=profile,...``; the longest prefix wins."""
 CHECKPOINT = "PROD_S3_CHECKPOINT_"
-"""Prefix of cosmos-rl's variables; where they are set, they are for all URLs that have no profile."""
+"""Prefix of cosmos-rl's variables; if set, they apply to all URLs without a profile."""
 RETRY_FOR_S = 60.0
-"""An operation that fails in a way that may pass is begun again for this long."""
+"""Seconds for which an operation is retried if its failure may be temporary."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 8.0
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
 PART_BYTES = 2**23
-"""Objects are read in parts of this size, and written in such parts from twice the size on."""
+"""Bytes of a part. Objects are read in parts; those of at least two parts are also written in parts."""
 PARTS_AT_ONCE = 8
 
 _PASSING_CODES = {"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequestsException"}
@@ -53,12 +53,12 @@ _MISTAKES = (
 )
 _SOURCES = f"keys and endpoint come from {PROFILES}, {CHECKPOINT}* or AWS's own variables and files, in this order"
 _RIGHTS = (
-    "the keys may be wrong, or lack a right: s3:GetObject, s3:PutObject, s3:ListBucket (else what is absent is refused)"
+    "the keys may be wrong or lack a right: s3:GetObject, s3:PutObject, s3:ListBucket (without it, absent is refused)"
 )
 _HINTS = {
     "NoSuchBucket": "make the bucket first, or name another",
-    "InvalidAccessKeyId": "the access key is not known there; is the endpoint the right one?",
-    "SignatureDoesNotMatch": "the secret key does not fit the access key",
+    "InvalidAccessKeyId": "the server does not know the access key; is the endpoint the right one?",
+    "SignatureDoesNotMatch": "the secret key does not match the access key",
     "ExpiredToken": "the session token has expired; get another and run again",
     "RequestTimeTooSkewed": "this machine's clock is wrong",
     "PermanentRedirect": "the bucket is in another region",
@@ -69,23 +69,23 @@ Found = TypeVar("Found")
 
 
 class Objects(S3FileSystem):
-    """s3fs for whole objects.
+    """The file system of s3fs, for whole objects.
 
-    Raises :class:`ConfigError` for what only people can put right, ``FileNotFoundError`` for an object that is not
-    there, another ``OSError`` for the rest, after trying again for ``RETRY_FOR_S``.
+    Raises :class:`ConfigError` for mistakes that people must correct, ``FileNotFoundError`` for a missing object, and
+    another ``OSError`` for failures that remain after ``RETRY_FOR_S`` seconds of retries.
     """
 
-    # Ours alone decides what is tried again, and for how long.
+    # s3fs must not retry, because `_patiently` does.
     retries = 1
 
     async def _call_s3(self, method: str, *akwarglist: Any, **kwargs: Any) -> Any:
-        """One request, tried again while it may pass."""
-        # Not inside the lambda, which has no first argument.
+        """Send a request, with retries."""
+        # super() does not work inside the lambda.
         call = super()._call_s3
         return await _patiently(lambda: call(method, *akwarglist, **kwargs), _url(kwargs))
 
     async def _info(self, path: str, *_: Any, **__: Any) -> dict[str, Any]:
-        """Size of one object, by one request; what is no object is not there."""
+        """Return an object's size by one request. A prefix without an object counts as missing."""
         bucket, key, _version = self.split_path(path)
         found = await self._call_s3("head_object", Bucket=bucket, Key=key)
         return {"name": f"{bucket}/{key}", "size": found["ContentLength"], "type": "file", "ETag": found["ETag"]}
@@ -93,9 +93,9 @@ class Objects(S3FileSystem):
     async def _cat_file(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, path: str, start: int | None = None, end: int | None = None, **_: Any
     ) -> bytes:
-        """The object, or its bytes from ``start`` up to ``end``, neither of them negative.
+        """Return the object, or its bytes from ``start`` up to ``end``; neither may be negative.
 
-        The answer to the first part says how many more there are; those come side by side.
+        The answer to the first part contains the object's size; the other parts are read in parallel.
         """
         begin = start or 0
         if end is not None and end <= begin:
@@ -115,7 +115,7 @@ class Objects(S3FileSystem):
         return b"".join([data, *await asyncio.gather(*map(part, range(first_end, last, PART_BYTES)))])
 
     async def _part(self, path: str, begin: int, end: int) -> tuple[bytes, int, str]:
-        """Some of an object's bytes, and the whole object's size and tag."""
+        """Return bytes ``begin`` to ``end`` of an object, with size and tag of the whole object."""
         bucket, key, _version = self.split_path(path)
         call = super()._call_s3
 
@@ -124,16 +124,16 @@ class Objects(S3FileSystem):
             async with found["Body"] as body:
                 data = await body.read()
             if len(data) != found["ContentLength"]:
-                raise ConnectionError(f"{len(data)} of {found['ContentLength']} bytes came")
+                raise ConnectionError(f"received {len(data)} of {found['ContentLength']} bytes")
             if "ContentRange" not in found:
-                # Some servers answer with the whole object.
+                # Some servers ignore the range and send the whole object.
                 return data[begin:end], len(data), found["ETag"]
             return data, int(found["ContentRange"].rpartition("/")[2]), found["ETag"]
 
         try:
             return await _patiently(read, f"s3://{bucket}/{key}")
         except OSError as error:
-            # An empty object has no first byte.
+            # No range of an empty object is valid.
             if _answer(error)[1] in {"InvalidRange", "416"}:
                 return b"", begin, ""
             raise
@@ -148,9 +148,9 @@ class Objects(S3FileSystem):
 
 
 def filesystem(url: str) -> Objects:
-    """The access that is for a URL: this process's, the same in all its threads.
+    """Return the file system for a URL, which all threads of this process share.
 
-    A fork gets one of its own. Its parent's is kept where it is: closed in the fork, it would end the parent's
+    A forked process gets a new one. It must not close the inherited one, because that would end the parent's
     connections.
     """
     return _instance(os.getpid(), tuple(sorted(options_of(url, os.environ).items())))
@@ -175,9 +175,9 @@ def _instance(_pid: int, options: tuple[tuple[str, str], ...]) -> Objects:
 
 
 def options_of(url: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What s3fs is to be told for a URL; empty where the standard AWS variables and files say everything.
+    """Return the options of s3fs for a URL; empty if only the standard AWS variables and files apply.
 
-    The profile that ``COSMOS_RL_S3_PROFILES`` names comes first, then cosmos-rl's variables, then AWS's own.
+    The profile in ``COSMOS_RL_S3_PROFILES`` has precedence over cosmos-rl's variables, those over AWS's own.
     """
     profile = _profile(url, environment.get(PROFILES, ""))
     if profile is not None:
@@ -203,21 +203,21 @@ def _profile(url: str, mapping: str) -> str | None:
 
 @cache
 def _of_profile(profile: str, _config_file: str | None) -> dict[str, str]:
-    """A profile, and its endpoint and region: AWS's variables would come before those two."""
+    """Return a profile with its endpoint and region, because AWS's variables would override those two."""
     session = AioSession(profile=profile)
     try:
         written = session.get_scoped_config()
     except exceptions.ProfileNotFound as error:
         known = ", ".join(sorted(session.available_profiles)) or "none"
         raise ConfigError(
-            f"{PROFILES} names the AWS profile {profile!r}, which is not there; known: {known}"
+            f"{PROFILES} names the AWS profile {profile!r}, which does not exist; known: {known}"
         ) from error
     places = {"endpoint_url": "endpoint_url", "region": "region_name"}
     return {"profile": profile} | {option: written[name] for name, option in places.items() if name in written}
 
 
 async def _patiently(call: Callable[[], Awaitable[Found]], url: str) -> Found:
-    """The call's answer. What may pass is tried again, after waits that double; what is a mistake is said at once."""
+    """Return the call's answer. Retry temporary failures after doubling waits; raise mistakes of people at once."""
     began_s, delay_s = time.monotonic(), FIRST_DELAY_S
     while True:
         try:
@@ -229,7 +229,7 @@ async def _patiently(call: Callable[[], Awaitable[Found]], url: str) -> Found:
                 if isinstance(error, OSError):
                     raise
                 raise OSError(str(error)) from error
-        # Jitter, so that many processes do not come back at once.
+        # Jitter keeps many processes from retrying at the same moment.
         await asyncio.sleep(delay_s * random.uniform(0.5, 1))
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
@@ -242,7 +242,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _mistake(error: Exception) -> str | None:
-    """What people have to put right, and how; None where it is no mistake of theirs."""
+    """Return what people must correct, and how; None if the error is no mistake of theirs."""
     status, code = _answer(error)
     if isinstance(error, (*_MISTAKES, ValueError)):
         return f"{error}; {_SOURCES}"
@@ -252,9 +252,9 @@ def _mistake(error: Exception) -> str | None:
 
 
 def _answer(error: Exception) -> tuple[int | None, str]:
-    """Return the server's HTTP status and error code; None and "" if it did not answer. A HEAD has the status alone.
+    """Return the server's HTTP status and error code; None and "" if it did not answer. HEAD gives no code.
 
-    S3fs raises an ``OSError`` of its own, whose cause is botocore's error.
+    s3fs raises its own ``OSError``, whose cause is the error of botocore.
     """
     answer = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
     return answer.get("ResponseMetadata", {}).get("HTTPStatusCode"), answer.get("Error", {}).get("Code", "")

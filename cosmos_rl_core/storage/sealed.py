@@ -1,4 +1,4 @@
-"""Write-once JSON that holds its own digest, so that whoever reads it finds any changed byte."""
+"""Write-once JSON files that contain their own digest, so that a reader notices any changed byte."""
 
 import json
 from typing import Any
@@ -7,11 +7,11 @@ from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.errors import ArtifactError
 
 FORMAT = 1
-"""The newest form of sealed bodies; readers accept all earlier ones."""
+"""Newest format of sealed files; readers accept all earlier ones."""
 
 
 def seal(kind: str, body: dict[str, Any]) -> bytes:
-    """Encode plain JSON data with its kind and format, and the digest of all three.
+    """Encode plain JSON data with its kind, its format and a digest over all three.
 
     Raises ``ValueError`` on NaN or infinity.
     """
@@ -20,32 +20,32 @@ def seal(kind: str, body: dict[str, Any]) -> bytes:
 
 
 def unseal(data: bytes, kind: str, url: str) -> dict[str, Any]:
-    """Return the body that :func:`seal` was given, from the bytes found at ``url``.
+    """Return the body of a sealed file from the bytes found at ``url``.
 
-    Raises :class:`ArtifactError`, which names ``url``, unless they are exactly what :func:`seal` writes for this kind,
-    or if a newer version wrote them.
+    Raises :class:`ArtifactError`, which names ``url``, unless the bytes are exactly those that :func:`seal` writes for
+    this kind, or if a newer version wrote them.
     """
     try:
         found = json.loads(data)
         body = found["body"]
         intact = data == canonical_json({"body": body, "sha256": digest(body)})
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ArtifactError(f"{url} is damaged, it is no sealed {kind} ({_brief(error)}); {RESTORE}") from error
+        raise ArtifactError(f"{url} is damaged: not a sealed {kind} ({_brief(error)}); {RESTORE}") from error
     if not intact or not isinstance(body, dict):
-        raise ArtifactError(f"{url} is damaged: its digest is not that of its contents; {RESTORE}")
+        raise ArtifactError(f"{url} is damaged: its digest does not match its contents; {RESTORE}")
     if body.get("kind") != kind:
         raise ArtifactError(f"{url} holds a {body.get('kind')!r}, expected a {kind!r}; {RESTORE}")
     form = body.get("format")
     if not isinstance(form, int) or not 1 <= form <= FORMAT:
         raise ArtifactError(
             f"{url} has format {form!r}, this version of cosmos-rl-flows reads formats up to {FORMAT}: a newer version "
-            "wrote it; go on with that one"
+            "wrote it; continue with that version"
         )
     return {key: value for key, value in body.items() if key not in {"kind", "format"}}
 
 
 RESTORE = "restore it from a copy"
-"""What helps against every damaged file."""
+"""Advice for a damaged file."""
 
 
 def _brief(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Tar shards in webdataset's layout: ``<key>.<extension>`` members, the same bytes for the same files."""
+"""Tar shards in webdataset's layout, with members ``<key>.<extension>``. Equal files give equal bytes."""
 
 import io
 import tarfile
@@ -14,7 +14,7 @@ _BLOCK = 2**14
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive bytes of a file, and their digest."""
+    """Consecutive bytes of a file and their digest."""
 
     start: int
     end: int
@@ -27,24 +27,24 @@ class TensorPiece(Piece):
 
     name: str
     dtype: str
-    """Safetensors' word for it."""
+    """Name of the type in the safetensors format."""
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Member:
-    """Where a member lies in its shard, and what it holds: one piece, or a safetensors file's header and tensors."""
+    """A member's place in its shard: one piece, or the header and the tensors of a safetensors file."""
 
     pieces: tuple[Piece, ...]
 
     @property
     def tensors(self) -> dict[str, TensorPiece]:
-        """Its tensors by name; none of what is no safetensors file."""
+        """Return the member's tensors by name; empty if it is not a safetensors file."""
         return {piece.name: piece for piece in self.pieces if isinstance(piece, TensorPiece)}
 
 
 def pack(files: dict[str, bytes]) -> bytes:
-    """A tar of ``files`` by member name, sorted, without times or owners."""
+    """Return a tar of ``files``, given by member name: sorted, without times or owners."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name in sorted(files):
@@ -55,7 +55,7 @@ def pack(files: dict[str, bytes]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, bytes]:
-    """Member name to bytes. Raises :class:`ArtifactError` if this is not a whole tar."""
+    """Return the bytes of each member by name. Raises :class:`ArtifactError` if the tar is damaged."""
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             return {m.name: data[m.offset_data : m.offset_data + m.size] for m in tar if m.isfile()}
@@ -64,12 +64,12 @@ def unpack(data: bytes) -> dict[str, bytes]:
 
 
 def members(shard: Readable) -> dict[str, Member]:
-    """Member name to place and digests, from a shard's bytes as they come; no member is in memory as a whole.
+    """Return place and digests of each member by name, without holding a member in memory.
 
-    Raises :class:`ArtifactError` if this is not a whole tar.
+    Raises :class:`ArtifactError` if the tar is damaged.
     """
     try:
-        # Typed as a file with more to it than `read`, which is all that a tar that is read in order asks for.
+        # tarfile's types demand more than `read`, but reading in order needs nothing else.
         with tarfile.open(fileobj=cast("Any", shard), mode="r|", bufsize=_BLOCK) as tar:
             return {member.name: _member(tar, member) for member in tar if member.isfile()}
     except tarfile.TarError as error:
@@ -86,7 +86,7 @@ def _member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Member:
 
 
 def tensor_file(file: Readable, start: int, size: int) -> Member:
-    """Header and tensors of a safetensors file of ``size`` bytes that begins at ``start`` of a larger one."""
+    """Return header and tensors of a safetensors file of ``size`` bytes that begins at byte ``start`` of a shard."""
     noted = _Noted(file)
     entries = read_header(noted)
     pieces = [Piece(start, start + len(noted.data), sha256(noted.data).hexdigest())]
@@ -94,7 +94,7 @@ def tensor_file(file: Readable, start: int, size: int) -> Member:
         found = _digest(file, entry.end - entry.start)
         pieces.append(TensorPiece(start + entry.start, start + entry.end, found, entry.name, entry.dtype, entry.shape))
     if pieces[-1].end != start + size:
-        raise ArtifactError(f"not a safetensors file: {size} bytes, of which its header knows {pieces[-1].end - start}")
+        raise ArtifactError(f"not a safetensors file: {size} bytes, its header describes {pieces[-1].end - start}")
     return Member(tuple(pieces))
 
 
@@ -108,13 +108,13 @@ def _digest(file: Readable, size: int) -> str:
 
 
 class _Noted:
-    """Keeps what passes."""
+    """A stream that keeps the bytes read from it."""
 
     def __init__(self, file: Readable) -> None:
         self._file, self.data = file, b""
 
     def read(self, size: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         found = self._file.read(size)
         self.data += found
         return found

@@ -36,7 +36,7 @@ class Listed:
     size: int
     """Size in bytes."""
     written_s: float
-    """Time of the last write, in seconds since 1970 by the store's clock; infinite if the store does not tell."""
+    """Time of the last write, in seconds since 1970 by the store's clock; infinite if the store does not report it."""
 
 
 AT_ONCE = 4
@@ -109,7 +109,7 @@ def write_stream(url: str, chunks: Iterable[Chunk]) -> None:
     """Write or replace an object without holding it in memory.
 
     Stores other than local directories need a temporary file of its size. If ``chunks`` raises, the object is not
-    written. Raises like :func:`write`, and whatever ``chunks`` raises.
+    written. Raises like :func:`write`, and errors of ``chunks`` pass unchanged.
     """
     fs, path = _resolve(url)
     with _unavailable("write", url):
@@ -296,7 +296,7 @@ def _publish(path: Path, chunks: Iterable[Chunk], publish: Callable[[Path, Path]
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with temporary.open("wb") as file:
-            # The lock ends with the process, so it tells files being written from those of killed processes.
+            # The lock ends with the process, so files being written differ from those of killed processes.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_SH)
             file.writelines(chunks)

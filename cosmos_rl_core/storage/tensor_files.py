@@ -1,4 +1,4 @@
-"""Safetensors files a tensor at a time: read as their bytes come, and made without ever being whole in memory."""
+"""Safetensors files, read and written one tensor at a time, without holding a whole file in memory."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -30,17 +30,19 @@ _WORDS = {dtype: word for word, dtype in _DTYPES.items()}
 _PLACE = {word: place for place, word in enumerate(NUM_BYTES)}
 
 Spec = tuple[str, tuple[int, ...]]
-"""A tensor's type, by the format's word for it, and its shape."""
+"""A tensor's type, by its name in the safetensors format, and its shape."""
 
 
 def spec_of(tensor: Tensor) -> Spec:
-    """Of a tensor that is there."""
+    """Return type and shape of a tensor."""
     return _WORDS[tensor.dtype], tuple(tensor.shape)
 
 
 def decode(data: bytes, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    """The tensor of these bytes, on the CPU, in memory of its own, where PyTorch allocates memory: some CPUs' matrix
-    products round by the place of their operands."""
+    """Return the tensor with these bytes, on the CPU, in memory that PyTorch allocated.
+
+    On some CPUs the rounding of matrix products depends on the alignment of their operands in memory.
+    """
     tensor = torch.empty(shape, dtype=dtype_of(dtype), device="cpu")
     if data:
         tensor.reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(data, np.uint8)
@@ -48,38 +50,38 @@ def decode(data: bytes, dtype: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def encode(tensor: Tensor) -> memoryview:
-    """The tensor's bytes: its own memory, where it is on the CPU and contiguous."""
+    """Return the tensor's bytes: its own memory if it is contiguous and on the CPU, else a copy."""
     return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def dtype_of(word: str) -> torch.dtype:
-    """Raises :class:`ArtifactError` for a type that is not known here."""
+    """Return the type with this name in the safetensors format. Raises :class:`ArtifactError` if it is unknown."""
     if word not in _DTYPES:
-        raise ArtifactError(f"tensors of the type {word!r} are not read; known: {', '.join(_DTYPES)}")
+        raise ArtifactError(f"unknown tensor type {word!r}; known: {', '.join(_DTYPES)}")
     return _DTYPES[word]
 
 
 def read_tensors(stream: Readable) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor, one by one, of the file that ``stream`` is at the beginning of; on the CPU."""
+    """Yield name and tensor, on the CPU, for each tensor of the file at whose beginning ``stream`` stands."""
     for entry in read_header(stream):
         data = stream.read(entry.end - entry.start)
         if len(data) != entry.end - entry.start:
-            raise ArtifactError(f"not a whole safetensors file: it ends within {entry.name}")
+            raise ArtifactError(f"not a whole safetensors file: it ends inside the tensor {entry.name}")
         yield entry.name, decode(data, entry.dtype, entry.shape)
 
 
 def file_of(
     specs: Mapping[str, Spec], read: Callable[[str], Tensor], metadata: Mapping[str, str]
 ) -> Iterator[bytes | memoryview]:
-    """The bytes of the safetensors file of these tensors, as the format's own writer would make it: the header, then
-    each tensor as ``read`` gives it, which is asked for one at a time.
+    """Yield the bytes of a safetensors file: the header, then each tensor, which ``read`` returns by name.
 
-    Raises :class:`ArtifactError` for a tensor that is of another type or shape.
+    The file is equal, byte for byte, to one of the safetensors library. Raises :class:`ArtifactError` if a tensor has
+    another type or shape than in ``specs``.
     """
     order = sorted(specs, key=lambda name: (_PLACE[specs[name][0]], name))
     yield header_bytes(((name, *specs[name]) for name in order), metadata)
     for name in order:
-        # No variable holds the tensor, so that it can go before the next one is read.
+        # No variable refers to the tensor, so that its memory is free before the next one is read.
         yield _checked(name, read(name), specs[name])
 
 
@@ -90,9 +92,9 @@ def _checked(name: str, tensor: Tensor, spec: Spec) -> memoryview:
 
 
 def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> Mapping[str, Tensor]:
-    """Return ``tensors`` if names, shapes and types are those of ``expected``.
+    """Return ``tensors`` if their names, shapes and types equal those of ``expected``.
 
-    Raises :class:`ArtifactError` otherwise, which calls them ``what``.
+    Otherwise raises :class:`ArtifactError`, which states that they are not ``what``.
     """
     found, wanted = ({name: spec_of(tensor) for name, tensor in some.items()} for some in (tensors, expected))
     faults = {

@@ -1,4 +1,4 @@
-"""Headers of safetensors files: which tensors there are, and where each lies. Torch-free."""
+"""Headers of safetensors files, which list the tensors and their places. Imports no torch."""
 
 import json
 import math
@@ -11,40 +11,40 @@ from cosmos_rl_core.errors import ArtifactError
 
 NUM_BYTES = {"U64": 8, "I64": 8, "F64": 8, "F32": 4, "U32": 4, "I32": 4, "BF16": 2, "F16": 2, "U16": 2, "I16": 2}
 NUM_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1}
-"""Bytes of a number, by the format's name of its type; in the order in which the format's own writer sorts tensors."""
+"""Bytes of a number by the name of its type, in the order by which the safetensors library sorts tensors."""
 
 _LENGTH = struct.Struct("<Q")
 _MAX_LENGTH = 10**8
-"""The format's own bound."""
+"""Largest length of a header in bytes, set by the format."""
 _ALIGNED = 8
 _METADATA = "__metadata__"
 
 
 class Readable(Protocol):
-    """Gives bytes in order, as a file does."""
+    """A stream that is read in order, like a file."""
 
     def read(self, size: int, /) -> bytes:
-        """The next ``size`` bytes, fewer at the end."""
+        """Return the next ``size`` bytes, fewer at the end."""
         ...
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a file."""
+    """A tensor of a file."""
 
     name: str
     dtype: str
-    """The format's word for it, a key of :data:`NUM_BYTES`."""
+    """Name of the type in the format, a key of :data:`NUM_BYTES`."""
     shape: tuple[int, ...]
     start: int
-    """Its first byte in the file."""
+    """Place of its first byte in the file."""
     end: int
 
 
 def read_header(stream: Readable) -> list[Entry]:
-    """The tensors of the file that ``stream`` is at the beginning of, in the order in which they follow now.
+    """Read a file's header from its beginning. Return the tensors in the order of their bytes.
 
-    Raises :class:`ArtifactError` unless they lie side by side, without a gap, as the format demands.
+    Raises :class:`ArtifactError` if the header is damaged, or if the tensors have gaps between them or overlap.
     """
     try:
         (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
@@ -61,13 +61,15 @@ def read_header(stream: Readable) -> list[Entry]:
         raise ArtifactError(f"not a safetensors file: {error!r}") from error
     entries.sort(key=lambda entry: (entry.start, entry.end))
     if [entry.start for entry in entries] != [begin, *(entry.end for entry in entries)][: len(entries)]:
-        raise ArtifactError("not a safetensors file: its tensors do not follow one another")
+        raise ArtifactError("not a safetensors file: its tensors have gaps or overlap")
     return entries
 
 
 def header_bytes(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """What a file of these tensors (name, type, shape), which follow in this order, begins with: the bytes that the
-    format's own writer gives it."""
+    """Return the header of a file with these tensors (name, type, shape) in this order.
+
+    It equals, byte for byte, the header that the safetensors library writes.
+    """
     header: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
     start = 0
     for name, dtype, shape in tensors:
@@ -80,5 +82,5 @@ def header_bytes(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: 
 
 
 def num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Of a tensor."""
+    """Return the size of a tensor in bytes."""
     return NUM_BYTES[dtype] * math.prod(shape)

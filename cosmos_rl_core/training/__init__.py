@@ -1,1 +1,1 @@
-"""The optimizer step, its schedules, and the noise of training samples."""
+"""The optimizer step, its schedules and the noise of training samples."""

@@ -1,4 +1,4 @@
-"""Noise levels and noise of training samples, each draw a function of what it is for."""
+"""Noise levels and noise of training samples; a key decides each draw."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from cosmos_rl_core.config.policy import TimeDensity
 
 FINE_GRID = 1000
-"""Noise levels of the grid that supervised training draws from."""
+"""Number of noise levels in the grid of supervised training."""
 
 
 @dataclass(frozen=True)
 class DrawKey:
-    """All that the random draws for one sample in one pass depend on; not its batch, its rank or the draws before."""
+    """The key of the draws for one sample in one epoch, independent of batch, rank and earlier draws."""
 
     run_seed: int
     iteration: int
@@ -29,9 +29,9 @@ class DrawKey:
 
 
 def random_times(sigmas: tuple[float, ...], num_times: int, key: DrawKey) -> list[float]:
-    """``num_times`` distinct noise levels out of a schedule's ``sigmas``, never the final 0, in random order.
+    """Draw ``num_times`` distinct noise levels from a schedule's ``sigmas`` without its final 0, in random order.
 
-    Raises ``ValueError`` if the grid has fewer.
+    Raises ``ValueError`` if the schedule has fewer.
     """
     num_steps = len(sigmas) - 1
     if not 1 <= num_times <= num_steps:
@@ -40,15 +40,15 @@ def random_times(sigmas: tuple[float, ...], num_times: int, key: DrawKey) -> lis
 
 
 def training_noise(shape: tuple[int, ...], key: DrawKey, time_index: int) -> Tensor:
-    """Standard normal noise of one sample at its ``time_index``-th noise level: float32, on the CPU."""
+    """Draw standard normal noise for a sample at its ``time_index``-th noise level, float32 on the CPU."""
     return torch.from_numpy(seeds.normal(shape, "training noise", *astuple(key), time_index))
 
 
 def sft_time(sigmas: tuple[float, ...], config: TimeDensity, key: DrawKey) -> float:
-    """The noise level of one sample in one pass, out of a fine schedule's ``sigmas`` (1000 steps), never the final 0.
+    """Draw the noise level of a sample in one epoch from a fine schedule's ``sigmas`` without its final 0.
 
-    ``weighting_scheme`` is the density of the place in the grid, counted from the clean end; the grid itself brings the
-    pipeline's shift. SD3's shift of 3 puts the median place, 1/2, at a level of .75.
+    ``weighting_scheme`` is the density over places in the grid, counted from the clean end. The grid contains the
+    pipeline's shift: with SD3's shift of 3 the median place, 1/2, has the level 0.75.
     Source: SD3, arXiv:2403.03206, section 3.1, on the scheduler's own grid.
     """
     generator = seeds.generator("sft time", *astuple(key))

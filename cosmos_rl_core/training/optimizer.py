@@ -1,7 +1,7 @@
-"""The optimizer step: AdamW or Adam over named parameters, its state as named tensors, gradients whatever the batching.
+"""The optimizer step: AdamW or Adam over named parameters, with its state as named tensors.
 
-Every sum over parameters is taken in the order of their names, and every draw is a function of what it is for: neither
-micro-batches nor ranks nor retries can be told from the result, rounding aside.
+Sums over parameters follow the order of their names. Except for rounding, the result does not depend on micro-batches,
+ranks or retries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Parameters = Mapping[str, nn.Parameter]
 """The trainable parameters by name."""
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What AdamW remembers of each parameter, and Adam too."""
+"""State that Adam and AdamW keep for each parameter."""
 
 _OPTIMIZERS = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
 
@@ -38,16 +38,19 @@ def make_optimizer(
     weight_decay: float,
     name: OptimizerName = "AdamW",
 ) -> torch.optim.Optimizer:
-    """An optimizer of all parameters alike; :func:`optimizer_step` sets the learning rate of each step.
+    """Make an optimizer with equal settings for all parameters; :func:`optimizer_step` sets the learning rate.
 
-    torch chooses between its implementations by the device alone, and both are part of the recorded numerics.
+    torch chooses an implementation by the device, which is part of the recorded numerics.
     """
     named = [parameters[each] for each in sorted(parameters)]
     return _OPTIMIZERS[name](named, lr=0.0, betas=betas, eps=epsilon, weight_decay=weight_decay)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameters) -> dict[str, Tensor]:
-    """Copies on the CPU: ``exp_avg.<name>``, ``exp_avg_sq.<name>``, ``step.<name>``; empty before the first step."""
+    """Return copies of the state on the CPU: ``exp_avg.<name>``, ``exp_avg_sq.<name>`` and ``step.<name>``.
+
+    Empty before the first step.
+    """
     return {
         f"{moment}.{name}": optimizer.state[parameters[name]][moment].detach().to("cpu", copy=True).contiguous()
         for name in sorted(parameters)
@@ -75,23 +78,23 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameter
 
 
 def state_shards(shards: Shards) -> Shards:
-    """How the tensors of :func:`optimizer_state` are cut: as their parameters are; counts of steps are not."""
+    """Return the sharding of the optimizer's state: moments are sharded like parameters, step counts are not."""
     moments = [moment for moment in _MOMENTS if moment != "step"]
     shapes = {f"{moment}.{name}": shape for name, shape in shards.shapes.items() for moment in moments}
     return Shards(shards.mesh, shapes)
 
 
 def loss_share(per_sample: Tensor, num_samples: int, num_times: int, weights: Tensor | None = None) -> Tensor:
-    """What a micro-batch adds to the loss of its optimizer step: call ``backward`` on this scalar.
+    """Return a micro-batch's share of the loss of its optimizer step, a scalar to call ``backward`` on.
 
-    ``per_sample`` is ``[B]`` at one noise level each; ``num_samples`` counts the optimizer step's samples on all ranks
-    and ``num_times`` the noise levels of each: gradients summed over micro-batches and ranks are those of the mean.
-    ``weights`` ``[B]`` are 0 for padding, which ``num_samples`` does not count.
-    Raises ``ValueError`` unless there is one loss, and one weight, a sample.
+    ``per_sample`` ``[B]`` has one noise level for each entry. ``num_samples`` counts the samples of the optimizer step
+    on all ranks, ``num_times`` the noise levels of each. The sum of all gradients over micro-batches and ranks is the
+    gradient of the mean loss. ``weights`` ``[B]`` are 0 for padding, which ``num_samples`` does not count.
+    Raises ``ValueError`` on other shapes.
     """
     if per_sample.ndim != 1 or (weights is not None and weights.shape != per_sample.shape):
         found = list(per_sample.shape), None if weights is None else list(weights.shape)
-        raise ValueError(f"needs one loss and one weight a sample; found shapes {found[0]} and {found[1]}")
+        raise ValueError(f"expected one loss and one weight per sample, found shapes {found[0]} and {found[1]}")
     weighted = per_sample if weights is None else per_sample * weights
     return weighted.sum() / (num_samples * num_times)
 
@@ -105,10 +108,10 @@ def optimizer_step(
     group: Group | None,
     shards: Shards = WHOLE,
 ) -> dict[str, float]:
-    """Sum the gradients over ranks, clip, move the weights, clear the gradients.
+    """Sum the gradients over ranks, clip them, move the weights and clear the gradients.
 
-    Gradients of cut tensors are sums over ranks already.
-    Returns the gradient norm before clipping, and the learning rate. Raises as :func:`clip_gradients` on all ranks.
+    Gradients of sharded tensors are sums over ranks already. Returns the gradient norm before clipping and the learning
+    rate. Raises like :func:`clip_gradients`, on all ranks.
     """
     sum_gradients({name: p for name, p in parameters.items() if not shards.cuts(name)}, group)
     norm = clip_gradients(parameters, max_norm, shards)
@@ -120,7 +123,7 @@ def optimizer_step(
 
 
 def sum_gradients(parameters: Parameters, group: Group | None) -> None:
-    """Sum every gradient over the ranks, in float32, in one buffer; a parameter that got none has a gradient of 0."""
+    """Sum every gradient over the ranks in one float32 buffer; a missing gradient counts as 0."""
     gradients = [_gradient(parameters[name]) for name in sorted(parameters)]
     if group is None or group.world_size == 1:
         return
@@ -131,11 +134,10 @@ def sum_gradients(parameters: Parameters, group: Group | None) -> None:
 
 
 def clip_gradients(parameters: Parameters, max_norm: float, shards: Shards = WHOLE) -> float:
-    """Scale all gradients down together to the global 2-norm ``max_norm`` if they exceed it; the norm before that.
+    """Scale all gradients to the global 2-norm ``max_norm`` if they exceed it. Return the norm before scaling.
 
-    The norm of a tensor that is cut is that of all its rows, on all ranks.
-
-    Raises :class:`DivergenceError` if the norm is not finite: nobody would know of a step left out in silence.
+    The norm covers all rows of sharded tensors on all ranks.
+    Raises :class:`DivergenceError` if the norm is not finite, so that no step is skipped silently.
     """
     names = sorted(parameters)
     gradients = [_gradient(parameters[name]) for name in names]
@@ -155,7 +157,7 @@ def clip_gradients(parameters: Parameters, max_norm: float, shards: Shards = WHO
 
 
 def _stacked(numbers: Sequence[Tensor]) -> Tensor:
-    """``[len(numbers)]``, on the device that computes: norms of gradients of offloaded rows are on the CPU."""
+    """Stack scalars to ``[len(numbers)]`` on the GPU if any is there; norms of offloaded rows are on the CPU."""
     device = next((number.device for number in numbers if number.device.type != "cpu"), torch.device("cpu"))
     return torch.stack([number.to(device) for number in numbers])
 

@@ -1,4 +1,4 @@
-"""Values of a schedule at a step: plain numbers, torch-free, so that a plan can resolve them before anything runs."""
+"""Values of schedules at a step, as plain numbers. Imports no torch, so that a plan can compute them."""
 
 import math
 
@@ -6,11 +6,11 @@ from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig
 
 
 def lr_factor(config: OptimizerConfig, step: int) -> float:
-    """Multiplier of the peak learning rate at 0-based optimizer ``step``: linear warm-up, stable, then decay.
+    """Return the multiplier of the peak learning rate at 0-based optimizer ``step``: warm-up, constant, decay.
 
-    With w warm-up steps the multiplier at k < w is ``f0 + (1 - f0) k / (w - 1)``, or over w where the peak comes after
-    the warm-up: the first step with f0 = 0 moves nothing. The decay covers the last ``optm_decay_ratio`` of
-    ``max_num_steps`` (at most all after the warm-up) and ends at the floor.
+    With w warm-up steps the multiplier at k < w is ``f0 + (1 - f0) k / (w - 1)``; with ``optm_peak_after_warmup`` the
+    divisor is w. With f0 = 0 the first step moves nothing. The decay covers the last ``optm_decay_ratio`` of
+    ``max_num_steps``, at most all steps after the warm-up, and ends at the floor.
     """
     warmup = config.optm_warmup_steps
     if step < warmup:
@@ -38,12 +38,12 @@ _DECAYS = {
 
 
 def ema_decay(config: EmaConfig, step: int) -> float | None:
-    """Decay of the average after 0-based optimizer ``step`` k: ``min((1 + k) / (10 + k), cap)``; None: no update.
+    """Return the decay of the moving average after 0-based optimizer ``step`` k, None if the step does not update it.
 
-    With ``ema_first_step`` = 1 the steps k are 1-based, in the interval too. With a rate it is
-    ``(1 - n / (k + 1)) ** (gamma + 1)``, n steps after the last update: the weights of ever earlier steps then fall off
-    as a power of time, and the first update takes the policy as it is.
-    Source: the power function averages of arXiv:2312.02696, section 3.1.
+    The decay is ``min((1 + k) / (10 + k), ema_decay)``; with ``ema_first_step`` = 1 steps are counted from 1. With
+    ``ema_rate`` the decay is ``(1 - n / (k + 1)) ** (gamma + 1)`` for updates every n steps. The weight of earlier
+    steps is then a power of time, and the first update copies the policy.
+    Source: power function averages, arXiv:2312.02696, section 3.1.
     """
     interval, step = config.ema_update_step_interval, step + config.ema_first_step
     if not config.ema_enable or (step + 1) % interval:
@@ -54,10 +54,10 @@ def ema_decay(config: EmaConfig, step: int) -> float | None:
 
 
 def power_of_rate(rate: float) -> float:
-    """The gamma >= 0 of a power function average whose weights ``t ** gamma`` on [0, 1] have the deviation ``rate``.
+    """Return gamma >= 0 for which the density of ``t ** gamma`` on [0, 1] has the standard deviation ``rate``.
 
-    The deviation, ``sqrt((gamma + 1) / ((gamma + 2)^2 (gamma + 3)))``, falls with gamma from 1 / sqrt(12). By bisection
-    in plain floats: the roots of a cubic from a numerics library differ in their last bits between machines.
+    The deviation, ``sqrt((gamma + 1) / ((gamma + 2)^2 (gamma + 3)))``, falls with gamma from 1 / sqrt(12). Found by
+    bisection in plain floats, because roots from a numerics library differ in their last bits between machines.
     """
 
     def deviation(gamma: float) -> float:

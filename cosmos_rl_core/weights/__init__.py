@@ -1,1 +1,1 @@
-"""Weights of policies: parts, adapters, bases, exports."""
+"""Weights of policies: parts, adapters, base weights, exports."""

@@ -1,6 +1,6 @@
-"""Weights as the stock diffusers pipelines read them: a LoRA file, or a complete pipeline directory.
+"""Exports for the stock diffusers pipelines: a LoRA file, or a complete pipeline directory.
 
-Files come as chunks of their bytes, and tensors are asked for one at a time: no model is ever in memory as a whole.
+Files are yielded in chunks and tensors are read one at a time, so that a model is never in memory as a whole.
 """
 
 import json
@@ -19,21 +19,22 @@ from cosmos_rl_core.weights import lora
 from cosmos_rl_core.weights.base_weights import BaseWeights
 
 File = tuple[str, Iterable[bytes | memoryview]]
-"""Relative path, and the bytes in chunks."""
+"""Relative path of a file, and its bytes in chunks."""
 
 MAX_FILE_BYTES = 5 * 10**9
-"""A base with a larger file of transformer weights is cut anew, into files whose tensors sum to at most this."""
+"""Largest sum of a file's tensors, in bytes; if a file of the base exceeds it, the transformer is divided anew."""
 
 _COPIED_BYTES = 2**23
 
 
 def lora_files(tensors: Mapping[str, Tensor], config: LoraConfig) -> Iterator[File]:
-    """Adapter tensors (a policy part) as files, for the stock
-    ``load_lora_weights(folder, weight_name="model.safetensors", adapter_name="default")``.
+    """Yield the files of a LoRA export, given its tensors (a policy part).
 
-    Rank and alpha, of single modules too, travel in the file's one metadata entry: without it diffusers takes the rank
-    for alpha, and the adapter has the wrong strength. ``adapter_config.json`` says the same for other readers. Each
-    tensor is asked for twice: for the file's header, and for its bytes.
+    Stock diffusers reads them by
+    ``load_lora_weights(folder, weight_name="model.safetensors", adapter_name="default")``.
+    Rank and alpha, also those of single modules, are in the file's one metadata entry. Without it diffusers would set
+    alpha to the rank, and the adapter would have the wrong strength. ``adapter_config.json`` holds the same values for
+    other readers. Each tensor is read twice: for the file's header and for its bytes.
     """
     adapted = {name.rpartition(".lora_")[0] for name in tensors}
     settings = lora.peft_settings(config, lora.targets(config, adapted))
@@ -47,17 +48,17 @@ def lora_files(tensors: Mapping[str, Tensor], config: LoraConfig) -> Iterator[Fi
 
 
 def full_pipeline(base: str, tensors: Mapping[str, Tensor], max_file_bytes: int = MAX_FILE_BYTES) -> Iterator[File]:
-    """The pipeline directory ``base`` with transformer weights replaced by ``tensors`` (a full fine-tuning part).
+    """Yield the files of the pipeline ``base`` with transformer weights replaced by ``tensors`` (a policy part).
 
-    The transformer keeps base's number types and every tensor that is not trained, such as buffers; and its cut into
-    files, unless one of them is larger than ``max_file_bytes``. Other spellings of its weights (pickles, half-precision
-    variants) would still be the base model's and are left out.
+    The transformer keeps the types of the base and every tensor that is not trained, such as buffers. It also keeps the
+    division into files, unless the tensors of one exceed ``max_file_bytes``. Other files with weights (pickles,
+    half-precision variants) are left out, because they would still hold the base model's weights.
 
-    Raises :class:`ArtifactError` for tensors that base has no place for, or of other shapes.
+    Raises :class:`ArtifactError` for tensors that the base does not have, or that have other shapes there.
     """
     weights = BaseWeights(base, {})
     if unknown := sorted(tensors.keys() - weights.specs.keys()):
-        raise ArtifactError(f"{len(unknown)} tensors have no place in the transformer of {base!r}, e.g. {unknown[0]}")
+        raise ArtifactError(f"the transformer of {base!r} has no tensors for {len(unknown)} weights, e.g. {unknown[0]}")
     for name in directories.pipeline_files(base):
         folder, _, file = name.partition("/")
         if folder != directories.TRANSFORMER or file == "config.json":
@@ -85,7 +86,7 @@ def full_pipeline(base: str, tensors: Mapping[str, Tensor], max_file_bytes: int 
 
 
 def _cut(num_bytes_of: dict[str, int], max_file_bytes: int) -> dict[str, list[str]]:
-    """Return the names of the tensors in each file, and the files' names, like diffusers."""
+    """Divide tensors into files like diffusers. Return the names of the tensors by file name."""
     stem, _, extension = directories.WEIGHTS.rpartition(".")
     return split_state_dict_into_shards_factory(
         dict(sorted(num_bytes_of.items())),

@@ -1,8 +1,8 @@
-"""A transformer to sample with whose matrices rest in the half type that they are computed with.
+"""A transformer for sampling whose matrices are stored in the half type of the computation.
 
-Autocast casts exactly the weights of linear and convolution modules, each time anew. Where nothing trains them they may
-as well be kept cast: half the memory, the same products. Modules that compute in float32 all the same
-(:mod:`cosmos_rl_core.parallel.precision`) rest in float32.
+Autocast casts the weights of linear and convolution modules in every forward pass. Without training they can be stored
+cast, which halves their memory and gives the same products. Modules that compute in float32
+(:mod:`cosmos_rl_core.parallel.precision`) are stored in float32.
 """
 
 from functools import wraps
@@ -17,10 +17,11 @@ from cosmos_rl_core.parallel.sharding import WHOLE, load_base, materialise, matr
 
 
 def load(path: str, param_dtype: ParamDtype, device: torch.device) -> nn.Module:
-    """The transformer of the pipeline directory ``path``, on ``device``, computing in ``param_dtype``, a half type.
+    """Load the transformer of the pipeline directory ``path`` on ``device``; it computes in the half ``param_dtype``.
 
-    It is read a tensor at a time. Whatever type a stock pipeline gives it, it takes float32 and returns a tuple of
-    float32 tensors, as in rollouts: some of these modules hand on the type that they are given.
+    The weights are read one tensor at a time. The forward pass casts its inputs to float32 and returns a tuple of
+    float32 tensors, like in rollouts, because some modules return the type of their input and a stock pipeline may pass
+    another one.
     """
     transformer = _loading.empty_transformer(path)
     keep_float32(transformer)
@@ -44,5 +45,5 @@ def load(path: str, param_dtype: ParamDtype, device: torch.device) -> nn.Module:
 
 
 def _whole(value: Any) -> Any:
-    """In float32, if it is a tensor of another floating type."""
+    """Return floating-point tensors as float32, other values unchanged."""
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -1,4 +1,4 @@
-"""Which modules get an adapter, and of which rank: a function of their names, torch-free, so that a plan can tell."""
+"""Adapted modules and ranks of LoRA, as functions of module names. Imports no torch, so that plans can check them."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -9,14 +9,14 @@ from cosmos_rl_core.errors import ConfigError
 
 
 def targets(config: LoraConfig, linear: Collection[str]) -> tuple[str, ...]:
-    """The suffixes that name the adapted modules, out of the names of all ``linear`` ones."""
+    """Return the suffixes that name the adapted modules, given the names of all ``linear`` modules."""
     return tuple(sorted(linear)) if config.target_modules == (ALL_LINEAR,) else config.target_modules
 
 
 def peft_settings(config: LoraConfig, suffixes: Collection[str]) -> dict[str, Any]:
-    """What peft's ``LoraConfig`` is told, and readers of an exported file; what has its default there is left out.
+    """Return the arguments of peft's ``LoraConfig``, which exports also contain, without default values.
 
-    Dropout is no part of it: it is no property of the weights, and training does its own.
+    Dropout is left out: it is not a property of the weights, and training has its own implementation.
     """
     settings = {"r": config.r, "lora_alpha": config.lora_alpha, "target_modules": list(suffixes)}
     special = {
@@ -28,12 +28,12 @@ def peft_settings(config: LoraConfig, suffixes: Collection[str]) -> dict[str, An
 
 
 def rank(config: LoraConfig, module: str) -> int:
-    """Rank of the adapter of a module; :func:`check_patterns` makes sure that at most one pattern names it."""
+    """Return the rank of a module's adapter. At most one pattern may name the module (:func:`check_patterns`)."""
     return next((r for pattern, r in config.r_pattern.items() if _names(pattern, module)), config.r)
 
 
 def check_patterns(config: LoraConfig, adapted: Collection[str]) -> None:
-    """Raise :class:`ConfigError` if a pattern names no adapted module, or two of one table name the same.
+    """Raise :class:`ConfigError` if a pattern names no adapted module, or two patterns of a table name the same one.
 
     peft would apply the first of the two, but the tables of a recipe have no order.
     """
@@ -45,7 +45,7 @@ def check_patterns(config: LoraConfig, adapted: Collection[str]) -> None:
             for pattern in sorted(patterns.keys() - {p for found in named.values() for p in found})
         ]
         mistakes += [
-            f"policy.lora.{field}: {' and '.join(map(repr, found))} both name {module}; let one of them leave it out"
+            f"policy.lora.{field}: {' and '.join(map(repr, found))} both name {module}; change one of them"
             for module, found in named.items()
             if len(found) > 1
         ][:1]
@@ -69,5 +69,5 @@ def check_ranks(config: LoraConfig, adapted: Mapping[str, tuple[int, ...]]) -> N
 
 
 def _names(pattern: str, module: str) -> bool:
-    """As peft matches ``rank_pattern``: the whole name, or its end after a dot."""
+    """Return whether a pattern matches the whole name or its end after a dot, like in peft's ``rank_pattern``."""
     return re.fullmatch(rf"(.*\.)?({pattern})", module) is not None

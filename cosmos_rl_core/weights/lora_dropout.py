@@ -1,6 +1,6 @@
-"""Dropout of adapters whose every draw is a function of the sample and the module, never of a generator that lives.
+"""Dropout for adapters whose draws are functions of sample and module, without a kept random generator.
 
-A retry, another cut into micro-batches and the second forward pass of gradient checkpointing draw the same bits.
+So a retry, other micro-batches and the second forward pass of gradient checkpointing draw the same bits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from cosmos_rl_core import seeds
 
 DropoutKey = tuple[seeds.Key, ...]
-"""All that one sample's draws depend on, besides the module."""
+"""Key of a sample's draws; the module's name is added to it."""
 
 _LEVELS = 2**16
-"""Draws are 16 bits, a third of the time of a float: the share that is left out is a multiple of 1 / 65536."""
+"""Number of levels of a draw. Draws have 16 bits, which takes a third of the time of a float, so the dropped share is a
+multiple of 1 / 65536."""
 
 
 class KeyedDropout(nn.Module):
-    """Sets a share ``p`` of its input to 0 and scales up the rest, inside :func:`dropping`; else the identity.
+    """A module that sets a share ``p`` of its input to 0 and scales up the rest inside :func:`dropping`.
 
-    Whether the module is in training mode is nothing to it: the stock models stay in evaluation mode.
+    Elsewhere it is the identity. Training mode has no effect, because the stock models stay in evaluation mode.
     """
 
     def __init__(self, name: str, p: float) -> None:
@@ -31,15 +32,18 @@ class KeyedDropout(nn.Module):
         self.dropped = round(p * _LEVELS)
         self.keys: tuple[DropoutKey, ...] = ()
 
-    # A compiler would make code for the keys it sees, and these are others each time.
+    # The keys change with each call, and a compiler would make new code for each of them.
     @torch.compiler.disable
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """``[B m, ...]``, of which ``m`` rows in a row are of one sample, to the same."""
+        """Return the input ``[B m, ...]`` with dropped entries; ``m`` consecutive rows belong to one sample.
+
+        Raises ``ValueError`` if the number of rows is not a multiple of the number of keys.
+        """
         if not self.keys:
             return x
         rows, rest = divmod(x.shape[0], len(self.keys))
         if rest or not rows:
-            raise ValueError(f"{self.name} is given {x.shape[0]} rows, no multiple of {len(self.keys)} samples")
+            raise ValueError(f"{self.name} got {x.shape[0]} rows, expected a multiple of {len(self.keys)} samples")
         dropped = np.concatenate([self._draw((rows, *x.shape[1:]), key) for key in self.keys])
         return x.masked_fill(torch.from_numpy(dropped).to(x.device), 0.0) * (_LEVELS / (_LEVELS - self.dropped))
 
@@ -50,9 +54,9 @@ class KeyedDropout(nn.Module):
 
 @contextmanager
 def dropping(model: nn.Module, keys: Sequence[DropoutKey]) -> Iterator[None]:
-    """Let the adapters of ``model`` drop out, by a key a sample of the batch; with none, not at all.
+    """Turn on the dropout of the adapters in ``model``, with one key for each sample of the batch; without keys, off.
 
-    Keep it up until the backward pass is done, which repeats forwards under gradient checkpointing. May nest.
+    The ``with`` block must contain the backward pass, which repeats forwards under gradient checkpointing. May nest.
     """
     layers = [module for module in model.modules() if isinstance(module, KeyedDropout)]
     before = [layer.keys for layer in layers]

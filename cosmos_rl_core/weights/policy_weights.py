@@ -1,8 +1,8 @@
-"""The trainable weights of a transformer and the named copies of them that a policy is made of.
+"""The trainable weights of a transformer, and the named copies of them that form a policy.
 
-LoRA and full fine-tuning are one thing here: a set of trainable parameters. A **part** (``current``, ``old``, ``ema``,
-``reference``) is one tensor for each of them. ``current`` is what the optimizer moves; any other part is swapped in for
-a forward pass and out again. Names are those of the module tree without peft's adapter name.
+LoRA and full fine-tuning are handled alike, by a set of trainable parameters. A **part** (``current``, ``old``,
+``ema``, ``reference``) has one tensor for each parameter. The optimizer moves ``current``; other parts are swapped in
+for a forward pass and out again. Tensors have the names of the module tree without peft's adapter name.
 """
 
 import math
@@ -27,16 +27,16 @@ from cosmos_rl_core.weights.lora_dropout import KeyedDropout
 from cosmos_rl_core.weights.parts import CURRENT, REFERENCE
 
 ADAPTER = "default"
-"""peft's name of the one adapter; in no file."""
+"""Name of the adapter in peft; files do not contain it."""
 
 MAX_FILE_BYTES = 2**30
-"""Tensors of one file sum to at most this, unless a single tensor is larger."""
+"""Largest sum of a file's tensors, in bytes; a larger tensor has a file of its own."""
 
 
 class PolicyWeights:
-    """The parts of a policy on one transformer. Make it with :func:`prepare`.
+    """The parts of a policy on one transformer; :func:`prepare` makes it.
 
-    Where ``shards`` cuts a tensor, this rank has its rows alone: in ``parameters``, in every part, in the optimizer.
+    Of a sharded tensor this rank has only its rows: in ``parameters``, in every part and in the optimizer.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], shards: Shards = WHOLE) -> None:
@@ -48,17 +48,20 @@ class PolicyWeights:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The trainable parameters by name, sorted; give these to the optimizer."""
+        """Return the trainable parameters by name, sorted, for the optimizer."""
         return dict(self._parameters)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the parts there are, ``current`` first."""
+        """Return the names of the existing parts, ``current`` first."""
         return (CURRENT, *self._parts)
 
     @contextmanager
     def use(self, part: str) -> Iterator[None]:
-        """Run the transformer with the weights of ``part``, without gradients unless it is ``current``. Cannot nest."""
+        """Make the transformer run with the weights of ``part``; only ``current`` has gradients. Cannot nest.
+
+        Raises ``ValueError`` if the part does not exist, ``RuntimeError`` inside another ``use``.
+        """
         self._check_not_in_use()
         tensors = self._tensors(part)
         live = self._tensors(CURRENT)
@@ -78,29 +81,32 @@ class PolicyWeights:
             self._in_use = None
 
     def create(self, part: str, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Add a part, a copy of ``tensors`` or else of ``current``, replacing one of that name."""
+        """Add or replace a part by a copy of ``tensors``, of ``current`` if None.
+
+        Raises :class:`ArtifactError` on other names, shapes or types.
+        """
         self._check_not_in_use()
         if part == CURRENT:
-            raise ValueError("`current` is the live weights; use load()")
+            raise ValueError("`current` always exists; use load()")
         source = self._tensors(CURRENT) if tensors is None else self._checked(tensors)
         self._parts[part] = {
             name: source[name].detach().to(parameter.device, copy=True) for name, parameter in self._parameters.items()
         }
 
     def share(self, part: str, other: str) -> None:
-        """Let ``part`` be ``other`` by a second name, until one of them is created anew; neither is ``current``."""
+        """Make ``part`` an alias of ``other`` until one of them is created anew; neither may be ``current``."""
         self._check_not_in_use()
         if CURRENT in (part, other):
-            raise ValueError("`current` is the live weights; a part that is to stay as they are is made by create()")
+            raise ValueError("`current` changes in training; use create() to copy it")
         self._parts[part] = self._tensors(other)
 
     def here(self, part: str) -> dict[str, Tensor]:
-        """The part's own tensors as this rank has them, sorted by name: not to be written to."""
+        """Return the part's own tensors on this rank, sorted by name. Do not write to them."""
         self._check_not_in_use()
         return self._tensors(part)
 
     def get(self, part: str) -> dict[str, Tensor]:
-        """Copies of the part's tensors, on the CPU and contiguous, sorted by name."""
+        """Return contiguous copies of the part's tensors on the CPU, sorted by name."""
         self._check_not_in_use()
         return {
             name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -115,7 +121,7 @@ class PolicyWeights:
 
     @torch.no_grad()
     def lerp_(self, part: str, decay: float) -> None:
-        """``part <- decay * part + (1 - decay) * current``."""
+        """Move a part towards ``current``: ``part <- decay * part + (1 - decay) * current``."""
         self._check_not_in_use()
         if part in (CURRENT, REFERENCE):
             raise ValueError(f"{part!r} is not an average")
@@ -130,14 +136,14 @@ class PolicyWeights:
         return self._parts[part]
 
     def collect_gradients(self) -> None:
-        """Hand the gradients of cut tensors, which are sums over all ranks already, to ``parameters``."""
+        """Move the gradients of sharded tensors, already summed over all ranks, to ``parameters``."""
         for name, parameter in self._cut.items():
             gradient = parameter.grad
             self._parameters[name].grad = gradient.to_local() if isinstance(gradient, DTensor) else None
             parameter.grad = None
 
     def _point_at(self, tensors: Mapping[str, Tensor]) -> None:
-        # Autocast keeps casts of parameters by their identity, which stays when their data is another part's.
+        # Autocast caches casts by the identity of a parameter, which stays the same when its data changes.
         torch.clear_autocast_cache()
         for name, parameter in self._parameters.items():
             if name not in self._cut:
@@ -145,7 +151,7 @@ class PolicyWeights:
 
     @torch.no_grad()
     def _swap_cut(self, tensors: Mapping[str, Tensor]) -> None:
-        # FSDP gathers from its own memory: what is there changes places with the part.
+        # FSDP gathers from its own memory, so its contents and those of the part change places.
         self._wait_for_gathers()
         for name in self._cut:
             here, there = self._parameters[name].data, tensors[name]
@@ -154,7 +160,7 @@ class PolicyWeights:
             there.copy_(before)
 
     def _wait_for_gathers(self) -> None:
-        """A GPU may still be about to read rows that rest on the CPU, which are written to at once."""
+        """Wait until a GPU has read the rows in CPU memory, which are overwritten next."""
         gathers_on_gpu = self.shards.mesh is not None and self.shards.mesh.device_type == "cuda"
         if gathers_on_gpu and any(self._parameters[name].is_cpu for name in self._cut):
             torch.cuda.synchronize()
@@ -174,11 +180,11 @@ def prepare(
     reference: bool = True,
     spread: Callable[[nn.Module], Shards] = lambda _: WHOLE,
 ) -> PolicyWeights:
-    """Make ``transformer`` trainable as configured and still equal to the base model, with a reference if wanted.
+    """Make ``transformer`` trainable, still equal to the base model, and add a ``reference`` part if wanted.
 
-    LoRA: base frozen, all adapter tensors zero (load :func:`initial_lora` or a policy next), a reference of zeros: its
-    delta is exactly 0. Full fine-tuning: every parameter trains, and the reference is a copy of the weights as now.
-    ``spread`` may cut the weights over ranks once it is settled which of them train.
+    With LoRA the base is frozen and all adapter tensors are zero (load :func:`initial_lora` or a policy next). The
+    reference is zero as well, so it equals the base exactly. In full fine-tuning every parameter trains, and the
+    reference is a copy of the present weights. ``spread`` may shard the weights after the choice of trainable ones.
     """
     if lora is None:
         transformer.requires_grad_(True)
@@ -192,9 +198,9 @@ def prepare(
 
 
 def add_lora(transformer: nn.Module, config: LoraConfig) -> None:
-    """Add the adapter, all zeros, and freeze everything else.
+    """Add an adapter of zeros and freeze all other weights.
 
-    Raises :class:`ConfigError` on an unknown target module, or a pattern of modules that says nothing or two things.
+    Raises :class:`ConfigError` on an unknown or non-linear target module, or on a wrong pattern of modules.
     """
     modules = dict(transformer.named_modules())
     linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
@@ -208,7 +214,7 @@ def add_lora(transformer: nn.Module, config: LoraConfig) -> None:
         raise ConfigError(f"lora.target_modules also name modules that are not linear: {', '.join(others[:5])}")
     adapters.check_patterns(config, adapted)
     transformer.requires_grad_(False)
-    # peft draws the weights that are zeroed below: the fork leaves the global generator as it was.
+    # peft draws weights, which are zeroed below; the fork keeps the state of the global generator.
     with torch.random.fork_rng(devices=[]):
         transformer.add_adapter(  # pyright: ignore[reportCallIssue]
             peft.LoraConfig(**adapters.peft_settings(config, targets)),  # pyright: ignore[reportArgumentType]
@@ -225,12 +231,15 @@ def add_lora(transformer: nn.Module, config: LoraConfig) -> None:
 
 
 def initial_lora(shapes: Mapping[str, tuple[int, ...]], config: LoraConfig, seed: int) -> dict[str, Tensor]:
-    """Fresh adapter tensors, a function of (seed, name, shape): A drawn as configured, B zero, float32 on the CPU."""
+    """Return initial adapter tensors, float32 on the CPU: A drawn from (seed, name, shape), B zero."""
     return {name: _initial_tensor(name, tuple(shapes[name]), config, seed) for name in sorted(shapes)}
 
 
 def cut(sizes: Mapping[str, int], max_bytes: int = MAX_FILE_BYTES) -> list[list[str]]:
-    """Names of the tensors of each file, in order, each filled up to ``max_bytes``: a function of names and bytes."""
+    """Divide tensors, given by their bytes, into files of at most ``max_bytes``, in the order of their names.
+
+    Returns the names in each file. The result depends only on names and sizes.
+    """
     files: list[list[str]] = []
     room = 0
     for name in sorted(sizes):
@@ -243,12 +252,12 @@ def cut(sizes: Mapping[str, int], max_bytes: int = MAX_FILE_BYTES) -> list[list[
 
 
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """One safetensors file without metadata: equal tensors, equal bytes."""
+    """Encode tensors in the safetensors format without metadata; equal tensors give equal bytes."""
     return safetensors_torch.save({name: tensors[name].contiguous() for name in sorted(tensors)})
 
 
 def from_bytes(content: bytes) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU. Raises :class:`ArtifactError` if it is not one."""
+    """Decode a safetensors file to tensors on the CPU. Raises :class:`ArtifactError` if the file is damaged."""
     try:
         return safetensors_torch.load(content)
     except SafetensorError as error:
@@ -266,13 +275,13 @@ def _initial_tensor(name: str, shape: tuple[int, ...], config: LoraConfig, seed:
 
 
 def _suffix(name: str) -> str:
-    """The last word of a module's name, with the one before it where the last is a number."""
+    """Return the last component of a module's name, or the last two if the last is a number."""
     *_, before, last = ("", *name.split("."))
     return f"{before}.{last}" if last.isdigit() and before else last
 
 
 def _local(parameter: nn.Parameter) -> nn.Parameter:
-    """The parameter itself, or one on the memory of this rank's rows."""
+    """Return the parameter, or for a sharded one a parameter that shares the memory of this rank's rows."""
     if not isinstance(parameter, DTensor):
         return parameter
     return nn.Parameter(parameter.to_local().detach(), requires_grad=True)

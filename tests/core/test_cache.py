@@ -127,7 +127,7 @@ def test_the_environment_says_whether_there_is_one_and_directories_need_none(tmp
     assert of_node("s3://bucket/slot", {}) is None
     assert of_node(str(tmp_path / "slot"), environment) is None
     for wrong in ("much", "0", "-1", "nan", "inf"):
-        with pytest.raises(ConfigError, match=f"'{wrong}' is no number of gigabytes above 0"):
+        with pytest.raises(ConfigError, match=f"'{wrong}' is not a number of gigabytes above 0"):
             of_node("s3://bucket/slot", environment | {GIGABYTES: wrong})
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"file/cache' cannot be used"):

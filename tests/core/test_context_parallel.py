@@ -117,7 +117,7 @@ def test_a_plan_knows_who_cannot_share():
     # 2 frames of 1 x 2 patches.
     with pytest.raises(ConfigError, match="4 tokens cannot be shared by 8 context-parallel peers; at most 4"):
         sequence_shares.check(wan.SPEC, WAN, (16, 2, 2, 4), 8)
-    with pytest.raises(ConfigError, match="no context parallelism for a SD3Transformer2DModel"):
+    with pytest.raises(ConfigError, match="no context parallelism for SD3Transformer2DModel"):
         sequence_shares.check(sd3.SPEC, {}, (16, 1, 128, 128), 2)
     # Of what size its latents are, nobody needs to know for that.
     sequence_shares.check(wan.SPEC, WAN, None, 12)

@@ -152,7 +152,7 @@ def test_the_draws_of_a_sample_are_its_own():
         assert torch.equal(drop(ones), both)
         # Rows of a sample one after the other, as where frames are flattened into the batch.
         assert torch.equal(drop(ones.view(60, 6)).view(2, 30, 6), both)
-        with pytest.raises(ValueError, match=r"blocks\.0\.to_q is given 3 rows, no multiple of 2 samples"):
+        with pytest.raises(ValueError, match=r"blocks\.0\.to_q got 3 rows, expected a multiple of 2 samples"):
             drop(torch.ones(3, 6, device=CPU))
         with dropping(blocks, ()):
             assert torch.equal(drop(ones), ones)

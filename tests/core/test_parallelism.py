@@ -43,7 +43,7 @@ def test_a_stage_of_fewer_ranks_shares_among_those_it_has():
     [
         ({"processes": 6, "dp_shard_size": 4}, "any other stage: dp_shard_size = 4 does not divide 6 processes"),
         ({"dp_shard_size": 8, "stage_processes": {"evaluate": 3}}, "evaluate: dp_shard_size = 8 does not divide 3 "),
-        ({"processes": 2, "fsdp_offload": True}, "fsdp_offload = true is for weights that ranks share"),
+        ({"processes": 2, "fsdp_offload": True}, "fsdp_offload = true needs sharded weights"),
     ],
 )
 def test_a_recipe_is_told_which_stages_cannot_share(settings: dict[str, object], said: str):

@@ -103,7 +103,7 @@ def test_a_part_by_a_second_name_takes_no_memory_of_its_own(model, conditioning)
         assert torch.equal(output(model, conditioning), expected)
     assert all(tensor is weights.here("old")[name] for name, tensor in weights.here("behaviour").items())
     for pair in (("behaviour", "current"), ("current", "old")):
-        with pytest.raises(ValueError, match="`current` is the live weights"):
+        with pytest.raises(ValueError, match="`current` changes in training"):
             weights.share(*pair)
 
 

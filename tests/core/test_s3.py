@@ -119,7 +119,7 @@ def test_a_fork_has_a_connection_of_its_own_and_its_parent_keeps_the_old_one(url
 @pytest.mark.parametrize(
     ("bucket", "variables", "said"),
     [
-        (BUCKET, {"SECRET_ACCESS_KEY": "wrong"}, "SignatureDoesNotMatch.*does not fit the access key"),
+        (BUCKET, {"SECRET_ACCESS_KEY": "wrong"}, "SignatureDoesNotMatch.*does not match the access key"),
         (BUCKET, {"ACCESS_KEY_ID": "nobody"}, "InvalidAccessKeyId.*is the endpoint the right one"),
         ("none", {}, "s3://none/.*bucket does not exist; make the bucket first"),
         ("Not_a_bucket!", {}, "Invalid bucket name"),
@@ -189,7 +189,7 @@ def test_each_prefix_may_have_a_profile_and_with_it_an_endpoint_of_its_own(seawe
     assert s3.options_of(f"{s3_url}/base/object", os.environ)["region_name"] == "eu-west-3"
 
     monkeypatch.setenv(s3.PROFILES, f"s3://{BUCKET}=nobodys")
-    with pytest.raises(ConfigError, match=r"'nobodys', which is not there; known: theirs"):
+    with pytest.raises(ConfigError, match=r"'nobodys', which does not exist; known: theirs"):
         store.read(f"{url}/object")
 
 

@@ -325,7 +325,7 @@ def test_padding_of_weight_0_counts_for_nothing():
 @pytest.mark.parametrize(("losses", "weights"), [((3, 1), None), ((), None), ((3,), (3, 1)), ((3,), (1,))])
 def test_a_loss_or_weight_that_is_not_one_a_sample_is_refused(losses: tuple[int, ...], weights: tuple[int, ...] | None):
     given = None if weights is None else torch.ones(weights, device=CPU)
-    with pytest.raises(ValueError, match="one loss and one weight a sample"):
+    with pytest.raises(ValueError, match="one loss and one weight per sample"):
         loss_share(torch.ones(losses, device=CPU), 3, 1, given)
 
 

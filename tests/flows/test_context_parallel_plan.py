@@ -50,7 +50,7 @@ def test_who_cannot_share_a_video_is_told_why_and_of_dropout_too(recipe, wan):
     assert "policy.lora.lora_dropout = 0.1 draws one mask for all tokens of a video" in dropout
     plan_of(Settings(wan, overrides=(DROPOUT,)))
     (images,) = mistakes_of(recipe(), *TWO)
-    assert images.startswith("  launch.cp_size = 2: no context parallelism for a SD3Transformer2DModel; there is for C")
+    assert images.startswith("  launch.cp_size = 2: no context parallelism for SD3Transformer2DModel; supported: C")
 
 
 def test_only_as_many_as_the_stages_have_can_share(wan):

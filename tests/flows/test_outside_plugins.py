@@ -47,7 +47,7 @@ def test_a_plan_pins_the_files_of_every_kind(recipe: str, folder: Path):
     plan = plan_of(Settings(recipe))
     assert {pin.kind: pin.name for pin in plan.plugins} == NAMES
     files = {pin.name: sorted(pin.files) for pin in plan.plugins}
-    assert files["tiny2"] == ["__init__.py", "model.py"]
+    assert files["tiny2"] == ["tiny2/__init__.py", "tiny2/model.py"]
     assert files["bright"] == ["bright.py"]
     assert {pin.path for pin in plan.plugins if pin.kind != "models"} == {str(file) for file in folder.glob("*.py")}
     assert plan.model.adapter == "tiny2"
@@ -107,7 +107,7 @@ def test_every_plugin_that_cannot_be_used_is_named_at_once(recipe: str, folder: 
         "nosuch.py: there is no such file",
         "nosuch holds no plugin; expected a .py file",
         "broken.py cannot be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'",
-        "empty.py defines what belongs to no plugin; expected SPEC (models); or Options and Algorithm (algorithms)",
+        "empty.py defines the members of no plugin; expected SPEC (models); or Options and Algorithm (algorithms)",
         "ocr.py: there is another plugin 'ocr' of rewards; rename one",
         "lone.py: a model is a folder with __init__.py, which defines SPEC, and model.py",
         "copied.py: Options.name must be Literal['copied'], found typing.Literal['bright']",

@@ -307,7 +307,7 @@ def test_a_run_that_does_not_exist_is_a_config_error_and_a_broken_plan_a_data_er
     with pytest.raises(ConfigError, match="there is no run 'mine'"):
         read_plan(str(tmp_path), "mine")
     store.write(store.join(run_url(str(tmp_path), "mine"), "plan.json"), b'{"format": 1}')
-    with pytest.raises(ArtifactError, match=r"plan\.json is damaged, it is no sealed plan"):
+    with pytest.raises(ArtifactError, match=r"plan\.json is damaged: not a sealed plan"):
         read_plan(str(tmp_path), "mine")
 
 

@@ -34,7 +34,7 @@ def test_a_run_with_a_wrong_secret_ends_with_64_before_anything_starts(seaweed, 
         check=False,
     )
     assert ended.returncode == 64
-    assert "the secret key does not fit the access key" in ended.stderr
+    assert "the secret key does not match the access key" in ended.stderr
     assert "planted" not in ended.stdout + ended.stderr
     assert time.monotonic() - began_s < 60
     assert not list(tmp_path.iterdir())

@@ -151,7 +151,7 @@ def test_a_damaged_manifest_is_shown_in_its_cell(recipe, tmp_path):
     rows, lines = rows_and_lines(run)
     assert rows[3] == ["iteration-0000", "10.0 s", "3.0 s 0.250", "damaged", "waits 30.0 s"]
     (why,) = [line for line in lines if " is damaged: " in line]
-    assert why.startswith(f"iteration-0000/reward-ocr is damaged: {url} is damaged, it is no sealed manifest (")
+    assert why.startswith(f"iteration-0000/reward-ocr is damaged: {url} is damaged: not a sealed manifest (")
     ended = CliRunner().invoke(cli.app, ["status", "hand", "--store", run.store_url])
     assert ended.exit_code == 0
     assert why in ended.stdout.splitlines()

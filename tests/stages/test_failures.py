@@ -258,6 +258,6 @@ def test_full_shared_memory_names_the_setting_that_enlarges_it(error: BaseExcept
     failure = judge(error)
     assert (failure.kind, failure.collective) == ("unavailable", False)
     assert failure.message == (
-        f"no space left: {error}; that is shared memory, /dev/shm, and no disk; give the container more of it: "
-        "`--shm-size` of Docker, or on Kubernetes an emptyDir of medium Memory that is mounted there; then run again"
+        f"no space left: {error}; this is shared memory (/dev/shm), not a disk; give the container more: "
+        "`--shm-size` of Docker, or on Kubernetes an emptyDir of medium Memory mounted there; then run again"
     )

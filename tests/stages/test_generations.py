@@ -152,7 +152,7 @@ def test_a_manifest_whose_digests_do_not_follow_from_it_is_damaged_and_not_stale
     store.write(url, canonical_json({"body": body, "sha256": digest(body)}))
     refused(slot, url, "holds a None")
     store.write(url, intact.replace(b"0.625", b"0.925"))
-    refused(slot, url, "its digest is not that of its contents")
+    refused(slot, url, "its digest does not match its contents")
     if wrong is not None:
         store.write(url, seal("manifest", body))
         refused(slot, url, f"contradicts itself: its {wrong} ")

@@ -67,7 +67,7 @@ def damaged_layout(slot, change):
 
 def test_one_changed_letter_of_a_sample_id_is_damage_and_ends_nothing(slot):
     url = damaged_layout(slot, lambda data, url: data.replace(b'"b"', b'"d"'))
-    with pytest.raises(ArtifactError, match=f"^{url} is damaged: its digest is not that of its contents"):
+    with pytest.raises(ArtifactError, match=f"^{url} is damaged: its digest does not match its contents"):
         begin(report(slot), layout=SHARDS)
     assert current_generation(slot) == 1
 
