@@ -6,40 +6,37 @@ from collections.abc import Iterator
 
 from cosmos_rl_core.errors import CosmosRLError
 
-_BEGIN = r"(?:^|(?<=[:\]>] ))"
-"""Matches at the beginning of a line or of a quoted message, never inside a path or a prompt."""
-
-_TEXTS = re.compile(
-    "|".join(
-        (
-            # PyTorch's allocators, on each kind of device, and CUDA itself.
-            r"(?<![\w/.'-])DefaultCPUAllocator: (?:can't allocate|not enough) memory\b",
-            _BEGIN + r"(?:CUDA|HIP|XPU)(?: driver| runtime)?(?: [Ee]rror)?(?: \(2\))?\s?:? out of memory\b(?!/)",
-            _BEGIN + r"CUDA driver error: 2(?=$|:| \()",
-            _BEGIN + r"(?:cuda|hip|cu)(?:Malloc|Mem[A-Z])\w* failed\b[^\n]*: out of memory\b(?!/)",
-            _BEGIN + r"Triton Error \[(?:CUDA|HIP)\]: out of memory\b(?!/)",
-            _BEGIN + r"nvrtc: error: out of memory\b(?!/)",
-            _BEGIN + r"MPS backend out of memory\b",
-            r"(?<![\w/.-])(?:cudaErrorMemoryAllocation|(?:CUDA|NVRTC)_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory)(?![\w/.-])",
-            # cuBLAS, cuDNN, cuSOLVER, cuSPARSE, cuRAND, cuFFT.
-            r"(?<![\w/.-])(?:CU|HIP|ROC|MIOPEN)[A-Z]*_(?:[A-Z]+_)*ALLOC(?:ATION)?_FAILED(?![\w/.-])",
-            # Indirect texts of the same libraries: no memory for a handle or for the workspace of a convolution.
-            _BEGIN + r"(?:CU|HIP)BLAS_STATUS_NOT_INITIALIZED,? when calling `?(?:cu|hip)blas(?:Lt)?Create\(",
-            _BEGIN + r"Unable to find a valid (?:cuDNN|MIOpen) algorithm to run convolution\b",
-            _BEGIN + r"(?:GET|FIND) was unable to find an engine to execute this computation\b",
-            # NCCL.
-            _BEGIN + r"Cuda failure (?:\d+ )?'out of memory'",
-            _BEGIN + r"Failed to (?:CUDA )?(?:host )?(?:malloc|calloc|alloc)(?: async)? \d+ bytes\b",
-            # C++, numpy's text in an error of another class, the system, onnxruntime.
-            r"(?<![\w/.-])std::bad_alloc(?![\w/])",
-            _BEGIN + r"Unable to allocate [\d.]+ \w+ for an array\b",
-            r"\bCannot allocate memory \((?:os error )?12\)",
-            r"(?:^|(?<=[:\]>] )|(?<=\())\[Errno 12\] Cannot allocate memory\b",
-            r"\bFailed to allocate memory for requested buffer of size \d+",
-        )
-    ),
-    re.MULTILINE,
+_AT_THE_BEGINNING = (
+    # CUDA and PyTorch's allocators, on each kind of device.
+    r"(?:CUDA|HIP|XPU)(?: driver| runtime)?(?: [Ee]rror)?(?: \(2\))?\s?:? out of memory\b(?!/)",
+    r"CUDA driver error: 2(?=$|:| \()",
+    r"(?:cuda|hip|cu)(?:Malloc|Mem[A-Z])\w* failed\b[^\n]*: out of memory\b(?!/)",
+    r"Triton Error \[(?:CUDA|HIP)\]: out of memory\b(?!/)",
+    r"nvrtc: error: out of memory\b(?!/)",
+    r"MPS backend out of memory\b",
+    # Indirect texts: no memory for a handle or for the workspace of a convolution.
+    r"(?:CU|HIP)BLAS_STATUS_NOT_INITIALIZED,? when calling `?(?:cu|hip)blas(?:Lt)?Create\(",
+    r"Unable to find a valid (?:cuDNN|MIOpen) algorithm to run convolution\b",
+    r"(?:GET|FIND) was unable to find an engine to execute this computation\b",
+    # NCCL.
+    r"Cuda failure (?:\d+ )?'out of memory'",
+    r"Failed to (?:CUDA )?(?:host )?(?:malloc|calloc|alloc)(?: async)? \d+ bytes\b",
+    # numpy's text in an error of another class.
+    r"Unable to allocate [\d.]+ \w+ for an array\b",
 )
+"""Texts at the beginning of a line or of a quoted message, never inside a path or a prompt."""
+_ANYWHERE = (
+    r"(?<![\w/.'-])DefaultCPUAllocator: (?:can't allocate|not enough) memory\b",
+    r"(?<![\w/.-])(?:cudaErrorMemoryAllocation|(?:CUDA|NVRTC)_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory)(?![\w/.-])",
+    # cuBLAS, cuDNN, cuSOLVER, cuSPARSE, cuRAND, cuFFT.
+    r"(?<![\w/.-])(?:CU|HIP|ROC|MIOPEN)[A-Z]*_(?:[A-Z]+_)*ALLOC(?:ATION)?_FAILED(?![\w/.-])",
+    # C++, the system, onnxruntime.
+    r"(?<![\w/.-])std::bad_alloc(?![\w/])",
+    r"\bCannot allocate memory \((?:os error )?12\)",
+    r"(?:^|(?<=[:\]>] )|(?<=\())\[Errno 12\] Cannot allocate memory\b",
+    r"\bFailed to allocate memory for requested buffer of size \d+",
+)
+_TEXTS = re.compile("|".join([*(rf"(?:^|(?<=[:\]>] )){text}" for text in _AT_THE_BEGINNING), *_ANYWHERE]), re.MULTILINE)
 """Texts of out-of-memory errors without a class of their own."""
 _NATIVE = re.compile(
     r"RuntimeError|torch\.AcceleratorError|torch\.distributed\.Dist\w*Error|onnxruntime\..*|(?:.*\.)?SafetensorError"
@@ -71,7 +68,7 @@ def means_out_of_memory(class_name: str, text: str) -> bool:
 
 def _traced_name(kind: type) -> str:
     """Return a class's name the way tracebacks spell it."""
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

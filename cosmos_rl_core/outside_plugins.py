@@ -9,6 +9,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -113,11 +114,9 @@ def named_in(data: bytes) -> list[Any]:
 
     Returns an empty list if the bytes are not a JSON object; validation reports that.
     """
-    try:
-        values = json.loads(data)
-    except ValueError:
-        return []
-    return values.get("plugins", []) if isinstance(values, dict) else []
+    with suppress(ValueError, AttributeError):
+        return json.loads(data).get("plugins", [])
+    return []
 
 
 def check_same(pinned: Sequence[Pin], here: Sequence[Pin]) -> None:
@@ -130,11 +129,8 @@ def check_same(pinned: Sequence[Pin], here: Sequence[Pin]) -> None:
     for key in sorted(was.keys() & found.keys()):
         before, now = was[key].files, found[key].files
         for name in sorted({name for name, _ in before.items() ^ now.items()}):
-            how = "was edited" if name in before and name in now else "is new" if name in now else "is missing"
-            mistakes.append(
-                f"{Path(found[key].path).parent / name} {how}: sha256 {now.get(name, 'none')[:12]}, "
-                f"planned {before.get(name, 'none')[:12]}"
-            )
+            is_now, was_planned = (f"sha256 {of[name][:12]}" if name in of else "no file" for of in (now, before))
+            mistakes.append(f"{Path(found[key].path).parent / name}: found {is_now}, planned {was_planned}")
     if mistakes:
         raise ConfigError(
             "\n  ".join(["the plugins differ from the plan:", *mistakes])

@@ -28,6 +28,7 @@ from cosmos_rl_core.pipelines import directories, guidance
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.weights import export
+from cosmos_rl_core.weights.policy_weights import PolicyWeights
 from tests import other_device, tiny_pipelines
 from tests.adapters import adapter_of, load_model
 
@@ -178,6 +179,11 @@ def write_files(files: Iterable[export.File], folder: Path) -> None:
     for name, chunks in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"".join(chunks))
+
+
+def tensors_of(weights: PolicyWeights, part: str) -> dict[str, Tensor]:
+    """Return contiguous copies of a part's tensors on the CPU."""
+    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in weights.here(part).items()}
 
 
 def moved(tensors: dict[str, Tensor], by: float) -> dict[str, Tensor]:

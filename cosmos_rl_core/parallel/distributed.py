@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn import functional
 
 from cosmos_rl_core.errors import ConfigError, CosmosRLError
 from cosmos_rl_core.numerics import differences, numerics
@@ -91,15 +92,16 @@ class Group:
 def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
     """Gather JSON values in rank order over ``group``, None for all ranks. Values are sent as JSON, never pickled."""
     data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    cpu = torch.device("cpu")
-    sizes = [torch.zeros(1, dtype=torch.int64, device=cpu) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64, device=cpu), group)
-    longest = int(max(sizes))
-    padded = torch.zeros(longest, dtype=torch.uint8, device=cpu)
-    padded[: len(data)] = data
-    parts = [torch.zeros(longest, dtype=torch.uint8, device=cpu) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, padded, group)
-    return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
+    sizes = [int(size) for size in _gather_tensors(torch.tensor(len(data), device="cpu"), group)]
+    parts = _gather_tensors(functional.pad(data, (0, max(sizes) - len(data))), group)
+    return [json.loads(bytes(part[:size].tolist())) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _gather_tensors(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:
+    """Gather tensors of one shape in rank order."""
+    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, tensor, group)
+    return found
 
 
 def require_alike(ranks: list[tuple[str, dict[str, Any]]]) -> None:
@@ -121,34 +123,35 @@ def require_alike(ranks: list[tuple[str, dict[str, Any]]]) -> None:
         )
 
 
-_BEGIN = r"(?:^|(?<=[:\]] ))"
-"""Matches at the beginning of a line or of a quoted message."""
+_LOST_RANK = (
+    r"(?:Process group |NCCL )?[Ww]atchdog (?:thread terminated|caught collective operation)\b",
+    r"NCCL (?:error(?:: | in: )|communicator (?:was|is) |(?:operation|timeout)\b)",
+    r"nccl(?:Remote|System|Internal|UnhandledCuda)Error\b",
+    r"Some NCCL operations have failed or timed out\b",
+    r"Detected mismatch between collectives on ranks\b",
+    r"Ranks? \d[\d, ]* (?:failed to pass|successfully reached|timed out in) monitoredBarrier\b",
+    r"No ranks successfully processed in monitoredBarrier\b",
+    r"Timed out initializing process group in store based barrier\b",
+    r"The client socket has (?:timed out|failed to connect)\b",
+)
+"""Texts at the beginning of a line or of a quoted message."""
+_LOST_RANK_IN_LINES = (
+    # gloo's errors begin with the place in its source.
+    r"^\[(?:enforce fail at )?[^\]\n]*\bgloo/[^\]\n]*\.(?:cc|cpp|h):\d+\]",
+    r"^[Gg]loo \w+ failed\b",
+    # PyTorch reports the system's text unchanged, while errors of services begin with the service's name.
+    r"\A[Cc]onnection (?:reset|closed|refused) by peer\b",
+)
 _COLLECTIVE = re.compile(
-    "|".join(
-        (
-            # gloo's errors begin with the place in its source.
-            r"^\[(?:enforce fail at )?[^\]\n]*\bgloo/[^\]\n]*\.(?:cc|cpp|h):\d+\]",
-            r"^[Gg]loo \w+ failed\b",
-            _BEGIN + r"(?:Process group |NCCL )?[Ww]atchdog (?:thread terminated|caught collective operation)\b",
-            _BEGIN + r"NCCL (?:error(?:: | in: )|communicator (?:was|is) |(?:operation|timeout)\b)",
-            _BEGIN + r"nccl(?:Remote|System|Internal|UnhandledCuda)Error\b",
-            _BEGIN + r"Some NCCL operations have failed or timed out\b",
-            _BEGIN + r"Detected mismatch between collectives on ranks\b",
-            _BEGIN + r"Ranks? \d[\d, ]* (?:failed to pass|successfully reached|timed out in) monitoredBarrier\b",
-            _BEGIN + r"No ranks successfully processed in monitoredBarrier\b",
-            _BEGIN + r"Timed out initializing process group in store based barrier\b",
-            _BEGIN + r"The client socket has (?:timed out|failed to connect)\b",
-            # PyTorch reports the system's text unchanged, while errors of services begin with the service's name.
-            r"\A[Cc]onnection (?:reset|closed|refused) by peer\b",
-        )
-    ),
-    re.MULTILINE,
+    "|".join([*(rf"(?:^|(?<=[:\]] )){text}" for text in _LOST_RANK), *_LOST_RANK_IN_LINES]), re.MULTILINE
 )
 """Texts of errors that report the loss of another rank; paths that contain these words do not match."""
 
 
 def is_collective(error: BaseException) -> bool:
     """Return whether an error only reports that another rank ended, whose own error has the reason."""
-    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _COLLECTIVE.search(str(error))):
+    reported = isinstance(error, RuntimeError) and _COLLECTIVE.search(str(error)) is not None
+    if reported or isinstance(error, dist.DistError):
         return True
-    return error.__cause__ is not None and not isinstance(error, CosmosRLError) and is_collective(error.__cause__)
+    cause = None if isinstance(error, CosmosRLError) else error.__cause__
+    return cause is not None and is_collective(cause)

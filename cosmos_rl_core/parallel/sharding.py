@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import fsdp
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from cosmos_rl_core.parallel.precision import MATRICES, float32_modules
@@ -96,20 +96,20 @@ def shard(transformer: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None,
     shapes = {_base_name(name): tuple(p.shape) for name, p in parameters.items() if name in names}
     whole = {p for name, p in parameters.items() if name not in names}
     kept = float32_modules(transformer)
-    rest = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
+    rest = fsdp.CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else fsdp.OffloadPolicy()
     for module in [*kept, *blocks(transformer), transformer]:
         dtype = None if module in kept else compute
         # The root is resharded too, so that no gathered weights remain when another part of the policy runs.
-        fully_shard(
+        fsdp.fully_shard(
             module,
             mesh=mesh,
             reshard_after_forward=True,
-            mp_policy=MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False),
+            mp_policy=fsdp.MixedPrecisionPolicy(dtype, reduce_dtype=torch.float32, cast_forward_inputs=False),
             offload_policy=rest,
             ignored_params=whole,
         )
     for module in transformer.modules():
-        if isinstance(module, FSDPModule):
+        if isinstance(module, fsdp.FSDPModule):
             module.set_gradient_divide_factor(1.0)
             # gloo has no reduction that divides by the number of ranks.
             module.set_force_sum_reduction_for_comms(True)

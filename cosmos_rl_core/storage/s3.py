@@ -257,7 +257,8 @@ def _answer(error: Exception) -> tuple[int | None, str]:
     s3fs raises its own ``OSError``, whose cause is the error of botocore.
     """
     answer = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
-    return answer.get("ResponseMetadata", {}).get("HTTPStatusCode"), answer.get("Error", {}).get("Code", "")
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status, answer.get("Error", {}).get("Code", "")
 
 
 def _url(kwargs: Mapping[str, Any]) -> str:

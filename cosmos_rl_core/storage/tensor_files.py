@@ -7,27 +7,11 @@ import torch
 from torch import Tensor
 
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.storage.tensor_headers import NUM_BYTES, Readable, header_bytes, read_header
+from cosmos_rl_core.storage.tensor_headers import TYPES, Readable, header_bytes, read_header
 
-_DTYPES = {
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+_DTYPES = {word: getattr(torch, name) for word, (name, _) in TYPES.items()}
 _WORDS = {dtype: word for word, dtype in _DTYPES.items()}
-_PLACE = {word: place for place, word in enumerate(NUM_BYTES)}
+_PLACE = {word: place for place, word in enumerate(TYPES)}
 
 Spec = tuple[str, tuple[int, ...]]
 """A tensor's type, by its name in the safetensors format, and its shape."""

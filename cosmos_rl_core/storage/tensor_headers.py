@@ -9,9 +9,26 @@ from typing import Protocol
 
 from cosmos_rl_core.errors import ArtifactError
 
-NUM_BYTES = {"U64": 8, "I64": 8, "F64": 8, "F32": 4, "U32": 4, "I32": 4, "BF16": 2, "F16": 2, "U16": 2, "I16": 2}
-NUM_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1}
-"""Bytes of a number by the name of its type, in the order by which the safetensors library sorts tensors."""
+TYPES = {
+    "U64": ("uint64", 8),
+    "I64": ("int64", 8),
+    "F64": ("float64", 8),
+    "F32": ("float32", 4),
+    "U32": ("uint32", 4),
+    "I32": ("int32", 4),
+    "BF16": ("bfloat16", 2),
+    "F16": ("float16", 2),
+    "U16": ("uint16", 2),
+    "I16": ("int16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+}
+"""Name in torch and bytes of each type of the format, in the order by which the safetensors library sorts tensors."""
+NUM_BYTES = {word: size for word, (_, size) in TYPES.items()}
+"""Bytes of a number by the name of its type."""
 
 _LENGTH = struct.Struct("<Q")
 _MAX_LENGTH = 10**8
@@ -60,7 +77,8 @@ def read_header(stream: Readable) -> list[Entry]:
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(f"not a safetensors file: {error!r}") from error
     entries.sort(key=lambda entry: (entry.start, entry.end))
-    if [entry.start for entry in entries] != [begin, *(entry.end for entry in entries)][: len(entries)]:
+    ends = [begin, *(entry.end for entry in entries)]
+    if any(entry.start != end for entry, end in zip(entries, ends, strict=False)):
         raise ArtifactError("not a safetensors file: its tensors have gaps or overlap")
     return entries
 

@@ -52,9 +52,9 @@ def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameters) ->
     Empty before the first step.
     """
     return {
-        f"{moment}.{name}": optimizer.state[parameters[name]][moment].detach().to("cpu", copy=True).contiguous()
-        for name in sorted(parameters)
-        if parameters[name] in optimizer.state
+        f"{moment}.{name}": optimizer.state[parameter][moment].to("cpu", copy=True).contiguous()
+        for name, parameter in sorted(parameters.items())
+        if parameter in optimizer.state
         for moment in _MOMENTS
     }
 
@@ -129,7 +129,8 @@ def sum_gradients(parameters: Parameters, group: Group | None) -> None:
         return
     flat = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
     group.all_reduce_sum_(flat)
-    for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+    totals = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, total in zip(gradients, totals, strict=True):
         gradient.copy_(total.view(gradient.shape))
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.parallel.precision import ParamDtype, computes_in, float32_modules, half, keep_float32
+from cosmos_rl_core.parallel import precision
 from cosmos_rl_core.parallel.sharding import WHOLE, load_base, materialise, matrix_names
 
 
-def load(path: str, param_dtype: ParamDtype, device: torch.device) -> nn.Module:
+def load(path: str, param_dtype: precision.ParamDtype, device: torch.device) -> nn.Module:
     """Load the transformer of the pipeline directory ``path`` on ``device``; it computes in the half ``param_dtype``.
 
     The weights are read one tensor at a time. The forward pass casts its inputs to float32 and returns a tuple of
@@ -24,11 +24,11 @@ def load(path: str, param_dtype: ParamDtype, device: torch.device) -> nn.Module:
     another one.
     """
     transformer = _loading.empty_transformer(path)
-    keep_float32(transformer)
-    kept = {weight for module in float32_modules(transformer) for weight in module.parameters()}
+    precision.keep_float32(transformer)
+    kept = {weight for module in precision.float32_modules(transformer) for weight in module.parameters()}
     for weight in map(transformer.get_parameter, matrix_names(transformer)):
         if weight not in kept:
-            weight.data = weight.data.to(half(param_dtype))
+            weight.data = weight.data.to(precision.half(param_dtype))
     materialise(transformer, device)
     load_base(transformer, path, WHOLE)
     forward = transformer.forward
@@ -36,7 +36,7 @@ def load(path: str, param_dtype: ParamDtype, device: torch.device) -> nn.Module:
     @wraps(forward)
     def computed(*arguments: Any, **named: Any) -> tuple[Tensor, ...]:
         named["return_dict"] = False
-        with computes_in(param_dtype, device):
+        with precision.computes_in(param_dtype, device):
             answers = forward(*map(_whole, arguments), **{name: _whole(value) for name, value in named.items()})
             return tuple(map(_whole, answers))
 

@@ -38,7 +38,8 @@ def check_patterns(config: LoraConfig, adapted: Collection[str]) -> None:
     peft would apply the first of the two, but the tables of a recipe have no order.
     """
     mistakes: list[str] = []
-    for field, patterns in (("r_pattern", config.r_pattern), ("alpha_pattern", config.alpha_pattern)):
+    tables = {"r_pattern": config.r_pattern, "alpha_pattern": config.alpha_pattern}
+    for field, patterns in tables.items():
         named = {module: [p for p in sorted(patterns) if _names(p, module)] for module in sorted(adapted)}
         mistakes += [
             f"policy.lora.{field}: {pattern!r} names none of the {len(adapted)} adapted modules, e.g. {min(adapted)}"

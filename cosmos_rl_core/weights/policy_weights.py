@@ -42,14 +42,10 @@ class PolicyWeights:
     def __init__(self, parameters: Mapping[str, nn.Parameter], shards: Shards = WHOLE) -> None:
         self.shards = shards
         self._cut = {name: p for name, p in sorted(parameters.items()) if isinstance(p, DTensor)}
-        self._parameters = {name: _local(parameters[name]) for name in sorted(parameters)}
+        self.parameters = {name: _local(parameters[name]) for name in sorted(parameters)}
+        """The trainable parameters by name, sorted, for the optimizer."""
         self._parts: dict[str, dict[str, Tensor]] = {}
         self._in_use: str | None = None
-
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """Return the trainable parameters by name, sorted, for the optimizer."""
-        return dict(self._parameters)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -90,7 +86,7 @@ class PolicyWeights:
             raise ValueError("`current` always exists; use load()")
         source = self._tensors(CURRENT) if tensors is None else self._checked(tensors)
         self._parts[part] = {
-            name: source[name].detach().to(parameter.device, copy=True) for name, parameter in self._parameters.items()
+            name: source[name].detach().to(parameter.device, copy=True) for name, parameter in self.parameters.items()
         }
 
     def share(self, part: str, other: str) -> None:
@@ -105,14 +101,6 @@ class PolicyWeights:
         self._check_not_in_use()
         return self._tensors(part)
 
-    def get(self, part: str) -> dict[str, Tensor]:
-        """Return contiguous copies of the part's tensors on the CPU, sorted by name."""
-        self._check_not_in_use()
-        return {
-            name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-            for name, tensor in self._tensors(part).items()
-        }
-
     def load(self, part: str, tensors: Mapping[str, Tensor]) -> None:
         """Copy ``tensors`` into an existing part. Raises :class:`ArtifactError` on other names, shapes or types."""
         self._check_not_in_use()
@@ -126,11 +114,11 @@ class PolicyWeights:
         if part in (CURRENT, REFERENCE):
             raise ValueError(f"{part!r} is not an average")
         for name, tensor in self._tensors(part).items():
-            tensor.mul_(decay).add_(self._parameters[name].data, alpha=1 - decay)
+            tensor.mul_(decay).add_(self.parameters[name].data, alpha=1 - decay)
 
     def _tensors(self, part: str) -> dict[str, Tensor]:
         if part == CURRENT:
-            return {name: parameter.data for name, parameter in self._parameters.items()}
+            return {name: parameter.data for name, parameter in self.parameters.items()}
         if part not in self._parts:
             raise ValueError(f"this policy has no part {part!r}; it has: {', '.join(self.parts)}")
         return self._parts[part]
@@ -139,13 +127,13 @@ class PolicyWeights:
         """Move the gradients of sharded tensors, already summed over all ranks, to ``parameters``."""
         for name, parameter in self._cut.items():
             gradient = parameter.grad
-            self._parameters[name].grad = gradient.to_local() if isinstance(gradient, DTensor) else None
+            self.parameters[name].grad = gradient.to_local() if isinstance(gradient, DTensor) else None
             parameter.grad = None
 
     def _point_at(self, tensors: Mapping[str, Tensor]) -> None:
         # Autocast caches casts by the identity of a parameter, which stays the same when its data changes.
         torch.clear_autocast_cache()
-        for name, parameter in self._parameters.items():
+        for name, parameter in self.parameters.items():
             if name not in self._cut:
                 parameter.data = tensors[name]
 
@@ -154,7 +142,7 @@ class PolicyWeights:
         # FSDP gathers from its own memory, so its contents and those of the part change places.
         self._wait_for_gathers()
         for name in self._cut:
-            here, there = self._parameters[name].data, tensors[name]
+            here, there = self.parameters[name].data, tensors[name]
             before = here.to(there.device, copy=True)
             here.copy_(there)
             there.copy_(before)
@@ -162,7 +150,7 @@ class PolicyWeights:
     def _wait_for_gathers(self) -> None:
         """Wait until a GPU has read the rows in CPU memory, which are overwritten next."""
         gathers_on_gpu = self.shards.mesh is not None and self.shards.mesh.device_type == "cuda"
-        if gathers_on_gpu and any(self._parameters[name].is_cpu for name in self._cut):
+        if gathers_on_gpu and any(self.parameters[name].is_cpu for name in self._cut):
             torch.cuda.synchronize()
 
     def _check_not_in_use(self) -> None:
@@ -170,7 +158,7 @@ class PolicyWeights:
             raise RuntimeError(f"the part {self._in_use!r} is in use; leave its `with` block first")
 
     def _checked(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return check_tensors(tensors, self._parameters, "weights of this model")
+        return check_tensors(tensors, self.parameters, "weights of this model")
 
 
 def prepare(

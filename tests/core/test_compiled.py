@@ -17,7 +17,7 @@ from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import prepare
-from tests.families import Family, has_autocast, moved
+from tests.families import Family, has_autocast, moved, tensors_of
 
 LORA = LoraConfig(r=4, lora_alpha=8.0)
 
@@ -93,7 +93,7 @@ def test_compiled_blocks_compute_what_the_transformer_does(family: Family, recor
         pytest.skip("this device is made of what compilers cannot capture")
     model = family.load("transformer")
     weights = prepare(model.transformer, LORA)
-    weights.load(CURRENT, moved(weights.get(CURRENT), 0.2))
+    weights.load(CURRENT, moved(tensors_of(weights, CURRENT), 0.2))
     dtypes: tuple[ParamDtype, ...] = ("float32", "bfloat16")
     plain = {dtype: outcome(family, model, dtype) for dtype in dtypes}
     sharding.compile_blocks(model.transformer, "inductor" if family.device.type == "cuda" else "aot_eager")

@@ -29,6 +29,7 @@ from tests.families import (
     moved,
     run_stock,
     stock_pipeline,
+    tensors_of,
     write_files,
 )
 
@@ -107,11 +108,11 @@ def test_exported_weights_make_the_policys_pictures_in_the_stock_pipeline(
     """Latents in bfloat16 are 0.072 off, and pictures, which the stock pipeline decodes in it too, 1.3 levels."""
     model = family.load("transformer", "vae")
     weights = prepare(model.transformer, lora)
-    weights.load(CURRENT, moved(weights.get(CURRENT), 0.2 if lora else 0.05))
+    weights.load(CURRENT, moved(tensors_of(weights, CURRENT), 0.2 if lora else 0.05))
     files = (
-        export.lora_files(weights.get(CURRENT), lora)
+        export.lora_files(tensors_of(weights, CURRENT), lora)
         if lora
-        else export.full_pipeline(family.folder, weights.get(CURRENT))
+        else export.full_pipeline(family.folder, tensors_of(weights, CURRENT))
     )
     write_files(files, tmp_path)
     if lora is None:

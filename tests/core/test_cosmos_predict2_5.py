@@ -21,7 +21,7 @@ from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.policy_weights import prepare
 from tests import tiny_pipelines
 from tests.adapters import load_model
-from tests.families import as_torchvision, write_files
+from tests.families import as_torchvision, tensors_of, write_files
 from tests.tiny_pipelines.cosmos_predict2_5 import LetsPass
 
 CPU = torch.device("cpu")
@@ -313,7 +313,7 @@ def test_an_exported_lora_gives_the_policys_latents_in_the_stock_pipeline(folder
     shapes = {name: p.shape for name, p in weights.parameters.items()}
     moved = {name: 0.2 * torch.randn(shape, generator=generator, device=CPU) for name, shape in shapes.items()}
     weights.load("current", moved)
-    write_files(export.lora_files(weights.get("current"), LORA), tmp_path)
+    write_files(export.lora_files(tensors_of(weights, "current"), LORA), tmp_path)
     stock = load_stock(folder)
     stock.scheduler = FlowMatchEulerDiscreteScheduler(shift=SHIFT)
     base = stock_output(stock, noise, 2.0)

@@ -19,7 +19,7 @@ from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.policy_weights import prepare
 from tests import tiny_pipelines
 from tests.adapters import load_model
-from tests.families import write_files
+from tests.families import tensors_of, write_files
 
 CPU = torch.device("cpu")
 LORA = LoraConfig(r=4, lora_alpha=12.0)
@@ -43,7 +43,7 @@ def trained(folder):
             for name, parameter in weights.parameters.items()
         }
         weights.load("current", moved)
-        result[way] = (transformer, weights.get("current"))
+        result[way] = (transformer, tensors_of(weights, "current"))
     return result
 
 

@@ -18,7 +18,7 @@ from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.lora_dropout import KeyedDropout, dropping
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import add_lora, initial_lora, prepare
-from tests.families import CPU, SCHEDULERS, Family, family_of, moved, run_stock, stock_pipeline, write_files
+from tests.families import CPU, SCHEDULERS, Family, family_of, moved, run_stock, stock_pipeline, tensors_of, write_files
 
 
 def config(**fields: Any) -> LoraConfig:
@@ -176,7 +176,7 @@ def test_a_velocity_with_dropout_does_not_depend_on_its_batch(family: Family):
     """In every linear module there is, so that each kind of input of this model is met."""
     model, t = family.load("transformer"), torch.tensor([0.3, 0.9], device=CPU)
     weights = prepare(model.transformer, config(target_modules="all-linear", lora_dropout=0.5), reference=False)
-    weights.load(CURRENT, moved(weights.get(CURRENT), 0.05))
+    weights.load(CURRENT, moved(tensors_of(weights, CURRENT), 0.05))
     keys = [(0, "a"), (0, "b")]
     plain = model.velocity(family.noise, t, family.conditioning)
     with dropping(model.transformer, keys):
@@ -200,8 +200,8 @@ def test_an_exported_adapter_with_all_options_makes_the_policys_pictures_in_the_
     lora = LoraConfig.model_validate(PATTERNS.model_dump() | chosen | {"lora_dropout": 0.3})
     model = sd3.load("transformer")
     weights = prepare(model.transformer, lora, reference=False)
-    weights.load(CURRENT, moved(weights.get(CURRENT), by))
-    write_files(export.lora_files(weights.get(CURRENT), lora), tmp_path)
+    weights.load(CURRENT, moved(tensors_of(weights, CURRENT), by))
+    write_files(export.lora_files(tensors_of(weights, CURRENT), lora), tmp_path)
     stock = stock_pipeline(sd3.folder)
     stock.load_lora_weights(tmp_path / "lora", weight_name="model.safetensors", adapter_name="default")
     layers: dict[str, Any] = dict(stock.transformer.named_modules())

@@ -13,6 +13,7 @@ from cosmos_rl_core.weights import policy_weights
 from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
 from tests import other_device, tiny_pipelines
 from tests.adapters import load_model
+from tests.families import tensors_of
 
 CPU = torch.device("cpu")
 LORA = LoraConfig(r=4, lora_alpha=8.0)
@@ -168,7 +169,7 @@ def test_parts_do_not_nest_and_do_not_change_while_in_use(model):
         with pytest.raises(RuntimeError, match="'old' is in use"):
             weights.lerp_("old", 0.5)
         with pytest.raises(RuntimeError, match="'old' is in use"):
-            weights.get("current")
+            weights.here("current")
         with pytest.raises(RuntimeError, match="'old' is in use"):
             weights.load("current", {})
     with pytest.raises(ValueError, match="no part 'ema'; it has: current, reference, old"), weights.use("ema"):
@@ -181,13 +182,13 @@ def test_lerp_is_the_convex_combination(model):
     weights.load("current", current)
     weights.create("old", old)
     weights.lerp_("old", 1.0)
-    assert all(torch.equal(tensor, old[name]) for name, tensor in weights.get("old").items())
+    assert all(torch.equal(tensor, old[name]) for name, tensor in tensors_of(weights, "old").items())
     weights.lerp_("old", 0.25)
-    for name, tensor in weights.get("old").items():
+    for name, tensor in tensors_of(weights, "old").items():
         assert torch.allclose(tensor, 0.25 * old[name] + 0.75 * current[name], rtol=0, atol=1e-7)
     weights.lerp_("old", 0.0)
-    assert all(torch.equal(tensor, current[name]) for name, tensor in weights.get("old").items())
-    assert all(torch.equal(tensor, current[name]) for name, tensor in weights.get("current").items())
+    assert all(torch.equal(tensor, current[name]) for name, tensor in tensors_of(weights, "old").items())
+    assert all(torch.equal(tensor, current[name]) for name, tensor in tensors_of(weights, "current").items())
     with pytest.raises(ValueError, match="not an average"):
         weights.lerp_("reference", 0.5)
 
@@ -196,19 +197,19 @@ def test_what_is_taken_out_shares_no_memory(model):
     weights = prepare(model.transformer, LORA)
     weights.load("current", noisy(weights, 1))
     weights.create("ema")
-    taken, average = weights.get("current"), weights.get("ema")
+    taken, average = tensors_of(weights, "current"), tensors_of(weights, "ema")
     with torch.no_grad():
         for parameter in weights.parameters.values():
             parameter.add_(1.0)
     assert all(torch.equal(taken[name], average[name]) for name in taken)
-    assert all(torch.equal(tensor, average[name]) for name, tensor in weights.get("ema").items())
-    assert not any(torch.equal(tensor, taken[name]) for name, tensor in weights.get("current").items())
+    assert all(torch.equal(tensor, average[name]) for name, tensor in tensors_of(weights, "ema").items())
+    assert not any(torch.equal(tensor, taken[name]) for name, tensor in tensors_of(weights, "current").items())
     assert list(taken) == sorted(taken)
 
 
 def test_foreign_tensors_are_refused_with_their_names(model):
     weights = prepare(model.transformer, LORA)
-    tensors = weights.get("current")
+    tensors = tensors_of(weights, "current")
     name = "transformer_blocks.0.attn.to_q.lora_A.weight"
     with pytest.raises(ArtifactError, match=f"1 missing, e.g. {name}; 1 unexpected, e.g. other"):
         weights.load("current", {**{n: t for n, t in tensors.items() if n != name}, "other": tensors[name]})

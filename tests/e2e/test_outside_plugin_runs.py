@@ -32,10 +32,10 @@ def require_refused(flows: Flows, edited: Path) -> None:
     """An edited file ends the run that goes on, and one stage of it by hand, with 64 and the file's name."""
     with edited.open("a", encoding="utf-8") as file:
         file.write("# edited\n")
-    assert f"{edited} was edited" in flows.run("--iterations", "2", expect=64)
+    assert f"{edited}: found sha256" in flows.run("--iterations", "2", expect=64)
     request = flows.folder / "request.json"
     request.write_text(requests.rollout(flows.planned, 0).model_dump_json(), encoding="utf-8")
-    assert f"{edited} was edited" in flows.start_command("stages.execution.runner", str(request)).finish(expect=64)
+    assert f"{edited}: found sha256" in flows.start_command("stages.execution.runner", str(request)).finish(expect=64)
 
 
 @pytest.mark.slow
@@ -87,4 +87,4 @@ def test_installed_with_entry_points(tmp_path: Path, prefect_environment: dict[s
     edited = package / "signs.py"
     with edited.open("a", encoding="utf-8") as file:
         file.write("# edited\n")
-    assert f"{edited} was edited" in flows.run("--iterations", "2", expect=64)
+    assert f"{edited}: found sha256" in flows.run("--iterations", "2", expect=64)

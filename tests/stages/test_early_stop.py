@@ -17,6 +17,7 @@ from stages.artifacts.slots import input_of
 from stages.context import Context
 from stages.formats.policies import read_part
 from stages.training import trainer
+from tests.families import tensors_of
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks
 from tests.stages.test_transitions import SDE, recipe, started, table_of, updated
@@ -34,7 +35,7 @@ def keep_weights(folder: Path) -> None:
 
     def write_and_keep(self: trainer.Trainer, context: Context, copies: list[str], iteration: int) -> None:
         write(self, context, copies, iteration)
-        (folder / f"current.{self.group.rank}").write_bytes(to_bytes(self.weights.get(CURRENT)))
+        (folder / f"current.{self.group.rank}").write_bytes(to_bytes(tensors_of(self.weights, CURRENT)))
 
     trainer.Trainer.write = write_and_keep
 

@@ -23,7 +23,7 @@ from stages.contracts import Evaluate, ModelRef
 from stages.training.loading import load_stock
 from tests import tiny_pipelines
 from tests.adapters import load_model
-from tests.families import CPU, LENGTH, PROMPTS, SIZE, frames_of, moved, write_files
+from tests.families import CPU, LENGTH, PROMPTS, SIZE, frames_of, moved, tensors_of, write_files
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.test_pins import recipe
 
@@ -67,7 +67,7 @@ def export_of(model: ModelRef, lora: LoraConfig | None, folder: Path) -> str:
     """Weights that moved, in ``folder``; the directory of the pipeline that they go with."""
     transformer = load_model(model.path, ("transformer",), CPU).transformer
     weights = prepare(transformer, lora, reference=False)
-    tensors = moved(weights.get(CURRENT), 0.2 if lora else 0.05)
+    tensors = moved(tensors_of(weights, CURRENT), 0.2 if lora else 0.05)
     write_files(lora_files(tensors, lora) if lora else full_pipeline(model.path, tensors), folder)
     return model.path if lora else str(folder)
 

@@ -34,7 +34,7 @@ from stages.formats.policies import read_part
 from stages.training.trainer import MicroBatch, Trainer, Watcher
 from tests import tiny_pipelines
 from tests.adapters import load_model
-from tests.families import CPU, moved
+from tests.families import CPU, moved, tensors_of
 from tests.stages.conftest import make, make_run
 from tests.stages.ranks import start_ranks
 
@@ -69,7 +69,7 @@ def trainer_of(
     group = group or Group(60.0)
     model = load_model(folder, ("transformer",), CPU)
     weights = prepare(model.transformer, lora, spread=partial(cut_over, group.mesh))
-    weights.load(CURRENT, moved(weights.get(CURRENT), 0.1))
+    weights.load(CURRENT, moved(tensors_of(weights, CURRENT), 0.1))
     weights.create("behaviour")
     weights.create("ema")
     plugin = plugins.load("algorithms", kind)
@@ -107,7 +107,7 @@ def both(conditioning: Conditioning) -> list[MicroBatch]:
 
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
     """Everything that a step moves."""
-    named = {f"{part}/{n}": t for part in (CURRENT, "ema") for n, t in trainer.weights.get(part).items()}
+    named = {f"{part}/{n}": t for part in (CURRENT, "ema") for n, t in tensors_of(trainer.weights, part).items()}
     return named | optimizer_state(trainer.optimizer, trainer.weights.parameters)
 
 
