@@ -21,3 +21,16 @@ def digest(value: Any) -> str:
 def sha256(data: bytes) -> str:
     """Return the sha256 (hex) of bytes."""
     return hashlib.sha256(data).hexdigest()
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """Return one line for each value that differs in two JSON values, e.g. ``train.seed: 1 -> 2``."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        return [d for key in keys for d in differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))]
+    return [] if old == new else [f"{where}: {_brief(old)} -> {_brief(new)}"]
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -36,15 +36,6 @@ def numerics(torch: Any = None) -> dict[str, Any]:
     return found | {"device": "cpu", "cpu": _cpu_model(), "cpu_capability": torch.backends.cpu.get_cpu_capability()}
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return one line for each value that differs, e.g. ``threads 1 -> 2``."""
-    return [
-        f"{name} {old.get(name)} -> {new.get(name)}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
-
-
 def _of_gpu(torch: Any) -> dict[str, Any]:
     backends = torch.backends
     nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None

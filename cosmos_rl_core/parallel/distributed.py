@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional
 
+from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ConfigError, CosmosRLError
-from cosmos_rl_core.numerics import differences, numerics
+from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.parallel.parallelism import ALONE, Parallelism
 from cosmos_rl_core.parallel.sharding import REPLICATE, SHARD
 

@@ -166,19 +166,19 @@ def prepare(
     lora: LoraConfig | None,
     *,
     reference: bool = True,
-    spread: Callable[[nn.Module], Shards] = lambda _: WHOLE,
+    shard: Callable[[nn.Module], Shards] = lambda _: WHOLE,
 ) -> PolicyWeights:
     """Make ``transformer`` trainable, still equal to the base model, and add a ``reference`` part if wanted.
 
     With LoRA the base is frozen and all adapter tensors are zero (load :func:`initial_lora` or a policy next). The
     reference is zero as well, so it equals the base exactly. In full fine-tuning every parameter trains, and the
-    reference is a copy of the present weights. ``spread`` may shard the weights after the choice of trainable ones.
+    reference is a copy of the present weights. ``shard`` may shard the weights after the choice of trainable ones.
     """
     if lora is None:
         transformer.requires_grad_(True)
     else:
         add_lora(transformer, lora)
-    shards = spread(transformer)
+    shards = shard(transformer)
     weights = PolicyWeights({_plain(name): p for name, p in transformer.named_parameters() if p.requires_grad}, shards)
     if reference:
         weights.create(REFERENCE)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from cosmos_rl_core import outside_plugins, shipped
-from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.canonical import differences, digest
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.recipe import Recipe, check, read_values
 from cosmos_rl_core.datasets._base import Prompt
@@ -268,21 +268,6 @@ def read_plan(store_url: str, run_id: str) -> Plan:
         raise ArtifactError(f"{url} is the plan of run {plan.run_id!r}; restore the one of {run_id!r} from a copy")
     newest = versions.newest(run_url(store_url, run_id), run_id)
     return plan if newest is None else plan.model_copy(update={"stage_versions": newest.versions})
-
-
-def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """Return the leaves that differ, as ``a.b: old -> new``."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted(old.keys() | new.keys())
-        return [d for key in keys for d in differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))]
-    if old == new:
-        return []
-    return [f"{where}: {_brief(old)} -> {_brief(new)}"]
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 SHOWN = 10

@@ -4,9 +4,8 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cosmos_rl_core.canonical import canonical_json, digest, sha256
+from cosmos_rl_core.canonical import canonical_json, differences, digest, sha256
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
-from cosmos_rl_core.numerics import differences
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE
 from cosmos_rl_core.storage.store import Chunk

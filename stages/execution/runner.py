@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cosmos_rl_core import outside_plugins
+from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError
-from cosmos_rl_core.numerics import differences, numerics
+from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.processes import die_with_parent
 from cosmos_rl_core.storage import store
 from stages.artifacts.attempt import Attempt, layout_halvings

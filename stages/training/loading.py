@@ -86,7 +86,7 @@ def load_policy(
     group: Group = context.ranks
     mesh = group.mesh
 
-    def spread(transformer: nn.Module) -> Shards:
+    def shard(transformer: nn.Module) -> Shards:
         if group.parallelism.compile:
             # Before FSDP, whose hooks must not be compiled.
             sharding.compile_blocks(transformer)
@@ -100,7 +100,7 @@ def load_policy(
 
     transformer = "transformer" if mesh is None else EMPTY_TRANSFORMER
     model = load_model(config.model, (transformer, *components), group.device)
-    weights = prepare(model.transformer, config.lora, reference=reference, spread=spread)
+    weights = prepare(model.transformer, config.lora, reference=reference, shard=shard)
     weights.load(CURRENT, read_part(source, source.part, weights.shards, context.progress))
     if group.peers is not None:
         model.split_sequence(group.peers)

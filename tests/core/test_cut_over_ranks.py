@@ -64,7 +64,7 @@ def test_true_configurations_are_cut_by_the_rows_of_their_matrices(name: str, lo
         transformer: nn.Module = cls(**config)
     whole = {key: tuple(p.shape) for key, p in transformer.named_parameters()}
     weights = prepare(
-        transformer, lora, reference=False, spread=lambda module: sharding.shard(module, mesh_of(shard_size), None)
+        transformer, lora, reference=False, shard=lambda module: sharding.shard(module, mesh_of(shard_size), None)
     )
     total = sum(map(math.prod, whole.values()))
     shards = weights.shards

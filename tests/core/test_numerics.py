@@ -89,7 +89,7 @@ def test_ranks_on_unlike_devices_are_refused_by_rank_and_device():
 
 
 def test_ranks_of_one_device_with_other_libraries_are_refused_too():
-    with pytest.raises(ConfigError, match=r"rank 1 .*: cudnn_tf32 False -> True\."):
+    with pytest.raises(ConfigError, match=r"rank 1 .*: cudnn_tf32: False -> True\."):
         require_alike([("n1", numerics(torch_on(H100))), ("n2", numerics(torch_on(H100, allow_tf32=True)))])
     on_cpu = numerics(torch)
     with pytest.raises(ConfigError, match=rf"rank 1 \(cpu on n2\) differs from rank 0 \({H100} on n1\)"):

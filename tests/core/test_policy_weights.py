@@ -289,7 +289,7 @@ def test_compiled_blocks_run_with_the_part_in_use(model, folder, conditioning, l
     compiled_weights = prepare(
         compiled.transformer,
         lora,
-        spread=lambda transformer: sharding.compile_blocks(transformer, "aot_eager") or sharding.WHOLE,
+        shard=lambda transformer: sharding.compile_blocks(transformer, "aot_eager") or sharding.WHOLE,
     )
     old, current = noisy(weights, 1), noisy(weights, 2)
     for each in (weights, compiled_weights):

@@ -91,11 +91,11 @@ def test_going_on_under_other_numerics_is_refused_by_name_unless_it_is_allowed(f
     flows.forget("policy")
     before = flows.manifests()
     said = flows.run(*COLD, *TWO_THREADS, expect=64)
-    assert "threads 1 -> 2" in said
+    assert "threads: 1 -> 2" in said
     assert "--allow-numerics-change" in said
     require_untouched(flows, before)
 
-    assert "allowed change of numerics: threads 1 -> 2" in flows.run(*COLD, *TWO_THREADS, "--allow-numerics-change")
+    assert "allowed change of numerics: threads: 1 -> 2" in flows.run(*COLD, *TWO_THREADS, "--allow-numerics-change")
     _, manifest = standing(str(flows.root / "policy"))
     assert manifest is not None
     assert manifest.numerics["threads"] == 2
@@ -165,7 +165,7 @@ def test_shards_of_other_numerics_are_not_adopted_and_that_is_said(flows: Flows)
     assert not list((flows.root / ROLLOUT).glob("manifest.*.json"))
 
     said = by_hand(flows, request, threads=2).finish(expect=0)
-    assert "not adopted: made under other numerics (threads 1 -> 2)" in said
+    assert "not adopted: made under other numerics (threads: 1 -> 2)" in said
     assert "were adopted" not in said
     _, manifest = standing(str(flows.root / ROLLOUT))
     assert manifest is not None

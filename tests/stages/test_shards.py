@@ -54,7 +54,7 @@ def test_shards_of_other_threads_are_not_adopted_and_that_is_said(slot):
     shards_of(begin(report(slot), layout={}), [b"0", b"1"])
     notes = []
     retry = begin(report(slot), notes, numerics=NUMERICS | {"threads": 2}, layout={})
-    assert notes == ["unfinished shards are not adopted: made under other numerics (threads 1 -> 2)"]
+    assert notes == ["unfinished shards are not adopted: made under other numerics (threads: 1 -> 2)"]
     assert shards_of(retry, [b"0", b"1"]) == [0, 1]
     assert retry.adopted == 0
     assert retry.generation == 1

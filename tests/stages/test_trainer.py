@@ -68,7 +68,7 @@ def trainer_of(
     """On weights that have moved already; the behaviour is where they are, the average starts there too."""
     group = group or Group(60.0)
     model = load_model(folder, ("transformer",), CPU)
-    weights = prepare(model.transformer, lora, spread=partial(cut_over, group.mesh))
+    weights = prepare(model.transformer, lora, shard=partial(cut_over, group.mesh))
     weights.load(CURRENT, moved(tensors_of(weights, CURRENT), 0.1))
     weights.create("behaviour")
     weights.create("ema")
