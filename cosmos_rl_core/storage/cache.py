@@ -87,7 +87,8 @@ class Cache:
 
     def _make_room(self, size: int) -> None:
         left = self.max_bytes - size
-        for path, status in sorted(self._files(), key=lambda file: file[1].st_mtime_ns, reverse=True):
+        newest_first = sorted(self._files(), key=lambda file: file[1].st_mtime_ns, reverse=True)
+        for path, status in newest_first:
             left -= status.st_size
             if left < 0 or path.suffix == PART:
                 path.unlink(missing_ok=True)

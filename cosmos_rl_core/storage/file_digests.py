@@ -47,7 +47,9 @@ class Remembered:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
             settled = max(stamp[2:]) < (began_s - self.settled_s) * 1e9 and _stamp(stream.fileno()) == stamp
         if entry is not None and settled:
-            _write(entry, stamp, found)
+            # Without space or permission, nothing is remembered.
+            with suppress(UnavailableError):
+                store.write(str(entry), " ".join(map(str, [*stamp, found])).encode())
         return found
 
     def _entry(self, file: Path) -> Path | None:
@@ -78,9 +80,3 @@ def _read(entry: Path, stamp: list[int]) -> str | None:
     except (OSError, ValueError):
         return None
     return found if known == [str(number) for number in stamp] else None
-
-
-def _write(entry: Path, stamp: list[int], found: str) -> None:
-    # Without space or permission, nothing is remembered.
-    with suppress(UnavailableError):
-        store.write(str(entry), " ".join(map(str, [*stamp, found])).encode())
