@@ -101,14 +101,16 @@ def _exchange(x: Tensor, cut: Axis, joined: Axis, group: dist.ProcessGroup) -> T
     """Run one all-to-all of uneven parts."""
     (cut_dim, cut_sizes), (joined_dim, joined_sizes) = cut, joined
     sent = [part.reshape(-1) for part in x.split(cut_sizes, cut_dim)]
-    shape = list(x.shape)
-    shape[cut_dim] = cut_sizes[dist.get_rank(group)]
-    shapes = [torch.Size([*shape[:joined_dim], size, *shape[joined_dim + 1 :]]) for size in joined_sizes]
+    shapes = []
+    for size in joined_sizes:
+        shape = list(x.shape)
+        shape[cut_dim], shape[joined_dim] = cut_sizes[dist.get_rank(group)], size
+        shapes.append(torch.Size(shape))
     counts = [shape.numel() for shape in shapes]
     received = x.new_empty(sum(counts))
     dist.all_to_all_single(received, torch.cat(sent), counts, [part.numel() for part in sent], group=group)
-    parts = zip(received.split(counts), shapes, strict=True)
-    return torch.cat([part.view(shape) for part, shape in parts], joined_dim)
+    parts = received.split(counts)
+    return torch.cat([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], joined_dim)
 
 
 def _as_in_kernel(x: Tensor) -> Tensor:
