@@ -146,7 +146,7 @@ def _candidates(path: Path) -> list[tuple[str | None, Path]]:
     """Return the kind, None if the layout does not determine it, and the file or folder of each plugin at a path."""
     if _is_plugin(path):
         return [(None, path)]
-    inside = [
+    inside: list[tuple[str | None, Path]] = [
         (kind, entry)
         for kind in plugins.KINDS
         for entry in sorted((path / kind).glob("*"))
