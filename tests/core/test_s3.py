@@ -256,10 +256,10 @@ def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(proxy, far_url,
 
 
 def test_a_part_that_another_object_took_the_place_of_is_not_mixed_in(proxy, far_url, monkeypatch):
-    monkeypatch.setattr(s3, "PART_BYTES", 1000)
-    monkeypatch.setattr(s3, "RETRY_FOR_S", 0.0)
     old, new = b"o" * 2500, b"n" * 2500
     store.write(f"{far_url}/object", old)
+    monkeypatch.setattr(s3, "PART_BYTES", 1000)
+    monkeypatch.setattr(s3, "RETRY_FOR_S", 0.0)
 
     def replaced_after_the_first(request: faulty_proxy.Exchange) -> None:
         answer = request.ask()
@@ -274,9 +274,9 @@ def test_a_part_that_another_object_took_the_place_of_is_not_mixed_in(proxy, far
 
 
 def test_a_server_that_knows_no_ranges_gives_the_same_bytes(proxy, far_url, monkeypatch):
-    monkeypatch.setattr(s3, "PART_BYTES", 1000)
     data = os.urandom(2500)
     store.write(f"{far_url}/object", data)
+    monkeypatch.setattr(s3, "PART_BYTES", 1000)
     proxy.always = lambda request: request.reply(*request.ask("Range"))
     assert store.read(f"{far_url}/object") == data
     assert store.read(f"{far_url}/object", 700, 1900) == data[700:1900]
