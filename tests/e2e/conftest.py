@@ -9,7 +9,7 @@ import pytest
 from cosmos_rl_core.parallel.parallelism import Parallelism
 from flows.planning import requests
 from stages.execution.execution import Execution
-from tests.e2e.flow_process import AFTER_LAST_UPDATE, COLD, ITERATIONS, Flows
+from tests.e2e.flow_process import AFTER_LAST_UPDATE, COLD, ITERATIONS, NO_PREFECT, Flows
 from tests.e2e.prefect_server import PrefectServer
 from tests.stages.ranks import run_on_ranks
 
@@ -66,6 +66,12 @@ def copy_of(
 def flows(reference: Flows, copy_of: Callable[[Flows], Flows]) -> Flows:
     """A store of the test's own, with the finished run in it; what should be made again is to be forgotten first."""
     return copy_of(reference)
+
+
+@pytest.fixture
+def without_prefect(flows: Flows) -> None:
+    """Let the test's own store be worked on by the same waves without Prefect, whose import and server take seconds."""
+    flows.program = NO_PREFECT
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -13,7 +12,7 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.e2e.flow_process import RECIPE, ROOT, RUN_ID, Flows
+from tests.e2e.flow_process import RECIPE, RUN_ID, Flows
 
 FILE = "deployments/prefect.yaml"
 TIMEOUT_S = 300.0
@@ -24,16 +23,17 @@ ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 class Deployed(Flows):
     """One store, and flow runs of deployments that work on it."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        super().__init__(folder, environment | {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_CLI_PROMPT": "false"})
+    def __init__(self, folder: Path, environment: dict[str, str], **place: Any) -> None:
+        settings = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_CLI_PROMPT": "false"}
+        super().__init__(folder, environment | settings, **place)
         self.api = httpx.Client(base_url=environment["PREFECT_API_URL"], timeout=60.0)
         self.prefect_worker: subprocess.Popen[bytes] | None = None
 
     def prefect(self, *arguments: str, expect: int = 0) -> str:
         """A command of Prefect, to its end."""
         ended = subprocess.run(
-            [sys.executable, "-m", "prefect", *arguments],
-            cwd=ROOT,
+            [self.python, "-m", "prefect", *arguments],
+            cwd=self.directory,
             env=self.environment | {"COLUMNS": "200"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -45,18 +45,18 @@ class Deployed(Flows):
         assert ended.returncode == expect, ended.stdout
         return ended.stdout
 
-    def set_up(self, gpus: int) -> None:
+    def set_up(self, gpus: int, file: str = FILE) -> None:
         """The commands of docs/prefect.md: pools, all deployments, a worker."""
         self.start_command("flows", "infra", "init", "--gpus", str(gpus)).finish()
-        self.prefect("--no-prompt", "deploy", "--all", "--prefect-file", FILE)
+        self.prefect("--no-prompt", "deploy", "--all", "--prefect-file", file)
         self.start_worker()
 
     def start_worker(self) -> None:
         """One that takes up what is scheduled."""
         with (self.folder / "worker.txt").open("ab") as log:
             self.prefect_worker = subprocess.Popen(
-                [sys.executable, "-m", "prefect", "worker", "start", "--pool", "cosmos"],
-                cwd=ROOT,
+                [self.python, "-m", "prefect", "worker", "start", "--pool", "cosmos"],
+                cwd=self.directory,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

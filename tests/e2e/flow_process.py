@@ -28,6 +28,8 @@ RUN_ID = "tiny"
 MARK = "COSMOS_FLOWS_TEST"
 FORK_SERVER = "stages.execution.fork_server"
 COLD = ("--set", "launch.mode=cold")
+PREFECT, NO_PREFECT = "flows", "tests.e2e.without_prefect"
+"""Modules that take the command `run`."""
 POLICY_PARTS = ("current/", "old/", "ema/", "optimizer/", "schedule/")
 ITERATIONS = 3
 AFTER_LAST_UPDATE = (f"exports/{ITERATIONS:04d}", "report")
@@ -43,11 +45,18 @@ class Flows:
     """One store and the commands that work on it; all their processes carry a mark in their environment."""
 
     def __init__(
-        self, folder: Path, environment: dict[str, str], recipe: str = RECIPE, python: str = sys.executable
+        self,
+        folder: Path,
+        environment: dict[str, str],
+        recipe: str = RECIPE,
+        python: str = sys.executable,
+        directory: Path = ROOT,
     ) -> None:
         self.folder = folder
+        self.directory = directory
         self.python = python
         self.recipe = recipe
+        self.program = PREFECT
         self.store = str(folder / "store")
         self.root = reference_root(folder)
         self.mark = secrets.token_hex(8)
@@ -58,7 +67,7 @@ class Flows:
     def start(self, *options: str, process_group: int | None = None) -> "Started":
         """``cosmos-flows run`` on this store."""
         command = ("run", self.recipe, "--store", self.store, "--run-id", RUN_ID, *options)
-        return self.start_command("flows", *command, process_group=process_group)
+        return self.start_command(self.program, *command, process_group=process_group)
 
     def start_command(self, module: str, *arguments: str, process_group: int | None = None) -> "Started":
         """Any of our modules, as a process; in a process group of its own if that is 0."""
@@ -66,7 +75,7 @@ class Flows:
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [self.python, "-m", module, *arguments],
-                cwd=ROOT,
+                cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

@@ -48,6 +48,7 @@ def test_the_same_command_again_runs_nothing(flows: Flows, reference: Flows) -> 
     assert steps == list(range(1, 2 * ITERATIONS + 1))
 
 
+@pytest.mark.usefixtures("without_prefect")
 def test_a_rerun_is_made_again_shows_in_the_status_and_leaves_equal_artifacts_below_alone(
     flows: Flows, reference: Flows
 ) -> None:
@@ -79,6 +80,7 @@ def test_an_artifact_that_lost_a_shard_is_made_again(flows: Flows, reference: Fl
     require_same_run(flows, reference)
 
 
+@pytest.mark.usefixtures("without_prefect")
 def test_a_recipe_edited_between_two_tries_is_refused_by_name(flows: Flows) -> None:
     flows.forget(REWARD)
     before = flows.manifests()
@@ -87,6 +89,7 @@ def test_a_recipe_edited_between_two_tries_is_refused_by_name(flows: Flows) -> N
     require_untouched(flows, before)
 
 
+@pytest.mark.usefixtures("without_prefect")
 def test_going_on_under_other_numerics_is_refused_by_name_unless_it_is_allowed(flows: Flows) -> None:
     flows.forget("policy")
     before = flows.manifests()

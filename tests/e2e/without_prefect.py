@@ -1,0 +1,78 @@
+"""``run`` as ``cosmos-flows`` does it, with the same waves, lease and numbers, but without Prefect and its server."""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Literal
+
+import typer
+
+from cosmos_rl_core.errors import CosmosRLError, StageError
+from flows.planning.plan import Settings, freeze, plan_of
+from flows.planning.requests import Run
+from flows.planning.upgrades import settled
+from flows.post_train import make
+from flows.running.display import Display
+from flows.running.progress import Reporter
+from flows.running.wave import Waves, standing_manifest
+from flows.watching.tracking import Tracker
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+
+
+def missing_of(requests: Sequence[Request]) -> list[Request]:
+    """Return the Requests that no artifact stands for."""
+    return [request for request in requests if standing_manifest(request) is None]
+
+
+def launch(waves: Waves, tracker: Tracker, name: str, *requests: Request) -> list[Manifest]:
+    """Make a wave, trying again what may pass."""
+    skipped = not missing_of(requests)
+    for attempt in range(waves.config.max_attempts):
+        try:
+            if missing := missing_of(requests):
+                waves.make(name, missing)
+        except StageError as error:
+            if not error.retryable or attempt + 1 == waves.config.max_attempts:
+                raise
+    manifests = [manifest for request in requests if (manifest := standing_manifest(request)) is not None]
+    waves.display.done(name, manifests, skipped=skipped)
+    tracker.done(requests, manifests)
+    return manifests
+
+
+def train(settings: Settings) -> None:
+    """Take a recipe to its end, or go on with it."""
+    plan = freeze(plan_of(settings), settings.store)
+    run = settled(Run(plan, settings.store), remake=False)
+    with run.lease() as lease, Reporter(run.url) as reporter, Display(reporter=reporter) as shown:
+        waves = Waves(run.url, plan.recipe.launch, shown, settings.allow_numerics_change, lease.check)
+        try:
+            with Tracker(run, shown.note) as tracker:
+                make(run, partial(launch, waves, tracker))
+        finally:
+            waves.close()
+
+
+def main(
+    command: Literal["run"],
+    recipe: str,
+    store: Annotated[str, typer.Option()],
+    run_id: Annotated[str, typer.Option()],
+    iterations: int | None = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set")] = None,
+    allow_numerics_change: bool = False,
+) -> None:
+    """Take the options of ``cosmos-flows run`` that tests give, and give its exit codes."""
+    settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), None, allow_numerics_change)
+    try:
+        train(settings)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except CosmosRLError as error:
+        print(error.in_full() if isinstance(error, StageError) else error, file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    typer.run(main)
