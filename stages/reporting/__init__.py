@@ -1,1 +1,1 @@
-"""How the report looks."""
+"""The report's inputs, numbers, pictures, curves and page."""

@@ -14,7 +14,7 @@ import pytest
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError
-from stages import contracts, report
+from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.attempt import Attempt
 from stages.artifacts.layouts import cut
@@ -24,7 +24,8 @@ from stages.contracts import MediaShape, ModelRef, OptimizerSteps
 from stages.formats.generating import plan_samples, with_media
 from stages.formats.samples import StoredSample, unit_files
 from stages.formats.tables import to_parquet
-from stages.reporting.html import Estimate, Series, curve
+from stages.reporting import pictures
+from stages.reporting.numbers import Estimate
 from tests.stages.conftest import make
 
 MODEL = ModelRef(path="package:tiny-sd3", adapter="sd3", digest="0" * 64)
@@ -50,7 +51,9 @@ def ask(slot: Path, config: contracts.StageConfig, iteration: int | None, **inpu
     return Request(stage=config.name, slot=str(slot), iteration=iteration, seed=7, config=config, inputs=roles)
 
 
-def sample_set(prompts: tuple[Prompt, ...], n_generation: int, frames: int, shade: int) -> dict[str, bytes]:
+def sample_set(
+    prompts: tuple[Prompt, ...], n_generation: int, frames: int, shade: int, finite: bool = True
+) -> dict[str, bytes]:
     """Samples in shards of two, each of a colour of its own."""
     plans = plan_samples(prompts, n_generation, 7, None)
     files: dict[str, bytes] = {}
@@ -59,7 +62,7 @@ def sample_set(prompts: tuple[Prompt, ...], n_generation: int, frames: int, shad
         for place, plan in enumerate(unit):
             pixels = np.full((frames, 4, 8, 3), (shade, number * 40, place * 90), np.uint8)
             pixels[:, :, :, 0] += np.arange(frames, dtype=np.uint8)[:, None, None]
-            stored.append(with_media(plan, pixels, None, {}))
+            stored.append(with_media(plan, pixels if finite else None, None, {}))
         files |= unit_files(number, stored)
     return files
 
@@ -124,13 +127,13 @@ def policy(root: Path, frames: int = 1) -> Input:
     return commit(root / "policy", ask(root / "policy", config, None), {"current/00000.safetensors": b"weights 0"})
 
 
-def make_iteration(root: Path, k: int, frames: int) -> dict[str, Input]:
+def make_iteration(root: Path, k: int, frames: int, finite: bool = True) -> dict[str, Input]:
     base = policy(root)
     slot = root / f"iterations/{k}"
     rollout = commit(
         slot / "rollout",
         ask(slot / "rollout", rollout_config(), k, policy=[base], embeddings=[base]),
-        sample_set(TRAIN, 3, frames, 10 + k),
+        sample_set(TRAIN, 3, frames, 10 + k, finite),
     )
     table = score_table(TRAIN, 3, ROLLOUT_SCORES[k])
     scores = commit(
@@ -195,6 +198,12 @@ def page(tmp_path: Path, run_inputs: dict[str, list[Input]]) -> str:
     return page_of(tmp_path, run_inputs)
 
 
+def rows_of(page: str, label: str) -> list[tuple[str, ...]]:
+    """The table beneath a curve that holds the numbers of one of its series."""
+    table = page[page.index(f"<th>{label}") :].partition("</table>")[0]
+    return re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", table)
+
+
 def expected(scores: Sequence[float | None]) -> Estimate:
     values: Any = pd.Series(scores, dtype="float64").dropna()
     return Estimate(values.mean(), values.sem(), len(values))
@@ -202,25 +211,54 @@ def expected(scores: Sequence[float | None]) -> Estimate:
 
 @pytest.mark.parametrize("scores", EVALUATION_SCORES)
 def test_held_out_mean_and_standard_error_are_those_of_the_valid_samples(page: str, scores: list[float | None]):
-    mean, error = expected(scores).parts
-    assert f"<b>{mean}<i>{error}</i></b><span>n = {sum(s is not None for s in scores)}</span>" in page
+    estimate = expected(scores)
+    shown = f"<b>{estimate.shown}<i> {estimate.error_shown}</i></b>"
+    assert f"{shown}<span>n = {sum(s is not None for s in scores)}</span>" in page
 
 
 def test_the_change_is_paired_by_sample(page: str):
-    mean, error = expected([0.5, 0.0, 0.5]).parts
-    assert f'class="better"><span>change, sample by sample</span><b>+{mean}<i>{error}</i></b><span>n = 3<' in page
+    change = expected([0.5, 0.0, 0.5])
+    assert (
+        f"<span>change, sample by sample</span><b>+{change.shown}<i> {change.error_shown}</i></b><span>n = 3<" in page
+    )
     assert "2 of 3 scored samples got better, 0 worse" in page
 
 
-@pytest.mark.parametrize("k", [0, 1])
-def test_the_curve_shows_each_iterations_mean_and_standard_error(page: str, k: int):
-    estimate = expected(ROLLOUT_SCORES[k])
-    assert f"standard error, {k}: {estimate}, n = {estimate.n}</title>" in page
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (0.5, 0.2, "rose"),
+        (-0.5, 0.2, "fell"),
+        (0.4, 0.2, "did not clearly change"),
+        (0.4, float("nan"), "did not clearly change"),
+    ],
+)
+def test_the_first_heading_says_whether_it_learned(change: float, error: float, words: str):
+    assert Estimate(change, error, 8).direction == words
+
+
+def test_the_curve_shows_each_iterations_mean_and_standard_error(page: str):
+    numbers = [expected(scores) for scores in ROLLOUT_SCORES]
+    assert rows_of(page, "training, mean") == [(str(k), str(e), str(e.n)) for k, e in enumerate(numbers)]
 
 
 def test_held_out_points_stand_at_their_policy_versions(page: str):
-    places = re.findall(r"held-out ± 1 standard error, (\d+):", page)
-    assert places == ["0", "2"]
+    assert [place for place, _, _ in rows_of(page, "held-out ±")] == ["0", "2"]
+
+
+def test_the_curve_is_drawn_in_the_colours_of_the_page(page: str):
+    drawn = page[page.index("<svg") : page.index("</svg>")]
+    assert {"var(--train)", "var(--held)", "var(--rule)", "var(--soft)"} == set(re.findall(r"var\(--\w+\)", drawn))
+    assert not re.search(r"#[0-9a-f]{6}\b", drawn)
+    assert "matplotlib" not in drawn
+    points = re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="fill: var\(--(\w+)\); stroke', drawn)
+    assert [ink for _, _, ink in points] == ["train", "train", "held", "held"]
+    places = [float(x) for x, _, _ in points]
+    assert places[0] == places[2] < places[1] < places[3]
+    heights = [float(y) for _, y, _ in points]
+    means = [expected(scores).mean for scores in ROLLOUT_SCORES + EVALUATION_SCORES]
+    slopes = [(means[0] - m) / (y - heights[0]) for m, y in zip(means[1:], heights[1:], strict=True)]
+    assert slopes == pytest.approx([slopes[0]] * 3, rel=1e-4)
 
 
 def test_best_and_worst_of_the_widest_group_are_shown_with_their_advantages(page: str):
@@ -253,8 +291,9 @@ def test_every_text_is_escaped(tmp_path: Path, run_inputs: dict[str, list[Input]
 
 def test_the_page_needs_nothing_from_elsewhere(page: str):
     sources = re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?([^\"')>]*)", page)
-    assert sources
-    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    places = {source for source in sources if not source.startswith("data:image/png;base64,")}
+    assert len(places) < len(sources)
+    assert all(place.startswith("#") and page.count(f'id="{place[1:]}"') == 1 for place in places)
 
 
 def test_equal_inputs_give_equal_bytes_and_name_no_place(tmp_path: Path, page: str):
@@ -279,9 +318,16 @@ def test_a_video_is_shown_by_three_frames(tmp_path: Path):
     assert [images.count("<img") for images in frames] == [3, 3, 3]
 
 
+def test_a_sample_that_is_not_finite_has_words_in_its_pictures_place(tmp_path: Path):
+    made = make_iteration(tmp_path, 0, frames=1, finite=False)
+    page = page_of(tmp_path, {role: [source] for role, source in made.items()})
+    assert page.count('<div class="frames"><p class="failed">no picture: the sample is not finite</p></div>') == 3
+    assert "<img" not in page
+
+
 def test_large_pictures_are_shrunk():
     pixels = np.random.default_rng(0).integers(0, 256, (1024, 512, 3), np.uint8)
-    source = report.report_html._source(pixels)
+    source = pictures.data_uri(pixels)
     assert source.startswith("data:image/jpeg;base64,")
     assert len(source) < 100_000
 
@@ -295,7 +341,7 @@ def test_any_input_may_be_missing(tmp_path: Path, run_inputs: dict[str, list[Inp
 
 def test_without_rewards_the_loss_is_drawn(tmp_path: Path, run_inputs: dict[str, list[Input]]):
     page = page_of(tmp_path, {"updates": run_inputs["updates"]})
-    assert "<title>loss, 1: 0.25, n = 1</title>" in page
+    assert rows_of(page, "loss") == [("0", "0.5", "1"), ("1", "0.25", "1")]
 
 
 def test_scores_must_be_of_the_samples(tmp_path: Path, run_inputs: dict[str, list[Input]]):
@@ -312,8 +358,9 @@ def test_an_estimate_has_as_many_digits_as_its_error_allows(mean: float, error: 
     assert str(Estimate(mean, error, 4)) == words
 
 
-def test_a_curve_of_nothing_is_nothing():
-    assert curve([Series("s", [(0.0, Estimate(float("nan"), float("nan"), 0))], line=True)], "x", "y") == ""
+def test_a_curve_of_nothing_is_left_out(tmp_path: Path, run_inputs: dict[str, list[Input]]):
+    page = page_of(tmp_path, {"rollouts": run_inputs["rollouts"]})
+    assert "<svg" not in page
 
 
 def test_the_stage_starts_without_torch():

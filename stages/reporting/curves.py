@@ -1,0 +1,114 @@
+"""Curves as SVG that takes its colours and font from the page. Equal points give equal bytes."""
+
+import io
+import math
+import re
+from dataclasses import dataclass
+
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from stages.reporting.numbers import Estimate
+
+WIDTH, HEIGHT = 760, 300
+INKS = {"#3b6fb5": "var(--train)", "#c9622b": "var(--held)", "#e4e6e8": "var(--rule)", "#626a73": "var(--soft)"}
+"""Colours that are drawn with, and the page's names for them, which differ between light and dark."""
+LINE, POINTS, GRID, TEXT = INKS
+ROUND = (1, 2, 5, 10)
+"""Ticks are multiples of these, times a power of ten."""
+MAX_BEADS = 40
+"""A longer line has no marks at its points: they would hide it."""
+STYLE = {
+    # Ids are digests of what they name, with this salt instead of a random one.
+    "svg.hashsalt": "report",
+    "svg.fonttype": "none",
+    "font.size": 12,
+    "text.color": TEXT,
+    "axes.labelcolor": TEXT,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.spines.bottom": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.major.pad": 7,
+    "ytick.major.pad": 7,
+    "lines.linewidth": 2,
+    "lines.markersize": 6,
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """Estimates along an axis: a line with a band, or points with bars, of one standard error."""
+
+    label: str
+    points: list[tuple[int, Estimate]]
+    line: bool
+
+    @property
+    def known(self) -> list[tuple[int, Estimate]]:
+        """The points with a finite mean."""
+        return [(x, point) for x, point in self.points if math.isfinite(point.mean)]
+
+    @property
+    def rows(self) -> list[tuple[int, Estimate, int]]:
+        """The known points as a table: place, estimate, number of samples."""
+        return [(x, point, point.n) for x, point in self.known]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Series on the same axes."""
+
+    title: str
+    x_label: str
+    series: list[Series]
+
+    def svg(self) -> str:
+        """Draw an ``<svg>`` element for an HTML page."""
+        file = io.StringIO()
+        # Nothing of the reader's matplotlibrc is used.
+        with style.context(["default", STYLE]):
+            figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
+            axes = figure.add_axes((0.08, 0.19, 0.9, 0.77))
+            axes.set_xlabel(self.x_label, labelpad=5)
+            axes.xaxis.set_major_locator(MaxNLocator(10, steps=ROUND, integer=True))
+            axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
+            for series in self.series:
+                _draw(series, axes)
+            # Without the time and the version of matplotlib.
+            nameless = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+            figure.savefig(file, format="svg", transparent=True, metadata=nameless)
+        return _for_page(file.getvalue())
+
+
+def _draw(series: Series, axes: Axes) -> None:
+    x, known = zip(*series.known, strict=True) if series.known else ((), ())
+    means = [point.mean for point in known]
+    errors = [point.error if math.isfinite(point.error) else 0.0 for point in known]
+    if series.line:
+        lower, upper = ([m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-1, 1))
+        axes.fill_between(x, lower, upper, color=LINE, alpha=0.16, linewidth=0)
+        axes.plot(x, means, color=LINE, marker="o" if len(x) <= MAX_BEADS else "")
+    else:
+        axes.errorbar(x, means, errors, color=POINTS, fmt="o", markersize=9)
+
+
+def _for_page(svg: str) -> str:
+    """Drop what only a file of its own needs, and name colours as the page does."""
+    svg = svg[svg.index("<svg") :]
+    # Ids that nothing refers to; another curve of the page has the same.
+    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)
+    svg = re.sub(r"font-size: 12px; font-family: [^;\"]*;? ?", "", svg)
+    for ink, name in INKS.items():
+        svg = svg.replace(ink, name)
+    return svg

@@ -1,0 +1,64 @@
+"""Numbers as people read them."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+def number(value: float | None) -> str:
+    """Format with four significant digits, a whole number with all; None, NaN and infinity become a dash."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return (str(value) if isinstance(value, int) else f"{value:.4g}").replace("-", "−")
+
+
+def signed(value: float) -> str:
+    """Format like :func:`number`, with a plus sign before what is not negative."""
+    return number(value) if value < 0 or not math.isfinite(value) else f"+{number(value)}"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over ``n`` samples and its standard error; both are NaN if there are too few samples."""
+
+    mean: float
+    error: float
+    n: int
+
+    @classmethod
+    def of(cls, scores: Any) -> "Estimate":
+        """Estimate the mean of the finite scores of a pandas Series."""
+        known = scores.dropna()
+        return cls(float(known.mean()), float(known.sem()), len(known))
+
+    @property
+    def shown(self) -> str:
+        """The mean, to two significant digits of the error."""
+        if not self._has_error:
+            return number(self.mean)
+        return f"{self.mean:.{self._decimals}f}".replace("-", "−")
+
+    @property
+    def error_shown(self) -> str:
+        """The error as ``± 0.012``; empty if there is none."""
+        if not self._has_error:
+            return "± 0" if self.error == 0 else ""
+        return f"± {self.error:.{self._decimals}f}"
+
+    @property
+    def direction(self) -> str:
+        """Of a change: ``rose`` or ``fell`` by more than two standard errors, otherwise ``did not clearly change``."""
+        if not math.isfinite(self.error) or abs(self.mean) <= 2 * self.error:
+            return "did not clearly change"
+        return "rose" if self.mean > 0 else "fell"
+
+    def __str__(self) -> str:
+        return f"{self.shown} {self.error_shown}".rstrip()
+
+    @property
+    def _has_error(self) -> bool:
+        return math.isfinite(self.error) and self.error > 0
+
+    @property
+    def _decimals(self) -> int:
+        return min(6, max(0, 1 - math.floor(math.log10(self.error))))
