@@ -138,3 +138,8 @@ def _is_of_a_library(error: BaseException) -> bool:
     if isinstance(error, (OSError, RuntimeError)):
         return not isinstance(error, CosmosRLError)
     return not isinstance(error, (CosmosRLError, ValueError)) and type(error).__module__ != "builtins"
+
+
+def first_line(message: object) -> str:
+    """Return the first line of a message, or of an error's message, without a colon at its end."""
+    return (str(message).splitlines() or [""])[0].rstrip(":")

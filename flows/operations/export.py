@@ -66,8 +66,8 @@ def _copy(artifact: Artifact, target: Path) -> int:
     """Put all files there, or none: whoever sees the directory sees it whole. Returns their number."""
     files = {name.removeprefix(PIPELINE): name for name in artifact.names()}
     if target.exists():
-        there = {str(path.relative_to(target)): path for path in target.rglob("*") if path.is_file()}
-        if there.keys() == files.keys() and all(_sha256(there[n]) == artifact.entry(files[n]).sha256 for n in files):
+        there = {str(path.relative_to(target)): _sha256(path) for path in target.rglob("*") if path.is_file()}
+        if there == {path: artifact.entry(name).sha256 for path, name in files.items()}:
             return len(files)
         raise ConfigError(f"{target} exists and holds something else; name another directory, or remove it")
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")

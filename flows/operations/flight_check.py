@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -26,6 +26,7 @@ from cosmos_rl_core.storage import store
 from flows.launchers._processes import TORCHRUN, module
 from flows.operations.pools import GPUS, POOL
 
+Answer = TypeVar("Answer")
 Word = Literal["ok", "failed", "not set up"]
 TIMEOUT_S = 10.0
 RING_TIMEOUT_S = 300.0
@@ -54,27 +55,26 @@ class Finding:
 
 
 def flight_check(store_url: str, launch: LaunchConfig) -> list[Finding]:
-    """Check everything, whatever else fails."""
-    checks: dict[str, Callable[[], str]] = {
-        "server": _server,
-        "pool": _pool,
-        "worker": _worker,
-        "gpus": lambda: _gpus(launch),
-        "gpu limit": lambda: _gpu_limit(launch),
-        "leases": lambda: _leases(launch),
-        "ring": lambda: _ring(launch),
-        "store": lambda: _store(store_url),
-        "reward service": _reward_service,
-        "wandb": _wandb,
-    }
-    return [_find(name, check) for name, check in checks.items()]
+    """Run every check, also after one failed."""
+    return [find(name, store_url, launch) for name in CHECKS]
+
+
+def find(name: str, store_url: str, launch: LaunchConfig) -> Finding:
+    """Run one check of :data:`CHECKS`."""
+    began_s = time.monotonic()
+    word: Word = "ok"
+    try:
+        detail = CHECKS[name](store_url, launch)
+    except NotSetUp as nothing:
+        word, detail = "not set up", str(nothing)
+    except (CosmosRLError, httpx.HTTPError, subprocess.SubprocessError, OSError) as error:
+        word, detail = "failed", str(error) or type(error).__name__
+    return Finding(name, word, detail, time.monotonic() - began_s)
 
 
 def table(findings: list[Finding]) -> Table:
     """For people."""
-    rows = Table()
-    for column in ("check", "", "found", "seconds"):
-        rows.add_column(column)
+    rows = Table("check", "", "found", "seconds")
     for finding in findings:
         rows.add_row(finding.name, finding.word, finding.detail, f"{finding.seconds:.1f}")
     return rows
@@ -87,48 +87,36 @@ def require(findings: list[Finding]) -> None:
         raise UnavailableError("\n".join([f"{len(failed)} of {len(findings)} checks failed", *failed]))
 
 
-def _find(name: str, check: Callable[[], str]) -> Finding:
-    began_s = time.monotonic()
-    word: Word
-    try:
-        word, detail = "ok", check()
-    except NotSetUp as nothing:
-        word, detail = "not set up", str(nothing)
-    except (CosmosRLError, httpx.HTTPError, subprocess.SubprocessError, OSError) as error:
-        word, detail = "failed", str(error) or type(error).__name__
-    return Finding(name, word, detail, time.monotonic() - began_s)
-
-
-def _client() -> SyncPrefectClient:
+def _ask(question: Callable[[SyncPrefectClient], Answer], missing: str = "") -> Answer:
+    """Return the server's answer. Raises :class:`ConfigError` with ``missing`` if the object does not exist."""
     if PREFECT_API_URL.value() is None:
         raise ConfigError("no Prefect server is named; start one (`prefect server start`) and set PREFECT_API_URL")
-    return get_client(sync_client=True)
+    with get_client(sync_client=True) as client:
+        try:
+            return question(client)
+        except ObjectNotFound:
+            raise ConfigError(missing) from None
 
 
 def _server() -> str:
-    with _client() as client:
+    def check(client: SyncPrefectClient) -> str:
         if (error := client.api_healthcheck()) is not None:
             raise UnavailableError(f"{client.api_url} does not answer: {error}")
         return f"Prefect {client.api_version()} at {client.api_url}"
 
+    return _ask(check)
+
 
 def _pool() -> str:
-    with _client() as client:
-        try:
-            pool = client.read_work_pool(POOL)
-        except ObjectNotFound:
-            raise ConfigError(f"there is no work pool {POOL!r}; make it with `cosmos-flows infra init`") from None
+    make = f"there is no work pool {POOL!r}; make it with `cosmos-flows infra init`"
+    pool = _ask(lambda client: client.read_work_pool(POOL), make)
     if pool.is_paused:
         raise UnavailableError(f"the work pool {POOL!r} is paused; `prefect work-pool resume {POOL}`")
     return f"{POOL}, of type {pool.type}"
 
 
 def _worker() -> str:
-    with _client() as client:
-        try:
-            workers = client.read_workers_for_work_pool(POOL)
-        except ObjectNotFound:
-            raise ConfigError(f"there is no work pool {POOL!r}") from None
+    workers = _ask(lambda client: client.read_workers_for_work_pool(POOL), f"there is no work pool {POOL!r}")
     online = [worker.name for worker in workers if worker.status == "ONLINE"]
     if not online:
         raise UnavailableError(f"no worker is online; start one: prefect worker start --pool {POOL}")
@@ -151,11 +139,8 @@ def _gpu_limit(launch: LaunchConfig) -> str:
     if name is None:
         raise NotSetUp("the cluster profile names no gpu_limit; its runs do not wait for GPUs")
     make = f"`cosmos-flows infra init --gpus N` makes {GPUS!r}"
-    with _client() as client:
-        try:
-            limit = client.read_global_concurrency_limit_by_name(name)
-        except ObjectNotFound:
-            raise ConfigError(f"there is no global concurrency limit {name!r}; {make}") from None
+    missing = f"there is no global concurrency limit {name!r}; {make}"
+    limit = _ask(lambda client: client.read_global_concurrency_limit_by_name(name), missing)
     if limit.limit < wanted:
         raise ConfigError(f"the limit {name!r} has {limit.limit} slots, a stage takes {wanted}; {make} larger")
     return f"{limit.active_slots} of {limit.limit} slots of {name!r} are taken"
@@ -163,8 +148,8 @@ def _gpu_limit(launch: LaunchConfig) -> str:
 
 def _leases(launch: LaunchConfig) -> str:
     """Slots are leases of the server, whatever profile it was started under: only it can tell where it keeps them."""
-    with _client() as client:
-        kept_in = client.request("GET", "/admin/settings").json()["server"]["concurrency"]["lease_storage"]
+    settings = _ask(lambda client: client.request("GET", "/admin/settings").json())
+    kept_in = settings["server"]["concurrency"]["lease_storage"]
     if kept_in != FORGETFUL:
         return f"a server that starts again knows who has which slots, by {kept_in}"
     lost = (
@@ -243,3 +228,21 @@ def _wandb() -> str:
     url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
     httpx.get(url, timeout=TIMEOUT_S)
     return f"{url} answers"
+
+
+CHECKS: dict[str, Callable[[str, LaunchConfig], str]] = {
+    "server": lambda store_url, launch: _server(),
+    "pool": lambda store_url, launch: _pool(),
+    "worker": lambda store_url, launch: _worker(),
+    "gpus": lambda store_url, launch: _gpus(launch),
+    "gpu limit": lambda store_url, launch: _gpu_limit(launch),
+    "leases": lambda store_url, launch: _leases(launch),
+    "ring": lambda store_url, launch: _ring(launch),
+    "store": lambda store_url, launch: _store(store_url),
+    "reward service": lambda store_url, launch: _reward_service(),
+    "wandb": lambda store_url, launch: _wandb(),
+}
+"""Each takes the URL of the store and the cluster profile, and returns what it found.
+
+It raises :class:`NotSetUp` if there is nothing to check, or the error that it found.
+"""

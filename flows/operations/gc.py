@@ -34,9 +34,11 @@ class OfStage:
 class Garbage:
     """Files of a run that no artifact holds."""
 
-    run_id: str
+    run: str
+    """Its id."""
     url: str
     deleted: bool
+    """False after ``--dry-run``."""
     older_than_h: float
     stages: list[OfStage]
     """Of attempts that ended; then what was being written when its process ended."""
@@ -49,15 +51,15 @@ class Garbage:
 
     @property
     def total(self) -> int:
-        """Bytes of all of it."""
+        """Bytes that were deleted, or would be."""
         return sum(each.bytes for each in (*self.stages, *self.folders))
 
     def lines(self) -> list[str]:
         """For people."""
-        found = [*self.stages, *self.folders]
+        found = self.stages + self.folders
         lines = [f"{each.name:<28} {each.files:>6} files {each.bytes / 1e6:>12.1f} MB" for each in found]
-        lines += [f"{'freed' if self.deleted else 'would free'} {self.total / 1e6:.1f} MB"] if found else []
-        lines += [] if found else [f"nothing to delete in {self.url}"]
+        freed = f"{'freed' if self.deleted else 'would free'} {self.total / 1e6:.1f} MB"
+        lines.append(freed if lines else f"nothing to delete in {self.url}")
         if self.kept:
             files, size = sum(each.files for each in self.kept), sum(each.bytes for each in self.kept) / 1e6
             names = ", ".join(each.name for each in self.kept)
@@ -65,17 +67,14 @@ class Garbage:
                 f"kept {files} files, {size:.1f} MB, of {names}: a stage that wrote less than {self.older_than_h:g} h "
                 "ago may be at work; --older-than 0 deletes them too"
             )
-        for name, mailbox in self.ordered.items():
-            lines.append(f"kept all of {name}: {mailbox} has an order that has not ended; remove it if its job is gone")
-        return lines
+        return lines + [
+            f"kept all of {name}: {mailbox} has an order that has not ended; remove it if its job is gone"
+            for name, mailbox in self.ordered.items()
+        ]
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts: ``run``, ``url``, ``deleted`` (false after ``--dry-run``), ``bytes`` of all that can go,
-        ``older_than_h``, ``stages``, ``folders`` and ``kept``, of each ``name``, ``files`` (their number) and
-        ``bytes``, those without any left out, and ``ordered``, mailboxes by stage."""
-        parts = {name: [asdict(each) for each in getattr(self, name)] for name in ("stages", "folders", "kept")}
-        about = {"run": self.run_id, "url": self.url, "deleted": self.deleted, "older_than_h": self.older_than_h}
-        return {**about, "bytes": self.total, **parts, "ordered": self.ordered}
+        """Return the fields, for scripts, and ``bytes``: what was deleted, or would be."""
+        return {**asdict(self), "bytes": self.total}
 
 
 def gc(store_url: str, run_id: str, *, superseded: bool, dry_run: bool, older_than_h: float = GRACE_H) -> Garbage:
@@ -88,30 +87,31 @@ def gc(store_url: str, run_id: str, *, superseded: bool, dry_run: bool, older_th
     Raises :class:`LeaseError` while a process works on the run.
     """
     run = open_run(store_url, run_id)
-    found: list[OfStage] = []
-    kept: list[OfStage] = []
-    ordered: dict[str, str] = {}
+    found: dict[str, Mapping[str, int]] = {}
+    kept: dict[str, Mapping[str, int]] = {}
     with _alone(run) as check:
         now_s = store.clock_s(run.url)
         before_s, shared_before_s = (now_s - HOUR_S * hours for hours in (older_than_h, max(older_than_h, GRACE_H)))
         mailboxes = _ordered(run)
-        for step in steps(run):
-            if not step.slot.startswith(run.url):
-                continue
+        own = [step for step in steps(run) if step.slot.startswith(run.url)]
+        for step in own:
             if step.slot in mailboxes:
-                ordered[step.name] = mailboxes[step.slot]
                 continue
             free = garbage(step.slot, superseded=superseded, before_s=before_s)
-            _add(kept, step.name, free.young)
             if free.old and not dry_run:
                 check()
                 _delete(step.slot, free.old, superseded=superseded, before_s=before_s)
-            _add(found, step.name, free.old)
-        _add(found, "half-written", _half_written(run.url, before_s, dry_run=dry_run))
+            found[step.name], kept[step.name] = free.old, free.young
+        found["half-written"] = _half_written(run.url, before_s, dry_run=dry_run)
         datasets = store.join(store.absolute(run.store_url), "dataset")
-        _add(found, "half-written in dataset/", _half_written(datasets, shared_before_s, dry_run=dry_run))
+        found["half-written in dataset/"] = _half_written(datasets, shared_before_s, dry_run=dry_run)
     folders = _folders(HOUR_S * older_than_h, dry_run=dry_run)
-    return Garbage(run_id, run.url, not dry_run, older_than_h, found, folders, kept, ordered)
+    ordered = {step.name: mailboxes[step.slot] for step in own if step.slot in mailboxes}
+    return Garbage(run_id, run.url, not dry_run, older_than_h, _sums(found), folders, _sums(kept), ordered)
+
+
+def _sums(found: Mapping[str, Mapping[str, int]]) -> list[OfStage]:
+    return [OfStage(name, len(sizes), sum(sizes.values())) for name, sizes in found.items() if sizes]
 
 
 @contextmanager
@@ -171,11 +171,5 @@ def _folders(older_than_s: float, *, dry_run: bool) -> list[OfStage]:
     found = work_folders.abandoned(older_than_s)
     for folder in () if dry_run else found:
         shutil.rmtree(folder, ignore_errors=True)
-    if not found:
-        return []
-    return [OfStage(f"folders in {next(iter(found)).parent}", len(found), sum(found.values()))]
-
-
-def _add(to: list[OfStage], name: str, found: Mapping[str, int]) -> None:
-    if found:
-        to.append(OfStage(name, len(found), sum(found.values())))
+    place = f"folders in {next(iter(found)).parent}" if found else ""
+    return _sums({place: {folder.name: size for folder, size in found.items()}})

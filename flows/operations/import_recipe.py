@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from cosmos_rl_core import shipped
@@ -17,6 +17,8 @@ from cosmos_rl_core.importers.cosmos_rl import translation
 EXAMPLE = "one of cosmos-rl's configs"
 LONGEST = 120
 """Characters of a key and its value in the report."""
+TITLES = {"cosmos-rl": 6, "is": 2, "here": 6}
+"""Columns of the report, and their relative widths."""
 
 
 def note(recipe: str) -> str | None:
@@ -45,9 +47,8 @@ def translation_of(recipe: str) -> translation.Translation:
 
 def table(translation: translation.Translation) -> Table:
     """The report, a row a key; keys of one table that have no effect for one reason share a row."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for title, ratio in (("cosmos-rl", 6), ("is", 2), ("here", 6)):
-        shown.add_column(title, overflow="fold", ratio=ratio)
+    columns = (Column(title, overflow="fold", ratio=ratio) for title, ratio in TITLES.items())
+    shown = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for (_, verdict, here), entries in itertools.groupby(translation.report, _answer):
         shown.add_row(*map(Text, ("\n".join(_brief(entry.written) for entry in entries), verdict, here)))
     return shown
@@ -59,19 +60,9 @@ def as_json(translation: translation.Translation) -> dict[str, Any]:
     ``written`` (key and value, secrets left out), ``said`` (false for a default of theirs), ``verdict``, ``settings``
     of ours (null where one is left to be set) and ``why``."""
     return {
-        "schema": translation.schema,
-        "summary": translation.summary,
-        "mistakes": translation.mistakes,
-        "values": translation.values,
+        **{name: getattr(translation, name) for name in ("schema", "summary", "mistakes", "values")},
         "keys": [
-            {
-                "key": entry.key,
-                "written": entry.written,
-                "said": entry.said,
-                "verdict": entry.meaning.verdict,
-                "settings": dict(entry.meaning.settings),
-                "why": entry.meaning.why,
-            }
+            {name: getattr(entry, name) for name in ("key", "written", "said")} | vars(entry.meaning)
             for entry in translation.report
         ],
     }

@@ -1,7 +1,7 @@
 """Make one stage of a run again."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError
@@ -16,59 +16,57 @@ from stages.artifacts.request import Input
 from stages.artifacts.slots import read_manifest
 
 SHOWN = 40
-"""Artifacts that are named one by one."""
+"""Artifacts that are listed one by one."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """An artifact that exists."""
+
+    name: str
+    """Name of its step: ``iteration-0003/update``."""
+    seconds: float | None
+    """Seconds that its stage took; None if it did not record them."""
 
 
 @dataclass(frozen=True)
 class Rerun:
-    """A generation of one stage that was ended, or would be, and what that may make stale."""
+    """The generation of a stage that was ended, or would be, and the artifacts that this may make stale."""
 
-    run_id: str
-    step: Step
+    run: str
+    name: str
+    slot: str
     generation: int
     committed: bool
-    """Whether it had an artifact."""
-    below: list[tuple[str, float | None]]
-    """Artifacts made from it, and the seconds that each took, where it is known."""
+    """Whether the generation had an artifact."""
     dry_run: bool
-
-    @property
-    def shared(self) -> bool:
-        """Whether other runs of the store may read it too."""
-        return self.step.stage.startswith(("embed", "encode"))
+    shared: bool
+    """Whether other runs of the store may read the artifact too."""
+    below: list[Made]
+    """Artifacts made from it."""
 
     def lines(self) -> list[str]:
-        """For people."""
-        lines = _cost(self.step.name, self.below)
+        """Return the lines to print."""
+        lines = listed(f"stale if {self.name} comes out differently", self.below)
+        lines = lines or [f"nothing was made from {self.name}"]
         if self.shared:
-            lines.append("other runs of this store that read the same artifact are not looked at")
-        ended = "invalidated" if self.committed else "nothing will be adopted from the unfinished"
-        what = f"generation {self.generation} of {self.step.slot}"
+            lines.append("other runs of this store may read the same artifact; they were not checked")
+        what = f"generation {self.generation} of {self.slot}"
         if self.dry_run:
             return [*lines, f"nothing was changed; without --dry-run {what} would be ended and made again"]
+        ended = "invalidated" if self.committed else "nothing will be adopted from the unfinished"
         return [*lines, f"{ended} {what}; give its command again or retry its flow run to make it"]
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts: ``run``, ``name``, ``slot``, ``generation`` that was ended, whether it was ``committed``,
-        ``dry_run``, whether it is ``shared`` with other runs, and ``below``: what may become stale, of each ``name``
-        and ``seconds`` (null where nobody knows)."""
-        return {
-            "run": self.run_id,
-            "name": self.step.name,
-            "slot": self.step.slot,
-            "generation": self.generation,
-            "committed": self.committed,
-            "dry_run": self.dry_run,
-            "shared": self.shared,
-            "below": [{"name": name, "seconds": seconds} for name, seconds in self.below],
-        }
+        """Return the fields, for scripts."""
+        return asdict(self)
 
 
 def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None, *, dry_run: bool = False) -> Rerun:
-    """End the generation of a stage, finished or not, so that the next run makes it anew; or only say what it means.
+    """End the generation of a stage, finished or not, so that the next run makes it again. Deletes nothing.
 
-    ``iteration`` is the policy version for an export or an evaluation. Raises :class:`ConfigError` if there is no such
-    stage, or nothing of it.
+    ``iteration`` is the policy version for an export or an evaluation. With ``dry_run`` nothing changes.
+    Raises :class:`ConfigError` if the run has no such stage, or the stage has never begun.
     """
     run = open_run(store_url, run_id)
     every = steps(run)
@@ -77,8 +75,16 @@ def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None,
     if not has_begun(step.slot, generation):
         raise ConfigError(f"{step.name} of {run_id} has no artifact and no unfinished one; just run it")
     _check_inputs(step)
-    below = made_from(run, [step], every)
-    found = Rerun(run_id, step, generation, is_committed(step.slot, generation), below, dry_run)
+    found = Rerun(
+        run=run_id,
+        name=step.name,
+        slot=step.slot,
+        generation=generation,
+        committed=is_committed(step.slot, generation),
+        dry_run=dry_run,
+        shared=step.stage.startswith(("embed", "encode")),
+        below=made_from(run, [step], every),
+    )
     if not dry_run:
         invalidate(step.slot, generation, "asked for by `cosmos-flows rerun`")
     return found
@@ -86,43 +92,32 @@ def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None,
 
 def _check_inputs(step: Step) -> None:
     """Raise :class:`ConfigError` if the stage reads files that retention has deleted: it could not be made again."""
-    try:
-        inputs = step.request().inputs
-    except ArtifactError:
-        return  # an input is not there yet: it will be made before this stage
-    for source in (source for some in inputs.values() for source in some):
+    for source in _inputs(step):
         artifact = Artifact(source)
         if gone := [part for part in source.parts if artifact.lacks(part)]:
             raise ConfigError(
                 f"{step.name} cannot be made again: it reads {', '.join(gone)} of {source.url}, which this run deleted "
-                "because newer ones are there; rerun the stage that made them first"
+                "because newer ones exist; rerun the stage that made them first"
             )
 
 
-def _cost(name: str, below: Sequence[tuple[str, float | None]]) -> list[str]:
-    if not below:
-        return [f"nothing was made from {name}"]
-    lines = [f"stale if {name} comes out differently: {cost(below)} to make again"]
-    return lines + listed(below)
-
-
-def cost(artifacts: Sequence[tuple[str, float | None]]) -> str:
-    """How many artifacts, and the seconds that they took, for people."""
-    return f"{len(artifacts)} artifacts, {sum(seconds or 0 for _, seconds in artifacts):.0f} s"
-
-
-def listed(artifacts: Sequence[tuple[str, float | None]]) -> list[str]:
-    """A line each, as far as they are shown."""
-    lines = [f"  {name:<28} {'?' if s is None else f'{s:.0f}'} s" for name, s in artifacts[:SHOWN]]
+def listed(what: str, artifacts: Sequence[Made]) -> list[str]:
+    """Return the number of artifacts, their time, and up to ``SHOWN`` names, a line each; nothing without artifacts."""
+    if not artifacts:
+        return []
+    total = sum(made.seconds or 0 for made in artifacts)
+    lines = [f"{what}: {len(artifacts)} artifacts, {total:.0f} s to make again"]
+    for made in artifacts[:SHOWN]:
+        lines.append(f"  {made.name:<28} {'?' if made.seconds is None else f'{made.seconds:.0f}'} s")
     return lines + ([f"  and {len(artifacts) - SHOWN} more"] if len(artifacts) > SHOWN else [])
 
 
-def made_from(run: Run, targets: Sequence[Step], every: Iterable[Step]) -> list[tuple[str, float | None]]:
-    """The artifacts made from the targets, directly or not, and the seconds that each took; ``every`` is in order."""
+def made_from(run: Run, targets: Sequence[Step], every: Iterable[Step]) -> list[Made]:
+    """Return the artifacts made from the targets, directly or not. ``every`` are the steps of the run, in order."""
     root = store.absolute(run.store_url).rstrip("/")
-    # Places in the store, not URLs: a store may have been moved since its manifests were written.
+    # Paths in the store, not URLs: the store may have been moved since its manifests were written.
     places: list[str] = []
-    found: list[tuple[str, float | None]] = []
+    found: list[Made] = []
     for step in every:
         if step in targets:
             places.append(step.slot.removeprefix(root))
@@ -133,36 +128,39 @@ def made_from(run: Run, targets: Sequence[Step], every: Iterable[Step]) -> list[
         if not any(source.url.endswith(tuple(places)) for source in _sources(step, manifest)):
             continue
         places.append(step.slot.removeprefix(root))
-        # An ended generation will be made anyway; it is on the list only as a link to what was made from it.
+        # An ended generation will be made again anyway; it only links to what was made from it.
         if is_committed(step.slot, generation):
-            found.append((step.name, seconds_of(manifest)))
+            found.append(Made(step.name, seconds_of(manifest)))
     return found
 
 
 def seconds_of(manifest: Manifest | None) -> float | None:
-    """What an artifact took; None if nobody knows."""
+    """Return the seconds that a stage took; None if its artifact does not exist or did not record them."""
     seconds = manifest.summary.get("seconds") if manifest else None
     return float(seconds) if isinstance(seconds, int | float) else None
 
 
 def _newest(slot: str, generation: int) -> Manifest | None:
-    """The last manifest up to a generation that can be read: what an ended one was made from tells its successor's."""
+    """Return the last readable manifest up to a generation. A new generation has the inputs of the ended one."""
     for number in range(generation, 0, -1):
         try:
-            manifest = read_manifest(slot, number)
+            if (manifest := read_manifest(slot, number)) is not None:
+                return manifest
         except ArtifactError:
             continue
-        if manifest is not None:
-            return manifest
     return None
 
 
 def _sources(step: Step, manifest: Manifest | None) -> list[Input]:
-    """The recorded inputs; where no manifest can be read, those it would be asked with now."""
-    inputs = {} if manifest is None else manifest.inputs
-    if manifest is None and has_begun(step.slot):
-        try:
-            inputs = step.request().inputs
-        except ArtifactError:
-            return []
-    return [source for some in inputs.values() for source in some]
+    """Return the inputs of a manifest; without one, those of the step's Request now."""
+    if manifest is not None:
+        return [source for some in manifest.inputs.values() for source in some]
+    return _inputs(step) if has_begun(step.slot) else []
+
+
+def _inputs(step: Step) -> list[Input]:
+    """Return the inputs of the step's Request now; none if one of them does not exist yet."""
+    try:
+        return [source for some in step.request().inputs.values() for source in some]
+    except ArtifactError:
+        return []

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from cosmos_rl_core.errors import ConfigError
-from flows.operations.rerun import cost, listed, made_from, seconds_of
+from flows.operations.rerun import Made, listed, made_from, seconds_of
 from flows.planning.plan import read_plan
 from flows.planning.run import Run
 from flows.planning.steps import Step
@@ -42,18 +42,15 @@ def _of_another_version(step: Step) -> Manifest | None:
 
 def _refusal(run: Run, every: list[Step], other: list[tuple[Step, Manifest]]) -> str:
     changes = {m.stage: f"{m.stage} {m.version} -> {STAGES[m.stage].version}" for _, m in other}
-    again = [(step.name, seconds_of(manifest)) for step, manifest in other]
+    again = [Made(step.name, seconds_of(manifest)) for step, manifest in other]
     below = made_from(run, [step for step, _ in other], every)
-    lines = [
-        f"run {run.plan.run_id} has artifacts of other stage versions than this code has: "
-        f"{', '.join(changes.values())}",
-        f"to be made again: {cost(again)}",
-        *listed(again),
-    ]
-    if below:
-        lines += [f"stale if those come out differently: {cost(below)} to make again", *listed(below)]
-    lines.append(
-        "nothing was changed; continue with the code that made them, make all again with --remake, or end single ones "
-        "with `cosmos-flows rerun`"
+    return "\n".join(
+        [
+            f"run {run.plan.run_id} has artifacts of other stage versions than this code has: "
+            f"{', '.join(changes.values())}",
+            *listed("of another version", again),
+            *listed("stale if those come out differently", below),
+            "nothing was changed; continue with the code that made them, make all again with --remake, or end single "
+            "ones with `cosmos-flows rerun`",
+        ]
     )
-    return "\n".join(lines)

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from rich.table import Table
+from rich.table import Column, Table
 
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import BEAT_S
 from flows.planning.plan import read_plan
@@ -56,9 +56,8 @@ def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:
     if not lines:
         yield f"the store {store.absolute(store_url)} has no run; start one with `cosmos-flows run`"
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("run", "algorithm", "state", "iterations", "reward"):
-        table.add_column(title, overflow="fold")
+    titles = ("run", "algorithm", "state", "iterations", "reward")
+    table = Table(*(Column(title, overflow="fold") for title in titles), box=None, pad_edge=False, header_style="bold")
     for line in lines:
         of_all = f"{line.iterations}/{line.num_iterations}" if line.num_iterations else ""
         reward = "" if line.reward is None else f"{line.reward_name} {line.reward:.3f}"
@@ -80,10 +79,10 @@ def _line(store_url: str, name: str) -> RunLine:
             num_iterations=run.recipe.train.num_iterations,
             reward_name=reward,
             reward=_newest_score(run, reward) if reward else None,
-            error=_first_line(progress.error) if life == "failed" else "",
+            error=first_line(progress.error) if life == "failed" else "",
         )
     except (ArtifactError, ConfigError) as error:
-        return RunLine(run=name, state="damaged", error=_first_line(str(error)))
+        return RunLine(run=name, state="damaged", error=first_line(error))
 
 
 def _iterations(run: Run) -> int:
@@ -105,7 +104,3 @@ def _newest_score(run: Run, reward: str) -> float | None:
 
 def _newest_first(run: Run, folder: str) -> list[int]:
     return sorted((int(name) for name in store.names(store.join(run.url, folder)) if name.isdecimal()), reverse=True)
-
-
-def _first_line(text: str) -> str:
-    return (text.splitlines() or [""])[0].rstrip(":")

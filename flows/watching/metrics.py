@@ -58,21 +58,21 @@ FILE = "metrics.jsonl"
 Number = float | int | None
 
 TRAINED = {
-    "loss": "loss_avg",
-    "policy_loss": "policy_loss_avg",
-    "kl": "kl_loss_avg",
-    "old_deviation": "old_deviation_avg",
-    "kl_max": "kl_loss_max",
-    "lr": "learning_rate",
+    "loss": "train/loss_avg",
+    "policy_loss": "train/policy_loss_avg",
+    "kl": "train/kl_loss_avg",
+    "old_deviation": "train/old_deviation_avg",
+    "kl_max": "train/kl_loss_max",
+    "lr": "train/learning_rate",
 }
-"""Columns of ``metrics.parquet`` that cosmos-rl has another name for, under ``train/``."""
+"""Names of columns of ``metrics.parquet``; others are called ``train/<column>``."""
 POLICY_GRADIENT = {
-    "policy_loss": "policy_loss",
-    "kl": "kl_loss",
-    "data_loss": "data_loss",
-    "ratio": "log_prob_ratio",
+    "policy_loss": "GRPO/policy_loss",
+    "kl": "GRPO/kl_loss",
+    "data_loss": "GRPO/data_loss",
+    "ratio": "GRPO/log_prob_ratio",
 }
-"""Those that it has under ``GRPO/`` where the algorithm trains on recorded steps."""
+"""Names that replace those if the algorithm trains on recorded steps."""
 
 
 @dataclass(frozen=True)
@@ -147,19 +147,13 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
         said = {key: value for key, value in manifest.summary.items() if not isinstance(value, str)}
         yield Line(stage, k, step, {f"rollout/{key}": _number(value) for key, value in said.items()})
     elif (after := steps_after(request)) is not None:
-        own = POLICY_GRADIENT if _trains_on_steps(request) else {}
+        config = request.config
+        gradient = isinstance(config, contracts.Update) and algorithm_of(config.algorithm).needs.transitions
+        names = TRAINED | POLICY_GRADIENT if gradient else TRAINED
         for row in _table(manifest, METRICS).to_dict("records"):
-            named = {str(n): _number(v) for n, v in row.items() if n != "step"}
-            numbers = {f"train/{TRAINED.get(n, n)}": v for n, v in named.items() if n not in own}
-            numbers |= {f"GRPO/{own[n]}": v for n, v in named.items() if n in own}
-            yield Line(stage, k, int(row["step"]) + 1, numbers)
-        yield Line(stage, k, after, _update(manifest, _rewards(request, manifest) if own else {}))
-
-
-def _trains_on_steps(request: Request) -> bool:
-    if not isinstance(request.config, contracts.Update):
-        return False
-    return algorithm_of(request.config.algorithm).needs.transitions
+            reached = int(row.pop("step")) + 1
+            yield Line(stage, k, reached, {names.get(str(n), f"train/{n}"): _number(v) for n, v in row.items()})
+        yield Line(stage, k, after, (_rewards(request, manifest) if gradient else {}) | _update(manifest, gradient))
 
 
 def _rewards(request: Request, manifest: Manifest) -> dict[str, Number]:
@@ -167,53 +161,44 @@ def _rewards(request: Request, manifest: Manifest) -> dict[str, Number]:
     assert isinstance(request.config, contracts.Update)
     table, numbers = _table(manifest, contracts.Update.ADVANTAGES), dict[str, Number]()
     for name, weight in request.config.reward_weights.items():
-        if (column := f"reward.{name}") not in table or weight == 0:
-            continue
-        scores = table[column].astype("float64") / weight
-        found = {"": scores.mean(), "_std": scores.std(ddof=0), "_valid_rate": scores.notna().mean()}
-        numbers |= {f"GRPO/{name}{key}": _number(float(value)) for key, value in found.items()}
+        if (column := f"reward.{name}") in table and weight != 0:
+            found = _statistics(table[column] / weight)
+            rate = float(table[column].notna().mean())
+            numbers |= {f"GRPO/{name}": found["mean"], f"GRPO/{name}_std": found["std"]}
+            numbers[f"GRPO/{name}_valid_rate"] = rate
     return numbers
 
 
 def _scores(manifest: Manifest, name: str, prefix: str, headline: str) -> dict[str, Number]:
-    said = manifest.summary
-    mean, scored = _number(said.get(name)), _number(said.get("scored"))
-    numbers: dict[str, Number] = {
-        f"{prefix}/{name}_mean": mean,
-        f"{prefix}/{name}_standard_error": _number(said.get("standard_error")),
-        f"{prefix}/{name}_scored": scored,
-        f"{prefix}/{name}_failed": _number(said.get("failed", 0)),
-        f"{prefix}/{name}_seconds": _number(said.get("seconds")),
-    }
+    said = {"failed": 0, **manifest.summary, "mean": manifest.summary.get(name)}
+    keys = ("mean", "standard_error", "scored", "failed", "seconds")
+    numbers = {f"{prefix}/{name}_{key}": _number(said.get(key)) for key in keys}
     if prefix == "val" and name == headline:
-        numbers |= {"val/rollout_count": scored, "val/reward_avg": mean, **_spread(manifest)}
+        numbers |= {"val/rollout_count": _number(said.get("scored")), "val/reward_avg": _number(said["mean"])}
+        table = _table(manifest, contracts.Reward.SCORES)
+        found = {} if table.empty else _statistics(table.loc[table["valid"], "score"])
+        numbers |= {f"val/reward_{key}": value for key, value in found.items() if key != "mean"}
     return numbers
 
 
-def _spread(manifest: Manifest) -> dict[str, Number]:
-    """Of the scored samples."""
-    table = _table(manifest, contracts.Reward.SCORES)
-    if table.empty:
-        return {}
-    scores = table.loc[table["valid"], "score"].astype("float64")
-    found = {"std": scores.std(ddof=0), "max": scores.max(), "min": scores.min()}
-    return {f"val/reward_{name}": _number(float(value)) for name, value in found.items()}
-
-
-def _update(manifest: Manifest, rewards: dict[str, Number]) -> dict[str, Number]:
+def _update(manifest: Manifest, gradient: bool) -> dict[str, Number]:
     """Of all steps together; rewards and advantages only where the policy was trained on them."""
-    numbers = dict(rewards)
-    table = _table(manifest, contracts.Update.ADVANTAGES)
+    table, numbers = _table(manifest, contracts.Update.ADVANTAGES), dict[str, Number]()
     for column, name in (("reward", "train/reward"), ("advantage", "rollout/advantage")):
         if column in table:
-            known = table[column].dropna().astype("float64")
-            found = {"mean": known.mean(), "std": known.std(ddof=0), "max": known.max(), "min": known.min()}
-            numbers |= {f"{name}_{key}": _number(float(value)) for key, value in found.items()}
-    if rewards:
-        numbers["GRPO/reward_mean"] = numbers["train/reward_mean"]
+            numbers |= {f"{name}_{key}": value for key, value in _statistics(table[column]).items()}
+    if gradient:
+        numbers["GRPO/reward_mean"] = numbers.get("train/reward_mean")
     if not table.empty:
         numbers["train/excluded"] = _number(manifest.summary.get("excluded", 0))
     return numbers | {"train/iteration_time": _number(manifest.summary.get("seconds"))}
+
+
+def _statistics(column: pd.Series) -> dict[str, Number]:
+    """Return mean, std (population), max and min of the numbers that are there."""
+    known = column.dropna().astype("float64")
+    found = {"mean": known.mean(), "std": known.std(ddof=0), "max": known.max(), "min": known.min()}
+    return {name: _number(float(value)) for name, value in found.items()}
 
 
 def _table(manifest: Manifest, name: str) -> pd.DataFrame:

@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.errors import ArtifactError, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import BEAT_S, PATIENCE_S
+from flows.operations.rerun import seconds_of
 from flows.planning.run import Run
 from flows.planning.steps import Step, open_run
 from flows.post_train import steps
 from flows.running.progress import Progress, read_progress
 from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
 from stages.artifacts.slots import standing, why_stale
 
 Word = Literal["stands", "stale", "waits", "damaged", "invalidated", "missing", "running", "failed", "interrupted"]
@@ -20,6 +22,9 @@ generation was ended. ``missing``: never made. ``interrupted``: whoever made it 
 
 Life = Literal["running", "done", "failed", "stopped", "interrupted", "idle"]
 """``running``: a process works on the run. Else how the last one ended; ``idle`` where none ever said."""
+
+WORDS: dict[Life, Word] = {"running": "running", "failed": "failed"}
+"""State of unfinished stages in the newest wave; ``interrupted`` for any other :data:`Life`."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,13 @@ class State:
     @property
     def seconds(self) -> float | None:
         """What the artifact took that is there; None without one, or where it does not say."""
-        found = None if self.manifest is None else self.manifest.summary.get("seconds")
-        return float(found) if isinstance(found, int | float) else None
+        return seconds_of(self.manifest)
 
     @property
     def reward(self) -> float | None:
         """The mean of the scores that are there."""
-        found = None if self.manifest is None else self.manifest.summary.get(self.step.stage.partition("-")[2])
+        summary = {} if self.manifest is None else self.manifest.summary
+        found = summary.get(self.step.stage.partition("-")[2])
         return found if isinstance(found, float) else None
 
 
@@ -97,35 +102,25 @@ class Overview:
         work, ``standing``, and ``stages``: of each ``name``, ``stage``, ``k`` (iteration, or policy version; null where
         a run has one of it), ``state`` (:data:`Word`), ``why``, ``generation``, ``attempts``, ``seconds`` and
         ``reward`` (null where there is none), ``slot``."""
-        at = self.progress
         return {
             "run": self.run.plan.run_id,
             "url": self.run.url,
             "state": self.life,
-            "error": at.error,
             "holder": self.holder,
-            "wave": at.wave,
-            "phase": at.phase,
-            "step": at.step,
-            "total": at.total,
-            "wave_seconds": at.seconds,
+            **_fields(self.progress, "error wave phase step total"),
+            "wave_seconds": self.progress.seconds,
             "standing": self.standing,
             "stages": [
-                {
-                    "name": state.step.name,
-                    "stage": state.step.stage,
-                    "k": state.step.k,
-                    "state": state.word,
-                    "why": state.why,
-                    "generation": state.generation,
-                    "attempts": state.attempts,
-                    "seconds": state.seconds,
-                    "reward": state.reward,
-                    "slot": state.step.slot,
-                }
+                _fields(state.step, "name stage k slot")
+                | {"state": state.word}
+                | _fields(state, "why generation attempts seconds reward")
                 for state in self.states
             ],
         }
+
+
+def _fields(value: object, names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names.split()}
 
 
 def look(store_url: str, run_id: str) -> Overview:
@@ -167,50 +162,48 @@ def _states(every: Sequence[Step], kept: dict[str, State]) -> list[State]:
             begun = begun and (group == "" or any(s.word != "missing" for s in found if s.step.group == group))
             group = step.group
         if (state := kept.get(step.name)) is None:
-            state = _state(step, in_doubt) if begun or step.group == "" else State(step, "missing")
+            state = state_of(step, in_doubt) if begun or step.group == "" else State(step, "missing")
         found.append(state)
         if state.word != "stands":
             in_doubt.add(step.slot)
     return found
 
 
-def _state(step: Step, in_doubt: set[str]) -> State:
-    """``in_doubt`` are the slots of earlier stages that do not stand."""
+def state_of(step: Step, in_doubt: set[str]) -> State:
+    """Return the state of one stage. ``in_doubt`` are the slots of earlier stages that do not stand."""
     logs, folders = (len(store.names(store.join(step.slot, name))) for name in ("logs", "attempts"))
     found = State(step, "waits", logs=logs, folders=folders)
     try:
         generation, manifest = standing(step.slot)
+        found = replace(found, generation=generation, manifest=manifest)
+        if manifest is None:
+            return replace(found, word="invalidated" if generation > 1 else "missing")
+        if (request := _request(step, in_doubt)) is None:
+            return found
+        reason = why_stale(manifest, request)
     except ArtifactError as error:
-        return replace(found, word="damaged", why=_first_line(error))
-    found = replace(found, generation=generation, manifest=manifest)
-    if manifest is None:
-        return replace(found, word="invalidated" if generation > 1 else "missing")
+        return replace(found, word="damaged", why=first_line(error))
+    return replace(found, word="stands" if reason is None else "stale", why=reason or "")
+
+
+def _request(step: Step, in_doubt: set[str]) -> Request | None:
+    """Return the step's Request; None if one of its inputs is missing, damaged or in doubt."""
     try:
         request = step.request()
     except ArtifactError:
-        # It is an input that has no artifact or a damaged one, which that input's own state tells.
-        return found
-    if any(source.url in in_doubt for inputs in request.inputs.values() for source in inputs):
-        return found
-    try:
-        reason = why_stale(manifest, request)
-    except ArtifactError as error:
-        return replace(found, word="damaged", why=_first_line(error))
-    return replace(found, word="stands") if reason is None else replace(found, word="stale", why=reason)
+        return None
+    sources = [source.url for inputs in request.inputs.values() for source in inputs]
+    return None if in_doubt.intersection(sources) else request
 
 
 def _with_progress(found: list[State], life: Life, progress: Progress) -> list[State]:
-    """The states with what is said of the wave at work, or of the last one, where it does not stand."""
-    wave = [state.step for state in found if state.step.wave == progress.wave]
-    left = {state.step.name for state in found if state.step in wave and state.word != "stands"}
+    """Return the states with what the run's process recorded of its newest wave, for stages that do not stand."""
+    left = [state.step for state in found if state.step.wave == progress.wave and state.word != "stands"]
+    word, why = WORDS.get(life, "interrupted"), ""
     if life == "failed":
-        # A wave that fails names the stage that did, by the end of its slot.
-        where = progress.error.partition(" ")[0]
-        left = {step.name for step in wave if step.name in left and step.slot.endswith(f"/{where}")} or left
-    words: dict[Life, Word] = {"running": "running", "failed": "failed", "stopped": "interrupted"}
-    word, why = words.get(life, "interrupted"), _first_line(progress.error) if life == "failed" else ""
-    return [replace(state, word=word, why=why) if state.step.name in left else state for state in found]
-
-
-def _first_line(error: object) -> str:
-    return (str(error).splitlines() or [""])[0].rstrip(":")
+        # The error begins with the end of the failed stage's slot.
+        failed = f"/{progress.error.partition(' ')[0]}"
+        left = [step for step in left if step.slot.endswith(failed)] or left
+        why = first_line(progress.error)
+    names = {step.name for step in left}
+    return [replace(state, word=word, why=why) if state.step.name in names else state for state in found]

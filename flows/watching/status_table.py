@@ -16,6 +16,8 @@ LOOK_S = 1.0
 BESIDE = 8
 """Lines of a terminal that the table leaves to the others, its own head included."""
 
+ENDS = {"done": "finished", "failed": "failed", "stopped": "was stopped", "interrupted": "was killed"}
+
 
 def show(overview: Overview, console: Console) -> None:
     """Print it, lines of any length whole."""
@@ -51,24 +53,19 @@ def rendered(overview: Overview, height: int | None = None) -> Iterator[str | Ta
     yield f"{overview.run.plan.run_id} ({overview.run.url}): {_life(overview)}"
     yield _table(overview, height)
     yield from (f"{state.step.name} is {state.word}: {state.why}" for state in overview.states if state.why)
-    left = len(overview.states) - overview.standing
-    go_on = "; to go on, give its command again or retry its flow run" if left and overview.life != "running" else ""
+    unfinished = overview.standing < len(overview.states) and overview.life != "running"
+    go_on = "; to go on, give its command again or retry its flow run" if unfinished else ""
     yield f"{overview.standing} of {len(overview.states)} stages stand{go_on}"
 
 
 def _life(overview: Overview) -> str:
     at, holder = overview.progress, overview.holder
     if holder is not None:
-        working = f", {at.wave} {_how_far(overview)}" if at.wave else ""
-        return f"running as process {holder['pid']} on {holder['host']}{working}"
-    ends = {"done": "finished", "failed": "failed", "stopped": "was stopped", "interrupted": "was killed"}
-    last = f"; the last one {ends[overview.life]}" if overview.life in ends else ""
+        step = f" {at.phase} {at.step}/{at.total}" if at.phase else ""
+        wave = f", {at.wave}{step} {at.seconds:.0f} s" if at.wave else ""
+        return f"running as process {holder['pid']} on {holder['host']}{wave}"
+    last = f"; the last one {ENDS[overview.life]}" if overview.life in ENDS else ""
     return f"no process works on it{last}"
-
-
-def _how_far(overview: Overview) -> str:
-    at = overview.progress
-    return " ".join([*([f"{at.phase} {at.step}/{at.total}"] if at.phase else []), f"{at.seconds:.0f} s"])
 
 
 def _table(overview: Overview, height: int | None) -> Table:
@@ -80,9 +77,7 @@ def _table(overview: Overview, height: int | None) -> Table:
     head = next(row for row in rows if row[0].step.group.startswith("iteration-"))
     columns = [state.step.stage for state in head]
     columns += [""] * (max(map(len, rows)) - len(columns))
-    table = Table(caption="a time alone: it stands; waits: for what it reads")
-    for column in ("", *columns):
-        table.add_column(column)
+    table = Table("", *columns, caption="a time alone: it stands; waits: for what it reads")
     shown = _window(rows, height)
     for i, row in shown:
         name = row[0].step.group or ("start" if i == 0 else "end")

@@ -20,30 +20,8 @@ ROUND = (1, 2, 5, 10)
 """Ticks are multiples of these, times a power of ten."""
 MAX_BEADS = 40
 """A longer line has no marks at its points: they would hide it."""
-STYLE = {
-    # Ids are digests of what they name, with this salt instead of a random one.
-    "svg.hashsalt": "report",
-    "svg.fonttype": "none",
-    "font.size": 12,
-    "text.color": TEXT,
-    "axes.labelcolor": TEXT,
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.spines.bottom": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "xtick.color": TEXT,
-    "ytick.color": TEXT,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.major.pad": 7,
-    "ytick.major.pad": 7,
-    "lines.linewidth": 2,
-    "lines.markersize": 6,
-}
+# With a salt, ids are digests of what they name instead of random ones.
+STYLE = {"svg.hashsalt": "report", "svg.fonttype": "none", "font.size": 12, "lines.linewidth": 2}
 
 
 @dataclass(frozen=True)
@@ -80,7 +58,11 @@ class Curve:
         with style.context(["default", STYLE]):
             figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
             axes = figure.add_axes((0.08, 0.19, 0.9, 0.77))
-            axes.set_xlabel(self.x_label, labelpad=5)
+            axes.set_frame_on(False)
+            axes.set_axisbelow(True)
+            axes.grid(axis="y", color=GRID)
+            axes.tick_params(length=0, pad=7, labelcolor=TEXT)
+            axes.set_xlabel(self.x_label, labelpad=5, color=TEXT)
             axes.xaxis.set_major_locator(MaxNLocator(10, steps=ROUND, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
             for series in self.series:

@@ -112,24 +112,25 @@ def test_a_server_that_does_not_answer_is_waited_for_for_a_while(work: Work, mon
     assert waits.startswith("waits for Prefect's server")
 
 
+def checked(name: str, config: LaunchConfig) -> tuple[str, str]:
+    """What one of the flight check's checks finds."""
+    found = flight_check.find(name, "", config)
+    return found.word, found.detail
+
+
 def test_the_flight_check_finds_a_limit_that_is_not_there_or_too_small(limit: str) -> None:
     enough = launch(limit)
-    assert flight_check._gpu_limit(enough) == f"0 of 3 slots of {limit!r} are taken"
-    with pytest.raises(ConfigError, match="3 slots, a stage takes 4"):
-        flight_check._gpu_limit(enough.model_copy(update={"processes": 4}))
-    with pytest.raises(ConfigError, match="no global concurrency limit 'nowhere'"):
-        flight_check._gpu_limit(launch("nowhere"))
+    assert checked("gpu limit", enough) == ("ok", f"0 of 3 slots of {limit!r} are taken")
+    word, detail = checked("gpu limit", enough.model_copy(update={"processes": 4}))
+    assert (word, "3 slots, a stage takes 4" in detail) == ("failed", True)
+    word, detail = checked("gpu limit", launch("nowhere"))
+    assert (word, "no global concurrency limit 'nowhere'" in detail) == ("failed", True)
 
 
-@pytest.mark.slow  # a whole check, with two ranks
-def test_the_flight_check_says_that_a_server_forgets_who_has_slots(limit: str, tmp_path: Path):
-    def leases(config: LaunchConfig) -> tuple[str, str]:
-        (found,) = [found for found in flight_check.flight_check(str(tmp_path), config) if found.name == "leases"]
-        return found.word, found.detail
-
-    word, detail = leases(launch(limit))
+def test_the_flight_check_says_that_a_server_forgets_who_has_slots(limit: str):
+    word, detail = checked("leases", launch(limit))
     assert (word, flight_check.LASTING in detail) == ("failed", True)
-    word, detail = leases(LaunchConfig())
+    word, detail = checked("leases", LaunchConfig())
     assert (word, flight_check.LASTING in detail) == ("not set up", True)
 
 

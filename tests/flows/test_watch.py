@@ -111,8 +111,8 @@ def test_another_look_reads_only_what_its_process_has_passed(recipe, tmp_path, m
         reporter.done()
         reporter.working("iteration-0001/rollout", [])
         looked: list[str] = []
-        whole = status._state
-        monkeypatch.setattr(status, "_state", lambda step, *rest: (looked.append(step.name), whole(step, *rest))[1])
+        whole = status.state_of
+        monkeypatch.setattr(status, "state_of", lambda step, *rest: (looked.append(step.name), whole(step, *rest))[1])
         after = before.again()
         assert looked == [f"iteration-0000/{stage}" for stage in ("rollout", "reward-ocr", "update")] + [
             "iteration-0001/rollout"
@@ -129,8 +129,8 @@ def test_another_look_reads_only_what_its_process_has_passed(recipe, tmp_path, m
 def test_of_iterations_that_are_far_away_nothing_is_asked(recipe, tmp_path, monkeypatch):
     run = planned(recipe(), tmp_path, run_id="hand", iterations=50)
     looked: list[str] = []
-    whole = status._state
-    monkeypatch.setattr(status, "_state", lambda step, *rest: (looked.append(step.name), whole(step, *rest))[1])
+    whole = status.state_of
+    monkeypatch.setattr(status, "state_of", lambda step, *rest: (looked.append(step.name), whole(step, *rest))[1])
     assert len(look(run.store_url, "hand").states) == 50 * 3 + 5
     assert not [name for name in looked if name.startswith("iteration-0002")]
 
