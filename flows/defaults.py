@@ -3,4 +3,4 @@
 DEFAULT_STORE = "outputs"
 """Directory of all runs."""
 GRACE_H = 24.0
-"""Hours for which an attempt may write nothing and still counts as running; no stage is silent for longer."""
+"""Hours without a write after which an attempt counts as ended. Longer than any stage computes without writing."""

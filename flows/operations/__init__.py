@@ -1,1 +1,1 @@
-"""Work on runs beside training: rerun, garbage collection, export, checks."""
+"""Commands beside training: rerun, garbage collection, export, checks."""

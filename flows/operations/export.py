@@ -1,4 +1,4 @@
-"""Bring a run's exported weights to where they are wanted, laid out as cosmos-rl lays them out."""
+"""Copy a run's exported weights to a directory, with the layout of cosmos-rl."""
 
 import hashlib
 import secrets
@@ -14,15 +14,15 @@ from stages.artifacts.files import copy
 from stages.artifacts.slots import input_of, standing
 
 PIPELINE = "pipeline/"
-"""Where an artifact keeps a whole pipeline, which lies at the top of what is exported."""
+"""Folder of a whole pipeline in an artifact; its files go to the top of the target."""
 
 
 def export(store_url: str, run_id: str, output_dir: str) -> list[str]:
-    """Copy the newest export that was made, every byte checked; returns what to tell people.
+    """Copy the newest export and check every byte. Return the lines to print.
 
-    To ``safetensors/step_<N>/lora/`` below ``output_dir``, or a whole pipeline to ``safetensors/step_<N>/``, after N
-    optimizer steps. Raises :class:`ArtifactError` if it or what it was made from is damaged, :class:`ConfigError` if
-    there is no export, the newest does not stand, or something else is in the place of the files.
+    A LoRA goes to ``safetensors/step_<N>/lora/`` below ``output_dir``, a whole pipeline to ``safetensors/step_<N>/``;
+    N is the number of optimizer steps. Raises :class:`ArtifactError` if the export or one of its inputs is damaged,
+    :class:`ConfigError` if nothing was exported, the newest export does not stand, or the target holds other files.
     """
     run = open_run(store_url, run_id)
     found = states(run)
@@ -38,38 +38,38 @@ def export(store_url: str, run_id: str, output_dir: str) -> list[str]:
 
 
 def _newest(found: list[State], run_id: str) -> State:
-    """The newest export that was made. Raises, instead of giving an older one, if it does not stand."""
+    """Return the newest export. Raises if it does not stand; an older one is never returned instead."""
     made = [state for state in found if state.step.stage == "export" and state.word != "missing"]
     if not made:
-        raise ConfigError(f"{run_id} has exported nothing yet; run it, or look at `cosmos-flows status {run_id}`")
+        raise ConfigError(f"{run_id} has no export yet; run it, or see `cosmos-flows status {run_id}`")
     newest = made[-1]
     if newest.word == "stands":
         return newest
     damaged = [state for state in found[: found.index(newest) + 1] if state.word == "damaged"]
     name = newest.step.name
     if damaged:
-        raise ArtifactError(f"{name}, the newest export, cannot be given: {damaged[0].step.name}: {damaged[0].why}")
+        raise ArtifactError(f"{name}, the newest export, cannot be used: {damaged[0].step.name}: {damaged[0].why}")
     because = f" ({newest.why})" if newest.why else ""
     raise ConfigError(
-        f"{name}, the newest export, is {newest.word}{because}; run the recipe again to make it, or look at "
+        f"{name}, the newest export, is {newest.word}{because}; run the recipe again to make it, or see "
         f"`cosmos-flows status {run_id}`"
     )
 
 
 def optimizer_steps(run: Run, k: int) -> int:
-    """How many optimizer steps policy version k has had."""
+    """Return the number of optimizer steps of policy version k."""
     manifest = None if k == 0 else standing(run.slots.policy(k))[1]
     return 0 if manifest is None else manifest.config["steps"]["first_step"] + len(manifest.config["steps"]["lrs"])
 
 
 def _copy(artifact: Artifact, target: Path) -> int:
-    """Put all files there, or none: whoever sees the directory sees it whole. Returns their number."""
+    """Copy all files to a directory that appears when it is complete. Return their number."""
     files = {name.removeprefix(PIPELINE): name for name in artifact.names()}
     if target.exists():
         there = {str(path.relative_to(target)): _sha256(path) for path in target.rglob("*") if path.is_file()}
         if there == {path: artifact.entry(name).sha256 for path, name in files.items()}:
             return len(files)
-        raise ConfigError(f"{target} exists and holds something else; name another directory, or remove it")
+        raise ConfigError(f"{target} exists and holds other files; name another directory, or remove it")
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         for path, name in files.items():

@@ -1,4 +1,4 @@
-"""Is everything there that a run needs? Each check asks the real thing and says what it found."""
+"""Checks of everything that a run needs. Each check uses the real service."""
 
 import json
 import os
@@ -33,20 +33,20 @@ RING_TIMEOUT_S = 300.0
 NUM_BYTES = 32 * 2**20
 NUM_COMMITS = 10
 ERROR = re.compile(r"^(?:\[rank\d+\]: )?(\w[\w.]*(?:Error|Exception): .*)$", re.MULTILINE)
-"""Last line of a traceback, as torchrun passes it on."""
+"""The last line of a traceback in torchrun's output."""
 TAIL = 1000
 FORGETFUL = "prefect.server.concurrency.lease_storage.memory"
-"""What Prefect's server keeps leases in by default: slots that are taken while it starts again are never given back."""
+"""The default lease storage of Prefect's server. Slots that are taken when it restarts are never released."""
 LASTING = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem"
 
 
 class NotSetUp(Exception):  # noqa: N818 - it is not an error
-    """There is nothing to check, and a run that does not ask for it needs none."""
+    """Raised by a check of something optional that is not configured."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found."""
+    """The result of one check."""
 
     name: str
     word: Word
@@ -55,7 +55,7 @@ class Finding:
 
 
 def flight_check(store_url: str, launch: LaunchConfig) -> list[Finding]:
-    """Run every check, also after one failed."""
+    """Run every check, even if some fail."""
     return [find(name, store_url, launch) for name in CHECKS]
 
 
@@ -73,7 +73,7 @@ def find(name: str, store_url: str, launch: LaunchConfig) -> Finding:
 
 
 def table(findings: list[Finding]) -> Table:
-    """For people."""
+    """Return the findings as a table."""
     rows = Table("check", "", "found", "seconds")
     for finding in findings:
         rows.add_row(finding.name, finding.word, finding.detail, f"{finding.seconds:.1f}")
@@ -81,16 +81,16 @@ def table(findings: list[Finding]) -> Table:
 
 
 def require(findings: list[Finding]) -> None:
-    """Raise :class:`UnavailableError` that names what failed."""
+    """Raise :class:`UnavailableError` with the details of all failed checks, if there are any."""
     failed = [f"{finding.name}: {finding.detail}" for finding in findings if finding.word == "failed"]
     if failed:
         raise UnavailableError("\n".join([f"{len(failed)} of {len(findings)} checks failed", *failed]))
 
 
 def _ask(question: Callable[[SyncPrefectClient], Answer], missing: str = "") -> Answer:
-    """Return the server's answer. Raises :class:`ConfigError` with ``missing`` if the object does not exist."""
+    """Return the answer of Prefect's server. Raises :class:`ConfigError` with ``missing`` if the object is missing."""
     if PREFECT_API_URL.value() is None:
-        raise ConfigError("no Prefect server is named; start one (`prefect server start`) and set PREFECT_API_URL")
+        raise ConfigError("no Prefect server is configured; start one (`prefect server start`) and set PREFECT_API_URL")
     with get_client(sync_client=True) as client:
         try:
             return question(client)
@@ -111,7 +111,7 @@ def _pool() -> str:
     make = f"there is no work pool {POOL!r}; make it with `cosmos-flows infra init`"
     pool = _ask(lambda client: client.read_work_pool(POOL), make)
     if pool.is_paused:
-        raise UnavailableError(f"the work pool {POOL!r} is paused; `prefect work-pool resume {POOL}`")
+        raise UnavailableError(f"the work pool {POOL!r} is paused; run `prefect work-pool resume {POOL}`")
     return f"{POOL}, of type {pool.type}"
 
 
@@ -119,25 +119,25 @@ def _worker() -> str:
     workers = _ask(lambda client: client.read_workers_for_work_pool(POOL), f"there is no work pool {POOL!r}")
     online = [worker.name for worker in workers if worker.status == "ONLINE"]
     if not online:
-        raise UnavailableError(f"no worker is online; start one: prefect worker start --pool {POOL}")
+        raise UnavailableError(f"no worker is online; run `prefect worker start --pool {POOL}`")
     return f"{len(online)} online: {', '.join(online)}"
 
 
 def _gpus(launch: LaunchConfig) -> str:
     wanted = _most_ranks(launch)
     if shutil.which("nvidia-smi") is None:
-        raise NotSetUp("no nvidia-smi on this machine; stages run on its CPU")
+        raise NotSetUp("no nvidia-smi on this machine; stages run on the CPU")
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     names = subprocess.run(query, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout.splitlines()
     if len(names) < wanted:
-        raise ConfigError(f"{len(names)} GPUs; the cluster profile starts {wanted} processes, one a GPU")
+        raise ConfigError(f"found {len(names)} GPUs, expected {wanted}: the cluster profile starts one process a GPU")
     return f"{len(names)} x {', '.join(sorted(set(names)))}"
 
 
 def _gpu_limit(launch: LaunchConfig) -> str:
     name, wanted = launch.gpu_limit, _most_ranks(launch)
     if name is None:
-        raise NotSetUp("the cluster profile names no gpu_limit; its runs do not wait for GPUs")
+        raise NotSetUp("the cluster profile has no gpu_limit; its runs do not wait for GPUs")
     make = f"`cosmos-flows infra init --gpus N` makes {GPUS!r}"
     missing = f"there is no global concurrency limit {name!r}; {make}"
     limit = _ask(lambda client: client.read_global_concurrency_limit_by_name(name), missing)
@@ -147,17 +147,17 @@ def _gpu_limit(launch: LaunchConfig) -> str:
 
 
 def _leases(launch: LaunchConfig) -> str:
-    """Slots are leases of the server, whatever profile it was started under: only it can tell where it keeps them."""
+    """Check where the server stores the leases of slots. Only its own settings tell."""
     settings = _ask(lambda client: client.request("GET", "/admin/settings").json())
     kept_in = settings["server"]["concurrency"]["lease_storage"]
     if kept_in != FORGETFUL:
-        return f"a server that starts again knows who has which slots, by {kept_in}"
+        return f"taken slots survive a restart of the server, in {kept_in}"
     lost = (
-        "the server keeps in memory who has which slots of a limit: those taken while it starts again stay taken; "
+        "the server keeps taken slots in memory, so slots that are taken when it restarts are never released; "
         f"start it with `{LASTING} prefect server start`"
     )
     if launch.gpu_limit is None:
-        raise NotSetUp(f"{lost}. Only cluster profiles with a gpu_limit need it")
+        raise NotSetUp(f"{lost}. Only cluster profiles with a gpu_limit need this")
     raise ConfigError(lost)
 
 
@@ -166,7 +166,7 @@ def _most_ranks(launch: LaunchConfig) -> int:
 
 
 def _ring(launch: LaunchConfig) -> str:
-    """Under torchrun as the stages are; on this machine alone."""
+    """Sum a tensor over ranks under torchrun, on this machine alone."""
     ranks = max(2, launch.processes)
     command = [*module(sys.executable, TORCHRUN), "--rdzv-backend", "c10d"]
     command += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)]
@@ -185,9 +185,9 @@ def _ring(launch: LaunchConfig) -> str:
 
 
 def _error_of_a_rank(said: str) -> str:
-    """What torchrun says last is only that one failed, and a ruler."""
+    """Return the last error of a rank in torchrun's output. The very last one only names the failed rank."""
     found = [error for error in ERROR.findall(said) if "ChildFailedError" not in error]
-    return found[-1] if found else said[-TAIL:].strip() or "they said nothing"
+    return found[-1] if found else said[-TAIL:].strip() or "no output"
 
 
 def _store(url: str) -> str:
@@ -197,7 +197,7 @@ def _store(url: str) -> str:
     store.write(store.join(place, "data"), data)
     written_s = time.monotonic()
     if store.read(store.join(place, "data")) != data:
-        raise UnavailableError(f"{place}/data reads other bytes than were written")
+        raise UnavailableError(f"{place}/data does not hold the bytes that were written")
     read_s = time.monotonic()
     commits = [store.join(place, f"manifest.{n}.json") for n in range(NUM_COMMITS)]
     for name in commits:
@@ -208,13 +208,13 @@ def _store(url: str) -> str:
         store.remove(name)
     megabytes, commit_ms = NUM_BYTES / 1e6, 1e3 * (committed_s - read_s) / NUM_COMMITS
     rates = f"write {megabytes / (written_s - began_s):.0f} MB/s, read {megabytes / (read_s - written_s):.0f} MB/s"
-    races = "" if decides else "; it does not refuse a second writer: have one process write a run at a time"
+    races = "" if decides else "; it does not refuse a second writer: let one process at a time write a run"
     return f"{rates}, commit {commit_ms:.1f} ms{races}"
 
 
 def _reward_service() -> str:
     if not os.environ.get(_service.ENQUEUE_URL):
-        raise NotSetUp(f"{_service.ENQUEUE_URL} is not set; only recipes with a remote reward need it")
+        raise NotSetUp(f"{_service.ENQUEUE_URL} is not set; only remote rewards need it")
     service = _service.Service.from_environment()
     with reward_client.Client(service, TIMEOUT_S) as client:
         return client.check()
@@ -242,7 +242,7 @@ CHECKS: dict[str, Callable[[str, LaunchConfig], str]] = {
     "reward service": lambda store_url, launch: _reward_service(),
     "wandb": lambda store_url, launch: _wandb(),
 }
-"""Each takes the URL of the store and the cluster profile, and returns what it found.
+"""Functions of the store's URL and the cluster profile that return a detail.
 
-It raises :class:`NotSetUp` if there is nothing to check, or the error that it found.
+They raise :class:`NotSetUp` if there is nothing to check, and another error if the check fails.
 """

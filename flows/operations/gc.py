@@ -1,4 +1,4 @@
-"""Free what a run no longer needs."""
+"""Delete files of a run that no artifact holds."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class OfStage:
-    """The garbage of one stage."""
+    """Files of one stage, or of another place."""
 
     name: str
     files: int
@@ -41,13 +41,13 @@ class Garbage:
     """False after ``--dry-run``."""
     older_than_h: float
     stages: list[OfStage]
-    """Of attempts that ended; then what was being written when its process ended."""
+    """Files of ended attempts; the last entries are half-written files of ended processes."""
     folders: list[OfStage]
-    """On this machine, of flows that ended."""
+    """Folders of ended flows on this machine."""
     kept: list[OfStage]
-    """Of attempts that may be at work."""
+    """Files of attempts that may still run."""
     ordered: dict[str, str]
-    """By stage, the mailbox whose allocation is to make it, or reads it: nothing of those is garbage."""
+    """Mailbox, by stage, of an allocation that makes or reads the stage. Such a stage keeps all its files."""
 
     @property
     def total(self) -> int:
@@ -55,7 +55,7 @@ class Garbage:
         return sum(each.bytes for each in (*self.stages, *self.folders))
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the lines to print."""
         found = self.stages + self.folders
         lines = [f"{each.name:<28} {each.files:>6} files {each.bytes / 1e6:>12.1f} MB" for each in found]
         freed = f"{'freed' if self.deleted else 'would free'} {self.total / 1e6:.1f} MB"
@@ -65,24 +65,24 @@ class Garbage:
             names = ", ".join(each.name for each in self.kept)
             lines.append(
                 f"kept {files} files, {size:.1f} MB, of {names}: a stage that wrote less than {self.older_than_h:g} h "
-                "ago may be at work; --older-than 0 deletes them too"
+                "ago may still run; --older-than 0 deletes them too"
             )
         return lines + [
-            f"kept all of {name}: {mailbox} has an order that has not ended; remove it if its job is gone"
+            f"kept all of {name}: {mailbox} has an unfinished order; remove the mailbox if its job has ended"
             for name, mailbox in self.ordered.items()
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields, for scripts, and ``bytes``: what was deleted, or would be."""
+        """Return the fields and ``bytes``, the size of what was deleted or would be, for scripts."""
         return {**asdict(self), "bytes": self.total}
 
 
 def gc(store_url: str, run_id: str, *, superseded: bool, dry_run: bool, older_than_h: float = GRACE_H) -> Garbage:
-    """Delete files of the run that no artifact holds, or only find them.
+    """Delete files of the run that no artifact holds; with ``dry_run`` only find them.
 
-    An attempt that wrote something less than ``older_than_h`` hours ago, by the store's clock, may be of a stage that
-    outlived its flow, and is left alone; so is what an allocation has orders for. Datasets are shared by runs: only
-    what processes left half-written in them goes, and never sooner than after ``GRACE_H``.
+    A stage may outlive its flow, so an attempt that wrote less than ``older_than_h`` hours ago by the store's clock
+    keeps its files. So does a stage that an allocation has orders for. With ``superseded`` the files of generations
+    that were made again go too. Runs share datasets: only half-written files older than ``GRACE_H`` are deleted there.
 
     Raises :class:`LeaseError` while a process works on the run.
     """
@@ -116,15 +116,15 @@ def _sums(found: Mapping[str, Mapping[str, int]]) -> list[OfStage]:
 
 @contextmanager
 def _alone(run: Run) -> Iterator[Callable[[], None]]:
-    """Hold the run's lease, and give what raises :class:`LeaseError` once another process works on the run.
+    """Hold the run's lease. Yield a check that raises :class:`LeaseError` if another process works on the run.
 
-    Where there is no space left to write the lease, nobody else can write one either until something is deleted.
+    On a full disk no process can write a lease, so this one continues without.
     """
 
     def require_nobody(patience_s: float = 0.0) -> None:
         if (holder := run.holder(patience_s)) is not None:
             raise LeaseError(
-                f"another process works on {run.url}: pid {holder['pid']} on {holder['host']}; wait for its end"
+                f"another process works on {run.url}: pid {holder['pid']} on {holder['host']}; wait until it ends"
             )
 
     with ExitStack() as held:
@@ -137,14 +137,14 @@ def _alone(run: Run) -> Iterator[Callable[[], None]]:
 
 
 def _ordered(run: Run) -> dict[str, str]:
-    """Slots that an allocation of the run is to make, or reads for that, with its mailbox."""
+    """Return the slots that unfinished orders of the run's allocations make or read, with the mailbox of each."""
     places = [run.url, run.recipe.launch.slurm.work_dir]
     found: dict[str, str] = {}
     for root in {store.join(store.absolute(place), "allocations") for place in places if place is not None}:
         for mailbox in (Mailbox(store.join(root, name)) for name in store.names(root)):
             for order in mailbox.orders().orders:
                 if mailbox.returncode(order) is None:
-                    # Plain values: another run's Request may name plugins that are not imported here.
+                    # Not parsed as a Request: another run's may name plugins that are not imported here.
                     request = json.loads(order.request)
                     read = [source["url"] for role in request["inputs"].values() for source in role]
                     found |= dict.fromkeys([request["slot"], *read], mailbox.url)
@@ -152,14 +152,14 @@ def _ordered(run: Run) -> dict[str, str]:
 
 
 def _delete(slot: str, found: Mapping[str, int], *, superseded: bool, before_s: float) -> None:
-    """Delete what was found, except for what has become part of an artifact or was written since."""
+    """Delete the files, except those that an artifact holds by now or that were written since."""
     again = garbage(slot, superseded=superseded, before_s=before_s).old
     for name in found.keys() & again.keys():
         store.remove(store.join(slot, name))
 
 
 def _half_written(url: str, before_s: float, *, dry_run: bool) -> dict[str, int]:
-    """Files that were being written when their processes ended, last written before that time; deletes them."""
+    """Delete files that an ended process left half-written before that time. Return their sizes."""
     found = {name: entry.size for name, entry in store.abandoned(url).items() if entry.written_s <= before_s}
     for name in () if dry_run else found:
         store.remove(store.join(url, name))
@@ -167,7 +167,7 @@ def _half_written(url: str, before_s: float, *, dry_run: bool) -> dict[str, int]
 
 
 def _folders(older_than_s: float, *, dry_run: bool) -> list[OfStage]:
-    """Folders of this machine that flows which ended left; deletes them."""
+    """Delete the folders that ended flows left on this machine. Return their number and size."""
     found = work_folders.abandoned(older_than_s)
     for folder in () if dry_run else found:
         shutil.rmtree(folder, ignore_errors=True)

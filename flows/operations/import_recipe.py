@@ -1,4 +1,4 @@
-"""What became of a file of cosmos-rl, for people: one line, the whole report, and the recipe as a file."""
+"""The translation of a cosmos-rl file, printed in one line or in full, and written as a recipe."""
 
 import itertools
 import shlex
@@ -16,15 +16,15 @@ from cosmos_rl_core.importers.cosmos_rl import translation
 
 EXAMPLE = "one of cosmos-rl's configs"
 LONGEST = 120
-"""Characters of a key and its value in the report."""
+"""Maximum characters of a key and its value in the report."""
 TITLES = {"cosmos-rl": 6, "is": 2, "here": 6}
 """Columns of the report, and their relative widths."""
 
 
 def note(recipe: str) -> str | None:
-    """One line about a file of cosmos-rl, and how to see more; None for a recipe of ours.
+    """Return a line about a cosmos-rl file and the command that prints more; None for a recipe of ours.
 
-    Raises :class:`ConfigError` if there is no TOML file.
+    Raises :class:`ConfigError` if there is no such TOML file.
     """
     values = read_toml(shipped.path_of(recipe, "recipe"), shipped.EXAMPLE)
     if translation.schema_of(values) is None:
@@ -34,9 +34,9 @@ def note(recipe: str) -> str | None:
 
 
 def translation_of(recipe: str) -> translation.Translation:
-    """The translation of a file of cosmos-rl.
+    """Translate a cosmos-rl file.
 
-    Raises :class:`ConfigError` if it is none, or one of another kind of model.
+    Raises :class:`ConfigError` if it is not one, or is one for another kind of model.
     """
     values = read_toml(shipped.path_of(recipe, "recipe"), EXAMPLE)
     try:
@@ -46,7 +46,7 @@ def translation_of(recipe: str) -> translation.Translation:
 
 
 def table(translation: translation.Translation) -> Table:
-    """The report, a row a key; keys of one table that have no effect for one reason share a row."""
+    """Return the report, a row a key. Keys of one TOML table that have no effect for the same reason share a row."""
     columns = (Column(title, overflow="fold", ratio=ratio) for title, ratio in TITLES.items())
     shown = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for (_, verdict, here), entries in itertools.groupby(translation.report, _answer):
@@ -55,10 +55,12 @@ def table(translation: translation.Translation) -> Table:
 
 
 def as_json(translation: translation.Translation) -> dict[str, Any]:
-    """For scripts: ``schema``, ``summary``, ``mistakes`` (a line for each key that is unknown or refused), ``values``
-    (the recipe of ours, as far as it goes) and ``keys``: of each ``key`` of theirs ("" where there is none),
-    ``written`` (key and value, secrets left out), ``said`` (false for a default of theirs), ``verdict``, ``settings``
-    of ours (null where one is left to be set) and ``why``."""
+    """Return the translation for scripts.
+
+    Keys: ``schema``, ``summary``, ``mistakes`` (a line for each unknown or refused key), ``values`` (our recipe) and
+    ``keys``. Each key has ``key`` (theirs, or ""), ``written`` (key and value without secrets), ``said`` (false for a
+    default of theirs), ``verdict``, ``settings`` (ours; null if it must still be set) and ``why``.
+    """
     return {
         **{name: getattr(translation, name) for name in ("schema", "summary", "mistakes", "values")},
         "keys": [
@@ -69,7 +71,7 @@ def as_json(translation: translation.Translation) -> dict[str, Any]:
 
 
 def _answer(entry: translation.Entry) -> tuple[str, str, str]:
-    """What rows are told apart by: the key or, without effect, its table; the verdict; what it is here, and why."""
+    """Return the key, or its table if it has no effect, the verdict, and our settings with the reason."""
     meaning = entry.meaning
     settings = [f"{name} = {held!r}" for name, held in meaning.settings.items() if held is not None]
     here = "\n".join([*settings, *filter(None, [meaning.why])])
@@ -82,19 +84,19 @@ def _brief(text: str) -> str:
 
 
 def write(translation: translation.Translation, source: str, output: str) -> None:
-    """Write the recipe. Raises :class:`ConfigError` if keys were unknown or refused, or if there is such a file."""
+    """Write the recipe. Raises :class:`ConfigError` if a key is unknown or refused, or the file exists."""
     check(translation, source)
     try:
         with Path(output).open("x", encoding="utf-8") as stream:
             stream.write(f"# Translated from cosmos-rl's {Path(source).name} by `cosmos-flows import-recipe`.\n\n")
             stream.write(toml.dumps(translation.values))
     except FileExistsError as error:
-        raise ConfigError(f"{output} is there already; name another file") from error
+        raise ConfigError(f"{output} exists; name another file") from error
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error.strerror}") from error
 
 
 def check(translation: translation.Translation, source: str) -> None:
-    """Raise one :class:`ConfigError` with every key that is unknown or refused, if any is."""
+    """Raise one :class:`ConfigError` that lists all unknown and refused keys, if there are any."""
     if translation.mistakes:
         raise ConfigError("\n".join([f"{source}:", *(f"  {mistake}" for mistake in translation.mistakes)]))

@@ -1,4 +1,4 @@
-"""What a Prefect server must have before deployments: work pool, queues, a limit for GPUs, an automation. As code."""
+"""Set-up of a Prefect server for deployments: work pool, queues, GPU limit and automation."""
 
 from datetime import timedelta
 
@@ -16,21 +16,21 @@ from flows.running.pauses import SUSPENDED
 
 POOL = "cosmos"
 QUEUES = {"checks": 1, "training": 2}
-"""Priorities: the flight check is started before runs that wait."""
+"""Priorities by queue: the flight check starts before waiting runs."""
 GPUS = "gpus"
-"""The limit whose slots are GPUs; a cluster profile names it as ``gpu_limit``. See :mod:`flows.running.gpus`."""
+"""Global concurrency limit with a slot a GPU. A cluster profile names it in ``gpu_limit``; see
+:mod:`flows.running.gpus`."""
 DEFAULT_GPUS = 8
 ZOMBIES = "cosmos: crash flow runs without a heartbeat"
 SILENCE = timedelta(seconds=90)
-"""Three heartbeats of ``PREFECT_FLOWS_HEARTBEAT_FREQUENCY = 30``, as deployments set it."""
+"""Three heartbeats: deployments set ``PREFECT_FLOWS_HEARTBEAT_FREQUENCY = 30``."""
 
 
 def set_up(gpus: int | None, pool_type: str) -> list[str]:
-    """Make what is missing and correct what differs; returns a line about each thing. Safe to repeat.
+    """Create missing objects and correct different ones. Return a line about each. Safe to repeat.
 
-    ``gpus`` None leaves a limit that is there as it is.
-
-    Raises :class:`ConfigError` where the pool exists with another type, or the server knows no such type.
+    With ``gpus`` None an existing limit stays unchanged. Raises :class:`ConfigError` if the pool exists with another
+    type, or the server has no such type.
     """
     with get_client(sync_client=True) as client:
         lines = [_pool(client, pool_type)]
@@ -45,15 +45,15 @@ def _pool(client: SyncPrefectClient, kind: str) -> str:
     except ObjectNotFound:
         workers = {k: w for collection in client.read_worker_metadata().values() for k, w in collection.items()}
         if kind not in workers:
-            raise ConfigError(f"no worker of type {kind!r}; known: {', '.join(sorted(workers))}") from None
+            raise ConfigError(f"unknown worker type {kind!r}; known: {', '.join(sorted(workers))}") from None
         template = workers[kind]["default_base_job_configuration"]
         client.create_work_pool(WorkPoolCreate(name=POOL, type=kind, base_job_template=template))
-        return f"made {name}"
+        return f"created {name}"
     if found.type != kind:
         raise ConfigError(
-            f"the work pool {POOL!r} is of type {found.type!r}, not {kind!r}; delete it, or keep its type"
+            f"the work pool {POOL!r} has type {found.type!r}, expected {kind!r}; delete it, or keep its type"
         )
-    return f"{name} is there"
+    return f"{name} exists"
 
 
 def _queue(client: SyncPrefectClient, name: str, priority: int) -> str:
@@ -61,9 +61,9 @@ def _queue(client: SyncPrefectClient, name: str, priority: int) -> str:
         found = client.read_work_queue_by_name(name, work_pool_name=POOL)
     except ObjectNotFound:
         client.create_work_queue(name, priority=priority, work_pool_name=POOL)
-        return f"made queue {name!r} with priority {priority}"
+        return f"created queue {name!r} with priority {priority}"
     if found.priority == priority:
-        return f"queue {name!r} is there"
+        return f"queue {name!r} exists"
     client.update_work_queue(found.id, priority=priority)
     return f"queue {name!r} now has priority {priority}, not {found.priority}"
 
@@ -75,16 +75,16 @@ def _limit(client: SyncPrefectClient, gpus: int | None) -> str:
     except ObjectNotFound:
         limit = DEFAULT_GPUS if gpus is None else gpus
         client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=GPUS, limit=limit))
-        return f"made {what} of {limit}"
+        return f"created {what} of {limit}"
     if gpus is None or found.limit == gpus:
-        return f"{what} of {found.limit} is there"
+        return f"{what} of {found.limit} exists"
     client.update_global_concurrency_limit(GPUS, GlobalConcurrencyLimitUpdate(limit=gpus))
     return f"{what} is now {gpus}, not {found.limit}"
 
 
 def _automation(client: SyncPrefectClient) -> str:
     crash = ChangeFlowRunState(
-        name="Crashed", state=StateType.CRASHED, message="no heartbeat; a retry goes on with the run", force=False
+        name="Crashed", state=StateType.CRASHED, message="no heartbeat; a retry resumes the run", force=False
     )
     actions: list[ActionTypes] = [crash]
     heartbeat = "prefect.flow-run.heartbeat"
@@ -94,7 +94,7 @@ def _automation(client: SyncPrefectClient) -> str:
     waiting = ("Scheduled", "Late", "Pending", "AwaitingRetry", "AwaitingConcurrencySlot", "Resuming")
     wanted = AutomationCore(
         name=ZOMBIES,
-        description="A flow run of cosmos-flows that was at work falls silent: its process and its worker are gone.",
+        description="A running flow run of cosmos-flows sends no heartbeats: its process and its worker have ended.",
         trigger=EventTrigger(
             after={heartbeat},
             expect={heartbeat, SUSPENDED, *(f"prefect.flow-run.{state}" for state in (*ended, *waiting))},
@@ -110,6 +110,6 @@ def _automation(client: SyncPrefectClient) -> str:
     found = client.read_automations_by_name(ZOMBIES)
     if not found:
         client.create_automation(wanted)
-        return f"made automation {ZOMBIES!r}"
+        return f"created automation {ZOMBIES!r}"
     client.update_automation(found[0].id, wanted)
-    return f"automation {ZOMBIES!r} is there"
+    return f"automation {ZOMBIES!r} exists"

@@ -1,1 +1,1 @@
-"""Look at runs: status, metrics, trackers."""
+"""Status, metrics and trackers of runs."""

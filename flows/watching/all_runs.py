@@ -1,4 +1,4 @@
-"""The runs of a store at a glance, a line each: read from their plans and newest manifests, without judging stages."""
+"""One line for each run of a store, from its plan and its newest manifests. Stages are not checked."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ from flows.watching.status import Life, life_of
 from stages.artifacts.slots import standing
 
 AT_ONCE = 16
-"""Runs that are looked at side by side: one whose process is on another machine takes some seconds."""
+"""Runs that are read in parallel. A run whose process is on another machine takes some seconds."""
 
 
 @dataclass(frozen=True)
@@ -25,21 +25,21 @@ class RunLine:
 
     run: str
     state: Life | Literal["damaged"]
-    """``damaged``: its plan, or a file that this line is made from, cannot be read."""
+    """``damaged``: its plan or a manifest cannot be read."""
     algorithm: str = ""
     iterations: int = 0
-    """Iterations whose policy is there."""
+    """Number of finished iterations."""
     num_iterations: int = 0
-    """Iterations that were planned when the run began."""
+    """Number of planned iterations."""
     reward_name: str = ""
     reward: float | None = None
-    """Mean of the newest scores; None where there are none."""
+    """Mean of the newest scores; None without scores."""
     error: str = ""
-    """Why the run failed, or what is damaged; one line."""
+    """Why the run failed, or what is damaged, in one line."""
 
 
 def all_runs(store_url: str) -> list[RunLine]:
-    """Return every run of the store, by name. Raises :class:`ConfigError` if there is no such store."""
+    """Return every run of the store, sorted by name. Raises :class:`ConfigError` if the store does not exist."""
     store.check_readable(store_url)
     names = sorted(store.names(store.join(store.absolute(store_url), "runs")))
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -47,14 +47,14 @@ def all_runs(store_url: str) -> list[RunLine]:
 
 
 def as_json(lines: Sequence[RunLine]) -> list[dict[str, Any]]:
-    """Return the fields of each :class:`RunLine`, for scripts; ``reward`` is null where there are no scores."""
+    """Return the fields of each line, for scripts."""
     return [asdict(line) for line in lines]
 
 
 def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:
-    """Yield what to print, in order."""
+    """Yield lines and the table, in order."""
     if not lines:
-        yield f"the store {store.absolute(store_url)} has no run; start one with `cosmos-flows run`"
+        yield f"the store {store.absolute(store_url)} has no runs; start one with `cosmos-flows run`"
         return
     titles = ("run", "algorithm", "state", "iterations", "reward")
     table = Table(*(Column(title, overflow="fold") for title in titles), box=None, pad_edge=False, header_style="bold")
@@ -86,13 +86,13 @@ def _line(store_url: str, name: str) -> RunLine:
 
 
 def _iterations(run: Run) -> int:
-    """Count the iterations up to the newest policy."""
+    """Return the number of iterations up to the newest policy."""
     made = _newest_first(run, "iterations")
     return next((k + 1 for k in made if standing(run.slots.policy(k + 1))[1] is not None), 0)
 
 
 def _newest_score(run: Run, reward: str) -> float | None:
-    """Return the mean of the newest rollout's scores or, without rollouts, of the newest evaluation's."""
+    """Return the mean score of the newest rollout; of the newest evaluation in a run without rollouts."""
     if run.trains_on_rewards:
         slots = (run.slots.iteration(k, f"reward-{reward}") for k in _newest_first(run, "iterations"))
     else:

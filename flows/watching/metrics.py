@@ -1,37 +1,37 @@
-"""The numbers of a run, a JSON line each in the order of the loop: ``metrics.jsonl``, made of its artifacts alone.
+"""``metrics.jsonl``: the numbers of a run, in the order of the loop, read from its artifacts alone.
 
-Every line has ``stage``; ``iteration`` or, where a policy is judged on held-out prompts, ``policy_version``; and
-``step``, the optimizer steps that the policy has had, an update's own step included. ``null`` is a number that there is
-none of. Names are cosmos-rl's where the idea is the same.
+Every line is a JSON object with ``stage``; with ``iteration`` or, for an evaluation, ``policy_version``; and with
+``step``, the number of optimizer steps of the policy, including the step of the line. A missing number is ``null``.
+Names are those of cosmos-rl for the same quantity.
 
 =============================================== =================================================== ===========
 name                                            meaning                                             cosmos-rl's
 =============================================== =================================================== ===========
 ``train/loss_avg``                              loss of an optimizer step                           yes
-``train/policy_loss_avg``                       its part from the rewards                           yes
-``train/kl_loss_avg``                           distance to the reference                           yes
-``train/old_deviation_avg``                     squared distance to the old copy                    yes
-``train/learning_rate``, ``train/grad_norm``    norm before clipping                                yes
-``GRPO/{policy,kl,data}_loss``                  the same of algorithms that train on recorded steps yes
-``GRPO/log_prob_ratio``                         their mean ratio of new to old density              yes
-``GRPO/reward_mean``                            as ``train/reward_mean``                            yes
-``GRPO/<reward>``, ``..._std``, ``_valid_rate`` one reward's scores; share of samples that got one  yes
-``train/{loss,policy_loss,kl_loss,...}_max``    the largest of any sample                           yes
+``train/policy_loss_avg``                       the term of the loss from rewards                   yes
+``train/kl_loss_avg``                           KL divergence to the reference                      yes
+``train/old_deviation_avg``                     squared distance to the old policy                  yes
+``train/learning_rate``, ``train/grad_norm``    gradient norm before clipping                       yes
+``GRPO/{policy,kl,data}_loss``                  the same, for policy gradient algorithms            yes
+``GRPO/log_prob_ratio``                         mean ratio of new to old density                    yes
+``GRPO/reward_mean``                            equal to ``train/reward_mean``                      yes
+``GRPO/<reward>``, ``..._std``, ``_valid_rate`` scores of one reward; fraction of samples scored    yes
+``train/{loss,policy_loss,kl_loss,...}_max``    maximum over samples                                yes
 ``train/<column>``                              any other column of ``metrics.parquet``             no
-``train/reward_{mean,std,max,min}``             weighted rewards that an update was given           yes
-``rollout/advantage_{mean,std,max,min}``        what it made of them, excluded samples left out     yes
-``train/excluded``                              samples that it left out                            no
-``rollout/samples``, ``rollout/<number>``       what a rollout says of itself                       no
-``reward/<reward>_{mean,standard_error}``       scores of an iteration's samples by one reward      no
-``reward/<reward>_{scored,failed}``             samples with and without a score                    no
-``val/<reward>_{mean,standard_error}``          the same of held-out samples                        no
+``train/reward_{mean,std,max,min}``             weighted rewards of the samples of an update        yes
+``rollout/advantage_{mean,std,max,min}``        advantages of the samples that were trained on      yes
+``train/excluded``                              samples that were not trained on                    no
+``rollout/samples``, ``rollout/<number>``       the summary of a rollout                            no
+``reward/<reward>_{mean,standard_error}``       scores of a rollout by one reward                   no
+``reward/<reward>_{scored,failed}``             number of samples with and without a score          no
+``val/<reward>_{mean,standard_error}``          the same for held-out samples                       no
 ``val/<reward>_{scored,failed}``                                                                    no
-``val/reward_{avg,std,max,min}``                of the reward that judges the run                   yes
-``val/rollout_count``                           samples that it scored                              yes
+``val/reward_{avg,std,max,min}``                scores of the headline reward                       yes
+``val/rollout_count``                           number of samples that it scored                    yes
 ``val/avg_loss``                                diffusion loss on held-out media                    yes
 ``val/avg_loss_standard_error``                                                                     no
-``train/iteration_time``                        seconds that the update took                        yes
-``{rollout/,reward/<r>_,val/<r>_}seconds``      what the stage took                                 no
+``train/iteration_time``                        duration of the update in seconds                   yes
+``{rollout/,reward/<r>_,val/<r>_}seconds``      duration of the stage in seconds                    no
 =============================================== =================================================== ===========
 """
 
@@ -53,7 +53,7 @@ from stages.artifacts.request import Request
 from stages.contracts import METRICS
 
 FILE = "metrics.jsonl"
-"""Its name, beside ``plan.json``."""
+"""Name of the file, beside ``plan.json``."""
 
 Number = float | int | None
 
@@ -65,14 +65,14 @@ TRAINED = {
     "kl_max": "train/kl_loss_max",
     "lr": "train/learning_rate",
 }
-"""Names of columns of ``metrics.parquet``; others are called ``train/<column>``."""
+"""Columns of ``metrics.parquet`` and their names here; any other is ``train/<column>``."""
 POLICY_GRADIENT = {
     "policy_loss": "GRPO/policy_loss",
     "kl": "GRPO/kl_loss",
     "data_loss": "GRPO/data_loss",
     "ratio": "GRPO/log_prob_ratio",
 }
-"""Names that replace those if the algorithm trains on recorded steps."""
+"""Replacements of these names for algorithms that train on recorded transitions."""
 
 
 @dataclass(frozen=True)
@@ -80,35 +80,34 @@ class Line:
     """Numbers of one artifact or of one optimizer step."""
 
     stage: str
-    """The last word of the artifact's slot: ``update``, ``reward-ocr``, ``evaluate-ocr``."""
+    """Last path component of the slot: ``update``, ``reward-ocr``, ``evaluate-ocr``."""
     k: int
-    """The iteration, or the policy version that is judged."""
+    """Iteration; policy version for an evaluation."""
     step: int
-    """Optimizer steps that the policy has had."""
+    """Number of optimizer steps of the policy."""
     numbers: dict[str, Number]
     beside: bool = False
-    """Whether it is of a rollout that was made beside the update of the iteration before."""
+    """Whether it is a rollout that ran beside the update of the iteration before."""
 
     @property
     def judges(self) -> bool:
-        """Whether it is about a policy on held-out prompts."""
+        """Return whether it is an evaluation on held-out data."""
         return self.stage == "validate" or self.stage.startswith("evaluate-")
 
     @property
     def position(self) -> int:
-        """Where in the loop it is: rises from wave to wave and from optimizer step to optimizer step.
+        """Return its position in the loop, which rises from wave to wave and from optimizer step to optimizer step.
 
-        It depends on no other line, so that a run which goes on past its earlier end counts on as if there had been
-        none.
+        It depends on no other line. So the positions of a run that goes on past its planned end stay the same.
         """
         if self.stage == "rollout":
-            # Beside an update: after the rewards that go into it, before its steps.
+            # Beside an update: after the rewards that the update reads, before its steps.
             return self.step + 4 * self.k + (-1 if self.beside else 1)
         return self.step + 4 * self.k + (0 if self.judges else 2 if self.stage.startswith("reward-") else 3)
 
     @property
     def values(self) -> dict[str, Any]:
-        """As it is in the file."""
+        """Return the JSON object."""
         return {
             "stage": self.stage,
             "policy_version" if self.judges else "iteration": self.k,
@@ -117,22 +116,22 @@ class Line:
         }
 
     def encode(self) -> bytes:
-        """JSON and a newline."""
+        """Return the line of the file, with its newline."""
         return json.dumps(self.values, allow_nan=False).encode() + b"\n"
 
 
 def steps_after(request: Request) -> int | None:
-    """Optimizer steps that the policy has had when this is done; None of a stage that makes none."""
+    """Return the policy's optimizer steps after this Request; None if its stage trains nothing."""
     if isinstance(request.config, contracts.Update | contracts.Finetune):
         return request.config.steps.first_step + len(request.config.steps.lrs)
     return None
 
 
 def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> Iterator[Line]:
-    """What one artifact has to say, if anything, of a policy that had taken ``step`` steps before.
+    """Yield the lines of one artifact, which may have none.
 
-    ``headline`` is the reward that the run is judged by. Raises :class:`ArtifactError` if a table of the artifact is
-    not what was committed.
+    ``step`` is the number of optimizer steps before it, ``headline`` the label of the reward that the run is judged by.
+    Raises :class:`ArtifactError` if a table of the artifact is damaged.
     """
     stage, k = request.slot.rpartition("/")[2], request.iteration
     if k is None:
@@ -157,7 +156,7 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
 
 
 def _rewards(request: Request, manifest: Manifest) -> dict[str, Number]:
-    """Of each reward by itself, as cosmos-rl names it for policy gradients; weights are divided out again."""
+    """Return statistics of each single reward, without its weight."""
     assert isinstance(request.config, contracts.Update)
     table, numbers = _table(manifest, contracts.Update.ADVANTAGES), dict[str, Number]()
     for name, weight in request.config.reward_weights.items():
@@ -182,7 +181,7 @@ def _scores(manifest: Manifest, name: str, prefix: str, headline: str) -> dict[s
 
 
 def _update(manifest: Manifest, gradient: bool) -> dict[str, Number]:
-    """Of all steps together; rewards and advantages only where the policy was trained on them."""
+    """Return the numbers of a whole update; rewards and advantages only if it has them."""
     table, numbers = _table(manifest, contracts.Update.ADVANTAGES), dict[str, Number]()
     for column, name in (("reward", "train/reward"), ("advantage", "rollout/advantage")):
         if column in table:
@@ -195,14 +194,14 @@ def _update(manifest: Manifest, gradient: bool) -> dict[str, Number]:
 
 
 def _statistics(column: pd.Series) -> dict[str, Number]:
-    """Return mean, std (population), max and min of the numbers that are there."""
+    """Return mean, population std, max and min of the values that are not missing."""
     known = column.dropna().astype("float64")
     found = {"mean": known.mean(), "std": known.std(ddof=0), "max": known.max(), "min": known.min()}
     return {name: _number(float(value)) for name, value in found.items()}
 
 
 def _table(manifest: Manifest, name: str) -> pd.DataFrame:
-    """A parquet file of the artifact; no rows where it has none of that name."""
+    """Return a parquet file of the artifact; an empty table if it has no file of that name."""
     if name not in manifest.files:
         return pd.DataFrame()
     data = read_entry(manifest.slot, manifest.files[name])
@@ -214,9 +213,9 @@ def _number(value: Any) -> Number:
 
 
 class MetricsFile:
-    """``metrics.jsonl`` in the store: written as a whole, and only where it says more or other than what stands there.
+    """``metrics.jsonl`` in the store. It is written whole, and only if the stored file does not begin with its lines.
 
-    While a resumed run goes through what it had done, the file that stands is neither cut nor written again.
+    A resumed run adds the lines of finished stages again. They neither shorten nor rewrite the stored file.
     """
 
     def __init__(self, url: str, stored: bytes = b"") -> None:
@@ -226,19 +225,22 @@ class MetricsFile:
         self._agrees = True
 
     def add(self, line: bytes) -> bool:
-        """Put a line at the end; whether the stored file does not have it there."""
+        """Append a line. Return whether it is new: not at this place of the stored file."""
         start = len(self._lines)
         self._lines += line
         self._agrees = self._agrees and self._stored[start : len(self._lines)] == line
         return not self._agrees
 
     def write(self) -> None:
-        """Store the lines so far, unless the stored file begins with them. Raises :class:`UnavailableError`."""
+        """Store the lines, unless the stored file begins with them.
+
+        Raises :class:`UnavailableError` if the store does not answer.
+        """
         if not self._agrees:
             self._store()
 
     def finish(self) -> None:
-        """Store exactly the lines so far: nothing comes after them. Raises :class:`UnavailableError`."""
+        """Store the lines, unless the stored file is equal to them. Raises :class:`UnavailableError` likewise."""
         if self._lines != self._stored:
             self._store()
 

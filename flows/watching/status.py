@@ -1,4 +1,4 @@
-"""A run at a glance: what stands, what is at work, failed, or would be made again and why; attempts, times, rewards."""
+"""The state of every stage of a run: finished, running, failed or stale, with attempts, seconds and rewards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +17,12 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import standing, why_stale
 
 Word = Literal["stands", "stale", "waits", "damaged", "invalidated", "missing", "running", "failed", "interrupted"]
-"""``stale``: would be made again. ``waits``: what it reads does not stand, so nobody knows yet. ``invalidated``: its
-generation was ended. ``missing``: never made. ``interrupted``: whoever made it is gone."""
+"""``stands``: finished and up to date. ``stale``: would be made again. ``waits``: an input does not stand, so it is not
+known yet. ``damaged``: a file has wrong bytes. ``invalidated``: its generation was ended. ``missing``: never made.
+``interrupted``: the process that made it ended."""
 
 Life = Literal["running", "done", "failed", "stopped", "interrupted", "idle"]
-"""``running``: a process works on the run. Else how the last one ended; ``idle`` where none ever said."""
+"""``running``: a process works on the run. Otherwise how the last process ended; ``idle`` if there was none."""
 
 WORDS: dict[Life, Word] = {"running": "running", "failed": "failed"}
 """State of unfinished stages in the newest wave; ``interrupted`` for any other :data:`Life`."""
@@ -29,32 +30,32 @@ WORDS: dict[Life, Word] = {"running": "running", "failed": "failed"}
 
 @dataclass(frozen=True)
 class State:
-    """What there is of one stage."""
+    """One stage."""
 
     step: Step
     word: Word
     generation: int = 1
     manifest: Manifest | None = None
     why: str = ""
-    """Why it is stale, damaged or failed."""
+    """Reason of ``stale``, ``damaged`` or ``failed``."""
     logs: int = 0
-    """Of tries that ended before their flow did."""
+    """Number of attempts that left a log."""
     folders: int = 0
-    """Of tries that wrote files."""
+    """Number of attempts that wrote files."""
 
     @property
     def attempts(self) -> int:
-        """Tries that left a trace, those of ended generations too, and the one at work."""
+        """Return the number of attempts that left a log or files, of ended generations too, and the running one."""
         return max(self.folders, self.logs + (self.word == "running"))
 
     @property
     def seconds(self) -> float | None:
-        """What the artifact took that is there; None without one, or where it does not say."""
+        """Return the seconds that the artifact took; None without an artifact, or if it did not record them."""
         return seconds_of(self.manifest)
 
     @property
     def reward(self) -> float | None:
-        """The mean of the scores that are there."""
+        """Return the mean score; None for a stage without scores."""
         summary = {} if self.manifest is None else self.manifest.summary
         found = summary.get(self.step.stage.partition("-")[2])
         return found if isinstance(found, float) else None
@@ -62,7 +63,7 @@ class State:
 
 @dataclass(frozen=True)
 class Overview:
-    """A run as it was when it was looked at."""
+    """The state of a run at one moment."""
 
     run: Run
     states: list[State]
@@ -70,23 +71,23 @@ class Overview:
     life: Life
     progress: Progress
     holder: dict[str, Any] | None
-    """``pid`` and ``host`` of the process that works on it."""
+    """``pid`` and ``host`` of the process that works on the run; None without one."""
 
     @property
     def standing(self) -> int:
-        """How many stages stand."""
+        """Return the number of stages that stand."""
         return sum(state.word == "stands" for state in self.states)
 
     def again(self) -> "Overview":
-        """The run a moment later. Reads only what may have changed: the stages that its process has passed since.
+        """Return the state of the run now. Reads only the stages that its process has reached since.
 
-        A process elsewhere that was at work counts as gone when others may take its lease, and no sooner.
+        A process on another machine counts as ended once its lease expires.
         """
         life, progress, holder = life_of(self.run, PATIENCE_S)
         every = [state.step for state in self.states]
         before, now = ([step for step in every if step.wave == p.wave] for p in (self.progress, progress))
         if life != "running" or (progress.wave and not now):
-            # It has ended, or goes further than was planned.
+            # The process ended, or went on past the planned end.
             return look(self.run.store_url, self.run.plan.run_id)
         if progress.wave == self.progress.wave:
             return replace(self, progress=progress, holder=holder)
@@ -97,11 +98,14 @@ class Overview:
         return Overview(self.run, found, life, progress, holder)
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts: ``run``, ``url``, ``state`` (:data:`Life`), ``error`` ("" or why it failed), ``holder``
-        (``pid`` and ``host``, or null), ``wave``, ``phase``, ``step``, ``total`` and ``wave_seconds`` of what is at
-        work, ``standing``, and ``stages``: of each ``name``, ``stage``, ``k`` (iteration, or policy version; null where
-        a run has one of it), ``state`` (:data:`Word`), ``why``, ``generation``, ``attempts``, ``seconds`` and
-        ``reward`` (null where there is none), ``slot``."""
+        """Return the state for scripts.
+
+        Keys: ``run``, ``url``, ``state`` (:data:`Life`), ``error`` ("" unless failed), ``holder`` (``pid`` and
+        ``host``, or null), ``wave``, ``phase``, ``step``, ``total`` and ``wave_seconds`` of the newest wave,
+        ``standing``, and ``stages``. Each stage has ``name``, ``stage``, ``k`` (iteration or policy version, or null),
+        ``slot``, ``state`` (:data:`Word`), ``why``, ``generation``, ``attempts``, and ``seconds`` and ``reward`` (or
+        null).
+        """
         return {
             "run": self.run.plan.run_id,
             "url": self.run.url,
@@ -124,27 +128,27 @@ def _fields(value: object, names: str) -> dict[str, Any]:
 
 
 def look(store_url: str, run_id: str) -> Overview:
-    """The run as it is now."""
+    """Return the state of a run now. Raises :class:`ConfigError` if the run does not exist."""
     run = open_run(store_url, run_id)
     life, progress, holder = life_of(run, 2 * BEAT_S)
     return Overview(run, _with_progress(states(run), life, progress), life, progress, holder)
 
 
 def states(run: Run) -> list[State]:
-    """What stands of every stage of the run now, in order, whatever is at work."""
+    """Return the state of every stage of the run, in order, from artifacts alone."""
     return _states(steps(run), {})
 
 
 def life_of(run: Run, patience_s: float) -> tuple[Life, Progress, dict[str, Any] | None]:
-    """Return how the run is now, what it said last of its progress, and who works on it.
+    """Return whether a process works on the run or how the last one ended, its progress, and the process.
 
-    A holder on another machine gives a sign of life within ``patience_s``.
+    Waits up to ``patience_s`` for a heartbeat of a process on another machine.
     """
-    # After the lease: who lets go of it has said before how it ended.
+    # Read after the lease, because a process records how it ended before it releases the lease.
     holder = run.holder(patience_s)
     said = read_progress(run.url)
     if holder is not None:
-        # What ended is another process's, which had the lease before.
+        # A recorded end belongs to an earlier process.
         return "running", Progress() if said is None or said.end else said, holder
     if said is None:
         return "idle", Progress(), None
@@ -152,13 +156,13 @@ def life_of(run: Run, patience_s: float) -> tuple[Life, Progress, dict[str, Any]
 
 
 def _states(every: Sequence[Step], kept: dict[str, State]) -> list[State]:
-    """Those that are not ``kept`` from an earlier look are looked at."""
+    """Return the state of every stage; those in ``kept``, by name, are not read again."""
     found: list[State] = []
     in_doubt: set[str] = set()
     group, begun = "", True
     for step in every:
         if step.group.startswith("iteration-") and step.group != group:
-            # Iterations are made in order: after one that nothing is of, nothing is to be looked for.
+            # Iterations run in order: after one without any file there are no later ones.
             begun = begun and (group == "" or any(s.word != "missing" for s in found if s.step.group == group))
             group = step.group
         if (state := kept.get(step.name)) is None:

@@ -1,4 +1,4 @@
-"""A run's overview for people: one table, and what it takes a line to say."""
+"""The state of a run as a table and a few lines."""
 
 import itertools
 import time
@@ -12,23 +12,23 @@ from rich.table import Table
 from flows.watching.status import Overview, State, look
 
 LOOK_S = 1.0
-"""Between two looks at a run that is at work."""
+"""Seconds between two readings of a running run."""
 BESIDE = 8
-"""Lines of a terminal that the table leaves to the others, its own head included."""
+"""Lines of a terminal that are not rows of the table."""
 
 ENDS = {"done": "finished", "failed": "failed", "stopped": "was stopped", "interrupted": "was killed"}
 
 
 def show(overview: Overview, console: Console) -> None:
-    """Print it, lines of any length whole."""
+    """Print the state; long lines are not wrapped."""
     for part in rendered(overview):
         console.print(part, soft_wrap=isinstance(part, str))
 
 
 def watch(store_url: str, run_id: str, console: Console) -> Overview:
-    """Show a run until no process works on it; returns how it is then.
+    """Show a run until no process works on it. Return its state then.
 
-    On a terminal one table changes; elsewhere there is a line for each wave, and the table at the end.
+    On a terminal the table is updated in place. Elsewhere each wave prints a line, and the table comes at the end.
     """
     overview, wave = look(store_url, run_id), ""
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
@@ -46,10 +46,7 @@ def watch(store_url: str, run_id: str, console: Console) -> Overview:
 
 
 def rendered(overview: Overview, height: int | None = None) -> Iterator[str | Table]:
-    """The lines and the table, in the order to print them; of the table at most ``height`` rows, about what is at work.
-
-    Height None gives all of them.
-    """
+    """Yield lines and the table, in order. The table has at most ``height`` rows, around the first unfinished stage."""
     yield f"{overview.run.plan.run_id} ({overview.run.url}): {_life(overview)}"
     yield _table(overview, height)
     yield from (f"{state.step.name} is {state.word}: {state.why}" for state in overview.states if state.why)
@@ -69,15 +66,15 @@ def _life(overview: Overview) -> str:
 
 
 def _table(overview: Overview, height: int | None) -> Table:
-    """A row for what comes first, each iteration, each policy that is judged, and the end; a column a stage.
+    """Return the table: a row for the start, each iteration, each evaluated policy and the end; a column a stage.
 
-    A cell of another stage than its column's says which.
+    A cell whose stage is not that of its column begins with the stage's name.
     """
     rows = [list(group) for _, group in itertools.groupby(overview.states, lambda state: state.step.group)]
     head = next(row for row in rows if row[0].step.group.startswith("iteration-"))
     columns = [state.step.stage for state in head]
     columns += [""] * (max(map(len, rows)) - len(columns))
-    table = Table("", *columns, caption="a time alone: it stands; waits: for what it reads")
+    table = Table("", *columns, caption="only a time: finished; waits: for its inputs")
     shown = _window(rows, height)
     for i, row in shown:
         name = row[0].step.group or ("start" if i == 0 else "end")
@@ -92,7 +89,7 @@ def _table(overview: Overview, height: int | None) -> Table:
 
 
 def _window(rows: list[list[State]], height: int | None) -> list[tuple[int, list[State]]]:
-    """Rows and their places, about the first that does not stand."""
+    """Return rows and their indices, around the first with a stage that does not stand."""
     numbered = list(enumerate(rows))
     if height is None or len(rows) <= height:
         return numbered
@@ -103,7 +100,7 @@ def _window(rows: list[list[State]], height: int | None) -> list[tuple[int, list
 
 
 def cell(state: State) -> str:
-    """A state for people; a time without a word means that it stands."""
+    """Return the text of a state; a time without a word means that the stage stands."""
     words = [] if state.word == "stands" else ["-" if state.word == "missing" else state.word]
     if state.manifest is not None:
         words.append("? s" if state.seconds is None else f"{state.seconds:.1f} s")

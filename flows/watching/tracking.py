@@ -1,4 +1,4 @@
-"""Follow a run: keep its ``metrics.jsonl``, tell the loggers of the recipe. Nothing here fails a run but damage."""
+"""Write a run's ``metrics.jsonl`` and send its numbers to the console and wandb. Only damaged files fail the run."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -17,9 +17,9 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 
 FINISH_TIMEOUT_S = 60
-"""How long the end of a run waits for wandb; what is not sent by then stays on the disk, for `wandb sync`."""
+"""Time that the end of a run waits for wandb. The rest stays on the disk for `wandb sync`."""
 LOGIN_TIMEOUT_S = 60
-"""How long wandb waits at a terminal for somebody to log in."""
+"""Time that wandb waits for a login at a terminal."""
 
 Note = Callable[[str], None]
 
@@ -89,10 +89,10 @@ class Tracker:
 
 
 class Wandb:
-    """One run on Weights & Biases, the same one when the run goes on.
+    """One run on Weights & Biases; a resumed run continues it.
 
-    What the server has is not sent again; wandb offline knows no server, so each of its folders is a whole history.
-    Where anything fails, that is said once, nothing more is sent, and the run goes on.
+    Rows that the server has are not sent again. Offline there is no server, so each folder holds the whole history.
+    After any failure it warns once and sends nothing more; the run goes on.
     """
 
     def __init__(self, run: Run, note: Note) -> None:
@@ -108,14 +108,14 @@ class Wandb:
                 self._try(partial(self._run.log, row, step=position, commit=True))
 
     def finish(self, *, failed: bool) -> None:
-        """Wait for the upload, but not for long."""
+        """Wait for the upload, at most ``FINISH_TIMEOUT_S``."""
         if self._run is not None:
             self._try(partial(self._run.finish, exit_code=int(failed)))
 
     def _try(self, action: Callable[[], Any]) -> Any:
         try:
             return action()
-        except Exception as error:  # those of wandb's own service process have no base in common
+        except Exception as error:  # errors of wandb's service process have no common base
             self._run = None
             hint = "; install the extra `tracking`" if isinstance(error, ImportError) else ""
             self._note(f"warning: nothing more goes to wandb ({type(error).__name__}: {first_line(error)}){hint}")
@@ -127,7 +127,7 @@ def _shown(key: str, value: Any) -> str:
 
 
 def _items(line: Line) -> list[tuple[str, Any]]:
-    """What there is of a line."""
+    """Return the values of a line that are not missing."""
     return [(key, value) for key, value in line.values.items() if value is not None]
 
 
@@ -142,9 +142,9 @@ def _start(run: Run) -> Any:
         id=digest([run.url, run.plan.run_id])[:16],
         resume="allow",
         reinit="create_new",
-        # Where and how it runs is not in it, and so no token either.
+        # Without URLs and launch options, so without secrets.
         config=run.recipe.identity(),
-        # The console is ours.
+        # Our own lines go to the console.
         settings=wandb.Settings(console="off", finish_timeout=FINISH_TIMEOUT_S),
     )
     started.define_metric("step")

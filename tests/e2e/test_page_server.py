@@ -125,6 +125,6 @@ def test_slots_that_are_taken_while_the_server_starts_again_come_back(server: Se
         timeout=300,
         check=False,
     ).stdout
-    assert "a server that starts again knows who has which slots" in said
+    assert "taken slots survive a restart of the server" in said
     # Nobody renews it any more.
     assert eventually(lambda: in_use() == 0, 3 * SHORTEST_LEASE_S)

@@ -189,7 +189,7 @@ def test_status_without_a_run_lists_those_of_the_store(recipe, tmp_path):
 def test_a_store_without_a_run_is_no_error(tmp_path):
     ended = invoke("status", "--store", tmp_path / "empty")
     assert (ended.exit_code, ended.stdout.count("\n")) == (0, 1)
-    assert ended.stdout.startswith(f"the store {tmp_path / 'empty'} has no run; start one")
+    assert ended.stdout.startswith(f"the store {tmp_path / 'empty'} has no runs; start one")
     assert json.loads(invoke("status", "--store", tmp_path / "empty", "--json").stdout) == []
 
 
@@ -273,7 +273,7 @@ WRONG = {
     "status hand --store foo://x": "Protocol not known: foo; a store is a directory or s3://bucket/prefix",
     "gc nobody --store STORE": "there is no run 'nobody'",
     "export nobody out --store STORE": "there is no run 'nobody'",
-    "export hand out --store STORE": "hand has exported nothing yet; run it",
+    "export hand out --store STORE": "hand has no export yet; run it",
     "rerun nobody --stage policy --store STORE": "there is no run 'nobody'",
     "rerun hand --stage rolout --iteration 0 --store STORE": "did you mean 'rollout'?",
     "rerun hand --stage rollout --iteration 9 --store STORE": "hand has no rollout of iteration 9; known: 0 to 1",

@@ -39,7 +39,7 @@ def test_they_lie_below_their_step_and_a_pipeline_without_a_folder_of_its_own(re
     assert found == {str((step / name).relative_to(out)): data for name, data in FILES.items()}
     assert export(run.store_url, "hand", str(out)) == [said]
     (step / "lora" / "adapter_config.json").write_bytes(b"{ }")
-    with pytest.raises(ConfigError, match="exists and holds something else"):
+    with pytest.raises(ConfigError, match="exists and holds other files"):
         export(run.store_url, "hand", str(out))
 
 
@@ -80,7 +80,7 @@ def test_where_the_newest_is_damaged_no_older_one_is_given(recipe, tmp_path, sta
     out = tmp_path / "out"
     ended = CliRunner().invoke(cli.app, ["export", "hand", str(out), "--store", run.store_url])
     assert ended.exit_code == 65
-    assert ended.stderr.startswith("policy-0002/export, the newest export, cannot be given: ")
+    assert ended.stderr.startswith("policy-0002/export, the newest export, cannot be used: ")
     assert slots[stage] in ended.stderr
     assert not out.exists()
 

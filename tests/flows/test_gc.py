@@ -130,7 +130,7 @@ def test_an_attempt_that_wrote_something_lately_is_left_alone_with_all_its_files
     first, second = (f"{slot}/{attempt.files[name].path}" for name in ("0.tar", "1.tar"))
     written(first, 100.0)
     written(second, GRACE_H - 0.1)
-    kept = "kept 2 files, 0.0 MB, of iteration-0001/rollout: a stage that wrote less than 24 h ago may be at work; "
+    kept = "kept 2 files, 0.0 MB, of iteration-0001/rollout: a stage that wrote less than 24 h ago may still run; "
     assert collect(run, older_than_h=GRACE_H) == [
         f"nothing to delete in {run.url}",
         f"{kept}--older-than 0 deletes them too",
@@ -172,7 +172,7 @@ def test_nothing_goes_of_what_an_allocation_is_to_make_or_reads(recipe, tmp_path
     assert [line.split()[0] for line in said[:2]] == ["policy", "freed"]
     kept = [line.partition(":")[0] for line in said[2:]]
     assert {"kept all of iteration-0001/update", "kept all of iteration-0001/rollout"} <= set(kept)
-    assert all(f"{mailbox} has an order that has not ended" in line for line in said[2:])
+    assert all(f"{mailbox} has an unfinished order" in line for line in said[2:])
     assert [store.size(place) for place in places] == [len(LITTER), len(LITTER), None]
     store.write(f"{mailbox}/update-1/returncode.0", b"0")
     assert [line.split()[0] for line in collect(run)] == ["iteration-0001/rollout", "iteration-0001/update", "freed"]

@@ -61,7 +61,7 @@ def test_an_upstream_file_is_planned_as_it_is_with_one_line_about_it(run, small,
     of_theirs, of_ours = (text.stdout.splitlines()[2:] for text in (result, ours))
     assert of_theirs == of_ours
     again = run("import-recipe", small, "--output", output)
-    assert (again.exit_code, "is there already" in again.stderr) == (64, True)
+    assert (again.exit_code, "exists; name another" in again.stderr) == (64, True)
 
 
 @pytest.mark.parametrize("command", ["plan", "run", "import-recipe"])
