@@ -14,7 +14,7 @@ from flows.post_train import steps
 from flows.running.progress import Progress, read_progress
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing, why_stale
+from stages.artifacts.slots import one_look, standing, why_stale
 
 Word = Literal["stands", "stale", "waits", "damaged", "invalidated", "missing", "running", "failed", "interrupted"]
 """``stands``: finished and up to date. ``stale``: would be made again. ``waits``: an input does not stand, so it is not
@@ -94,7 +94,8 @@ class Overview:
         passed = [every.index(step) for step in (*before, *now)]
         first, last = min(passed, default=0), max(passed, default=-1)
         kept = {state.step.name: state for i, state in enumerate(self.states) if not first <= i <= last}
-        found = _with_progress(_states(every, kept), life, progress)
+        with one_look():
+            found = _with_progress(_states(every, kept), life, progress)
         return Overview(self.run, found, life, progress, holder)
 
     def as_json(self) -> dict[str, Any]:
@@ -136,7 +137,8 @@ def look(store_url: str, run_id: str) -> Overview:
 
 def states(run: Run) -> list[State]:
     """Return the state of every stage of the run, in order, from artifacts alone."""
-    return _states(steps(run), {})
+    with one_look():
+        return _states(steps(run), {})
 
 
 def life_of(run: Run, patience_s: float) -> tuple[Life, Progress, dict[str, Any] | None]:

@@ -6,6 +6,10 @@ generation is the first that is not invalidated, found by probing, never by list
 each by one put-if-absent.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
@@ -16,11 +20,29 @@ from stages.artifacts.manifest import Manifest, Reference, Referral
 from stages.artifacts.records import Dropped, place_of
 from stages.artifacts.request import Input, Request
 
+_SEEN: ContextVar[dict[str, tuple[int, Manifest | None]] | None] = ContextVar("seen", default=None)
+
+
+@contextmanager
+def one_look() -> Iterator[None]:
+    """Look up each slot at most once inside the block. Only for code that writes nothing."""
+    token = _SEEN.set({})
+    try:
+        yield
+    finally:
+        _SEEN.reset(token)
+
 
 def standing(slot: str) -> tuple[int, Manifest | None]:
     """Return the slot's first generation (1, 2, ...) that is not invalidated, and its manifest if it is committed."""
+    seen = _SEEN.get()
+    if seen is not None and slot in seen:
+        return seen[slot]
     generation = current_generation(slot)
-    return generation, read_manifest(slot, generation)
+    found = generation, read_manifest(slot, generation)
+    if seen is not None:
+        seen[slot] = found
+    return found
 
 
 def read_manifest(slot: str, generation: int) -> Manifest | None:

@@ -9,8 +9,17 @@ import pytest
 TABLES_AND_MEDIA = ("pandas", "pyarrow", "av", "PIL")
 
 
+def modules_after(statement: str, *names: str) -> str:
+    """Those of the modules that a new interpreter has after a statement."""
+    code = f"{statement}; import sys; print([name for name in {names} if name in sys.modules])"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_status_is_imported_without_what_it_does_not_need():
+    unneeded = (*TABLES_AND_MEDIA, "torch", "prefect", "httpx", "huggingface_hub.errors")
+    assert modules_after("import flows.watching.status_table, flows.watching.all_runs", *unneeded) == "[]\n"
+
+
 def test_a_flow_is_imported_without_what_reads_tables_and_media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    code = f"import sys, flows.nft; print([name for name in {TABLES_AND_MEDIA} if name in sys.modules])"
-    command = [sys.executable, "-c", code]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert modules_after("import flows.nft", *TABLES_AND_MEDIA) == "[]\n"

@@ -13,13 +13,23 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.attempt import Attempt
 from stages.artifacts.generations import current_generation, invalidate
 from stages.artifacts.records import Invalidated, Layout
-from stages.artifacts.slots import drop, input_of, read_manifest, standing, why_stale
+from stages.artifacts.slots import drop, input_of, one_look, read_manifest, standing, why_stale
 from tests.hand_made import begin, make, remove, report
 
 
 @pytest.fixture
 def slot(tmp_path):
     return str(tmp_path / "store" / "runs" / "a" / "iterations" / "0007" / "report")
+
+
+def test_inside_one_look_a_slot_is_read_once(slot):
+    make(report(slot))
+    with one_look():
+        before = standing(slot)
+        invalidate(slot, 1, "test")
+        assert standing(slot) is before
+        assert input_of(slot).generation == 1
+    assert standing(slot) == (2, None)
 
 
 def refused(slot, *words):
