@@ -1,6 +1,6 @@
-"""One HTML file about a run, to look at and to send: did the held-out reward rise, and what do the samples look like?
+"""One HTML file about a run: whether the held-out reward rose, the curves, and samples.
 
-It holds no time and no place: equal inputs give equal bytes.
+It holds no time, host or path, so equal inputs give equal bytes.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ PAIRS_SHOWN = 24
 """Held-out samples shown before and after."""
 FAILED_SHOWN = 2
 """Failed samples shown of each iteration; all are counted."""
-# Of `update`; its module needs torch.
+# Columns of the metrics of `update`.
 METRICS_SHOWN = ("loss", "grad_norm", "lr", "kl", "old_deviation")
 
 

@@ -51,7 +51,7 @@ class Garbage:
 
     @property
     def total(self) -> int:
-        """Bytes that were deleted, or would be."""
+        """Return the bytes that were deleted or would be."""
         return sum(each.bytes for each in (*self.stages, *self.folders))
 
     def lines(self) -> list[str]:

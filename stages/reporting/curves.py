@@ -1,4 +1,4 @@
-"""Curves as SVG that takes its colours and font from the page. Equal points give equal bytes."""
+"""Curves as SVG with the colours and font of the page. Equal points give equal bytes."""
 
 import io
 import math
@@ -34,12 +34,12 @@ class Series:
 
     @property
     def known(self) -> list[tuple[int, Estimate]]:
-        """The points with a finite mean."""
+        """Return the points with a finite mean."""
         return [(x, point) for x, point in self.points if math.isfinite(point.mean)]
 
     @property
     def rows(self) -> list[tuple[int, Estimate, int]]:
-        """The known points as a table: place, estimate, number of samples."""
+        """Return a row for each known point: place, estimate, number of samples."""
         return [(x, point, point.n) for x, point in self.known]
 
 
@@ -54,7 +54,7 @@ class Curve:
     def svg(self) -> str:
         """Draw an ``<svg>`` element for an HTML page."""
         file = io.StringIO()
-        # Nothing of the reader's matplotlibrc is used.
+        # Without the settings of a matplotlibrc.
         with style.context(["default", STYLE]):
             figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
             axes = figure.add_axes((0.08, 0.19, 0.9, 0.77))
@@ -86,9 +86,9 @@ def _draw(series: Series, axes: Axes) -> None:
 
 
 def _for_page(svg: str) -> str:
-    """Drop what only a file of its own needs, and name colours as the page does."""
+    """Return the ``<svg>`` element alone, with the page's names of colours."""
     svg = svg[svg.index("<svg") :]
-    # Ids that nothing refers to; another curve of the page has the same.
+    # Nothing refers to these ids, and another curve of the page would repeat them.
     svg = re.sub(r' id="[\w.]+_\d+"', "", svg)
     svg = re.sub(r"font-size: 12px; font-family: [^;\"]*;? ?", "", svg)
     for ink, name in INKS.items():

@@ -1,4 +1,4 @@
-"""What a report reads: samples with their scores, and updates."""
+"""Inputs of a report: samples with their scores, and updates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,14 +43,14 @@ class Samples:
 
     @property
     def iteration(self) -> int:
-        """The iteration of a rollout; the policy version of an evaluation, which its scores name."""
+        """Return the iteration of a rollout; of an evaluation the policy version, which its scores name."""
         made = self.artifact.manifest.iteration
         scored = None if self.scores is None else self.scores.manifest.iteration
         return (scored if made is None else made) or 0
 
     @property
     def estimate(self) -> Estimate:
-        """Mean score of the valid samples."""
+        """Return the mean score of the valid samples."""
         return Estimate.of(self.table["score"])
 
     def load(self, ids: Sequence[str]) -> dict[str, StoredSample]:
@@ -66,7 +66,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that a report is made of, in the order of the run."""
+    """All inputs of a report, in the order of the run."""
 
     rollouts: list[Samples]
     updates: list[Artifact]
@@ -84,7 +84,7 @@ class Inputs:
 
     @property
     def iterations(self) -> int:
-        """Number of iterations."""
+        """Return the number of iterations."""
         return len(self.updates) or len(self.rollouts)
 
     @property

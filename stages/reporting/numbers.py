@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers formatted for people."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ def number(value: float | None) -> str:
 
 
 def signed(value: float) -> str:
-    """Format like :func:`number`, with a plus sign before what is not negative."""
+    """Format like :func:`number`, with a plus sign unless negative."""
     return number(value) if value < 0 or not math.isfinite(value) else f"+{number(value)}"
 
 
@@ -33,21 +33,21 @@ class Estimate:
 
     @property
     def shown(self) -> str:
-        """The mean, to two significant digits of the error."""
+        """Return the mean, to two significant digits of the error."""
         if not self._has_error:
             return number(self.mean)
         return f"{self.mean:.{self._decimals}f}".replace("-", "−")
 
     @property
     def error_shown(self) -> str:
-        """The error as ``± 0.012``; empty if there is none."""
+        """Return the error as ``± 0.012``; empty if there is none."""
         if not self._has_error:
             return "± 0" if self.error == 0 else ""
         return f"± {self.error:.{self._decimals}f}"
 
     @property
     def direction(self) -> str:
-        """Of a change: ``rose`` or ``fell`` by more than two standard errors, otherwise ``did not clearly change``."""
+        """Return ``rose`` or ``fell`` beyond two standard errors, otherwise ``did not clearly change``."""
         if not math.isfinite(self.error) or abs(self.mean) <= 2 * self.error:
             return "did not clearly change"
         return "rose" if self.mean > 0 else "fell"

@@ -1,4 +1,4 @@
-"""The page: one file that needs no script, no other file and no address."""
+"""The page: one HTML file without scripts, other files or addresses."""
 
 from typing import Any
 

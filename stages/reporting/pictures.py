@@ -31,7 +31,7 @@ class Picture:
 
     @property
     def pixelated(self) -> bool:
-        """Whether it is enlarged without smoothing."""
+        """Return whether it is enlarged without smoothing."""
         return max(self.width, self.height) <= PIXELATED_SIDE
 
 
