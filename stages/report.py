@@ -163,7 +163,7 @@ def _iteration(rollout: Samples, found: Inputs, groups_shown: int) -> Iteration:
     return Iteration(rollout.iteration, rollout, groups, shown, len(failed))
 
 
-def _metrics(updates: list[Artifact]) -> pd.DataFrame:
+def _metrics(updates: list[Artifact]) -> Any:
     """Return a row an iteration: the metrics of its last optimizer step."""
     rows = [
         read_table(update, METRICS).tail(1).assign(iteration=update.manifest.iteration)

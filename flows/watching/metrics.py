@@ -200,8 +200,8 @@ def _statistics(column: pd.Series) -> dict[str, Number]:
     return {name: _number(float(value)) for name, value in found.items()}
 
 
-def _table(manifest: Manifest, name: str) -> pd.DataFrame:
-    """Return a parquet file of the artifact; an empty table if it has no file of that name."""
+def _table(manifest: Manifest, name: str) -> Any:
+    """Return a parquet file of the artifact, untyped like pandas; an empty table if it has no file of that name."""
     if name not in manifest.files:
         return pd.DataFrame()
     data = read_entry(manifest.slot, manifest.files[name])
