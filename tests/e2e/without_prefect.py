@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import typer
 
 from cosmos_rl_core.errors import CosmosRLError, StageError
+from flows.operations.upgrades import settled
 from flows.planning.plan import Settings, freeze, plan_of
-from flows.planning.requests import Run
-from flows.planning.upgrades import settled
+from flows.planning.run import Run
 from flows.post_train import make
 from flows.running.display import Display
 from flows.running.progress import Reporter
