@@ -15,10 +15,6 @@ from tests.core.test_conformance import (  # noqa: F401
     test_our_euler_is_the_stock_pipeline_with_an_euler_scheduler,
     test_the_transformer_is_fed_what_the_stock_pipeline_feeds_it,
 )
-from tests.core.test_conformance_training import (  # noqa: F401
-    test_nft_moves_towards_good_samples_and_away_from_bad_ones,
-    x_0,
-)
 from tests.families import SIZE, Family, load_family
 from tests.pages import examples, write
 
