@@ -63,7 +63,7 @@ class LoraConfig(Section):
     """Rank of the adapters. A higher rank can learn more per step; memory grows in proportion."""
     lora_alpha: float = Field(default=8.0, gt=0)
     """Scale of the adapters: their output is multiplied by ``lora_alpha / r``."""
-    target_modules: tuple[str, ...] = Field(("to_q", "to_k", "to_v", "to_out.0"), min_length=1)
+    target_modules: tuple[str, ...] = Field(default=("to_q", "to_k", "to_v", "to_out.0"), min_length=1)
     """Suffixes of the names of modules that get an adapter, or ``"all-linear"`` for every linear module, including
     time embeddings, text embeddings and the output."""
     init_lora_weights: Init = "gaussian"

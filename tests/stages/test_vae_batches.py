@@ -11,7 +11,7 @@ from flows.planning import requests
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.contracts import MediaShape
-from stages.formats import samples
+from stages.formats import generating
 from stages.formats.generating import vae_batches
 from stages.formats.samples import read_samples
 from tests.stages.conftest import make, make_run
@@ -38,8 +38,8 @@ def test_taken_one_by_one_samples_are_the_same_up_to_rounding(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     found: list[Any] = []
-    for limit in (samples.VAE_SAMPLE_BYTES, 0):
-        monkeypatch.setattr(samples, "VAE_SAMPLE_BYTES", limit)
+    for limit in (generating.VAE_SAMPLE_BYTES, 0):
+        monkeypatch.setattr(generating, "VAE_SAMPLE_BYTES", limit)
         found.append(pictures(tmp_path / str(limit)) if kind == "nft" else losses(tmp_path / str(limit)))
     together, alone = found
     assert np.abs(together - alone).max() <= (1 if kind == "nft" else 1e-5)
