@@ -21,6 +21,7 @@ from cosmos_rl_core.errors import UnavailableError
 from flows.cli import app
 from flows.running import gpus
 from flows.running.server import QUIET
+from flows.running.waiting import Waiting
 from stages.artifacts.request import Request
 from stages.contracts import Report
 from tests.e2e.flow_process import RUN_ID, Flows
@@ -122,12 +123,11 @@ def test_slots_of_a_limit_are_asked_for_again(proxy: FaultyProxy, code: int, mon
     monkeypatch.setattr(gpus, "ASK_S", 0.1)
     request = Request(stage="report", slot="run/report", seed=0, config=Report(title="", reward=""))
     said: list[str] = []
+    one_gpu = LaunchConfig(gpu_limit=limit, stage_gpus={"report": (0,)})
     proxy.faults = [partial(overloaded, code)] * 3
-    with gpus.taken([request], LaunchConfig(gpu_limit=limit, stage_gpus={"report": (0,)}), said.append, lambda: None):
+    with gpus.taken([request], one_gpu, Waiting(said.append, lambda: None)):
         assert said[0].startswith("waits for Prefect's server")
     monkeypatch.setattr(gpus, "PATIENCE_S", 0.5)
     proxy.always = partial(overloaded, code)
     with pytest.raises(UnavailableError, match="cannot take 1 slots"):
-        gpus.taken(
-            [request], LaunchConfig(gpu_limit=limit, stage_gpus={"report": (0,)}), said.append, lambda: None
-        ).__enter__()
+        gpus.taken([request], one_gpu, Waiting(said.append, lambda: None)).__enter__()

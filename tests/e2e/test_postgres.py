@@ -9,6 +9,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.operations.pools import GPUS
 from flows.running import gpus
+from flows.running.waiting import Waiting
 from tests.e2e import postgres
 from tests.e2e.deployed import Deployed
 from tests.e2e.postgres import Postgres
@@ -69,7 +70,7 @@ def test_who_has_gpus_keeps_them_while_the_server_starts_again(
 
     request = Work(tmp_path, monkeypatch).request("stage")
     with temporary_settings({PREFECT_API_URL: server.environment["PREFECT_API_URL"]}):
-        with gpus.taken([request], launch(GPUS), print, lambda: None):
+        with gpus.taken([request], launch(GPUS), Waiting(print, lambda: None)):
             server.stop()
             server.start()
             assert in_use() == 2

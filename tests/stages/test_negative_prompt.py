@@ -100,7 +100,9 @@ def test_left_out_it_is_the_stock_calls_own_and_no_part_of_the_identity(base: st
         for name, options in (("a", {}), ("b", {"negative_prompt": NEGATIVE}), ("c", {"negative_prompt": ""}))
     )
     assert absent.prepared.embed.config.identity()["negative_prompt"] is None
-    assert absent.prepared.embed.config.identity() | {"negative_prompt": NEGATIVE} == own.prepared.embed.config.identity()
+    assert (
+        absent.prepared.embed.config.identity() | {"negative_prompt": NEGATIVE} == own.prepared.embed.config.identity()
+    )
     assert absent.recipe.identity()["policy"]["diffusers"]["sample"]["negative_prompt"] is None
     assert len({run.prepared.embed.fingerprint for run in (absent, own, empty)}) == 3
 

@@ -79,7 +79,7 @@ def test_each_rollout_is_compared_with_its_own_behaviour_and_has_advantages_of_i
     advantages = table_of(request.slot, contracts.Update.ADVANTAGES)
     assert advantages["rollout"].tolist() == [content for content in contents for _ in range(8)]
     for k in (0, 1):
-        alone = table_of(grpo.update(k).slot, contracts.Update.ADVANTAGES)
+        alone = table_of(grpo.slots.policy(k + 1), contracts.Update.ADVANTAGES)
         mine = advantages[advantages["rollout"] == contents[k]].reset_index(drop=True)
         pd.testing.assert_frame_equal(mine, alone)
 
