@@ -54,8 +54,8 @@ def make(
 
 def remove(url: str) -> None:
     """Lose an object."""
-    fs, path = store._resolve(url)
-    fs.rm_file(path)
+    assert store.size(url) is not None
+    store.remove(url)
 
 
 def planned(path: str, tmp_path: Path, **settings: Any) -> Run:

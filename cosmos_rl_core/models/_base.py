@@ -43,7 +43,7 @@ class Model(ABC):
     ``encode_media`` and ``decode`` for the VAEs of diffusers. A subclass whose spec has ``context_parallel`` also
     defines ``split_sequence``. Everything else follows from the pipeline's files and the spec; override what differs.
 
-    A subclass uses ``self.transformer``, ``self._vae``, ``self._pipeline`` (the stock pipeline, None in the place of
+    A subclass uses ``self.transformer``, ``self._vae``, ``self.pipeline`` (the stock pipeline, None in the place of
     parts that were not loaded), ``self._transformer_config`` (settings), ``self._path`` and ``self._device``.
     """
 
@@ -63,11 +63,11 @@ class Model(ABC):
         """
         checkpoints.check(path)
         self._path, self._device = path, device
-        self._pipeline: Any = self._load_pipeline(components)
+        self.pipeline: Any = self._load_pipeline(components)
         self._transformer_config = directories.settings(path, "transformer")
-        self.scheduler = self._pipeline.scheduler
-        if self._pipeline.transformer is not None:
-            keep_float32(self._pipeline.transformer)
+        self.scheduler = self.pipeline.scheduler
+        if self.pipeline.transformer is not None:
+            keep_float32(self.pipeline.transformer)
 
     def _load_pipeline(self, components: tuple[str, ...]) -> Any:
         """Return the stock pipeline with these components; every other one is None."""
@@ -76,11 +76,11 @@ class Model(ABC):
     @property
     def transformer(self) -> nn.Module:
         """Return the denoiser. Raises ``RuntimeError`` if it was not loaded."""
-        return _loading.require(self._pipeline.transformer, "transformer")
+        return _loading.require(self.pipeline.transformer, "transformer")
 
     @property
     def _vae(self) -> Any:
-        return _loading.require(self._pipeline.vae, "vae")
+        return _loading.require(self.pipeline.vae, "vae")
 
     @torch.no_grad()
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
@@ -89,7 +89,7 @@ class Model(ABC):
         Prompts are encoded one by one, so that no embedding depends on another prompt. Raises :class:`ConfigError` for
         more tokens than the stock pipeline takes.
         """
-        _loading.require(self._pipeline.text_encoder, "text")
+        _loading.require(self.pipeline.text_encoder, "text")
         sizes.check_prompt_length(self._path, max_prompt_length)
         return [self._encode_prompt(prompt, max_prompt_length) for prompt in prompts]
 

@@ -30,11 +30,11 @@ class SanaModel(Model):
     @torch.no_grad()
     def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
         """Return the embeddings without an instruction, which the stock pipeline puts before prompts alone."""
-        _loading.require(self._pipeline.text_encoder, "text")
+        _loading.require(self.pipeline.text_encoder, "text")
         return self._encode(prompt, max_prompt_length, None)
 
     def _encode(self, prompt: str, max_prompt_length: int, instruction: list[str] | None) -> Conditioning:
-        embeds, mask, _, _ = self._pipeline.encode_prompt(
+        embeds, mask, _, _ = self.pipeline.encode_prompt(
             prompt,
             do_classifier_free_guidance=False,
             device=self._device,

@@ -24,7 +24,7 @@ from flows.running.work_folders import WorkFolder
 from stages.artifacts.request import Request
 from stages.contracts import STAGES
 from stages.execution.mailbox import Mailbox, Order
-from stages.execution.outcome import has_reason
+from stages.execution.outcome import STATUS, has_reason
 
 REASON_TIMEOUT_S = 40.0
 """Wait for error files of other nodes, in seconds, while the known ones only report a lost rank. Torchrun gives the
@@ -119,7 +119,7 @@ class AllocatedJobs:
         stage = order.name.rpartition("-")[0]
         errors = [f"error.{rank}.json" for rank in range(self._config.processes_of(stage))]
         copy = None if held.mailbox.is_shared else WorkFolder(stage)
-        return OrderedJob(order, held, self._held, ["status.json", *errors], copy)
+        return OrderedJob(order, held, self._held, [STATUS, *errors], copy)
 
     def _environment(self, job: Job) -> dict[str, str]:
         # Ranks on one machine meet on the loopback interface only.
@@ -172,7 +172,7 @@ class OrderedJob:
             # The stage may have ended before its allocation did.
             lost = JobState("ended", KILLED, allocation.kind, allocation.reason)
             return self._ended(now_s, last=True) or lost
-        self._fetch(["status.json"])
+        self._fetch([STATUS])
         return allocation
 
     def _ended(self, now_s: float, *, last: bool = False) -> JobState | None:

@@ -16,7 +16,7 @@ from flows.launchers._processes import WarmServer, start_cold
 from flows.launchers.devices import Share
 from flows.running.waiting import Waiting
 from flows.running.work_folders import WorkFolder
-from stages.artifacts.request import Request
+from stages.artifacts.request import REQUEST, Request
 from stages.contracts import STAGES
 
 LOG = "log.txt"
@@ -47,7 +47,7 @@ class JobLauncher:
         """Start the job's process."""
         folder = WorkFolder(job.request.stage)
         try:
-            request = folder.path / "request.json"
+            request = folder.path / REQUEST
             request.write_text(job.request.model_dump_json(indent=1), encoding="utf-8")
             job.execution.write(request)
             return LocalJob(folder, Watched(self._start(job, request, folder.path / LOG)))

@@ -28,6 +28,7 @@ from stages.artifacts.request import FORMAT, Input, Request
 from stages.contracts import STAGES, MediaShape, ModelRef, StageConfig
 
 PLAN = "plan"
+_FILE = "plan.json"
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ def freeze(plan: Plan, store_url: str) -> Plan:
     anything else differs from the written plan.
     """
     root = run_url(store_url, plan.run_id)
-    url = store.join(root, "plan.json")
+    url = store.join(root, _FILE)
     store.check_writable(root)
     if store.read_if_exists(url) is None:
         plan = plan.model_copy(update={"races_decided": store.decides_races(root)})
@@ -256,7 +257,7 @@ def read_plan(store_url: str, run_id: str) -> Plan:
 
     Raises :class:`ConfigError` if there is none, and :class:`ArtifactError` if it is damaged.
     """
-    url = store.join(run_url(store_url, run_id), "plan.json")
+    url = store.join(run_url(store_url, run_id), _FILE)
     data = store.read_if_exists(url)
     if data is None:
         raise _no_run(store.join(store.absolute(store_url), "runs"), run_id)

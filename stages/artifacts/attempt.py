@@ -35,7 +35,7 @@ class Attempt:
         self.id = attempt
         self.files: dict[str, FileEntry] = {}
         self.adopted = 0
-        self._shards = ""
+        self.shards = ""
 
     @staticmethod
     def begin(request: Request, log: Log) -> tuple[int, str, Manifest | None]:
@@ -102,7 +102,7 @@ class Attempt:
             "generation": generation,
             "numerics": self.numerics,
         }
-        self._shards = f"shards/{digest(key)[:32]}"
+        self.shards = f"shards/{digest(key)[:32]}"
 
     def put(self, name: str, data: bytes) -> None:
         """Write one file under this attempt's prefix. Files named ``records/...`` are not part of the content."""
@@ -143,7 +143,7 @@ class Attempt:
         marker = Marker(
             place=place_of(self.request.slot),
             generation=self.generation,
-            layout=self._shards,
+            layout=self.shards,
             index=index,
             attempt=self.id,
             files=entries,
@@ -152,7 +152,7 @@ class Attempt:
             self.files |= entries
 
     def _marker(self, index: int) -> str:
-        return self.url(self._shards, f"{index:05d}.json")
+        return self.url(self.shards, f"{index:05d}.json")
 
     def read(self, name: str) -> bytes:
         """Read a file that this attempt made or adopted."""
@@ -169,7 +169,7 @@ class Attempt:
         if data is None:
             return False
         marker = Marker.unsealed(data, url, self.request.slot, self.generation)
-        if (marker.layout, marker.index) != (self._shards, index):
+        if (marker.layout, marker.index) != (self.shards, index):
             raise ArtifactError(
                 f"{url} was written for shard {marker.index} of {marker.layout}; put it back, or {MAKE_AGAIN}"
             )

@@ -15,6 +15,8 @@ from stages.artifacts.identity import fingerprint_of, recipe_of
 from stages.contracts import NOT_IDENTITY, STAGES, StageConfig
 
 FORMAT = 1
+REQUEST = "request.json"
+"""Name of the file that a stage process is given."""
 
 
 class Input(Section):

@@ -17,8 +17,10 @@ from typing import Any
 from cosmos_rl_core.errors import UnavailableError
 from cosmos_rl_core.process_trees import Watched
 from cosmos_rl_core.storage import store
+from stages.artifacts.request import REQUEST
 from stages.execution.execution import Execution
 from stages.execution.mailbox import Mailbox, Order, Orders
+from stages.execution.outcome import STATUS
 
 SUMMARY = "Start the stages that a flow orders."
 TURN_S = 0.5
@@ -95,7 +97,7 @@ class Started:
         self._directory = Path(shared or tempfile.mkdtemp(prefix="cosmos-stage-"))
         self._directory.mkdir(parents=True, exist_ok=True)
         self._log = self._directory / f"log.{node}.txt"
-        request = self._directory / "request.json"
+        request = self._directory / REQUEST
         request.write_text(order.request, encoding="utf-8")
         Execution.beside(request).write_text(order.execution, encoding="utf-8")
         self._process = self._start()
@@ -134,7 +136,7 @@ class Started:
 
     def _copy(self) -> None:
         errors = self._directory.glob("error.*.json")
-        for path in (self._directory / "status.json", self._log, *errors):
+        for path in (self._directory / STATUS, self._log, *errors):
             data = path.read_bytes() if path.exists() else b""
             if data and self._copied.get(path.name) != data:
                 store.write(self._mailbox.path(self._order.id, path.name), data)

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.storage import store
 
+_ORDERS = "orders.json"
 TORCHRUN_FAILED = 1
 """Torchrun's exit code for every failure of a rank."""
 
@@ -72,7 +73,7 @@ class Mailbox:
 
     def orders(self) -> Orders:
         """Return the newest orders; none before the first, or if they cannot be read."""
-        data = self.read("orders.json")
+        data = self.read(_ORDERS)
         try:
             return Orders() if data is None else Orders.model_validate_json(data)
         except ValidationError:
@@ -80,7 +81,7 @@ class Mailbox:
 
     def write(self, orders: Orders) -> None:
         """Replace the orders."""
-        store.write(self.path("orders.json"), orders.model_dump_json().encode())
+        store.write(self.path(_ORDERS), orders.model_dump_json().encode())
 
     def carried_out(self, agents: int) -> int:
         """Return the beat of the newest orders that all agents have carried out; -1 before the first."""
@@ -121,7 +122,7 @@ class Mailbox:
 
     def remove(self, agents: int) -> None:
         """Delete the mailbox. Agents' files go first, because their beat must not exceed that of the orders."""
-        for name in (*(f"agent.{node}" for node in range(agents)), "orders.json"):
+        for name in (*(f"agent.{node}" for node in range(agents)), _ORDERS):
             store.remove(self.path(name))
         if self.is_shared:
             shutil.rmtree(self.url, ignore_errors=True)

@@ -15,6 +15,7 @@ from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import EXIT_CODES, RETRYABLE_KINDS, CosmosRLError, no_space
 from cosmos_rl_core.foreign_errors import is_out_of_memory
 
+STATUS = "status.json"
 STATUS_INTERVAL_S = 0.2
 
 Said = TypeVar("Said", bound=Section)
@@ -83,7 +84,7 @@ class Outcome:
         self._sequence += 1
         phase, step, total = self._at
         status = Status(sequence=self._sequence, phase=phase, step=step, total=total, notes=tuple(self._notes))
-        _replace(self.directory / "status.json", status.model_dump_json())
+        _replace(self.directory / STATUS, status.model_dump_json())
 
     def failed(self, failure: Failure) -> None:
         """Write this rank's error file."""
@@ -119,7 +120,7 @@ def failure_of(error: BaseException, *, collective: bool = False) -> Failure:
 
 def read_status(directory: Path) -> Status | None:
     """Return the newest status; None before the first, or if it cannot be read."""
-    return _read(directory / "status.json", Status)
+    return _read(directory / STATUS, Status)
 
 
 def read_failures(directory: Path) -> list[Failure]:

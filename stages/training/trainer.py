@@ -173,12 +173,12 @@ class Trainer:
         # After a refusal the gradient norm is not computed: far from the behaviour, gradients may overflow.
         goes_on = self.watcher.may_step(index, means)
         self.weights.collect_gradients()
-        row |= (self._move(index) if goes_on else None) or {"grad_norm": math.nan, "lr": 0.0}
+        row |= (self.move(index) if goes_on else None) or {"grad_norm": math.nan, "lr": 0.0}
         self.optimizer.zero_grad(set_to_none=True)
         self.rows.append(row | means | self._peaks_over_ranks(peaks))
         return goes_on
 
-    def _move(self, index: int) -> dict[str, float] | None:
+    def move(self, index: int) -> dict[str, float] | None:
         """Move the weights by the gradients, and update the average. Collective.
 
         Returns gradient norm and learning rate; None if the step is skipped. All ranks decide alike, because the norm

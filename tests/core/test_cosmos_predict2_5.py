@@ -340,7 +340,7 @@ def test_the_real_transformers_take_what_they_are_fed(folder, num_layers, num_he
         )  # fmt: skip
     assert sum(p.numel() for p in transformer.parameters()) == num_parameters
     model = cosmos_predict2_5.load(folder, (), CPU)
-    model._pipeline.transformer = transformer
+    model.pipeline.transformer = transformer
     latents = torch.empty(1, 16, 24, 88, 160, device="meta")
     given = given_frames(latents[0, :, :2], 24)
     batch = {"prompt_embeds": torch.empty(1, 512, 100352, device="meta"), **{n: g[None] for n, g in given.items()}}

@@ -90,7 +90,7 @@ def test_the_guardrail_refuses_prompts_and_changes_videos(folder, latents):
     assert pixels[:, :, :2].count_nonzero() == 0
     assert torch.equal(pixels[:, :, 2:], free[:, :, 2:])
     with pytest.raises(ArtifactError, match="refuses a generated video"):
-        guarded._checked(torch.full((1, 1, 4, 4, 3), 255, dtype=torch.uint8, device=CPU))
+        guarded.checked(torch.full((1, 1, 4, 4, 3), 255, dtype=torch.uint8, device=CPU))
 
 
 @pytest.mark.usefixtures("installed")

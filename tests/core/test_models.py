@@ -67,7 +67,7 @@ def test_cosmos_compression_is_reckoned_as_the_stock_pipeline_does(tmp_path: Pat
     """By how often the VAE halves, not by the factors that its settings name."""
     folder = Path(tiny_pipelines.save("cosmos_predict2_5", tmp_path))
     change(folder / "vae/config.json", temperal_downsample=[False, True], dim_mult=[1, 1, 1])
-    stock = load(folder)._pipeline
+    stock = load(folder).pipeline
     assert (stock.vae_scale_factor_spatial, stock.vae_scale_factor_temporal) == (4, 2)
     assert sizes.latent_shape(str(folder), (32, 64), 5) == (4, 3, 8, 16)
 

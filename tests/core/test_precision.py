@@ -26,7 +26,7 @@ def test_in_bfloat16_the_same_matrices_stay_float32_as_in_the_stock_pipeline(fam
     assert {name for name, answer in ours.items() if answer.dtype == torch.float32} == kept
     assert bool(kept) == (family.name == "wan")
     if kept:
-        model._pipeline.transformer = stock.to(family.device)
+        model.pipeline.transformer = stock.to(family.device)
         with answers_of(stock) as theirs:
             texts = {name: value.bfloat16() for name, value in family.conditioning.items()}
             model.velocity(family.noise.bfloat16(), t, texts)

@@ -36,7 +36,7 @@ def nbytes(tensors: Iterable[Tensor]) -> int:
 
 def measure() -> None:
     """Have every optimizer step write what the trainer's objects hold: gradients before it, everything else after."""
-    move = trainer.Trainer._move
+    move = trainer.Trainer.move
 
     def measured(self: trainer.Trainer, index: int) -> Any:
         weights = self.weights
@@ -51,7 +51,7 @@ def measure() -> None:
         Path(os.environ[FOLDER], f"{self.group.rank}.json").write_text(json.dumps(held), encoding="utf-8")
         return row
 
-    setattr(trainer.Trainer, "_move", measured)  # noqa: B010
+    setattr(trainer.Trainer, "move", measured)  # noqa: B010
 
 
 def held_by(rank: int) -> dict[str, int]:
@@ -110,7 +110,7 @@ def test_a_rank_holds_and_an_iteration_writes_what_was_planned(
     monkeypatch.setenv(FOLDER, str(tmp_path))
     run = begun(tmp_path, recipe(wan_path, prompt_dir, lora))
     with monkeypatch.context() as patched:
-        patched.setattr(trainer.Trainer, "_move", trainer.Trainer._move)
+        patched.setattr(trainer.Trainer, "move", trainer.Trainer.move)
         measure()
         make(requests.update(run, 0), tmp_path)
     alone = planned(run)

@@ -114,7 +114,7 @@ def test_a_shard_lost_behind_its_marker_is_made_again(slot):
 
 def test_something_else_in_a_markers_place_is_an_error(slot):
     attempt = begin(report(slot), layout={})
-    store.write(attempt.url(attempt._shards, "00000.json"), b'{"attempt": "x"}')
+    store.write(attempt.url(attempt.shards, "00000.json"), b'{"attempt": "x"}')
     with pytest.raises(ArtifactError, match=r"00000\.json is damaged: not a sealed marker"):
         shards_of(attempt, [b"0"])
 

@@ -65,7 +65,7 @@ class CosmosPredict25(VideoModel):
         return super().encode_prompts(prompts, max_prompt_length)
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
-        embeds, _ = self._pipeline.encode_prompt(
+        embeds, _ = self.pipeline.encode_prompt(
             prompt, do_classifier_free_guidance=False, max_sequence_length=max_prompt_length, device=self._device
         )
         if self._prefix is None:
@@ -82,9 +82,10 @@ class CosmosPredict25(VideoModel):
 
         Raises :class:`ArtifactError` for a video that the guardrail refuses.
         """
-        return self._checked(super().decode(latents))
+        return self.checked(super().decode(latents))
 
-    def _checked(self, pixels: Tensor) -> Tensor:
+    def checked(self, pixels: Tensor) -> Tensor:
+        """Return ``pixels`` ``[B, frames, height, width, 3]`` as the guardrail leaves them. Raises like :meth:`decode`."""
         if self._guardrail is None:
             return pixels
         videos = [self._guardrail.check_video_safety(video) for video in pixels.cpu().numpy()]
@@ -99,7 +100,7 @@ class CosmosPredict25(VideoModel):
         given = conditioning.get(CONDITIONAL_MASK, x_t.new_zeros(batch, 1, frames, 1, 1))
         if CONDITIONAL_MASK in conditioning:
             x_t = x_t.where(given == 0, conditioning[CONDITIONAL_LATENTS])
-        projected, scale = PROJECTED in conditioning, self._pipeline.vae_scale_factor_spatial
+        projected, scale = PROJECTED in conditioning, self.pipeline.vae_scale_factor_spatial
         with _skipped(self.transformer, FROZEN_PREFIX) if projected else nullcontext():
             velocity = self.transformer(
                 hidden_states=x_t,

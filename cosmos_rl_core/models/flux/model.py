@@ -15,7 +15,7 @@ class Flux(ImageModel):
     stock_class = FluxPipeline
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
-        embeds, pooled, _ = self._pipeline.encode_prompt(
+        embeds, pooled, _ = self.pipeline.encode_prompt(
             prompt, prompt, device=self._device, max_sequence_length=max_prompt_length
         )
         return {"prompt_embeds": embeds[0].cpu(), "pooled_prompt_embeds": pooled[0].cpu()}

@@ -19,7 +19,7 @@ class QwenImage(VideoModel):
     stock_class = QwenImagePipeline
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
-        embeds, _ = self._pipeline.encode_prompt(prompt, device=self._device, max_sequence_length=max_prompt_length)
+        embeds, _ = self.pipeline.encode_prompt(prompt, device=self._device, max_sequence_length=max_prompt_length)
         return {"prompt_embeds": embeds[0].cpu()}
 
     def encode_media(self, pixels: Tensor) -> Tensor:

@@ -23,9 +23,9 @@ class StableDiffusion3(ImageModel):
 
         Without T5 it replaces T5's tokens by zeros, as wide as the settings of its transformer state.
         """
-        if self._pipeline.text_encoder_3 is not None:
-            return self._pipeline
-        parts = self._pipeline.components | {"transformer": _loading.empty_transformer(self._path)}
+        if self.pipeline.text_encoder_3 is not None:
+            return self.pipeline
+        parts = self.pipeline.components | {"transformer": _loading.empty_transformer(self._path)}
         return StableDiffusion3Pipeline(**parts)
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:

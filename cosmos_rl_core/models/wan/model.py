@@ -16,7 +16,7 @@ class Wan(VideoModel):
     stock_class = WanPipeline
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
-        embeds, _ = self._pipeline.encode_prompt(
+        embeds, _ = self.pipeline.encode_prompt(
             prompt, do_classifier_free_guidance=False, max_sequence_length=max_prompt_length, device=self._device
         )
         return {"prompt_embeds": embeds[0].cpu()}

@@ -1,0 +1,86 @@
+"""Rules of words and names, read off the sources like those of :mod:`tests.test_rules`."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.test_rules import LAYERS, parse, place, refuse, sources, violations
+
+MAX_METHODS = 20
+FILE_NAME = re.compile(r"[\w-]+\.(parquet|jsonl|html)|(status|orders|request|execution|plan|layout|manifest)\.json")
+"""Names of files that the product writes. Those of diffusers' directories, such as config.json, are theirs."""
+NO_VERBS = re.compile(
+    r"(The|A|An|Of|As|Where|That|Those|These|This|What|Who|Whether|How|Why|When|Which|Whose|One|Only|All|Each|Every|No|"
+    r"None|Both|Any|If|For|In|On|By|From|To|With|Without|At|Also|Same|It|Its|Their|Yes|True|False)\b|[`\d(*_]"
+)
+"""Beginnings of docstrings of functions that are no verb."""
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    yield from (node for node in ast.walk(parse(path)) if isinstance(node, FUNCTION))
+
+
+def test_docstrings_of_functions_begin_with_a_verb():
+    refuse(
+        [
+            f"{place(path, node.lineno)}: {node.name}: {text.splitlines()[0]!r}; begin with a verb: Return, Write"
+            for path in sources(*LAYERS)
+            for node in functions(path)
+            if (text := ast.get_docstring(node)) and NO_VERBS.match(text)
+        ]
+    )
+
+
+def test_classes_are_small():
+    def too_large(node: ast.AST) -> str | None:
+        methods = sum(isinstance(part, FUNCTION) for part in node.body) if isinstance(node, ast.ClassDef) else 0
+        return f"{methods} methods, at most {MAX_METHODS}; find the noun of some" if methods > MAX_METHODS else None
+
+    refuse(violations(sources(*LAYERS), too_large))
+
+
+def private_names() -> set[str]:
+    """Private functions, classes, constants and attributes that the product defines."""
+    found: set[str] = set()
+    for path in sources(*LAYERS):
+        for node in ast.walk(parse(path)):
+            if isinstance(node, FUNCTION | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    modules = {path.stem for path in sources(*LAYERS)}
+    named_tuples = {"_fields", "_replace"}
+    return {name for name in found - modules - named_tuples if name.startswith("_") and not name.startswith("__")}
+
+
+def test_tests_use_no_private_names_of_the_product():
+    private = private_names()
+
+    def uses(node: ast.AST) -> str | None:
+        if not isinstance(node, ast.Attribute) or node.attr not in private:
+            return None
+        own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        return None if own else f"{ast.unparse(node)} is private; test what it does through a public name"
+
+    def imports_one(node: ast.AST) -> str | None:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+        found = [name for name in names if name in private]
+        return f"imports the private {', '.join(found)}" if found else None
+
+    tests = sources("tests")
+    refuse(violations(tests, uses) + violations(tests, imports_one))
+
+
+def test_names_of_files_are_written_once():
+    """Elsewhere they are constants, so that a search finds who reads and who writes a file."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sources("stages", "flows"):
+        words = {id(node.value) for node in ast.walk(parse(path)) if isinstance(node, ast.Expr)}
+        for node in ast.walk(parse(path)):
+            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in words
+            if is_text and FILE_NAME.fullmatch(node.value):  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+                places[node.value].append(place(path, node.lineno))  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    refuse([f"{found[1]}: {name!r} is also at {found[0]}" for name, found in places.items() if len(found) > 1])
