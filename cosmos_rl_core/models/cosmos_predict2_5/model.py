@@ -85,7 +85,7 @@ class CosmosPredict25(VideoModel):
         return self.checked(super().decode(latents))
 
     def checked(self, pixels: Tensor) -> Tensor:
-        """Return ``pixels`` ``[B, frames, height, width, 3]`` as the guardrail leaves them. Raises like :meth:`decode`."""
+        """Return ``pixels`` ``[B, frames, height, width, 3]`` after the guardrail. Raises like :meth:`decode`."""
         if self._guardrail is None:
             return pixels
         videos = [self._guardrail.check_video_safety(video) for video in pixels.cpu().numpy()]
