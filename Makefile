@@ -38,7 +38,7 @@ format: $(VENV)/installed
 docs: $(VENV)/installed
 	$(BIN)/python -m sphinx -W -n --keep-going -q -b html docs outputs/docs
 
-# dist/cosmos_rl_flows-VERSION-py3-none-any.whl, of which the Dockerfile makes an image.
+# dist/cosmos_rl_flows-VERSION-py3-none-any.whl, of which deployments/Dockerfile makes an image.
 wheel: $(VENV)/installed
 	$(BIN)/python -m pip wheel . --no-deps --wheel-dir dist
 

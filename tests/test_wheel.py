@@ -16,6 +16,8 @@ from cosmos_rl_core import command, shipped
 from cosmos_rl_core.errors import ConfigError
 from tests.environments import ROOT, build_wheel, make_environment
 
+DOCKERFILE = ROOT / "deployments" / "Dockerfile"
+
 pytestmark = pytest.mark.xdist_group("wheel")
 Said = Callable[..., str]
 
@@ -72,7 +74,8 @@ def test_every_recipe_profile_and_deployment_is_in_the_wheel(cosmos_flows: Said,
     assert {name: path.read_bytes() for name, path in found.items()} == {
         name: path.read_bytes() for name, path in expected.items()
     }
-    files = [path for folder in ("configs", "deployments") for path in (ROOT / folder).rglob("*") if path.is_file()]
+    folders = (ROOT / "configs", ROOT / "deployments")
+    files = [path for folder in folders for path in folder.rglob("*.*") if path.suffix in (".toml", ".yaml")]
     assert sorted(expected.values()) == sorted(files)
 
 
@@ -110,7 +113,7 @@ def test_a_package_that_was_installed_over_ours_is_named(cosmos_flows: Said, env
 
 def instructions(name: str) -> list[str]:
     """Return the arguments of every instruction of one name in the Dockerfile."""
-    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    lines = DOCKERFILE.read_text(encoding="utf-8").splitlines()
     return [line.removeprefix(f"{name} ") for line in lines if line.startswith(f"{name} ")]
 
 
@@ -136,7 +139,7 @@ def test_the_kubernetes_profile_names_the_image_that_the_dockerfile_makes():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     image = profile["launch"]["kubernetes"]["image"]
     assert image.endswith(f"/{project['name']}:{project['version']}")
-    assert f"docker build --tag {image} ." in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert f"docker build --file deployments/Dockerfile --tag {image} ." in DOCKERFILE.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
