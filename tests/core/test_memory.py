@@ -94,6 +94,9 @@ def cosmos_of(folder: Path, num_layers: int, num_heads: int) -> Path:
     (folder / "transformer" / directories.WEIGHTS).write_bytes(
         header_bytes(((name, "F32", tuple(shape)) for name, shape in shapes.items()), {})
     )
+    for name in ("text_encoder", "vae"):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "model.safetensors").write_bytes(header_bytes((("weight", "F32", (1,)),), {}))
     return folder
 
 

@@ -41,7 +41,7 @@ VIDEO = 'inference_size = [32, 64], train_frames = 9, guardrail = "off"'
 def test_off_is_planned_and_pinned_only_where_it_changes_something(cosmos):
     plan = cosmos(VIDEO)
     assert (plan.model.adapter, plan.model.guardrail) == ("cosmos_predict2_5", ())
-    assert "guardrail" not in plan.model.identity()
+    assert plan.model.identity()["guardrail"] == []
     assert plan.recipe.identity()["policy"]["diffusers"]["guardrail"] == "off"
 
 
@@ -281,7 +281,7 @@ def test_media_are_encoded_before_the_rollouts_that_begin_with_them(cosmos, tmp_
     # What was given is in the samples; only a diffusion loss would read the media again.
     assert update.inputs["data"] == ()
     assert "encode" not in {request.stage for request in without.values()}
-    assert "given_frames" not in without[runs[1].slots.iteration(0, "rollout")].config.identity()
+    assert without[runs[1].slots.iteration(0, "rollout")].config.identity()["given_frames"] == [0, 0]
 
 
 def test_supervised_training_takes_given_frames_of_what_it_encodes_itself(base, tmp_path):

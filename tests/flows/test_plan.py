@@ -186,7 +186,10 @@ def test_a_valid_recipe_is_checked_against_the_world_at_once(recipe, words):
         (("num_iterations = 2\n", ""), "train.num_iterations: Field required"),
         (("max_num_steps = 8\n", ""), "train: optm_decay_type = 'linear' needs max_num_steps"),
         (("[rollout]", "[rollout"), "is not TOML: "),
-        (("[rollout]", "[launch.stage_processes]\nrolout = 2\n[rollout]"), "launch.stage_processes.rolout: no distr"),
+        (
+            ("[rollout]", "[launch.stage_processes]\nrolout = 2\n[rollout]"),
+            "launch.stage_processes.rolout: unknown distributed stage; known: embed, ",
+        ),
     ],
 )
 def test_a_mistake_is_named_where_it_is(recipe, replacement, expected):
