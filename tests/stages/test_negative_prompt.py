@@ -108,7 +108,7 @@ def test_left_out_it_is_the_stock_calls_own_and_no_part_of_the_identity(base: st
 
 
 def test_without_guidance_it_is_refused(base: str, prompt_dir: str, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"negative_prompt = 'x' has no effect at guidance_scale = 1; raise that"):
+    with pytest.raises(ConfigError, match=r"negative_prompt = 'x' has no effect at guidance_scale = 1; raise "):
         run_with(base, prompt_dir, tmp_path / "run", negative_prompt="x", guidance_scale=1.0)
 
 

@@ -314,7 +314,7 @@ def test_a_run_goes_on_under_other_packages_only_if_that_is_allowed(slot, sample
     record = str(tmp_path / "numerics" / "reward.json")
     older = numerics() | {"packages": numerics()["packages"] | {"onnxruntime": "1.0"}}
     store.write(record, Pinned(stage="reward", numerics=older).sealed())
-    with pytest.raises(ConfigError, match=r"began reward under other numerics \(packages .*'onnxruntime': '1.0'"):
+    with pytest.raises(ConfigError, match=r"began reward under other numerics \(packages\.onnxruntime: '1\.0' ->"):
         run(scoring(slot, source), tmp_path, numerics_record=record)
     assert standing(slot) == (1, None)
     manifest, notes = run(scoring(slot, source), tmp_path, numerics_record=record, allow_numerics_change=True)
