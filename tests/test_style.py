@@ -80,7 +80,7 @@ def test_names_of_files_are_written_once():
     for path in sources("stages", "flows"):
         words = {id(node.value) for node in ast.walk(parse(path)) if isinstance(node, ast.Expr)}
         for node in ast.walk(parse(path)):
-            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in words
-            if is_text and FILE_NAME.fullmatch(node.value):  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
-                places[node.value].append(place(path, node.lineno))  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+            text = node.value if isinstance(node, ast.Constant) and id(node) not in words else None
+            if isinstance(text, str) and FILE_NAME.fullmatch(text):
+                places[text].append(place(path, getattr(node, "lineno", 1)))
     refuse([f"{found[1]}: {name!r} is also at {found[0]}" for name, found in places.items() if len(found) > 1])

@@ -25,7 +25,8 @@ def test_a_sample_of_too_many_tokens_is_refused_where_there_is_no_bound_by_posit
 
 def test_the_bound_is_that_of_tokens(sana: str):
     side = 32 * MOST // math.isqrt(sizes.num_tokens(sana, (32, 32), 1))
-    assert sizes.latent_shape(sana, (side, side), 1)
+    _, _, height, width = sizes.latent_shape(sana, (side, side), 1)
+    assert height == width == side // (32 // sizes.latent_shape(sana, (32, 32), 1)[2])
     with pytest.raises(ConfigError, match="tokens a sample, at most 1048576 are possible here; lower them"):
         sizes.latent_shape(sana, (side, side + 32), 1)
 
