@@ -1,1 +1,1 @@
-"""How things are computed: models, samplers, losses, rewards, storage. Knows nothing of stages, runs or Prefect."""
+"""Models, samplers, losses, rewards and storage. Imports no stage, no run and no Prefect."""

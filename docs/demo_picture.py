@@ -45,7 +45,7 @@ def _draw_rewards(axes: Any, lines: list[dict[str, Any]]) -> None:
 
 
 def _draw_samples(axes: Any, run: Run) -> None:
-    """One row of pictures of the base policy, one of the final one: the same prompts and seeds."""
+    """Draw a row of pictures of the base policy, and one of the final policy with the same prompts and seeds."""
     last = run.recipe.train.num_iterations
     before, after = (_first_samples(run.slots.version(k, "evaluate")) for k in (0, last))
     ids = sorted(before)[:: len(before) // WORDS][:WORDS]

@@ -1,1 +1,1 @@
-"""When stages run: Prefect flows. Nothing here imports torch. Part of cosmos-rl-flows."""
+"""Prefect flows and commands, which decide when stages run. Nothing here imports torch. Part of cosmos-rl-flows."""

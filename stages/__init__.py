@@ -1,1 +1,1 @@
-"""What a stage makes: one file a stage. Everything passes through ``contracts.py``. Part of cosmos-rl-flows."""
+"""The stages, one file each. Everything passes through ``contracts.py``. Part of cosmos-rl-flows."""

@@ -27,11 +27,21 @@ def test_docstrings_of_functions_begin_with_a_verb():
     refuse(
         [
             f"{place(path, node.lineno)}: {node.name}: {text.splitlines()[0]!r}; begin with a verb: Return, Write"
-            for path in sources(*LAYERS)
+            for path in sources(*LAYERS, "docs")
             for node in functions(path)
             if (text := ast.get_docstring(node)) and NO_VERBS.match(text)
         ]
     )
+
+
+def test_docstrings_of_classes_begin_with_a_noun_or_a_verb():
+    clause = re.compile(r"(Of|As|Where|That|Those|What|Who|Whether|How|Why|When|Which|Whose|If|For|In|On|By)\b")
+
+    def begins_with_a_clause(node: ast.AST) -> str | None:
+        text = ast.get_docstring(node) if isinstance(node, ast.ClassDef | ast.Module) else None
+        return f"{text.splitlines()[0]!r}; say what it is" if text and clause.match(text) else None
+
+    refuse(violations(sources(*LAYERS, "docs"), begins_with_a_clause))
 
 
 def test_classes_are_small():

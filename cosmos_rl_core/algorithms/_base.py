@@ -1,4 +1,4 @@
-"""What an algorithm plugin gives: a file ``algorithms/<name>.py`` with two classes, ``Options`` and ``Algorithm``.
+"""The interface of algorithm plugins: a file ``algorithms/<name>.py`` with the classes ``Options`` and ``Algorithm``.
 
 - ``Options`` is a subclass of :class:`cosmos_rl_core.config.train.RewardedOptions`, for training on rewarded rollouts,
   or of :class:`cosmos_rl_core.config.train.SupervisedOptions`, for training on the media of a dataset. Its field
@@ -101,7 +101,7 @@ class Transitions:
 
 @dataclass(frozen=True)
 class Loss:
-    """What a loss returns."""
+    """The result of a loss."""
 
     per_sample: Tensor
     """Loss of each sample ``[B]``, float32 (or float64 under a mask), with gradient."""

@@ -51,7 +51,7 @@ _R = TypeVar("_R", bound=Resources)
 
 
 class Holding(Section):
-    """How a flow keeps its allocations."""
+    """Settings of the allocations that a flow keeps."""
 
     hold: bool = True
     """Keep an allocation for the following stages that request the same resources, so that only the first stage waits.

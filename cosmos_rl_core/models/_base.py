@@ -1,4 +1,4 @@
-"""What a model plugin gives: a family of stock pipelines as a velocity field on latents.
+"""The interface of a model plugin: a family of stock pipelines as a velocity field on latents.
 
 One convention everywhere: ``t`` in [0, 1], ``x_t = (1 - t) x_0 + t noise``, ``velocity = noise - x_0``. t and sigma are
 the same number and never in a half type. Only plugins scale timesteps, pack tokens, mask texts and normalise latents.

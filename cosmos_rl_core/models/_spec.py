@@ -12,7 +12,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a VAE maps pixels to latents."""
+    """The map of a VAE from pixels to latents."""
 
     channels: int
     """Channels of a latent."""

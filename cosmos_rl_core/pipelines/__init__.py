@@ -1,1 +1,1 @@
-"""What a directory of a diffusers pipeline holds: its classes, sizes, memory, files."""
+"""The contents of a directory of a diffusers pipeline: its classes, sizes, memory, files."""

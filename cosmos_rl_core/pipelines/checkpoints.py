@@ -1,4 +1,4 @@
-"""Whether a model plugin supports a pipeline directory: torch-free, so that plans can check first."""
+"""The check that a model plugin supports a pipeline directory: torch-free, so that plans can check first."""
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories, sizes

@@ -16,7 +16,7 @@ HALF_BYTES = 2
 
 @dataclass(frozen=True)
 class Spread:
-    """How the ranks of a stage share a transformer's weights, and the precision that they compute in."""
+    """The division of a transformer's weights among the ranks of a stage, and their precision."""
 
     parallelism: Parallelism = ALONE
     half: bool = False

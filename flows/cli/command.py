@@ -1,4 +1,4 @@
-"""What commands share: registration, errors, options, printing."""
+"""Code shared by the commands: registration, errors, options, printing."""
 
 import functools
 import inspect

@@ -22,7 +22,7 @@ class Media(NamedTuple):
 
 @dataclass(frozen=True)
 class Datasets:
-    """What the datasets of a recipe hold."""
+    """The contents of a recipe's datasets."""
 
     prompts: tuple[Prompt, ...]
     validation_prompts: tuple[Prompt, ...]

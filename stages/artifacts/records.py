@@ -90,7 +90,7 @@ class Record(Section):
 
 
 class Layout(Record):
-    """How the work of a generation is divided."""
+    """The division of the work of a generation."""
 
     kind = "layout"
     recipe: str

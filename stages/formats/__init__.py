@@ -1,1 +1,1 @@
-"""What artifacts hold: samples, tensors and tables, written and read back."""
+"""The contents of artifacts: samples, tensors and tables, written and read back."""

@@ -1,1 +1,1 @@
-"""What the stages that train share."""
+"""Code shared by the stages that train."""

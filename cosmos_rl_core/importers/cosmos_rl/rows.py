@@ -12,13 +12,13 @@ Verdict = Literal["taken", "translated", "no effect here", "open", "refused", "u
 """``open``: the user must set it, because the file cannot. ``refused`` and ``unknown`` are mistakes."""
 
 CLUSTER = "put processes, dp_shard_size = ... and cp_size = ... in a cluster profile (--cluster)"
-FLOAT16 = "choose bfloat16 or float32: float16 needs loss scaling, which this project has not"
+FLOAT16 = "choose bfloat16 or float32: float16 needs loss scaling, which this project does not have"
 DETERMINISTIC = "launch.deterministic sets it; default true"
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a key's value becomes: settings of our recipe by dotted name, and a reason."""
+    """The meaning of a key's value: settings of our recipe by dotted name, and a reason."""
 
     verdict: Verdict
     settings: Mapping[str, Any] = field(default_factory=dict)

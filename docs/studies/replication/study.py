@@ -98,12 +98,12 @@ def _train(seed: int, arm: str, options: argparse.Namespace) -> tuple[str, int, 
 
 
 def _flows(*words: str) -> None:
-    """``cosmos-flows`` in a process of its own. Raises ``CalledProcessError`` if it fails."""
+    """Run ``cosmos-flows`` in a process of its own. Raises ``CalledProcessError`` if it fails."""
     subprocess.run([sys.executable, "-m", "flows", *words], check=True)
 
 
 def measured(store_url: str, run_id: str) -> pd.DataFrame:
-    """A row for each policy version that was judged: ``version`` and a column for each of :data:`MEASURES`."""
+    """Return a row for each judged policy version: ``version``, and a column for each of :data:`MEASURES`."""
     run = open_run(store_url, run_id)
     versions = [k for k in range(run.recipe.train.num_iterations + 1) if run.is_due(k)]
     return pd.DataFrame([{"version": k, **_measures(run, k)} for k in versions])
@@ -126,7 +126,7 @@ def _manifest(run: Run, k: int, stage: str) -> Manifest:
 
 
 def statistics(groups: list[list[np.ndarray]]) -> dict[str, float]:
-    """Of pictures grouped by prompt, each uint8 RGB ``[height, width, 3]``.
+    """Return statistics of pictures grouped by prompt, each uint8 RGB ``[height, width, 3]``.
 
     ``ink`` is the share of pixels far from the background, the median of the border; ``edges`` the mean absolute
     difference of neighbouring pixels' luminance, across plus down, in [0, 2]; ``diversity`` the mean root-mean-square
@@ -147,7 +147,7 @@ def statistics(groups: list[list[np.ndarray]]) -> dict[str, float]:
 
 
 def data_statistics(num_prompts: int = 40, num_pictures: int = 8) -> dict[str, float]:
-    """The same statistics of held-out data, the first pictures of each prompt."""
+    """Return the same statistics of held-out data, the first pictures of each prompt."""
     plugin = plugins.load("datasets", "rendered_text")
     media = plugin.Media(plugin.Options(split="test", num_items=num_prompts * 40, stroke_width=STROKE_WIDTH))
     groups: dict[str, list[np.ndarray]] = {}
@@ -159,7 +159,7 @@ def data_statistics(num_prompts: int = 40, num_pictures: int = 8) -> dict[str, f
 
 
 def markdown(table: Any) -> str:
-    """A row for the data, the base and the final policy of each arm; mean over seeds ± standard error of that mean."""
+    """Return a table: data, base and final policy of each arm; mean over seeds ± standard error of that mean."""
     last = table["version"].max()
     rows = [["the data", "", "", "", *(f"{value:.3f}" for value in data_statistics().values())]]
     rows.append(["base", *(f"{value:.3f}" for value in table[table["version"] == 0][list(MEASURES)].mean())])
@@ -188,7 +188,7 @@ def draw(table: Any, path: Path) -> None:
 
 
 def draw_pictures(store_url: str, path: Path) -> None:
-    """The same held-out samples of the base and of each arm's final policy, those of the first seed: a row each."""
+    """Draw the same held-out samples of the base and of each arm's final policy, of the first seed: a row each."""
     rows = [("base", "none", True), *((title, arm, False) for arm, title in TITLES.items())]
     figure = Figure(figsize=(11, 0.6 * len(rows)), layout="constrained")
     for axes, (title, arm, is_base) in zip(figure.subplots(len(rows)), rows, strict=True):
