@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from rich.console import Console
@@ -138,18 +137,25 @@ def test_of_iterations_that_are_far_away_nothing_is_asked(recipe, tmp_path, monk
 def test_it_is_watched_to_its_end_and_told_in_lines_where_there_is_no_terminal(recipe, tmp_path, monkeypatch):
     run = begun(recipe, tmp_path)
     monkeypatch.setattr(status_table, "LOOK_S", 0.02)
-    ready = threading.Event()
+    ready, seen = threading.Event(), threading.Event()
 
     def work() -> None:
         with run.lease(), Reporter(run.url) as reporter:
             reporter.working("iteration-0000/rollout", [])
             ready.set()
-            time.sleep(0.5)
+            seen.wait(60)
+
+    class Printed(io.StringIO):
+        """Ends the work at the first line."""
+
+        def write(self, text: str) -> int:
+            seen.set()
+            return super().write(text)
 
     worker = threading.Thread(target=work)
     worker.start()
     ready.wait()
-    printed = io.StringIO()
+    printed = Printed()
     found = status_table.watch(run.store_url, "hand", Console(file=printed, width=200))
     worker.join()
     assert found.life == "done"
