@@ -23,7 +23,7 @@ from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage.file_digests import Remembered
 
-_PREFIX = f"{plugins.OUTSIDE}_"
+_PREFIX = "cosmos_rl_outside_"
 _PACKAGE = "__init__.py"
 
 
@@ -207,7 +207,9 @@ class _Uncached(SourceFileLoader):
 
 def _forget() -> None:
     """Forget every plugin from outside."""
-    for name in [name for name in sys.modules if name.startswith(plugins.OUTSIDE)]:
+    plugins.forget()
+    # With their submodules, which a later import of the same file would find.
+    for name in [name for name in sys.modules if name.startswith(_PREFIX)]:
         del sys.modules[name]
 
 

@@ -12,7 +12,6 @@ import functools
 import importlib
 import importlib.metadata
 import pkgutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -27,8 +26,8 @@ MEMBERS = {
 }
 """Names that a plugin must define, by kind."""
 KINDS = tuple(MEMBERS)
-OUTSIDE = "cosmos_rl_outside"
-"""Prefix of the names of plugins from outside in ``sys.modules``."""
+_LOADED: dict[str, dict[str, ModuleType]] = {kind: {} for kind in KINDS}
+"""Plugins from outside that this process has imported, by kind and name."""
 
 
 def known(kind: str) -> list[str]:
@@ -45,8 +44,7 @@ def own(kind: str) -> tuple[str, ...]:
 
 def loaded(kind: str) -> dict[str, ModuleType]:
     """Return the plugins from outside that this process has imported, by name."""
-    prefix = f"{OUTSIDE}.{kind}."
-    return {key.removeprefix(prefix): found for key, found in list(sys.modules.items()) if key.startswith(prefix)}
+    return dict(_LOADED[kind])
 
 
 @functools.cache
@@ -76,8 +74,13 @@ def load_model(name: str) -> ModuleType:
 
 def register(kind: str, name: str, module: ModuleType) -> None:
     """Register a module from outside under a plugin name, for this process."""
-    # The table of imported modules doubles as the table of plugins, so the two cannot disagree.
-    sys.modules[f"{OUTSIDE}.{kind}.{name}"] = module
+    _LOADED[kind][name] = module
+
+
+def forget() -> None:
+    """Forget every registered plugin from outside."""
+    for registered in _LOADED.values():
+        registered.clear()
 
 
 @contextmanager
