@@ -47,8 +47,8 @@ class Reward(Protocol):
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
         """Return for each sample, in order, its scores by name, or its error.
 
-        Training uses the score with the options' label. Raises only if no sample can be scored, for example because a
-        service is unavailable.
+        Training uses the score with the options' label. If it raises, each sample is scored alone, except for
+        :class:`UnavailableError` and :class:`ConfigError`, which end the attempt.
         """
         ...
 

@@ -6,9 +6,7 @@ an ``.npy`` file.
 
 import io
 import json
-import ssl
 import time
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -18,6 +16,7 @@ import numpy as np
 from httpx import Response
 
 from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.rewards._answers import brief
 from cosmos_rl_core.rewards._service import (
     ENQUEUE_URL,
     FETCH_URL,
@@ -39,11 +38,10 @@ _PASSING = frozenset({408, 425, 429})
 """Statuses below 500 that a repetition of the same request may not meet again."""
 _NOT_READY = frozenset({202, 400})
 """Statuses of a service without scores yet; cosmos-rl's answers 400."""
-_SHOWN = 300
 _NEVER = (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.TooManyRedirects)
 """Errors of requests that no repetition can mend."""
-_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-"""OpenSSL's reasons for a server without TLS."""
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "CERTIFICATE_VERIFY_FAILED")
+"""OpenSSL's reasons for a server without TLS, or with a certificate that is not trusted."""
 _ANSWER = "the reward service's answer"
 _REMEDIES = {
     401: f"set {TOKEN}",
@@ -143,18 +141,13 @@ class Client:
         told = self._json(answer)
         if not isinstance(told.get("uuid"), str) or not told["uuid"]:
             raise UnavailableError(f"the reward service named no uuid: {self._quote(answer)}")
-        return Ticket(told["uuid"], self._replica(told.get("replica_id")), deadline_s)
-
-    def _replica(self, named: Any) -> str:
-        """Return the value of the header that pins the replica; empty for none."""
-        if not self._service.pins_replica or named is None:
-            return ""
-        if not isinstance(named, str) or not fits_header(named):
+        replica = (told.get("replica_id") if self._service.pins_replica else None) or ""
+        if not isinstance(replica, str) or not fits_header(replica):
             raise RefusedError(
-                f"the reward service named the replica {shorten(repr(named))}, which no HTTP header takes; mend the "
+                f"the reward service named the replica {brief(repr(replica))}, which no HTTP header takes; mend the "
                 f"service, or set {NO_REPLICA}=1"
             )
-        return named
+        return Ticket(told["uuid"], replica, deadline_s)
 
     def result(self, ticket: Ticket, reward_fn: str) -> dict[str, Any]:
         """Wait for the service's answer and return it. Raises :class:`RefusedError` if scoring failed."""
@@ -206,10 +199,12 @@ class Client:
             with self._http.stream(method, url, timeout=timeout, **request) as answer:
                 body = _body(answer, min(deadline_s, time.monotonic() + timeout_s))
                 return Response(answer.status_code, content=body)
+        except httpx.DecodingError as error:
+            raise RefusedError(f"{_ANSWER} cannot be decompressed: {error}") from error
         except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:
             found = f"{type(error).__name__}: {error}".rstrip(": ")
             passing = isinstance(error, httpx.TransportError) and not isinstance(error, _NEVER)
-            if passing and not _distrusts(error):
+            if passing and not any(reason in found for reason in _NO_TLS):
                 return found
             message = f"no request to {_place(url)} can be made: {found}"
             raise ConfigError(f"{message}; check {ENQUEUE_URL}, {FETCH_URL}, {TOKEN}") from error
@@ -238,72 +233,29 @@ class Client:
     def _quote(self, answer: Response) -> str:
         """Return status and text, cut short, without the token that a service might repeat."""
         # The charset that a header names may be any codec of Python, also one for bytes.
-        text = " ".join(answer.content.decode(errors="replace").split())
+        text = answer.content.decode(errors="replace")
         text = text.replace(self._service.token, "<token>") if self._service.token else text
-        return f"{answer.status_code} {shorten(text)}"
+        return f"{answer.status_code} {brief(text)}"
 
 
 def _place(url: str) -> str:
     return f"the reward service at {without_secrets(url)}"
 
 
-def shorten(text: str) -> str:
-    """Return the beginning of a text of any length, for a message."""
-    return f"{text[:_SHOWN]}{'...' if len(text) > _SHOWN else ''}"
-
-
 def _body(answer: Response, deadline_s: float) -> bytes:
     """Return the reply, decompressed.
 
-    Raises :class:`RefusedError` for a reply that is too large, cut, or compressed in another way, and
-    ``httpx.ReadTimeout`` for a reply that has not ended at ``deadline_s``, on the monotonic clock.
+    Raises :class:`RefusedError` for a reply that is too large, and ``httpx.ReadTimeout`` for one that has not ended at
+    ``deadline_s``, on the monotonic clock.
     """
-    coding = answer.headers.get("Content-Encoding", "").strip().lower() or "identity"
-    if coding not in ("identity", "gzip", "x-gzip", "deflate"):
-        raise RefusedError(f"{_ANSWER} is compressed by {shorten(repr(coding))}, not asked for")
-    inflate = None if coding == "identity" else _Inflate()
     body = bytearray()
-    for i, block in enumerate(answer.iter_raw()):
+    for i, block in enumerate(answer.iter_bytes()):
         if i > 0 and time.monotonic() > deadline_s:
             raise httpx.ReadTimeout("the answer began and did not end in time")
-        try:
-            body += inflate.more(block, MAX_REPLY_BYTES + 1 - len(body)) if inflate else block
-        except zlib.error as error:
-            raise RefusedError(f"{_ANSWER} is not {coding}: {error}") from error
+        body += block
         if len(body) > MAX_REPLY_BYTES:
             raise RefusedError(f"{_ANSWER} is larger than {MAX_REPLY_BYTES} bytes")
-    if inflate and not inflate.ended:
-        raise RefusedError(f"{_ANSWER} is cut: its {coding} has no end")
     return bytes(body)
-
-
-class _Inflate:
-    """Decompresses up to a bound, which httpx cannot. A gzip may have several members, and zeros after each."""
-
-    def __init__(self) -> None:
-        self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
-        self.ended = True  # no member is unfinished
-
-    def more(self, block: bytes, room: int) -> bytes:
-        """Return at most ``room`` bytes from ``block``. A caller that got ``room`` bytes must stop."""
-        found = b""
-        while len(found) < room and (block := block.lstrip(b"\0") if self.ended else block):
-            found += self._member.decompress(block, room - len(found))
-            block, self.ended = self._member.unused_data, self._member.eof
-            if self.ended:
-                self._member = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
-        return found
-
-
-def _distrusts(error: BaseException | None) -> bool:
-    """Return whether TLS failed for good: an untrusted certificate, or a server without TLS."""
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return True
-        if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _tries(deadline_s: float, pauses_s: tuple[float, float]) -> Iterator[None]:

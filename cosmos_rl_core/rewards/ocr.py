@@ -5,6 +5,7 @@ are mostly the word, not large scenes with a small word.
 """
 
 import importlib
+import itertools
 from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -53,35 +54,24 @@ class Reward:
         """Return why the prompt has no word to render, or None."""
         try:
             target(text)
-        except ConfigError as error:
+        except ValueError as error:
             return str(error)
         return None
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return ``{"ocr": score}`` for each sample, in order, or the error of that sample."""
+        """Return ``{"ocr": score}`` for each sample, in order; raise ``ValueError`` if one has no word or no pixels."""
         # Padding depends on the longest line of a batch. In batches of one shape no score depends on other samples.
-        shapes = [np.shape(sample.pixels) for sample in samples]
-        entries: dict[int, dict[str, float] | Exception] = {}
-        for shape in dict.fromkeys(shapes):
-            indices = [i for i, other in enumerate(shapes) if other == shape]
-            found = self._score_alike([samples[i] for i in indices])
-            entries |= dict(zip(indices, found, strict=True))
-        return [entries[i] for i in range(len(samples))]
-
-    def _score_alike(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Score samples of one shape together; if that fails, score them one by one to lose only failing ones."""
-        try:
-            targets = [target(sample.prompt) for sample in samples]
-            texts = self._read([frame for sample in samples for frame in _frames(sample.pixels)])
-        except Exception as error:
-            if len(samples) == 1:
-                return [error]
-            return [entry for sample in samples for entry in self._score_alike([sample])]
-        texts_SF = np.array(texts, dtype=object).reshape(len(samples), -1)
-        return [
-            {"ocr": float(np.mean([similarity(text, wanted) for text in texts_F]))}
-            for texts_F, wanted in zip(texts_SF, targets, strict=True)
-        ]
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for i, sample in enumerate(samples):
+            alike.setdefault(np.shape(sample.pixels), []).append(i)
+        scores: dict[int, dict[str, float] | Exception] = {}
+        for indices in alike.values():
+            texts = iter(self._read([frame for i in indices for frame in _frames(samples[i].pixels)]))
+            for i in indices:
+                wanted, num_frames = target(samples[i].prompt), len(samples[i].pixels)
+                each = [similarity(text, wanted) for text in itertools.islice(texts, num_frames)]
+                scores[i] = {"ocr": float(np.mean(each))}
+        return [scores[i] for i in range(len(samples))]
 
     def _read(self, frames: list[np.ndarray]) -> list[str]:
         """Return the text in each BGR frame ``[height, width, 3]``; "" if there is none."""
@@ -109,12 +99,12 @@ class Reward:
 
 
 def target(prompt: str) -> str:
-    """Return the text between the first two double quotes. Raises :class:`ConfigError` if there is none."""
+    """Return the text between the first two double quotes. Raises ``ValueError`` if there is none."""
     parts = prompt.split('"')
     if len(parts) < 3:
-        raise ConfigError(f"prompt {prompt!r} needs the text to render between double quotes")
+        raise ValueError(f"prompt {prompt!r} needs the text to render between double quotes")
     if not _plain(parts[1]):
-        raise ConfigError(f"prompt {prompt!r} has nothing between its double quotes")
+        raise ValueError(f"prompt {prompt!r} has nothing between its double quotes")
     return parts[1]
 
 

@@ -13,8 +13,9 @@ from pydantic import Field, model_validator
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.rewards._answers import brief, finite
 from cosmos_rl_core.rewards._base import LatentSample, Sample
-from cosmos_rl_core.rewards._client import Client, RefusedError, Ticket, frame, shorten
+from cosmos_rl_core.rewards._client import Client, RefusedError, Ticket, frame
 from cosmos_rl_core.rewards._service import Service
 from cosmos_rl_core.storage import media
 
@@ -147,7 +148,7 @@ class Reward:
         keys = (self._options.score_key or self._options.reward_fn).split("+")
         if missing := [key for key in keys if key not in scores]:
             raise RefusedError(
-                f"{self._options.reward_fn} gives {shorten(', '.join(sorted(scores))) or 'no scores'}, not "
+                f"{self._options.reward_fn} gives {brief(', '.join(sorted(scores))) or 'no scores'}, not "
                 f"{', '.join(missing)}; if it never does, set score_key"
             )
         for key in keys:
@@ -159,19 +160,10 @@ class Reward:
     def _entry(self, keys: list[str], told: dict[str, Any]) -> dict[str, float] | Exception:
         """Return the service's answer for a sample as a score or an error."""
         options = self._options
-        wanted = [told[key] for key in keys]
-        if _FAILED_TEXT in told.values() or options.failure_score in wanted or not all(map(_is_number, wanted)):
-            return RefusedError(f"the service could not score it: {shorten(str(told))}")
+        numbers = {key: number for key, value in told.items() if (number := finite(value)) is not None}
+        wanted = [numbers.get(key) for key in keys]
+        if _FAILED_TEXT in told.values() or None in wanted or options.failure_score in wanted:
+            return RefusedError(f"the service could not score it: {brief(told)}")
         low, high = (-math.inf if options.clip_min is None else options.clip_min), options.clip_max
-        score = min(max(sum(map(float, wanted)), low), math.inf if high is None else high)
-        numbers = {key: float(number) for key, number in told.items() if _is_number(number)}
+        score = min(max(sum(numbers[key] for key in keys), low), math.inf if high is None else high)
         return numbers | {options.label: options.scale * score}
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond float
-        return False

@@ -114,12 +114,10 @@ def test_tensors_that_are_not_the_bases_are_named_and_nothing_is_written(
     values["net.crossattn_proj.0.bias"] = torch.zeros(3, device="cpu")
     del values["net.x_embedder.proj.1.weight"]
     torch.save(values, tmp_path / "model.pt")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="not of the base's architecture") as caught:
         native_weights.import_weights(tmp_path / "model.pt", str(base), tmp_path / "new")
-    assert str(caught.value).endswith(
-        "crossattn_proj.0.bias of shape [3], expected [16]; no patch_embed.proj.weight; unknown "
-        "transformer_blocks.2.ff.net.0.proj.weight"
-    )
+    for name in ("crossattn_proj.0.bias", "patch_embed.proj.weight", "transformer_blocks.2.ff.net.0.proj.weight"):
+        assert name in str(caught.value)
     assert not (tmp_path / "new").exists()
 
 

@@ -301,8 +301,3 @@ def test_the_schema_is_told_by_the_tables(name: str, schema: str):
 )
 def test_written_toml_reads_back(value: dict[str, Any]):
     assert tomllib.loads(toml.dumps(value)) == value
-
-
-def test_toml_has_no_spelling_for_nothing():
-    with pytest.raises(TypeError, match="None"):
-        toml.dumps({"a": None})

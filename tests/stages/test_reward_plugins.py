@@ -37,16 +37,6 @@ class Options(RewardOptions):
     """Python that makes the answer of ``samples``."""
 
 
-class Mute(Exception):
-    def __str__(self):
-        raise ValueError("no words")
-
-
-class Shy:
-    def __repr__(self):
-        raise ValueError("no words")
-
-
 def fails(error):
     raise error
 
@@ -101,16 +91,14 @@ NO_LIST = {
     "None": "TypeError: the reward returned None, expected a list with an entry a sample",
     "0.5": "TypeError: the reward returned 0.5 (float), expected a list",
     "'abc'": "TypeError: the reward returned abc (str), expected a list",
-    "np.array([0.5, 0.5, 0.5])": "TypeError: the reward returned array([0.5, 0.5, 0.5]) (ndarray), expected a list",
+    "np.array([0.5, 0.5, 0.5])": "TypeError: the reward returned [0.5 0.5 0.5] (ndarray), expected a list",
     "{'judge': 0.5}": "TypeError: the reward returned {'judge': 0.5} (dict), expected a list",
     "(e for e in [])": "TypeError: the reward returned <generator",
     "[]": "TypeError: the reward returned 0 entries for 1 samples",
     "[{'judge': 0.5}] * (len(samples) + 1)": "TypeError: the reward returned 2 entries for 1 samples",
     "samples.clear()": "TypeError: the reward returned None",
     "fails(RuntimeError('broken'))": "RuntimeError: broken",
-    "fails(Mute())": "Mute: its message raises ValueError",
     "fails(RuntimeError('\\udcff'))": "RuntimeError: \\udcff",
-    "Shy()": "TypeError: the reward returned a value whose text raises ValueError (Shy)",
 }
 
 
@@ -118,8 +106,7 @@ NO_LIST = {
 def test_an_answer_that_is_no_list_of_entries_scores_nothing(tmp_path, answer):
     with pytest.raises(RewardError) as caught:
         scored(tmp_path, answer)
-    says = NO_LIST[answer] if "array(" not in NO_LIST[answer] else "TypeError: the reward returned array([0.5"
-    message = str(caught.value)
+    says, message = NO_LIST[answer], str(caught.value)
     assert "judge could not score 3 of 3 samples" in message
     assert all(f"p{number}-000 ({says}" in message for number in range(3)), message
 
@@ -129,23 +116,23 @@ BAD_ENTRIES = {
     "0.5": "TypeError: the reward returned 0.5 (float) for a sample",
     "'abc'": "TypeError: the reward returned abc (str) for a sample",
     "[0.5]": "TypeError: the reward returned [0.5] (list) for a sample",
-    "np.float32(0.5)": "TypeError: the reward returned np.float32(0.5) (float32) for a sample",
+    "np.float32(0.5)": "TypeError: the reward returned 0.5 (float32) for a sample",
     "True": "TypeError: the reward returned True (bool) for a sample",
     "ValueError": "TypeError: the reward returned <class 'ValueError'> (type) for a sample",
     "ValueError('blurred')": "ValueError: blurred",
     "{}": "KeyError: \"no score named 'judge' among []\"",
     "{'other': 1.0, 1: 2.0}": "KeyError: \"no score named 'judge' among ['1', 'other']\"",
-    "{'judge': True}": "TypeError: the score 'judge' is True (bool), expected a number",
-    "{'judge': np.True_}": "TypeError: the score 'judge' is np.True_ (bool), expected a number",
-    "{'judge': None}": "TypeError: the score 'judge' is None, expected a number",
-    "{'judge': '0.5'}": "TypeError: the score 'judge' is 0.5 (str), expected a number",
-    "{'judge': [0.5]}": "TypeError: the score 'judge' is [0.5] (list), expected a number",
-    "{'judge': np.array([0.5])}": "TypeError: the score 'judge' is array([0.5]) (ndarray), expected a number",
-    "{'judge': Decimal('0.5')}": "TypeError: the score 'judge' is Decimal('0.5') (Decimal), expected a number",
-    "{'judge': 1j}": "TypeError: the score 'judge' is 1j (complex), expected a number",
+    "{'judge': True}": "ValueError: the score 'judge' is True (bool), expected a finite number",
+    "{'judge': np.True_}": "ValueError: the score 'judge' is True (bool), expected a finite number",
+    "{'judge': None}": "ValueError: the score 'judge' is None, expected a finite number",
+    "{'judge': '0.5'}": "ValueError: the score 'judge' is 0.5 (str), expected a finite number",
+    "{'judge': [0.5]}": "ValueError: the score 'judge' is [0.5] (list), expected a finite number",
+    "{'judge': np.array([0.5])}": "ValueError: the score 'judge' is [0.5] (ndarray), expected a finite number",
+    "{'judge': Decimal('0.5')}": "ValueError: the score 'judge' is 0.5 (Decimal), expected a finite number",
+    "{'judge': 1j}": "ValueError: the score 'judge' is 1j (complex), expected a finite number",
     "{'judge': float('nan')}": "ValueError: the score 'judge' is nan",
     "{'judge': -np.inf}": "ValueError: the score 'judge' is -inf",
-    "{'judge': np.float32('nan')}": "ValueError: the score 'judge' is np.float32(nan)",
+    "{'judge': np.float32('nan')}": "ValueError: the score 'judge' is nan (float32)",
     "{'judge': 10**400}": "ValueError: the score 'judge' is 1000000",
 }
 

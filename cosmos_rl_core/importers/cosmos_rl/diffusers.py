@@ -8,7 +8,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.cosmos_rl import diffusers_rows as special
 from cosmos_rl_core.importers.cosmos_rl import diffusers_run as run
 from cosmos_rl_core.importers.cosmos_rl.diffusers_run import DATASET, POLICY, SAMPLE
-from cosmos_rl_core.importers.cosmos_rl.rewards import REMOTE_ROWS, remote_row
+from cosmos_rl_core.importers.cosmos_rl.rewards import REMOTE, remote_row, total_bound_row
 from cosmos_rl_core.importers.cosmos_rl.rows import (
     CLUSTER,
     DETERMINISTIC,
@@ -16,10 +16,13 @@ from cosmos_rl_core.importers.cosmos_rl.rows import (
     Row,
     Upstream,
     among,
+    is_true,
     named,
+    number,
     refused,
     table,
     taken,
+    to,
     unless_none,
     when,
 )
@@ -89,18 +92,13 @@ def implied(upstream: Upstream) -> Iterator[tuple[dict[str, Any], str]]:
     if run.asks_service(upstream):
         yield {f"{POLICY}.unbiased_std": True}, "over n - 1 if a service scores"
     clock = "cosmos-rl counts training steps from 1"
-    if upstream["train.ema_enable"] is True:
+    if _averages(upstream):
         yield {"train.ema_first_step": 1}, clock
     if upstream["policy.diffusers.weight_copy_decay_type"] != 0:
         yield {f"{POLICY}.weight_copy_first_step": 1}, clock
 
 
-def _averages(upstream: Upstream) -> bool:
-    return upstream["train.ema_enable"] is True
-
-
-def _warms_up(upstream: Upstream) -> bool:
-    return upstream["train.optm_warmup_steps"] != 0
+_averages = is_true("train.ema_enable")
 
 
 def _decays(upstream: Upstream) -> bool:
@@ -133,23 +131,29 @@ _ALWAYS = table({
     "train.train_batch_per_replica": run.batch_row,
     "train: optm_lr optm_betas ema_enable": taken,
     "train.optm_lr.*": refused("there is one learning rate for all parameters"),
-    "train.optm_name": special.optimizer_row,
+    "train.optm_name": among(("AdamW",), "AdamW is the default", taken),
     "train.optm_impl": "one implementation of the same arithmetic",
     "train: optm_grad_norm_clip epsilon": run.summed_row,
     "train.optm_weight_decay": run.weight_decay_row,
     "train.optm_warmup_steps": run.warmup_row,
-    "train.optm_warmup_start_factor": when(_warms_up, taken, "train.optm_warmup_steps is 0"),
+    "train.optm_warmup_start_factor": when(
+        lambda file: file["train.optm_warmup_steps"] != 0, taken, "train.optm_warmup_steps is 0"
+    ),
     "train.optm_decay_type": unless_none(run.decay_type_row),
     "train.optm_decay_ratio": unless_none(when(_decays, taken, "there is no decay")),
     "train.optm_min_lr_factor": when(_decays, taken, "there is no decay"),
     "train.ema_decay": when(_averages, taken, "train.ema_enable is not true"),
-    "train.ema_update_step_interval": when(_averages, special.interval_row, "train.ema_enable is not true"),
-    "train.seed": unless_none(special.seed_row),
-    "train.param_dtype": among(("bfloat16", "float32"), taken, FLOAT16),
+    "train.ema_update_step_interval": when(
+        _averages, to("train.ema_update_step_interval", lambda steps: steps or 1), "train.ema_enable is not true"
+    ),
+    "train.seed": unless_none(
+        to("train.seed", lambda seed: 42 if number(seed) < 0 else seed, "cosmos-rl replaces negative seeds")
+    ),
+    "train.param_dtype": among(("bfloat16", "float32"), taken, refused(FLOAT16)),
     "train: master_dtype transfer_dtype fsdp_reduce_dtype logprob_dtype": _FLOAT32,
     "train.fsdp_offload": "put fsdp_offload = ... in a cluster profile (deployments/clusters, --cluster)",
     "train.fsdp_reshard_after_forward": "shared weights are freed after each block's pass",
-    "train.resume": among((True, False), "the same command continues where it stopped", _NO_CHECKPOINT),
+    "train.resume": among((True, False), "the same command continues where it stopped", refused(_NO_CHECKPOINT)),
     "train.output_dir": "--store sets where runs are",
     "train.timestamp": "--run-id sets the run's name",
     "train.compile": "launch.compile of a cluster profile sets it",
@@ -158,20 +162,19 @@ _ALWAYS = table({
     "train: sync_weight_interval coalesce_weight_sync": _AT_A_TIME,
     "train: save_ckpt_at_exit signal_to_handle": "every finished stage and shard is kept",
     "train.local_dataset": _BY_SEED,
-    "train.ckpt.max_keep": special.max_keep_row,
+    "train.ckpt.max_keep": among((-1,), "every policy is kept", taken),
     "train.ckpt: enable_checkpoint save_freq_in_epoch save_mode export_safetensors": _EVERY_POLICY,
     "train.ckpt: upload_hf hf_repo_name upload_s3 s3_bucket s3_prefix": _NO_UPLOAD,
-    f"{POLICY}.type": special.type_row,
-    f"{POLICY}.trainer_type": special.trainer_row,
+    f"{POLICY}: type trainer_type": special.type_row,
     f"{POLICY}.mini_batch": taken,
     f"{POLICY}: reward_function reward_function.*": _NO_REWARD_FUNCTION,
-    f"{POLICY}.bypass_reward": among((False,), "rewards are never left out", "set it to false"),
+    f"{POLICY}.bypass_reward": among((False,), "rewards are never left out", refused("set it to false")),
     f"{POLICY}.filter_reward_metric": "cosmos-rl does not apply it to rewards of a service",
     f"{POLICY}: allowed_outdated_steps on_policy uncentralized_training": _STALENESS,
     f"{POLICY}: dataloader_shuffle dataloader_seed dataloader_num_workers dataloader_batch_size "
     "dataloader_prefetch_factor dataloader_drop_last dataloader_broadcast": _BY_SEED,
     f"{POLICY}: dataset.subset dataset.revision dataset.test_size": _NO_SUBSETS,
-    "policy.is_diffusers": among((True,), "all models here are diffusion models", "must be true or false"),
+    "policy.is_diffusers": among((True,), "all models here are diffusion models", refused("must be true or false")),
     "policy.model_name_or_path": special.model_row,
     "policy.model_revision": unless_none(special.model_row),
     "policy.model_gradient_checkpointing": taken,
@@ -180,7 +183,11 @@ _ALWAYS = table({
     # cosmos-rl does not read lora_dropout, use_rslora and the patterns for diffusion models; the user wants them.
     "policy.lora: r lora_alpha lora_dropout use_rslora": taken,
     "policy.lora.target_modules": unless_none(taken),
-    "policy.lora.init_lora_weights": when(run.has_lora, special.init_lora_row, "there is no [policy.lora]"),
+    "policy.lora.init_lora_weights": when(
+        lambda file: file.says("policy.lora"),
+        among((True, "gaussian"), taken, refused("the adapters start from the base model: choose true or gaussian")),
+        "there is no [policy.lora]",
+    ),
     "policy.lora: alpha_pattern alpha_pattern.* r_pattern r_pattern.*": unless_none(special.pattern_row),
     "policy.lora: lora_names primary_adapter": "the algorithm decides which copies of the adapters exist",
     "policy.lora.lora_path": unless_none(refused(NOT_IN_LORA["lora_path"])),
@@ -210,11 +217,14 @@ _ROLLOUTS = table({
     f"{POLICY}.batch_size_per_optimize": unless_none(run.batch_per_optimize_row),
     f"{POLICY}.use_remote_reward": remote_row,
     "policy.diffusers.nft_beta": named(POLICY),
-    "policy.diffusers.weight_copy_decay_type": special.old_decay_row,
-    "policy.diffusers.timesteps_fraction": special.fraction_row,
+    "policy.diffusers.weight_copy_decay_type": among(
+        (0, 1, 2),
+        to(f"{POLICY}.weight_copy_decay_type", {0: "none", 1: "linear", 2: "delayed"}.get),
+        refused("must be 0, 1 or 2"),
+    ),
+    "policy.diffusers.timesteps_fraction": named(POLICY),
     "policy.diffusers.timestep_fraction": special.misspelt_fraction_row,
-    f"{SAMPLE}.solver": special.solver_row,
-    f"{SAMPLE}.deterministic_sampling": special.deterministic_row,
+    f"{SAMPLE}: solver deterministic_sampling": special.solver_row,
     f"{SAMPLE}.noise_level": special.noise_level_row,
     "rollout: n_generation": taken,
     "rollout: n_generation_mini_batch": unless_none(taken),
@@ -232,6 +242,13 @@ _SAMPLES = table({
     "validation: enable": special.validates_row,
 })  # fmt: skip
 _PROMPTS = table({f"{DATASET}: name split": special.prompts_row(DATASET)})
+_REMOTE = table({
+    f"{REMOTE}.reward_fns": "an empty list",
+    f"{REMOTE}.reward_fns[*]: name weight score_key clip_min clip_max": remote_row,
+    f"{REMOTE}.scale": remote_row,
+    f"{REMOTE}: reward_clip_min reward_clip_max": total_bound_row,
+    f"{REMOTE}.batch_size": "the plugin's batch_size sets the number of samples of a request",
+})  # fmt: skip
 _LEVELS = table({
     "policy.diffusers.weighting_scheme": special.weighting_row,
     "policy.diffusers: logit_mean logit_std": special.logit_row,
@@ -278,7 +295,7 @@ TABLE: dict[str, Row] = {
     **_only(run.is_nft, _ROLLOUTS, "supervised training has no rollouts"),
     **_only(run.is_nft, _SAMPLES, _UNJUDGED),
     **_only(run.is_nft, _only(run.validates, _EVALUATIONS, "validation.enable = false"), _UNJUDGED),
-    **_only(run.asks_service, REMOTE_ROWS, "use_remote_reward is not true"),
+    **_only(run.asks_service, _REMOTE, "use_remote_reward is not true"),
     **_only(run.is_supervised, _LEVELS, "DiffusionNFT trains on the rollout's levels"),
     "train.ckpt.save_freq": when(run.is_supervised, run.save_freq_row, _EVERY_POLICY),
     f"{DATASET}.local_dir": when(run.is_supervised, special.folder_row, "prompt sets have names"),

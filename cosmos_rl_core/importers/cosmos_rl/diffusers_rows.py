@@ -18,30 +18,16 @@ from cosmos_rl_core.importers.cosmos_rl.rows import Answer, Row, Upstream, numbe
 
 SANA_VIDEO_FRAMES = 81
 """Frames that cosmos-rl generates with SANA-Video, whatever the file sets."""
-NEGATIVE_SEED = 42
-"""cosmos-rl's replacement of negative seeds."""
-_ALGORITHMS = {"sft": ("sft", "diffusers_sft"), "nft": ("diffusion_nft",)}
-"""Our algorithms, and cosmos-rl's values of ``trainer_type`` for each."""
 
 
-def type_row(key: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the algorithm; cosmos-rl calls every algorithm with rewards "grpo"."""
-    if value not in (None, "grpo", "sft"):
-        raise ConfigError("must be grpo or sft")
-    if is_supervised(upstream):
-        return {key: "sft"}
-    if upstream[f"{POLICY}.trainer_type"] != "diffusion_nft":
-        raise ConfigError('needs trainer_type = "diffusion_nft"; for FlowGRPO use configs/grpo')
-    return {key: "nft"}, "with trainer_type"
-
-
-def trainer_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the algorithm that ``type`` and ``trainer_type`` name together."""
-    algorithm = "sft" if is_supervised(upstream) else "nft"
-    known = _ALGORITHMS[algorithm]
-    if value not in known:
-        raise ConfigError(f"diffusion models have {' or '.join(known)} with this type")
-    return {f"{POLICY}.type": algorithm}, "with type"
+def type_row(_: str, __: Any, upstream: Upstream) -> Answer:
+    """Return the algorithm; cosmos-rl calls each one with rewards "grpo", and ``trainer_type`` tells them apart."""
+    if upstream[f"{POLICY}.type"] not in (None, "grpo", "sft"):
+        raise ConfigError("type must be grpo or sft")
+    ours, known = ("sft", (None, "sft", "diffusers_sft")) if is_supervised(upstream) else ("nft", ("diffusion_nft",))
+    if upstream[f"{POLICY}.trainer_type"] not in known:
+        raise ConfigError(f'needs trainer_type = "{known[-1]}"; for FlowGRPO use configs/grpo')
+    return {f"{POLICY}.type": ours}, "type and trainer_type together"
 
 
 def model_row(_: str, __: Any, upstream: Upstream) -> Answer:
@@ -83,15 +69,6 @@ def logit_row(key: str, value: Any, upstream: Upstream) -> Answer:
     return {key: value} if scheme in (None, "logit_normal") else f"weighting_scheme = {scheme!r}"
 
 
-def init_lora_row(key: str, value: Any, _: Upstream) -> Answer:
-    """Return how the adapters are initialized."""
-    if value is True:
-        return {key: "kaiming"}, "peft's default"
-    if value != "gaussian":
-        raise ConfigError("the adapters start from the base model: choose true or gaussian")
-    return {key: value}
-
-
 def pattern_row(key: str, value: Any, upstream: Upstream) -> Answer:
     """Return the whole table of patterns for each of its keys: dots in patterns do not separate tables."""
     table = "policy.lora." + key.split(".")[2]
@@ -119,17 +96,9 @@ def _solver(upstream: Upstream) -> str:
     raise ConfigError(f"no such sampler at this deterministic_sampling; known: {', '.join(known)}")
 
 
-def solver_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the solver."""
-    return {f"{SAMPLE}.solver": _solver(upstream)}, "for SANA always the pipeline's solver"
-
-
-def deterministic_row(_: str, value: Any, upstream: Upstream) -> Answer:
+def solver_row(_: str, __: Any, upstream: Upstream) -> Answer:
     """Return the solver, whose name here also decides about noise."""
-    why = "part of the solver's name here"
-    if _is_cosmos(upstream) and value is True:
-        why += "; cosmos-rl misspells the keyword for this model and adds noise all the same"
-    return {f"{SAMPLE}.solver": _solver(upstream)}, why
+    return {f"{SAMPLE}.solver": _solver(upstream)}, "its name says whether it adds noise; SANA has its pipeline's own"
 
 
 def noise_level_row(key: str, value: Any, upstream: Upstream) -> Answer:
@@ -140,23 +109,9 @@ def noise_level_row(key: str, value: Any, upstream: Upstream) -> Answer:
 
 def guidance_row(key: str, value: Any, upstream: Upstream) -> Answer:
     """Return the guidance scale in our convention, where 1 is no guidance."""
-    if number(value) > 1 and _is_cosmos(upstream):
+    if number(value) > 1 and "cosmos" in str(upstream["policy.model_name_or_path"]).lower():
         return {key: 1 + value}, "Cosmos-Predict2.5 counts guidance from 0, we from 1"
     return {key: value}
-
-
-def _is_cosmos(upstream: Upstream) -> bool:
-    return "cosmos" in str(upstream["policy.model_name_or_path"]).lower()
-
-
-_OLD_DECAYS = {0: "none", 1: "linear", 2: "delayed"}
-
-
-def old_decay_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return our name of a decay that cosmos-rl numbers."""
-    if not isinstance(value, int) or value not in _OLD_DECAYS:
-        raise ConfigError("must be 0, 1 or 2")
-    return {f"{POLICY}.weight_copy_decay_type": _OLD_DECAYS[value]}
 
 
 def misspelt_fraction_row(_: str, value: Any, upstream: Upstream) -> Answer:
@@ -165,13 +120,6 @@ def misspelt_fraction_row(_: str, value: Any, upstream: Upstream) -> Answer:
         return "policy.diffusers.timesteps_fraction, the right spelling, takes precedence"
     why = "misspelt timesteps_fraction; cosmos-rl ignores it and trains on all steps"
     return {f"{POLICY}.timesteps_fraction": value}, why
-
-
-def fraction_row(key: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the fraction under its right spelling."""
-    if not upstream.says(key) and upstream.says("policy.diffusers.timestep_fraction"):
-        return "timestep_fraction sets it"
-    return {f"{POLICY}.timesteps_fraction": value}
 
 
 def prompts_row(place: str) -> Row:
@@ -206,26 +154,6 @@ def validates_row(_: str, value: Any, upstream: Upstream) -> Answer:
     if not validates(upstream):
         return "there is no [validation]"
     return {"validation.freq": upstream["validation.freq"]}, "[validation] turns evaluations on"
-
-
-def optimizer_row(key: str, value: Any, _: Upstream) -> Answer:
-    """Return the optimizer."""
-    return "AdamW is the default" if value == "AdamW" else {key: value}
-
-
-def interval_row(key: str, value: Any, _: Upstream) -> Answer:
-    """Return the steps between updates of the average; cosmos-rl's 0 means every step."""
-    return {key: value or 1}
-
-
-def max_keep_row(key: str, value: Any, _: Upstream) -> Answer:
-    """Return how many policies are kept; cosmos-rl's -1 means all."""
-    return "every policy is kept" if value == -1 else {key: value}
-
-
-def seed_row(key: str, value: Any, _: Upstream) -> Answer:
-    """Return the seed, with cosmos-rl's replacement of negative ones."""
-    return {key: NEGATIVE_SEED if number(value) < 0 else value}, "replaces negative seeds"
 
 
 def logger_row(key: str, value: Any, _: Upstream) -> Answer:

@@ -40,11 +40,6 @@ def is_sana(upstream: Upstream) -> bool:
     return "sana" in str(upstream["policy.model_name_or_path"]).lower()
 
 
-def has_lora(upstream: Upstream) -> bool:
-    """Return whether adapters are trained."""
-    return upstream.says("policy.lora")
-
-
 def validates(upstream: Upstream) -> bool:
     """Return whether there are evaluations."""
     return upstream["validation.enable"] is True

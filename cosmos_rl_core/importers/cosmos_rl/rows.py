@@ -112,34 +112,31 @@ def named(target: str) -> Row:
 
 def refused(why: str) -> Row:
     """Return a row that refuses every value."""
-    return among((), why, why)
+
+    def refuse(_: str, __: Any, ___: Upstream) -> Answer:
+        raise ConfigError(why)
+
+    return refuse
 
 
-def among(allowed: Collection[Any], row: Row, otherwise: str) -> Row:
-    """Return a row that refuses values outside ``allowed`` with the message ``otherwise``."""
-
-    def checked(key: str, value: Any, upstream: Upstream) -> Answer:
-        if value not in allowed:
-            raise ConfigError(otherwise)
-        return answer_of(row, key, value, upstream)
-
-    return checked
+def among(values: Collection[Any], row: Row, otherwise: Row) -> Row:
+    """Return a row that is ``row`` for some values and ``otherwise`` for the others."""
+    return lambda key, value, file: answer_of(row if value in values else otherwise, key, value, file)
 
 
 def unless_none(row: Row) -> Row:
     """Return a row that leaves out values that stand for absence: None, "" and the text "None"."""
-
-    def checked(key: str, value: Any, upstream: Upstream) -> Answer:
-        if value in (None, "None", ""):
-            return "stands for absence"
-        return answer_of(row, key, value, upstream)
-
-    return checked
+    return among((None, "None", ""), "stands for absence", row)
 
 
 def when(condition: Callable[[Upstream], bool], row: Row, why: str) -> Row:
     """Return a row that has no effect, for the reason ``why``, unless ``condition`` holds for the file."""
     return lambda key, value, file: answer_of(row if condition(file) else why, key, value, file)
+
+
+def is_true(key: str) -> Callable[[Upstream], bool]:
+    """Return a condition: the file or cosmos-rl's default sets the key to true."""
+    return lambda file: file[key] is True
 
 
 def table(groups: Mapping[str, Row]) -> dict[str, Row]:
@@ -163,21 +160,13 @@ def row_of(table: Mapping[str, Row], key: str) -> Row | None:
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tables from dotted names; ``rewards[x].weight`` is a setting of one entry of the array ``rewards``."""
+    """Return tables from dotted names."""
     values: dict[str, Any] = {}
-    entries: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         table = values
-        *parents, last = re.findall(r"[^.\[\]]+(?:\[[^]]*\])?", name)
+        *parents, last = name.split(".")
         for parent in parents:
-            array, bracket, _ = parent.partition("[")
-            if not bracket:
-                table = table.setdefault(parent, {})
-                continue
-            if parent not in entries:
-                entries[parent] = {}
-                table.setdefault(array, []).append(entries[parent])
-            table = entries[parent]
+            table = table.setdefault(parent, {})
         if isinstance(value, dict):
             table.setdefault(last, {}).update(value)
         else:

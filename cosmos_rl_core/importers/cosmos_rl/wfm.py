@@ -11,8 +11,10 @@ from cosmos_rl_core.importers.cosmos_rl.rows import (
     Row,
     Upstream,
     among,
+    is_true,
     named,
     number,
+    refused,
     table,
     to,
     unless_none,
@@ -117,25 +119,27 @@ TABLE: dict[str, Row] = table({
     "model: fsdp_shard_size dp_replicate_size": special.instances_row,
     "model.loss_scale": named(POLICY),
     "model.ema.enabled": to("train.ema_enable"),
-    "model.ema.rate": when(special.averages, to("train.ema_rate"), "model.ema.enabled is not true"),
-    "model.ema.iteration_shift": among((0,), "no shift", "set it to 0: the average counts from the first step"),
+    "model.ema.rate": when(is_true("model.ema.enabled"), to("train.ema_rate"), "model.ema.enabled is not true"),
+    "model.ema.iteration_shift": among((0,), "no shift", refused("set it to 0: it counts from the first step")),
     "model.resolution": special.size_row,
     "model.state_t": special.frames_row,
     "model: net.* tokenizer.* state_ch sigma_data scaling use_rf_ckpts conditioning_strategy sigma_conditional "
     "denoise_replace_gt_frames rectified_flow_t_scaling_factor adjust_video_noise": _PIPELINE,
     "model: text_encoder_class text_encoder_config.*": _ENCODER,
-    "model.conditioner[*].dropout_rate": among((0.0,), "nothing is dropped", "set it to 0: only text is dropped here"),
+    "model.conditioner[*].dropout_rate": among(
+        (0.0,), "nothing is dropped", refused("set it to 0: only text is dropped here")
+    ),
     "model.conditioner[*]: name type output_key input_key": "the model's plugin defines its conditioning",
     "model.sde.sigma_max": to(f"{SAMPLE}.sigma_max", number),
     "model.sde.sigma_min": named(SAMPLE),
     "model: sde.p_mean sde.p_std high_sigma_ratio low_sigma_ratio high_sigma_strategy": _NOISE_OF_DATA,
     "model: min_num_conditional_frames max_num_conditional_frames": _FRAMES,
-    "model.precision": among(("bfloat16", "float32"), to("train.param_dtype"), FLOAT16),
+    "model.precision": among(("bfloat16", "float32"), to("train.param_dtype"), refused(FLOAT16)),
     "model.use_torch_compile": "launch.compile of a cluster profile sets it",
     "model: input_data_key input_caption_key input_image_key resize_online": "media come from a folder",
     "model: loss_reduce rectified_flow_loss_weight_uniform": "the diffusion loss of data has cosmos-rl's weight",
 
-    f"{RL}.enabled": among((True,), "train_policy.type sets it", _SUPERVISED),
+    f"{RL}.enabled": among((True,), "train_policy.type sets it", refused(_SUPERVISED)),
     f"{RL}.num_rollout": to("rollout.n_generation", why="with any number of GPUs"),
     f"{RL}.sample_steps": to(f"{SAMPLE}.num_steps"),
     f"{RL}.solver_option": named(SAMPLE),
@@ -146,28 +150,23 @@ TABLE: dict[str, Row] = table({
     f"{RL}.update_ref_every_iter": special.reference_row,
     f"{REWARDS}.ALL_REWARD_MODELS": "the advantages of all [[rewards]] are averaged",
     f"{REWARDS}: adv_clip_min adv_clip_max": named(POLICY),
-    f"{REWARDS}.remote_reward.enabled": special.remote_row,
-    f"{REWARDS}.remote_reward: reward_fn score_key scale reward_clip_min reward_clip_max": when(
-        special.asks_service, special.remote_option_row, "remote_reward.enabled = false"
-    ),
+    f"{REWARDS}.remote_reward: enabled reward_fn score_key scale reward_clip_min reward_clip_max": special.remote_row,
     f"{REWARDS}.remote_reward: token enqueue_url fetch_url": _ENVIRONMENT,
-    f"{REWARDS}: aesthetic.enabled image_reward.enabled fake_reward.enabled": among((False,), "not used", _NO_REWARD),
+    f"{REWARDS}: aesthetic.enabled image_reward.enabled fake_reward.enabled": among(
+        (False,), "not used", refused(_NO_REWARD)
+    ),
     f"{REWARDS}: aesthetic.model_path image_reward.model_path fake_reward.reward_fn fake_reward.scale": "not used",
 
-    "optimizer.optim_type": among(("fusedadam", "adamw"), "both are AdamW", "choose fusedadam or adamw"),
-    "optimizer.lr": special.peak_row,
+    "optimizer.optim_type": among(("fusedadam", "adamw"), "both are AdamW", refused("choose fusedadam or adamw")),
+    "optimizer.lr": special.schedule_row,
     "optimizer.weight_decay": to("train.optm_weight_decay"),
     "optimizer.betas": to("train.optm_betas"),
     "optimizer.eps": to("train.epsilon"),
     "optimizer: master_weights capturable": "weights are float32 here",
     "scheduler.scheduler_type": among(
-        tuple(special.DECAYS), "warm_up_steps and f_min set it", f"known: {', '.join(special.DECAYS)}"
+        tuple(special.DECAYS), "warm_up_steps and f_min set it", refused(f"known: {', '.join(special.DECAYS)}")
     ),
-    "scheduler.warm_up_steps": special.warmup_row,
-    "scheduler.f_start": special.start_row,
-    "scheduler.f_max": special.f_max_row,
-    "scheduler.f_min": special.decay_row,
-    "scheduler.cycle_lengths": "the length of a decay, if f_min sets one",
+    "scheduler: warm_up_steps f_start f_max f_min cycle_lengths": special.schedule_row,
     "scheduler.verbosity_interval": _REPORTED,
 
     "trainer.max_iter": to("train.num_iterations"),
@@ -180,7 +179,7 @@ TABLE: dict[str, Row] = table({
     "trainer.callbacks": "an empty list",
     "trainer.run_validation": among(
         (False,), "there is no [validation] unless you add one",
-        "cosmos-rl stops with an error at it; add [validation] to the translated recipe",
+        refused("cosmos-rl stops with an error at it; add [validation] to the translated recipe"),
     ),
     "trainer: validation_iter max_val_iter": _NO_VALIDATION,
     "trainer.use_s3": _STORE,
@@ -205,13 +204,15 @@ TABLE: dict[str, Row] = table({
     f"{VIDEO}.dataset_dir": special.dataset_row,
     f"{VIDEO}: num_frames dataloader.dataset.num_video_frames": special.frames_row,
     f"{VIDEO}: video_size dataloader.dataset.resolution": special.size_row,
-    f"{VIDEO}.batch_size": among((1,), "one sample per model instance", _ONE_SAMPLE),
+    f"{VIDEO}.batch_size": among((1,), "one sample per model instance", refused(_ONE_SAMPLE)),
     f"{VIDEO}.ratio": "there is one dataset",
     f"{VIDEO}: offline_text_embedding text_encoder_type": _ENCODER,
     f"{VIDEO}: num_workers pin_memory use_cache cache_size concat_size cache_augment_fn.* cache_replay_name webdataset "
     "shuffle drop_last prefetch_factor type": _BY_SEED,
     f"{VIDEO}.dataloader.*": "only size and length of made-up clips are read",
-    "dataloader_train.image_dataloader.ratio": among((0,), "no images", "set it to 0: images cannot join videos"),
+    "dataloader_train.image_dataloader.ratio": among(
+        (0,), "no images", refused("set it to 0: images cannot join videos")
+    ),
     "dataloader_train.image_dataloader.*": "no images join videos",
     "dataloader_val.*": _NO_VALIDATION,
 }) | {

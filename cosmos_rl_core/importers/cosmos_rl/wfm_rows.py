@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.importers.cosmos_rl.rewards import remote
 from cosmos_rl_core.importers.cosmos_rl.rows import Answer, Upstream, count, number
 
 POLICY, SAMPLE = "train.train_policy", "policy.diffusers.sample"
@@ -32,16 +33,6 @@ def trains_on_data(upstream: Upstream) -> bool:
 def has_data(upstream: Upstream) -> bool:
     """Return whether media are needed, for a diffusion loss or for given frames of rollouts."""
     return trains_on_data(upstream) or number(upstream[f"{RL}.max_num_conditional_frames"]) > 0
-
-
-def asks_service(upstream: Upstream) -> bool:
-    """Return whether a reward service scores."""
-    return upstream[f"{REWARDS}.remote_reward.enabled"] is True
-
-
-def averages(upstream: Upstream) -> bool:
-    """Return whether there is an average of the weights."""
-    return upstream["model.ema.enabled"] is True
 
 
 def guidance_scale(guidance: Any) -> float:
@@ -144,16 +135,13 @@ def reference_row(_: str, value: Any, upstream: Upstream) -> Answer:
     return {f"{POLICY}.update_ref_every_iter": value}
 
 
-def remote_row(_: str, value: Any, __: Upstream) -> Answer:
-    """Return a reward of a service, the only kind that works on this path."""
-    if value is not True:
+def remote_row(_: str, __: Any, upstream: Upstream) -> Answer:
+    """Return a reward of a service, the only kind that works on this path; bounds have shorter names here."""
+    if upstream[f"{REWARDS}.remote_reward.enabled"] is not True:
         return {"rewards": None}, "no other reward of cosmos-rl works: set [[rewards]]"
-    return {"rewards[service].fn.name": "remote"}
-
-
-def remote_option_row(key: str, value: Any, _: Upstream) -> Answer:
-    """Return an option of that reward; bounds have shorter names here."""
-    return {f"rewards[service].fn.{key.rpartition('.')[2].replace('reward_clip', 'clip')}": value}
+    names = {"name": "reward_fn", "clip_min": "reward_clip_min", "clip_max": "reward_clip_max"}
+    names |= {"score_key": "score_key", "scale": "scale"}
+    return {"rewards": [remote({ours: upstream[f"{REWARDS}.remote_reward.{name}"] for ours, name in names.items()})]}
 
 
 def noise_row(key: str, value: Any, upstream: Upstream) -> Answer:
@@ -174,46 +162,23 @@ def _only(key: str, upstream: Upstream) -> Any:
     return number(values[0])
 
 
-def peak_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the highest learning rate."""
-    return {"train.optm_lr": number(value) * _only("f_max", upstream)}, "lr x f_max"
-
-
-def f_max_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Check the factor of the learning rate."""
-    return "a factor of 1" if _only("f_max", upstream) == 1 else "in train.optm_lr"
-
-
-def warmup_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the steps of the warm-up; the peak comes after them."""
-    steps = int(_only("warm_up_steps", upstream))
-    peak = {"train.optm_peak_after_warmup": True} if steps else {}
-    return {"train.optm_warmup_steps": steps, **peak}, "the peak comes after them"
-
-
-def start_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the start of the warm-up, relative to the peak."""
-    if _only("warm_up_steps", upstream) == 0:
-        return "there is no warm-up"
-    return {"train.optm_warmup_start_factor": _only("f_start", upstream) / _only("f_max", upstream)}
-
-
 DECAYS = {"lambda_linear": "linear", "lambda_warmpup_cos": "cosine"}
 """Our decays by cosmos-rl's schedulers, which it misspells."""
 
 
-def decay_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the decay after the warm-up."""
-    floor = _only("f_min", upstream) / _only("f_max", upstream)
-    cycle = _only("cycle_lengths", upstream)
-    if floor == 1 or math.isinf(cycle):
-        return {"train.optm_decay_type": "none"}, "flat after the warm-up"
-    settings = {
-        "train.optm_decay_type": DECAYS.get(str(upstream["scheduler.scheduler_type"]), "none"),
-        "train.max_num_steps": int(cycle),
-        "train.optm_min_lr_factor": floor,
-    }
-    return settings, "over the cycle"
+def schedule_row(_: str, __: Any, upstream: Upstream) -> Answer:
+    """Return the learning rate and its schedule, from all of cosmos-rl's settings of them."""
+    start, peak, floor, warmup, cycle = (
+        _only(key, upstream) for key in ("f_start", "f_max", "f_min", "warm_up_steps", "cycle_lengths")
+    )
+    settings = {"train.optm_lr": number(upstream["optimizer.lr"]) * peak, "train.optm_warmup_steps": int(warmup)}
+    if warmup:
+        settings |= {"train.optm_peak_after_warmup": True, "train.optm_warmup_start_factor": start / peak}
+    if floor == peak:
+        return settings | {"train.optm_decay_type": "none"}, "the peak comes after the warm-up"
+    decay = DECAYS.get(str(upstream["scheduler.scheduler_type"]), "none")
+    settings |= {"train.optm_decay_type": decay, "train.max_num_steps": int(cycle)}
+    return settings | {"train.optm_min_lr_factor": floor / peak}, "the peak comes after the warm-up"
 
 
 def force_finite_row(_: str, value: Any, upstream: Upstream) -> Answer:
