@@ -121,16 +121,19 @@ def named_in(data: bytes) -> list[Any]:
 
 def check_same(pinned: Sequence[Pin], here: Sequence[Pin]) -> None:
     """Raise :class:`ConfigError`, which names each file that differs, unless ``here`` equals the pinned plugins."""
-    was, found = ({(pin.kind, pin.name): pin for pin in some} for some in (pinned, here))
+    places = {(pin.kind, pin.name): Path(pin.path).parent for pin in (*pinned, *here)}
+    planned, found = (
+        {
+            places[pin.kind, pin.name] / name: f"sha256 {digest[:12]}"
+            for pin in some
+            for name, digest in pin.files.items()
+        }
+        for some in (pinned, here)
+    )
     mistakes = [
-        f"{kind.removesuffix('s')} plugin {name!r}: {'not in the plan' if (kind, name) in found else 'not found here'}"
-        for kind, name in sorted(was.keys() ^ found.keys())
+        f"{file}: found {found.get(file, 'no file')}, planned {planned.get(file, 'no file')}"
+        for file in sorted({file for file, _ in planned.items() ^ found.items()})
     ]
-    for key in sorted(was.keys() & found.keys()):
-        before, now = was[key].files, found[key].files
-        for name in sorted({name for name, _ in before.items() ^ now.items()}):
-            is_now, was_planned = (f"sha256 {of[name][:12]}" if name in of else "no file" for of in (now, before))
-            mistakes.append(f"{Path(found[key].path).parent / name}: found {is_now}, planned {was_planned}")
     if mistakes:
         raise ConfigError(
             "\n  ".join(["the plugins differ from the plan:", *mistakes])

@@ -22,22 +22,6 @@ NOT_IN_LORA = {
 """cosmos-rl's settings of adapters that do not exist here, and why. For diffusion models cosmos-rl itself reads only
 ``lora_names`` and ``primary_adapter``."""
 
-_REFUSED_INITS = {
-    "eva": "draws A from activations on data, but policy version 0 depends on base model and seed only",
-    "olora": "changes the base weights, but the exported adapter is loaded on unchanged ones",
-    "pissa": "changes the base weights, but the exported adapter is loaded on unchanged ones",
-    "false": "starts B at random too, but policy version 0 must be exactly the base model",
-}
-
-
-def _known_init(value: Any) -> Any:
-    """Return ``kaiming`` for peft's ``true``. Raises ``ValueError`` for inits of peft that do not exist here."""
-    name = str(value).lower() if isinstance(value, bool) else value
-    reason = _REFUSED_INITS.get(name.split("_niter_")[0]) if isinstance(name, str) else None
-    if reason is not None:
-        raise ValueError(f"{name} {reason}; known: true (kaiming), gaussian")
-    return "kaiming" if value is True else value
-
 
 def _regexes(patterns: dict[str, Any]) -> dict[str, Any]:
     for pattern in patterns:
@@ -50,7 +34,9 @@ def _regexes(patterns: dict[str, Any]) -> dict[str, Any]:
 
 Init = Annotated[
     Literal["gaussian", "kaiming"],
-    BeforeValidator(_known_init, json_schema_input_type=Literal["gaussian", "kaiming", True]),
+    BeforeValidator(
+        lambda value: "kaiming" if value is True else value, json_schema_input_type=Literal["gaussian", "kaiming", True]
+    ),
 ]
 Ranks = Annotated[dict[str, Annotated[int, Field(ge=1)]], AfterValidator(_regexes)]
 Alphas = Annotated[dict[str, Annotated[float, Field(gt=0)]], AfterValidator(_regexes)]
@@ -68,7 +54,7 @@ class LoraConfig(Section):
     time embeddings, text embeddings and the output."""
     init_lora_weights: Init = "gaussian"
     """Initialization of A: normal with standard deviation ``1 / r``, or Kaiming-uniform (also written ``true``). B
-    starts at zero, so that version 0 is exactly the base model."""
+    starts at zero, so that version 0 is exactly the base model; peft's other inits change the base or read data."""
     use_rslora: bool = False
     """Multiply the output by ``lora_alpha / sqrt(r)`` instead, so that a higher rank does not learn more slowly.
     Source: arXiv:2312.03732."""

@@ -17,7 +17,6 @@ from cosmos_rl_core.config.train import AlgorithmOptions, DatasetOptions, Reward
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
 """Newest draft that taplo reads, and with it most editors."""
-_PLUGINS = {AlgorithmOptions: "algorithms", RewardOptions: "rewards", DatasetOptions: "datasets"}
 _INTERNAL = ("title", "identity", "neutral")
 """Keys that do not restrict the values of a field."""
 
@@ -61,7 +60,8 @@ class _Described(GenerateJsonSchema):
 
     def model_schema(self, schema: Any) -> JsonSchemaValue:
         cls: type[Section] = schema["cls"]
-        if (kind := _PLUGINS.get(cls)) is not None:
+        if cls in (AlgorithmOptions, RewardOptions, DatasetOptions):
+            kind, _ = cls.plugin or ("", "")
             options = [plugins.load(kind, name).Options for name in plugins.known(kind)]
             return {"anyOf": [self.generate_inner(each.__pydantic_core_schema__) for each in options]}
         described = super().model_schema(schema)
@@ -80,14 +80,12 @@ class _Described(GenerateJsonSchema):
     def default_schema(self, schema: Any) -> JsonSchemaValue:
         found = super().default_schema(schema)
         # The default of a table is that of its fields.
-        return {key: value for key, value in found.items() if key != "default" or _is_plain(value)}
+        if found.get("default") is None or isinstance(found["default"], dict):
+            found.pop("default", None)
+        return found
 
     def tuple_schema(self, schema: Any) -> JsonSchemaValue:
         found = super().tuple_schema(schema)
         if "prefixItems" in found:
             found["items"] = found.pop("prefixItems")
         return found
-
-
-def _is_plain(value: Any) -> bool:
-    return value is not None and not isinstance(value, dict)

@@ -22,15 +22,12 @@ from pydantic import Field, model_validator
 
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.datasets._base import Prompt, prompt_id
+from cosmos_rl_core.datasets._base import Prompt, mistakes_in, prompt_id
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage.file_digests import files_digest
 
 IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 VIDEOS = frozenset({".mp4", ".mkv", ".mov", ".webm"})
-FOLDERS = ("images", "videos")
-MAX_MISTAKES = 50
-"""Number of mistakes that are listed; of further ones, only the number is given."""
 
 _ITEM_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 _DAMAGED = (OSError, EOFError, ValueError, SyntaxError, IndexError)
@@ -149,8 +146,7 @@ def _items(options: Options, *, decode: bool) -> list[_Item]:
     if not media and not captions:
         mistakes.append("no image or video with a caption")
     if mistakes:
-        more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
-        raise ConfigError("\n    ".join([f"{options.local_dir}:", *mistakes[:MAX_MISTAKES], *more]))
+        raise mistakes_in(options.local_dir, mistakes)
     return items
 
 
@@ -163,7 +159,7 @@ def _find(local_dir: str) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]
     root = Path(local_dir)
     if not root.is_dir():
         raise ConfigError(f"no folder at {root}; expected images or videos with captions")
-    folders = [root / name for name in FOLDERS if (root / name).is_dir()]
+    folders = [root / name for name in ("images", "videos") if (root / name).is_dir()]
     if len(folders) > 1:
         raise ConfigError(f"{root} has both images/ and videos/; expected one of them")
     if folders:

@@ -30,7 +30,9 @@ def unseal(data: bytes, kind: str, url: str) -> dict[str, Any]:
         body = found["body"]
         intact = data == canonical_json({"body": body, "sha256": digest(body)})
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ArtifactError(f"{url} is damaged: not a sealed {kind} ({_brief(error)}); {RESTORE}") from error
+        raise ArtifactError(
+            f"{url} is damaged: not a sealed {kind} ({type(error).__name__}: {error}); {RESTORE}"
+        ) from error
     if not intact or not isinstance(body, dict):
         raise ArtifactError(f"{url} is damaged: its digest does not match its contents; {RESTORE}")
     if body.get("kind") != kind:
@@ -46,8 +48,3 @@ def unseal(data: bytes, kind: str, url: str) -> dict[str, Any]:
 
 RESTORE = "restore it from a copy"
 """Advice for a damaged file."""
-
-
-def _brief(error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}"
-    return text if len(text) <= 200 else f"{text[:197]}..."

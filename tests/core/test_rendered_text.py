@@ -110,5 +110,5 @@ def test_a_missing_and_an_empty_file_are_named(tmp_path):
 
 def test_a_file_that_is_not_text_is_named(tmp_path):
     (tmp_path / "train.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not UTF-8"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         ocr.prompts(ocr.Options(local_dir=str(tmp_path)))
