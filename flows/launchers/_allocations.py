@@ -1,34 +1,150 @@
-"""Jobs inside allocations: the part that Slurm and Kubernetes share.
+"""Allocations: nodes that Slurm or Kubernetes gives, each with an agent that starts the stages ordered in its mailbox.
 
-An allocation is kept from stage to stage, or each stage gets its own.
+An allocation is kept from stage to stage, or each stage gets its own. Its name is a digest of what was requested. A
+later flow finds it by this name, even if the flow that submitted it was killed before it could record the scheduler's
+id. The agent is :mod:`stages.execution.agent`.
 """
 
 import secrets
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from cosmos_rl_core.canonical import digest
-from cosmos_rl_core.config.clusters import Resources
+from cosmos_rl_core.config.clusters import Holding, Resources
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.errors import CosmosRLError, UnavailableError
 from cosmos_rl_core.process_trees import KILLED
 from cosmos_rl_core.storage import store
-from flows.launchers._allocation import LOOK_S, Allocation, Held, Scheduler
 from flows.launchers._base import NOT_BEGUN, Job, JobState
-from flows.launchers._processes import stage_environment
+from flows.launchers._processes import module, stage_environment
 from flows.running.waiting import Waiting
 from flows.running.work_folders import WorkFolder
 from stages.artifacts.request import Request
 from stages.contracts import STAGES
-from stages.execution.mailbox import Mailbox, Order
+from stages.execution.mailbox import Mailbox, Order, Orders
 from stages.execution.outcome import STATUS, has_reason
 
+LOOK_S = 0.5
+"""Interval in seconds at which the mailbox is read."""
+CANCEL_TIMEOUT_S = 90.0
+"""Wait for agents to end a stage, in seconds; then the allocation is ended."""
+END_TIMEOUT_S = 300.0
+"""Wait for a scheduler to end an allocation, in seconds."""
 REASON_TIMEOUT_S = 40.0
 """Wait for error files of other nodes, in seconds, while the known ones only report a lost rank. Torchrun gives the
 ranks of its node 30 s to end."""
+BEATS = 5
+"""Number of times that a flow renews its orders within ``idle_s``."""
+
+
+class Scheduler(Protocol):
+    """An interface to Slurm or Kubernetes. All methods raise :class:`UnavailableError` if it does not answer."""
+
+    agents_per_node: bool
+    """Whether every node has an agent; else the agent of the first node starts processes on the others."""
+
+    def find(self, allocation: "Allocation") -> str | None:
+        """Return the id of a waiting or running allocation of this name, None if there is none."""
+
+    def start(self, allocation: "Allocation") -> str:
+        """Submit the allocation and return its id at once. Raises :class:`ConfigError` if the scheduler refuses it."""
+        ...
+
+    def state(self, allocation: "Allocation") -> JobState:
+        """Return the state of a submitted allocation."""
+        ...
+
+    def end(self, allocation: "Allocation") -> None:
+        """End a submitted allocation if it has not ended; return when its processes are gone."""
+
+    def command(self, job: Job, allocation: "Allocation", order: str) -> list[str]:
+        """Return the command by which an agent starts a job."""
+        ...
+
+
+@dataclass
+class Allocation:
+    """Nodes to request from a scheduler, and the orders of this flow for them."""
+
+    name: str
+    mailbox: Mailbox
+    agents: int
+    """Number of agents."""
+    resources: Resources
+    scheduler: Scheduler
+    settings: Holding
+    id: str = ""
+    """The scheduler's id; empty until the allocation is found or submitted."""
+    orders: dict[str, Order] = field(default_factory=dict)
+    _state: JobState = NOT_BEGUN
+    _asked_s: float = 0.0
+    _beat: int = 0
+    _wrote_s: float = 0.0
+
+    def start(self, order: Order) -> None:
+        """Write an order, and submit the allocation if the scheduler has none of this name."""
+        self.orders[order.id] = order
+        try:
+            # Orders come first, so that an allocation never runs without them.
+            self._write()
+            self.id = self.scheduler.find(self) or self.scheduler.start(self)
+        except BaseException:
+            del self.orders[order.id]
+            raise
+        self._state, self._asked_s = NOT_BEGUN, 0.0
+
+    def state(self, at_most_every_s: float = 0.0) -> JobState:
+        """Return the state, at most ``at_most_every_s`` seconds old."""
+        now_s = time.monotonic()
+        if now_s - self._asked_s > at_most_every_s:
+            self._state, self._asked_s = self.scheduler.state(self), now_s
+        return self._state
+
+    def renew(self) -> None:
+        """Write the orders again before the agents conclude that this flow has ended."""
+        if time.monotonic() - self._wrote_s > self.settings.idle_s / BEATS:
+            self._write()
+
+    def withdraw(self, order: Order, *, ended: bool) -> None:
+        """Withdraw an order and wait until the agents have ended it; without ``hold`` end the allocation too."""
+        if self.orders.pop(order.id, None) is not None and self.settings.hold and not ended:
+            self._write()
+            self._wait_for_agents()
+        if not self.settings.hold:
+            self.scheduler.end(self)
+
+    def _wait_for_agents(self) -> None:
+        deadline_s = time.monotonic() + CANCEL_TIMEOUT_S
+        while self.mailbox.carried_out(self.agents) < self._beat:
+            # A waiting or ended allocation has no agents.
+            if self.scheduler.state(self).phase in ("waiting", "ended"):
+                return
+            if time.monotonic() > deadline_s:
+                self.scheduler.end(self)
+                return
+            time.sleep(LOOK_S)
+
+    def release(self) -> None:
+        """End the allocation and delete its mailbox."""
+        try:
+            # If the flow was interrupted while it submitted, the id is unknown.
+            self.id = self.id or self.scheduler.find(self) or ""
+            if self.id:
+                self.scheduler.end(self)
+            self.mailbox.remove(self.agents)
+        except CosmosRLError as error:
+            print(f"{self.name} was not ended: {error}; it ends by itself when idle", file=sys.stderr)
+
+    def _write(self) -> None:
+        # Beats also grow over those of an earlier flow.
+        self._beat = max(self._beat, self.mailbox.orders().beat) + 1
+        self._wrote_s = time.monotonic()
+        self.mailbox.write(Orders(beat=self._beat, orders=tuple(self.orders.values())))
 
 
 class AllocatedJobs:
@@ -37,7 +153,7 @@ class AllocatedJobs:
     def __init__(self, run_url: str, config: LaunchConfig, root: str, scheduler: Scheduler) -> None:
         self._config, self._settings = config, config.allocations
         self._run_url, self._root, self._scheduler = run_url, root, scheduler
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, Allocation] = {}
 
     def reserve(self, requests: Sequence[Request], waiting: Waiting) -> nullcontext[None]:
         """Return at once: the scheduler gives each allocation its own devices."""
@@ -45,8 +161,7 @@ class AllocatedJobs:
 
     def submit(self, job: Job) -> "OrderedJob":
         """Order the job, and ask the scheduler for an allocation if there is none."""
-        allocation = self.allocation_of(job)
-        held, order_id = self._hold(allocation), f"{job.name}-{secrets.token_hex(3)}"
+        allocation, order_id = self._hold(self.allocation_of(job)), f"{job.name}-{secrets.token_hex(3)}"
         order = Order(
             id=order_id,
             name=job.name,
@@ -56,8 +171,8 @@ class AllocatedJobs:
             environment=self._environment(job),
             nodes=allocation.agents if STAGES[job.request.stage].distributed else 1,
         )
-        held.start(order)
-        return self._ordered(held, order)
+        allocation.start(order)
+        return OrderedJob(job, order, allocation, self._held)
 
     def reattach(self, job: Job) -> "OrderedJob | None":
         """Return the job if its order has not ended and its allocation still exists, else None."""
@@ -67,10 +182,10 @@ class AllocatedJobs:
         orders = [order for order in orders if mailbox.returncode(order) is None]
         if not orders or (found := self._scheduler.find(allocation)) is None:
             return None
-        held = self._hold(allocation)
-        held.id = found
-        held.orders[orders[-1].id] = orders[-1]
-        return self._ordered(held, orders[-1])
+        allocation = self._hold(allocation)
+        allocation.id = found
+        allocation.orders[orders[-1].id] = orders[-1]
+        return OrderedJob(job, orders[-1], allocation, self._held)
 
     def close(self) -> None:
         """End all allocations, including those that an earlier flow of this run left behind."""
@@ -80,8 +195,8 @@ class AllocatedJobs:
                 if allocation.mailbox.orders().beat:
                     self._hold(allocation)
         with ExitStack() as all_of_them:
-            for held in self._held.values():
-                all_of_them.callback(held.release)
+            for allocation in self._held.values():
+                all_of_them.callback(allocation.release)
         self._held.clear()
 
     def allocation_of(self, job: Job) -> Allocation:
@@ -103,23 +218,16 @@ class AllocatedJobs:
         return self._named(f"cosmos-{digest(shared_by)[:20]}", resources)
 
     def _named(self, name: str, resources: Resources) -> Allocation:
+        mailbox = Mailbox(store.join(self._root, name))
         agents = resources.nodes if self._scheduler.agents_per_node else 1
-        return Allocation(name, Mailbox(store.join(self._root, name)), agents, resources)
+        return Allocation(name, mailbox, agents, resources, self._scheduler, self._settings)
 
     def _resources(self, stage: str, gpus: tuple[int, ...]) -> Resources:
         resources = self._settings.resources_of(stage)
         return resources.model_copy(update={"gpus_per_node": len(gpus)}) if gpus else resources
 
-    def _hold(self, allocation: Allocation) -> Held:
-        if allocation.name not in self._held:
-            self._held[allocation.name] = Held(allocation, self._scheduler, self._settings)
-        return self._held[allocation.name]
-
-    def _ordered(self, held: Held, order: Order) -> "OrderedJob":
-        stage = order.name.rpartition("-")[0]
-        errors = [f"error.{rank}.json" for rank in range(self._config.processes_of(stage))]
-        copy = None if held.mailbox.is_shared else WorkFolder(stage)
-        return OrderedJob(order, held, self._held, [STATUS, *errors], copy)
+    def _hold(self, allocation: Allocation) -> Allocation:
+        return self._held.setdefault(allocation.name, allocation)
 
     def _environment(self, job: Job) -> dict[str, str]:
         # Ranks on one machine meet on the loopback interface only.
@@ -127,30 +235,21 @@ class AllocatedJobs:
         return ({"GLOO_SOCKET_IFNAME": "lo"} if alone else {}) | stage_environment(self._config)
 
 
-@dataclass
 class OrderedJob:
     """See :class:`flows.launchers._base.RunningJob`."""
 
-    order: Order
-    held: Held
-    all_held: dict[str, Held]
-    """All allocations of this flow, by name."""
-    files: list[str]
-    """Names of the files that the stage itself writes."""
-    copy: WorkFolder | None
-    """Local folder that receives these files, if the mailbox is a URL."""
-    _state: JobState = NOT_BEGUN
-    _looked_s: float = 0.0
-    _failed_s: float | None = None
-    """Monotonic time at which the first failed node was found."""
-    mailbox: Mailbox = field(init=False)
-    directory: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.mailbox = self.held.mailbox
-        self.directory = Path(self.mailbox.path(self.order.id))
-        if self.copy is not None:
-            self.directory = self.copy.path
+    def __init__(self, job: Job, order: Order, allocation: Allocation, held: dict[str, Allocation]) -> None:
+        """Watch an order of a job in its allocation. ``held`` are all allocations of this flow, by name."""
+        self._order, self._allocation, self._held = order, allocation, held
+        self._mailbox = allocation.mailbox
+        ranks = range(job.execution.parallelism.world_size)
+        # The files that the stage itself writes. From a mailbox at a URL they are copied to a local folder.
+        self._files = [STATUS, *(f"error.{rank}.json" for rank in ranks)]
+        self._copy = None if self._mailbox.is_shared else WorkFolder(job.request.stage)
+        self.directory = Path(self._mailbox.path(order.id)) if self._copy is None else self._copy.path
+        self._state, self._looked_s = NOT_BEGUN, 0.0
+        self._failed_s: float | None = None
+        """Monotonic time at which the first failed node was found."""
 
     def poll(self) -> JobState:
         """Return the state from the mailbox; ask the scheduler every ``query_s`` seconds."""
@@ -159,15 +258,15 @@ class OrderedJob:
             self._looked_s = now_s
             # The next poll tries again. If the outage lasts for the stall timeout, the job counts as hung.
             with suppress(UnavailableError):
-                for held in self.all_held.values():
-                    held.renew()
+                for allocation in self._held.values():
+                    allocation.renew()
                 self._state = self._look(now_s)
         return self._state
 
     def _look(self, now_s: float) -> JobState:
         if (state := self._ended(now_s)) is not None:
             return self._why_killed(state) if state.killed else state
-        allocation = self.held.state(self.held.settings.query_s)
+        allocation = self._allocation.state(self._allocation.settings.query_s)
         if allocation.phase == "ended":
             # The stage may have ended before its allocation did.
             lost = JobState("ended", KILLED, allocation.kind, allocation.reason)
@@ -177,11 +276,11 @@ class OrderedJob:
 
     def _ended(self, now_s: float, *, last: bool = False) -> JobState | None:
         """Return how the order ended; None while it runs, or while another node may still report the reason."""
-        code = self.mailbox.returncode(self.order)
+        code = self._mailbox.returncode(self._order)
         if code is None:
             return None
-        self._fetch(self.files)
-        some_run = None in self.mailbox.returncodes(self.order)
+        self._fetch(self._files)
+        some_run = None in self._mailbox.returncodes(self._order)
         if code != 0 and not last and some_run and not has_reason(self.directory):
             self._failed_s = now_s if self._failed_s is None else self._failed_s
             if now_s - self._failed_s < REASON_TIMEOUT_S:
@@ -190,32 +289,48 @@ class OrderedJob:
 
     def _why_killed(self, state: JobState) -> JobState:
         """Return the scheduler's reason for a kill. It kills the processes first and ends the allocation later."""
-        allocation = self.held.state()
+        allocation = self._allocation.state()
         if allocation.phase == "ended":
             return replace(state, kind=allocation.kind, reason=allocation.reason)
         return allocation if allocation.phase == "ending" else state
 
     def _fetch(self, names: list[str]) -> None:
-        for name in names if self.copy is not None else ():
-            if (data := self.mailbox.read(self.order.id, name)) is not None:
+        for name in names if self._copy is not None else ():
+            if (data := self._mailbox.read(self._order.id, name)) is not None:
                 (self.directory / name).write_bytes(data)
 
     def log(self) -> bytes | None:
         """Return the logs of all nodes, one after the other; None before the first line."""
-        logs = [self.mailbox.read(self.order.id, name) for name in self.order.by_node("log.{}.txt")]
+        logs = [self._mailbox.read(self._order.id, name) for name in self._order.by_node("log.{}.txt")]
         found = [log for log in logs if log is not None]
         return b"".join(found) if found else None
 
     def cancel(self) -> None:
         """Withdraw the order, and wait until its processes have ended."""
-        self.held.withdraw(self.order, ended=self._state.phase == "ended")
+        self._allocation.withdraw(self._order, ended=self._state.phase == "ended")
 
     def discard(self) -> None:
         """Delete the job's files, and the mailbox if it belongs to this job alone."""
-        self.held.orders.pop(self.order.id, None)
-        if self.copy is not None:
-            self.copy.remove()
-        self.mailbox.discard(self.order, self.files)
-        if not self.held.settings.hold:
-            self.mailbox.remove(self.held.allocation.agents)
-            del self.all_held[self.held.allocation.name]
+        self._allocation.orders.pop(self._order.id, None)
+        if self._copy is not None:
+            self._copy.remove()
+        self._mailbox.discard(self._order, self._files)
+        if not self._allocation.settings.hold:
+            self._mailbox.remove(self._allocation.agents)
+            del self._held[self._allocation.name]
+
+
+def agent_command(python: str, mailbox: Mailbox, settings: Holding, *options: str) -> list[str]:
+    """Return the command that starts an agent."""
+    options += ("--idle-s", str(settings.idle_s))
+    options += () if settings.hold else ("--once",)
+    return [*module(python, "stages.execution.agent"), mailbox.url, *options]
+
+
+def wait_until_gone(is_gone: Callable[[], bool], what: str) -> None:
+    """Wait for a scheduler to end something. Raises :class:`UnavailableError` if it does not."""
+    deadline_s = time.monotonic() + END_TIMEOUT_S
+    while not is_gone():
+        if time.monotonic() > deadline_s:
+            raise UnavailableError(f"{what} did not end within {END_TIMEOUT_S:g} s")
+        time.sleep(LOOK_S)

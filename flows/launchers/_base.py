@@ -14,8 +14,8 @@ from flows.running.waiting import Waiting
 from stages.artifacts.request import Request
 from stages.execution.execution import Execution
 
-KILLING = (signal.SIGKILL, signal.SIGTERM)
-
+KILLING = {code for number in (signal.SIGKILL, signal.SIGTERM) for code in (-number, 128 + number)}
+"""Exit codes of processes that a scheduler or the kernel ended. A shell, or srun, adds 128 to the signal."""
 
 Phase = Literal["waiting", "running", "ending", "ended"]
 
@@ -47,10 +47,8 @@ class JobState:
 
     @property
     def killed(self) -> bool:
-        """Return whether SIGKILL or SIGTERM ended it, which a scheduler or the kernel sends."""
-        # A shell, or srun, adds 128 to the signal.
-        code = self.exit_code
-        return code is not None and (-code in KILLING or code - 128 in KILLING)
+        """Return whether SIGKILL or SIGTERM ended it."""
+        return self.exit_code in KILLING
 
 
 NOT_BEGUN = JobState("waiting")
@@ -68,15 +66,12 @@ class RunningJob(Protocol):
 
     def log(self) -> bytes | None:
         """Return the log of all nodes so far; None before the job began."""
-        ...
 
     def cancel(self) -> None:
         """End the job if it has not ended; return when all its processes are gone."""
-        ...
 
     def discard(self) -> None:
         """Delete the files of a job that has ended."""
-        ...
 
 
 class JobLauncher(Protocol):
@@ -97,8 +92,6 @@ class JobLauncher(Protocol):
 
     def reattach(self, job: Job) -> RunningJob | None:
         """Return the job if an earlier flow submitted it and it has not ended, else None."""
-        ...
 
     def close(self) -> None:
         """Release what is kept between jobs."""
-        ...

@@ -5,8 +5,7 @@ restarts a pod: a retry is a new attempt. Needs ``pip install '.[kubernetes]'``.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
 
@@ -20,14 +19,12 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.storage import store
 from flows.launchers import variables
-from flows.launchers._allocated import AllocatedJobs
-from flows.launchers._allocation import Allocation, agent_command, wait_until_gone
+from flows.launchers._allocations import AllocatedJobs, Allocation, agent_command, wait_until_gone
 from flows.launchers._base import Job, JobState
 from flows.launchers._processes import stage_command
 from stages.execution.mailbox import Mailbox
 
 REQUEST_TIMEOUT_S = 30.0
-END_TIMEOUT_S = 300.0
 
 
 class Kind(NamedTuple):
@@ -60,7 +57,7 @@ class JobLauncher(AllocatedJobs):
 
 
 class Kubernetes:
-    """See :class:`flows.launchers._allocation.Scheduler`. An id is ``jobs/NAME`` or ``jobsets/NAME``."""
+    """See :class:`flows.launchers._allocations.Scheduler`. An allocation's id is the name of its object."""
 
     agents_per_node = True
 
@@ -69,25 +66,25 @@ class Kubernetes:
         # A label has at most 63 characters and ends with a letter or a digit.
         self._run = run[:63].rstrip("-_.")
         self._config, self._settings = config, config.kubernetes
+        self._python = config.python or "python"
         self._api = _api_client()
         self._objects, self._pods = client.CustomObjectsApi(self._api), client.CoreV1Api(self._api)
 
     def find(self, allocation: Allocation) -> str | None:
-        """Return the id if the object waits or runs. Delete one that has ended, because the name is needed again."""
-        allocation_id = _id(allocation)
-        found = self._read(allocation_id)
+        """Return the name if the object waits or runs. Delete one that has ended, because the name is needed again."""
+        found = self._read(allocation)
         if found is None:
             return None
         if _ended(found) is not None or found["metadata"].get("deletionTimestamp"):
-            self.end(allocation_id)
+            self.end(allocation)
             return None
-        return allocation_id
+        return allocation.name
 
     def start(self, allocation: Allocation) -> str:
         """Create the object, unless another flow has just created it."""
         create = self._objects.create_namespaced_custom_object
-        self._ask(create, _kind(allocation), self.manifest(allocation), unless=HTTPStatus.CONFLICT)
-        return _id(allocation)
+        self._ask(create, *self._place(allocation), self.manifest(allocation), unless=HTTPStatus.CONFLICT)
+        return allocation.name
 
     def manifest(self, allocation: Allocation) -> dict[str, Any]:
         """Return the Job, or the JobSet whose only Job has one pod a node."""
@@ -96,8 +93,8 @@ class Kubernetes:
             "cosmos-flows/allocation": allocation.name,
             "cosmos-flows/run": self._run,
         }
-        kind, namespace = _kind(allocation), self._settings.namespace
-        metadata = {"name": allocation.name, "namespace": namespace, "labels": labels}
+        kind = _kind(allocation)
+        metadata = {"name": allocation.name, "namespace": self._settings.namespace, "labels": labels}
         head = {"apiVersion": f"{kind.group}/{kind.version}", "kind": kind.name, "metadata": metadata}
         limit_min = allocation.resources.time_limit_min
         job: dict[str, Any] = {
@@ -142,14 +139,14 @@ class Kubernetes:
             "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
         }
         memory = {"medium": "Memory", "sizeLimit": f"{self._settings.shared_memory_gb}Gi"}
-        spec: dict[str, Any] = {
+        return {
             "restartPolicy": "Never",
             "containers": [container],
             "volumes": [{"name": "shared-memory", "emptyDir": memory}],
+            "nodeSelector": resources.node_selector,
+            # Every namespace has an account of this name, which pods without another one get.
+            "serviceAccountName": self._settings.service_account or "default",
         }
-        spec |= {"nodeSelector": resources.node_selector} if resources.node_selector else {}
-        account = self._settings.service_account
-        return spec | ({} if account is None else {"serviceAccountName": account})
 
     def command(self, job: Job, allocation: Allocation, order: str) -> list[str]:
         """Return torchrun for every pod, or one process for the first."""
@@ -157,62 +154,59 @@ class Kubernetes:
         request = "{directory}/request.json"
         return stage_command(job.request.stage, request, self._python, self._config, first, order)
 
-    def state(self, allocation_id: str) -> JobState:
+    def state(self, allocation: Allocation) -> JobState:
         """Return the state from the conditions of the object and from its pods."""
-        found = self._read(allocation_id)
+        found, what = self._read(allocation), f"{_kind(allocation).name} {allocation.name}"
         if found is None:
-            return JobState("ended", kind="killed", reason=f"{allocation_id} does not exist any more")
-        pods = self._pods_of(allocation_id)
-        if (condition := _ended(found)) is not None:
-            ends = (end for pod in pods if (end := _end_of(pod)) is not None)
-            kind, why = next(ends, ("killed", condition))
-            return JobState("ended", kind=kind, reason=f"{allocation_id}: {why}")
-        for pod in pods:
-            if (why := _waits_for_ever(pod)) is not None:
-                return JobState("ended", kind="config", reason=f"{allocation_id}: {why}")
+            return JobState("ended", kind="killed", reason=f"{what} does not exist any more")
+        pods = self._pods_of(allocation)
+        failures = (failure for pod in pods if (failure := _failure(pod)) is not None)
+        kind, why = next(failures, ("killed", _ended(found)))
+        if why is not None:
+            return JobState("ended", kind=kind, reason=f"{what}: {why}")
         running = [pod for pod in pods if pod["status"].get("phase") in ("Running", "Succeeded")]
-        waiting = f"{allocation_id}: {len(running)} of {max(len(pods), 1)} pods run"
         all_run = bool(pods) and len(running) == len(pods)
-        return JobState("running" if all_run else "waiting", reason=waiting)
+        reason = f"{what}: {len(running)} of {max(len(pods), 1)} pods run"
+        return JobState("running" if all_run else "waiting", reason=reason)
 
-    def end(self, allocation_id: str) -> None:
+    def end(self, allocation: Allocation) -> None:
         """Delete the object and wait until its pods are gone."""
-        kind, name = _found(allocation_id)
-        delete = self._objects.delete_namespaced_custom_object
-        self._ask(delete, kind, name, propagation_policy="Foreground")
+        delete, where = self._objects.delete_namespaced_custom_object, self._place(allocation)
+        self._ask(delete, *where, allocation.name, propagation_policy="Foreground")
 
         def is_gone() -> bool:
-            return self._read(allocation_id) is None and not self._pods_of(allocation_id)
+            return self._read(allocation) is None and not self._pods_of(allocation)
 
-        wait_until_gone(is_gone, allocation_id, END_TIMEOUT_S)
+        wait_until_gone(is_gone, allocation.name)
 
-    def _read(self, allocation_id: str) -> dict[str, Any] | None:
-        return self._ask(self._objects.get_namespaced_custom_object, *_found(allocation_id))
+    def _read(self, allocation: Allocation) -> dict[str, Any] | None:
+        return self._ask(self._objects.get_namespaced_custom_object, *self._place(allocation), allocation.name)
 
-    def _ask(
-        self, method: Callable[..., Any], kind: Kind, what: Any, *, unless: int = HTTPStatus.NOT_FOUND, **options: str
-    ) -> Any:
-        """Call a method of the API with an object or its name. Return None if the status is ``unless``."""
-        where = (kind.group, kind.version, self._settings.namespace, kind.plural)
+    def _pods_of(self, allocation: Allocation) -> list[dict[str, Any]]:
+        label = f"cosmos-flows/allocation={allocation.name}"
+        found = self._ask(self._pods.list_namespaced_pod, self._settings.namespace, label_selector=label)
+        return cast("dict[str, Any]", self._api.sanitize_for_serialization(found))["items"]
+
+    def _place(self, allocation: Allocation) -> tuple[str, str, str, str]:
+        """Return where the API has the object."""
+        kind = _kind(allocation)
+        return kind.group, kind.version, self._settings.namespace, kind.plural
+
+    def _ask(self, method: Callable[..., Any], *what: Any, unless: int = HTTPStatus.NOT_FOUND, **options: str) -> Any:
+        """Call a method of the API. Return None if the status is ``unless``.
+
+        Raises :class:`UnavailableError` if the server does not answer or is overloaded.
+        """
         try:
-            with _answers():
-                return method(*where, what, _request_timeout=REQUEST_TIMEOUT_S, **options)
+            return method(*what, _request_timeout=REQUEST_TIMEOUT_S, **options)
+        except urllib3.exceptions.HTTPError as error:
+            raise UnavailableError(f"Kubernetes does not answer: {error}") from error
         except ApiException as error:
             if error.status == unless:
                 return None
+            if error.status == HTTPStatus.TOO_MANY_REQUESTS or (error.status or 0) // 100 == 5:
+                raise UnavailableError(f"Kubernetes answers {error.status} {error.reason}") from error
             raise ConfigError(f"Kubernetes refuses: {error.status} {error.reason} {error.body}") from error
-
-    def _pods_of(self, allocation_id: str) -> list[dict[str, Any]]:
-        label = f"cosmos-flows/allocation={_found(allocation_id)[1]}"
-        with _answers():
-            found = self._pods.list_namespaced_pod(
-                self._settings.namespace, label_selector=label, _request_timeout=REQUEST_TIMEOUT_S
-            )
-        return cast("dict[str, Any]", self._api.sanitize_for_serialization(found))["items"]
-
-    @property
-    def _python(self) -> str:
-        return self._config.python or "python"
 
 
 def _api_client() -> client.ApiClient:
@@ -232,15 +226,6 @@ def _kind(allocation: Allocation) -> Kind:
     return JOB if allocation.agents == 1 else JOBSET
 
 
-def _id(allocation: Allocation) -> str:
-    return f"{_kind(allocation).plural}/{allocation.name}"
-
-
-def _found(allocation_id: str) -> tuple[Kind, str]:
-    plural, _, name = allocation_id.partition("/")
-    return (JOB if plural == JOB.plural else JOBSET), name
-
-
 def _ended(found: dict[str, Any]) -> str | None:
     """Return the condition that ended a Job or a JobSet, None if it has not ended."""
     for condition in found.get("status", {}).get("conditions") or ():
@@ -250,42 +235,18 @@ def _ended(found: dict[str, Any]) -> str | None:
     return None
 
 
-def _end_of(pod: dict[str, Any]) -> tuple[str, str] | None:
-    """Return kind and description of a pod's failure, None if it did not fail."""
-    name = pod["metadata"]["name"]
-    for container in _containers(pod, "terminated"):
-        if container.get("reason") == "OOMKilled":
+def _failure(pod: dict[str, Any]) -> tuple[str, str] | None:
+    """Return kind and description of a pod's failure, None if it has not failed."""
+    name, status = pod["metadata"]["name"], pod["status"]
+    for container in status.get("containerStatuses") or ():
+        state = container.get("state", {})
+        waits, ended = state.get("waiting", {}), state.get("terminated", {})
+        if waits.get("reason") in CANNOT_START:
+            return "config", f"{name} cannot start ({waits['reason']}): {waits.get('message', '')}".rstrip(": ")
+        if ended.get("reason") == "OOMKilled":
             return "out_of_memory", f"{name} was killed because it used too much memory"
-        if container["exitCode"] != 0:
-            how = f"{container['exitCode']} {container.get('reason', '')}".rstrip()
-            return "crash", f"{name} ended with {how}"
+        if ended.get("exitCode"):
+            return "crash", f"{name} ended with {ended['exitCode']} {ended.get('reason', '')}".rstrip()
     # The pod was evicted or preempted, or its node is gone.
-    return ("killed", f"{name}: {pod['status']['reason']}") if pod["status"].get("reason") else None
-
-
-def _waits_for_ever(pod: dict[str, Any]) -> str | None:
-    """Return why a pod can never start, None if it can."""
-    for container in _containers(pod, "waiting"):
-        if container["reason"] in CANNOT_START:
-            name, message = pod["metadata"]["name"], container.get("message", "")
-            return f"{name} cannot start ({container['reason']}): {message}".rstrip(": ")
-    return None
-
-
-def _containers(pod: dict[str, Any], state: str) -> list[dict[str, Any]]:
-    """Return the details of the containers that are in a state."""
-    states = [status.get("state", {}) for status in pod["status"].get("containerStatuses") or ()]
-    return [found[state] for found in states if state in found]
-
-
-@contextmanager
-def _answers() -> Iterator[None]:
-    """Raise :class:`UnavailableError` if the server does not answer or is overloaded."""
-    try:
-        yield
-    except ApiException as error:
-        if error.status == HTTPStatus.TOO_MANY_REQUESTS or (error.status or 0) // 100 == 5:
-            raise UnavailableError(f"Kubernetes answers {error.status} {error.reason}") from error
-        raise
-    except urllib3.exceptions.HTTPError as error:
-        raise UnavailableError(f"Kubernetes does not answer: {error}") from error
+    evicted = status.get("phase") == "Failed" and status.get("reason")
+    return ("killed", f"{name}: {evicted}") if evicted else None

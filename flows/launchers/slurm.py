@@ -10,34 +10,30 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 
 from cosmos_rl_core.config.clusters import SlurmResources
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.storage import store
 from flows.launchers import variables
-from flows.launchers._allocated import AllocatedJobs
-from flows.launchers._allocation import Allocation, agent_command, wait_until_gone
-from flows.launchers._base import Job, JobState, Phase
+from flows.launchers._allocations import AllocatedJobs, Allocation, agent_command, wait_until_gone
+from flows.launchers._base import Job, JobState
 from flows.launchers._processes import stage_command
 from stages.contracts import STAGES
 from stages.execution.mailbox import Mailbox
 
 COMMAND_TIMEOUT_S = 120.0
-END_TIMEOUT_S = 300.0
 SITE_EXPORT = "SBATCH_EXPORT"
 """Environment variable of ``sbatch``: what batch jobs inherit from the environment that submits them."""
-PHASES: dict[Phase, str] = {
-    "waiting": "PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT RESV_DEL_HOLD",
-    "running": "RUNNING SUSPENDED STOPPED RESIZING",
-    "ending": "COMPLETING SIGNALING STAGE_OUT",
+STATES = {
+    "PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT RESV_DEL_HOLD": JobState("waiting"),
+    "RUNNING SUSPENDED STOPPED RESIZING": JobState("running"),
+    "COMPLETING SIGNALING STAGE_OUT": JobState("ending"),
+    "TIMEOUT DEADLINE NODE_FAIL BOOT_FAIL PREEMPTED CANCELLED REVOKED UNKNOWN": JobState("ended", kind="killed"),
+    "OUT_OF_MEMORY": JobState("ended", kind="out_of_memory"),
 }
-"""Slurm's states of jobs that have not ended, by phase."""
-KINDS = {
-    "killed": "TIMEOUT DEADLINE NODE_FAIL BOOT_FAIL PREEMPTED CANCELLED REVOKED UNKNOWN",
-    "out_of_memory": "OUT_OF_MEMORY",
-}
-"""Slurm's states of ended jobs, by kind of failure. Any other state is a crash."""
+"""Slurm's states of jobs. In any other state the job has crashed."""
 AWAY = re.compile(
     "unable to contact|socket timed out|connection refused|temporarily|communication|not responding", re.IGNORECASE
 )
@@ -58,12 +54,13 @@ class JobLauncher(AllocatedJobs):
 
 
 class Slurm:
-    """See :class:`flows.launchers._allocation.Scheduler`. An id is a job's number."""
+    """See :class:`flows.launchers._allocations.Scheduler`. An id is a job's number."""
 
     agents_per_node = False
 
     def __init__(self, config: LaunchConfig) -> None:
         self._config, self._settings = config, config.slurm
+        self._python = config.python or sys.executable
 
     def find(self, allocation: Allocation) -> str | None:
         """Return the number of the job of this name, among those of this user."""
@@ -111,45 +108,29 @@ class Slurm:
         stage, request = job.request.stage, "{directory}/request.json"
         return [*step, *stage_command(stage, request, self._python, self._config, "{host}", order)]
 
-    def state(self, allocation_id: str) -> JobState:
+    def state(self, allocation: Allocation) -> JobState:
         """Return the state in the queue, or in accounting if the queue no longer lists the job."""
-        name, why = _queue(allocation_id) or _accounting(allocation_id) or ("UNKNOWN", "")
+        queue = f"squeue --noheader --jobs {allocation.id} --states all --format %T|%r"
+        name, _, why = _slurm(queue, unless="Invalid job id").strip().partition("|")
+        if not name:
+            accounting = f"sacct --noheader --parsable2 --allocations --jobs {allocation.id} --format State"
+            # "CANCELLED by 1000"
+            name = next(iter(_slurm(accounting, unless="disabled").split()), "UNKNOWN")
         because = f" ({why})" if why not in ("", "None") else ""
-        reason = f"Slurm job {allocation_id} is {name}{because}"
-        for phase, names in PHASES.items():
-            if name in names.split():
-                return JobState(phase, reason=reason)
-        kind = next((kind for kind, names in KINDS.items() if name in names.split()), "crash")
-        return JobState("ended", kind=kind, reason=reason)
+        found = (state for names, state in STATES.items() if name in names.split())
+        state = next(found, JobState("ended", kind="crash"))
+        return replace(state, reason=f"Slurm job {allocation.id} is {name}{because}")
 
-    def end(self, allocation_id: str) -> None:
+    def end(self, allocation: Allocation) -> None:
         """Cancel the job and wait until no node runs it."""
-        _slurm(f"scancel --quiet {allocation_id}", unless="Invalid job id")
-        job = f"Slurm job {allocation_id}"
-        wait_until_gone(lambda: self.state(allocation_id).phase == "ended", job, END_TIMEOUT_S)
-
-    @property
-    def _python(self) -> str:
-        return self._config.python or sys.executable
+        _slurm(f"scancel --quiet {allocation.id}", unless="Invalid job id")
+        wait_until_gone(lambda: self.state(allocation).phase == "ended", f"Slurm job {allocation.id}")
 
 
 def _exported() -> list[str]:
     """Return what a batch job inherits of the flow's environment: what the site chose, and what stages need."""
     site = os.environ.get(SITE_EXPORT, "ALL")
     return [*([] if site in ("NONE", "NIL") else [site]), *variables.passed(os.environ)] or [site]
-
-
-def _queue(allocation_id: str) -> tuple[str, str] | None:
-    query = f"squeue --noheader --jobs {allocation_id} --states all --format %T|%r"
-    name, _, why = _slurm(query, unless="Invalid job id").strip().partition("|")
-    return (name, why) if name else None
-
-
-def _accounting(allocation_id: str) -> tuple[str, str] | None:
-    query = f"sacct --noheader --parsable2 --allocations --jobs {allocation_id} --format State"
-    # "CANCELLED by 1000"
-    words = _slurm(query, unless="disabled").split()
-    return (words[0], "") if words else None
 
 
 def _slurm(command: str, script: str | None = None, unless: str | None = None) -> str:
