@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import StageError
@@ -104,6 +102,9 @@ class WarmServer:
             # Ctrl-C reaches the whole process group, but the launcher ends this process.
             start_new_session=True,
         )
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._orders, self._replies = self._server.stdin, self._server.stdout
         try:
             self._read()
         except BrokenPipeError as error:
@@ -118,8 +119,7 @@ class WarmServer:
         """Fork a runner for a request. Raises :class:`StageError` if the server has ended."""
         order = {"request": str(request), "log": str(log)}
         try:
-            assert self._server.stdin is not None
-            self._server.stdin.write(json.dumps(order).encode() + b"\n")
+            self._orders.write(json.dumps(order).encode() + b"\n")
             while "returncode" in (reply := self._read()):
                 self._ended[reply["pid"]] = reply["returncode"]
         except BrokenPipeError as error:
@@ -130,22 +130,22 @@ class WarmServer:
 
     def returncode(self, pid: int) -> int | None:
         """Return the exit code of a fork, None while it runs. Forks of an ended server were killed."""
-        if pid not in self._ended and _is_running(pid):
-            return None
-        while pid not in self._ended:
-            try:
+        try:
+            while pid not in self._ended and self._answers(0):
                 reply = self._read()
-            except BrokenPipeError:
-                return -signal.SIGKILL
-            self._ended[reply["pid"]] = reply["returncode"]
-        return self._ended[pid]
+                self._ended[reply["pid"]] = reply["returncode"]
+        except BrokenPipeError:
+            return -signal.SIGKILL
+        return self._ended.get(pid)
+
+    def _answers(self, timeout_s: float) -> bool:
+        return bool(select.select([self._replies], [], [], timeout_s)[0])
 
     def _read(self) -> dict[str, Any]:
         """Return the next reply. Kill a server that does not answer: it only forks, which takes no time."""
-        assert self._server.stdout is not None
-        if not select.select([self._server.stdout], [], [], REPLY_TIMEOUT_S)[0]:
+        if not self._answers(REPLY_TIMEOUT_S):
             kill_tree(self._server.pid)
-        line = self._server.stdout.readline()
+        line = self._replies.readline()
         if not line:
             raise BrokenPipeError("the fork server ended")
         return json.loads(line)
@@ -169,10 +169,3 @@ class WarmProcess:
     def poll(self) -> int | None:
         """Return the exit code, or None while the runner runs."""
         return self.server.returncode(self.pid)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import IO
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError
@@ -30,8 +31,6 @@ from flows.running.waiting import Waiting
 from stages.contracts import STAGES
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""Variable that makes CUDA number devices in the order of ``nvidia-smi``."""
 LOCKS = Path("/tmp/cosmos-flows-devices.lock")
 """File of locks. Not in ``TMPDIR``, which differs between users."""
 CHOOSING = 0
@@ -64,20 +63,15 @@ class Share:
     """Locked devices of one stage."""
 
     devices: Sequence[Device]
-    file: int
-    """File descriptor that holds the locks."""
+    file: IO[bytes]
+    """Open file that holds the locks."""
 
     @property
     def environment(self) -> dict[str, str]:
         """Return environment variables that show a process these devices only."""
-        order = {name: value for name, value in ORDER.items() if name not in os.environ}
-        return order | {VISIBLE: ",".join(device.name for device in self.devices)}
-
-    def close(self) -> None:
-        """Close this process's copy of the locks."""
-        if self.file >= 0:
-            os.close(self.file)
-            self.file = -1
+        # CUDA numbers devices in the order of nvidia-smi.
+        order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        return {"CUDA_DEVICE_ORDER": order, VISIBLE: ",".join(device.name for device in self.devices)}
 
 
 @dataclass(frozen=True)
@@ -186,14 +180,15 @@ def taken(needs: Sequence[Need], devices: Sequence[Device], waiting: Waiting) ->
     empty. Raises what :func:`require` raises.
     """
     require(needs, devices)
-    with ExitStack() as held:
-        why = ""
-        while (shares := _take(needs, devices) if devices else []) is None:
-            why = why or _why_busy(needs, devices)
-            waiting.turn(why, ASK_S)
-        for share in shares:
-            held.callback(share.close)
+    why = ""
+    while (shares := _take(needs, devices) if devices else []) is None:
+        why = why or _why_busy(needs, devices)
+        waiting.turn(why, ASK_S)
+    try:
         yield shares
+    finally:
+        for share in shares:
+            share.file.close()
 
 
 def _why_busy(needs: Sequence[Need], devices: Sequence[Device]) -> str:
@@ -219,53 +214,43 @@ def users(devices: Sequence[Device]) -> dict[str, int]:
 
 def _take(needs: Sequence[Need], devices: Sequence[Device]) -> list[Share] | None:
     """Return a share for each need, or None if free devices do not suffice for all."""
-    with ExitStack() as undone:
-        guard = _open()
-        undone.callback(os.close, guard)
+    with _open() as guard, ExitStack() as undone:
         if not _lock(guard, CHOOSING):
             return None
-        shares: dict[int, Share] = {}
+        shares = [Share([], undone.enter_context(_open())) for _ in needs]
         # Needs for certain devices come first, so that no other need takes these devices.
-        for index, need in sorted(enumerate(needs), key=lambda one: not one[1].chosen):
-            share = shares[index] = Share([], _open())
-            undone.callback(share.close)
-            chosen = [devices[each] for each in need.chosen]
+        for need, share in sorted(zip(needs, shares, strict=True), key=lambda pair: not pair[0].chosen):
+            chosen = [devices[index] for index in need.chosen]
             eligible = chosen or sorted(devices, key=lambda device: device.identity)
             free = (device for device in eligible if _lock(share.file, device.byte))
             found = set(islice(free, need.count))
             if len(found) < need.count:
                 return None
             share.devices = [device for device in devices if device in found]
-        if _replaced(guard):
+        # If the file of locks was removed, other runs lock a new one.
+        if not LOCKS.exists() or not os.path.samestat(os.fstat(guard.fileno()), LOCKS.stat()):
             return None
         undone.pop_all()
-        os.close(guard)
-        return [shares[index] for index in range(len(needs))]
+        return shares
 
 
-def _open() -> int:
+def _open() -> IO[bytes]:
     """Open the file of locks, which is always empty and which every user of the machine may read and write."""
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         if not LOCKS.exists():
             with NamedTemporaryFile(dir=LOCKS.parent, prefix=f".{LOCKS.name}.") as made, suppress(FileExistsError):
                 os.fchmod(made.fileno(), 0o666)
                 # Linux refuses O_CREAT of another user's file in /tmp. Linking publishes the file with its mode set.
                 os.link(made.name, LOCKS)
-        file = os.open(LOCKS, flags)
+        file = os.fdopen(os.open(LOCKS, os.O_RDWR | os.O_NOFOLLOW), "rb+", buffering=0)
         # Programs that clean /tmp delete old files.
-        os.utime(file)
+        os.utime(file.fileno())
     except OSError as error:
         raise UnavailableError(f"cannot lock GPUs in {LOCKS}: {error}") from error
     return file
 
 
-def _replaced(file: int) -> bool:
-    """Return whether the file of locks was removed, so that other runs lock a new one."""
-    return not LOCKS.exists() or not os.path.samestat(os.fstat(file), LOCKS.stat())
-
-
-def _lock(file: int, byte: int) -> bool:
+def _lock(file: IO[bytes], byte: int) -> bool:
     """Lock one byte through an open file. Return False if another open file has locked it."""
     lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     try:

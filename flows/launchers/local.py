@@ -61,7 +61,7 @@ class JobLauncher:
             process = start_cold(job, request, log, self._config, share)
             if share is not None:
                 # Now only the stage's processes hold the locks, which are freed when they end.
-                share.close()
+                share.file.close()
             return process
         if self._warm is None or not self._warm.is_running:
             self._warm = WarmServer(self._config)

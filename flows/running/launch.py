@@ -17,7 +17,7 @@ from prefect.tasks import Task, exponential_backoff
 
 from cosmos_rl_core.errors import CosmosRLError, StageError
 from flows.running import gpus, pauses
-from flows.running.wave import Waves, refuse_overlap, standing_manifest
+from flows.running.wave import Waves, standing_manifest
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 
@@ -36,7 +36,6 @@ class Launcher:
         Raises :class:`StageError` when retries are used up, and Prefect's ``Pause`` if the flow run is suspended.
         """
         config = self.waves.config
-        refuse_overlap(requests, config)
         as_task = task(
             name=name.rpartition("/")[2],
             task_run_name=name,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
+from cosmos_rl_core.errors import CosmosRLError, StageError
 from cosmos_rl_core.parallel.parallelism import Parallelism
 from cosmos_rl_core.process_trees import KILLED
 from cosmos_rl_core.storage import store
@@ -203,13 +203,3 @@ class _Running:
         kind = self.state.kind or kind_of(self.state, log)
         how = self.state.reason or f"exit code {code}"
         return StageError.of(kind, f"{where} ended ({kind}, {how})", "\n".join(log[-LOG_TAIL:]))
-
-
-def refuse_overlap(requests: Sequence[Request], launch: LaunchConfig) -> None:
-    """Raise :class:`ConfigError` if Requests of one wave share a slot or a GPU."""
-    slots = [request.slot for request in requests]
-    sets = [gpu for request in requests for gpu in launch.stage_gpus.get(request.stage, ())]
-    if len(set(slots)) != len(slots) or len(set(sets)) != len(sets):
-        raise ConfigError(
-            "requests of one wave share a slot or a GPU; give each its own slot and its own launch.stage_gpus"
-        )

@@ -16,14 +16,12 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, StageError, UnavailableError
 from cosmos_rl_core.storage import store
 from flows import launchers
-from flows.launchers._allocation import Allocation
+from flows.launchers._allocations import AllocatedJobs, Allocation
 from flows.launchers._base import Job
 from flows.launchers.kubernetes import Kubernetes
 from flows.running.wave import standing_manifest
 from stages.artifacts.request import Request
 from stages.contracts import Embed, ModelRef
-from stages.execution.execution import Execution
-from stages.execution.mailbox import Mailbox
 from tests.flows import fake_kubernetes
 from tests.flows.allocated import Work, plant
 from tests.flows.fake_kubernetes import Cluster, validate
@@ -53,14 +51,25 @@ def config(**options: Any) -> LaunchConfig:
     )
 
 
-def manifest_of(config: LaunchConfig, agents: int) -> dict[str, Any]:
-    assert config.kubernetes is not None
-    allocation = Allocation("cosmos-1", Mailbox("s3://bucket/x"), agents, config.kubernetes.resources_of("update"))
-    return Kubernetes(config, "nft-1").manifest(allocation)
+def embed_job() -> Job:
+    """Of a distributed stage."""
+    model = ModelRef(path="none", adapter="none", digest="none")
+    embed = Embed(model=model, prompts=(), max_prompt_length=1)
+    return Job(Request(stage="embed", slot="s3://b/x", seed=0, config=embed))
+
+
+def allocation_of(config: LaunchConfig) -> Allocation:
+    jobs = launchers.load("s3://bucket/runs/nft-1", config)
+    assert isinstance(jobs, AllocatedJobs)
+    return jobs.allocation_of(embed_job())
+
+
+def manifest_of(config: LaunchConfig) -> dict[str, Any]:
+    return Kubernetes(config, "nft-1").manifest(allocation_of(config))
 
 
 def test_a_job_is_never_started_again_by_kubernetes(cluster: Cluster) -> None:
-    job = manifest_of(config(time_limit_min=2, secrets=["store"], service_account="flow"), agents=1)
+    job = manifest_of(config(time_limit_min=2, secrets=["store"], service_account="flow"))
     validate(job)
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     assert (job["kind"], spec["backoffLimit"], pod["restartPolicy"]) == ("Job", 0, "Never")
@@ -86,7 +95,7 @@ def test_a_manifest_says_where_things_are_and_names_the_secrets(
     kept |= {"REMOTE_REWARD_ENQUEUE_URL": "https://example.com/?key=pass-2"}
     for name, value in (plain | kept).items():
         monkeypatch.setenv(name, value)
-    job = manifest_of(config(secrets=["store", "services"]).model_copy(update={"environment": {"MINE": "1"}}), agents=1)
+    job = manifest_of(config(secrets=["store", "services"]).model_copy(update={"environment": {"MINE": "1"}}))
     validate(job)
     (container,) = job["spec"]["template"]["spec"]["containers"]
     given = {variable["name"]: variable["value"] for variable in container["env"]}
@@ -98,23 +107,18 @@ def test_a_manifest_says_where_things_are_and_names_the_secrets(
 
 def test_several_nodes_are_a_jobset_whose_pods_meet_at_the_first(cluster: Cluster) -> None:
     two = config(nodes=2)
-    jobset = manifest_of(two, agents=2)
+    jobset = manifest_of(two)
     validate(jobset)
     (replicated,) = jobset["spec"]["replicatedJobs"]
     job = replicated["template"]["spec"]
     assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert (job["completions"], job["parallelism"], job["completionMode"]) == (2, 2, "Indexed")
     assert (jobset["spec"]["failurePolicy"], job["backoffLimit"]) == ({"maxRestarts": 0}, 0)
-    model = ModelRef(path="none", adapter="none", digest="none")
-    request = Request(
-        stage="embed", slot="s3://b/x", seed=0, config=Embed(model=model, prompts=(), max_prompt_length=1)
-    )
-    assert two.kubernetes is not None
-    allocation = Allocation("cosmos-1", Mailbox("s3://bucket/x"), 2, two.kubernetes.resources_of("embed"))
-    command = Kubernetes(two, "nft-1").command(Job(request, Execution()), allocation, "embed-1")
+    allocation = allocation_of(two)
+    command = Kubernetes(two, "nft-1").command(embed_job(), allocation, "embed-1")
     options = dict(itertools.pairwise(command))
     # <jobset>-<job>-<number>-<pod>.<subdomain>
-    assert options["--rdzv-endpoint"].partition(":")[0] == "cosmos-1-node-0-0.cosmos-1"
+    assert options["--rdzv-endpoint"].partition(":")[0] == f"{allocation.name}-node-0-0.{allocation.name}"
     assert (options["--nnodes"], options["--nproc-per-node"], options["--max-restarts"]) == ("2", "4", "0")
 
 
@@ -172,23 +176,20 @@ def container(**state: Any) -> list[dict[str, Any]]:
     ],
 )
 def test_how_a_pod_ends_says_whether_another_try_can_help(pod: dict[str, Any], kind: str, cluster: Cluster) -> None:
-    settings = config()
-    assert settings.kubernetes is not None
-    kubernetes = Kubernetes(settings.model_copy(update={"python": "true"}), "nft-1")
-    allocation = Allocation("cosmos-1", Mailbox("s3://bucket/x"), 1, settings.kubernetes.resources_of("update"))
+    settings = config().model_copy(update={"python": "true"})
+    kubernetes, allocation = Kubernetes(settings, "nft-1"), allocation_of(settings)
     assert kubernetes.find(allocation) is None
-    found = kubernetes.start(allocation)
-    assert kubernetes.start(allocation) == found
+    assert kubernetes.start(allocation) == kubernetes.start(allocation) == allocation.name
     cluster.pod_status = pod
     cluster.conditions = [{"type": "Failed", "status": "True"}] if pod["phase"] == "Failed" else []
-    state = kubernetes.state(found)
+    state = kubernetes.state(allocation)
     assert (state.phase, state.kind) == ("ended", kind)
     cluster.away = True
     with pytest.raises(UnavailableError, match="503"):
-        kubernetes.state(found)
+        kubernetes.state(allocation)
     cluster.away = False
-    kubernetes.end(found)
-    assert kubernetes.state(found).kind == "killed"
+    kubernetes.end(allocation)
+    assert kubernetes.state(allocation).kind == "killed"
     assert cluster.created == 1
 
 

@@ -184,7 +184,7 @@ def test_states_of_slurm_in_our_words(
     squeue.write_text(f"#!/bin/sh\necho '{said}'\n", encoding="utf-8")
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    state = Slurm(config({})).state("7")
+    state = Slurm(config({})).state(JobLauncher("/runs/r", config({})).allocation_of(job("embed")))
     assert (state.phase, state.kind) == (phase, kind)
     assert isinstance(state, JobState)
     assert said.partition("|")[0] in state.reason
