@@ -32,8 +32,7 @@ from stages.training.loading import load_stock, prompt_options
 
 def run(request: Request, context: Context) -> dict[str, float]:
     """Write units of samples, without tensors."""
-    config = request.config
-    assert isinstance(config, contracts.Evaluate)
+    config = request.settings(contracts.Evaluate)
     pipeline = _load(request, config, context.ranks)
     if len(vae_batches(2, config.media)) > 1:
         pipeline.vae.enable_slicing()

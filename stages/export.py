@@ -7,7 +7,7 @@ from cosmos_rl_core.weights.export import full_pipeline, lora_files
 from stages import contracts
 from stages.artifacts.request import Request
 from stages.context import Context
-from stages.formats.part_tensors import PartTensors
+from stages.formats.sample_tensors import part_tensors
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
@@ -15,10 +15,9 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
     Tensors are streamed one at a time: memory holds a few times the largest of them, and a few blocks of copied files.
     """
-    config = request.config
-    assert isinstance(config, contracts.Export)
+    config = request.settings(contracts.Export)
     source = request.one("policy")
-    tensors = PartTensors(source, source.part)
+    tensors = part_tensors(source, source.part)
     if config.lora is not None:
         files, folder = lora_files(tensors, config.lora), ""
     else:

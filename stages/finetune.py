@@ -18,8 +18,8 @@ from stages import contracts
 from stages.artifacts.layouts import cut
 from stages.artifacts.request import Request
 from stages.context import Context
-from stages.formats.embeddings import Embeddings
 from stages.formats.generating import vae_batches
+from stages.formats.prepared import Embeddings
 from stages.training.given import own_frames
 from stages.training.loading import load_media
 from stages.training.trainer import MicroBatch, Trainer, check_clocks, my_share
@@ -27,8 +27,7 @@ from stages.training.trainer import MicroBatch, Trainer, check_clocks, my_share
 
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write the next policy's parts and ``metrics.parquet``, a row an optimizer step."""
-    config, group = request.config, context.ranks
-    assert isinstance(config, contracts.Finetune)
+    config, group = request.settings(contracts.Finetune), context.ranks
     policy, iteration = request.one("policy"), request.iteration or 0
     check_clocks(policy, iteration, config.steps.first_step)
     algorithm = algorithm_of(config.algorithm)

@@ -21,8 +21,7 @@ from stages.training.loading import load_model
 
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write the part ``current``: the base's weights, fresh adapters, or fresh weights."""
-    config = request.config
-    assert isinstance(config, contracts.Policy)
+    config = request.settings(contracts.Policy)
     _check_base(config.model)
     if config.from_scratch:
         model = load_model(config.model, ("transformer",), context.ranks.device)

@@ -66,8 +66,7 @@ class Iteration:
 
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write ``index.html``. Return the number of iterations and the held-out reward ``before`` and ``after``."""
-    config = request.config
-    assert isinstance(config, contracts.Report)
+    config = request.settings(contracts.Report)
     found = Inputs.read(request)
     total = len(found.rollouts) + 2
     iterations: list[Iteration] = []

@@ -14,7 +14,7 @@ from cosmos_rl_core.rewards._answers import entries, scored, words
 from cosmos_rl_core.rewards._base import LatentSample, Reward, Sample
 from stages import contracts
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.layouts import Check, unequal_ids
+from stages.artifacts.layouts import holds
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.contracts import MEDIA, RECORDS, TENSORS
@@ -36,8 +36,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     Raises :class:`RewardError`, naming the samples, if more than the allowed share failed, and :class:`DivergenceError`
     if more than that are not finite.
     """
-    config = request.config
-    assert isinstance(config, contracts.Reward)
+    config = request.settings(contracts.Reward)
     samples = Artifact(request.one("samples"))
     reward: Reward = plugins.load("rewards", config.reward.name).Reward(config.reward)
     part = TENSORS if config.reads == "latents" else MEDIA
@@ -57,7 +56,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
             return {file: canonical_json(rows) for file, rows in zip(files, made, strict=True)}
 
         ids = [row["sample_id"] for row in read_rows(samples, number)]
-        context.attempt.shard(number, make, keep=_all_scored, check=_rows_of((scores_name, answers_name), ids))
+        context.attempt.shard(number, make, keep=_all_scored, check=holds((scores_name, answers_name), ids))
         rows += json.loads(context.attempt.read(scores_name))
         answers += json.loads(context.attempt.read(answers_name))
     context.progress("scoring", total, total)
@@ -145,21 +144,6 @@ def _answer(sample: StoredSample, outcome: dict[str, Any] | Exception) -> dict[s
         "error": words(outcome) if isinstance(outcome, Exception) else "",
         "details": "{}" if failed else json.dumps(outcome, sort_keys=True),
     }
-
-
-def _rows_of(names: tuple[str, str], ids: list[str]) -> Check:
-    """Check that a finished shard is two tables of rows of exactly these samples."""
-
-    def check(files: dict[str, bytes]) -> str | None:
-        if files.keys() != {*names}:
-            return f"it marks {', '.join(sorted(files))}, expected {', '.join(sorted(names))}"
-        try:
-            found = [{row["sample_id"] for row in json.loads(data)} for data in files.values()]
-        except (ValueError, TypeError, KeyError) as error:
-            return f"its tables have no samples ({error!r})"
-        return next((wrong for one in found if (wrong := unequal_ids(one, ids)) is not None), None)
-
-    return check
 
 
 def _all_scored(files: dict[str, bytes]) -> bool:

@@ -19,8 +19,8 @@ from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages import contracts
 from stages.artifacts.request import Request
 from stages.context import Context
-from stages.formats.embeddings import NEGATIVE, Embeddings
 from stages.formats.generating import SamplePlan, plan_samples, vae_batches, with_media, write_samples
+from stages.formats.prepared import NEGATIVE, Embeddings
 from stages.formats.samples import StoredSample
 from stages.training.given import GivenMedia
 from stages.training.loading import load_policy
@@ -28,8 +28,7 @@ from stages.training.loading import load_policy
 
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write units of samples with their tensors; units that an earlier attempt finished are adopted."""
-    config = request.config
-    assert isinstance(config, contracts.Rollout)
+    config = request.settings(contracts.Rollout)
     samples = plan_samples(
         config.prompts,
         config.n_generation,

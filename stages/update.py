@@ -37,8 +37,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
     Algorithms that train on recorded steps also leave ``transitions.parquet``, a row each.
     """
-    config, group = request.config, context.ranks
-    assert isinstance(config, contracts.Update)
+    config, group = request.settings(contracts.Update), context.ranks
     policy, iteration = request.one("policy"), request.iteration or 0
     check_clocks(policy, iteration, config.steps.first_step)
     rollouts = [Artifact(source) for source in request.inputs["rollouts"]]

@@ -15,8 +15,7 @@ from stages import contracts
 from stages.artifacts.layouts import cut
 from stages.artifacts.request import Request
 from stages.context import Context
-from stages.formats.embeddings import Embeddings
-from stages.formats.latents import Latents
+from stages.formats.prepared import Embeddings, Latents
 from stages.formats.tables import to_parquet
 from stages.training.loading import load_policy
 
@@ -26,8 +25,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
     The loss is the mean squared error of the velocity, without guidance and without weights.
     """
-    config, ranks = request.config, context.ranks
-    assert isinstance(config, contracts.Validate)
+    config, ranks = request.settings(contracts.Validate), context.ranks
     latents = Latents(request.one("data"))
     prompt_of: dict[str, str] = dict(zip(latents.index["item_id"], latents.index["prompt_id"], strict=True))
     embeddings = Embeddings(request.one("embeddings"), sorted(set(prompt_of.values())))

@@ -1,6 +1,7 @@
 """Layouts: how work is divided, and the checks of a committed layout and of finished shards against it."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -40,27 +41,31 @@ def evenly(items: list[Item], count: int) -> list[list[Item]]:
     return [items[a:b] for a, b in pairwise(bounds)]
 
 
-def tar_of(name: str, ids: Sequence[str]) -> Check:
-    """Check that a shard is one tar of this name, whose members are files of exactly these samples."""
+def holds(names: Collection[str], ids: Sequence[str]) -> Check:
+    """Check that a shard has exactly the files ``names``, and that each, a tar or a JSON table, holds exactly these
+    samples.
+    """
 
     def check(files: dict[str, bytes]) -> str | None:
-        if files.keys() != {name}:
-            return f"it marks {', '.join(sorted(files))}, expected {name}"
-        try:
-            found = {member.rpartition(".")[0] for member in shards.unpack(files[name])}
-        except ArtifactError as error:
-            return str(error)
-        return unequal_ids(found, ids)
+        if files.keys() != {*names}:
+            return f"it marks {', '.join(sorted(files))}, expected {', '.join(sorted(names))}"
+        for name, data in files.items():
+            try:
+                found = _ids_of(name, data)
+            except (ArtifactError, ValueError, TypeError, KeyError) as error:
+                return f"{name} is no list of samples ({error})"
+            missing, unknown = sorted({*ids} - found), sorted(found - {*ids})
+            if missing or unknown:
+                return f"{name}: of the layout's samples it lacks {_some(missing)}, and it has {_some(unknown)} besides"
+        return None
 
     return check
 
 
-def unequal_ids(found: set[str], ids: Sequence[str]) -> str | None:
-    """Return which ids are missing and which are unknown; None if the ids are equal."""
-    missing, unknown = sorted(set(ids) - found), sorted(found - set(ids))
-    if not missing and not unknown:
-        return None
-    return f"of the layout's samples it lacks {_some(missing)}, and it has {_some(unknown)} besides"
+def _ids_of(name: str, data: bytes) -> set[str]:
+    if name.endswith(".tar"):
+        return {member.rpartition(".")[0] for member in shards.unpack(data)}
+    return {row["sample_id"] for row in json.loads(data)}
 
 
 def _some(ids: Sequence[str]) -> str:

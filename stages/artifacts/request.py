@@ -4,7 +4,7 @@ A Request names a stage, its closed settings and its inputs. Its **recipe** is t
 its **fingerprint** adds the inputs' fingerprints, so it is known before anything runs.
 """
 
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -13,6 +13,8 @@ from cosmos_rl_core.outside_plugins import Pin, named_by
 from cosmos_rl_core.weights.parts import CURRENT
 from stages.artifacts.identity import fingerprint_of, recipe_of
 from stages.contracts import NOT_IDENTITY, STAGES, StageConfig
+
+Settings = TypeVar("Settings", bound=StageConfig)
 
 FORMAT = 1
 REQUEST = "request.json"
@@ -116,6 +118,11 @@ class Request(Section):
     def input_contents(self) -> InputContents:
         """Return the contents that decide, with the recipe, whether an artifact stands."""
         return contents_of(self.inputs)
+
+    def settings(self, kind: type[Settings]) -> Settings:
+        """Return the settings, which are of this kind in a Request of its stage."""
+        assert isinstance(self.config, kind)
+        return self.config
 
     def one(self, role: str) -> Input:
         """Return the only input of a role."""

@@ -13,10 +13,10 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import DivergenceError
 from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
 from cosmos_rl_core.storage import media
-from stages.artifacts.layouts import cut
+from stages.artifacts.layouts import cut, holds
 from stages.context import Context
-from stages.contracts import INDEX, MediaShape
-from stages.formats.samples import StoredSample, unit_check, unit_files, unit_name
+from stages.contracts import INDEX, MEDIA, TENSORS, MediaShape
+from stages.formats.samples import StoredSample, unit_files, unit_name
 
 VAE_SAMPLE_BYTES = 32 * 2**20
 """Float32 pixels of a sample beyond which the VAE takes one at a time: a video of 480p from 8 frames on, an image from
@@ -109,7 +109,8 @@ def write_samples(
     layout = context.layout({"units": cut(list(by_id), samples_per_shard), "tile": context.shrunk(tile)})
     units: list[list[str]] = layout["units"]
     tiles = [cut([by_id[sample_id] for sample_id in ids], layout["tile"]) for ids in units]
-    checks = [unit_check(number, ids, tensors=tensors) for number, ids in enumerate(units)]
+    parts = (INDEX, MEDIA, TENSORS) if tensors else (INDEX, MEDIA)
+    checks = [holds([unit_name(part, number) for part in parts], ids) for number, ids in enumerate(units)]
     mine = {number: len(units[number]) for number in range(ranks.data_rank, len(units), ranks.data_world_size)}
     total = sum(mine.values())
 

@@ -1,11 +1,11 @@
 """Members of an artifact's tar shards, and their tensors, each read on access with every byte checked."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
 
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import shards
 from cosmos_rl_core.storage.shards import Member, Piece, TensorPiece
+from cosmos_rl_core.storage.tensor_headers import Readable
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import read_pieces, scan
 
@@ -14,7 +14,7 @@ KEPT_BYTES = 2**28
 
 
 class Members:
-    """The members of an artifact's shards.
+    """The members of an artifact's shards. A safetensors file of its own is a shard whose only member has its name.
 
     A manifest only has the digest of a whole shard. The first access to a shard therefore reads all of it, a block at a
     time, checks it, and notes place and digest of each member and tensor. Later reads fetch single members or tensors,
@@ -27,19 +27,12 @@ class Members:
         self._kept: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
         self._size = 0
 
-    def read(self, shard: str, name: str) -> bytes:
-        """Read one member. Raises :class:`ArtifactError` if it is missing or differs from what was committed."""
-        return self._read(shard, name, self._member(shard, name).pieces)
+    def read(self, shard: str, name: str, tensor: TensorPiece | None = None) -> bytes:
+        """Read one member, or one of its tensors and nothing else of it.
 
-    def tensors(self, shard: str, name: str) -> dict[str, TensorPiece]:
-        """Return the types and shapes of a safetensors member's tensors, by name. Raises like :meth:`read`."""
-        return self._member(shard, name).tensors
-
-    def read_tensor(self, shard: str, name: str, tensor: str) -> bytes:
-        """Read the bytes of one tensor and nothing else of the member. Raises like :meth:`read`."""
-        return self._read(shard, name, (self._member(shard, name).tensors[tensor],))
-
-    def _read(self, shard: str, name: str, pieces: Sequence[Piece]) -> bytes:
+        Raises :class:`ArtifactError` if it is missing or differs from what was committed.
+        """
+        pieces: tuple[Piece, ...] = self._member(shard, name).pieces if tensor is None else (tensor,)
         key = (shard, pieces[0].start, pieces[-1].end)
         data = self._kept.pop(key, None)
         if data is None:
@@ -51,9 +44,19 @@ class Members:
             self._size -= len(oldest)
         return data
 
+    def tensors(self, shard: str, name: str) -> dict[str, TensorPiece]:
+        """Return the types and shapes of a safetensors member's tensors, by name. Raises like :meth:`read`."""
+        return self._member(shard, name).tensors
+
     def _member(self, shard: str, name: str) -> Member:
         if shard not in self._tables:
-            self._tables[shard] = scan(self.artifact.url, self.artifact.entry(shard), shards.members)
+            entry = self.artifact.entry(shard)
+
+            def members(stream: Readable) -> dict[str, Member]:
+                is_tar = shard.endswith(".tar")
+                return shards.members(stream) if is_tar else {shard: shards.tensor_file(stream, 0, entry.size)}
+
+            self._tables[shard] = scan(self.artifact.url, entry, members)
         table = self._tables[shard]
         if name not in table:
             raise ArtifactError(f"{shard} of {self.artifact.url} has no member {name!r}; it has {len(table)} others")

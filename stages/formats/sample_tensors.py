@@ -1,6 +1,6 @@
-"""The tensors of stored samples, for training, each read on access with every byte checked."""
+"""Stored tensors of samples and policies, each read on access with every byte checked."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -49,7 +49,8 @@ class SampleTensors(Mapping[str, Mapping[str, Tensor]]):
 
     def __getitem__(self, key: str) -> Mapping[str, Tensor]:
         place, sample_id = place_of(key)
-        return _Tensors(self._members[place], unit_name(TENSORS, self._rows[key]["unit"]), f"{sample_id}.safetensors")
+        unit = unit_name(TENSORS, self._rows[key]["unit"])
+        return _Tensors(self._members[place], [(unit, f"{sample_id}.safetensors")])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._keys)
@@ -59,18 +60,24 @@ class SampleTensors(Mapping[str, Mapping[str, Tensor]]):
 
 
 class _Tensors(Mapping[str, Tensor]):
-    """Tensors of one safetensors member."""
+    """The tensors of some safetensors members, by name."""
 
-    def __init__(self, members: Members, shard: str, name: str) -> None:
-        self._place = (shard, name)
-        self._members, self._pieces = members, members.tensors(shard, name)
+    def __init__(self, members: Members, places: Iterable[tuple[str, str]]) -> None:
+        self._members = members
+        self._pieces = {name: (*at, piece) for at in places for name, piece in members.tensors(*at).items()}
 
-    def __getitem__(self, tensor: str) -> Tensor:
-        piece = self._pieces[tensor]
-        return decode(self._members.read_tensor(*self._place, tensor), piece.dtype, piece.shape)
+    def __getitem__(self, name: str) -> Tensor:
+        file, member, piece = self._pieces[name]
+        return decode(self._members.read(file, member, piece), piece.dtype, piece.shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._pieces)
 
     def __len__(self) -> int:
         return len(self._pieces)
+
+
+def part_tensors(source: Input, part: str) -> Mapping[str, Tensor]:
+    """Return the tensors of one part of a policy by name, on the CPU; none of them is kept in memory."""
+    artifact = Artifact(source)
+    return _Tensors(Members(artifact, kept_bytes=0), [(file, file) for file in artifact.names(f"{part}/")])

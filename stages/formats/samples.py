@@ -9,7 +9,6 @@ Unit ``n`` has one file in each part of the artifact:
 A row with ``"finite": false`` has no picture. Such a sample is never scored or trained on.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,6 @@ from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import media, shards
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.layouts import Check, unequal_ids
 from stages.contracts import INDEX, MEDIA, TENSORS
 
 
@@ -81,31 +79,6 @@ def unit_files(number: int, samples: list[StoredSample]) -> dict[str, bytes]:
         unit_name(MEDIA, number): shards.pack(pictures),
     }
     return files | ({unit_name(TENSORS, number): shards.pack(tensors)} if tensors else {})
-
-
-def unit_check(number: int, ids: list[str], *, tensors: bool) -> Check:
-    """Check that files are those of unit ``number``, and that each holds exactly the samples ``ids``."""
-    expected = {unit_name(part, number) for part in (INDEX, MEDIA, *((TENSORS,) if tensors else ()))}
-
-    def check(files: dict[str, bytes]) -> str | None:
-        if files.keys() != expected:
-            return f"it marks {', '.join(sorted(files))}, expected {', '.join(sorted(expected))}"
-        for name, data in files.items():
-            try:
-                found = _ids_of(name, data)
-            except (ArtifactError, ValueError, TypeError, KeyError) as error:
-                return f"{name} is no list of samples ({error})"
-            if (wrong := unequal_ids(found, ids)) is not None:
-                return f"{name}: {wrong}"
-        return None
-
-    return check
-
-
-def _ids_of(name: str, data: bytes) -> set[str]:
-    if name.endswith(".tar"):
-        return {member.rpartition(".")[0] for member in shards.unpack(data)}
-    return {row["sample_id"] for row in json.loads(data)}
 
 
 def read_rows(artifact: Artifact, number: int) -> list[dict[str, Any]]:

@@ -28,7 +28,12 @@ STAGES = [
     "reward",
     "update",
 ]
-HALF_WAY = {"embed": ("embedding", 0), "rollout": ("sampling", 4), "reward": ("scoring", 1), "update": ("training", 0)}
+HALF_WAY = {
+    "embed": ("making embeddings", 0),
+    "rollout": ("sampling", 4),
+    "reward": ("scoring", 1),
+    "update": ("training", 0),
+}
 """Phase and step at which each is killed."""
 KINDS = {
     "embed": {"invalidated", "layout", "manifest", "numerics"},

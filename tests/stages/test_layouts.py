@@ -8,7 +8,7 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import shards, store
 from cosmos_rl_core.storage.sealed import seal, unseal
 from stages.artifacts.generations import current_generation
-from stages.artifacts.layouts import difference, tar_of
+from stages.artifacts.layouts import difference, holds
 from stages.artifacts.records import Layout
 from stages.artifacts.slots import standing
 from tests.hand_made import begin, report
@@ -90,11 +90,19 @@ def test_a_committed_layout_of_other_sizes_is_used(slot):
 
 def test_a_tar_is_checked_for_its_name_and_its_samples():
     data = shards.pack({"a.json": b"", "a.png": b"", "b.v1.json": b""})
-    assert tar_of("0.tar", ["a", "b.v1"])({"0.tar": data}) is None
-    assert tar_of("1.tar", ["a", "b.v1"])({"0.tar": data}) == "it marks 0.tar, expected 1.tar"
-    besides = "of the layout's samples it lacks c, and it has b.v1 besides"
-    assert tar_of("0.tar", ["a", "c"])({"0.tar": data}) == besides
-    assert "not a tar shard" in (tar_of("0.tar", ["a"])({"0.tar": b"x" * 600}) or "")
+    assert holds(["0.tar"], ["a", "b.v1"])({"0.tar": data}) is None
+    assert holds(["1.tar"], ["a", "b.v1"])({"0.tar": data}) == "it marks 0.tar, expected 1.tar"
+    besides = "0.tar: of the layout's samples it lacks c, and it has b.v1 besides"
+    assert holds(["0.tar"], ["a", "c"])({"0.tar": data}) == besides
+    assert "not a tar shard" in (holds(["0.tar"], ["a"])({"0.tar": b"x" * 600}) or "")
+
+
+@pytest.mark.parametrize("data", [b"[]", b'[{"sample_id": "b"}]', b'[{"id": "a"}]', b"[1]", b"1", b"{"])
+def test_a_table_is_checked_for_its_samples(data):
+    check = holds(["0.json", "0.tar"], ["a"])
+    files = {"0.tar": shards.pack({"a.png": b""}), "0.json": b'[{"sample_id": "a"}]'}
+    assert check(files) is None
+    assert (check(files | {"0.json": data}) or "").startswith("0.json")
 
 
 def finished(slot):
@@ -108,7 +116,7 @@ def finished(slot):
 
 def adopt_all(slot):
     retry = begin(report(slot), layout=SHARDS)
-    return [retry.adopt(index, tar_of(f"{index}.tar", ids)) for index, ids in enumerate(SHARDS["shards"])]
+    return [retry.adopt(index, holds([f"{index}.tar"], ids)) for index, ids in enumerate(SHARDS["shards"])]
 
 
 def test_a_marker_that_was_moved_is_refused(slot):

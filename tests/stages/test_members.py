@@ -17,9 +17,8 @@ from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
 from stages.artifacts.slots import input_of
-from stages.formats.embeddings import Embeddings
-from stages.formats.latents import Latents
 from stages.formats.members import Members
+from stages.formats.prepared import Embeddings, Latents
 from stages.formats.tables import to_parquet
 from tests.hand_made import make, report
 

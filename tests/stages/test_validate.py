@@ -18,8 +18,7 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.contracts import Validate
-from stages.formats.embeddings import Embeddings
-from stages.formats.latents import Latents
+from stages.formats.prepared import Embeddings, Latents
 from stages.formats.tables import read_table
 from stages.training.loading import load_model
 from stages.validate import summary_of
