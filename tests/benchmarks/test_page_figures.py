@@ -9,6 +9,7 @@ SAMPLES, STEPS, LEVELS, PASSES = 1152, 10, 9, 5
 """Of configs/nft/sd3.toml: samples and solver steps of a rollout; noise levels and passes of an update."""
 
 
+@pytest.mark.slow
 def test_the_arithmetic_of_an_iteration_is_that_of_the_config():
     forward = forward_flops(Shape.read("sd3_5_medium"))
     assert f"{forward / 1e12:.2f} TFLOP " in PAGE

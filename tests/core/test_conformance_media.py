@@ -101,7 +101,7 @@ def test_every_pixel_level_survives_scaling_and_rounding(kept_in: torch.dtype, d
     assert _pixels.unit_to_pixels(torch.tensor([-2.0, 2.0], device=device)).tolist() == [0, 255]
 
 
-@pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
+@pytest.mark.parametrize("lora", [LORA, pytest.param(None, marks=pytest.mark.slow)], ids=["lora", "full"])
 def test_exported_weights_make_the_policys_pictures_in_the_stock_pipeline(
     family: Family, lora: LoraConfig | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property
 ):

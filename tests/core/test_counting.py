@@ -39,6 +39,7 @@ def test_a_forward_pass_is_counted_as_on_encoded_prompts(family: Family):
     assert _counting.forward_flops(family.folder, SIZE, family.frames, length) == counter.get_total_flops()
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_counts_for_callers_without_torch():
     path = sizes.directories.resolve_path("package:tiny-sd3")
     shapes = counting.shapes(path)

@@ -280,6 +280,7 @@ def test_equal_tensors_are_equal_bytes_and_come_back():
         policy_weights.from_bytes(content[:40])
 
 
+@pytest.mark.parametrize("lora", [LORA, pytest.param(None, marks=pytest.mark.slow)], ids=["lora", "full"])
 def test_compiled_blocks_run_with_the_part_in_use(model, folder, conditioning, lora, device):
     if device == other_device.DEVICE:
         pytest.skip("this device is made of what compilers cannot capture")

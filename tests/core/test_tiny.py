@@ -78,6 +78,7 @@ def test_latents_are_stored_with_mean_0_and_std_1():
     assert abs(latents.std() - 1) < 1e-5
 
 
+@pytest.mark.slow
 def test_training_the_autoencoder_lowers_its_error_the_same_way_twice():
     media = rendered.Media(rendered.Options())
     images = first_frames(media, np.arange(8))

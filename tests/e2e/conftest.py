@@ -19,10 +19,10 @@ TWO_RANKS = (*COLD, "--set", "launch.processes=2")
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep these tests on one worker: another would make the reference runs once more; deployments have their own."""
+    """Keep these tests on one worker: another would start a server and make the reference runs once more."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("deployments" if item.path.stem == "test_deployments" else "e2e"))
+            item.add_marker(pytest.mark.xdist_group("e2e"))
 
 
 @pytest.fixture(scope="session")

@@ -81,19 +81,9 @@ def deployed(prefect_environment: dict[str, str], tmp_path_factory: pytest.TempP
     deployed.close()
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Flows:
-    """A run by ``prefect deployment run --watch``."""
-    options = [f"-p{name}={value}" for name, value in deployed.parameters().items()]
-    assert "Completed" in deployed.prefect("deployment", "run", "nft/tiny-nft", *options, "--watch")
-    kept = Flows(tmp_path_factory.mktemp("uninterrupted"), {})
-    shutil.copytree(deployed.store, kept.store)
-    return kept
-
-
 @pytest.fixture
-def begun(deployed: Deployed, uninterrupted: Flows) -> Deployed:
-    """An empty store, after the run to compare with was made in it."""
+def begun(deployed: Deployed) -> Deployed:
+    """An empty store."""
     shutil.rmtree(deployed.store, ignore_errors=True)
     return deployed
 
@@ -165,7 +155,7 @@ def test_infra_init_may_be_given_again(deployed: Deployed):
     assert deployed.ask("GET", "/work_pools/cosmos/queues/checks")["priority"] == queue["priority"] == 1
 
 
-def test_a_killed_flow_is_retried_where_it_stopped(begun: Deployed, uninterrupted: Flows):
+def test_a_killed_flow_is_retried_where_it_stopped_and_says_what_became_of_it(begun: Deployed, reference: Flows):
     flow_run = begun.schedule("nft/tiny-nft", begun.parameters())
     wait_until(begun, lambda: begun.markers(REWARD, 0))
     before = begun.manifests()
@@ -176,10 +166,14 @@ def test_a_killed_flow_is_retried_where_it_stopped(begun: Deployed, uninterrupte
     begun.prefect("flow-run", "retry", flow_run)
     begun.wait(flow_run, "COMPLETED")
     require_untouched(begun, before)
-    require_same_run(begun, uninterrupted)
+    require_same_run(begun, reference)
     states = begun.task_states(flow_run)
     assert states["Skipped"] == len({path.rpartition("/")[0] for path in before} | {"embed"})
     assert states["Skipped"] + states["Completed"] >= TASKS
+    found = begun.ask("GET", f"/flow_runs/{flow_run}")
+    assert found["name"] == RUN_ID
+    assert {"nft", "sd3", PROJECT} <= set(found["tags"])
+    assert found["state"]["message"] == f"{ITERATIONS} iterations, nothing held out"
 
 
 @pytest.mark.slow
@@ -201,7 +195,7 @@ def test_a_cancelled_run_ends_soon_and_goes_on(begun: Deployed):
 
 @pytest.mark.slow
 def test_a_suspended_run_ends_its_stage_and_a_paused_one_starts_none_until_they_are_resumed(
-    begun: Deployed, uninterrupted: Flows
+    begun: Deployed, reference: Flows
 ):
     flow_run = begun.schedule("nft/tiny-nft", begun.parameters())
     wait_until(begun, lambda: begun.markers(REWARD, 0))
@@ -221,24 +215,16 @@ def test_a_suspended_run_ends_its_stage_and_a_paused_one_starts_none_until_they_
     begun.ask("POST", f"/flow_runs/{flow_run}/resume")
     begun.wait(flow_run, "COMPLETED")
     require_untouched(begun, before)
-    require_same_run(begun, uninterrupted)
+    require_same_run(begun, reference)
 
 
 @pytest.mark.slow
-def test_a_second_flow_run_on_a_run_is_refused(begun: Deployed, uninterrupted: Flows):
-    shutil.copytree(uninterrupted.store, begun.store)
+def test_a_second_flow_run_on_a_run_is_refused(begun: Deployed, reference: Flows):
+    shutil.copytree(reference.store, begun.store)
     with begun.planned.lease():
         second = begun.schedule("nft/tiny-nft", begun.parameters())
         assert "another process works on" in begun.wait(second, "FAILED")["message"]
     assert begun.wait(begun.schedule("nft/tiny-nft", begun.parameters()), "COMPLETED")
-
-
-def test_a_run_says_what_it_was_and_what_became_of_it(deployed: Deployed, uninterrupted: Flows):
-    (found,) = deployed.ask(
-        "POST", "/flow_runs/filter", {"flow_runs": {"name": {"any_": [RUN_ID]}}, "limit": 1, "sort": "START_TIME_ASC"}
-    )
-    assert {"nft", "sd3", PROJECT} <= set(found["tags"])
-    assert found["state"]["message"] == f"{ITERATIONS} iterations, nothing held out"
 
 
 @pytest.mark.slow
@@ -286,7 +272,7 @@ def test_the_run_of_the_page_is_named_by_its_flow_run_whose_retry_goes_on_with_i
 
 
 @pytest.mark.slow
-def test_a_flow_whose_worker_alone_was_killed_goes_on_to_its_end(begun: Deployed, uninterrupted: Flows):
+def test_a_flow_whose_worker_alone_was_killed_goes_on_to_its_end(begun: Deployed, reference: Flows):
     flow_run = begun.schedule("nft/tiny-nft", begun.parameters())
     wait_until(begun, lambda: begun.markers(REWARD, 0))
     assert begun.prefect_worker is not None
@@ -295,11 +281,11 @@ def test_a_flow_whose_worker_alone_was_killed_goes_on_to_its_end(begun: Deployed
     begun.start_worker()
     begun.wait(flow_run, "COMPLETED")
     require_nothing_left(begun)
-    require_same_run(begun, uninterrupted)
+    require_same_run(begun, reference)
 
 
 @pytest.mark.slow
-def test_a_run_whose_worker_was_killed_too_goes_on_by_its_run_id(begun: Deployed, uninterrupted: Flows):
+def test_a_run_whose_worker_was_killed_too_goes_on_by_its_run_id(begun: Deployed, reference: Flows):
     silent = begun.schedule("nft/tiny-nft", begun.parameters())
     wait_until(begun, lambda: begun.markers(REWARD, 0))
     before = begun.manifests()
@@ -312,18 +298,18 @@ def test_a_run_whose_worker_was_killed_too_goes_on_by_its_run_id(begun: Deployed
     begun.start_worker()
     begun.wait(begun.schedule("nft/tiny-nft", begun.parameters()), "COMPLETED")
     require_untouched(begun, before)
-    require_same_run(begun, uninterrupted)
+    require_same_run(begun, reference)
     # By the automation, since nobody is left who could say so; then it can be retried.
     assert begun.state(silent)["type"] == "RUNNING"
     assert "no heartbeat" in begun.wait(silent, "CRASHED", timeout_s=NOTICED_S)["message"]
     begun.prefect("flow-run", "retry", silent)
     begun.wait(silent, "COMPLETED")
-    require_same_run(begun, uninterrupted)
+    require_same_run(begun, reference)
 
 
 @pytest.mark.slow
-def test_one_stage_is_made_again(begun: Deployed, uninterrupted: Flows):
-    shutil.copytree(uninterrupted.store, begun.store)
+def test_one_stage_is_made_again(begun: Deployed, reference: Flows):
+    shutil.copytree(reference.store, begun.store)
     before = begun.manifests()
     options = [f"-pstore={begun.store}", f"-prun_id={RUN_ID}", "-pstage=reward-ocr", "-piteration=1"]
     begun.prefect("deployment", "run", "stage/run", *options, "--watch")
@@ -358,10 +344,10 @@ def test_a_schedule_fires(deployed: Deployed, tmp_path: Path):
 
 
 def test_no_secret_of_the_worker_is_in_what_all_these_runs_left(
-    deployed: Deployed, uninterrupted: Flows, prefect_environment: dict[str, str]
+    deployed: Deployed, prefect_environment: dict[str, str]
 ) -> None:
     home = Path(prefect_environment["PREFECT_HOME"])
-    places = (home, deployed.folder, uninterrupted.folder)
+    places = (home, deployed.folder)
     # Parameters and logs are in the database, for one.
     assert any(path.parent == home for path in files_with(deployed.store, *places))
     for name, secret in SECRETS.items():

@@ -63,19 +63,18 @@ def test_a_killed_rank_and_a_killed_torchrun_are_tried_again_with_the_same_resul
 
 
 @pytest.mark.usefixtures("without_prefect")
-def test_a_flow_killed_inside_a_shard_of_a_cold_rollout_goes_on_from_the_finished_shards(
+def test_a_flow_killed_inside_a_shard_of_a_rollout_goes_on_from_the_finished_shards(
     flows: Flows, reference: Flows
 ) -> None:
     flows.forget(LAST_ROLLOUT)
     before = flows.manifests()
-    run = flows.start(*COLD)
+    run = flows.start()
     run.wait_until(lambda: flows.markers(LAST_ROLLOUT, 0))
     run.kill()
 
     assert flows.nothing_is_left()
     assert not flows.markers(LAST_ROLLOUT, LAST_SHARD)
     assert flows.manifests() == before
-    # Warm, because only the kill is the point here; the slow tests go on as they began.
     said = flows.run()
     assert "finished shards of an earlier attempt were adopted" in said
     require_untouched(flows, before)

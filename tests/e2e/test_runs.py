@@ -89,6 +89,7 @@ def test_a_recipe_edited_between_two_tries_is_refused_by_name(flows: Flows) -> N
     require_untouched(flows, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_prefect")
 def test_going_on_under_other_numerics_is_refused_by_name_unless_it_is_allowed(flows: Flows) -> None:
     flows.forget("policy")
@@ -104,6 +105,7 @@ def test_going_on_under_other_numerics_is_refused_by_name_unless_it_is_allowed(f
     assert manifest.numerics["threads"] == 2
 
 
+@pytest.mark.slow
 def test_one_request_executed_twice_at_once_leaves_one_manifest(flows: Flows, reference: Flows) -> None:
     flows.forget(REWARD)
     request = reward_of(flows)
@@ -176,6 +178,7 @@ def test_shards_of_other_numerics_are_not_adopted_and_that_is_said(flows: Flows)
     assert {Path(entry.path).parts[1] for entry in manifest.files.values()} == {manifest.attempt}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_by_ctrl_c_leaves_no_process(flows: Flows) -> None:
     flows.forget(REWARD)
     run = flows.start(*COLD)

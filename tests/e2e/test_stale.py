@@ -13,6 +13,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of, standing
 from tests.e2e.flow_process import COLD, Flows, Started, require_untouched, standing_manifests
 
+pytestmark = pytest.mark.slow
+
 RECIPE = "tests/e2e/stale.toml"
 SLOTS = {"update": "iterations/0001/update", "rollout": "iterations/0002/rollout"}
 """The two sides of the second such wave, whose rollout is by a policy that was trained."""
@@ -54,7 +56,6 @@ def require_same_bytes(flows: Flows, reference: Flows) -> None:
     assert flows.nothing_is_left()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["update", "rollout"])
 def test_either_side_of_the_overlap_is_killed_and_tried_again_alone(
     killed: str, stale_reference: Flows, copy_of: Callable[[Flows], Flows]
@@ -78,7 +79,6 @@ def test_either_side_of_the_overlap_is_killed_and_tried_again_alone(
     require_same_bytes(flows, stale_reference)
 
 
-@pytest.mark.slow
 def test_media_whose_encoding_is_killed_are_encoded_on_and_everything_of_them_stands(
     stale_reference: Flows, copy_of: Callable[[Flows], Flows]
 ) -> None:
@@ -101,7 +101,6 @@ def test_media_whose_encoding_is_killed_are_encoded_on_and_everything_of_them_st
     assert flows.nothing_is_left()
 
 
-@pytest.mark.slow
 def test_the_flow_is_killed_while_both_sides_work(stale_reference: Flows, copy_of: Callable[[Flows], Flows]) -> None:
     flows = copy_of(stale_reference)
     flows.forget(SLOTS["update"], "iterations/0002", "exports/0003", "report")

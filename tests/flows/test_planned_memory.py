@@ -101,6 +101,7 @@ def test_a_run_needs_the_weights(recipe, lean):
         plan_of(Settings(recipe(), overrides=(f"policy.model_name_or_path={lean}",)))
 
 
+@pytest.mark.slow
 def test_the_time_is_that_of_the_forward_passes_on_devices_of_a_stated_speed(recipe):
     ended = CliRunner().invoke(cli.app, ["plan", recipe(), "--json", "--set", "launch.processes=2"])
     time = json.loads(ended.stdout)["time"]

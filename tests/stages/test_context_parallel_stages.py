@@ -109,6 +109,7 @@ def policy_gradient_recipe(wan_path: str, prompt_dir: str, folder: Path) -> dict
     return values
 
 
+@pytest.mark.slow
 def test_two_pairs_of_peers_share_weights_too_and_count_every_transition_once(
     wan_path: str, prompt_dir: str, tmp_path: Path
 ):
@@ -159,6 +160,7 @@ def supervised(tmp_path: Path, wan_path: str) -> Run:
     return make_run(tmp_path, values)
 
 
+@pytest.mark.slow
 def test_supervised_steps_and_held_out_losses_are_those_of_one_process(wan_path: str, tmp_path: Path):
     run = supervised(tmp_path, wan_path)
     for ask in (

@@ -178,6 +178,7 @@ def test_a_lost_end_of_a_generation_is_found(made, half):
     refuses(made, half, end, None, "lost")
 
 
+@pytest.mark.slow
 def test_moved_records_are_refused(made, half):
     of_kind: dict[str, list[str]] = {}
     for name in half[2]:

@@ -77,7 +77,7 @@ class ByHand:
         return float(((1 + sigma**2) / sigma**2 * (x_0 - estimate[0]) ** 2).mean())
 
 
-@pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
+@pytest.mark.parametrize("lora", [LORA, pytest.param(None, marks=pytest.mark.slow)], ids=["lora", "full"])
 def test_each_trained_step_takes_the_data_of_its_prompt_at_its_own_noise(
     lora: dict[str, Any] | None, folder: Path, prompt_dir: str, tmp_path: Path
 ):
@@ -104,6 +104,7 @@ def test_each_trained_step_takes_the_data_of_its_prompt_at_its_own_noise(
     }
 
 
+@pytest.mark.slow
 def test_on_the_first_step_only_with_levels_of_supervised_training_and_without_text(
     folder: Path, prompt_dir: str, tmp_path: Path
 ):
@@ -124,6 +125,7 @@ def test_on_the_first_step_only_with_levels_of_supervised_training_and_without_t
     assert metrics["data_loss"].iloc[0] == pytest.approx(np.mean(losses) / 2, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_prompts_without_data_of_their_own_take_any(folder: Path, prompt_dir: str, tmp_path: Path):
     for stem in CAPTIONS:
         (folder / "metas" / f"{stem}.txt").write_text(f"another {stem}", encoding="utf-8")

@@ -173,6 +173,7 @@ def test_a_rank_that_fails_later_says_why_where_the_first_one_only_lost_it(
     assert not _left(request_on_two_ranks)
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_counts_as_hung_and_nothing_of_it_is_left(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

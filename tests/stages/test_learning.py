@@ -69,6 +69,7 @@ def rise_of(run: Run, tmp_path: Path) -> float:
     return held_out(run, tmp_path, ITERATIONS) - base
 
 
+@pytest.mark.slow
 def test_shuffled_scores_are_those_of_the_rollout_each_on_another_sample(tmp_path: Path):
     run = start(tmp_path, "control", SHUFFLED, "rollout.n_generation=4", "train.train_batch_per_replica=32")
     train(run, tmp_path, iterations=1)

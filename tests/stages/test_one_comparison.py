@@ -34,7 +34,9 @@ def first_step(
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
-@pytest.mark.parametrize(("lora", "scale"), [(LORA, 1.0), (None, 2.0)], ids=["lora", "full-guided"])
+@pytest.mark.parametrize(
+    ("lora", "scale"), [(LORA, 1.0), pytest.param(None, 2.0, marks=pytest.mark.slow)], ids=["lora", "full-guided"]
+)
 @pytest.mark.parametrize("algorithm", ["grpo", pytest.param("ddrl", marks=pytest.mark.slow), "nft"])
 def test_equal_weights_compare_equal(
     algorithm: str, lora: dict[str, Any] | None, scale: float, dtype: str, tmp_path: Path

@@ -115,6 +115,7 @@ def test_every_stage_makes_the_bytes_that_are_pinned_for_its_version(made: dict[
         pytest.skip(f"no pins for this machine's numerics: {sorted(absent)}; add them with COSMOS_PIN=1")
 
 
+@pytest.mark.slow
 def test_the_same_requests_make_the_same_bytes_again(made: dict[str, Manifest], tmp_path: Path):
     again = all_stages(tmp_path)
     assert {name: m.content for name, m in again.items()} == {name: m.content for name, m in made.items()}

@@ -93,7 +93,7 @@ def test_each_rollout_is_compared_with_its_own_behaviour_and_has_advantages_of_i
     assert (transitions["logp_drift"] < 1e-5).all()
 
 
-@pytest.mark.parametrize(("algorithm", "lora"), [("grpo", LORA), ("nft", None)])
+@pytest.mark.parametrize(("algorithm", "lora"), [("grpo", LORA), pytest.param("nft", None, marks=pytest.mark.slow)])
 def test_an_update_on_two_rollouts_that_is_killed_ends_with_the_same_bits(
     algorithm: str, lora: dict[str, Any] | None, tmp_path: Path
 ):

@@ -61,7 +61,7 @@ def refuse_to_decode_without_samples_to_write() -> None:
         setattr(Wan, "decode", None)  # noqa: B010
 
 
-@pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
+@pytest.mark.parametrize("lora", [LORA, pytest.param(None, marks=pytest.mark.slow)], ids=["lora", "full"])
 def test_samples_are_the_same_bytes_and_policies_the_same_but_for_rounding(
     lora: dict[str, Any] | None, wan_path: str, prompt_dir: str, tmp_path: Path
 ):
@@ -107,6 +107,7 @@ def moved_by(update: Request, policy: Request) -> torch.Tensor:
     return torch.cat([(after[name] - before[name]).flatten() for name in sorted(before)])
 
 
+@pytest.mark.slow
 def test_full_fine_tuning_on_ranks_begins_again_after_a_kill_with_the_same_bits(
     wan_path: str, prompt_dir: str, tmp_path: Path, device: torch.device
 ):

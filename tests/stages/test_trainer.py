@@ -226,6 +226,7 @@ def test_ranks_leave_a_step_out_together_for_rows_that_only_one_of_them_has(fold
     start_ranks(partial(leave_one_step_of_three_out, folder), tmp_path, 2, 60.0)
 
 
+@pytest.mark.slow
 def test_the_count_goes_on_from_iteration_to_iteration_and_its_limit_may_be_raised(store: Path):
     """A learning rate without measure: the first step leaves weights that have no finite gradient any more."""
 

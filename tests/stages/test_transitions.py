@@ -90,9 +90,9 @@ def tensors_of(run: Run, k: int = 0) -> dict[str, tuple[dict[str, Any], dict[str
     ("sample", "lora"),
     [
         (SDE, LORA),
-        (SDE | {"guidance_scale": 2.0}, None),
-        ({"num_steps": 4, "solver": "cps"}, LORA),
-        ({"num_steps": 4, "solver": "edm"}, LORA),
+        pytest.param(SDE | {"guidance_scale": 2.0}, None, marks=pytest.mark.slow),
+        pytest.param({"num_steps": 4, "solver": "cps"}, LORA, marks=pytest.mark.slow),
+        pytest.param({"num_steps": 4, "solver": "edm"}, LORA, marks=pytest.mark.slow),
         ({"num_steps": 4, "solver": "edm", "solver_option": "1euler", "guidance_scale": 2.0}, LORA),
     ],
     ids=["sde", "sde-guided-full", "cps", "edm", "edm-euler-guided"],
@@ -141,7 +141,9 @@ def test_log_probabilities_in_the_batch_of_the_rollout_are_the_recorded_ones_to_
     assert table_of(iterate(run, tmp_path))["logp_drift"].max() == 0
 
 
-@pytest.mark.parametrize("solver", ["flow_sde", "cps", "edm"])
+@pytest.mark.parametrize(
+    "solver", ["flow_sde", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cps", "edm"))]
+)
 def test_in_the_rollouts_own_batches_the_stored_density_is_the_updates_to_the_bit(solver: str, tmp_path: Path):
     values = recipe({"num_steps": 4, "solver": solver}, logp_old="stored", mini_batch=1)
     values["rollout"]["n_generation_mini_batch"] = 1
@@ -199,7 +201,7 @@ def gradient_norm(run: Run, *, both: bool) -> float:
     return float(torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])))
 
 
-@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize("both", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_under_guidance_both_predictions_are_trained_or_one_and_the_ratio_is_exactly_1(both: bool, tmp_path: Path):
     values = recipe(SDE | {"guidance_scale": 3.0}, None, batch_size_per_optimize=8, kl_beta=0.0)
     values["train"]["train_policy"]["train_unconditional"] = both
@@ -216,9 +218,8 @@ def test_leaving_out_a_prediction_that_is_not_made_is_a_mistake_of_the_recipe(tm
         started(tmp_path, recipe(SDE, train_unconditional=False))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "limit"), [(torch.float32, CLIP / 100), pytest.param(torch.bfloat16, CLIP / 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, CLIP / 100), (torch.bfloat16, CLIP / 2)])
 def test_rollout_and_update_agree_on_the_density_in_any_batch(
     dtype: torch.dtype, limit: float, tmp_path: Path, device: torch.device
 ):
@@ -282,6 +283,7 @@ def test_stored_densities_take_the_drift_into_the_ratio(tmp_path: Path, device: 
     assert first["logp_drift"].max() > 0
 
 
+@pytest.mark.slow
 def test_a_random_step_is_drawn_for_each_prompt_among_those_with_noise(tmp_path: Path):
     values = recipe({"num_steps": 6, "solver": "cps"}, train_on=[1, -1])
     values["train"] |= {"train_batch_per_replica": 24}
@@ -297,6 +299,7 @@ def test_a_random_step_is_drawn_for_each_prompt_among_those_with_noise(tmp_path:
     assert len(drawn) > 1
 
 
+@pytest.mark.slow
 def test_samples_of_one_prompt_may_start_from_the_same_noise(tmp_path: Path):
     run = started(tmp_path, recipe(SDE, use_same_seed=True))
     make(requests.rollout(run, 0), tmp_path)
@@ -311,6 +314,7 @@ def test_samples_of_one_prompt_may_start_from_the_same_noise(tmp_path: Path):
     assert not any(torch.equal(a, b) for group in ends.values() for a, b in pairwise(group))
 
 
+@pytest.mark.slow
 def test_several_passes_drift_and_end_early_where_they_may_not(tmp_path: Path):
     free = iterate(started(tmp_path, recipe(SDE, mu_iterations=2), "free"), tmp_path)
     metrics = table_of(free, "metrics.parquet")

@@ -33,7 +33,7 @@ def test_large_samples_are_taken_one_by_one_and_small_ones_together():
     assert sizes(1, 720, 1280, 93) == [1]
 
 
-@pytest.mark.parametrize("kind", ["nft", "sft"])
+@pytest.mark.parametrize("kind", [pytest.param("nft", marks=pytest.mark.slow), "sft"])
 def test_taken_one_by_one_samples_are_the_same_up_to_rounding(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

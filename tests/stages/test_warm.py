@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from flows.launchers._processes import WarmServer
@@ -30,6 +31,7 @@ def libraries_of(process: psutil.Process) -> set[str]:
     return {Path(found.path).name for found in process.memory_maps() if ".so" in found.path}
 
 
+@pytest.mark.slow
 def test_the_server_imports_what_its_first_fork_imported_on_first_use(tmp_path: Path) -> None:
     source = write_samples(str(tmp_path / "rollout"), [RIGHT])
     before = {child.pid for child in psutil.Process().children()}
