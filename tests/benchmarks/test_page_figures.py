@@ -1,5 +1,7 @@
 """Figures of docs/from-demo-to-sd3.5.md that follow from the model's config alone."""
 
+import pytest
+
 from tests.benchmarks.flops import forward_flops
 from tests.benchmarks.models import Shape
 from tests.pages import ROOT
