@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from cosmos_rl_core.config.recipe import RewardConfig
 from flows.planning import requests
 from flows.planning.run import Run
 from flows.planning.steps import Step, Wave
@@ -20,19 +21,20 @@ def post_train(run: Run, judged: Callable[[int], bool] | None = None) -> Iterato
     """
     slots, prepared, num_iterations = run.slots, run.prepared, run.recipe.train.num_iterations
     yield Wave(Step("policy", "policy", slots.policy(0), partial(requests.policy, run)))
-    yield Wave(Step("embed", "embed", prepared.embed.slot, lambda: prepared.embed))
+    yield Wave(Step.of("embed", prepared.embed))
     if run.needs_data:
-        yield Wave(Step("encode", "encode", prepared.encode.slot, lambda: prepared.encode))
+        yield Wave(Step.of("encode", prepared.encode))
     if run.validates:
-        yield Wave(Step("embed-held-out", "embed", prepared.embed_held_out.slot, lambda: prepared.embed_held_out))
-        yield Wave(Step("encode-held-out", "encode", prepared.encode_held_out.slot, lambda: prepared.encode_held_out))
+        yield Wave(Step.of("embed-held-out", prepared.embed_held_out))
+        yield Wave(Step.of("encode-held-out", prepared.encode_held_out))
     yield from evaluation(run, 0)
     for k in range(num_iterations):
         yield from iteration(run, k, last=k + 1 == num_iterations)
         if (judged or run.is_due)(k + 1):
             yield from evaluation(run, k + 1)
     scored = [k for k in range(num_iterations + 1) if run.is_due(k) and run.evaluates]
-    yield Wave(Step("report", "report", slots.report, partial(requests.report, run, num_iterations, scored)))
+    report = partial(requests.report, run, num_iterations, scored)
+    yield Wave(Step("report", "report", slots.report, report))
 
 
 def iteration(run: Run, k: int, *, last: bool) -> Iterator[Wave]:
@@ -44,14 +46,16 @@ def iteration(run: Run, k: int, *, last: bool) -> Iterator[Wave]:
     def rollout(k: int) -> Step:
         return step("rollout", "rollout", partial(requests.rollout, run, k), k)
 
+    def reward(r: RewardConfig) -> Step:
+        return step(f"reward-{r.fn.label}", "reward", partial(requests.reward, run, r, samples, k))
+
     if not run.trains_on_rewards:
         yield Wave(step("finetune", "finetune", partial(requests.finetune, run, k)))
         return
     stale, samples = run.recipe.train.staleness > 0, run.slots.iteration(k, "rollout")
     if k == 0 or not stale:
         yield Wave(rollout(k))
-    rewards = run.recipe.rewards
-    yield Wave(*(step(f"reward-{r.fn.label}", "reward", partial(requests.reward, run, r, samples, k)) for r in rewards))
+    yield Wave(*map(reward, run.recipe.rewards))
     # A stale rollout reads nothing of this update, so both run side by side.
     beside = [rollout(k + 1)] if stale and not last else []
     yield Wave(step("update", "update", partial(requests.update, run, k)), *beside)
@@ -63,14 +67,16 @@ def evaluation(run: Run, k: int) -> Iterator[Wave]:
     def step(stage: str, kind: str, request: Callable[[], Request]) -> Step:
         return Step(f"policy-{k:04d}/{stage}", kind, run.slots.version(k, stage), request, k)
 
+    def reward(r: RewardConfig) -> Step:
+        return step(f"evaluate-{r.fn.label}", "reward", partial(requests.reward, run, r, samples, k))
+
+    samples = run.slots.version(k, "evaluate")
     yield Wave(step("export", "export", partial(requests.export, run, k)))
     if run.validates:
         yield Wave(step("validate", "validate", partial(requests.validate, run, k)))
     if run.evaluates:
-        samples = run.slots.version(k, "evaluate")
         yield Wave(step("evaluate", "evaluate", partial(requests.evaluate, run, k)))
-        rewards = ((f"evaluate-{r.fn.label}", partial(requests.reward, run, r, samples, k)) for r in run.recipe.rewards)
-        yield Wave(*(step(stage, "reward", request) for stage, request in rewards))
+        yield Wave(*map(reward, run.recipe.rewards))
 
 
 def steps(run: Run) -> list[Step]:
@@ -102,4 +108,6 @@ def make(run: Run, launch: Callable[..., list[Manifest]]) -> Result:
 
 
 def _scores(run: Run, k: int) -> Manifest | None:
-    return standing(run.slots.version(k, f"evaluate-{run.headline_reward}"))[1] if run.evaluates else None
+    if not run.evaluates:
+        return None
+    return standing(run.slots.version(k, f"evaluate-{run.headline_reward}"))[1]

@@ -19,11 +19,11 @@ from stages.execution.runner import require_own_version
 def stage_name() -> str:
     """Return the flow run's name in the UI."""
     parameters = flow_run.get_parameters()
-    iteration = parameters.get("iteration")
-    return " ".join([parameters["run_id"], parameters["stage"], *([] if iteration is None else [str(iteration)])])
+    words = (parameters["run_id"], parameters["stage"], parameters.get("iteration"))
+    return " ".join(str(word) for word in words if word is not None)
 
 
-@flow(name="stage", description="Make one stage of a run from its standing inputs.", flow_run_name=stage_name)
+@flow(name="stage", description="Make one stage of a run.", flow_run_name=stage_name)
 @ends_in_state
 def run(
     run_id: RunId,

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
 from flows.cli.command import (
@@ -27,7 +28,6 @@ from flows.cli.command import (
     command,
     console,
     print_json,
-    print_lines,
     print_parts,
 )
 from flows.cli.infra import infra_app
@@ -37,14 +37,20 @@ from flows.defaults import DEFAULT_STORE, GRACE_H
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(infra_app, name="infra")
-RecipeArgument = Annotated[str, typer.Argument(help="A TOML recipe: a path, package:tiny/nft, or one of cosmos-rl")]
-RunIdOption = Annotated[str | None, typer.Option(help="Name of the run; default: made from the recipe")]
-IterationsOption = Annotated[int | None, typer.Option(min=1, help="Number of iterations, instead of the recipe's")]
-OverridesOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a setting: section.key=value; may be repeated")
-]
-DryRunOption = Annotated[bool, typer.Option(help="Print what would happen; change nothing")]
-RunArgument = Annotated[str, typer.Argument(help="Id of the run")]
+RecipeArgument = Annotated[str, Argument(help="TOML: a path, package:tiny/nft, or one of cosmos-rl")]
+RunIdOption = Annotated[str | None, Option(help="Name of the run; default: from the recipe")]
+IterationsOption = Annotated[int | None, Option(min=1, help="Iterations; default: the recipe's number")]
+SET = Option("--set", help="Change a setting: section.key=value; may be repeated")
+OverridesOption = Annotated[list[str] | None, SET]
+DryRunOption = Annotated[bool, Option(help="Print what would happen; change nothing")]
+RunArgument = Annotated[str, Argument(help="Id of the run")]
+WATCH = Option("--watch/--no-watch", help="Follow a run; exit with 70 if a stage does not stand")
+STAGE = (
+    "policy embed encode embed-held-out encode-held-out rollout reward-NAME update finetune export "
+    "validate evaluate evaluate-NAME report"
+)
+ITERATION = "Number of the iteration, from 0; for export and evaluate the policy version"
+OLDER_THAN = Option(min=0, help="Hours: keep files of attempts that wrote since then")
 
 
 def _print_version(asked: bool) -> None:
@@ -53,11 +59,12 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+VERSION = Option("--version", callback=_print_version, is_eager=True, help="Print the version")
+
+
 @app.callback(help=__doc__)
 def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")
-    ] = False,
+    version: Annotated[bool, VERSION] = False,
 ) -> None:
     """Accept ``--version``, the only option without a command."""
 
@@ -70,10 +77,8 @@ def run(
     iterations: IterationsOption = None,
     overrides: OverridesOption = None,
     cluster: ClusterOption = None,
-    allow_numerics_change: Annotated[
-        bool, typer.Option(help="Continue with other versions, threads or devices")
-    ] = False,
-    remake: Annotated[bool, typer.Option(help="Make artifacts of changed stages again")] = False,
+    allow_numerics_change: Annotated[bool, Option(help="Accept other versions or devices")] = False,
+    remake: Annotated[bool, Option(help="Make artifacts of changed stages again")] = False,
 ) -> None:
     """Run a recipe to the end; the same command continues after an interruption.
 
@@ -82,7 +87,7 @@ def run(
         cosmos-flows run configs/tiny/nft.toml --set train.seed=1 --set rollout.n_generation=8
         cosmos-flows run configs/ddrl/2b.toml --store s3://bucket/prefix --cluster deployments/clusters/eight-gpus.toml
     """
-    plan = _plan_of(recipe, overrides, store=store, run_id=run_id, iterations=iterations, cluster=cluster)
+    plan = _plan_of(recipe, store, run_id, iterations, overrides or (), cluster)
     algorithm = plan.recipe.train.train_policy.type
     options = (iterations, overrides, cluster, allow_numerics_change, remake)
     tags = import_module("flows.running.tags").tags_of(plan.recipe, plan.model.adapter)
@@ -96,9 +101,8 @@ def run(
             with import_module("prefect").tags(*tags):
                 flow(recipe, store, plan.run_id, *options)
         except suspension as suspended:
-            raise StageError.of(
-                "busy", f"suspended in Prefect; the same command continues {plan.run_id}"
-            ) from suspended
+            message = f"suspended in Prefect; the same command continues {plan.run_id}"
+            raise StageError.of("busy", message) from suspended
         except KeyboardInterrupt:
             typer.echo(f"stopped; the same command continues {plan.run_id}", err=True)
             raise
@@ -123,26 +127,20 @@ def plan(
         cosmos-flows plan configs/tiny/nft.toml --set rollout.n_generation=8
         cosmos-flows plan configs/tiny/nft.toml --json
     """
-    asked = {"store": store, "run_id": run_id, "iterations": iterations, "cluster": cluster}
-    planned = _plan_of(recipe, overrides, without_weights=True, **asked)
+    asked = (recipe, store, run_id, iterations, overrides or (), cluster)
+    planned = _plan_of(*asked, without_weights=True)
     describe = import_module("flows.planning.describe")
     if as_json:
         print_json(describe.as_json(planned, store))
     else:
-        print_parts(describe.describe_plan(planned, store), "", *describe.describe_memory(planned, store))
+        print_parts(*describe.described(planned, store))
 
 
 @command(app)
 def status(
-    run_id: Annotated[str | None, typer.Argument(help="Id of the run; default: list all runs of the store")] = None,
+    run_id: Annotated[str | None, Argument(help="Id of the run; default: list all")] = None,
     store: StoreOption = DEFAULT_STORE,
-    watch: Annotated[
-        bool | None,
-        typer.Option(
-            "--watch/--no-watch",
-            help="Follow a run to its end; exit with 70 if a stage does not stand",
-        ),
-    ] = None,
+    watch: Annotated[bool | None, WATCH] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show every stage of a run: whether it stands and why not, attempts, seconds, reward.
@@ -161,7 +159,7 @@ def status(
             raise ConfigError("--watch follows one run: add its id")
         all_runs = import_module("flows.watching.all_runs")
         runs = all_runs.all_runs(store)
-        print_json(all_runs.as_json(runs)) if as_json else print_parts(*all_runs.rendered(runs, store))
+        print_json(runs) if as_json else print_parts(*all_runs.rendered(runs, store))
         return
     table = import_module("flows.watching.status_table")
     look = import_module("flows.watching.status").look
@@ -171,7 +169,8 @@ def status(
     elif terminal.is_terminal if watch is None else watch:
         overview = table.watch(store, run_id, terminal)
         if watch and overview.standing < len(overview.states):
-            raise StageError(f"{len(overview.states) - overview.standing} stages of {run_id} do not stand")
+            count = len(overview.states) - overview.standing
+            raise StageError(f"{count} stages of {run_id} do not stand")
     else:
         table.show(look(store, run_id), terminal)
 
@@ -179,17 +178,8 @@ def status(
 @command(app)
 def rerun(
     run_id: RunArgument,
-    stage: Annotated[
-        str,
-        typer.Option(
-            help="policy embed encode embed-held-out encode-held-out rollout reward-NAME update finetune export "
-            "validate evaluate evaluate-NAME report"
-        ),
-    ],
-    iteration: Annotated[
-        int | None,
-        typer.Option(min=0, help="Number of the iteration, from 0; for export and evaluate the policy version"),
-    ] = None,
+    stage: Annotated[str, Option(help=STAGE)],
+    iteration: Annotated[int | None, Option(min=0, help=ITERATION)] = None,
     store: StoreOption = DEFAULT_STORE,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -201,14 +191,15 @@ def rerun(
         cosmos-flows rerun nft-1a2b3c4d --stage evaluate --iteration 16 --dry-run
         cosmos-flows rerun nft-1a2b3c4d --stage report
     """
-    found = import_module("flows.operations.rerun").rerun(store, run_id, stage, iteration, dry_run=dry_run)
-    print_json(found.as_json()) if as_json else print_lines(found.lines())
+    make_again = import_module("flows.operations.rerun").rerun
+    found = make_again(store, run_id, stage, iteration, dry_run=dry_run)
+    print_json(found) if as_json else print_parts(*found.lines())
 
 
 @command(app)
 def export(
     run_id: RunArgument,
-    directory: Annotated[str, typer.Argument(help="Directory for the files")],
+    directory: Annotated[str, Argument(help="Directory for the files")],
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Copy a run's newest exported weights to a directory that diffusers can load.
@@ -216,13 +207,13 @@ def export(
     Examples:
         cosmos-flows export nft-1a2b3c4d out
     """
-    print_lines(import_module("flows.operations.export").export(store, run_id, directory))
+    print_parts(*import_module("flows.operations.export").export(store, run_id, directory))
 
 
 @command(app)
 def import_recipe(
-    recipe: Annotated[str, typer.Argument(help="A TOML file of cosmos-rl, in either of its schemas")],
-    output: Annotated[str | None, typer.Option(help="File for the translated recipe; default: write none")] = None,
+    recipe: Annotated[str, Argument(help="A TOML file of cosmos-rl, in either schema")],
+    output: Annotated[str | None, Option(help="File for the translation; default: none")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show how each key of a cosmos-rl recipe is translated, and write the translated recipe.
@@ -241,14 +232,15 @@ def import_recipe(
         importer.check(translation, recipe)
     else:
         importer.write(translation, recipe, output)
-        typer.echo(f"written to {output}; next: cosmos-flows plan {shlex.quote(output)}", err=as_json)
+        next_command = f"cosmos-flows plan {shlex.quote(output)}"
+        typer.echo(f"written to {output}; next: {next_command}", err=as_json)
 
 
 @command(app)
 def import_weights(
-    weights: Annotated[str, typer.Argument(help="A .pt file of the original cosmos code")],
-    base: Annotated[str, typer.Argument(help="A diffusers pipeline of the same model")],
-    directory: Annotated[str, typer.Argument(help="Directory for the new pipeline; must not exist")],
+    weights: Annotated[str, Argument(help="A .pt file of the original cosmos code")],
+    base: Annotated[str, Argument(help="A diffusers pipeline of the same model")],
+    directory: Annotated[str, Argument(help="A new directory for the pipeline")],
 ) -> None:
     """Convert Cosmos-Predict2.5 weights of the original cosmos code to a diffusers pipeline.
 
@@ -263,7 +255,7 @@ def import_weights(
 
 @command(app)
 def schema(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe whose own plugins are included")] = None,
+    recipe: Annotated[str | None, Argument(help="A recipe with plugins to include")] = None,
 ) -> None:
     """Print the JSON Schema of recipes, for completion and checks in editors.
 
@@ -278,11 +270,8 @@ def schema(
 def gc(
     run_id: RunArgument,
     store: StoreOption = DEFAULT_STORE,
-    superseded: Annotated[bool, typer.Option(help="Also delete files of generations that were made again")] = False,
-    older_than: Annotated[
-        float,
-        typer.Option(min=0, help="Hours: keep files of attempts that wrote since then and may be running"),
-    ] = GRACE_H,
+    superseded: Annotated[bool, Option(help="Also delete files of ended generations")] = False,
+    older_than: Annotated[float, OLDER_THAN] = GRACE_H,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -297,12 +286,12 @@ def gc(
     """
     collect = import_module("flows.operations.gc").gc
     found = collect(store, run_id, superseded=superseded, dry_run=dry_run, older_than_h=older_than)
-    print_json(found.as_json()) if as_json else print_lines(found.lines())
+    print_json(found) if as_json else print_parts(*found.lines())
 
 
 @command(app)
 def shipped(
-    name: Annotated[str | None, typer.Argument(help="A name from the list: print the path of its file")] = None,
+    name: Annotated[str | None, Argument(help="A name of the list: print its path")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the recipes, cluster profiles, pipelines and deployments inside the package.
@@ -315,19 +304,19 @@ def shipped(
         cosmos-flows shipped --json
     """
     found = import_module("cosmos_rl_core.shipped").listed(name)
-    if as_json:
-        print_json(found)
-    else:
-        print_lines(row["path"] if name else "{kind:16} {name:22} {path}".format_map(row) for row in found)
+    lines = (row["path"] if name else "{kind:16} {name:22} {path}".format_map(row) for row in found)
+    print_json(found) if as_json else print_parts(*lines)
 
 
-def _plan_of(recipe: str, overrides: list[str] | None, *, without_weights: bool = False, **others: Any) -> Any:
-    """Return the plan of a command line. Print a note on stderr if the recipe was translated from cosmos-rl."""
+def _plan_of(recipe: str, *others: Any, without_weights: bool = False) -> Any:
+    """Return the plan for a recipe and the other settings of a run, in their order.
+
+    Prints a note on stderr if the recipe was translated from cosmos-rl.
+    """
     if (line := import_module("flows.operations.import_recipe").note(recipe)) is not None:
         typer.echo(line, err=True)
     plan = import_module("flows.planning.plan")
-    settings = plan.Settings(recipe, overrides=tuple(overrides or ()), **others)
-    return plan.plan_of(settings, without_weights=without_weights)
+    return plan.plan_of(plan.Settings(recipe, *others), without_weights=without_weights)
 
 
 def main() -> None:

@@ -3,11 +3,13 @@
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import asdict
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from cosmos_rl_core.errors import CosmosRLError, no_space
 
@@ -17,9 +19,9 @@ Command = Callable[..., None]
 INTERRUPTED = 130
 """Exit code after Ctrl-C. Shells report 143 for a process that SIGTERM ended."""
 
-StoreOption = Annotated[str, typer.Option(help="Directory or URL (s3://bucket/prefix) of all runs")]
-ClusterOption = Annotated[str | None, typer.Option(help="Cluster profile: a TOML file, or package:local")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON; notes go to stderr")]
+StoreOption = Annotated[str, Option(help="Directory or URL (s3://bucket/prefix) of all runs")]
+ClusterOption = Annotated[str | None, Option(help="Cluster profile: a TOML file, or package:local")]
+JsonOption = Annotated[bool, Option("--json", help="Print only JSON; notes go to stderr")]
 
 
 def command(group: typer.Typer, name: str | None = None) -> Callable[[Command], Command]:
@@ -56,7 +58,7 @@ def _known(error: Exception) -> CosmosRLError | None:
 
 def console() -> Any:
     """Return a console that prints text without colours and markup."""
-    return import_module("rich.console").Console(highlight=False, markup=False)
+    return import_module("rich.console").Console(highlight=False, markup=False, emoji=False)
 
 
 def print_parts(*parts: object) -> None:
@@ -66,12 +68,6 @@ def print_parts(*parts: object) -> None:
         printer.print(part, soft_wrap=isinstance(part, str))
 
 
-def print_json(value: object) -> None:
-    """Print a value as indented JSON."""
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
-
-
-def print_lines(lines: Iterable[str]) -> None:
-    """Print strings, one in each line."""
-    for line in lines:
-        typer.echo(line)
+def print_json(value: Any) -> None:
+    """Print a value, which may have dataclasses in it, as indented JSON."""
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False, default=asdict))

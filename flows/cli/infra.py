@@ -1,25 +1,25 @@
 """Commands for what runs need: Prefect, GPUs, stores, services."""
 
-from dataclasses import asdict
 from importlib import import_module
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from cosmos_rl_core.errors import ConfigError
-from flows.cli.command import ClusterOption, JsonOption, StoreOption, command, print_json, print_lines, print_parts
+from flows.cli.command import ClusterOption, JsonOption, StoreOption, command, print_json, print_parts
 from flows.defaults import DEFAULT_STORE
 
-infra_app = typer.Typer(no_args_is_help=True, help="Set up and check Prefect, GPUs, stores and services.")
+infra_app = typer.Typer(no_args_is_help=True, help="Set up and check Prefect, GPUs and services.")
+
+
+GPUS = Option(min=0, help="Slots of the limit `gpus`; default: unchanged, 8 if it is new")
 
 
 @command(infra_app, "init")
 def infra_init(
-    gpus: Annotated[
-        int | None,
-        typer.Option(min=0, help="Slots of the global concurrency limit `gpus`; default: unchanged, 8 if it is new"),
-    ] = None,
-    pool_type: Annotated[str, typer.Option(help="Type of the work pool: process, kubernetes, ...")] = "process",
+    gpus: Annotated[int | None, GPUS] = None,
+    pool_type: Annotated[str, Option(help="Work pool: process, kubernetes, ...")] = "process",
 ) -> None:
     """Create the work pool, its queues, the limit for GPUs and the automation for crashed flow runs. Safe to repeat.
 
@@ -31,7 +31,7 @@ def infra_init(
             "no Prefect server is named: start one with `prefect server start`, then `prefect config set "
             "PREFECT_API_URL=http://127.0.0.1:4200/api`"
         )
-    print_lines(import_module("flows.operations.pools").set_up(gpus, pool_type))
+    print_parts(*import_module("flows.operations.pools").set_up(gpus, pool_type))
 
 
 @command(infra_app, "check")
@@ -46,8 +46,5 @@ def infra_check(store: StoreOption = DEFAULT_STORE, cluster: ClusterOption = Non
     config = import_module("cosmos_rl_core.config.recipe")
     launch = config.launch_of(cluster) if cluster else config.LaunchConfig()
     findings = check.flight_check(store, launch)
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
-    else:
-        print_parts(check.table(findings))
+    print_json(findings) if as_json else print_parts(check.table(findings))
     check.require(findings)

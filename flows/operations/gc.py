@@ -2,10 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from cosmos_rl_core.errors import LeaseError, NoSpaceError
 from cosmos_rl_core.storage import store
@@ -22,7 +21,7 @@ HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
-class OfStage:
+class Files:
     """Files of one stage, or of another place."""
 
     name: str
@@ -40,41 +39,31 @@ class Garbage:
     deleted: bool
     """False after ``--dry-run``."""
     older_than_h: float
-    stages: list[OfStage]
+    stages: list[Files]
     """Files of ended attempts; the last entries are half-written files of ended processes."""
-    folders: list[OfStage]
+    folders: list[Files]
     """Folders of ended flows on this machine."""
-    kept: list[OfStage]
+    kept: list[Files]
     """Files of attempts that may still run."""
     ordered: dict[str, str]
     """Mailbox, by stage, of an allocation that makes or reads the stage. Such a stage keeps all its files."""
+    bytes: int
+    """Size of what was deleted or would be."""
 
-    @property
-    def total(self) -> int:
-        """Return the bytes that were deleted or would be."""
-        return sum(each.bytes for each in (*self.stages, *self.folders))
-
-    def lines(self) -> list[str]:
-        """Return the lines to print."""
+    def lines(self) -> Iterator[str]:
+        """Yield the lines to print."""
         found = self.stages + self.folders
-        lines = [f"{each.name:<28} {each.files:>6} files {each.bytes / 1e6:>12.1f} MB" for each in found]
-        freed = f"{'freed' if self.deleted else 'would free'} {self.total / 1e6:.1f} MB"
-        lines.append(freed if lines else f"nothing to delete in {self.url}")
-        if self.kept:
-            files, size = sum(each.files for each in self.kept), sum(each.bytes for each in self.kept) / 1e6
-            names = ", ".join(each.name for each in self.kept)
-            lines.append(
-                f"kept {files} files, {size:.1f} MB, of {names}: a stage that wrote less than {self.older_than_h:g} h "
-                "ago may still run; --older-than 0 deletes them too"
+        for each in found:
+            yield f"{each.name:<28} {each.files:>6} files {each.bytes / 1e6:>12.1f} MB"
+        freed = f"{'freed' if self.deleted else 'would free'} {self.bytes / 1e6:.1f} MB"
+        yield freed if found else f"nothing to delete in {self.url}"
+        for each in self.kept:
+            yield (
+                f"kept {each.files} files, {each.bytes / 1e6:.1f} MB, of {each.name}: a stage that wrote less than "
+                f"{self.older_than_h:g} h ago may still run; --older-than 0 deletes them too"
             )
-        return lines + [
-            f"kept all of {name}: {mailbox} has an unfinished order; remove the mailbox if its job has ended"
-            for name, mailbox in self.ordered.items()
-        ]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields and ``bytes``, the size of what was deleted or would be, for scripts."""
-        return {**asdict(self), "bytes": self.total}
+        for name, mailbox in self.ordered.items():
+            yield f"kept all of {name}: {mailbox} has an unfinished order; remove the mailbox if its job has ended"
 
 
 def gc(store_url: str, run_id: str, *, superseded: bool, dry_run: bool, older_than_h: float = GRACE_H) -> Garbage:
@@ -87,31 +76,40 @@ def gc(store_url: str, run_id: str, *, superseded: bool, dry_run: bool, older_th
     Raises :class:`LeaseError` while a process works on the run.
     """
     run = open_run(store_url, run_id)
-    found: dict[str, Mapping[str, int]] = {}
-    kept: dict[str, Mapping[str, int]] = {}
+    found: list[Files] = []
+    kept: list[Files] = []
+    ordered: dict[str, str] = {}
     with _alone(run) as check:
-        now_s = store.clock_s(run.url)
-        before_s, shared_before_s = (now_s - HOUR_S * hours for hours in (older_than_h, max(older_than_h, GRACE_H)))
+        before_s = store.clock_s(run.url) - HOUR_S * older_than_h
         mailboxes = _ordered(run)
-        own = [step for step in steps(run) if step.slot.startswith(run.url)]
-        for step in own:
+        for step in (step for step in steps(run) if step.slot.startswith(run.url)):
             if step.slot in mailboxes:
-                continue
-            free = garbage(step.slot, superseded=superseded, before_s=before_s)
-            if free.old and not dry_run:
+                ordered[step.name] = mailboxes[step.slot]
+            else:
+                free = garbage(step.slot, superseded=superseded, before_s=before_s)
                 check()
-                _delete(step.slot, free.old, superseded=superseded, before_s=before_s)
-            found[step.name], kept[step.name] = free.old, free.young
-        found["half-written"] = _half_written(run.url, before_s, dry_run=dry_run)
-        datasets = store.join(store.absolute(run.store_url), "dataset")
-        found["half-written in dataset/"] = _half_written(datasets, shared_before_s, dry_run=dry_run)
+                found += _deleted(step.name, step.slot, free.old, dry_run=dry_run)
+                kept += _files(step.name, free.young.values())
+        datasets = store.join(store.absolute(store_url), "dataset")
+        longest_s = before_s - HOUR_S * max(0.0, GRACE_H - older_than_h)
+        for name, url, end_s in (("", run.url, before_s), (" in dataset/", datasets, longest_s)):
+            half = store.abandoned(url).items()
+            sizes = {path: entry.size for path, entry in half if entry.written_s <= end_s}
+            found += _deleted(f"half-written{name}", url, sizes, dry_run=dry_run)
     folders = _folders(HOUR_S * older_than_h, dry_run=dry_run)
-    ordered = {step.name: mailboxes[step.slot] for step in own if step.slot in mailboxes}
-    return Garbage(run_id, run.url, not dry_run, older_than_h, _sums(found), folders, _sums(kept), ordered)
+    total = sum(each.bytes for each in (*found, *folders))
+    return Garbage(run_id, run.url, not dry_run, older_than_h, found, folders, kept, ordered, total)
 
 
-def _sums(found: Mapping[str, Mapping[str, int]]) -> list[OfStage]:
-    return [OfStage(name, len(sizes), sum(sizes.values())) for name, sizes in found.items() if sizes]
+def _deleted(name: str, url: str, sizes: Mapping[str, int], *, dry_run: bool) -> list[Files]:
+    """Delete the files below ``url``, unless ``dry_run`` is set. Return their number and size."""
+    for path in () if dry_run else sizes:
+        store.remove(store.join(url, path))
+    return _files(name, sizes.values())
+
+
+def _files(name: str, sizes: Collection[int]) -> list[Files]:
+    return [Files(name, len(sizes), sum(sizes))] if sizes else []
 
 
 @contextmanager
@@ -138,9 +136,9 @@ def _alone(run: Run) -> Iterator[Callable[[], None]]:
 
 def _ordered(run: Run) -> dict[str, str]:
     """Return the slots that unfinished orders of the run's allocations make or read, with the mailbox of each."""
-    places = [run.url, run.recipe.launch.slurm.work_dir]
+    places = {run.url, run.recipe.launch.slurm.work_dir or run.url}
     found: dict[str, str] = {}
-    for root in {store.join(store.absolute(place), "allocations") for place in places if place is not None}:
+    for root in (store.join(store.absolute(place), "allocations") for place in places):
         for mailbox in (Mailbox(store.join(root, name)) for name in store.names(root)):
             for order in mailbox.orders().orders:
                 if mailbox.returncode(order) is None:
@@ -151,25 +149,9 @@ def _ordered(run: Run) -> dict[str, str]:
     return found
 
 
-def _delete(slot: str, found: Mapping[str, int], *, superseded: bool, before_s: float) -> None:
-    """Delete the files, except those that an artifact holds by now or that were written since."""
-    again = garbage(slot, superseded=superseded, before_s=before_s).old
-    for name in found.keys() & again.keys():
-        store.remove(store.join(slot, name))
-
-
-def _half_written(url: str, before_s: float, *, dry_run: bool) -> dict[str, int]:
-    """Delete files that an ended process left half-written before that time. Return their sizes."""
-    found = {name: entry.size for name, entry in store.abandoned(url).items() if entry.written_s <= before_s}
-    for name in () if dry_run else found:
-        store.remove(store.join(url, name))
-    return found
-
-
-def _folders(older_than_s: float, *, dry_run: bool) -> list[OfStage]:
+def _folders(older_than_s: float, *, dry_run: bool) -> list[Files]:
     """Delete the folders that ended flows left on this machine. Return their number and size."""
     found = work_folders.abandoned(older_than_s)
     for folder in () if dry_run else found:
         shutil.rmtree(folder, ignore_errors=True)
-    place = f"folders in {next(iter(found)).parent}" if found else ""
-    return _sums({place: {folder.name: size for folder, size in found.items()}})
+    return _files(f"folders in {next(iter(found)).parent}" if found else "", found.values())

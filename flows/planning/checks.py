@@ -11,7 +11,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel import sequence_shares
 from cosmos_rl_core.pipelines import checkpoints, directories, guidance, sizes
 from cosmos_rl_core.sampling.schedule import check_flow
-from cosmos_rl_core.sampling.solvers import check_own, own_solver
+from cosmos_rl_core.sampling.solvers import check_own, check_settings, own_solver
 from flows.planning import costs
 
 P = ParamSpec("P")
@@ -37,9 +37,20 @@ class Mistakes(list[str]):
             super().append(message)
 
 
+def check_training(recipe: Recipe, prompts: Sequence[Prompt], mistakes: Mistakes) -> None:
+    """Add rewards that cannot score the prompts, and settings of sampler and algorithm that do not fit together."""
+    sample = recipe.policy.diffusers.sample
+    for reward in recipe.rewards:
+        mistakes.catch(_check_reward, reward, prompts)
+    mistakes.catch(check_settings, sample)
+    if recipe.train.train_policy.rewarded:
+        mistakes.catch(lambda: costs.needs_of(recipe).check(sample.rollout))
+    mistakes.catch(_check_dropout, recipe)
+
+
 def check_model(recipe: Recipe, embedded: int, mistakes: Mistakes) -> None:
     """Add what the model cannot do and what exceeds the storage budget. ``embedded`` counts the prompts to embed."""
-    path, diffusers = directories.resolve_path(recipe.policy.model_name_or_path), recipe.policy.diffusers
+    path, diffusers = costs.base_path(recipe), recipe.policy.diffusers
     mistakes.catch(directories.check_runs, path)
     mistakes.catch(checkpoints.check, path)
     mistakes.catch(directories.check_guardrail, path, diffusers.guardrail)
@@ -49,13 +60,19 @@ def check_model(recipe: Recipe, embedded: int, mistakes: Mistakes) -> None:
         mistakes.catch(guidance.check_takes_negative_prompt, path)
     mistakes.catch(sizes.check_prompt_length, path, diffusers.max_prompt_length)
     if recipe.validation is not None:
-        mistakes.catch(guidance.stock_scale, directories.spec(path), diffusers.sample.guidance_scale)
-    for check in (_check_given_frames, costs.policy_parts, costs.check_budget, _check_shared_videos):
+        scale = diffusers.sample.guidance_scale
+        mistakes.catch(guidance.stock_scale, directories.spec(path), scale)
+    for check in (_check_given_frames, costs.policy_parts, _check_shared_videos):
         mistakes.catch(check, recipe)
-    mistakes.catch(costs.check_embeddings, recipe, embedded)
+    texts = ("text embeddings", embedded, costs.embedding_bytes, "take fewer prompts")
+    mistakes.catch(costs.check_budget, recipe, *texts)
+    if recipe.train.train_policy.rewarded:
+        advice = "keep fewer rollouts (rollout.keep.tensors), or train on fewer steps"
+        samples = ("rollouts", costs.kept_samples(recipe), costs.sample_bytes, advice)
+        mistakes.catch(costs.check_budget, recipe, *samples)
 
 
-def check_dropout(recipe: Recipe) -> None:
+def _check_dropout(recipe: Recipe) -> None:
     """Raise :class:`ConfigError` for LoRA dropout with an algorithm that trains on a ratio, or with shared tokens."""
     lora, policy = recipe.policy.lora, recipe.train.train_policy
     if lora is None or lora.lora_dropout == 0:
@@ -78,10 +95,11 @@ def _check_shared_videos(recipe: Recipe) -> None:
     num_peers, diffusers = recipe.launch.cp_size, recipe.policy.diffusers
     if num_peers == 1:
         return
-    path = directories.resolve_path(recipe.policy.model_name_or_path)
+    path = costs.base_path(recipe)
     shape = sizes.latent_shape(path, diffusers.inference_size, diffusers.train_frames)
+    spec, transformer = directories.spec(path), directories.settings(path, "transformer")
     try:
-        sequence_shares.check(directories.spec(path), directories.settings(path, "transformer"), shape, num_peers)
+        sequence_shares.check(spec, transformer, shape, num_peers)
     except ConfigError as error:
         raise ConfigError(f"launch.cp_size = {num_peers}: {error}") from error
 
@@ -91,26 +109,28 @@ def _check_given_frames(recipe: Recipe) -> None:
     most, frames = recipe.train.train_policy.given_frames[1], recipe.policy.diffusers.train_frames
     if most == 0:
         return
-    path = directories.resolve_path(recipe.policy.model_name_or_path)
-    setting, name = f"train.train_policy.max_num_conditional_frames = {most}", directories.pipeline_class(path)
+    path = costs.base_path(recipe)
+    setting = f"train.train_policy.max_num_conditional_frames = {most}"
     if most > (able := directories.spec(path).max_given_frames):
-        raise ConfigError(f"{setting}: {name} takes {f'at most {able}' if able else 'no'} given latent frames")
-    if (total := sizes.latent_frames(path, frames)) is not None and most >= total:
+        takes = f"{directories.pipeline_class(path)} takes {f'at most {able}' if able else 'no'}"
+        raise ConfigError(f"{setting}: {takes} given latent frames")
+    if most >= (total := sizes.latent_frames(path, frames)):
         raise ConfigError(
             f"{setting} leaves none of {total} latent frames (train_frames = {frames}) to generate; lower it, or raise "
             "policy.diffusers.train_frames"
         )
 
 
-def check_reward(reward: RewardConfig, prompts: Sequence[Prompt]) -> None:
+def _check_reward(reward: RewardConfig, prompts: Sequence[Prompt]) -> None:
     """Raise :class:`ConfigError` for a reward whose version is no string, or that cannot score some of the prompts."""
     kind = plugins.load("rewards", reward.fn.name)
     with plugins.errors_of("rewards", reward.fn.name):
         plugin = kind.Reward(reward.fn)
-        reasons = [f"prompt {p.id}: {reason}" for p in prompts if (reason := plugin.check_prompt(p.text)) is not None]
+        answers = {prompt.id: plugin.check_prompt(prompt.text) for prompt in prompts}
         if not isinstance(plugin.version, str):
-            raise ConfigError(f"{reward.fn.label}: version must be a string, found {plugin.version!r}")
-    if reasons:
+            found = f"found {plugin.version!r}"
+            raise ConfigError(f"{reward.fn.label}: version must be a string, {found}")
+    if reasons := [f"prompt {name}: {why}" for name, why in answers.items() if why is not None]:
         more = f" (and {len(reasons) - SHOWN} more)" if len(reasons) > SHOWN else ""
         shown = "; ".join(reasons[:SHOWN])
         raise ConfigError(f"{reward.fn.label} cannot score {len(reasons)} prompts: {shown}{more}")
@@ -123,7 +143,7 @@ def with_solver(recipe: Recipe) -> Recipe:
     solver and none here equals the scheduler, or if the scheduler's settings make it differ from the solver.
     """
     sample = recipe.policy.diffusers.sample
-    path = directories.resolve_path(recipe.policy.model_name_or_path)
+    path = costs.base_path(recipe)
     scheduler, settings = directories.scheduler(path)
     spec = directories.spec(path)
     told = {

@@ -1,7 +1,5 @@
 """The datasets of a recipe: prompts, and media of the size that the policy is trained on."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from cosmos_rl_core import plugins
@@ -10,6 +8,7 @@ from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
 from cosmos_rl_core.errors import ConfigError
 from flows.planning import costs
+from flows.planning.checks import Mistakes
 
 
 class Media(NamedTuple):
@@ -20,8 +19,7 @@ class Media(NamedTuple):
     """Digest of the files; ``""`` for media that are generated, and for no media."""
 
 
-@dataclass(frozen=True)
-class Datasets:
+class Datasets(NamedTuple):
     """The contents of a recipe's datasets."""
 
     prompts: tuple[Prompt, ...]
@@ -29,29 +27,43 @@ class Datasets:
     data: Media
     held_out: Media
 
-    def mistakes(self, recipe: Recipe) -> Iterator[str]:
-        """Yield a message for too few prompts, and for prompts or media that are both trained on and held out."""
-        wanted = recipe.prompts_per_iteration if recipe.train.train_policy.rewarded else 0
-        if self.prompts and wanted > len(self.prompts):
-            yield f"one iteration needs {wanted} prompts, the dataset has {len(self.prompts)}"
-        trained = {prompt.id for prompt in (*self.prompts, *self.data.prompts)}
-        if overlap := trained & {prompt.id for prompt in self.validation_prompts}:
-            yield f"{len(overlap)} validation prompts are also trained on, e.g. {min(overlap)}"
-        if self._trains_on_held_out(recipe):
-            yield "validation.data has media that are trained on; use others, or another split"
 
-    def _trains_on_held_out(self, recipe: Recipe) -> bool:
-        """Return whether both are the same files or, for generated media, share a prompt."""
-        policy = recipe.train.train_policy
-        media, held_out = data_of(recipe) if policy.rewarded else policy.dataset, held_out_of(recipe)
-        if media is None or held_out is None or media.name != held_out.name:
-            return False
-        trained = {prompt.id for prompt in self.data.prompts or self.prompts}
-        shared = trained & {prompt.id for prompt in self.held_out.prompts}
-        return self.held_out.digest == self.data.digest and bool(self.held_out.digest or shared)
+def read_datasets(recipe: Recipe, mistakes: Mistakes) -> Datasets:
+    """Return the contents of the recipe's datasets. Add what cannot be read, and what does not fit together."""
+    policy, validation = recipe.train.train_policy, recipe.validation
+    found = Datasets(
+        prompts=mistakes.catch(_prompts, policy.dataset) or (),
+        validation_prompts=mistakes.catch(_prompts, validation and validation.dataset) or (),
+        data=mistakes.catch(_trained_media, recipe) or Media(),
+        held_out=mistakes.catch(_media, recipe, held_out_of(recipe), "validation.data") or Media(),
+    )
+    wanted, available = recipe.prompts_per_iteration if policy.rewarded else 0, len(found.prompts)
+    if 0 < available < wanted:
+        mistakes.append(f"one iteration needs {wanted} prompts, the dataset has {available}")
+    trained = _ids(found.prompts) | _ids(found.data.prompts)
+    if overlap := trained & _ids(found.validation_prompts):
+        shown = f"e.g. {min(overlap)}"
+        mistakes.append(f"{len(overlap)} validation prompts are also trained on, {shown}")
+    if _trains_on_held_out(recipe, found):
+        mistakes.append("validation.data has media that are trained on; use another split")
+    return found
 
 
-def prompts_of(dataset: DatasetOptions | None) -> tuple[Prompt, ...]:
+def _trains_on_held_out(recipe: Recipe, found: Datasets) -> bool:
+    """Return whether both are the same files or, for generated media, share a prompt."""
+    policy, held_out = recipe.train.train_policy, held_out_of(recipe)
+    media = data_of(recipe) if policy.rewarded else policy.dataset
+    if media is None or held_out is None or media.name != held_out.name:
+        return False
+    shared = _ids(found.data.prompts or found.prompts) & _ids(found.held_out.prompts)
+    return found.held_out.digest == found.data.digest and bool(found.held_out.digest or shared)
+
+
+def _ids(prompts: tuple[Prompt, ...]) -> set[str]:
+    return {prompt.id for prompt in prompts}
+
+
+def _prompts(dataset: DatasetOptions | None) -> tuple[Prompt, ...]:
     """Return the prompts of a dataset; none for None."""
     if dataset is None:
         return ()
@@ -70,7 +82,7 @@ def held_out_of(recipe: Recipe) -> DatasetOptions | None:
     return recipe.validation.data if recipe.validation else None
 
 
-def trained_media(recipe: Recipe) -> Media:
+def _trained_media(recipe: Recipe) -> Media:
     """Return the media that an algorithm with rewards reads; for supervised training the digest alone.
 
     Raises :class:`ConfigError` for media that are needed and missing, or given and not read.
@@ -94,10 +106,10 @@ def trained_media(recipe: Recipe) -> Media:
             "nothing reads the media in [train.train_policy.data]: leave them out, or set max_num_conditional_frames, "
             "or the weight of a loss on media if the algorithm has one, above 0"
         )
-    return media_of(recipe, data, "train.train_policy.data")
+    return _media(recipe, data, "train.train_policy.data")
 
 
-def media_of(recipe: Recipe, data: DatasetOptions | None, place: str) -> Media:
+def _media(recipe: Recipe, data: DatasetOptions | None, place: str) -> Media:
     """Return the media of a dataset; none for None.
 
     Raises :class:`ConfigError` naming ``place`` if their size is not the size that the policy is trained on.
@@ -124,6 +136,7 @@ def _times(shape: tuple[int, ...]) -> str:
 def _media_plugin(dataset: DatasetOptions) -> MediaPlugin:
     plugin = plugins.load("datasets", dataset.name)
     if not hasattr(plugin, "Media"):
-        able = [name for name in plugins.known("datasets") if hasattr(plugins.load("datasets", name), "Media")]
-        raise ConfigError(f"the dataset {dataset.name!r} has prompts only; with media: {', '.join(able)}")
+        every = {name: plugins.load("datasets", name) for name in plugins.known("datasets")}
+        able = ", ".join(name for name, each in every.items() if hasattr(each, "Media"))
+        raise ConfigError(f"the dataset {dataset.name!r} has prompts only; with media: {able}")
     return cast("MediaPlugin", plugin)

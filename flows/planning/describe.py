@@ -1,11 +1,14 @@
 """A plan in words and as JSON: sizes, memory and an estimate of time."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+import humanize
 from rich.table import Table
 
+from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.pipelines import directories, weight_files
 from cosmos_rl_core.pipelines.memory import Bytes
 from flows.planning import costs, estimate, memory
@@ -13,53 +16,68 @@ from flows.planning.plan import Plan, run_url
 from flows.planning.run import Run
 from flows.post_train import post_train
 
+MIB, GIB = 2**20, 2**30
+
 
 def describe_plan(plan: Plan, store_url: str) -> str:
     """Return what a run would do, a line a subject."""
-    recipe = plan.recipe
-    train, sample = recipe.train, recipe.policy.diffusers.sample
-    total, trained = costs.parameters(recipe)
+    recipe, train, launch = plan.recipe, plan.recipe.train, plan.recipe.launch
+    total, trained = (humanize.intword(count, "%.3g") for count in costs.parameters(recipe))
     weights = f"LoRA of rank {recipe.policy.lora.r}" if recipe.policy.lora else "all weights"
     files = plan.model.digest[:12] or "not all files are here"
-    lines = [
-        f"run        {plan.run_id}",
-        f"store      {run_url(store_url, plan.run_id)}",
-        f"model      {plan.model.path} ({plan.model.adapter}, {files}), {weights}",
-        f"trains     {_count(trained)} of {_count(total)} parameters",
-        f"algorithm  {train.train_policy.type}, {train.num_iterations} iterations, seed {train.seed}",
-        f"prompts    {len(plan.prompts)} to train on, {len(plan.validation_prompts)} held out",
-    ]
+    subjects: dict[str, str | list[str]] = {
+        "run": plan.run_id,
+        "store": run_url(store_url, plan.run_id),
+        "model": f"{plan.model.path} ({plan.model.adapter}, {files}), {weights}",
+        "trains": f"{trained} of {total} parameters",
+        "algorithm": f"{train.train_policy.type}, {train.num_iterations} iterations, seed {train.seed}",
+        "prompts": f"{len(plan.prompts)} to train on, {len(plan.validation_prompts)} held out",
+    }
     if train.train_policy.rewarded:
-        rewards = ", ".join(f"{r.fn.label} ({r.role}, weight {r.weight:g})" for r in recipe.rewards)
+        sample = recipe.policy.diffusers.sample
+        solver = f"{sample.num_steps} {sample.solver} steps, guidance {sample.guidance_scale:g}"
         batch = f"{recipe.prompts_per_iteration} prompts x {recipe.rollout.n_generation} samples"
-        lines += [
-            f"iteration  {batch}, {sample.num_steps} {sample.solver} steps, guidance {sample.guidance_scale:g}",
-            f"rewards    {rewards}",
-        ]
-    lines += [f"plugin     {pin.name} of {pin.kind}, {pin.path}" for pin in plan.plugins]
-    lines.append(_subject("writes", costs.describe(recipe)))
-    launch = recipe.launch
-    how = launch.mode if launch.launcher == "local" else launch.launcher
-    lines.append(f"launch     {how}, {launch.processes} processes, {launch.threads} threads each")
-    if time := estimate.describe(plan):
-        lines.append(_subject("time", time))
+        rewards = [f"{r.fn.label} ({r.role}, weight {r.weight:g})" for r in recipe.rewards]
+        subjects |= {"iteration": f"{batch}, {solver}", "rewards": ", ".join(rewards)}
     if missing := missing_files(plan):
-        lines.append(_subject("missing", [*missing, *_download(recipe.policy.model_name_or_path)]))
-    return "\n".join(lines)
+        command = directories.download_command(recipe.policy.model_name_or_path)
+        missing += [] if command is None else [f"a run needs them: {command}"]
+    where = launch.mode if launch.launcher == "local" else launch.launcher
+    subjects |= {
+        "plugins": [f"{pin.name} of {pin.kind}, {pin.path}" for pin in plan.plugins],
+        "writes": _writes(recipe),
+        "launch": f"{where}, {launch.processes} processes, {launch.threads} threads each",
+        "time": estimate.describe(plan),
+        "missing": missing,
+    }
+    listed = {name: [said] if isinstance(said, str) else said for name, said in subjects.items()}
+    between = "\n" + " " * 11
+    return "\n".join(f"{name:<11}{between.join(lines)}" for name, lines in listed.items() if lines)
 
 
-def _download(name: str) -> list[str]:
-    command = directories.download_command(name)
-    return [] if command is None else [f"a run needs them: {command}"]
+def _writes(recipe: Recipe) -> list[str]:
+    """Return what an iteration writes and what all of them leave, a line each."""
+    parts, train, diffusers = costs.policy_parts(recipe), recipe.train, recipe.policy.diffusers
+    of_parts = ", ".join(f"{part} {_size(size)}" for part, size in parts.items())
+    lines = [f"a policy of {_size(sum(parts.values()))} an iteration: {of_parts}"]
+    left = costs.kept_policy_bytes(recipe)
+    if train.train_policy.rewarded:
+        each = costs.sample_bytes(recipe)
+        picture = _size(3 * diffusers.train_frames * math.prod(diffusers.inference_size))
+        samples = f"{train.train_batch_per_replica} samples of {_size(each)} an iteration"
+        lines.insert(0, f"{samples}, each with a picture of {picture} before compression")
+        left += costs.kept_samples(recipe) * each
+    of_all = f"{_size(left)} and the pictures in {train.num_iterations} iterations"
+    return [*lines, f"{of_all}; embeddings of {_size(costs.embedding_bytes(recipe))} a prompt"]
+
+
+def _size(num_bytes: int) -> str:
+    return humanize.naturalsize(num_bytes, binary=True, format="%.4g")
 
 
 def missing_files(plan: Plan) -> list[str]:
     """Return a line for each file of the base model that a run needs and that is absent."""
-    return [] if plan.model.digest else weight_files.damages(directories.resolve_path(plan.model.path))
-
-
-def _subject(name: str, lines: list[str]) -> str:
-    return f"{name:<11}" + "\n           ".join(lines)
+    return [] if plan.model.digest else weight_files.damages(costs.base_path(plan.recipe))
 
 
 def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
@@ -80,7 +98,7 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
         "algorithm": recipe.train.train_policy.type,
         "iterations": recipe.train.num_iterations,
         "recipe": recipe.model_dump(mode="json"),
-        "model": {"path": plan.model.path, "adapter": plan.model.adapter, "digest": plan.model.digest},
+        "model": plan.model.model_dump(include={"path", "adapter", "digest"}),
         "parameters": {"total": total, "trained": trained},
         "prompts": {"train": len(plan.prompts), "held_out": len(plan.validation_prompts)},
         "writes": {
@@ -88,63 +106,42 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
             "embedding": costs.embedding_bytes(recipe),
             "policy": costs.policy_parts(recipe),
         },
-        "memory": [
-            {
-                "stage": stage.stage,
-                "ranks": stage.ranks,
-                "rows": {row: None if held is None else asdict(held) for row, held in stage.rows.items()},
-                "peak": asdict(stage.peak),
-            }
-            for stage in _memory(plan, store_url)
-        ],
+        "memory": [asdict(each) | {"peak": asdict(each.peak)} for each in _memory(plan, store_url)],
         "time": {
             "forward_flops": estimate.forward_flops(plan),
             "device_flops": estimate.DEVICE_FLOPS,
-            "stages": [asdict(stage) | {"seconds": stage.seconds} for stage in estimate.stages(plan)],
+            "stages": estimate.stages(plan),
         },
         "missing": missing_files(plan),
     }
 
 
-def describe_memory(plan: Plan, store_url: str) -> Iterator[str | Table]:
-    """Yield a table of the memory of one rank, a column a stage, and notes."""
+def described(plan: Plan, store_url: str) -> Iterator[str | Table]:
+    """Yield what a run would do, a table of the memory of one rank, a column a stage, and notes."""
+    yield f"{describe_plan(plan, store_url)}\n"
     found = _memory(plan, store_url)
-    peaks = [stage.peak for stage in found]
-    unit, name = (GIB, "GiB") if max(peak.device for peak in peaks) >= GIB else (MIB, "MiB")
-    table = Table(box=None, padding=(0, 2), collapse_padding=True, pad_edge=False, header_style="bold")
+    unit, name = (GIB, "GiB") if max(stage.peak.device for stage in found) >= GIB else (MIB, "MiB")
+    table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
+    table.collapse_padding = True
     table.add_column(f"a rank's memory, {name}", no_wrap=True)
     for stage in found:
         table.add_column(stage.stage, justify="right", no_wrap=True)
+
+    def add(row: str, bytes_by_stage: list[int], style: str = "") -> None:
+        if any(bytes_by_stage):
+            cells = (f"{held / unit:.2f}" if held else "" for held in bytes_by_stage)
+            table.add_row(row, *cells, style=style)
+
     table.add_row("ranks", *(str(stage.ranks) for stage in found))
     for row in memory.ROWS:
         held = [stage.rows.get(row, Bytes()) for stage in found]
-        if any(each != Bytes() for each in held):
-            table.add_row(row, *("?" if each is None else _cell(each.device + each.cpu, unit) for each in held))
-    table.add_row("on the device", *(_cell(peak.device, unit) for peak in peaks), style="bold")
-    if any(peak.cpu for peak in peaks):
-        table.add_row("beside it on the CPU", *(_cell(peak.cpu, unit) for peak in peaks), style="bold")
+        add(row, [each.device + each.cpu for each in held])
+    add("on the device", [stage.peak.device for stage in found], "bold")
+    add("beside it on the CPU", [stage.peak.cpu for stage in found], "bold")
     yield table
-    yield _NOTES
+    yield "\nActivations are not counted, nor files in transit, nor CUDA itself: leave room."
 
 
 def _memory(plan: Plan, store_url: str) -> list[memory.StageMemory]:
     kinds = (step.kind for wave in post_train(Run(plan, store_url)) for step in wave.steps)
     return memory.stages(plan.recipe, kinds)
-
-
-MIB, GIB = 2**20, 2**30
-
-_NOTES = """
-? is a size that no file states. Activations are not counted, nor files in transit, nor CUDA itself: leave room."""
-
-
-def _cell(size: int, unit: int) -> str:
-    return f"{size / unit:.2f}" if size else ""
-
-
-def _count(number: int) -> str:
-    unit, name = next(((u, n) for u, n in _NUMBERS if number >= u), (1, ""))
-    return f"{number / unit:.3g}{name}"
-
-
-_NUMBERS = ((10**9, " billion"), (10**6, " million"), (1000, " thousand"))

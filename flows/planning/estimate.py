@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cosmos_rl_core.config.train import RewardedOptions, SupervisedOptions
-from cosmos_rl_core.pipelines import counting, directories
+from cosmos_rl_core.pipelines import counting
 from cosmos_rl_core.sampling.solvers import planned_kernel
 from flows.planning import costs
 from flows.planning.plan import Plan
@@ -22,32 +22,52 @@ class StageWork:
     ranks: int
     flops: int
     """Operations of the transformer on all ranks together; a multiplication and an addition are two."""
+    seconds: float
+    """Time at :data:`DEVICE_FLOPS` a rank."""
 
-    @property
-    def seconds(self) -> float:
-        """Return the time at :data:`DEVICE_FLOPS` a rank."""
-        return self.flops / (self.ranks * DEVICE_FLOPS)
+    def __str__(self) -> str:
+        return f"{self.stage} {_time(self.seconds)} on {self.ranks} rank{'s' * (self.ranks != 1)}"
 
 
 def forward_flops(plan: Plan) -> int:
     """Return the operations of one unguided forward pass of the transformer on one sample."""
-    diffusers = plan.recipe.policy.diffusers
-    path = directories.resolve_path(plan.model.path)
-    return counting.forward_flops(path, diffusers.inference_size, diffusers.train_frames, diffusers.max_prompt_length)
+    media, length = plan.media, plan.recipe.policy.diffusers.max_prompt_length
+    return counting.forward_flops(costs.base_path(plan.recipe), media.size, media.frames, length)
 
 
 def stages(plan: Plan) -> list[StageWork]:
-    """Return the arithmetic of an iteration's stages and of an evaluation, as far as they run the transformer.
+    """Return the arithmetic of an iteration's stages and of an evaluation, as far as they run the transformer."""
+    forward, launch = forward_flops(plan), plan.recipe.launch
+    return [
+        StageWork(stage, ranks, count * forward, count * forward / (ranks * DEVICE_FLOPS))
+        for stage, count in _passes(plan).items()
+        for ranks in [launch.processes_of(stage)]
+    ]
+
+
+def _passes(plan: Plan) -> dict[str, int]:
+    """Return the number of forward passes of one sample in each stage.
 
     A backward pass costs one forward pass with LoRA and two with all weights; checkpointing adds one. Held-out losses
     and a loss on media beside rewards are not counted.
     """
-    recipe, forward = plan.recipe, forward_flops(plan)
-    passes = _rewarded(plan) if recipe.train.train_policy.rewarded else _supervised(plan)
+    recipe, policy, options = plan.recipe, plan.recipe.policy, plan.recipe.train.train_policy
+    sample, batch = policy.diffusers.sample, recipe.train.train_batch_per_replica
+    # Guidance takes two predictions for a velocity.
+    predictions = 1 if sample.guidance_scale == 1 else 2
+    training = 1 + (2 if policy.lora is None else 1) + policy.model_gradient_checkpointing
+    passes: dict[str, int] = {}
+    if isinstance(options, SupervisedOptions):
+        passes["finetune"] = batch * options.steps_per_iteration * training
+    if isinstance(options, RewardedOptions):
+        needs = costs.needs_of(recipe)
+        trained = options.mu_iterations * needs.num_times(sample.num_steps)
+        passes["rollout"] = batch * predictions * len(planned_kernel(sample.rollout).steps)
+        passes["update"] = batch * predictions * trained * (training + len(needs.roles) - 1)
     if recipe.validation is not None and recipe.rewards:
         samples = len(plan.validation_prompts) * recipe.validation.n_generation
-        passes["evaluate"] = samples * recipe.policy.diffusers.sample.eval_num_steps * _predictions(plan)
-    return [StageWork(stage, recipe.launch.processes_of(stage), count * forward) for stage, count in passes.items()]
+        passes["evaluate"] = samples * predictions * sample.eval_num_steps
+    return passes
 
 
 def describe(plan: Plan) -> list[str]:
@@ -57,55 +77,18 @@ def describe(plan: Plan) -> list[str]:
     """
     if costs.parameters(plan.recipe)[0] < MIN_PARAMETERS:
         return []
-    work = {stage.stage: stage for stage in stages(plan)}
-    evaluation = work.pop("evaluate", None)
-    iterations = plan.recipe.train.num_iterations
-    each = ", ".join(f"{stage.stage} {_time(stage.seconds)} on {_ranks(stage)}" for stage in work.values())
+    work, count = stages(plan), plan.recipe.train.num_iterations
+    each = [stage for stage in work if stage.stage != "evaluate"]
     lines = [
-        f"an iteration: {each}, if a rank sustains {DEVICE_FLOPS / 10**12:g} TFLOP/s",
-        f"{iterations} iterations: {_time(iterations * sum(stage.seconds for stage in work.values()))}",
+        f"an iteration: {', '.join(map(str, each))}, if a rank sustains {DEVICE_FLOPS / 10**12:g} TFLOP/s",
+        f"{count} iterations: {_time(count * sum(stage.seconds for stage in each))}",
+        *(f"an evaluation: {stage}" for stage in work if stage.stage == "evaluate"),
     ]
-    if evaluation is not None:
-        lines.append(f"an evaluation: {_time(evaluation.seconds)} on {_ranks(evaluation)}")
-    forward = forward_flops(plan) / 10**12
-    return [*lines, f"only the transformer counts: {forward:.3g} TFLOP for one forward pass of a sample"]
-
-
-def _ranks(stage: StageWork) -> str:
-    return f"{stage.ranks} rank" + "s" * (stage.ranks != 1)
+    forward = f"{forward_flops(plan) / 10**12:.3g} TFLOP for one forward pass of a sample"
+    return [*lines, f"only the transformer counts: {forward}"]
 
 
 def _time(seconds: float) -> str:
-    size, unit = next(((size, unit) for size, unit in ((3600, "h"), (60, "min")) if seconds >= size), (1, "s"))
+    units = ((3600, "h"), (60, "min"))
+    size, unit = next((pair for pair in units if seconds >= pair[0]), (1, "s"))
     return f"{seconds / size:.2g} {unit}"
-
-
-def _rewarded(plan: Plan) -> dict[str, int]:
-    """Return the forward passes of a rollout and of an update."""
-    recipe, sample = plan.recipe, plan.recipe.policy.diffusers.sample
-    options, needs = recipe.train.train_policy, costs.needs_of(recipe)
-    assert isinstance(options, RewardedOptions)
-    predictions = recipe.train.train_batch_per_replica * _predictions(plan)
-    trained = predictions * options.mu_iterations * needs.num_times(sample.num_steps)
-    return {
-        "rollout": predictions * len(planned_kernel(sample.rollout).steps),
-        "update": trained * (_training(plan) + len(needs.roles) - 1),
-    }
-
-
-def _supervised(plan: Plan) -> dict[str, int]:
-    """Return the forward passes of the supervised steps of an iteration."""
-    train = plan.recipe.train
-    assert isinstance(train.train_policy, SupervisedOptions)
-    return {"finetune": train.train_batch_per_replica * train.train_policy.steps_per_iteration * _training(plan)}
-
-
-def _predictions(plan: Plan) -> int:
-    """Return how many predictions a velocity takes: two under guidance."""
-    return 1 if plan.recipe.policy.diffusers.sample.guidance_scale == 1 else 2
-
-
-def _training(plan: Plan) -> int:
-    """Return the forward passes that cost as much as a forward and a backward pass."""
-    policy = plan.recipe.policy
-    return 1 + (2 if policy.lora is None else 1) + policy.model_gradient_checkpointing

@@ -1,38 +1,33 @@
 """Memory that a rank of each stage needs, from shapes and settings alone."""
 
 import math
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from functools import cached_property
 
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.pipelines import directories, sizes
-from cosmos_rl_core.pipelines.memory import (
-    Bytes,
-    Shapes,
-    Spread,
-    in_half,
-    resting,
-    visiting,
-)
+from cosmos_rl_core.pipelines.memory import Bytes, Shapes, Spread, in_half, resting, visiting
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE
 from flows.planning import costs
 from stages.formats.members import KEPT_BYTES
 
 PARTS = (OLD, EMA, REFERENCE, BEHAVIOUR)
 """Copies of the trainable weights, each of their size."""
-TRANSFORMER, OTHERS, GRADIENTS, OPTIMIZER = "transformer", "other components", "gradients", "optimizer"
+TRANSFORMER, OTHERS = "transformer", "other components"
+GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
 IN_PASSING = "largest tensor twice"
 STEP = "optimizer's buffers"
-ROWS = (TRANSFORMER, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, IN_PASSING, VISITING, STEP)
+_HELD = (TRANSFORMER, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, IN_PASSING)
+ROWS = (*_HELD, VISITING, STEP)
 """Kinds of memory. The last two are never held at the same time."""
 
 MOMENTS = 2
 """Averages that Adam and AdamW keep of every trainable number."""
 
-Rows = dict[str, Bytes | None]
-"""Bytes of one rank by the kinds of :data:`ROWS`; None if no file states the size."""
+Rows = dict[str, Bytes]
+"""Bytes of one rank by the kinds of :data:`ROWS`."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +40,22 @@ class StageMemory:
 
     @property
     def peak(self) -> Bytes:
-        """Return the sum of all known rows, with the larger of the forward's and the optimizer step's buffers."""
-        known = {name: held for name, held in self.rows.items() if held is not None}
-        work, step = known.get(VISITING, Bytes()), known.get(STEP, Bytes())
-        always = sum((held for name, held in known.items() if name not in (VISITING, STEP)), Bytes())
-        return always + Bytes(max(work.device, step.device), max(work.cpu, step.cpu))
+        """Return the sum of all rows, with the larger of the forward's and the optimizer step's buffers."""
+        buffers = [self.rows.get(name, Bytes()) for name in (VISITING, STEP)]
+        largest = Bytes(max(b.device for b in buffers), max(b.cpu for b in buffers))
+        return sum((held for name, held in self.rows.items() if name in _HELD), largest)
+
+
+LOADING = ("embed", "encode", "rollout", "update", "finetune", "validate", "export", "evaluate")
+"""Stages that load a part of the pipeline or read its weights. The method of the same name counts its memory."""
 
 
 def stages(recipe: Recipe, kinds: Iterable[str]) -> list[StageMemory]:
-    """Return the memory of the stages among ``kinds`` that load a part of the pipeline or read its weights."""
+    """Return the memory of the stages :data:`LOADING` among ``kinds``."""
     model = _Model(recipe)
-    found = {kind: _ROWS_OF[kind](model) for kind in dict.fromkeys(kinds) if kind in _ROWS_OF}
+    found = [kind for kind in dict.fromkeys(kinds) if kind in LOADING]
     ranks = {kind: recipe.launch.processes_of(kind) for kind in found} | {"export": 1}
-    return [StageMemory(kind, ranks[kind], rows) for kind, rows in found.items()]
+    return [StageMemory(kind, ranks[kind], getattr(model, kind)()) for kind in found]
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class _Model:
 
     @cached_property
     def path(self) -> str:
-        return directories.resolve_path(self.recipe.policy.model_name_or_path)
+        return costs.base_path(self.recipe)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -78,18 +76,20 @@ class _Model:
     def trained(self) -> Shapes:
         return sizes.trainable_shapes(self.shapes, self.recipe.policy.lora)
 
-    @cached_property
-    def latents(self) -> tuple[int, int, int, int] | None:
-        diffusers = self.recipe.policy.diffusers
-        return sizes.latent_shape(self.path, diffusers.inference_size, diffusers.train_frames)
+    def embed(self) -> Rows:
+        """Count the text encoders."""
+        return self.holding("text_encoder")
+
+    def encode(self) -> Rows:
+        """Count the VAE."""
+        return self.holding("vae")
 
     def rollout(self) -> Rows:
         """Count the behaviour weights, the VAE, and the recorded states of one batch of samples."""
-        rollout, recorded = self.recipe.rollout, costs.sample_bytes(self.recipe)
+        rollout = self.recipe.rollout
         batch = min(rollout.n_generation_mini_batch, rollout.samples_per_shard)
         rows = self._forward(self._spread("rollout"), batch, guided=self._guided)
-        held = rows[BATCH]
-        rows[BATCH] = None if held is None or recorded is None else held + Bytes(batch * recorded)
+        rows[BATCH] += Bytes(batch * costs.sample_bytes(self.recipe))
         return rows | self.holding("vae")
 
     def validate(self) -> Rows:
@@ -104,7 +104,8 @@ class _Model:
     def evaluate(self) -> Rows:
         """Count the whole stock pipeline. Guidance doubles its batch; its matrices rest in the type of the compute."""
         spread = Spread(half=self._half)
-        rows = self._forward(spread, self._held_out_batch * (1 + self._guided)) | self.holding("vae", "text_encoder")
+        rows = self._forward(spread, self._held_out_batch * (1 + self._guided))
+        rows |= self.holding("vae", "text_encoder")
         if not self._half:
             return rows
         adapters = {} if self.recipe.policy.lora is None else self.trained
@@ -114,29 +115,26 @@ class _Model:
 
     def update(self) -> Rows:
         """Count training with the parts that the algorithm compares with or keeps, and the samples that it reads."""
-        needs, train, each = costs.needs_of(self.recipe), self.recipe.train, costs.sample_bytes(self.recipe)
+        needs, train = costs.needs_of(self.recipe), self.recipe.train
         carried = costs.policy_parts(self.recipe)
         parts = {*needs.roles, *carried}
         if train.staleness == 0 and needs.behaviour != CURRENT and needs.behaviour in carried:
             # One copy serves under both names.
             parts.discard(BEHAVIOUR)
-        rows = self._training("update", parts, guided=self._guided)
         # Samples are read when they are drawn, and the last ones read are kept.
-        rows[SAMPLES] = None if each is None else Bytes(cpu=min(train.train_batch_per_replica * each, KEPT_BYTES))
-        return rows
+        read = min(train.train_batch_per_replica * costs.sample_bytes(self.recipe), KEPT_BYTES)
+        return self._training("update", parts, guided=self._guided) | {SAMPLES: Bytes(cpu=read)}
 
     def finetune(self) -> Rows:
         """Count training, and the VAE that encodes media when they are drawn."""
-        return self._training("finetune", set(costs.policy_parts(self.recipe)), guided=False) | self.holding("vae")
+        rows = self._training("finetune", costs.policy_parts(self.recipe).keys(), guided=False)
+        return rows | self.holding("vae")
 
     def holding(self, *prefixes: str) -> Rows:
         """Count the components whose names begin with one of ``prefixes``, in float32."""
         index = directories.read_json(self.path, directories.INDEX)
-        names = [
-            name
-            for name, value in index.items()
-            if name.startswith(prefixes) and isinstance(value, list) and value[0] is not None
-        ]
+        wanted = {name: value for name, value in index.items() if name.startswith(prefixes)}
+        names = [name for name, value in wanted.items() if isinstance(value, list) and value[0]]
         elements = sum(sizes.elements(sizes.component_shapes(self.path, name)) for name in names)
         return {OTHERS: Bytes(sizes.FLOAT32_BYTES * elements)}
 
@@ -160,17 +158,12 @@ class _Model:
         base = resting(self.shapes, spread)
         return base if self.recipe.policy.lora is None else base + resting(self.trained, spread)
 
-    @property
-    def _text_elements(self) -> int:
-        policy = self.recipe.policy
-        return sizes.embedding_elements(self.path, policy.diffusers.max_prompt_length, policy.lora)
-
-    def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes | None:
+    def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes:
         """Count ``num_states`` tensors of the latents' size for each sample, and its text embeddings."""
-        if self.latents is None:
-            return None
-        elements = num_states * math.prod(self.latents) + (1 + guided) * self._text_elements
-        return Bytes(sizes.FLOAT32_BYTES * size * elements)
+        diffusers = self.recipe.policy.diffusers
+        latents = sizes.latent_elements(self.path, diffusers.inference_size, diffusers.train_frames)
+        texts = (1 + guided) * costs.embedding_bytes(self.recipe)
+        return Bytes(size * (sizes.FLOAT32_BYTES * num_states * latents + texts))
 
     def _forward(self, spread: Spread, batch: int, *, guided: bool = False) -> Rows:
         """Count a stage that trains nothing: state, noise, estimate and velocity of each sample, one more if guided."""
@@ -185,30 +178,17 @@ class _Model:
         """Count a stage with an optimizer: latents, noise, state and target of each sample, one velocity a part."""
         policy, spread = self.recipe.policy, self._spread(stage)
         trained, all_train = resting(self.trained, spread), policy.lora is None
-        checkpointing = policy.model_gradient_checkpointing
-        at_work = visiting(self.shapes, spread, backward=True, all_train=all_train, checkpointing=checkpointing)
+        how = {"all_train": all_train, "checkpointing": policy.model_gradient_checkpointing}
+        at_work = visiting(self.shapes, spread, backward=True, **how)
         options, samples = self.recipe.train.train_policy, self.recipe.train.train_batch_per_replica
-        batch = min(options.mini_batch, getattr(options, "batch_size_per_optimize", None) or samples)
+        at_once = getattr(options, "batch_size_per_optimize", None) or samples
         copies: Rows = {part: trained for part in PARTS if part in parts}
         return copies | {
             TRANSFORMER: self._transformer(spread),
             GRADIENTS: trained,
             OPTIMIZER: trained * MOMENTS,
-            BATCH: self._batch(batch, 5 + len(copies), guided=guided),
+            BATCH: self._batch(min(options.mini_batch, at_once), 5 + len(copies), guided=guided),
             VISITING: Bytes(at_work),
             # The buffer of the all-reduce of gradients, or of torch's fused loops: once more their size.
             STEP: trained,
         }
-
-
-_ROWS_OF: dict[str, Callable[[_Model], Rows]] = {
-    "embed": lambda model: model.holding("text_encoder"),
-    "encode": lambda model: model.holding("vae"),
-    "rollout": _Model.rollout,
-    "update": _Model.update,
-    "finetune": _Model.finetune,
-    "validate": _Model.validate,
-    "export": _Model.export,
-    "evaluate": _Model.evaluate,
-}
-"""The rows of each stage that loads a model."""

@@ -1,6 +1,8 @@
 """The plan of a run: its recipe with everything resolved, checked before anything runs, written once."""
 
 import difflib
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,14 +17,13 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.outside_plugins import Pin
 from cosmos_rl_core.pipelines import directories, guidance, sizes, weight_files
-from cosmos_rl_core.sampling.solvers import check_settings
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 from flows import launchers
 from flows.defaults import DEFAULT_STORE
 from flows.planning import checks, costs, versions
-from flows.planning.checks import Mistakes, with_solver
-from flows.planning.datasets import Datasets, Media, held_out_of, media_of, prompts_of, trained_media
+from flows.planning.checks import Mistakes
+from flows.planning.datasets import read_datasets
 from stages.artifacts.records import parsed
 from stages.artifacts.request import FORMAT, Input, Request
 from stages.contracts import STAGES, MediaShape, ModelRef, StageConfig
@@ -39,7 +40,7 @@ class Settings:
     store: str = DEFAULT_STORE
     run_id: str | None = None
     iterations: int | None = None
-    overrides: tuple[str, ...] = ()
+    overrides: Sequence[str] = ()
     cluster: str | None = None
     allow_numerics_change: bool = False
     remake: bool = False
@@ -119,7 +120,9 @@ def plan_of(settings: Settings, *, without_weights: bool = False) -> Plan:
     With ``without_weights`` files of the base model may be absent, except configs. The plan can then be described, not
     run: its model has no digest, and its default name is unknown.
     """
-    overrides = [*settings.overrides, *([f"train.num_iterations={settings.iterations}"] if settings.iterations else [])]
+    overrides = list(settings.overrides)
+    if settings.iterations:
+        overrides.append(f"train.num_iterations={settings.iterations}")
     values = read_values(settings.recipe, overrides, settings.cluster)
     mistakes = Mistakes()
     mistakes.catch(store.check_readable, settings.store)
@@ -129,37 +132,34 @@ def plan_of(settings: Settings, *, without_weights: bool = False) -> Plan:
         recipe = check(values, settings.recipe)
     except ConfigError as error:
         raise ConfigError("\n  ".join([str(error), *mistakes])) from error
-    return make_plan(recipe, settings.run_id, settings.recipe, tuple(mistakes), without_weights=without_weights)
+    source, known = settings.recipe, tuple(mistakes)
+    return make_plan(recipe, settings.run_id, source, known, without_weights=without_weights)
 
 
 def make_plan(
-    recipe: Recipe, run_id: str | None, source: str, known: tuple[str, ...] = (), *, without_weights: bool = False
+    recipe: Recipe,
+    run_id: str | None,
+    source: str,
+    known: tuple[str, ...] = (),
+    *,
+    without_weights: bool = False,
 ) -> Plan:
     """Resolve and check a valid recipe. Raises one :class:`ConfigError` with the mistakes ``known`` and found."""
     mistakes = Mistakes([*known, *launchers.misplaced(recipe.launch)])
-    damages = mistakes.catch(_damages, recipe) or []
+    name = run_id or Path(source).stem
+    if re.fullmatch(r"[.-]*\w[\w.-]*", name) is None:
+        mistakes.append(f"run id {name!r} must be letters, digits, '-', '_' and '.'")
+    damages = mistakes.catch(lambda: weight_files.damages(costs.base_path(recipe))) or []
     absent = without_weights and bool(damages) and weight_files.all_missing(damages)
     model = None
     if absent or not damages:
-        recipe = mistakes.catch(with_solver, recipe) or recipe
+        recipe = mistakes.catch(checks.with_solver, recipe) or recipe
         model = mistakes.catch(_model, recipe, whole=not absent)
-    datasets = Datasets(
-        prompts=mistakes.catch(prompts_of, recipe.train.train_policy.dataset) or (),
-        validation_prompts=mistakes.catch(prompts_of, recipe.validation and recipe.validation.dataset) or (),
-        data=mistakes.catch(trained_media, recipe) or Media(),
-        held_out=mistakes.catch(media_of, recipe, held_out_of(recipe), "validation.data") or Media(),
-    )
-    for reward in recipe.rewards:
-        mistakes.catch(checks.check_reward, reward, (*datasets.prompts, *datasets.validation_prompts))
-    mistakes.catch(check_settings, recipe.policy.diffusers.sample)
-    for mistake in datasets.mistakes(recipe):
-        mistakes.append(mistake)
-    if recipe.train.train_policy.rewarded:
-        mistakes.catch(lambda: costs.needs_of(recipe).check(recipe.policy.diffusers.sample.rollout))
-    mistakes.catch(checks.check_dropout, recipe)
+    datasets = read_datasets(recipe, mistakes)
+    checks.check_training(recipe, (*datasets.prompts, *datasets.validation_prompts), mistakes)
     if model is not None:
-        embedded = {p.id for p in (*datasets.prompts, *datasets.data.prompts, *datasets.held_out.prompts)}
-        checks.check_model(recipe, len(embedded), mistakes)
+        embedded = (*datasets.prompts, *datasets.data.prompts, *datasets.held_out.prompts)
+        checks.check_model(recipe, len({prompt.id for prompt in embedded}), mistakes)
     elif not damages:
         mistakes.append(_nothing_to_size(recipe.policy.model_name_or_path))
     if mistakes or model is None:
@@ -167,11 +167,7 @@ def make_plan(
         lines = [f"{source}:", *(f"  {mistake}" for mistake in [*mistakes, *damages, *advice])]
         # Damaged files alone are no mistake in the recipe.
         raise (ConfigError if mistakes else ArtifactError)("\n".join(lines))
-    return _named(run_id, source, _resolved(recipe, model, datasets))
-
-
-def _resolved(recipe: Recipe, model: ModelRef, datasets: Datasets) -> Plan:
-    return Plan(
+    plan = Plan(
         run_id="?",
         recipe=recipe,
         model=model,
@@ -181,30 +177,20 @@ def _resolved(recipe: Recipe, model: ModelRef, datasets: Datasets) -> Plan:
         data_digest=datasets.data.digest,
         held_out_prompts=datasets.held_out.prompts,
         held_out_digest=datasets.held_out.digest,
-        prefixed=sizes.has_frozen_prefix(directories.resolve_path(model.path), recipe.policy.lora),
+        prefixed=sizes.has_frozen_prefix(costs.base_path(recipe), recipe.policy.lora),
         plugins=outside_plugins.pins(model.adapter),
         stage_versions={name: stage.version for name, stage in STAGES.items()},
         races_decided=True,
     )
+    if run_id is None:
+        name += f"-{digest(plan.identity())[:8] if model.digest else 'unknown'}"
+    return plan.model_copy(update={"run_id": name})
 
 
 def _nothing_to_size(model: str) -> str:
     command = directories.download_command(model)
     hint = f"; config files are enough for a plan: {command} --include '*.json'" if command else ""
     return f"the model is not here, so sizes and memory cannot be planned{hint}"
-
-
-def _named(run_id: str | None, source: str, plan: Plan) -> Plan:
-    """Return the plan with the run id; without one, with a name made of the recipe's and of the plan's digest."""
-    name = run_id or f"{Path(source).stem}-{digest(plan.identity())[:8] if plan.model.digest else 'unknown'}"
-    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        raise ConfigError(f"run id {name!r} must be letters, digits, '-', '_' and '.'")
-    return plan.model_copy(update={"run_id": name})
-
-
-def _damages(recipe: Recipe) -> list[str]:
-    """Return what is missing or damaged in the files of the base model, by their sizes and headers."""
-    return weight_files.damages(directories.resolve_path(recipe.policy.model_name_or_path))
 
 
 def _model(recipe: Recipe, *, whole: bool) -> ModelRef:
@@ -242,14 +228,14 @@ def freeze(plan: Plan, store_url: str) -> Plan:
     frozen = read_plan(store_url, plan.run_id)
     outside_plugins.check_same(frozen.plugins, plan.plugins)
     changes = differences(frozen.identity(), plan.identity())
-    changes = [change for change in changes if not change.startswith(("races_decided", "run_id"))]
-    if changes:
+    if changes := [c for c in changes if not c.startswith(("races_decided", "run_id"))]:
         shown = "\n".join(f"  {change}" for change in changes)
         raise ConfigError(
             f"run {plan.run_id} was planned otherwise:\n{shown}\n"
             "use the recipe it was planned with, or another --run-id"
         )
-    return frozen.model_copy(update={"recipe": plan.recipe, "model": plan.model, "plugins": plan.plugins})
+    now = {"recipe": plan.recipe, "model": plan.model, "plugins": plan.plugins}
+    return frozen.model_copy(update=now)
 
 
 def read_plan(store_url: str, run_id: str) -> Plan:
@@ -257,17 +243,19 @@ def read_plan(store_url: str, run_id: str) -> Plan:
 
     Raises :class:`ConfigError` if there is none, and :class:`ArtifactError` if it is damaged.
     """
-    url = store.join(run_url(store_url, run_id), _FILE)
+    root = run_url(store_url, run_id)
+    url = store.join(root, _FILE)
     data = store.read_if_exists(url)
     if data is None:
-        raise _no_run(store.join(store.absolute(store_url), "runs"), run_id)
+        raise _no_run(store.absolute(store_url), run_id)
     body = unseal(data, PLAN, url)
     # A run can be inspected with an edited plugin; the stages refuse it.
     outside_plugins.use(body.get("plugins", []), verify=False)
     plan = parsed(Plan, body, url)
     if plan.run_id != run_id:
-        raise ArtifactError(f"{url} is the plan of run {plan.run_id!r}; restore the one of {run_id!r} from a copy")
-    newest = versions.newest(run_url(store_url, run_id), run_id)
+        wanted = f"restore the one of {run_id!r} from a copy"
+        raise ArtifactError(f"{url} is the plan of run {plan.run_id!r}; {wanted}")
+    newest = versions.newest(root, run_id)
     return plan if newest is None else plan.model_copy(update={"stage_versions": newest.versions})
 
 
@@ -275,11 +263,12 @@ SHOWN = 10
 """Runs that an error lists."""
 
 
-def _no_run(runs_url: str, run_id: str) -> ConfigError:
-    """Return the error for a run that is absent. It lists the runs below ``runs_url``."""
-    found = sorted(store.names(runs_url))
-    close = difflib.get_close_matches(run_id, found, n=1)
+def _no_run(store_url: str, run_id: str) -> ConfigError:
+    """Return the error for a run that is absent. It lists the runs of the store."""
+    found = sorted(store.names(store.join(store_url, "runs")))
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     known = f"it has {', '.join(found[:SHOWN])}{more}" if found else "it has no run at all"
-    hint = f"did you mean {close[0]!r}?" if close else "name another --store, or start it with `cosmos-flows run`"
-    return ConfigError(f"there is no run {run_id!r} in the store {runs_url.rpartition('/')[0]}; {known}; {hint}")
+    hint = "name another --store, or start it with `cosmos-flows run`"
+    if close := difflib.get_close_matches(run_id, found, n=1):
+        hint = f"did you mean {close[0]!r}?"
+    return ConfigError(f"there is no run {run_id!r} in the store {store_url}; {known}; {hint}")

@@ -17,8 +17,8 @@ from stages.contracts import INDEX, MEDIA, TENSORS, OptimizerSteps
 
 def policy(run: Run) -> Request:
     """Return the Request for policy version 0."""
-    trained = run.recipe.policy
-    config = contracts.Policy(model=run.plan.base, from_scratch=trained.from_scratch, lora=trained.lora)
+    model, trained = run.plan.base, run.recipe.policy
+    config = contracts.Policy(model=model, from_scratch=trained.from_scratch, lora=trained.lora)
     return run.plan.request(run.slots.policy(0), config)
 
 
@@ -88,7 +88,7 @@ def update(run: Run, k: int) -> Request:
         param_dtype=recipe.train.param_dtype,
         gradient_checkpointing=recipe.policy.model_gradient_checkpointing,
         algorithm=options,
-        reward_weights={reward.fn.label: reward.weight for reward in trained},
+        reward_weights={r.fn.label: r.weight for r in trained},
         sample=recipe.policy.diffusers.sample.rollout,
         steps=_steps(run, k * num_steps, num_steps),
         keeps_ema=recipe.train.ema_enable,
@@ -100,7 +100,7 @@ def update(run: Run, k: int) -> Request:
         "policy": (_state(run, k),),
         "rollouts": (input_of(run.slots.iteration(k, "rollout"), INDEX, TENSORS),),
         "behaviours": (_behaviour(run, k),),
-        "scores": tuple(input_of(run.slots.iteration(k, f"reward-{reward.fn.label}")) for reward in trained),
+        "scores": tuple(input_of(run.slots.iteration(k, f"reward-{r.fn.label}")) for r in trained),
         "embeddings": (input_of(run.prepared.embed.slot),),
         "data": (input_of(run.prepared.encode.slot),) if run.needs.data_term is not None else (),
     }
@@ -131,7 +131,8 @@ def finetune(run: Run, k: int) -> Request:
 def export(run: Run, k: int) -> Request:
     """Return the Request for policy version k in the format that users load."""
     config = contracts.Export(model=run.plan.base, lora=run.recipe.policy.lora)
-    return run.plan.request(run.slots.version(k, "export"), config, k, {"policy": (_judged(run, k),)})
+    inputs = {"policy": (_judged(run, k),)}
+    return run.plan.request(run.slots.version(k, "export"), config, k, inputs)
 
 
 def validate(run: Run, k: int) -> Request:
@@ -176,21 +177,25 @@ def evaluate(run: Run, k: int) -> Request:
         samples_per_shard=run.recipe.rollout.samples_per_shard,
     )
     inputs = {"export": (input_of(run.slots.version(k, "export")),)}
-    return run.plan.request(run.slots.version(k, "evaluate"), config, inputs=inputs, seed=validation.seed)
+    slot = run.slots.version(k, "evaluate")
+    return run.plan.request(slot, config, inputs=inputs, seed=validation.seed)
 
 
 def report(run: Run, iterations: int, evaluated: list[int]) -> Request:
     """Return the Request for the report on all iterations and on the ``evaluated`` policy versions."""
-    ks, slots, judge = range(iterations), run.slots, run.headline_reward
-    config = contracts.Report(title=run.plan.run_id, reward=judge)
-    inputs: dict[str, tuple[Input, ...]] = {"updates": tuple(input_of(slots.policy(k + 1)) for k in ks)}
+    ks, judge, iteration = range(iterations), run.headline_reward, run.slots.iteration
+    samples = [run.slots.version(k, "evaluate") for k in evaluated]
+    inputs = {
+        "updates": tuple(input_of(run.slots.policy(k + 1)) for k in ks),
+        "evaluations": tuple(input_of(slot, INDEX, MEDIA) for slot in samples),
+    }
     if run.trains_on_rewards:
-        inputs["rollouts"] = tuple(input_of(slots.iteration(k, "rollout"), INDEX, MEDIA) for k in ks)
-        inputs["scores"] = tuple(input_of(slots.iteration(k, f"reward-{judge}")) for k in ks)
-    inputs["evaluations"] = tuple(input_of(slots.version(k, "evaluate"), INDEX, MEDIA) for k in evaluated)
+        inputs["rollouts"] = tuple(input_of(iteration(k, "rollout"), INDEX, MEDIA) for k in ks)
+        inputs["scores"] = tuple(input_of(iteration(k, f"reward-{judge}")) for k in ks)
     if judge:
-        inputs["evaluation_scores"] = tuple(input_of(slots.version(k, f"evaluate-{judge}")) for k in evaluated)
-    return run.plan.request(slots.report, config, None, inputs)
+        inputs["evaluation_scores"] = tuple(input_of(f"{slot}-{judge}") for slot in samples)
+    config = contracts.Report(title=run.plan.run_id, reward=judge)
+    return run.plan.request(run.slots.report, config, None, inputs)
 
 
 def _judged(run: Run, k: int) -> Input:

@@ -6,14 +6,18 @@ from typing import Any
 
 from cosmos_rl_core.algorithms._needs import Needs
 from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import Lease, holder_of
 from cosmos_rl_core.weights.parts import TRAINING_ONLY
 from flows.planning import costs
+from flows.planning.datasets import data_of, held_out_of
 from flows.planning.plan import Plan, run_url
-from flows.planning.prepared import Prepared
+from stages import contracts
+from stages.artifacts.request import Request
 from stages.artifacts.slots import drop
-from stages.contracts import MEDIA, TENSORS
+from stages.contracts import MEDIA, TENSORS, StageConfig
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,58 @@ class Slots:
     def report(self) -> str:
         """Return the slot of the report."""
         return store.join(self.root, "report")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Requests for embeddings and latents, which runs share: the fingerprint of each names its slot."""
+
+    plan: Plan
+    store_url: str
+
+    @cached_property
+    def embed(self) -> Request:
+        """Return the Request for text embeddings of the prompts that training conditions on."""
+        negative_prompt = self.plan.recipe.policy.diffusers.sample.negative_prompt
+        return self._embed(self.plan.embedded_prompts, negative_prompt)
+
+    @cached_property
+    def embed_held_out(self) -> Request:
+        """Return the Request for text embeddings of the prompts of held-out media."""
+        return self._embed(self.plan.held_out_prompts)
+
+    @cached_property
+    def encode(self) -> Request:
+        """Return the Request for latents of the media that an algorithm with data reads."""
+        return self._encode(data_of(self.plan.recipe), self.plan.data_digest)
+
+    @cached_property
+    def encode_held_out(self) -> Request:
+        """Return the Request for latents of the media of ``validation.data``."""
+        return self._encode(held_out_of(self.plan.recipe), self.plan.held_out_digest)
+
+    def _embed(self, prompts: tuple[Prompt, ...], negative_prompt: str | None = None) -> Request:
+        config = contracts.Embed(
+            model=self.plan.base,
+            # Embeddings depend on texts alone; runs whose prompts have other metadata share them.
+            prompts=tuple(Prompt(id=prompt.id, text=prompt.text) for prompt in prompts),
+            negative_prompt=negative_prompt,
+            max_prompt_length=self.plan.recipe.policy.diffusers.max_prompt_length,
+            prefixed=self.plan.prefixed,
+        )
+        return self._shared(config)
+
+    def _encode(self, data: DatasetOptions | None, digest: str) -> Request:
+        assert data is not None, "a step encodes media only if the recipe names them"
+        base, media = self.plan.base, self.plan.media
+        config = contracts.Encode(model=base, dataset=data, dataset_digest=digest, media=media)
+        return self._shared(config)
+
+    def _shared(self, config: StageConfig) -> Request:
+        # Nothing is drawn, so runs with different seeds share these artifacts.
+        request = self.plan.request("?", config, seed=0)
+        slot = store.join(store.absolute(self.store_url), "dataset", request.fingerprint)
+        return request.model_copy(update={"slot": slot})
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import difflib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from cosmos_rl_core.errors import ConfigError
 from flows.planning.plan import read_plan
@@ -27,6 +28,11 @@ class Step:
     """The iteration, or the policy version that it judges; None for a stage that runs once."""
     wave: str = ""
     """Name of its wave."""
+
+    @classmethod
+    def of(cls, name: str, request: Request) -> Self:
+        """Return the step of a Request that is known before anything runs."""
+        return cls(name, request.stage, request.slot, lambda: request)
 
     @property
     def group(self) -> str:

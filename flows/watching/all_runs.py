@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from rich.table import Column, Table
 
@@ -44,11 +44,6 @@ def all_runs(store_url: str) -> list[RunLine]:
     names = sorted(store.names(store.join(store.absolute(store_url), "runs")))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(lambda name: _line(store_url, name), names))
-
-
-def as_json(lines: Sequence[RunLine]) -> list[dict[str, Any]]:
-    """Return the fields of each line, for scripts."""
-    return [asdict(line) for line in lines]
 
 
 def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:

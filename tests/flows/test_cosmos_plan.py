@@ -101,7 +101,7 @@ def test_bytes_are_those_of_latents_embeddings_and_adapters(cosmos, base):
     assert costs.sample_bytes(recipe) == 4 * 4 * 3 * 4 * 8
     assert sizes.embedding_elements(str(base), 100) == 100 * 2 * 16
     assert sizes.embedding_elements(str(base), 100, recipe.policy.lora) == 100 * 16
-    assert "embeddings of 6.25 KiB a prompt" in costs.describe(recipe)[-1]
+    assert costs.embedding_bytes(recipe) == 4 * 100 * 16
     # to_q and to_out.0 of two attentions in each of two blocks are 32 x 32, and the text has 16 channels.
     square, cross = 2 * (32 + 32), 2 * (32 + 16)
     assert sizes.trainable_elements(sizes.weight_shapes(str(base)), LoraConfig(r=2)) == 2 * (6 * square + 2 * cross)
@@ -166,7 +166,7 @@ def test_embeddings_of_more_than_the_budget_are_refused(cosmos, lora, megabytes)
     count, budget = len(plan.prompts), float(megabytes) / 1000 * len(plan.prompts)
     assert costs.embedding_bytes(plan.recipe) == float(megabytes) * 10**6
     cosmos(settings, adapters, ("[rollout]", f"[rollout]\nstore_budget_gb = {1.01 * budget}"))
-    with pytest.raises(ConfigError, match=rf"text embeddings would take .*\({count} prompts of {megabytes} MB\), more"):
+    with pytest.raises(ConfigError, match=rf"text embeddings would take .*\({count} of {megabytes} MB\), more"):
         cosmos(settings, adapters, ("[rollout]", f"[rollout]\nstore_budget_gb = {0.99 * budget}"))
 
 

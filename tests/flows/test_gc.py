@@ -44,7 +44,8 @@ def require_whole(run: Run) -> None:
 
 
 def collect(run: Run, *, superseded: bool = False, dry_run: bool = False, older_than_h: float = 0.0) -> list[str]:
-    return gc(run.store_url, "hand", superseded=superseded, dry_run=dry_run, older_than_h=older_than_h).lines()
+    found = gc(run.store_url, "hand", superseded=superseded, dry_run=dry_run, older_than_h=older_than_h)
+    return list(found.lines())
 
 
 def written(url: str, hours_ago: float) -> str:
@@ -183,7 +184,7 @@ from cosmos_rl_core.errors import LeaseError
 from flows.operations.gc import gc
 
 try:
-    print(gc(sys.argv[1], "hand", superseded=False, dry_run=False, older_than_h=0.0).lines()[-1])
+    print(*list(gc(sys.argv[1], "hand", superseded=False, dry_run=False, older_than_h=0.0).lines())[-1:])
 except LeaseError as error:
     print("refused:", error)
 """

@@ -52,7 +52,7 @@ def test_a_plan_pins_the_files_of_every_kind(recipe: str, folder: Path):
     assert files["bright"] == ["bright.py"]
     assert {pin.path for pin in plan.plugins if pin.kind != "models"} == {str(file) for file in folder.glob("*.py")}
     assert plan.model.adapter == "tiny2"
-    assert f"\nplugin     signs of datasets, {folder / 'signs.py'}\n" in describe.describe_plan(plan, "outputs")
+    assert f"signs of datasets, {folder / 'signs.py'}\n" in describe.describe_plan(plan, "outputs")
 
 
 def test_a_folder_laid_out_like_the_package_holds_plugins_too(recipe: str, folder: Path):

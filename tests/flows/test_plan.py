@@ -215,7 +215,7 @@ def test_a_prompt_that_a_file_says_twice_is_one_prompt(recipe, words):
         (("[32, 64] }", "[32, 64], train_frames = 5 }"), "train_frames = 5: this model makes images"),
         (
             ("[rollout]", "[rollout]\nstore_budget_gb = 1e-6"),
-            "the rollouts would take 0.00013 GB (16 samples of 0.0 MB), more than rollout.store_budget_gb = 1e-06",
+            "the rollouts would take 0.00013 GB (16 of 0.01 MB), more than rollout.store_budget_gb = 1e-06",
         ),
     ],
 )
@@ -333,7 +333,7 @@ def test_the_default_run_id_follows_the_recipe_not_how_far_or_where_it_runs(reci
 
 
 def test_a_run_id_must_be_safe_as_a_folder_name(recipe):
-    assert mistakes_of(recipe(), run_id="a/b") == "run id 'a/b' must be letters, digits, '-', '_' and '.'"
+    assert mistakes_of(recipe(), run_id="a/b").endswith("run id 'a/b' must be letters, digits, '-', '_' and '.'")
 
 
 def test_differences_are_named_by_their_whole_path():
