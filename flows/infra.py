@@ -1,5 +1,7 @@
 """The flight check as a Prefect flow: ``prefect deployment run infra/check``, or on a schedule."""
 
+from dataclasses import asdict
+
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 
@@ -10,7 +12,7 @@ from flows.operations.flight_check import flight_check, require
 from flows.running.session import Place, ends_in_state
 
 
-@flow(name="infra", description="Check everything that a run needs: server, worker, GPUs, store, services.")
+@flow(name="infra", description="Check server, worker, GPUs, store and services.")
 @ends_in_state
 def check(store: Place = DEFAULT_STORE, cluster: Place | None = None) -> str:
     """Check everything on the worker's machine. The flow fails if a check fails.
@@ -20,7 +22,7 @@ def check(store: Place = DEFAULT_STORE, cluster: Place | None = None) -> str:
         cluster: Path of a cluster profile (TOML).
     """
     findings = flight_check(store, launch_of(cluster) if cluster else LaunchConfig())
-    rows = [{"check": f.name, "": f.word, "found": f.detail, "seconds": round(f.seconds, 1)} for f in findings]
+    rows = [asdict(finding) for finding in findings]
     create_table_artifact(rows, key="infra-check", description="Results of the flight check")
     require(findings)
     return ", ".join(f"{f.name} {f.word}" for f in findings)

@@ -29,8 +29,8 @@ def note(recipe: str) -> str | None:
     values = read_toml(shipped.path_of(recipe, "recipe"), shipped.EXAMPLE)
     if translation.schema_of(values) is None:
         return None
-    summary = translation_of(recipe).summary
-    return f"{recipe} is {summary}; every key: {shlex.join(['cosmos-flows', 'import-recipe', recipe])}"
+    command = shlex.join(["cosmos-flows", "import-recipe", recipe])
+    return f"{recipe} is {translation_of(recipe).summary}; every key: {command}"
 
 
 def translation_of(recipe: str) -> translation.Translation:
@@ -50,7 +50,8 @@ def table(translation: translation.Translation) -> Table:
     columns = (Column(title, overflow="fold", ratio=ratio) for title, ratio in TITLES.items())
     shown = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for (_, verdict, here), entries in itertools.groupby(translation.report, _answer):
-        shown.add_row(*map(Text, ("\n".join(_brief(entry.written) for entry in entries), verdict, here)))
+        written = "\n".join(_brief(entry.written) for entry in entries)
+        shown.add_row(*map(Text, (written, verdict, here)))
     return shown
 
 
@@ -61,13 +62,12 @@ def as_json(translation: translation.Translation) -> dict[str, Any]:
     ``keys``. Each key has ``key`` (theirs, or ""), ``written`` (key and value without secrets), ``said`` (false for a
     default of theirs), ``verdict``, ``settings`` (ours; null if it must still be set) and ``why``.
     """
-    return {
-        **{name: getattr(translation, name) for name in ("schema", "summary", "mistakes", "values")},
-        "keys": [
-            {name: getattr(entry, name) for name in ("key", "written", "said")} | vars(entry.meaning)
-            for entry in translation.report
-        ],
-    }
+    keys = [_fields(e, "key", "written", "said") | vars(e.meaning) for e in translation.report]
+    return {**_fields(translation, "schema", "summary", "mistakes", "values"), "keys": keys}
+
+
+def _fields(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def _answer(entry: translation.Entry) -> tuple[str, str, str]:
@@ -88,7 +88,8 @@ def write(translation: translation.Translation, source: str, output: str) -> Non
     check(translation, source)
     try:
         with Path(output).open("x", encoding="utf-8") as stream:
-            stream.write(f"# Translated from cosmos-rl's {Path(source).name} by `cosmos-flows import-recipe`.\n\n")
+            file = Path(source).name
+            stream.write(f"# Translated from cosmos-rl's {file} by `cosmos-flows import-recipe`.\n\n")
             stream.write(toml.dumps(translation.values))
     except FileExistsError as error:
         raise ConfigError(f"{output} exists; name another file") from error
@@ -99,4 +100,4 @@ def write(translation: translation.Translation, source: str, output: str) -> Non
 def check(translation: translation.Translation, source: str) -> None:
     """Raise one :class:`ConfigError` that lists all unknown and refused keys, if there are any."""
     if translation.mistakes:
-        raise ConfigError("\n".join([f"{source}:", *(f"  {mistake}" for mistake in translation.mistakes)]))
+        raise ConfigError("\n  ".join([f"{source}:", *translation.mistakes]))

@@ -1,13 +1,11 @@
 """Set-up of a Prefect server for deployments: work pool, queues, GPU limit and automation."""
 
+from collections import ChainMap
 from datetime import timedelta
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate, WorkPoolCreate
-from prefect.client.schemas.objects import StateType
-from prefect.events.actions import ActionTypes, ChangeFlowRunState
-from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-from prefect.events.schemas.events import ResourceSpecification
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 
 from cosmos_rl_core.errors import ConfigError
@@ -24,6 +22,10 @@ DEFAULT_GPUS = 8
 ZOMBIES = "cosmos: crash flow runs without a heartbeat"
 SILENCE = timedelta(seconds=90)
 """Three heartbeats: deployments set ``PREFECT_FLOWS_HEARTBEAT_FREQUENCY = 30``."""
+ENDED = ("Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused")
+"""States without a process, and ``Paused``, whose process sends heartbeats."""
+WAITING = ("Scheduled", "Late", "Pending", "AwaitingRetry", "AwaitingConcurrencySlot", "Resuming")
+"""States that wait for a worker, for the first time or again, and have no process yet."""
 
 
 def set_up(gpus: int | None, pool_type: str) -> list[str]:
@@ -33,83 +35,77 @@ def set_up(gpus: int | None, pool_type: str) -> list[str]:
     type, or the server has no such type.
     """
     with get_client(sync_client=True) as client:
-        lines = [_pool(client, pool_type)]
-        lines += [_queue(client, name, priority) for name, priority in QUEUES.items()]
-        return [*lines, _limit(client, gpus), _automation(client)]
+        _pool(client, pool_type)
+        for name, priority in QUEUES.items():
+            _queue(client, name, priority)
+        limit = _limit(client, gpus)
+        _automation(client)
+    return [
+        f"work pool {POOL!r} of type {pool_type}",
+        *(f"queue {name!r} with priority {priority}" for name, priority in QUEUES.items()),
+        f"global concurrency limit {GPUS!r} of {limit}",
+        f"automation {ZOMBIES!r}",
+    ]
 
 
-def _pool(client: SyncPrefectClient, kind: str) -> str:
-    name = f"work pool {POOL!r} of type {kind}"
+def _pool(client: SyncPrefectClient, kind: str) -> None:
     try:
-        found = client.read_work_pool(POOL)
+        found = client.read_work_pool(POOL).type
     except ObjectNotFound:
-        workers = {k: w for collection in client.read_worker_metadata().values() for k, w in collection.items()}
+        workers = dict(ChainMap(*client.read_worker_metadata().values()))
         if kind not in workers:
-            raise ConfigError(f"unknown worker type {kind!r}; known: {', '.join(sorted(workers))}") from None
+            known = ", ".join(sorted(workers))
+            raise ConfigError(f"unknown worker type {kind!r}; known: {known}") from None
         template = workers[kind]["default_base_job_configuration"]
         client.create_work_pool(WorkPoolCreate(name=POOL, type=kind, base_job_template=template))
-        return f"created {name}"
-    if found.type != kind:
-        raise ConfigError(
-            f"the work pool {POOL!r} has type {found.type!r}, expected {kind!r}; delete it, or keep its type"
-        )
-    return f"{name} exists"
+        return
+    if found != kind:
+        raise ConfigError(f"{POOL!r} has type {found!r}, expected {kind!r}; delete it, or keep its type")
 
 
-def _queue(client: SyncPrefectClient, name: str, priority: int) -> str:
+def _queue(client: SyncPrefectClient, name: str, priority: int) -> None:
     try:
         found = client.read_work_queue_by_name(name, work_pool_name=POOL)
     except ObjectNotFound:
         client.create_work_queue(name, priority=priority, work_pool_name=POOL)
-        return f"created queue {name!r} with priority {priority}"
-    if found.priority == priority:
-        return f"queue {name!r} exists"
-    client.update_work_queue(found.id, priority=priority)
-    return f"queue {name!r} now has priority {priority}, not {found.priority}"
+    else:
+        client.update_work_queue(found.id, priority=priority)
 
 
-def _limit(client: SyncPrefectClient, gpus: int | None) -> str:
-    what = f"global concurrency limit {GPUS!r}"
-    try:
-        found = client.read_global_concurrency_limit_by_name(GPUS)
-    except ObjectNotFound:
-        limit = DEFAULT_GPUS if gpus is None else gpus
-        client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=GPUS, limit=limit))
-        return f"created {what} of {limit}"
-    if gpus is None or found.limit == gpus:
-        return f"{what} of {found.limit} exists"
-    client.update_global_concurrency_limit(GPUS, GlobalConcurrencyLimitUpdate(limit=gpus))
-    return f"{what} is now {gpus}, not {found.limit}"
+def _limit(client: SyncPrefectClient, gpus: int | None) -> int:
+    """Create or change the limit. Return its number of slots."""
+    if gpus is None:
+        try:
+            return client.read_global_concurrency_limit_by_name(GPUS).limit
+        except ObjectNotFound:
+            gpus = DEFAULT_GPUS
+    client.upsert_global_concurrency_limit_by_name(GPUS, gpus)
+    return gpus
 
 
-def _automation(client: SyncPrefectClient) -> str:
-    crash = ChangeFlowRunState(
-        name="Crashed", state=StateType.CRASHED, message="no heartbeat; a retry resumes the run", force=False
-    )
-    actions: list[ActionTypes] = [crash]
+def _automation(client: SyncPrefectClient) -> None:
     heartbeat = "prefect.flow-run.heartbeat"
-    # A paused flow run has heartbeats; a suspended one has no process.
-    ended = ("Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused")
-    # A flow run that waits for a worker, for the first time or again, has no process yet.
-    waiting = ("Scheduled", "Late", "Pending", "AwaitingRetry", "AwaitingConcurrencySlot", "Resuming")
-    wanted = AutomationCore(
-        name=ZOMBIES,
-        description="A running flow run of cosmos-flows sends no heartbeats: its process and its worker have ended.",
-        trigger=EventTrigger(
-            after={heartbeat},
-            expect={heartbeat, SUSPENDED, *(f"prefect.flow-run.{state}" for state in (*ended, *waiting))},
-            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
-            match_related=ResourceSpecification({"prefect.resource.id": [f"prefect.tag.{tags.PROJECT}"]}),
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=SILENCE,
-        ),
-        actions=actions,
-    )
-    found = client.read_automations_by_name(ZOMBIES)
-    if not found:
-        client.create_automation(wanted)
-        return f"created automation {ZOMBIES!r}"
-    client.update_automation(found[0].id, wanted)
-    return f"automation {ZOMBIES!r} exists"
+    states = (f"prefect.flow-run.{state}" for state in (*ENDED, *WAITING))
+    trigger = {
+        "type": "event",
+        "posture": "Proactive",
+        "after": [heartbeat],
+        "expect": [heartbeat, SUSPENDED, *states],
+        "match": {"prefect.resource.id": "prefect.flow-run.*"},
+        "match_related": {"prefect.resource.id": f"prefect.tag.{tags.PROJECT}"},
+        "for_each": ["prefect.resource.id"],
+        "threshold": 1,
+        "within": SILENCE,
+    }
+    crash = {"type": "change-flow-run-state", "name": "Crashed", "state": "CRASHED", "force": False}
+    wanted = {
+        "name": ZOMBIES,
+        "description": "A running flow run of cosmos-flows sends no heartbeats: its process and its worker have ended.",
+        "trigger": trigger,
+        "actions": [crash | {"message": "no heartbeat; a retry resumes the run"}],
+    }
+    automation = AutomationCore.model_validate(wanted)
+    if found := client.read_automations_by_name(ZOMBIES):
+        client.update_automation(found[0].id, automation)
+    else:
+        client.create_automation(automation)

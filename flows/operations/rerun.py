@@ -1,8 +1,7 @@
 """Make one stage of a run again."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
@@ -50,16 +49,12 @@ class Rerun:
         lines = listed(f"stale if {self.name} comes out differently", self.below)
         lines = lines or [f"nothing was made from {self.name}"]
         if self.shared:
-            lines.append("other runs of this store may read the same artifact; they were not checked")
+            lines.append("other runs of this store may read it too; they were not checked")
         what = f"generation {self.generation} of {self.slot}"
         if self.dry_run:
-            return [*lines, f"nothing was changed; without --dry-run {what} would be ended and made again"]
+            return [*lines, f"nothing was changed; without --dry-run {what} would be ended"]
         ended = "invalidated" if self.committed else "nothing will be adopted from the unfinished"
         return [*lines, f"{ended} {what}; give its command again or retry its flow run to make it"]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields, for scripts."""
-        return asdict(self)
 
 
 def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None, *, dry_run: bool = False) -> Rerun:
@@ -73,7 +68,8 @@ def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None,
     step = find(every, run_id, stage, iteration)
     generation = current_generation(step.slot)
     if not has_begun(step.slot, generation):
-        raise ConfigError(f"{step.name} of {run_id} has no artifact and no unfinished one; just run it")
+        found = "no artifact and no unfinished one"
+        raise ConfigError(f"{step.name} of {run_id} has {found}; just run it")
     _check_inputs(step)
     found = Rerun(
         run=run_id,
@@ -108,8 +104,9 @@ def listed(what: str, artifacts: Sequence[Made]) -> list[str]:
     total = sum(made.seconds or 0 for made in artifacts)
     lines = [f"{what}: {len(artifacts)} artifacts, {total:.0f} s to make again"]
     for made in artifacts[:SHOWN]:
-        lines.append(f"  {made.name:<28} {'?' if made.seconds is None else f'{made.seconds:.0f}'} s")
-    return lines + ([f"  and {len(artifacts) - SHOWN} more"] if len(artifacts) > SHOWN else [])
+        seconds = "?" if made.seconds is None else f"{made.seconds:.0f}"
+        lines.append(f"  {made.name:<28} {seconds} s")
+    return lines + [f"  and {len(artifacts) - SHOWN} more"] * (len(artifacts) > SHOWN)
 
 
 def made_from(run: Run, targets: Sequence[Step], every: Iterable[Step]) -> list[Made]:
@@ -121,11 +118,11 @@ def made_from(run: Run, targets: Sequence[Step], every: Iterable[Step]) -> list[
     for step in every:
         if step in targets:
             places.append(step.slot.removeprefix(root))
-        if step in targets or not places:
+        if step in targets or not places or not has_begun(step.slot):
             continue
         generation = current_generation(step.slot)
         manifest = _newest(step.slot, generation)
-        if not any(source.url.endswith(tuple(places)) for source in _sources(step, manifest)):
+        if not any(source.url.endswith(tuple(places)) for source in _inputs(step, manifest)):
             continue
         places.append(step.slot.removeprefix(root))
         # An ended generation will be made again anyway; it only links to what was made from it.
@@ -151,16 +148,10 @@ def _newest(slot: str, generation: int) -> Manifest | None:
     return None
 
 
-def _sources(step: Step, manifest: Manifest | None) -> list[Input]:
-    """Return the inputs of a manifest; without one, those of the step's Request now."""
-    if manifest is not None:
-        return [source for some in manifest.inputs.values() for source in some]
-    return _inputs(step) if has_begun(step.slot) else []
-
-
-def _inputs(step: Step) -> list[Input]:
-    """Return the inputs of the step's Request now; none if one of them does not exist yet."""
+def _inputs(step: Step, manifest: Manifest | None = None) -> list[Input]:
+    """Return the inputs of a manifest; without one, those of the step's Request now, none if one is missing."""
     try:
-        return [source for some in step.request().inputs.values() for source in some]
+        made = manifest or step.request()
     except ArtifactError:
         return []
+    return [source for some in made.inputs.values() for source in some]

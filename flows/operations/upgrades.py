@@ -24,7 +24,8 @@ def settled(run: Run, *, remake: bool) -> Run:
     if run.plan.stage_versions == ours:
         return run
     every = steps(run)
-    other = [(step, manifest) for step in every if (manifest := _of_another_version(step)) is not None]
+    manifests = ((step, _of_another_version(step)) for step in every)
+    other = [(step, manifest) for step, manifest in manifests if manifest is not None]
     if other and not remake:
         raise ConfigError(_refusal(run, every, other))
     go_on_with(run.url, run.plan.run_id, ours)

@@ -22,7 +22,8 @@ class Versions(Section):
 def go_on_with(root: str, run_id: str, versions: dict[str, int]) -> None:
     """Record these stage versions for all Requests that the run at ``root`` makes from now on."""
     before = newest(root, run_id)
-    record = Versions(run_id=run_id, number=1 if before is None else before.number + 1, versions=versions)
+    number = 1 if before is None else before.number + 1
+    record = Versions(run_id=run_id, number=number, versions=versions)
     store.put_if_absent(_url(root, record.number), seal(KIND, record.model_dump(mode="json")))
 
 
@@ -38,10 +39,11 @@ def newest(root: str, run_id: str) -> Versions | None:
         if data is None and store.size(following) is None:
             break
         if data is None:
-            raise ArtifactError(f"{url} is missing, but there is {following}, which comes after it; {RESTORE}")
+            raise ArtifactError(f"{url} is missing, but there is {following}; {RESTORE}")
         found = parsed(Versions, unseal(data, KIND, url), url)
         if (found.run_id, found.number) != (run_id, number):
-            raise ArtifactError(f"{url} was written as number {found.number} of run {found.run_id!r}; {RESTORE}")
+            found_name = f"number {found.number} of run {found.run_id!r}"
+            raise ArtifactError(f"{url} was written as {found_name}; {RESTORE}")
     return found
 
 
