@@ -1,33 +1,14 @@
 """Everything a stage receives besides its Request."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from stages.artifacts.attempt import Attempt
 from stages.execution.outcome import Outcome
 
 
-class Ranks(Protocol):
-    """The processes that make one artifact. A stage without torch is one process and exchanges no tensors."""
-
-    rank: int
-    world_size: int
-
-    def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value on every rank. Collective."""
-        ...
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in the order of ranks, on every rank. Collective."""
-        ...
-
-    def close(self) -> None:
-        """Leave the process group. Collective."""
-        ...
-
-
 class Alone:
-    """The ranks of a stage that is one process without torch."""
+    """The ranks of a stage that is one process without torch. It exchanges no tensors."""
 
     rank = 0
     world_size = 1
@@ -50,7 +31,7 @@ class Context:
 
     attempt: Attempt
     ranks: Any
-    """:class:`Ranks`; for stages with torch a :class:`cosmos_rl_core.parallel.distributed.Group`."""
+    """:class:`Alone`; for stages with torch a :class:`cosmos_rl_core.parallel.distributed.Group`."""
     outcome: Outcome
     halvings: int = 0
     """How often earlier attempts ran out of memory."""

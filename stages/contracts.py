@@ -137,16 +137,26 @@ class OnPolicy(StageConfig):
     """Type that the transformer computes in; weights, states, losses and sums of gradients are float32."""
 
 
-class Rollout(OnPolicy):
+class Samples(StageConfig):
+    """The settings of every stage that generates samples."""
+
+    prompts: tuple[Prompt, ...]
+    n_generation: int
+    """Samples of each prompt."""
+    media: MediaShape
+    batch_size: int
+    """Samples in one forward pass. Part of the identity, because it changes the last bits."""
+    samples_per_shard: int
+    """Samples in one shard: the unit that a retry keeps."""
+
+
+class Rollout(OnPolicy, Samples):
     """Samples of the behaviour policy: media, final latents, recorded steps and seeds."""
 
     name = "rollout"
     version = 1
     distributed = True
     inputs = {"policy": "one", "embeddings": "one", "data": "many"}
-    prompts: tuple[Prompt, ...]
-    n_generation: int
-    media: MediaShape
     sample: SolverConfig
     train_on: tuple[int, ...] = ()
     """Solver steps whose transitions are stored, -1 for a random other one; empty if only final latents are needed."""
@@ -154,10 +164,6 @@ class Rollout(OnPolicy):
     """Whether all samples of a prompt start from the same noise."""
     given_frames: tuple[int, int] = (0, 0)
     """Fewest and most latent frames of the data that videos begin with. Above 0, one input ``data`` is needed."""
-    batch_size: int
-    """Samples in one forward pass. Part of the identity, because it changes the last bits."""
-    samples_per_shard: int
-    """Samples in one shard: the unit that a retry keeps."""
 
 
 class Reward(StageConfig):
@@ -184,7 +190,16 @@ class Reward(StageConfig):
     """Share of excluded samples above which the stage fails."""
 
 
-class Update(OnPolicy):
+class Training(OnPolicy):
+    """The settings of every stage that trains."""
+
+    gradient_checkpointing: bool
+    steps: OptimizerSteps
+    keeps_ema: bool
+    """Whether the policy has the part ``ema``."""
+
+
+class Update(Training):
     """Policy k to policy k + 1 from rollouts and their scores, with every schedule resolved to this range of steps."""
 
     name = "update"
@@ -202,15 +217,11 @@ class Update(OnPolicy):
     """A row a sample: rollout, reward, advantage, whether it is trained on."""
     TRANSITIONS: ClassVar[str] = "transitions.parquet"
     """A row a trained transition; written by algorithms that train on recorded steps."""
-    gradient_checkpointing: bool
     algorithm: AnyRewarded
     reward_weights: dict[str, float]
     """Weight of each reward in the sum that trains, without monitored rewards."""
     sample: SolverConfig
     """The sampler of the rollouts: the grid that noise levels are drawn from, or the density of stored steps."""
-    steps: OptimizerSteps
-    keeps_ema: bool
-    """Whether the policy has the part ``ema``."""
     old_decay: float | None
     """Decay of the slow copy after this iteration; None if the algorithm has none."""
     reference: Literal["base", "kept", "renewed"] = "base"
@@ -219,14 +230,13 @@ class Update(OnPolicy):
     """Density of the data term's noise levels, if they are drawn."""
 
 
-class Finetune(OnPolicy):
+class Finetune(Training):
     """Policy k to policy k + 1 by a range of supervised steps on a media set."""
 
     name = "finetune"
     version = 1
     distributed = True
     inputs = {"policy": "one", "embeddings": "one"}
-    gradient_checkpointing: bool
     algorithm: AnySupervised
     dataset_digest: str = ""
     """Digest of the files that the algorithm's dataset reads, pinned by the plan; "" for a generated one."""
@@ -234,9 +244,6 @@ class Finetune(OnPolicy):
     density: TimeDensity
     batch_size: int
     """Samples of one optimizer step, over all ranks."""
-    steps: OptimizerSteps
-    keeps_ema: bool
-    """Whether the policy has the part ``ema``."""
 
 
 class Export(StageConfig):
@@ -249,7 +256,7 @@ class Export(StageConfig):
     lora: LoraConfig | None
 
 
-class Evaluate(StageConfig):
+class Evaluate(Samples):
     """Samples of the stock pipeline on fixed prompts and seeds, with an export loaded into it."""
 
     name = "evaluate"
@@ -259,15 +266,10 @@ class Evaluate(StageConfig):
     model: ModelRef
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that the transformer computes in; its matrices are held in that type."""
-    prompts: tuple[Prompt, ...]
-    n_generation: int
-    media: MediaShape
     num_steps: int
     guidance_scale: float
     negative_prompt: str | None = None
     max_prompt_length: int
-    batch_size: int
-    samples_per_shard: int
 
 
 class Validate(OnPolicy):

@@ -14,8 +14,8 @@ from stages.training.loading import load_model
 def run(request: Request, context: Context) -> dict[str, int]:
     """Write ``embeddings/<n>.tar`` of ``<prompt id>.safetensors`` and ``index.json`` (prompt id to shard)."""
     config = request.settings(contracts.Embed)
-    prefix = (PREFIX,) if config.prefixed else ()
-    model = load_model(config.model, ("text", *config.model.guardrail, *prefix), context.ranks.device)
+    components = ("text", *config.model.guardrail, *((PREFIX,) if config.prefixed else ()))
+    model = load_model(config.model, components, context.ranks.device)
     negative = model.negative_prompt if config.negative_prompt is None else config.negative_prompt
     unconditional = {NEGATIVE: negative} | ({EMPTY: ""} if negative else {})
     texts = {prompt.id: prompt.text for prompt in config.prompts}
@@ -28,5 +28,6 @@ def run(request: Request, context: Context) -> dict[str, int]:
 
     layout = write_shards(context, EMBEDDINGS, all_ids, config.prompts_per_shard, encode)
     if context.ranks.rank == 0:
-        context.attempt.put_json(PROMPTS, {i: number for number, ids in enumerate(layout) for i in ids})
+        shard_of = {i: number for number, ids in enumerate(layout) for i in ids}
+        context.attempt.put_json(PROMPTS, shard_of)
     return {"prompts": len(all_ids)}

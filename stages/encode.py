@@ -31,8 +31,10 @@ def run(request: Request, context: Context) -> dict[str, int]:
         for item_id in ids:
             pixels, _ = media.item(index_of[item_id])
             if pixels.shape != expected:
-                raise ConfigError(f"item {item_id} of the dataset is {pixels.shape}, expected {expected}")
-            yield item_id, {"latents": model.encode_media(torch.tensor(pixels, device="cpu")[None])[0].cpu()}
+                found = f"item {item_id} of the dataset is {pixels.shape}"
+                raise ConfigError(f"{found}, expected {expected}")
+            latents = model.encode_media(torch.tensor(pixels, device="cpu")[None])[0]
+            yield item_id, {"latents": latents.cpu()}
 
     layout = write_shards(context, LATENTS, list(media.item_ids), config.items_per_shard, encode)
     if context.ranks.rank == 0:

@@ -40,23 +40,21 @@ def run(request: Request, context: Context) -> dict[str, float]:
 
     def generate(plans: list[SamplePlan]) -> list[StoredSample]:
         pictures = _generate(pipeline, plans, config)
-        return [with_media(plan, pixels, None, facts) for plan, pixels in zip(plans, pictures, strict=True)]
+        made = zip(plans, pictures, strict=True)
+        return [with_media(plan, pixels, None, facts) for plan, pixels in made]
 
     samples = plan_samples(config.prompts, config.n_generation, request.seed, iteration=None)
-    size, tile = config.samples_per_shard, config.batch_size
-    return write_samples(context, samples, generate, samples_per_shard=size, tile=tile, tensors=False)
+    return write_samples(context, config, samples, generate, tensors=False)
 
 
 def _load(request: Request, config: contracts.Evaluate, ranks: Group) -> Any:
     """Return the stock pipeline: the base with the exported LoRA loaded, or the exported pipeline itself."""
     with _brought(request.one("export"), ranks) as folder:
-        full = Path(folder, "pipeline").is_dir()
-        path = str(Path(folder, "pipeline")) if full else directories.resolve_path(config.model.path)
+        full, lora = folder / "pipeline", str(folder / "lora")
+        path = str(full) if full.is_dir() else directories.resolve_path(config.model.path)
         pipeline = load_stock(config.model, path, config.param_dtype, ranks.device)
-        if not full:
-            pipeline.load_lora_weights(
-                str(Path(folder, "lora")), weight_name="model.safetensors", adapter_name="default"
-            )
+        if not full.is_dir():
+            pipeline.load_lora_weights(lora, weight_name="model.safetensors", adapter_name="default")
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(ranks.device)
 
@@ -82,7 +80,6 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
 
     None for a sample whose latents or pixels are not finite.
     """
-    video = config.media.frames > 1
     finite = np.ones(len(plans), bool)
 
     def look(pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +87,8 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
         finite[:] = tensors["latents"].isfinite().flatten(1).all(1).cpu().numpy()
         return {}
 
-    generators = [torch.Generator(device="cpu").manual_seed(seeds.derive(plan.seed, "evaluation")) for plan in plans]
+    draws = [seeds.derive(plan.seed, "evaluation") for plan in plans]
+    generators = [torch.Generator(device="cpu").manual_seed(draw) for draw in draws]
     told = guidance.stock_arguments(
         directories.spec(directories.resolve_path(config.model.path)),
         config.guidance_scale,
@@ -109,8 +107,8 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
         **prompt_options(config.model),
         **stock_arguments(pipeline, config.media.size, config.media.frames),
     )
-    pixels = np.asarray(output.frames if video else output.images)
-    pixels = pixels if video else pixels[:, None]
+    is_video = config.media.frames > 1
+    pixels = np.asarray(output.frames) if is_video else np.asarray(output.images)[:, None]
     finite &= np.isfinite(pixels).all(axis=(1, 2, 3, 4))
     return [
         (255 * picture).round().astype(np.uint8) if is_finite else None

@@ -11,7 +11,7 @@ from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import Batch, algorithm_of
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._base import Conditioning, Model, generated, stack
+from cosmos_rl_core.models._base import generated, stack
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, sft_time, training_noise
 from cosmos_rl_core.weights.parts import EMA
 from stages import contracts
@@ -35,8 +35,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     layout = context.layout({"mini_batch": context.shrunk(config.algorithm.mini_batch)})
     copies = [EMA] if config.keeps_ema else []
     trainer = Trainer.load(config, algorithm, policy=policy, components=("vae",), context=context, copies=copies)
-    conditioning = Embeddings(request.one("embeddings"), [prompt.id for prompt in media.prompts])
-    draws = _Draws(request, config, model=trainer.model, media=media, conditioning=conditioning, device=group.device)
+    draws = _Draws(request, config, trainer, media)
     for index in range(len(config.steps.lrs)):
         step = config.steps.first_step + index
         items = _items(len(media), config.batch_size, request.seed, step)
@@ -59,21 +58,12 @@ def _items(size: int, batch_size: int, seed: int, step: int) -> list[tuple[int, 
 class _Draws:
     """Micro-batches of media items, encoded by the VAE, at random noise levels."""
 
-    def __init__(
-        self,
-        request: Request,
-        config: contracts.Finetune,
-        *,
-        model: Model,
-        media: Media,
-        conditioning: Embeddings,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, request: Request, config: contracts.Finetune, trainer: Trainer, media: Media) -> None:
         self.seed, self.shape = request.seed, config.media
         self.density, self.given_frames = config.density, config.algorithm.given_frames
-        self.model, self.media, self.conditioning = model, media, conditioning
-        self.sigmas = model.schedule(FINE_GRID, config.media.size, config.media.frames).sigmas
-        self.device = device
+        self.model, self.media, self.device = trainer.model, media, trainer.group.device
+        self.conditioning = Embeddings(request.one("embeddings"), [prompt.id for prompt in media.prompts])
+        self.sigmas = self.model.schedule(FINE_GRID, config.media.size, config.media.frames).sigmas
 
     def __call__(self, items: list[tuple[int, int]], weight: float) -> MicroBatch:
         drawn = [self.media.item(index) for index, _ in items]
@@ -88,16 +78,15 @@ class _Draws:
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, 0) for key in keys])
         times = [sft_time(self.sigmas, self.density, key) for key in keys]
         t = torch.tensor(times, dtype=torch.float32, device=self.device)
-        prompt_ids = [prompt.id for _, prompt in drawn]
-        own = [self._condition(*sample) for sample in zip(prompt_ids, x_0, keys, strict=True)]
+        # A sample's conditioning: its prompt's embeddings, and a drawn number of its own first frames.
+        generators = [seeds.generator("given frames", *astuple(key)) for key in keys]
+        own = [
+            self.conditioning[prompt.id] | own_frames(latents, self.given_frames, generator)
+            for (_, prompt), latents, generator in zip(drawn, x_0, generators, strict=True)
+        ]
         conditioning = stack(own, self.device)
         batch = Batch(x_0, noise.to(self.device), t, None, generated(conditioning))
         return MicroBatch(batch, conditioning, weight, keys=tuple(astuple(key) for key in keys))
-
-    def _condition(self, prompt_id: str, latents: Tensor, key: DrawKey) -> Conditioning:
-        """Return a sample's conditioning: its prompt's embeddings, and a drawn number of its own first frames."""
-        generator = seeds.generator("given frames", *astuple(key))
-        return self.conditioning[prompt_id] | own_frames(latents, self.given_frames, generator)
 
     @torch.no_grad()
     def _encode(self, pixels: Tensor) -> Tensor:

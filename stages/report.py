@@ -1,27 +1,27 @@
 """One HTML file about a run: whether the held-out reward rose, the curves, and samples.
 
-It holds no time, host or path, so equal inputs give equal bytes.
+It holds no time, host or path, so equal inputs give equal bytes. It needs no scripts, other files or addresses.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cosmos_rl_core.weights.parts import CURRENT, EMA, OLD
 from stages import contracts
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.context import Context
-from stages.contracts import METRICS
+from stages.contracts import METRICS, Update
 from stages.formats.samples import StoredSample
 from stages.formats.tables import read_table
 from stages.reporting.curves import Curve, Series
-from stages.reporting.inputs import Inputs, Samples
-from stages.reporting.numbers import Estimate
-from stages.reporting.page import render
+from stages.reporting.inputs import Samples, scored_samples
+from stages.reporting.numbers import Estimate, number, signed
 from stages.reporting.pictures import Picture, picture
 
 PAIRS_SHOWN = 24
@@ -44,94 +44,90 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Best and worst sample of one prompt; one card if they are the same sample."""
-
-    prompt: str
-    spread: float
-    """Difference of their rewards."""
-    cards: list[Card]
-
-
-@dataclass(frozen=True)
 class Iteration:
     """The widest groups of a rollout, and some of its samples that failed."""
 
-    k: int
     rollout: Samples
-    groups: list[Group]
+    groups: list[list[Card]]
+    """Best and worst sample of a prompt; one card if they are the same sample."""
     failed: list[Card]
-    num_failed: int
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write ``index.html``. Return the number of iterations and the held-out reward ``before`` and ``after``."""
     config = request.settings(contracts.Report)
-    found = Inputs.read(request)
-    total = len(found.rollouts) + 2
+    updates = [Artifact(source) for source in request.inputs.get("updates", ())]
+    rollouts = scored_samples(request, "rollouts", "scores")
+    evaluations = scored_samples(request, "evaluations", "evaluation_scores")
+    num_iterations, total = len(updates) or len(rollouts), len(rollouts) + 2
     iterations: list[Iteration] = []
-    for rollout in found.rollouts:
+    for rollout in rollouts:
         context.progress("reporting", len(iterations), total)
-        iterations.append(_iteration(rollout, found, config.groups_shown))
+        iterations.append(_iteration(rollout, updates, config.groups_shown))
     context.progress("reporting", total - 1, total)
-    ends, rises = _ends(found), found.change()
-    page = render(
+    ends = evaluations[:1] + evaluations[1:][-1:]
+    named = zip(("before", "after"), (samples.estimate for samples in ends), strict=False)
+    means = {name: estimate for name, estimate in named if estimate.n}
+    rises = pd.Series(dtype="float64")
+    if len(ends) > 1:
+        # Of each sample that both scored.
+        rises = (ends[1].table["score"] - ends[0].table["score"]).dropna()
+    scored = [part for s in (*rollouts, *evaluations) for part in (s.artifact, s.scores) if part]
+    page = _render(
         title=config.title,
         reward=config.reward,
-        counts=_counts(found),
-        ends=ends,
+        counts={
+            "iteration": num_iterations,
+            "training sample": sum(len(rollout.table) for rollout in rollouts),
+            "held-out sample": len(ends[0].table) if ends else 0,
+        },
+        ends=means,
         change=Estimate.of(rises),
         rises=rises,
-        curves=_curves(found),
-        pairs=list(_pairs(found)),
+        curves=_curves(rollouts, evaluations, updates),
+        pairs=list(_pairs(*ends)) if len(ends) > 1 else [],
         iterations=iterations,
-        metrics=_metrics(found.updates),
-        artifacts=[_row(manifest) for manifest in found.manifests],
+        metrics=_metrics(updates),
+        artifacts=_artifacts([*updates, *scored]),
     )
     context.attempt.put(contracts.Report.PAGE, page)
     context.progress("reporting", total, total)
-    return {"iterations": found.iterations} | {name: end.mean for name, end in ends.items()}
+    return {"iterations": num_iterations} | {name: mean.mean for name, mean in means.items()}
 
 
-def _counts(found: Inputs) -> dict[str, int]:
-    return {
-        "iteration": found.iterations,
-        "training sample": sum(len(rollout.table) for rollout in found.rollouts),
-        "held-out sample": len(found.evaluations[0].table) if found.evaluations else 0,
-    }
+def _render(**values: Any) -> bytes:
+    """Fill in ``templates/page.html``. Every value is escaped."""
+    environment = Environment(
+        loader=PackageLoader("stages.reporting"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"number": number, "signed": signed}
+    return environment.get_template("page.html").render(values).encode()
 
 
-def _ends(found: Inputs) -> dict[str, Estimate]:
-    """Return the held-out reward of the first and of the last evaluation."""
-    ends = found.evaluations[:1] + found.evaluations[1:][-1:]
-    named = zip(("before", "after"), (samples.estimate for samples in ends), strict=False)
-    return {name: estimate for name, estimate in named if estimate.n}
-
-
-def _curves(found: Inputs) -> list[Curve]:
+def _curves(rollouts: list[Samples], evaluations: list[Samples], updates: list[Artifact]) -> list[Curve]:
     """Return training and held-out reward by policy version; the loss of a run without rollouts."""
+    training = [(samples.iteration, samples.estimate) for samples in rollouts]
+    held_out = [(samples.iteration, samples.estimate) for samples in evaluations]
     reward = [
-        Series("training, mean of each iteration ± 1 standard error", _points(found.rollouts), line=True),
-        Series("held-out ± 1 standard error", _points(found.evaluations), line=False),
+        Series("training, mean of each iteration ± 1 standard error", training, line=True),
+        Series("held-out ± 1 standard error", held_out, line=False),
     ]
-    curves = [Curve("Reward", "policy version (iterations trained)", [s for s in reward if s.known])]
-    if found.updates and not found.rollouts:
-        losses = pd.concat([read_table(update, METRICS) for update in found.updates])
+    curves = [Curve("Reward", "policy version (iterations trained)", [s for s in reward if s.rows])]
+    if updates and not rollouts:
+        losses = pd.concat([read_table(update, METRICS) for update in updates])
         steps = zip(losses["step"], losses["loss"], strict=True)
         points = [(int(step), Estimate(float(loss), float("nan"), 1)) for step, loss in steps]
         curves.append(Curve("Loss", "optimizer step", [Series("loss", points, line=True)]))
-    return [curve for curve in curves if any(series.known for series in curve.series)]
+    return [curve for curve in curves if any(series.rows for series in curve.series)]
 
 
-def _points(found: list[Samples]) -> list[tuple[int, Estimate]]:
-    return [(samples.iteration, samples.estimate) for samples in found]
-
-
-def _pairs(found: Inputs) -> Iterator[tuple[Card, Card]]:
+def _pairs(base: Samples, final: Samples) -> Iterator[tuple[Card, Card]]:
     """Yield held-out samples, evenly spaced, of the base and of the final policy."""
-    if len(found.evaluations) < 2:
-        return
-    base, final = found.evaluations[0], found.evaluations[-1]
     common = [sample_id for sample_id in base.table.index if sample_id in final.table.index]
     shown = min(PAIRS_SHOWN, len(common))
     ids = [common[i * len(common) // shown] for i in range(shown)]
@@ -144,22 +140,29 @@ def _card(name: str, table: Any, sample: StoredSample) -> Card:
     return Card(name, picture(sample), table.loc[sample.sample_id])
 
 
-def _iteration(rollout: Samples, found: Inputs, groups_shown: int) -> Iteration:
+def _iteration(rollout: Samples, updates: list[Artifact], groups_shown: int) -> Iteration:
     table = rollout.table
-    table = table.assign(advantage=found.advantages_of(rollout).reindex(table.index))
+    table = table.assign(advantage=_advantages(rollout, updates).reindex(table.index))
     scored = table[table["valid"]].groupby("prompt_id", sort=False)["score"]
-    spreads = (scored.max() - scored.min()).sort_values(ascending=False, kind="stable").head(groups_shown)
+    spreads = (scored.max() - scored.min()).sort_values(ascending=False, kind="stable")
+    spreads = spreads.head(groups_shown)
     best, worst = scored.idxmax()[spreads.index], scored.idxmin()[spreads.index]
-    failed = list(table.index[table["failed"]])
-    stored = rollout.load(sorted({*best, *worst, *failed[:FAILED_SHOWN]}))
-    groups: list[Group] = []
-    for group, spread in spreads.items():
-        names = ("only",) if best[group] == worst[group] else ("best", "worst")
-        ids = zip(names, (best[group], worst[group]), strict=False)
-        cards = [_card(name, table, stored[i]) for name, i in ids]
-        groups.append(Group(cards[0].facts["prompt"], spread, cards))
-    shown = [_card("failed", table, stored[i]) for i in failed[:FAILED_SHOWN]]
-    return Iteration(rollout.iteration, rollout, groups, shown, len(failed))
+    failed = list(table.index[table["failed"]])[:FAILED_SHOWN]
+    stored = rollout.load([*best, *worst, *failed])
+    ends = [{"only": b} if b == w else {"best": b, "worst": w} for b, w in zip(best, worst, strict=True)]
+    groups = [[_card(name, table, stored[i]) for name, i in group.items()] for group in ends]
+    return Iteration(rollout, groups, [_card("failed", table, stored[i]) for i in failed])
+
+
+def _advantages(rollout: Samples, updates: list[Artifact]) -> Any:
+    """Return the advantages of the rollout's samples in an update, by sample id; empty if none trained on it."""
+    for update in updates:
+        if update.names(Update.ADVANTAGES):
+            table = read_table(update, Update.ADVANTAGES)
+            found = table[table["rollout"] == rollout.artifact.manifest.content]
+            if len(found):
+                return found.set_index("sample_id")["advantage"]
+    return pd.Series(dtype="float64")
 
 
 def _metrics(updates: list[Artifact]) -> Any:
@@ -173,14 +176,20 @@ def _metrics(updates: list[Artifact]) -> Any:
     return table[[name for name in ("iteration", "step", *METRICS_SHOWN) if name in table]]
 
 
-def _row(manifest: Manifest) -> tuple[str, str, str, str]:
-    """Return stage, iteration and content of an artifact, and the policy parts that it holds or was made with."""
-    parts = {part: manifest.part_content(part) for part in (CURRENT, OLD, EMA) if manifest.has_part(part)}
-    made_with = {
-        ", ".join(source.parts) or role: source.content
-        for role in ("policy", "export")
-        for source in manifest.inputs.get(role, ())
-    }
-    policy = ", ".join(f"{name} {content[:12]}" for name, content in (parts or made_with).items())
-    iteration = "–" if manifest.iteration is None else str(manifest.iteration)
-    return manifest.stage, iteration, manifest.content[:12], policy or "–"
+def _artifacts(artifacts: list[Artifact]) -> list[tuple[str, ...]]:
+    """Return a row an artifact, sorted by iteration and stage: stage, iteration, content, and the policy parts that it
+    holds or was made with.
+    """
+    order, rows = list(contracts.STAGES), list[tuple[int, int, str, str]]()
+    for manifest in (artifact.manifest for artifact in artifacts):
+        parts = [part for part in (CURRENT, OLD, EMA) if manifest.has_part(part)]
+        held = {part: manifest.part_content(part) for part in parts} or {
+            ", ".join(source.parts) or role: source.content
+            for role in ("policy", "export")
+            for source in manifest.inputs.get(role, ())
+        }
+        policy = ", ".join(f"{name} {content[:12]}" for name, content in held.items()) or "–"
+        iteration = -1 if manifest.iteration is None else manifest.iteration
+        rows.append((iteration, order.index(manifest.stage), manifest.content[:12], policy))
+    rows.sort(key=itemgetter(0, 1))
+    return [(order[stage], "–" if k < 0 else str(k), *rest) for k, stage, *rest in rows]

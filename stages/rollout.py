@@ -10,7 +10,6 @@ from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._needs import trained_steps
 from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, Conditioning, Model, generated, guided_velocity, stack
 from cosmos_rl_core.models._pixels import NotFiniteError
-from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import Trajectory, sample
@@ -29,82 +28,56 @@ from stages.training.loading import load_policy
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write units of samples with their tensors; units that an earlier attempt finished are adopted."""
     config = request.settings(contracts.Rollout)
-    samples = plan_samples(
-        config.prompts,
-        config.n_generation,
-        request.seed,
-        request.iteration or 0,
-        same_noise=config.use_same_seed,
-    )
-    ranks = context.ranks
-    components = ("vae", *config.model.guardrail) if ranks.leads else ()
-    model, _ = load_policy(config, request.one("policy"), components=components, context=context, reference=False)
-    size = config.media.size, config.media.frames
-    kernel = kernel_of(config.sample, lambda: model.schedule(config.sample.num_steps, *size))
-    kernel.check_trainable(step for step in config.train_on if step != -1)
-    conditioning = Embeddings(request.one("embeddings"), [*(p.id for p in config.prompts), NEGATIVE])
-    generate = _Generator(request, config, model=model, conditioning=conditioning, kernel=kernel, ranks=ranks)
-    return write_samples(
-        context,
-        samples,
-        generate,
-        samples_per_shard=config.samples_per_shard,
-        tile=config.batch_size,
-        tensors=True,
-        accompany=None if ranks.mesh is None else generate.sample,
-    )
+    generate = _Generator(request, config, context)
+    key, same_noise = (request.seed, request.iteration or 0), config.use_same_seed
+    samples = plan_samples(config.prompts, config.n_generation, *key, same_noise=same_noise)
+    accompany = None if context.ranks.mesh is None else generate.sample
+    return write_samples(context, config, samples, generate, tensors=True, accompany=accompany)
 
 
 class _Generator:
     """Generates planned samples, one forward batch at a time. Of context-parallel peers, the leader decodes."""
 
-    def __init__(
-        self,
-        request: Request,
-        config: contracts.Rollout,
-        *,
-        model: Model,
-        conditioning: Embeddings,
-        kernel: Kernel,
-        ranks: Group,
-    ) -> None:
-        self.config, self.model, self.conditioning, self.kernel = config, model, conditioning, kernel
-        self.facts = {
-            "policy": request.one("policy").content,
-            "sigmas": list(kernel.sigmas),
-            "t": [s.t for s in kernel.steps],
-        }
-        self.given = GivenMedia.of(request)
-        self.recorded = {p.id: _recorded(request, config, kernel, p.id) for p in config.prompts}
-        self.shape = model.latent_shape(config.media.size, config.media.frames)
+    def __init__(self, request: Request, config: contracts.Rollout, context: Context) -> None:
+        self.config, policy, ranks = config, request.one("policy"), context.ranks
         self.device, self.leads = ranks.device, ranks.leads
+        components = ("vae", *config.model.guardrail) if self.leads else ()
+        self.model, _ = load_policy(config, policy, components=components, context=context, reference=False)
+        size, num_steps = (config.media.size, config.media.frames), config.sample.num_steps
+        self.shape = self.model.latent_shape(*size)
+        self.kernel = kernel_of(config.sample, lambda: self.model.schedule(num_steps, *size))
+        self.kernel.check_trainable(step for step in config.train_on if step != -1)
+        prompt_ids = [prompt.id for prompt in config.prompts]
+        self.conditioning = Embeddings(request.one("embeddings"), [*prompt_ids, NEGATIVE])
+        self.given = GivenMedia.of(request)
+        self.recorded = {i: _recorded(request, config, self.kernel, i) for i in prompt_ids}
+        times = [step.t for step in self.kernel.steps]
+        facts = {"policy": policy.content, "sigmas": list(self.kernel.sigmas), "t": times}
+        self.facts = {i: facts | {"trained_steps": list(self.recorded[i])} for i in prompt_ids}
+        """What the index says of a prompt's samples besides the prompt, seeds and given frames."""
 
     def __call__(self, plans: list[SamplePlan]) -> list[StoredSample]:
         trajectory = self.sample(plans)
         if not self.leads:
             return []
-        stored = [_stored(trajectory, place, self.recorded[plan.prompt.id]) for place, plan in enumerate(plans)]
-        finite = [all(bool(tensor.isfinite().all()) for tensor in tensors.values()) for tensors in stored]
-        pictures = [
-            picture
-            for part in vae_batches(len(plans), self.config.media)
-            for picture in decode_finite(self.model, trajectory.latents[part], finite[part])
-        ]
-        return [
-            with_media(plan, picture, to_bytes(tensors), self._facts(plan.prompt.id))
-            for plan, picture, tensors in zip(plans, pictures, stored, strict=True)
-        ]
-
-    def _facts(self, prompt_id: str) -> dict[str, Any]:
-        """Return what a sample's row of the index holds besides its prompt and seeds."""
-        given = {} if self.given is None else self.given.facts(prompt_id)
-        return self.facts | {"trained_steps": list(self.recorded[prompt_id])} | given
+        recorded = [self.recorded[plan.prompt.id] for plan in plans]
+        stored = [_stored(trajectory, place, steps) for place, steps in enumerate(recorded)]
+        finite = [all(bool(t.isfinite().all()) for t in tensors.values()) for tensors in stored]
+        samples: list[StoredSample] = []
+        for part in vae_batches(len(plans), self.config.media):
+            pictures = decode_finite(self.model, trajectory.latents[part], finite[part])
+            for plan, picture, tensors in zip(plans[part], pictures, stored[part], strict=True):
+                prompt_id = plan.prompt.id
+                facts = self.facts[prompt_id] | (self.given.facts(prompt_id) if self.given else {})
+                samples.append(with_media(plan, picture, to_bytes(tensors), facts))
+        return samples
 
     def sample(self, plans: list[SamplePlan]) -> Trajectory:
         """Run the solver, the part that needs the transformer."""
         conditioning = stack([self._condition(plan.prompt.id) for plan in plans], self.device)
-        scale = self.config.sample.guidance_scale
-        negative = stack([self.conditioning[NEGATIVE]] * len(plans), self.device) if scale != 1 else None
+        scale, negative = self.config.sample.guidance_scale, None
+        if scale != 1:
+            negative = stack([self.conditioning[NEGATIVE]] * len(plans), self.device)
 
         def velocity(x_t: Tensor, t: Tensor) -> Tensor:
             with computes_in(self.config.param_dtype, self.device):
@@ -159,14 +132,15 @@ def decode_finite(model: Model, latents: Tensor, finite: list[bool]) -> list[np.
     except NotFiniteError:
         finite = [is_finite and has_pixels(place) for place, is_finite in enumerate(finite)]
         found = pixels(finite)
-    return [picture if is_finite else None for picture, is_finite in zip(found, finite, strict=True)]
+    return [picture if kept else None for picture, kept in zip(found, finite, strict=True)]
 
 
 def _recorded(request: Request, config: contracts.Rollout, kernel: Kernel, prompt_id: str) -> tuple[int, ...]:
     """Return the steps to store of a prompt's samples; a random step is drawn from those with noise."""
     if not config.train_on:
         return ()
-    order = seeds.permutation(len(kernel.trainable), request.seed, "trained steps", request.iteration or 0, prompt_id)
+    key = (request.seed, "trained steps", request.iteration or 0, prompt_id)
+    order = seeds.permutation(len(kernel.trainable), *key)
     return trained_steps(config.train_on, len(kernel.steps), [kernel.trainable[i] for i in order])
 
 
@@ -181,5 +155,7 @@ def _stored(trajectory: Trajectory, place: int, steps: tuple[int, ...]) -> dict[
         return tensors
     tensors["steps"] = torch.tensor(steps, dtype=torch.int64, device="cpu")
     tensors["log_prob"] = torch.stack([trajectory.log_prob[i][place] for i in steps]).cpu()
-    tensors |= {f"state.{i}": trajectory.states[i][place].cpu() for i in {*steps, *(i + 1 for i in steps)}}
-    return tensors | {f"history.{i}": trajectory.history[i][place].cpu() for i in steps if i in trajectory.history}
+    states, history = trajectory.states, trajectory.history
+    around = {*steps, *(step + 1 for step in steps)}
+    tensors |= {f"state.{i}": states[i][place].cpu() for i in around}
+    return tensors | {f"history.{i}": history[i][place].cpu() for i in steps if i in history}

@@ -18,7 +18,7 @@ from cosmos_rl_core.weights.policy_weights import PolicyWeights
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import evenly
-from stages.artifacts.request import Input, Request
+from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.policies import read_part
 from stages.formats.sample_tensors import key_of, place_of
@@ -41,19 +41,31 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     policy, iteration = request.one("policy"), request.iteration or 0
     check_clocks(policy, iteration, config.steps.first_step)
     rollouts = [Artifact(source) for source in request.inputs["rollouts"]]
-    _check_rollouts(rollouts, request.inputs["behaviours"], config)
+    _check_rollouts(rollouts, request)
     algorithm = algorithm_of(config.algorithm)
-    table = _advantages(request, rollouts, config, algorithm)
+    table = _advantages(request, rollouts, algorithm)
     mini_batch = context.shrunk(config.algorithm.mini_batch)
-    layout = context.layout({"steps": _order(request, config, table, mini_batch, group.data_world_size)})
+    planned = _order(request, table, mini_batch, group.data_world_size)
+    steps: list[list[list[str]]] = context.layout({"steps": planned})["steps"]
     copies = _copies(config)
     trainer = Trainer.load(config, algorithm, policy=policy, components=(), context=context, copies=copies)
     behaviours = [BEHAVIOUR] * len(rollouts)
     if BEHAVIOUR in algorithm.needs.roles:
         behaviours = _add_behaviours(request, trainer.weights, copies, context)
-    draws = _draws(request, config, algorithm, trainer.model, Stored.read(request, table, behaviours, group.device))
-    drift = DriftWatch(algorithm.needs.drift_limits, trainer, context, [r.manifest.content for r in rollouts])
-    _train(trainer, layout["steps"], config, draws)
+    stored = Stored.read(request, table, behaviours, group.device)
+    draws = _draws(request, algorithm, trainer.model, stored)
+    contents = [rollout.manifest.content for rollout in rollouts]
+    drift = DriftWatch(algorithm.needs.drift_limits, trainer, context, contents)
+    per_pass = len(steps) // config.algorithm.mu_iterations
+    for index, batches in enumerate(steps):
+        epoch = index // per_pass
+        # Each kind is dealt by itself, so that all ranks do the same number of forwards.
+        share = chain.from_iterable(
+            my_share([[partial(draw, keys, epoch, n) for n in range(times)] for keys in batches], group)
+            for draw, times in draws
+        )
+        if not trainer.step(index, share, sum(map(len, batches)), draws[0][1]):
+            break  # the policy has drifted too far
 
     if config.old_decay is not None:
         trainer.weights.lerp_(OLD, config.old_decay)
@@ -73,60 +85,40 @@ def _add_behaviours(request: Request, weights: PolicyWeights, copies: list[str],
     Equal weights are held once: rollouts of one policy share them, and so does a copy that does not change.
     """
     policy = Artifact(request.one("policy")).manifest
-    still = (copy for copy in copies if copy in _STILL)
-    names = {policy.part_content(part if policy.has_part(part) else CURRENT): part for part in still}
+    still = {copy: copy if policy.has_part(copy) else CURRENT for copy in copies if copy in _STILL}
+    names = {policy.part_content(part): copy for copy, part in still.items()}
     found: list[str] = []
     for place, source in enumerate(request.inputs["behaviours"]):
         found.append(f"{BEHAVIOUR} {place}")
         if source.content in names:
             weights.share(found[-1], names[source.content])
         else:
-            weights.create(found[-1], read_part(source, source.part, weights.shards, context.progress))
+            tensors = read_part(source, source.part, weights.shards, context.progress)
+            weights.create(found[-1], tensors)
         names.setdefault(source.content, found[-1])
     return found
 
 
-def _train(
-    trainer: Trainer,
-    steps: list[list[list[str]]],
-    config: contracts.Update,
-    draws: list[tuple[Draw, int]],
-) -> None:
-    """Make every pass over the samples, until the end or until the policy has drifted too far."""
-    per_pass = len(steps) // config.algorithm.mu_iterations
-    for index, micro_batches in enumerate(steps):
-        kinds = [
-            [[partial(draw, keys, index // per_pass, place) for place in range(num_times)] for keys in micro_batches]
-            for draw, num_times in draws
-        ]
-        # Each kind is dealt by itself, so that all ranks do the same number of forwards.
-        share = chain.from_iterable(my_share(kind, trainer.group) for kind in kinds)
-        if not trainer.step(index, share, sum(map(len, micro_batches)), draws[0][1]):
-            return
-
-
-def _draws(
-    request: Request, config: contracts.Update, algorithm: Algorithm, model: Model, stored: Stored
-) -> list[tuple[Draw, int]]:
+def _draws(request: Request, algorithm: Algorithm, model: Model, stored: Stored) -> list[tuple[Draw, int]]:
     """Return what an optimizer step is made of, each with its draws a sample; the rewarded draws come first."""
-    num_times = algorithm.needs.num_times(config.sample.num_steps)
-    key = (request.seed, request.iteration or 0)
-    media = contracts.MediaShape.model_validate(Artifact(request.inputs["rollouts"][0]).manifest.config["media"])
+    config = request.settings(contracts.Update)
+    num_steps, guidance_scale = config.sample.num_steps, config.sample.guidance_scale
+    num_times = algorithm.needs.num_times(num_steps)
+    rollout = Artifact(request.inputs["rollouts"][0]).manifest
+    media = contracts.MediaShape.model_validate(rollout.config["media"])
     schedule = partial(model.schedule, size=media.size, frames=media.frames)
     if not algorithm.needs.transitions:
-        sigmas = schedule(config.sample.num_steps).sigmas
-        return [(LatentDraws(stored, key, sigmas, num_times, config.sample.guidance_scale), num_times)]
-    kernel = kernel_of(config.sample, lambda: schedule(config.sample.num_steps))
-    steps = TransitionDraws(stored, kernel, config.sample.guidance_scale)
+        key, sigmas = (request.seed, request.iteration or 0), schedule(num_steps).sigmas
+        return [(LatentDraws(stored, key, sigmas, num_times, guidance_scale), num_times)]
+    kernel = kernel_of(config.sample, lambda: schedule(num_steps))
+    steps = TransitionDraws(stored, kernel, guidance_scale)
     if (term := algorithm.needs.data_term) is None:
         return [(steps, num_times)]
     data = DataDraws(request, term, config.density, steps, schedule(FINE_GRID))
     return [(steps, num_times), (data, data.num_times or num_times)]
 
 
-def _advantages(
-    request: Request, rollouts: list[Artifact], config: contracts.Update, algorithm: Algorithm
-) -> pd.DataFrame:
+def _advantages(request: Request, rollouts: list[Artifact], algorithm: Algorithm) -> pd.DataFrame:
     """Return every sample of the rollouts with its reward, its advantage and whether it is used.
 
     Columns ``rollout`` (its content) and ``sample_id`` name a sample; ``key`` is its name in this update. Means,
@@ -134,33 +126,34 @@ def _advantages(
     """
     tables: list[pd.DataFrame] = []
     for place, rollout in enumerate(rollouts):
-        key = (request.seed, "shuffled rewards", request.iteration or 0, place)
-        table = _advantages_of(_scored(request, rollout, config), config, algorithm, key)
+        table = _advantages_of(_scored(request, rollout), request, algorithm, place)
         table.insert(0, "rollout", rollout.manifest.content)
-        tables.append(table.assign(key=[key_of(place, sample_id) for sample_id in table["sample_id"]]))
+        tables.append(table.assign(key=[key_of(place, one) for one in table["sample_id"]]))
     found = pd.concat(tables, ignore_index=True)
     if not any(found["used"]):
-        raise ArtifactError("no sample can be trained on: every group has fewer scored samples than min_group_size")
+        raise ArtifactError("no sample can be trained on: no group has min_group_size scored samples")
     return found
 
 
-def _scored(request: Request, rollout: Artifact, config: contracts.Update) -> pd.DataFrame:
+def _scored(request: Request, rollout: Artifact) -> pd.DataFrame:
     """Return the samples of a rollout with their weighted rewards: ``reward`` and one column for each.
 
     ``valid`` is False for a sample that one of the rewards could not score. Raises :class:`ArtifactError` unless there
     are scores of this very rollout by every reward.
     """
-    index = read_index(rollout)
-    samples = cast("pd.DataFrame", index[["sample_id", "prompt_id", "finite"]]).assign(reward=0.0, valid=True)
+    weights = request.settings(contracts.Update).reward_weights
+    samples = cast("pd.DataFrame", read_index(rollout)[["sample_id", "prompt_id", "finite"]])
+    samples = samples.assign(reward=0.0, valid=True)
     scores = _scores_of(request, rollout)
-    if scores.keys() != config.reward_weights.keys():
+    if scores.keys() != weights.keys():
         raise ArtifactError(
             f"{rollout.url} has scores by {', '.join(scores) or 'no reward'}, this update trains on "
-            f"{', '.join(config.reward_weights)}; score this rollout by each of them"
+            f"{', '.join(weights)}; score this rollout by each of them"
         )
     for label, artifact in scores.items():
-        found = read_table(artifact, contracts.Reward.SCORES).set_index("sample_id").reindex(samples["sample_id"])
-        weighted = config.reward_weights[label] * found["score"].astype("float64").to_numpy()
+        found = read_table(artifact, contracts.Reward.SCORES).set_index("sample_id")
+        found = found.reindex(samples["sample_id"])
+        weighted = weights[label] * found["score"].astype("float64").to_numpy()
         samples[f"reward.{label}"] = weighted
         samples["reward"] += weighted
         samples["valid"] &= found["valid"].fillna(value=False).astype(bool).to_numpy()
@@ -178,34 +171,32 @@ def _scores_of(request: Request, rollout: Artifact) -> dict[str, Artifact]:
     return found
 
 
-def _advantages_of(
-    samples: pd.DataFrame, config: contracts.Update, algorithm: Algorithm, shuffle_key: tuple[Any, ...]
-) -> pd.DataFrame:
+def _advantages_of(samples: pd.DataFrame, request: Request, algorithm: Algorithm, place: int) -> pd.DataFrame:
     """Return the samples of one rollout with ``advantage`` and ``used``."""
     finite, samples = samples["finite"], samples.drop(columns="finite")
     scored = [name for name in samples.columns if name not in ("sample_id", "prompt_id")]
     trainable = cast("pd.DataFrame", samples[finite]).reset_index(drop=True)
-    if config.algorithm.shuffle_rewards:
-        order = seeds.permutation(len(trainable), *shuffle_key)
+    if request.settings(contracts.Update).algorithm.shuffle_rewards:
+        key = (request.seed, "shuffled rewards", request.iteration or 0, place)
+        order = seeds.permutation(len(trainable), *key)
         trainable[scored] = trainable[scored].iloc[order].reset_index(drop=True)
     table = algorithm.advantages(trainable)
     if not bool(finite.all()):
         # A sample that is not finite is never trained on, whatever the shuffled rewards are.
-        table = samples.drop(columns=scored).merge(table.drop(columns="prompt_id"), on="sample_id", how="left")
+        trained = table.drop(columns="prompt_id")
+        table = samples.drop(columns=scored).merge(trained, on="sample_id", how="left")
         table["used"] = table["used"].eq(True)
     return table
 
 
-def _order(
-    request: Request, config: contracts.Update, table: pd.DataFrame, mini_batch: int, num_shares: int
-) -> list[list[list[str]]]:
+def _order(request: Request, table: pd.DataFrame, mini_batch: int, num_shares: int) -> list[list[list[str]]]:
     """Return the optimizer steps: lists of micro-batches of sample keys.
 
     The number of steps is planned: with samples excluded, steps are smaller. A micro-batch holds samples of one
     rollout, at most ``mini_batch``; their number is a multiple of ``num_shares``, the ranks that share them, if there
     are enough samples.
     """
-    used = table.loc[table["used"], "key"].tolist()
+    config, used = request.settings(contracts.Update), table.loc[table["used"], "key"].tolist()
     passes, total = config.algorithm.mu_iterations, len(config.steps.lrs)
     per_pass = total // passes
     if len(used) < per_pass:
@@ -219,17 +210,15 @@ def _order(
         for start, end in pairwise(len(order) * k // per_pass for k in range(per_pass + 1)):
             in_rollouts = sorted(order[start:end], key=_rollout_of)
             parts = [list(part) for _, part in groupby(in_rollouts, _rollout_of)]
-            steps.append([batch for part in parts for batch in _micro_batches(part, mini_batch, num_shares)])
+            steps.append([])
+            for part in parts:
+                rounds = math.ceil(len(part) / (mini_batch * num_shares))
+                steps[-1] += evenly(part, min(len(part), rounds * num_shares))
     return steps
 
 
 def _rollout_of(key: str) -> int:
     return place_of(key)[0]
-
-
-def _micro_batches(keys: list[str], mini_batch: int, num_shares: int) -> list[list[str]]:
-    rounds = math.ceil(len(keys) / (mini_batch * num_shares))
-    return evenly(keys, min(len(keys), rounds * num_shares))
 
 
 def _copies(config: contracts.Update) -> list[str]:
@@ -242,7 +231,7 @@ def _copies(config: contracts.Update) -> list[str]:
     return [part for part, is_kept in kept.items() if is_kept]
 
 
-def _check_rollouts(rollouts: list[Artifact], behaviours: tuple[Input, ...], config: contracts.Update) -> None:
+def _check_rollouts(rollouts: list[Artifact], request: Request) -> None:
     """Check that the sampler and the behaviours are those that made the rollouts: the loss compares with these.
 
     Raises :class:`ConfigError`, also if rollouts differ in size or one is given twice.
@@ -250,13 +239,14 @@ def _check_rollouts(rollouts: list[Artifact], behaviours: tuple[Input, ...], con
     manifests = [rollout.manifest for rollout in rollouts]
     if len({manifest.content for manifest in manifests}) != len(manifests):
         raise ConfigError("a rollout is given twice; name each one once")
-    sample = config.sample.identity()
+    sample = request.settings(contracts.Update).sample.identity()
     if other := [m.config["sample"] for m in manifests if m.config["sample"] != sample]:
-        raise ConfigError(f"the rollouts were sampled by {other[0]}, this update would replay {sample}")
-    if other := [m.config["media"] for m in manifests if m.config["media"] != manifests[0].config["media"]]:
-        raise ConfigError(f"rollouts of {manifests[0].config['media']} and of {other[0]} cannot be trained on together")
+        raise ConfigError(f"the rollouts were sampled by {other[0]}, the update would replay {sample}")
+    first, *others = (manifest.config["media"] for manifest in manifests)
+    if other := [media for media in others if media != first]:
+        raise ConfigError(f"rollouts of {first} and of {other[0]} cannot be trained on together")
     made_by = [manifest.inputs["policy"][0].content for manifest in manifests]
-    given = [source.content for source in behaviours]
+    given = [source.content for source in request.inputs["behaviours"]]
     if made_by != given:
         raise ConfigError(
             f"the rollouts were made by policies {[d[:12] for d in made_by]}, the behaviours given are "

@@ -27,18 +27,17 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     """
     config, ranks = request.settings(contracts.Validate), context.ranks
     latents = Latents(request.one("data"))
-    prompt_of: dict[str, str] = dict(zip(latents.index["item_id"], latents.index["prompt_id"], strict=True))
+    prompt_of: dict[str, str] = latents.index.set_index("item_id")["prompt_id"].to_dict()
     embeddings = Embeddings(request.one("embeddings"), sorted(set(prompt_of.values())))
-    tiles = context.layout({"tiles": cut(list(prompt_of), context.shrunk(config.batch_size))})["tiles"]
+    planned = cut(list(prompt_of), context.shrunk(config.batch_size))
+    tiles = context.layout({"tiles": planned})["tiles"]
     model, _ = load_policy(config, request.one("policy"), components=(), context=context, reference=False)
     rows: list[dict[str, Any]] = []
-    mine = range(ranks.data_rank, len(tiles), ranks.data_world_size)
-    # Ranks that share weights must do equal numbers of passes: a rank without tiles repeats one and drops its result.
-    rounds = len(mine) if ranks.mesh is None else math.ceil(len(tiles) / ranks.data_world_size)
-    for done in range(rounds):
-        context.progress("validating", done, rounds)
-        is_mine = done < len(mine)
-        items = tiles[mine[done] if is_mine else 0]
+    for first in range(0, len(tiles), ranks.data_world_size):
+        context.progress("validating", first, len(tiles))
+        # Ranks that share weights must do equal numbers of passes: a rank without a tile drops the result of another.
+        is_mine = first + ranks.data_rank < len(tiles)
+        items = tiles[first + ranks.data_rank if is_mine else first]
         given = stack([embeddings[prompt_of[item]] for item in items], ranks.device)
         x_0 = torch.stack([latents[item] for item in items]).to(ranks.device)
         losses = _losses(request.seed, config, model, items, x_0, given)

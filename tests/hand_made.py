@@ -1,5 +1,6 @@
 """Artifacts and runs made by hand, from given bytes: what commits, plans and requests are tested on."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def begin(
     cut = {} if layout is None else attempt.layout(layout, notes.append)
     attempt.use_layout(cut, attempt.generation)
     return attempt
+
+
+def adopt_or_make(attempt: Attempt, index: int, made: Callable[[], dict[str, bytes]], *, offered: bool = True) -> None:
+    """Adopt a shard, or make it, like a stage."""
+    if not attempt.adopt(index):
+        attempt.finish(index, made(), offered=offered)
 
 
 def commit(attempt: Attempt, notes: list[str] | None = None, **summary: Any) -> Manifest:

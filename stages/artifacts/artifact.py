@@ -1,16 +1,16 @@
 """A committed artifact, read with every byte checked."""
 
 import json
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.errors import ArtifactError
 from stages.artifacts import files
 from stages.artifacts.files import read_entry
-from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Input
-from stages.artifacts.slots import is_dropped, manifest_bytes
+from stages.artifacts.slots import is_dropped, named_manifest
 from stages.contracts import MEDIA, TENSORS
 
 KEPT_BY = {MEDIA: "rollout.keep.media", TENSORS: "rollout.keep.tensors"}
@@ -24,17 +24,11 @@ class Artifact:
 
     def __init__(self, source: Input) -> None:
         self.url = source.url
-        url = Manifest.url(source.url, source.generation)
-        self.manifest = Manifest.unsealed(manifest_bytes(source), url, source.url, source.generation)
+        self.manifest = named_manifest(source)
         if self.manifest.part_content(*source.parts) != source.content:
             raise ArtifactError(f"{source.url} has other contents than the Request names")
-        self._dropped: dict[str, bool] = {}
-
-    def lacks(self, part: str) -> bool:
-        """Return whether the files of a part were deleted for good."""
-        if part not in self._dropped:
-            self._dropped[part] = "/" not in part and is_dropped(self.manifest, part)
-        return self._dropped[part]
+        self.lacks = cache(partial(is_dropped, self.manifest))
+        """Called with a part: whether its files were deleted for good."""
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of the files that start with ``prefix``, sorted."""
@@ -62,8 +56,8 @@ class Artifact:
         """Read one JSON file."""
         return json.loads(self.read(name))
 
-    def bring_to(self, directory: Path) -> list[str]:
-        """Bring every file, with its bytes checked, into a local directory, and return their names.
+    def bring_to(self, directory: Path) -> None:
+        """Bring every file, with its bytes checked, into a local directory.
 
         A store that is a directory gives links; others give copies.
         """
@@ -71,4 +65,3 @@ class Artifact:
         for name in self.names():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             bring(self.url, self.entry(name), directory / name)
-        return self.names()

@@ -29,13 +29,13 @@ class Attempt:
     """
 
     def __init__(self, request: Request, numerics: dict[str, Any], generation: int, attempt: str) -> None:
-        self.request = request
-        self.numerics = numerics
-        self.generation = generation
-        self.id = attempt
+        self.request, self.numerics = request, numerics
+        self.generation, self.id = generation, attempt
+        recipe, inputs = request.recipe, request.input_contents
+        self._made_from = {"recipe": recipe, "inputs": inputs, "numerics": numerics}
         self.files: dict[str, FileEntry] = {}
         self.adopted = 0
-        self.shards = ""
+        self.use_layout({}, generation)
 
     @staticmethod
     def begin(request: Request, log: Log) -> tuple[int, str, Manifest | None]:
@@ -67,11 +67,9 @@ class Attempt:
             ours = Layout(
                 place=place_of(self.request.slot),
                 generation=self.generation,
-                recipe=self.request.recipe,
-                inputs=self.request.input_contents,
                 layout=layout,
                 halvings=halvings,
-                numerics=self.numerics,
+                **self._made_from,
             )
             store.put_if_absent(Layout.url(self.request.slot, self.generation), ours.sealed())
             found = Layout.read(self.request.slot, self.generation) or ours
@@ -79,8 +77,9 @@ class Attempt:
             if same and found.halvings >= halvings:
                 break
             reason = "did not fit into memory" if same else "had other settings or inputs"
-            log(f"an unfinished attempt at generation {self.generation} {reason}; nothing of it is kept")
-            self.generation = invalidate(self.request.slot, self.generation, f"unfinished, {reason}")
+            number = self.generation
+            log(f"an unfinished attempt at generation {number} {reason}; nothing of it is kept")
+            self.generation = invalidate(self.request.slot, number, f"unfinished, {reason}")
         if (wrong := difference(found.layout, layout)) is not None:
             url = Layout.url(self.request.slot, self.generation)
             raise ArtifactError(f"{url} is not how this work is cut: {wrong}; {RESTORE}")
@@ -95,13 +94,7 @@ class Attempt:
         Attempts adopt shards of each other within one generation, layout and equal numerics.
         """
         self.generation = generation
-        key = {
-            "recipe": self.request.recipe,
-            "inputs": self.request.input_contents,
-            "layout": layout,
-            "generation": generation,
-            "numerics": self.numerics,
-        }
+        key = self._made_from | {"layout": layout, "generation": generation}
         self.shards = f"shards/{digest(key)[:32]}"
 
     def put(self, name: str, data: bytes) -> None:
@@ -116,28 +109,37 @@ class Attempt:
         """Write one JSON file, in canonical form."""
         self.put(name, canonical_json(value))
 
-    def shard(
-        self,
-        index: int,
-        make: Callable[[], dict[str, bytes]],
-        keep: Callable[[dict[str, bytes]], bool] = lambda files: True,
-        check: Check = lambda files: None,
-    ) -> None:
-        """Adopt the files of shard ``index`` from an earlier attempt, or make them now and mark them as finished.
+    def adopt(self, index: int, check: Check = lambda files: None) -> bool:
+        """Adopt a shard that an earlier attempt finished, with every byte checked.
 
-        If ``keep`` refuses a shard, it is part of this attempt but no other attempt adopts it. A shard with lost files
-        is made again. ``check`` is explained at :meth:`adopt`.
+        Returns False if no attempt finished it or a file of it is missing. Raises :class:`ArtifactError` if the marker
+        belongs to another shard, or if ``check`` finds other samples in the files.
         """
-        if not self.adopt(index, check):
-            made = make()
-            self.finish(index, made, check, offered=keep(made))
+        url = self._marker(index)
+        data = store.read_if_exists(url)
+        if data is None:
+            return False
+        marker = Marker.unsealed(data, url, self.request.slot, self.generation)
+        if (marker.layout, marker.index) != (self.shards, index):
+            raise ArtifactError(
+                f"{url} was written for shard {marker.index} of {marker.layout}; put it back, or {MAKE_AGAIN}"
+            )
+        if None in store.sizes([self.url(entry.path) for entry in marker.files.values()]):
+            return False
+        slot = self.request.slot
+        found = {name: read_stored(slot, entry) for name, entry in marker.files.items()}
+        if (wrong := check(found)) is not None:
+            raise ArtifactError(f"{url} does not mark the files of shard {index}: {wrong}; restore it, or {MAKE_AGAIN}")
+        self.adopted += 1
+        self.files |= marker.files
+        return True
 
     def finish(
         self, index: int, made: dict[str, bytes], check: Check = lambda files: None, *, offered: bool = True
     ) -> None:
-        """Write the files of shard ``index``, unless another attempt finished it first.
+        """Write the files of shard ``index``, and mark it as finished, unless another attempt finished it first.
 
-        ``offered`` lets other attempts adopt them.
+        Without ``offered`` the shard is part of this attempt but no other attempt adopts it.
         """
         entries = {name: self._write(name, data) for name, data in made.items()}
         marker = Marker(
@@ -157,30 +159,6 @@ class Attempt:
     def read(self, name: str) -> bytes:
         """Read a file that this attempt made or adopted."""
         return read_entry(self.request.slot, self.files[name])
-
-    def adopt(self, index: int, check: Check = lambda files: None) -> bool:
-        """Adopt a shard that an earlier attempt finished, with every byte checked.
-
-        Returns False if no attempt finished it or a file of it is missing. Raises :class:`ArtifactError` if the marker
-        belongs to another shard, or if ``check`` finds other samples in the files.
-        """
-        url = self._marker(index)
-        data = store.read_if_exists(url)
-        if data is None:
-            return False
-        marker = Marker.unsealed(data, url, self.request.slot, self.generation)
-        if (marker.layout, marker.index) != (self.shards, index):
-            raise ArtifactError(
-                f"{url} was written for shard {marker.index} of {marker.layout}; put it back, or {MAKE_AGAIN}"
-            )
-        if None in store.sizes([self.url(entry.path) for entry in marker.files.values()]):
-            return False
-        found = {name: read_stored(self.request.slot, entry) for name, entry in marker.files.items()}
-        if (wrong := check(found)) is not None:
-            raise ArtifactError(f"{url} does not mark the files of shard {index}: {wrong}; restore it, or {MAKE_AGAIN}")
-        self.adopted += 1
-        self.files |= marker.files
-        return True
 
     def _write(self, name: str, data: bytes) -> FileEntry:
         path = f"attempts/{self.id}/{name}"
@@ -221,9 +199,3 @@ class Attempt:
             )
         log(f"another attempt ({winner.attempt}) committed first; this one is dropped")
         return winner
-
-
-def layout_halvings(slot: str, generation: int) -> int:
-    """Return how often a generation's committed layout was halved; 0 if there is none."""
-    found = Layout.read(slot, generation)
-    return 0 if found is None else found.halvings

@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import cache, store
@@ -65,33 +65,29 @@ def scan(slot: str, entry: FileEntry, take: Callable[[Readable], Found]) -> Foun
     if cache.of_node(slot) is not None:
         return take(io.BytesIO(read_entry(slot, entry)))
     url = store.join(slot, entry.path)
-    stream = _Stream(_blocks(url, entry.size))
+    hashed = _Hashed(_blocks(url, entry.size))
     try:
         try:
-            found = take(stream)
+            found = take(io.BufferedReader(hashed))
         except ArtifactError:
             # Other bytes than those listed explain it.
-            _check(url, entry, stream.digest())
+            _check(url, entry, hashed.digest())
             raise
-        _check(url, entry, stream.digest())
+        _check(url, entry, hashed.digest())
     except FileNotFoundError as error:
         raise _missing(url) from error
     return found
 
 
 def copy(slot: str, entry: FileEntry, path: Path) -> None:
-    """Copy one listed file to ``path``. Raises like :func:`scan`, and then leaves no file there."""
+    """Copy one listed file to ``path``. Raises like :func:`scan`; the copy must not be used then."""
 
     def write(stream: Readable) -> None:
         with path.open("wb") as file:
             while block := stream.read(BLOCK_BYTES):
                 file.write(block)
 
-    try:
-        scan(slot, entry, write)
-    except ArtifactError:
-        path.unlink(missing_ok=True)
-        raise
+    scan(slot, entry, write)
 
 
 def link(slot: str, entry: FileEntry, path: Path) -> None:
@@ -125,50 +121,41 @@ def read_pieces(slot: str, entry: FileEntry, name: str, pieces: Sequence[Piece])
     return data
 
 
-class _Stream:
-    """A file's bytes, in order, hashed as they are read."""
+class _Hashed(io.RawIOBase):
+    """The bytes of consecutive blocks, hashed as they are read."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._block, self._place = blocks, b"", 0
+        self._blocks, self._block = blocks, memoryview(b"")
         self._sha256 = sha256()
 
-    def read(self, size: int, /) -> bytes:
-        """Read the next ``size`` bytes, fewer at the end."""
-        found = bytearray()
-        while len(found) < size and self._fill():
-            part = self._block[self._place : self._place + size - len(found)]
-            found += part
-            self._place += len(part)
-        return bytes(found)
+    def readable(self) -> bool:
+        """Return that it can be read."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a buffer with the next bytes of a block, and return their number; 0 at the end."""
+        if not self._block:
+            self._block = memoryview(next(self._blocks, b""))
+            self._sha256.update(self._block)
+        view = memoryview(buffer).cast("B")
+        count = min(len(view), len(self._block))
+        view[:count], self._block = self._block[:count], self._block[count:]
+        return count
 
     def digest(self) -> str:
         """Return the digest of all bytes, including those that were not read."""
-        while self._fill():
-            self._place = len(self._block)
-        return self._sha256.hexdigest()
-
-    def _fill(self) -> bool:
-        """Make sure that an unread byte is in the block, if the file has one."""
-        while self._place == len(self._block):
-            block = next(self._blocks, None)
-            if block is None:
-                return False
+        for block in self._blocks:
             self._sha256.update(block)
-            self._block, self._place = block, 0
-        return True
+        return self._sha256.hexdigest()
 
 
 def _blocks(url: str, size: int) -> Iterator[bytes]:
     """Read the object's blocks in order, up to one byte beyond its listed size, so that surplus bytes are noticed."""
-    starts = range(0, size + 1, BLOCK_BYTES)
 
     def read(start: int) -> bytes:
         return store.read(url, start, min(start + BLOCK_BYTES, size + 1))
 
-    if len(starts) == 1:
-        yield read(0)
-    else:
-        yield from (data for _, data in store.ahead(starts, read))
+    return (data for _, data in store.ahead(range(0, size + 1, BLOCK_BYTES), read))
 
 
 def _unequal(data: bytes, pieces: Sequence[Piece]) -> tuple[str, str] | None:

@@ -1,11 +1,10 @@
 """Files of a slot that belong to no artifact: what killed attempts and lost races left."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import unseal
-from cosmos_rl_core.storage.store import Listed
 from stages.artifacts.generations import current_generation, is_committed
 from stages.artifacts.records import Marker
 from stages.artifacts.slots import read_manifest
@@ -32,24 +31,24 @@ def garbage(slot: str, *, superseded: bool, before_s: float) -> Garbage:
     standing = current_generation(slot)
     kept: set[str] = set()
     ended_s: dict[str, float] = {}
-    for name in found:
-        if (generation := _generation(name)) is None:
-            continue
+    for generation in range(1, standing + 1):
         files = set(_files_of(slot, generation))
-        if not superseded or generation >= standing:
+        if not superseded or generation == standing:
             kept |= files
         elif (end := found.get(f"invalidated.{generation}.json")) is not None:
             ended_s |= dict.fromkeys(files, end.written_s)
     if not is_committed(slot, standing):
-        kept |= {path for name in found if name.startswith("shards/") for path in _marked(slot, store.join(slot, name))}
-    newest_s = _newest_s(found)
-    free = {name: entry for name, entry in found.items() if name.startswith("attempts/") and name not in kept}
-    old = {name for name in free if max(newest_s[_attempt(name)], ended_s.get(name, 0.0)) <= before_s}
-    sizes = {name: entry.size for name, entry in free.items()}
-    return Garbage(
-        {name: size for name, size in sizes.items() if name in old},
-        {name: size for name, size in sizes.items() if name not in old},
-    )
+        for name in found:
+            kept.update(_marked(slot, store.join(slot, name)) if name.startswith("shards/") else ())
+    attempts = {name: entry for name, entry in found.items() if name.startswith("attempts/")}
+    newest_s: dict[str, float] = {}
+    for name, entry in attempts.items():
+        newest_s[_attempt(name)] = max(entry.written_s, newest_s.get(_attempt(name), 0.0))
+    free = Garbage({}, {})
+    for name in sorted(attempts.keys() - kept):
+        is_old = max(newest_s[_attempt(name)], ended_s.get(name, 0.0)) <= before_s
+        (free.old if is_old else free.young)[name] = attempts[name].size
+    return free
 
 
 def clear(slot: str, attempt: str) -> None:
@@ -63,22 +62,6 @@ def clear(slot: str, attempt: str) -> None:
 def _attempt(name: str) -> str:
     """Return the attempt of a path ``attempts/<attempt>/...``."""
     return name.split("/")[1]
-
-
-def _newest_s(found: Mapping[str, Listed]) -> dict[str, float]:
-    """Return when each attempt wrote last."""
-    newest_s: dict[str, float] = {}
-    for name, entry in found.items():
-        if name.startswith("attempts/"):
-            newest_s[_attempt(name)] = max(entry.written_s, newest_s.get(_attempt(name), 0.0))
-    return newest_s
-
-
-def _generation(name: str) -> int | None:
-    """Return the generation of ``manifest.<n>.json``; None for other names."""
-    first, _, rest = name.partition(".")
-    number = rest.removesuffix(".json")
-    return int(number) if first == "manifest" and number.isdecimal() else None
 
 
 def _files_of(slot: str, generation: int) -> Iterator[str]:

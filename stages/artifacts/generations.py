@@ -7,19 +7,34 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
 from stages.artifacts.records import Invalidated, place_of
 
-_MADE = ("manifest", "layout")
+_KINDS = ("manifest", "layout", Invalidated.kind)
 """Records that a generation has only if the one before it was ended."""
 
 
 def current_generation(slot: str) -> int:
     """Return the slot's first generation that has not been ended, without reading its manifest and layout.
 
-    Raises :class:`ArtifactError` if the end of an earlier generation is damaged, names another manifest, or is lost.
+    Raises :class:`ArtifactError` if the end of an earlier generation is damaged, names another manifest, or is lost. An
+    end that names no manifest may be followed by one: a slow attempt commits to a generation that was ended meanwhile.
     """
     for generation in itertools.count(1):
-        if (ended := _end_of(slot, generation)) is None:
-            return generation
-        _check_named(slot, ended)
+        end = Invalidated.url(slot, generation)
+        ended = Invalidated.read(slot, generation)
+        if ended is None:
+            urls = [_url(slot, kind, generation + 1) for kind in _KINDS]
+            later = [url for url, size in zip(urls, store.sizes(urls), strict=True) if size is not None]
+            if not later:
+                return generation
+            # Read again: another process may have ended it and begun the next between the two looks.
+            if (ended := Invalidated.read(slot, generation)) is None:
+                raise ArtifactError(
+                    f"{end} is missing, but there is {later[0]}, which comes after it; restore it from a copy, or "
+                    f"remove {slot} to have its artifact made from nothing"
+                )
+        url = _url(slot, "manifest", generation)
+        data = None if ended.manifest is None else store.read_if_exists(url)
+        if data is not None and sha256(data) != ended.manifest:
+            raise ArtifactError(f"{url} is not the manifest that {end} ended; restore it from a copy, or remove it")
     raise AssertionError
 
 
@@ -30,7 +45,7 @@ def is_committed(slot: str, generation: int) -> bool:
 
 def has_begun(slot: str, generation: int = 1) -> bool:
     """Return whether a generation has a layout, a manifest or an end."""
-    return any(store.size(_url(slot, kind, generation)) is not None for kind in (*_MADE, Invalidated.kind))
+    return any(store.size(_url(slot, kind, generation)) is not None for kind in _KINDS)
 
 
 def invalidate(slot: str, generation: int, reason: str) -> int:
@@ -45,39 +60,6 @@ def invalidate(slot: str, generation: int, reason: str) -> int:
     # If another process was faster, it ended the same generation.
     store.put_if_absent(Invalidated.url(slot, generation), end.sealed())
     return generation + 1
-
-
-def _check_named(slot: str, ended: Invalidated) -> None:
-    """Raise :class:`ArtifactError` if an ended generation's manifest is not the one that its end names.
-
-    An end that names no manifest may be followed by one: a slow attempt commits to a generation that was ended
-    meanwhile.
-    """
-    url = _url(slot, "manifest", ended.generation)
-    data = None if ended.manifest is None else store.read_if_exists(url)
-    if data is not None and sha256(data) != ended.manifest:
-        raise ArtifactError(
-            f"{url} is not the manifest that {Invalidated.url(slot, ended.generation)} ended; restore it from a copy, "
-            "or remove it"
-        )
-
-
-def _end_of(slot: str, generation: int) -> Invalidated | None:
-    """Return how a generation was ended; None if it was not.
-
-    Raises :class:`ArtifactError` if there is a later generation although this one was not ended.
-    """
-    if (ended := Invalidated.read(slot, generation)) is not None:
-        return ended
-    urls = [_url(slot, kind, generation + 1) for kind in (*_MADE, Invalidated.kind)]
-    later = [url for url, size in zip(urls, store.sizes(urls), strict=True) if size is not None]
-    # Read again: another process may have ended it and begun the next between the two looks.
-    if not later or (ended := Invalidated.read(slot, generation)) is not None:
-        return ended
-    raise ArtifactError(
-        f"{Invalidated.url(slot, generation)} is missing, but there is {later[0]}, which comes after it; restore it "
-        f"from a copy, or remove {slot} to have its artifact made from nothing"
-    )
 
 
 def _url(slot: str, kind: str, generation: int) -> str:

@@ -73,10 +73,8 @@ def _some(ids: Sequence[str]) -> str:
 
 
 def _uncut(value: Any) -> Any:
-    """Flatten the innermost division of a list of ids; None if it is no list of ids or has an empty part."""
-    if not isinstance(value, list):
-        return None
-    if not any(isinstance(piece, list) for piece in value):
+    """Flatten the innermost division of a list of ids; None if it has an empty part."""
+    if not isinstance(value, list) or not any(isinstance(piece, list) for piece in value):
         return value
     if not all(isinstance(piece, list) and piece for piece in value):
         return None

@@ -2,32 +2,22 @@
 
 from typing import Any, Self
 
-from pydantic import PrivateAttr
+from pydantic import Field
 
 from cosmos_rl_core.canonical import digest, sha256
-from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.outside_plugins import Pin
 from cosmos_rl_core.storage.sealed import RESTORE
-from stages.artifacts.identity import fingerprint_of, recipe_of
 from stages.artifacts.records import FileEntry, Record
-from stages.artifacts.request import Input, InputContents, Request, contents_of
+from stages.artifacts.request import Input, Reference, Request, contents_of, fingerprint_of, recipe_of
 from stages.contracts import RECORDS
 
 
-class Reference(Section):
-    """An artifact of another slot, made by another run's recipe. Nothing before it is made again."""
-
-    url: str
-    """The other slot."""
-    generation: int
-    manifest: str
-    """Digest of its manifest."""
-    fingerprint: str
-
-
 class Referral(Record):
-    """A record in the place of a manifest that refers to an artifact of another slot."""
+    """A record in the place of a manifest that refers to an artifact of another slot, made by another run's recipe.
+
+    Nothing before that artifact is made again.
+    """
 
     kind = "manifest"
     reference: Reference
@@ -55,24 +45,12 @@ class Manifest(Record):
     numerics: dict[str, Any]
     summary: dict[str, float | int | str | None] = {}
     """A few numbers for people and progress lines; a record."""
-    _slot: str = PrivateAttr(default="")
-    _digest: str = PrivateAttr(default="")
-    _referred: bool = PrivateAttr(default=False)
-
-    @property
-    def slot(self) -> str:
-        """Return the slot that it was read from, where its files are."""
-        return self._slot
-
-    @property
-    def digest(self) -> str:
-        """Return the digest of its bytes in the store."""
-        return self._digest
-
-    @property
-    def referred(self) -> bool:
-        """Return whether it was reached through a :class:`Reference`; it then stands for any Request."""
-        return self._referred
+    slot: str = Field(default="", exclude=True)
+    """The slot that it was read from, where its files are."""
+    digest: str = Field(default="", exclude=True)
+    """Digest of its bytes in the store."""
+    referred: bool = Field(default=False, exclude=True)
+    """Whether it was reached through a :class:`Referral`; it then stands for any Request."""
 
     @classmethod
     def unsealed(cls, data: bytes, url: str, slot: str, generation: int) -> Self:
@@ -90,10 +68,9 @@ class Manifest(Record):
             raise ArtifactError(f"{url} contradicts itself: its {wrong} is not that of what it lists; {RESTORE}")
         return manifest
 
-    def found(self, slot: str, data: bytes, *, referred: bool = False) -> Self:
-        """Set the slot and the bytes that it was read from, and whether another slot refers to it."""
-        self._slot, self._digest, self._referred = slot, sha256(data), referred
-        return self
+    def found(self, slot: str, data: bytes) -> Self:
+        """Return the manifest with the slot and the bytes that it was read from."""
+        return self.model_copy(update={"slot": slot, "digest": sha256(data)})
 
     def _contradiction(self) -> str | None:
         """Return the field that does not follow from the others; None if all do."""
@@ -106,11 +83,6 @@ class Manifest(Record):
             return "content"
         in_place = all(entry.path.split("/", 2)[2:] == [name] for name, entry in self.files.items())
         return None if in_place else "path of a file"
-
-    @property
-    def input_contents(self) -> InputContents:
-        """Return the contents of the inputs when the artifact was made, like :attr:`Request.input_contents`."""
-        return contents_of(self.inputs)
 
     def part_content(self, *parts: str) -> str:
         """Return the digest of the result files of these parts, or of all parts if none is named."""
@@ -126,9 +98,8 @@ class Manifest(Record):
             return None
         if self.recipe != request.recipe:
             return f"the settings of {request.stage} changed{_changed(self, request)}"
-        if self.input_contents != request.input_contents:
-            old, new = self.input_contents, request.input_contents
-            roles = sorted(role for role in old.keys() | new.keys() if old.get(role) != new.get(role))
+        if (old := contents_of(self.inputs)) != (new := request.input_contents):
+            roles = sorted(r for r in old.keys() | new.keys() if old.get(r) != new.get(r))
             return f"{', '.join(roles)} changed since {request.stage} was made"
         return None
 
@@ -136,14 +107,15 @@ class Manifest(Record):
 def content_of(files: dict[str, FileEntry], *parts: str) -> str:
     """Return the digest of the names and digests of the result files, of some parts or of all."""
     prefixes = tuple(f"{part}/" for part in parts) or ("",)
-    return digest({n: f.sha256 for n, f in files.items() if not n.startswith(RECORDS) and n.startswith(prefixes)})
+    names = [name for name in files if name.startswith(prefixes) and not name.startswith(RECORDS)]
+    return digest({name: files[name].sha256 for name in names})
 
 
 def _changed(manifest: Manifest, request: Request) -> str:
     if manifest.version != request.version:
         return f" (stage version {manifest.version} -> {request.version})"
-    new = request.config.identity()
-    names = sorted(name for name in new.keys() | manifest.config.keys() if new.get(name) != manifest.config.get(name))
-    if [pin.identity() for pin in manifest.plugins] != [pin.identity() for pin in request.named_plugins]:
-        names.append("plugins")
+    old, new = manifest.config, request.config.identity()
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    made_with, asked = ([pin.identity() for pin in p] for p in (manifest.plugins, request.named_plugins))
+    names += ["plugins"] if made_with != asked else []
     return f" ({', '.join(names)})" if names else " (iteration or seed)"

@@ -45,17 +45,22 @@ class FileEntry(Section):
     sha256: str
 
 
-class Record(Section):
-    """One sealed file of a slot. A subclass names its kind."""
+class Sealed(Section):
+    """The contents of a sealed file. A subclass names its kind."""
 
     kind: ClassVar[str]
-    place: str
-    """The slot, by :func:`place_of`."""
-    generation: int = Field(ge=1)
 
     def sealed(self) -> bytes:
         """Return the file's bytes."""
         return seal(self.kind, self.model_dump(mode="json"))
+
+
+class Record(Sealed):
+    """One sealed file of a slot."""
+
+    place: str
+    """The slot, by :func:`place_of`."""
+    generation: int = Field(ge=1)
 
     @classmethod
     def unsealed(cls, data: bytes, url: str, slot: str, generation: int) -> Self:
@@ -77,14 +82,14 @@ class Record(Section):
         return found
 
     @classmethod
-    def url(cls, slot: str, generation: int) -> str:
-        """Return where a slot keeps the record of a generation."""
-        return store.join(slot, f"{cls.kind}.{generation}.json")
+    def url(cls, slot: str, generation: int, *part: str) -> str:
+        """Return where a slot keeps the record of a generation, or of one part of it."""
+        return store.join(slot, ".".join((cls.kind, str(generation), *part, "json")))
 
     @classmethod
-    def read(cls, slot: str, generation: int) -> Self | None:
-        """Read the record of a generation; None if there is none. Raises like :meth:`unsealed`."""
-        url = cls.url(slot, generation)
+    def read(cls, slot: str, generation: int, *part: str) -> Self | None:
+        """Read the record of a generation, or of one part; None if there is none. Raises like :meth:`unsealed`."""
+        url = cls.url(slot, generation, *part)
         data = store.read_if_exists(url)
         return None if data is None else cls.unsealed(data, url, slot, generation)
 
@@ -129,31 +134,13 @@ class Dropped(Record):
     """Digest of its manifest's bytes."""
     part: str
 
-    @classmethod
-    def of(cls, slot: str, generation: int, part: str) -> Self | None:
-        """Read the record of one part; None if the part was not dropped. Raises like :meth:`unsealed`."""
-        url = cls.part_url(slot, generation, part)
-        data = store.read_if_exists(url)
-        found = None if data is None else cls.unsealed(data, url, slot, generation)
-        if found is not None and found.part != part:
-            raise ArtifactError(f"{url} was written for the part {found.part}, expected {part}; {RESTORE}")
-        return found
 
-    @classmethod
-    def part_url(cls, slot: str, generation: int, part: str) -> str:
-        """Return where a slot keeps the record."""
-        return store.join(slot, f"{cls.kind}.{generation}.{part}.json")
-
-
-class Pinned(Section):
+class Pinned(Sealed):
     """The numerics of a stage's first artifact in a run. Later artifacts must have equal ones."""
 
+    kind = "numerics"
     stage: str
     numerics: dict[str, Any]
-
-    def sealed(self) -> bytes:
-        """Return the file's bytes."""
-        return seal("numerics", self.model_dump(mode="json"))
 
     @classmethod
     def read(cls, url: str, stage: str) -> Self | None:
@@ -161,7 +148,7 @@ class Pinned(Section):
         data = store.read_if_exists(url)
         if data is None:
             return None
-        found = parsed(cls, unseal(data, "numerics", url), url)
+        found = parsed(cls, unseal(data, cls.kind, url), url)
         if found.stage != stage:
             raise ArtifactError(f"{url} was written for {found.stage}, expected {stage}; {RESTORE}")
         return found

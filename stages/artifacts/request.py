@@ -4,14 +4,15 @@ A Request names a stage, its closed settings and its inputs. Its **recipe** is t
 its **fingerprint** adds the inputs' fingerprints, so it is known before anything runs.
 """
 
-from typing import Any, Literal, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, SerializeAsAny, model_validator
 
+from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.outside_plugins import Pin, named_by
 from cosmos_rl_core.weights.parts import CURRENT
-from stages.artifacts.identity import fingerprint_of, recipe_of
 from stages.contracts import NOT_IDENTITY, STAGES, StageConfig
 
 Settings = TypeVar("Settings", bound=StageConfig)
@@ -21,17 +22,22 @@ REQUEST = "request.json"
 """Name of the file that a stage process is given."""
 
 
-class Input(Section):
-    """One artifact that a stage reads: its place, its exact bytes, and which parts of it."""
+class Reference(Section):
+    """The exact artifact of a slot."""
 
     url: str = Field(json_schema_extra=NOT_IDENTITY)
     """Its slot."""
     generation: int = Field(json_schema_extra=NOT_IDENTITY)
     manifest: str = Field(json_schema_extra=NOT_IDENTITY)
     """Digest of its manifest."""
+    fingerprint: str
+
+
+class Input(Reference):
+    """One artifact that a stage reads: its place, its exact bytes, and which parts of it."""
+
     content: str = Field(json_schema_extra=NOT_IDENTITY)
     """Digest of the result bytes of the parts."""
-    fingerprint: str
     parts: tuple[str, ...] = ()
     """The parts that are read: files ``<part>/...``. Empty means all files; the stage depends on what it reads."""
 
@@ -50,19 +56,27 @@ def contents_of(inputs: dict[str, tuple[Input, ...]]) -> InputContents:
     return {role: [[i.content, list(i.parts)] for i in some] for role, some in inputs.items() if some}
 
 
-def _known_stage(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    fields = cast("dict[str, Any]", value)
-    stage = fields.get("stage")
-    if isinstance(stage, str) and stage not in STAGES:
-        raise ValueError(f"unknown stage {stage!r}; known: {', '.join(sorted(STAGES))}")
-    if not isinstance(stage, str):
-        return fields
-    fields = {"version": STAGES[stage].version, **fields}
-    if isinstance(fields.get("config"), dict):
-        return {**fields, "config": STAGES[stage].model_validate(fields["config"])}
-    return fields
+def recipe_of(
+    stage: str,
+    version: int,
+    iteration: int | None,
+    seed: int,
+    config: dict[str, Any],
+    plugins: Sequence[Section] = (),
+) -> str:
+    """Return the digest of everything in a Request but its inputs.
+
+    ``config`` is the identity of the settings. ``plugins`` are the outside plugins that the settings name: slots of
+    datasets are shared by runs, whose plans may have pinned other files of the same name.
+    """
+    what = {"stage": stage, "version": version, "iteration": iteration, "seed": seed, "config": config}
+    return digest(what | ({"plugins": [plugin.identity() for plugin in plugins]} if plugins else {}))
+
+
+def fingerprint_of(recipe: str, inputs: Mapping[str, Sequence[Section]]) -> str:
+    """Return the digest of a recipe and of the fingerprints of its inputs."""
+    roles = {role: [i.identity() for i in some] for role, some in inputs.items() if some}
+    return digest({"recipe": recipe, "inputs": roles})
 
 
 class Request(Section):
@@ -85,7 +99,14 @@ class Request(Section):
     @model_validator(mode="before")
     @classmethod
     def _config_of_stage(cls, value: Any) -> Any:
-        return _known_stage(value)
+        if not isinstance(value, dict) or not isinstance(stage := value.get("stage"), str):
+            return value
+        if stage not in STAGES:
+            raise ValueError(f"unknown stage {stage!r}; known: {', '.join(sorted(STAGES))}")
+        fields: dict[str, Any] = {"version": STAGES[stage].version, **value}
+        if isinstance(fields.get("config"), dict):
+            fields["config"] = STAGES[stage].model_validate(fields["config"])
+        return fields
 
     @model_validator(mode="after")
     def _inputs_have_roles(self) -> "Request":
@@ -94,7 +115,8 @@ class Request(Section):
             raise ValueError(f"{self.stage} has no input {sorted(unknown)}; known: {sorted(roles)}")
         for role, count in roles.items():
             if count == "one" and len(self.inputs.get(role, ())) != 1:
-                raise ValueError(f"{self.stage} needs exactly one input {role!r}, got {len(self.inputs.get(role, ()))}")
+                found = len(self.inputs.get(role, ()))
+                raise ValueError(f"{self.stage} needs exactly one input {role!r}, got {found}")
         return self
 
     @property

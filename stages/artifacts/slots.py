@@ -16,9 +16,9 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import unseal
 from cosmos_rl_core.weights.parts import CURRENT
 from stages.artifacts.generations import current_generation
-from stages.artifacts.manifest import Manifest, Reference, Referral
+from stages.artifacts.manifest import Manifest, Referral
 from stages.artifacts.records import Dropped, place_of
-from stages.artifacts.request import Input, Request
+from stages.artifacts.request import Input, Reference, Request
 
 _SEEN: ContextVar[dict[str, tuple[int, Manifest | None]] | None] = ContextVar("seen", default=None)
 
@@ -56,38 +56,30 @@ def read_manifest(slot: str, generation: int) -> Manifest | None:
         return None
     body = unseal(data, Manifest.kind, url)
     if "reference" in body:
-        return _referred(Referral.checked(body, url, slot, generation).reference)
+        there = Referral.checked(body, url, slot, generation).reference
+        return named_manifest(there).model_copy(update={"referred": True})
     return Manifest.checked(body, url, slot, generation).found(slot, data)
 
 
-def refer(slot: str, source: Input) -> Manifest:
+def refer(slot: str, source: Input) -> None:
     """Make an artifact of another slot the standing one of this slot.
 
     Raises :class:`ArtifactError` if the slot has an artifact of its own.
     """
     generation, _ = standing(slot)
-    reference = Reference(
-        url=source.url, generation=source.generation, manifest=source.manifest, fingerprint=source.fingerprint
-    )
+    reference = Reference.model_validate(source.model_dump(include={*Reference.model_fields}))
     record = Referral(place=place_of(slot), generation=generation, reference=reference)
     if not store.put_if_absent(Manifest.url(slot, generation), record.sealed()):
         raise ArtifactError(f"{slot} has an artifact of its own; invalidate it before it can refer to another")
-    return _referred(reference)
 
 
-def _referred(there: Reference) -> Manifest:
-    data = manifest_bytes(there)
-    found = Manifest.unsealed(data, Manifest.url(there.url, there.generation), there.url, there.generation)
-    return found.found(there.url, data, referred=True)
-
-
-def manifest_bytes(source: Input | Reference) -> bytes:
+def named_manifest(source: Reference) -> Manifest:
     """Read exactly the manifest that is named."""
     url = Manifest.url(source.url, source.generation)
     data = store.read_if_exists(url)
     if data is None or sha256(data) != source.manifest:
         raise ArtifactError(f"{url} is {'missing' if data is None else 'not the manifest that is named'}")
-    return data
+    return Manifest.unsealed(data, url, source.url, source.generation)
 
 
 def why_stale(manifest: Manifest, request: Request) -> str | None:
@@ -122,7 +114,7 @@ def drop(slot: str, *parts: str) -> None:
         if not manifest.has_part(part):
             continue
         record = Dropped(place=place_of(slot), generation=generation, manifest=manifest.digest, part=part)
-        store.put_if_absent(Dropped.part_url(slot, generation, part), record.sealed())
+        store.put_if_absent(Dropped.url(slot, generation, part), record.sealed())
         if is_dropped(manifest, part):
             for name, entry in manifest.files.items():
                 if name.startswith(f"{part}/"):
@@ -134,10 +126,10 @@ def is_dropped(manifest: Manifest, part: str) -> bool:
 
     Raises :class:`ArtifactError` if the record is damaged or of another manifest.
     """
-    found = Dropped.of(manifest.slot, manifest.generation, part)
-    if found is not None and found.manifest != manifest.digest:
-        url = Dropped.part_url(manifest.slot, manifest.generation, part)
-        raise ArtifactError(f"{url} is not of the manifest beside it; restore both")
+    found = Dropped.read(manifest.slot, manifest.generation, part)
+    if found is not None and (found.manifest, found.part) != (manifest.digest, part):
+        url = Dropped.url(manifest.slot, manifest.generation, part)
+        raise ArtifactError(f"{url} is not of the manifest beside it, or of another part; restore both")
     return found is not None
 
 

@@ -104,8 +104,7 @@ class Started:
 
     def _start(self) -> Watched | None:
         directory, host = str(self._directory), os.uname().nodename
-        command = [word.replace("{directory}", directory) for word in self._order.command]
-        command = [word.replace("{host}", host) for word in command]
+        command = [word.replace("{directory}", directory).replace("{host}", host) for word in self._order.command]
         environment = os.environ | self._order.environment
         with self._log.open("ab") as log:
             try:
@@ -150,7 +149,13 @@ class Started:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until the allocation is no longer needed."""
-    args = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="python -m stages.execution.agent", description=SUMMARY)
+    parser.add_argument("mailbox", help="directory or URL by which the flow gives orders")
+    parser.add_argument("--node", type=int, default=0, help="number of this agent, from 0")
+    idle = "end after so many seconds without stages and without new orders"
+    parser.add_argument("--idle-s", type=float, default=600.0, help=idle)
+    parser.add_argument("--once", action="store_true", help="end after the first order")
+    args = parser.parse_args(argv)
 
     def stop(*_: Any) -> None:
         sys.exit(128 + signal.SIGTERM)
@@ -164,16 +169,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         agent.close()
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m stages.execution.agent", description=SUMMARY)
-    parser.add_argument("mailbox", help="directory or URL by which the flow gives orders")
-    parser.add_argument("--node", type=int, default=0, help="number of this agent, from 0")
-    idle = "end after so many seconds without stages and without new orders"
-    parser.add_argument("--idle-s", type=float, default=600.0, help=idle)
-    parser.add_argument("--once", action="store_true", help="end after the first order")
-    return parser
 
 
 if __name__ == "__main__":

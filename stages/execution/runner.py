@@ -10,8 +10,8 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,16 +21,17 @@ from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.processes import die_with_parent
 from cosmos_rl_core.storage import store
-from stages.artifacts.attempt import Attempt, layout_halvings
+from stages.artifacts.attempt import Attempt
 from stages.artifacts.garbage import clear
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.records import FileEntry, Pinned
+from stages.artifacts.records import FileEntry, Layout, Pinned
 from stages.artifacts.request import Request
 from stages.artifacts.slots import read_manifest
-from stages.context import Alone, Context, Ranks
+from stages.context import Alone, Context
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome, failure_of
 
+SUMMARY = "Run one stage from request.json, with the settings of execution.json beside it."
 REASON_TIMEOUT_S = 10.0
 """Seconds for which a rank that lost another one waits for the error file of that rank."""
 
@@ -38,12 +39,15 @@ REASON_TIMEOUT_S = 10.0
 def main(argv: list[str] | None = None) -> int:
     """Run the stage and return the exit code."""
     die_with_parent()
-    path = Path(_parser().parse_args(argv).request)
+    parser = argparse.ArgumentParser(prog="python -m stages.execution.runner", description=SUMMARY)
+    parser.add_argument("request", help="path of the request (JSON)")
+    path = Path(parser.parse_args(argv).request)
     outcome = Outcome(path.parent, int(os.environ.get("RANK", "0")))
     try:
         execute(_read(path), _execution(path), outcome)
     except Exception as error:
-        failure = failure_of(error, collective=_is_collective(error))
+        distributed = sys.modules.get("cosmos_rl_core.parallel.distributed")
+        failure = failure_of(error, collective=distributed is not None and distributed.is_collective(error))
         try:
             outcome.failed(failure)
         except OSError as full:  # the log still has the message, and the exit code the kind
@@ -85,16 +89,17 @@ def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifes
     outcome.progress("starting", 0, 1)
     require_own_version(request)
     ranks, found = _start(request, execution)
-    begun = Attempt.begin(request, outcome.note) if ranks.rank == 0 else None
-    halvings = 0 if begun is None else layout_halvings(request.slot, begun[0]) + execution.halve
-    generation, attempt_id, stands, halvings = ranks.broadcast(
-        begun and [begun[0], begun[1], begun[2] is not None, halvings]
-    )
+    begun: list[Any] | None = None
+    if ranks.rank == 0:
+        generation, attempt_id, already = Attempt.begin(request, outcome.note)
+        unfinished = Layout.read(request.slot, generation)
+        halvings = (0 if unfinished is None else unfinished.halvings) + execution.halve
+        begun = [generation, attempt_id, already is not None, halvings]
+    generation, attempt_id, stands, halvings = ranks.broadcast(begun)
     if not stands:
         changes = _check_numerics(request, found, execution, outcome) if ranks.rank == 0 else []
         attempt = Attempt(request, found, generation, attempt_id)
-        attempt.use_layout({}, generation)
-        with _cleared_on_a_full_store(request, attempt):
+        try:
             stage = importlib.import_module(f"stages.{request.stage}")
             summary = stage.run(request, Context(attempt, ranks, outcome, halvings)) or {}
             if (count := attempt.adopted) > 0:
@@ -108,23 +113,17 @@ def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifes
                     pinned = Pinned(stage=request.stage, numerics=found).sealed()
                     store.put_if_absent(execution.numerics_record, pinned)
                 attempt.commit(files, summary, outcome.note)
+        except NoSpaceError:
+            # Or each attempt would use more of the full store.
+            with suppress(CosmosRLError):
+                clear(request.slot, attempt.id)
+            raise
         generation = ranks.broadcast(attempt.generation)
     # Not after an error: leaving a group whose other ranks wait may block, and would delay the error.
     ranks.close()
     manifest = read_manifest(request.slot, generation)
     assert manifest is not None
     return manifest
-
-
-@contextmanager
-def _cleared_on_a_full_store(request: Request, attempt: Attempt) -> Iterator[None]:
-    """Delete the attempt's files if the store is full, or each attempt would use more of it."""
-    try:
-        yield
-    except NoSpaceError:
-        with suppress(CosmosRLError):
-            clear(request.slot, attempt.id)
-        raise
 
 
 def require_own_version(request: Request) -> None:
@@ -136,14 +135,13 @@ def require_own_version(request: Request) -> None:
         )
 
 
-def _gather_files(ranks: Ranks, attempt: Attempt) -> dict[str, FileEntry]:
+def _gather_files(ranks: Any, attempt: Attempt) -> dict[str, FileEntry]:
     files: dict[str, FileEntry] = {}
     written = {name: entry.model_dump() for name, entry in attempt.files.items()}
-    for rank_files in ranks.gather(written):
-        for name, entry in rank_files.items():
-            if name in files and files[name].sha256 != entry["sha256"]:
-                raise RuntimeError(f"two ranks wrote different bytes for {name}")
-            files[name] = FileEntry.model_validate(entry)
+    for name, entry in chain.from_iterable(found.items() for found in ranks.gather(written)):
+        if name in files and files[name].sha256 != entry["sha256"]:
+            raise RuntimeError(f"two ranks wrote different bytes for {name}")
+        files[name] = FileEntry.model_validate(entry)
     return files
 
 
@@ -174,20 +172,6 @@ def _check_numerics(request: Request, found: dict[str, Any], how: Execution, out
     if changes:
         outcome.note(f"allowed change of numerics: {', '.join(changes)}")
     return changes
-
-
-def _is_collective(error: BaseException) -> bool:
-    distributed = sys.modules.get("cosmos_rl_core.parallel.distributed")
-    return distributed is not None and distributed.is_collective(error)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m stages.execution.runner",
-        description="Run one stage from request.json, with the settings of execution.json beside it.",
-    )
-    parser.add_argument("request", help="path of the request (JSON)")
-    return parser
 
 
 def leave(code: int) -> NoReturn:

@@ -35,18 +35,15 @@ def numerics(group: Group, param_dtype: ParamDtype) -> dict[str, Any]:
 
     ``param_dtype`` is the requested dtype of the transformer. The dtype that it really computes in is recorded.
     """
+    with computes_in(param_dtype, group.device):
+        is_half = torch.is_autocast_enabled(group.device.type)
+        dtype = torch.get_autocast_dtype(group.device.type) if is_half else torch.get_default_dtype()
     backend, _ = attention_dispatch._AttentionBackendRegistry.get_active_backend()
     found = group.numerics | {
-        "compute_dtype": str(_compute_dtype(param_dtype, group.device)).removeprefix("torch."),
+        "compute_dtype": str(dtype).removeprefix("torch."),
         "attention_backend": getattr(backend, "value", backend),
         **asdict(group.parallelism),
     }
     if group.device.type == "cuda":
         found["environment"] = {name: os.environ[name] for name in CHANGE_BITS if name in os.environ}
     return found
-
-
-def _compute_dtype(param_dtype: ParamDtype, device: torch.device) -> torch.dtype:
-    with computes_in(param_dtype, device):
-        is_half = torch.is_autocast_enabled(device.type)
-        return torch.get_autocast_dtype(device.type) if is_half else torch.get_default_dtype()

@@ -15,7 +15,7 @@ from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
 from cosmos_rl_core.storage import media
 from stages.artifacts.layouts import cut, holds
 from stages.context import Context
-from stages.contracts import INDEX, MEDIA, TENSORS, MediaShape
+from stages.contracts import INDEX, MEDIA, TENSORS, MediaShape, Samples
 from stages.formats.samples import StoredSample, unit_files, unit_name
 
 VAE_SAMPLE_BYTES = 32 * 2**20
@@ -51,7 +51,8 @@ def plan_samples(
         for member in range(n_generation):
             seed = seeds.sample_seed(run_seed, iteration or 0, prompt.id, member)
             noise_seed = shared if same_noise else seed
-            plans.append(SamplePlan(f"{prefix}{prompt.id}-{member:03d}", prompt, member, seed, noise_seed))
+            sample_id = f"{prefix}{prompt.id}-{member:03d}"
+            plans.append(SamplePlan(sample_id, prompt, member, seed, noise_seed))
     return plans
 
 
@@ -63,18 +64,11 @@ def with_media(
     ``pixels`` is uint8 ``[frames, height, width, 3]``, None if the sample is not finite. ``facts`` are added to its row
     of the index.
     """
-    row = {
-        "sample_id": plan.sample_id,
-        "prompt_id": plan.prompt.id,
-        "prompt": plan.prompt.text,
-        "metadata": plan.prompt.metadata,
-        "member": plan.member,
-        "seed": plan.seed,
-        "noise_seed": plan.noise_seed,
-        "finite": pixels is not None,
-        **facts,
-    }
-    return StoredSample(row, *(("", b"") if pixels is None else media.encode(pixels)), tensors=tensors)
+    prompt = plan.prompt
+    of_prompt = {"prompt_id": prompt.id, "prompt": prompt.text, "metadata": prompt.metadata}
+    row = vars(plan) | of_prompt | {"finite": pixels is not None} | facts
+    encoded = ("", b"") if pixels is None else media.encode(pixels)
+    return StoredSample(row, *encoded, tensors=tensors)
 
 
 def vae_batches(num_samples: int, shape: MediaShape) -> list[slice]:
@@ -89,29 +83,30 @@ def vae_batches(num_samples: int, shape: MediaShape) -> list[slice]:
 
 def write_samples(
     context: Context,
+    config: Samples,
     samples: list[SamplePlan],
     generate: Callable[[list[SamplePlan]], list[StoredSample]],
     *,
-    samples_per_shard: int,
-    tile: int,
     tensors: bool,
     accompany: Callable[[list[SamplePlan]], object] | None = None,
 ) -> dict[str, float]:
     """Write the units of all samples and return their number and mean size. Collective.
 
     Each rank makes its own units and adopts those that an earlier attempt finished. Context-parallel peers make the
-    same units; their leader writes them. ``generate`` makes at most ``tile`` samples of one unit; with ``tensors`` each
-    has tensors. Under sharded weights every rank must do the same number of forward passes: a rank with fewer batches
-    calls ``accompany`` for the rest. Raises :class:`DivergenceError` if no sample is finite.
+    same units; their leader writes them. ``generate`` makes at most ``batch_size`` samples of one unit; with
+    ``tensors`` each has tensors. Under sharded weights every rank must do the same number of forward passes: a rank
+    with fewer batches calls ``accompany`` for the rest. Raises :class:`DivergenceError` if no sample is finite.
     """
     ranks = context.ranks
     by_id = {sample.sample_id: sample for sample in samples}
-    layout = context.layout({"units": cut(list(by_id), samples_per_shard), "tile": context.shrunk(tile)})
+    planned = cut(list(by_id), config.samples_per_shard)
+    layout = context.layout({"units": planned, "tile": context.shrunk(config.batch_size)})
     units: list[list[str]] = layout["units"]
     tiles = [cut([by_id[sample_id] for sample_id in ids], layout["tile"]) for ids in units]
     parts = (INDEX, MEDIA, TENSORS) if tensors else (INDEX, MEDIA)
-    checks = [holds([unit_name(part, number) for part in parts], ids) for number, ids in enumerate(units)]
-    mine = {number: len(units[number]) for number in range(ranks.data_rank, len(units), ranks.data_world_size)}
+    checks = [holds([unit_name(part, n) for part in parts], ids) for n, ids in enumerate(units)]
+    numbers = range(ranks.data_rank, len(units), ranks.data_world_size)
+    mine = {number: len(units[number]) for number in numbers}
     total = sum(mine.values())
 
     # Only the leader of the peers looks: peers make the other units together, so all must know the same number.
@@ -143,7 +138,8 @@ def write_samples(
 
 def _summary(context: Context, samples: list[SamplePlan], mine: dict[int, int]) -> dict[str, float]:
     """Count the samples that are not finite on all ranks. Collective."""
-    rows = [row for number in mine for row in json.loads(context.attempt.read(unit_name(INDEX, number)))]
+    indices = [context.attempt.read(unit_name(INDEX, number)) for number in mine]
+    rows = [row for index in indices for row in json.loads(index)]
     nonfinite = sum(context.ranks.gather(sum(not row["finite"] for row in rows)))
     if nonfinite == len(samples):
         raise DivergenceError(

@@ -32,7 +32,7 @@ class Members:
 
         Raises :class:`ArtifactError` if it is missing or differs from what was committed.
         """
-        pieces: tuple[Piece, ...] = self._member(shard, name).pieces if tensor is None else (tensor,)
+        pieces: tuple[Piece, ...] = (tensor,) if tensor else self._member(shard, name).pieces
         key = (shard, pieces[0].start, pieces[-1].end)
         data = self._kept.pop(key, None)
         if data is None:
@@ -53,8 +53,9 @@ class Members:
             entry = self.artifact.entry(shard)
 
             def members(stream: Readable) -> dict[str, Member]:
-                is_tar = shard.endswith(".tar")
-                return shards.members(stream) if is_tar else {shard: shards.tensor_file(stream, 0, entry.size)}
+                if shard.endswith(".tar"):
+                    return shards.members(stream)
+                return {shard: shards.tensor_file(stream, 0, entry.size)}
 
             self._tables[shard] = scan(self.artifact.url, entry, members)
         table = self._tables[shard]

@@ -6,7 +6,6 @@ from functools import partial
 
 from torch import Tensor
 
-from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.storage.tensor_files import read_tensors
 from cosmos_rl_core.storage.tensor_headers import Readable
@@ -17,22 +16,18 @@ from stages.artifacts.request import Input
 from stages.context import Context
 
 
-def write_part(
-    context: Context, part: str, *, tensors: Mapping[str, Tensor], group: Group, shards: Shards = WHOLE
-) -> None:
+def write_part(context: Context, part: str, *, tensors: Mapping[str, Tensor], shards: Shards = WHOLE) -> None:
     """Write the files of one part. Collective: all ranks gather each file, and one of them writes it."""
     sizes = {name: math.prod(shards.shape(name, tensor)) * tensor.element_size() for name, tensor in tensors.items()}
-    write_files(context, part, sizes=sizes, whole=lambda name: shards.whole(name, tensors[name]), group=group)
+    write_files(context, part, sizes=sizes, whole=lambda name: shards.whole(name, tensors[name]))
 
 
-def write_files(
-    context: Context, part: str, *, sizes: Mapping[str, int], whole: Callable[[str], Tensor], group: Group
-) -> None:
+def write_files(context: Context, part: str, *, sizes: Mapping[str, int], whole: Callable[[str], Tensor]) -> None:
     """Write the files in rounds of one file a rank, so that all ranks write at the same time. Collective.
 
     If a rank wrote its file before the next one is gathered, the others would wait. A rank holds one file.
     """
-    files = list(enumerate(cut(sizes)))
+    files, group = list(enumerate(cut(sizes))), context.ranks
     for first in range(0, len(files), group.world_size):
         mine: tuple[int, dict[str, Tensor]] | None = None
         for index, names in files[first : first + group.world_size]:

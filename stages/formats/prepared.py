@@ -49,16 +49,14 @@ def write_shards(
     done, total = 0, sum(len(layout[number]) for number in mine)
     for number in mine:
         name = _shard_name(folder, number)
+        check = holds([name], layout[number])
         context.progress(f"making {folder}", done, total)
-
-        def make(number: int = number, name: str = name, done: int = done) -> dict[str, bytes]:
+        if not context.attempt.adopt(number, check):
             members: dict[str, bytes] = {}
             for one, tensors in encode(layout[number]):
                 members[f"{one}.safetensors"] = to_bytes(tensors)
                 context.progress(f"making {folder}", done + len(members), total)
-            return {name: shards.pack(members)}
-
-        context.attempt.shard(number, make, check=holds([name], layout[number]))
+            context.attempt.finish(number, {name: shards.pack(members)}, check)
         done += len(layout[number])
     return layout
 
@@ -71,10 +69,12 @@ class _Shards:
     """Tensors by id, on the CPU, each read on access. At most ``kept_bytes`` stay in memory."""
 
     def __init__(self, artifact: Artifact, folder: str, shard_of: dict[str, int], kept_bytes: int) -> None:
-        self._members, self._folder, self._shard_of = Members(artifact, kept_bytes), folder, shard_of
+        self._members = Members(artifact, kept_bytes)
+        self._folder, self._shard_of = folder, shard_of
 
     def _read(self, one: str) -> dict[str, Tensor]:
-        return from_bytes(self._members.read(_shard_name(self._folder, self._shard_of[one]), f"{one}.safetensors"))
+        shard = _shard_name(self._folder, self._shard_of[one])
+        return from_bytes(self._members.read(shard, f"{one}.safetensors"))
 
 
 class Embeddings(_Shards):
@@ -105,9 +105,10 @@ class Latents(_Shards):
     def __init__(self, source: Input, kept_bytes: int = KEPT_BYTES) -> None:
         artifact = Artifact(source)
         self.index = read_table(artifact, ITEMS)
-        super().__init__(artifact, LATENTS, self.index.set_index("item_id")["shard"].to_dict(), kept_bytes)
+        shard_of = self.index.set_index("item_id")["shard"].to_dict()
+        super().__init__(artifact, LATENTS, shard_of, kept_bytes)
         by_prompt = self.index.groupby("prompt_id")["item_id"]
-        self._items = {str(prompt_id): [(item, str(prompt_id)) for item in items] for prompt_id, items in by_prompt}
+        self._items = {str(p): [(item, str(p)) for item in items] for p, items in by_prompt}
         self._all_items = [item for items in self._items.values() for item in items]
 
     @property

@@ -25,7 +25,7 @@ def place_of(key: str) -> tuple[int, str]:
     return int(place), sample_id
 
 
-class SampleTensors(Mapping[str, Mapping[str, Tensor]]):
+class SampleTensors:
     """Tensors by key (see :func:`key_of`) and name, unbatched, on the CPU, each read when it is accessed.
 
     At most ``kept_bytes`` of each rollout stay in memory. Raises :class:`ArtifactError` at once if a rollout lacks one
@@ -41,7 +41,7 @@ class SampleTensors(Mapping[str, Mapping[str, Tensor]]):
         }
         if missing := sorted(set(keys) - self._rows.keys()):
             raise ArtifactError(f"the rollouts hold no tensors of {len(missing)} samples, e.g. {missing[0]}")
-        self._members, self._keys = [Members(artifact, kept_bytes) for artifact in artifacts], list(keys)
+        self._members = [Members(artifact, kept_bytes) for artifact in artifacts]
 
     def row(self, key: str) -> dict[str, Any]:
         """Return a sample's row of the index: prompt, seeds, noise levels."""
@@ -51,12 +51,6 @@ class SampleTensors(Mapping[str, Mapping[str, Tensor]]):
         place, sample_id = place_of(key)
         unit = unit_name(TENSORS, self._rows[key]["unit"])
         return _Tensors(self._members[place], [(unit, f"{sample_id}.safetensors")])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
 
 class _Tensors(Mapping[str, Tensor]):

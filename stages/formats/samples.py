@@ -102,16 +102,13 @@ def read_unit(artifact: Artifact, number: int, part: str = MEDIA) -> Iterator[St
     files = shards.unpack(artifact.read(unit_name(part, number)))
     for row in read_rows(artifact, number):
         name = row["sample_id"]
-        try:
-            if part == TENSORS:
-                yield StoredSample(row, tensors=files[f"{name}.safetensors"])
-            elif row["finite"]:
-                extension = media.IMAGE if f"{name}.{media.IMAGE}" in files else media.VIDEO
-                yield StoredSample(row, extension, files[f"{name}.{extension}"])
-            else:
-                yield StoredSample(row)
-        except KeyError as error:
-            raise ArtifactError(f"{unit_name(part, number)} of {artifact.url} has no {error}") from error
+        if part == TENSORS:
+            yield StoredSample(row, tensors=files[f"{name}.safetensors"])
+        elif row["finite"]:
+            extension = media.IMAGE if f"{name}.{media.IMAGE}" in files else media.VIDEO
+            yield StoredSample(row, extension, files[f"{name}.{extension}"])
+        else:
+            yield StoredSample(row)
 
 
 def read_samples(artifact: Artifact, part: str = MEDIA) -> Iterator[StoredSample]:

@@ -17,14 +17,11 @@ def web_dataset(slot: str, part: str, **options: Any) -> WebDataset:
     Data is streamed and not checked against the manifest. Raises :class:`ArtifactError` if there are no such shards.
     """
     _, manifest = standing(slot)
-    names = (
-        []
-        if manifest is None
-        else [name for name in manifest.files if name.startswith(f"{part}/") and name.endswith(".tar")]
-    )
+    files = {} if manifest is None else manifest.files
+    names = [name for name in files if name.startswith(f"{part}/") and name.endswith(".tar")]
     if manifest is None or not names:
         raise ArtifactError(f"{slot} has no artifact with tar shards {part}/<n>.tar; rollouts and encodings have some")
     # Webdataset knows no s3 by itself.
     gopen_schemes["s3"] = lambda url, *_, **__: store.stream(url)
-    urls = [store.join(manifest.slot, manifest.files[name].path) for name in names]
+    urls = [store.join(manifest.slot, files[name].path) for name in names]
     return WebDataset(urls, **{"shardshuffle": False, **options})

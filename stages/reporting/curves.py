@@ -5,8 +5,9 @@ import math
 import re
 from dataclasses import dataclass
 
+import numpy as np
+from markupsafe import Markup
 from matplotlib import style
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -33,14 +34,9 @@ class Series:
     line: bool
 
     @property
-    def known(self) -> list[tuple[int, Estimate]]:
-        """Return the points with a finite mean."""
-        return [(x, point) for x, point in self.points if math.isfinite(point.mean)]
-
-    @property
     def rows(self) -> list[tuple[int, Estimate, int]]:
-        """Return a row for each known point: place, estimate, number of samples."""
-        return [(x, point, point.n) for x, point in self.known]
+        """Return a row for each point with a finite mean: place, estimate, number of samples."""
+        return [(x, point, point.n) for x, point in self.points if math.isfinite(point.mean)]
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,8 @@ class Curve:
     x_label: str
     series: list[Series]
 
-    def svg(self) -> str:
-        """Draw an ``<svg>`` element for an HTML page."""
+    def svg(self) -> Markup:
+        """Draw an ``<svg>`` element for an HTML page. Its only values are numbers and the names of axes in the code."""
         file = io.StringIO()
         # Without the settings of a matplotlibrc.
         with style.context(["default", STYLE]):
@@ -66,23 +62,18 @@ class Curve:
             axes.xaxis.set_major_locator(MaxNLocator(10, steps=ROUND, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
             for series in self.series:
-                _draw(series, axes)
+                x, points, _ = zip(*series.rows, strict=True)
+                means = np.array([point.mean for point in points])
+                errors = np.nan_to_num([point.error for point in points])
+                if series.line:
+                    axes.fill_between(x, means - errors, means + errors, color=LINE, alpha=0.16, linewidth=0)
+                    axes.plot(x, means, color=LINE, marker="o" if len(x) <= MAX_BEADS else "")
+                else:
+                    axes.errorbar(x, means, errors, color=POINTS, fmt="o", markersize=9)
             # Without the time and the version of matplotlib.
             nameless = dict.fromkeys(("Creator", "Date", "Format", "Type"))
             figure.savefig(file, format="svg", transparent=True, metadata=nameless)
-        return _for_page(file.getvalue())
-
-
-def _draw(series: Series, axes: Axes) -> None:
-    x, known = zip(*series.known, strict=True) if series.known else ((), ())
-    means = [point.mean for point in known]
-    errors = [point.error if math.isfinite(point.error) else 0.0 for point in known]
-    if series.line:
-        lower, upper = ([m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-1, 1))
-        axes.fill_between(x, lower, upper, color=LINE, alpha=0.16, linewidth=0)
-        axes.plot(x, means, color=LINE, marker="o" if len(x) <= MAX_BEADS else "")
-    else:
-        axes.errorbar(x, means, errors, color=POINTS, fmt="o", markersize=9)
+        return Markup(_for_page(file.getvalue()))
 
 
 def _for_page(svg: str) -> str:

@@ -1,4 +1,4 @@
-"""Inputs of a report: samples with their scores, and updates."""
+"""The generated samples of a report, with their scores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ import pandas as pd
 from cosmos_rl_core.errors import ArtifactError
 from stages import contracts
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input, Request
 from stages.formats.samples import StoredSample, all_rows, read_index, read_unit
 from stages.formats.tables import read_table
@@ -60,63 +59,14 @@ class Samples:
         else:
             units = sorted(self.table.loc[list(ids), "unit"].unique())
             stored = (sample for unit in units for sample in read_unit(self.artifact, int(unit)))
-        wanted = set(ids)
-        return {sample.sample_id: sample for sample in stored if sample.sample_id in wanted}
+        return {sample.sample_id: sample for sample in stored if sample.sample_id in ids}
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """All inputs of a report, in the order of the run."""
+def scored_samples(request: Request, role: str, scores_role: str) -> list[Samples]:
+    """Read the indices and scores of the samples of a role, in the order of the run.
 
-    rollouts: list[Samples]
-    updates: list[Artifact]
-    evaluations: list[Samples]
-
-    @classmethod
-    def read(cls, request: Request) -> "Inputs":
-        """Read the indices and scores of a report's inputs.
-
-        Raises :class:`ArtifactError` unless scores are as many as the samples they belong to.
-        """
-        updates = [Artifact(source) for source in request.inputs.get("updates", ())]
-        rollouts = _scored(request, "rollouts", "scores")
-        return cls(rollouts, updates, _scored(request, "evaluations", "evaluation_scores"))
-
-    @property
-    def iterations(self) -> int:
-        """Return the number of iterations."""
-        return len(self.updates) or len(self.rollouts)
-
-    @property
-    def manifests(self) -> list[Manifest]:
-        """Return the manifests of all artifacts, sorted by iteration and stage."""
-        found: list[Artifact | None] = [*self.updates]
-        for samples in (*self.rollouts, *self.evaluations):
-            found += [samples.artifact, samples.scores]
-        return sorted((artifact.manifest for artifact in found if artifact is not None), key=_place)
-
-    def advantages_of(self, rollout: Samples) -> Any:
-        """Return the advantages of the rollout's samples in an update, by sample id; empty if none trained on it."""
-        for update in self.updates:
-            if update.names(contracts.Update.ADVANTAGES):
-                table = read_table(update, contracts.Update.ADVANTAGES)
-                found = table[table["rollout"] == rollout.artifact.manifest.content]
-                if len(found):
-                    return found.set_index("sample_id")["advantage"]
-        return pd.Series(dtype="float64")
-
-    def change(self) -> Any:
-        """Return the last evaluation's score minus the first's, of each sample that both scored."""
-        if len(self.evaluations) < 2:
-            return pd.Series(dtype="float64")
-        return (self.evaluations[-1].table["score"] - self.evaluations[0].table["score"]).dropna()
-
-
-def _place(manifest: Manifest) -> tuple[bool, int, int]:
-    return manifest.iteration is not None, manifest.iteration or 0, list(contracts.STAGES).index(manifest.stage)
-
-
-def _scored(request: Request, role: str, scores_role: str) -> list[Samples]:
+    Raises :class:`ArtifactError` unless scores are as many as the samples they belong to.
+    """
     samples, scores = request.inputs.get(role, ()), request.inputs.get(scores_role, ())
     if scores and len(scores) != len(samples):
         raise ArtifactError(

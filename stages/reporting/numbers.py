@@ -34,16 +34,14 @@ class Estimate:
     @property
     def shown(self) -> str:
         """Return the mean, to two significant digits of the error."""
-        if not self._has_error:
-            return number(self.mean)
-        return f"{self.mean:.{self._decimals}f}".replace("-", "−")
+        decimals = self._decimals
+        return number(self.mean) if decimals is None else f"{self.mean:.{decimals}f}".replace("-", "−")
 
     @property
     def error_shown(self) -> str:
         """Return the error as ``± 0.012``; empty if there is none."""
-        if not self._has_error:
-            return "± 0" if self.error == 0 else ""
-        return f"± {self.error:.{self._decimals}f}"
+        decimals = 0 if self.error == 0 else self._decimals
+        return "" if decimals is None else f"± {self.error:.{decimals}f}"
 
     @property
     def direction(self) -> str:
@@ -56,9 +54,7 @@ class Estimate:
         return f"{self.shown} {self.error_shown}".rstrip()
 
     @property
-    def _has_error(self) -> bool:
-        return math.isfinite(self.error) and self.error > 0
-
-    @property
-    def _decimals(self) -> int:
-        return min(6, max(0, 1 - math.floor(math.log10(self.error))))
+    def _decimals(self) -> int | None:
+        """Return how many decimals the error allows; None without an error."""
+        has_error = math.isfinite(self.error) and self.error > 0
+        return min(6, max(0, 1 - math.floor(math.log10(self.error)))) if has_error else None

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from cosmos_rl_core.storage import media
 from stages.formats.samples import StoredSample
 
 MAX_SIDE = 256
@@ -26,8 +25,6 @@ class Picture:
     """Why there are none."""
     width: int = 0
     height: int = 0
-    film: bool = False
-    """Whether it is a video."""
 
     @property
     def pixelated(self) -> bool:
@@ -42,19 +39,16 @@ def picture(sample: StoredSample) -> Picture:
     if not sample.media:
         return Picture([], "the picture was deleted (rollout.keep.media)")
     frames = sample.pixels
-    shown = sorted({0, len(frames) // 2, len(frames) - 1})
     height, width = frames.shape[1:3]
-    sources = [data_uri(frames[i]) for i in shown]
-    return Picture(sources, width=width, height=height, film=sample.extension == media.VIDEO)
+    shown = sorted({0, len(frames) // 2, len(frames) - 1})
+    return Picture([data_uri(frames[i]) for i in shown], "", width, height)
 
 
 def data_uri(pixels: np.ndarray) -> str:
     """Encode uint8 ``[height, width, 3]``: a small picture exactly, a large one shrunk."""
-    image, buffer, kind = Image.fromarray(pixels), io.BytesIO(), "png"
-    if max(image.size) > MAX_SIDE:
-        kind = "jpeg"
-        image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
-        image.save(buffer, format="JPEG", quality=85)
-    else:
-        image.save(buffer, format="PNG", optimize=True)
+    image, buffer = Image.fromarray(pixels), io.BytesIO()
+    is_large = max(image.size) > MAX_SIDE
+    kind, options = ("jpeg", {"quality": 85}) if is_large else ("png", {"optimize": True})
+    image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)  # leaves a smaller one as it is
+    image.save(buffer, format=kind, **options)
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

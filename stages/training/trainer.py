@@ -256,7 +256,7 @@ class Trainer:
         cuts = {part: state_shards(shards) if part == OPTIMIZER else shards for part in parts}
         self._agree(parts, cuts)
         for part, tensors in parts.items():
-            write_part(context, part, tensors=tensors, group=self.group, shards=cuts[part])
+            write_part(context, part, tensors=tensors, shards=cuts[part])
         if self.group.rank == 0:
             last_step = self.steps.first_step + len(self.steps.lrs)
             nonfinite = {NONFINITE: self.nonfinite_in_a_row} if self.nonfinite_in_a_row else {}

@@ -7,7 +7,7 @@ import pytest
 
 from cosmos_rl_core.canonical import canonical_json, digest
 from flows.planning.plan import read_plan
-from stages.artifacts.identity import fingerprint_of, recipe_of
+from stages.artifacts.request import fingerprint_of, recipe_of
 from stages.artifacts.slots import standing
 from tests.e2e.flow_process import AFTER_LAST_UPDATE, RUN_ID, Flows, require_same_run, require_untouched
 

@@ -93,11 +93,11 @@ def test_files_of_dead_attempts_are_said_and_then_deleted(recipe, tmp_path):
 def test_finished_shards_of_an_unfinished_generation_stay(recipe, tmp_path):
     run = make_run(recipe(), tmp_path, iterations=1)
     attempt = begin(requests.rollout(run, 1), layout={"shards": 2})
-    attempt.shard(0, lambda: {"0.tar": b"finished"})
+    attempt.finish(0, {"0.tar": b"finished"})
     attempt.put("1.tar", LITTER)
     assert collect(run)[:-1] == [f"{'iteration-0001/rollout':<28} {1:>6} files {0.0:>12.1f} MB"]
     retry = begin(requests.rollout(run, 1), layout={"shards": 2})
-    retry.shard(0, lambda: pytest.fail("the finished shard is gone"))
+    assert retry.adopt(0)
     assert retry.read("0.tar") == b"finished"
 
 
@@ -275,9 +275,9 @@ from stages.execution import runner
 
 def run(request, context):
     context.layout({"shards": 3})
-    context.attempt.shard(0, lambda: {"0": b"1" * 1000})
+    context.attempt.finish(0, {"0": b"1" * 1000})
     context.attempt.put("whole", b"2" * 1000)
-    context.attempt.shard(1, lambda: {"1": b"3" * 1000, "2": b"4" * 50_000})
+    context.attempt.finish(1, {"1": b"3" * 1000, "2": b"4" * 50_000})
 
 stage = types.ModuleType("stages.report")
 stage.run = run

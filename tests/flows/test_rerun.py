@@ -14,7 +14,7 @@ from flows.watching.status import states
 from stages.artifacts.records import Invalidated
 from stages.artifacts.slots import standing, why_stale
 from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, make_all, make_one, planned_run, validated, whole_run
-from tests.hand_made import begin, commit, planned, rewards
+from tests.hand_made import adopt_or_make, begin, commit, planned, rewards
 
 SCORES = ("evaluate-jpeg", "evaluate-ocr")
 BASE = [f"policy-0000/{stage}" for stage in ("export", "evaluate", *SCORES)]
@@ -165,9 +165,9 @@ def test_an_unfinished_generation_is_ended_and_nothing_of_it_adopted(recipe, tmp
     run = whole_run(recipe, tmp_path).going_to(3)
     request = requests.rollout(run, 2)
     cut = {"shards": [["a"]]}
-    begin(request, layout=cut).shard(0, lambda: {"a": b"half-made"})
+    begin(request, layout=cut).finish(0, {"a": b"half-made"})
     again = begin(request, layout=cut)
-    again.shard(0, lambda: {"a": b"not needed"})
+    assert again.adopt(0)
     assert again.adopted == 1
 
     assert rerun(run.store_url, "hand", "rollout", 2) == [
@@ -176,7 +176,7 @@ def test_an_unfinished_generation_is_ended_and_nothing_of_it_adopted(recipe, tmp
         "give its command again or retry its flow run to make it",
     ]
     fresh = begin(request, layout=cut)
-    fresh.shard(0, lambda: {"a": b"made anew"})
+    adopt_or_make(fresh, 0, lambda: {"a": b"made anew"})
     assert (fresh.generation, fresh.adopted, fresh.read("a")) == (2, 0, b"made anew")
 
 

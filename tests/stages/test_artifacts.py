@@ -11,12 +11,13 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
 from stages import contracts
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.attempt import Attempt, layout_halvings
+from stages.artifacts.attempt import Attempt
 from stages.artifacts.generations import invalidate
+from stages.artifacts.records import Layout
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of, refer, standing, why_stale
 from stages.contracts import ModelRef
-from tests.hand_made import NUMERICS, begin, commit, make, remove, report
+from tests.hand_made import NUMERICS, adopt_or_make, begin, commit, make, remove, report
 
 MODEL = ModelRef(path="/base", adapter="sd3", digest="d")
 
@@ -349,18 +350,19 @@ def test_a_reference_holds_the_very_manifest_it_named(slot, store_url):
 def test_a_layout_that_did_not_fit_into_memory_gives_way_to_a_smaller_one_and_that_one_stays(slot):
     request, notes = report(slot), []
     large = begin(request, layout={"tile": 8})
-    large.shard(0, lambda: {"s/0": b"of 8"})
+    large.finish(0, {"s/0": b"of 8"})
     generation, attempt_id, _ = Attempt.begin(request, notes.append)
     smaller = Attempt(request, NUMERICS, generation, attempt_id)
-    assert smaller.layout({"tile": 4}, notes.append, layout_halvings(slot, 1) + 1) == {"tile": 4}
+    assert smaller.layout({"tile": 4}, notes.append, 1) == {"tile": 4}
     assert smaller.generation == 2
-    assert layout_halvings(slot, 2) == 1
+    assert (found := Layout.read(slot, 2)) is not None
+    assert found.halvings == 1
     assert notes == ["an unfinished attempt at generation 1 did not fit into memory; nothing of it is kept"]
     smaller.use_layout({"tile": 4}, 2)
-    smaller.shard(0, lambda: {"s/0": b"of 4"})
+    adopt_or_make(smaller, 0, lambda: {"s/0": b"of 4"})
 
     # A command that begins anew does not know that memory was short; it takes the cut that is there.
     again = begin(request, layout={"tile": 8})
     assert again.generation == 2
-    again.shard(0, lambda: pytest.fail("made again"))
+    assert again.adopt(0)
     assert again.read("s/0") == b"of 4"

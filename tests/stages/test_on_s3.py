@@ -68,7 +68,7 @@ def test_damage_in_the_store_is_an_error_and_never_becomes_a_copy(slot, copies):
 
 def test_who_answers_for_the_store_reads_the_store(slot, copies):
     attempt = begin(report(slot), layout={"shards": [1]})
-    attempt.shard(0, lambda: {"a": DATA})
+    attempt.finish(0, {"a": DATA})
     (entry,) = attempt.files.values()
     assert read_entry(slot, entry) == DATA
     store.write(store.join(slot, entry.path), DATA[:-1] + b"!")
@@ -76,7 +76,7 @@ def test_who_answers_for_the_store_reads_the_store(slot, copies):
     with pytest.raises(ArtifactError, match="is not what was committed"):
         read_stored(slot, entry)
     with pytest.raises(ArtifactError, match="is not what was committed"):
-        begin(report(slot), layout={"shards": [1]}).shard(0, lambda: {"a": DATA})
+        begin(report(slot), layout={"shards": [1]}).adopt(0)
 
 
 def test_members_of_a_shard_come_from_the_copy_of_the_shard(slot, copies):

@@ -57,7 +57,7 @@ def write(folder: Path) -> None:
     attempt = MeetingAttempt(report(str(folder / "slot")), NUMERICS, 1, "attempt")
     context = Context(attempt, group, Outcome(folder / f"outcome-{group.rank}", group.rank))
     tensors = {f"w{n}": torch.full((3,), float(n), device="cpu") for n in range(NUM_FILES)}
-    write_part(context, CURRENT, tensors=tensors, group=group, shards=OneFileEach())
+    write_part(context, CURRENT, tensors=tensors, shards=OneFileEach())
     folder.joinpath(f"written-{group.rank}").write_text(" ".join(sorted(attempt.files)))
     group.close()
 

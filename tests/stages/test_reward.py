@@ -205,7 +205,7 @@ def test_scores_of_a_crashed_attempt_are_adopted(slot, samples_slot, tmp_path):
     source = write_samples(samples_slot, [RIGHT, CLOSE, WRONG])
     request = scoring(slot, source)
     crashed = begin_as_stage(request)
-    crashed.shard(0, lambda: score_file(0, [("p0", 0.125), ("p1", 0.25)]))
+    crashed.finish(0, score_file(0, [("p0", 0.125), ("p1", 0.25)]))
     manifest, notes = run(request, tmp_path)
     assert notes == ["1 finished shards of an earlier attempt were adopted"]
     # Numbers that only the earlier attempt can have left.

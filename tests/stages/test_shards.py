@@ -5,7 +5,7 @@ from cosmos_rl_core.storage import store
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.generations import invalidate
 from stages.artifacts.slots import input_of, standing
-from tests.hand_made import NUMERICS, begin, commit, make, remove, report
+from tests.hand_made import NUMERICS, adopt_or_make, begin, commit, make, remove, report
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def shards_of(attempt, contents):
             made.append(index)
             return {f"samples/{index}": data}
 
-        attempt.shard(index, work)
+        adopt_or_make(attempt, index, work)
     return made
 
 
@@ -123,16 +123,16 @@ def test_the_slower_of_two_attempts_at_a_shard_takes_the_others(slot):
     first, second = begin(report(slot), layout={}), begin(report(slot), layout={})
 
     def slow():
-        first.shard(0, lambda: {"samples/0": b"fast"})
+        adopt_or_make(first, 0, lambda: {"samples/0": b"fast"})
         return {"samples/0": b"slow"}
 
-    second.shard(0, slow)
+    adopt_or_make(second, 0, slow)
     assert second.read("samples/0") == b"fast"
     assert second.adopted == 1
 
 
 def test_a_shard_that_is_not_kept_is_made_again_by_the_next_attempt(slot):
     attempt = begin(report(slot), layout={})
-    attempt.shard(0, lambda: {"samples/0": b"partial"}, keep=lambda files: False)
+    adopt_or_make(attempt, 0, lambda: {"samples/0": b"partial"}, offered=False)
     assert attempt.read("samples/0") == b"partial"
     assert shards_of(begin(report(slot), layout={}), [b"whole"]) == [0]
