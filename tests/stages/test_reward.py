@@ -139,7 +139,7 @@ def test_a_sample_that_cannot_be_scored_is_tried_again_then_excluded_and_counted
     assert table["score"] == [1.0, pytest.approx(float("nan"), nan_ok=True), 0.5, 1.0]
     answers = table_of(slot, contracts.Reward.ANSWERS)
     assert [bool(error) for error in answers["error"]] == [False, True, False, False]
-    assert answers["error"][1].startswith("ConfigError: prompt 'a sign' needs the text to render")
+    assert answers["error"][1].startswith("ValueError: prompt 'a sign' needs the text to render")
     assert answers["details"][1] == "{}"
     calls = table_of(slot, contracts.Reward.CALLS)
     # The first shard is tried three times, the failing sample alone from the second time on; then the second shard.
@@ -161,8 +161,8 @@ def test_too_many_failures_fail_the_stage_and_name_the_samples(slot, samples_slo
     with pytest.raises(RewardError) as caught:
         run(request, tmp_path)
     message = str(caught.value)
-    assert "ocr could not score 2 of 4 samples, more than max_failed_fraction = 0.25: p1-000 (Config" in message
-    assert "; p2-000 (ConfigError: " in message
+    assert "ocr could not score 2 of 4 samples, more than max_failed_fraction = 0.25: p1-000 (Value" in message
+    assert "; p2-000 (ValueError: " in message
     assert "p0-000" not in message
     assert caught.value.retryable
     assert standing(slot) == (1, None)
