@@ -4,13 +4,15 @@ import hashlib
 import json
 from typing import Any
 
+_COMPACT: dict[str, Any] = {"separators": (",", ":"), "ensure_ascii": False}
+
 
 def canonical_json(value: Any) -> bytes:
     """Encode plain JSON data (dict, list, str, number, bool, None) as sorted, compact UTF-8.
 
     Raises ``ValueError`` on NaN or infinity: NaN equals nothing, so it cannot identify anything.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(value, sort_keys=True, allow_nan=False, **_COMPACT).encode()
 
 
 def digest(value: Any) -> str:
@@ -26,8 +28,10 @@ def sha256(data: bytes) -> str:
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
     """Return one line for each value that differs in two JSON values, e.g. ``train.seed: 1 -> 2``."""
     if isinstance(old, dict) and isinstance(new, dict):
-        keys = sorted(old.keys() | new.keys())
-        return [d for key in keys for d in differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))]
+        found: list[str] = []
+        for key in sorted(old.keys() | new.keys()):
+            found += differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
+        return found
     return [] if old == new else [f"{where}: {_brief(old)} -> {_brief(new)}"]
 
 

@@ -22,12 +22,13 @@ def check_packages() -> None:
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         origin = None if spec is None or spec.origin is None else Path(spec.origin)
-        if origin is None or origin.parents[1] != home or OWNER not in origin.read_text(encoding="utf-8"):
+        ours = origin is not None and origin.parents[1] == home
+        if origin is None or not ours or OWNER not in origin.read_text(encoding="utf-8"):
             found = origin or (spec and spec.submodule_search_locations) or "no such package"
-            raise ConfigError(
-                f"the package {name!r} of {OWNER} must lie in {home}, found {found}: another project has a package of "
-                f"this name; install {OWNER} into a virtual environment of its own, and check PYTHONPATH"
-            )
+            reason = f"must lie in {home}, found {found}"
+            advice = f"install {OWNER} into a virtual environment of its own, and check PYTHONPATH"
+            other = "another project has a package of this name"
+            raise ConfigError(f"the package {name!r} of {OWNER} {reason}: {other}; {advice}")
 
 
 def main() -> None:

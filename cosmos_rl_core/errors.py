@@ -24,7 +24,7 @@ _FULL_TEXTS = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """Texts of a full disk in errors of libraries."""
-_IN_SHARED_MEMORY = re.compile(r"(?<![\w.-])/dev/shm/|</torch_|\bshared memory(?:\(shm\)| segment| object)")
+_SHM = re.compile(r"(?<![\w.-])/dev/shm/|</torch_|\bshared memory(?:\(shm\)| segment| object)")
 """Names of shared memory in errors of NCCL, PyTorch and Python."""
 
 EXIT_CODES = {"config": 64, "data": 65, "busy": 75, "unavailable": 75}
@@ -129,15 +129,16 @@ def no_space(error: BaseException) -> NoSpaceError | None:
     full = isinstance(error, OSError) and error.errno in FULL
     if not full and not (_is_of_a_library(error) and _FULL_TEXTS.search(str(error)) is not None):
         return None
-    remedy = SHARED_MEMORY if _IN_SHARED_MEMORY.search(str(error)) else FREE_SPACE
+    remedy = SHARED_MEMORY if _SHM.search(str(error)) else FREE_SPACE
     return NoSpaceError(f"no space left: {error}; {remedy}")
 
 
 def _is_of_a_library(error: BaseException) -> bool:
     """Return whether libraries use the error's class to report errors of the system."""
-    if isinstance(error, (OSError, RuntimeError)):
-        return not isinstance(error, CosmosRLError)
-    return not isinstance(error, (CosmosRLError, ValueError)) and type(error).__module__ != "builtins"
+    if isinstance(error, CosmosRLError):
+        return False
+    foreign = type(error).__module__ != "builtins" and not isinstance(error, ValueError)
+    return foreign or isinstance(error, (OSError, RuntimeError))
 
 
 def first_line(message: object) -> str:

@@ -36,7 +36,8 @@ _ANYWHERE = (
     r"(?:^|(?<=[:\]>] )|(?<=\())\[Errno 12\] Cannot allocate memory\b",
     r"\bFailed to allocate memory for requested buffer of size \d+",
 )
-_TEXTS = re.compile("|".join([*(rf"(?:^|(?<=[:\]>] )){text}" for text in _AT_THE_BEGINNING), *_ANYWHERE]), re.MULTILINE)
+_BEGINNING = rf"(?:^|(?<=[:\]>] ))(?:{'|'.join(_AT_THE_BEGINNING)})"
+_TEXTS = re.compile("|".join([_BEGINNING, *_ANYWHERE]), re.MULTILINE)
 """Texts of out-of-memory errors without a class of their own."""
 _NATIVE = re.compile(
     r"RuntimeError|torch\.AcceleratorError|torch\.distributed\.Dist\w*Error|onnxruntime\..*|(?:.*\.)?SafetensorError"

@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import platform
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ def numerics(torch: Any = None) -> dict[str, Any]:
     }
     if torch.cuda.is_available():
         return found | _of_gpu(torch)
-    return found | {"device": "cpu", "cpu": _cpu_model(), "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    capability = torch.backends.cpu.get_cpu_capability()
+    return found | {"device": "cpu", "cpu": _cpu_model(), "cpu_capability": capability}
 
 
 def _of_gpu(torch: Any) -> dict[str, Any]:
@@ -71,5 +73,6 @@ def _version(name: str) -> str | None:
 def _cpu_model() -> str:
     if sys.platform != "linux":
         return platform.processor()
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    model = re.search(r"^model name\s*:(.*)", text, re.MULTILINE)
+    return model[1].strip() if model else platform.machine()

@@ -59,10 +59,9 @@ def find(paths: Iterable[str]) -> None:
 
 def pins(model: str) -> tuple[Pin, ...]:
     """Return the imported plugins from outside, without the models of entry points other than ``model``."""
-    found = [
-        _pin(kind, name, module) for kind in plugins.KINDS for name, module in sorted(plugins.loaded(kind).items())
-    ]
-    return tuple(pin for pin in found if pin.kind != "models" or pin.entry_point is None or pin.name == model)
+    found = [_pin(kind, name) for kind in plugins.KINDS for name in sorted(plugins.loaded(kind))]
+    unused = {pin.name for pin in found if pin.kind == "models" and pin.entry_point} - {model}
+    return tuple(pin for pin in found if pin.kind != "models" or pin.name not in unused)
 
 
 def named_by(settings: object, pinned: Iterable[Pin]) -> tuple[Pin, ...]:
@@ -93,7 +92,8 @@ def use(values: Any, *, verify: bool) -> None:
     by_path = [pin for pin in pinned if pin.entry_point is None]
     if verify:
         # Checked before the import, so that an edited file is not run.
-        check_same(by_path, [pin.model_copy(update={"files": _digests(Path(pin.path))}) for pin in by_path])
+        found = [pin.model_copy(update={"files": _digests(Path(pin.path))}) for pin in by_path]
+        check_same(by_path, found)
     for pin in pinned:
         if pin.entry_point is not None:
             plugins.load(pin.kind, pin.name)
@@ -105,8 +105,7 @@ def use(values: Any, *, verify: bool) -> None:
 
 def _imported(pinned: Sequence[Pin]) -> list[Pin]:
     """Return new pins, with current digests, of the pinned plugins that this process has imported."""
-    found = {kind: plugins.loaded(kind) for kind in plugins.KINDS}
-    return [_pin(pin.kind, pin.name, found[pin.kind][pin.name]) for pin in pinned if pin.name in found[pin.kind]]
+    return [_pin(pin.kind, pin.name) for pin in pinned if pin.name in plugins.loaded(pin.kind)]
 
 
 def named_in(data: bytes) -> list[Any]:
@@ -122,23 +121,20 @@ def named_in(data: bytes) -> list[Any]:
 def check_same(pinned: Sequence[Pin], here: Sequence[Pin]) -> None:
     """Raise :class:`ConfigError`, which names each file that differs, unless ``here`` equals the pinned plugins."""
     places = {(pin.kind, pin.name): Path(pin.path).parent for pin in (*pinned, *here)}
-    planned, found = (
-        {
-            places[pin.kind, pin.name] / name: f"sha256 {digest[:12]}"
-            for pin in some
-            for name, digest in pin.files.items()
-        }
-        for some in (pinned, here)
-    )
-    mistakes = [
-        f"{file}: found {found.get(file, 'no file')}, planned {planned.get(file, 'no file')}"
-        for file in sorted({file for file, _ in planned.items() ^ found.items()})
-    ]
+    planned, found = _sha256_by_file(pinned), _sha256_by_file(here)
+    mistakes: list[str] = []
+    for kind, name, file in sorted({key for key, _ in planned.items() ^ found.items()}):
+        was, now = (some.get((kind, name, file), "no file") for some in (planned, found))
+        mistakes.append(f"{places[kind, name] / file}: found {now}, planned {was}")
     if mistakes:
-        raise ConfigError(
-            "\n  ".join(["the plugins differ from the plan:", *mistakes])
-            + "\nrestore them, or start another run with another --run-id"
-        )
+        found = "\n  ".join(["the plugins differ from the plan:", *mistakes])
+        raise ConfigError(f"{found}\nrestore them, or start another run with another --run-id")
+
+
+def _sha256_by_file(pins: Iterable[Pin]) -> dict[tuple[str, str, str], str]:
+    """Return the digest of each file, in words, by kind and name of its plugin and the file's name."""
+    files = ((pin, name, sha) for pin in pins for name, sha in pin.files.items())
+    return {(pin.kind, pin.name, name): f"sha256 {sha[:12]}" for pin, name, sha in files}
 
 
 def _is_plugin(path: Path) -> bool:
@@ -156,23 +152,25 @@ def _candidates(path: Path) -> list[tuple[str | None, Path]]:
         if not entry.name.startswith(("_", ".")) and _is_plugin(entry)
     ]
     if not inside:
-        raise ConfigError(
-            f"{path} holds no plugin; expected a .py file, a folder with {_PACKAGE}, or a folder with some of "
-            f"{', '.join(f'{kind}/' for kind in plugins.KINDS)}"
-        )
+        known = ", ".join(f"{kind}/" for kind in plugins.KINDS)
+        expected = f"a .py file, a folder with {_PACKAGE}, or a folder with some of {known}"
+        raise ConfigError(f"{path} holds no plugin; expected {expected}")
     return inside
 
 
 def _register(path: Path, kind: str | None) -> None:
     """Import and register a file or folder. Raises :class:`ConfigError` if it is no plugin or its name is taken."""
     module, name = _import(path), path.stem
-    kinds = [k for k, members in plugins.MEMBERS.items() if all(hasattr(module, member) for member in members)]
+    kinds = plugins.kinds_of(module)
     if len(kinds) != 1 or kind not in (None, *kinds):
-        wanted = "; or ".join(f"{' and '.join(members)} ({k})" for k, members in plugins.MEMBERS.items())
-        raise ConfigError(f"{path} defines the members of {' and '.join(kinds) or 'no plugin'}; expected {wanted}")
+        found = " and ".join(kinds) or "no plugin"
+        known = plugins.MEMBERS.items()
+        wanted = "; or ".join(f"{' and '.join(members)} ({k})" for k, members in known)
+        raise ConfigError(f"{path} defines the members of {found}; expected {wanted}")
     (kind,) = kinds
     if kind == "models" and not (path / "model.py").is_file():
-        raise ConfigError(f"{path}: a model is a folder with {_PACKAGE}, which defines SPEC, and model.py")
+        expected = f"a folder with {_PACKAGE}, which defines SPEC, and model.py"
+        raise ConfigError(f"{path}: a model is {expected}")
     if name in plugins.own(kind) or name in plugins.loaded(kind):
         raise ConfigError(f"{path}: there is another plugin {name!r} of {kind}; rename one")
     plugins.register(kind, name, module)
@@ -182,22 +180,24 @@ def _import(path: Path) -> ModuleType:
     """Import a file anew, even if it was imported before. Raises :class:`ConfigError` if that fails."""
     name = path.stem
     if not name.isidentifier() or name.startswith("_"):
-        raise ConfigError(f"{path}: {name!r} cannot name a plugin; expected letters, digits and '_', a letter first")
-    unique, folder = f"{_PREFIX}{sha256(str(path).encode())[:12]}_{name}", path / _PACKAGE
-    file, search = (folder, [str(path)]) if folder.is_file() else (path, None)
+        expected = "letters, digits and '_', a letter first"
+        raise ConfigError(f"{path}: {name!r} cannot name a plugin; expected {expected}")
+    unique = f"{_PREFIX}{sha256(str(path).encode())[:12]}_{name}"
+    file = path / _PACKAGE if (path / _PACKAGE).is_file() else path
     if not file.is_file():
         raise ConfigError(f"no plugin at {path}: there is no such file")
     loader = _Uncached(unique, str(file))
-    spec = importlib.util.spec_from_file_location(unique, file, loader=loader, submodule_search_locations=search)
+    spec = importlib.util.spec_from_file_location(unique, file, loader=loader)
     assert spec is not None
     module = sys.modules[unique] = importlib.util.module_from_spec(spec)
     try:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[unique]
-        beside = isinstance(error, ModuleNotFoundError) and (path.parent / f"{error.name}.py").is_file()
-        remedy = f"; make a folder {name}/ with {_PACKAGE} of both and write `from . import`" if beside else ""
-        raise ConfigError(f"{path} cannot be imported: {type(error).__name__}: {error}{remedy}") from error
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and (path.parent / f"{error.name}.py").is_file():
+            reason += f"; make a folder {name}/ with {_PACKAGE} of both and write `from . import`"
+        raise ConfigError(f"{path} cannot be imported: {reason}") from error
     return module
 
 
@@ -216,12 +216,13 @@ def _forget() -> None:
         del sys.modules[name]
 
 
-def _pin(kind: Any, name: str, module: ModuleType) -> Pin:
-    by_path = module.__name__.startswith(_PREFIX)
-    path = _place(module) if by_path else _package_of(module)
-    return Pin(
-        kind=kind, name=name, path=str(path), entry_point=None if by_path else module.__name__, files=_digests(path)
-    )
+def _pin(kind: Any, name: str) -> Pin:
+    """Return a pin, with current digests, of a plugin that this process has imported."""
+    module = plugins.loaded(kind)[name]
+    path, entry_point = _place(module), None
+    if not module.__name__.startswith(_PREFIX):
+        path, entry_point = _package_of(module), module.__name__
+    return Pin(kind=kind, name=name, path=str(path), entry_point=entry_point, files=_digests(path))
 
 
 def _place(module: ModuleType) -> Path:

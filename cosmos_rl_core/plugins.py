@@ -39,7 +39,8 @@ def known(kind: str) -> list[str]:
 def own(kind: str) -> tuple[str, ...]:
     """Return the names of the plugins that ship with this package."""
     package = importlib.import_module(f"cosmos_rl_core.{kind}")
-    return tuple(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+    names = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return tuple(name for name in names if not name.startswith("_"))
 
 
 def loaded(kind: str) -> dict[str, ModuleType]:
@@ -50,7 +51,8 @@ def loaded(kind: str) -> dict[str, ModuleType]:
 @functools.cache
 def installed(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
     """Return the entry points of installed packages, by plugin name."""
-    return {entry.name: entry for entry in importlib.metadata.entry_points(group=f"cosmos_rl_flows.{kind}")}
+    found = importlib.metadata.entry_points(group=f"cosmos_rl_flows.{kind}")
+    return {entry.name: entry for entry in found}
 
 
 def load(kind: str, name: str) -> ModuleType:
@@ -70,6 +72,11 @@ def load(kind: str, name: str) -> ModuleType:
 def load_model(name: str) -> ModuleType:
     """Import the ``model.py`` of a model plugin, and with it torch. Raises like :func:`load`."""
     return importlib.import_module(f"{load('models', name).__name__}.model")
+
+
+def kinds_of(module: ModuleType) -> list[str]:
+    """Return the kinds of plugin whose members a module defines."""
+    return [kind for kind, names in MEMBERS.items() if all(hasattr(module, name) for name in names)]
 
 
 def register(kind: str, name: str, module: ModuleType) -> None:
@@ -108,7 +115,7 @@ def _load_installed(kind: str, name: str) -> ModuleType:
         module = entry.load()
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
-    if not isinstance(module, ModuleType) or not all(hasattr(module, member) for member in MEMBERS[kind]):
+    if not isinstance(module, ModuleType) or kind not in kinds_of(module):
         raise ConfigError(f"{where}: expected a module that defines {' and '.join(MEMBERS[kind])}")
     register(kind, name, module)
     return module

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import psutil
@@ -80,10 +81,8 @@ def kill(processes: Sequence[psutil.Process]) -> None:
     A GPU's driver frees the memory of a process while that exits, so one that nobody has waited for yet has none.
     """
     for process in processes:
-        try:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
     _wait_until(lambda: all(map(_has_exited, processes)), GRACE_S)
     _wait_until(lambda: all(map(_is_reaped, processes)), REAPED_S)
 
@@ -95,21 +94,19 @@ def _wait_until(happened: Callable[[], bool], timeout_s: float) -> None:
 
 
 def _has_exited(process: psutil.Process) -> bool:
-    try:
-        if not process.is_running():
-            return True
-        # The first thread may have exited before others, who still have the process's files and devices open.
-        return process.status() == psutil.STATUS_ZOMBIE and len(os.listdir(f"/proc/{process.pid}/task")) <= 1
-    except (psutil.NoSuchProcess, FileNotFoundError):
-        return True
+    with suppress(psutil.NoSuchProcess, FileNotFoundError):
+        if process.is_running():
+            # The first thread may have exited before others, who still have the process's files and devices open.
+            is_zombie = process.status() == psutil.STATUS_ZOMBIE
+            return is_zombie and len(os.listdir(f"/proc/{process.pid}/task")) <= 1
+    return True
 
 
 def _is_reaped(process: psutil.Process) -> bool:
     """Return whether the process is gone, or is a child that only this process can wait for."""
-    try:
+    with suppress(psutil.NoSuchProcess):
         return not process.is_running() or process.ppid() == os.getpid()
-    except psutil.NoSuchProcess:
-        return True
+    return True
 
 
 def kill_tree(pid: int) -> None:

@@ -113,11 +113,10 @@ class LaunchConfig(Section):
             found = (f"{', '.join(stages)}: {text}" for text, stages in mistakes.items())
             raise ValueError("; ".join(found))
         for stage, gpus in self.stage_gpus.items():
-            if len(set(gpus)) != len(gpus) or len(gpus) < self.processes_of(stage):
-                raise ValueError(
-                    f"stage_gpus.{stage} = {list(gpus)} must be different GPUs, one for each of its "
-                    f"{self.processes_of(stage)} processes"
-                )
+            count = self.processes_of(stage)
+            if len(set(gpus)) != len(gpus) or len(gpus) < count:
+                expected = f"different GPUs, one for each of its {count} processes"
+                raise ValueError(f"stage_gpus.{stage} = {list(gpus)} must be {expected}")
         return self
 
     @model_validator(mode="after")
@@ -133,7 +132,8 @@ class LaunchConfig(Section):
         for stage in ("every stage", *self.allocations.stages, *self.stage_processes):
             processes, nodes = self.processes_of(stage), self.nodes_of(stage)
             if processes % nodes:
-                raise ValueError(f"{processes} processes of {stage} cannot share {nodes} nodes evenly")
+                found = f"{processes} processes of {stage}"
+                raise ValueError(f"{found} cannot share {nodes} nodes evenly")
         return self
 
     @property

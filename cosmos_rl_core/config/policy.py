@@ -23,23 +23,24 @@ NOT_IN_LORA = {
 ``lora_names`` and ``primary_adapter``."""
 
 
-def _regexes(patterns: dict[str, Any]) -> dict[str, Any]:
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
-    return patterns
+def _checked_regex(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    return pattern
 
 
 Init = Annotated[
     Literal["gaussian", "kaiming"],
     BeforeValidator(
-        lambda value: "kaiming" if value is True else value, json_schema_input_type=Literal["gaussian", "kaiming", True]
+        lambda value: "kaiming" if value is True else value,
+        json_schema_input_type=Literal["gaussian", "kaiming", True],
     ),
 ]
-Ranks = Annotated[dict[str, Annotated[int, Field(ge=1)]], AfterValidator(_regexes)]
-Alphas = Annotated[dict[str, Annotated[float, Field(gt=0)]], AfterValidator(_regexes)]
+_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+_Targets = tuple[str, ...] | Literal["all-linear"]
+Regex = Annotated[str, AfterValidator(_checked_regex)]
 
 
 class LoraConfig(Section):
@@ -49,7 +50,7 @@ class LoraConfig(Section):
     """Rank of the adapters. A higher rank can learn more per step; memory grows in proportion."""
     lora_alpha: float = Field(default=8.0, gt=0)
     """Scale of the adapters: their output is multiplied by ``lora_alpha / r``."""
-    target_modules: tuple[str, ...] = Field(default=("to_q", "to_k", "to_v", "to_out.0"), min_length=1)
+    target_modules: tuple[str, ...] = Field(default=_ATTENTION, min_length=1)
     """Suffixes of the names of modules that get an adapter, or ``"all-linear"`` for every linear module, including
     time embeddings, text embeddings and the output."""
     init_lora_weights: Init = "gaussian"
@@ -58,17 +59,17 @@ class LoraConfig(Section):
     use_rslora: bool = False
     """Multiply the output by ``lora_alpha / sqrt(r)`` instead, so that a higher rank does not learn more slowly.
     Source: arXiv:2312.03732."""
-    r_pattern: Ranks = {}
+    r_pattern: dict[Regex, Annotated[int, Field(ge=1)]] = {}
     """Ranks of single modules, in place of ``r``, e.g. ``{ "attn.to_q" = 16 }`` (peft's ``rank_pattern``). A key is
     a regular expression for a module's whole name, or for its end after a dot. At most one key may match a module."""
-    alpha_pattern: Alphas = {}
+    alpha_pattern: dict[Regex, Annotated[float, Field(gt=0)]] = {}
     """``lora_alpha`` of single modules, with the keys of ``r_pattern``."""
     lora_dropout: float = Field(default=0.0, ge=0, le=0.9)
     """Probability with which a training step drops each input of an adapter, in the policy's own forward pass only;
     rollouts, evaluations and other parts in the loss see all inputs. Regularizes. Masks are drawn on the CPU, which
     takes time with many adapters. Not for algorithms that train on recorded steps."""
 
-    @field_validator("target_modules", mode="before", json_schema_input_type=tuple[str, ...] | Literal["all-linear"])
+    @field_validator("target_modules", mode="before", json_schema_input_type=_Targets)
     @classmethod
     def _all_or_suffixes(cls, value: Any) -> Any:
         if isinstance(value, str) and value != ALL_LINEAR:
@@ -138,11 +139,9 @@ class SampleConfig(SolverConfig):
 
     @model_validator(mode="after")
     def _steers_away_from_it(self) -> Self:
-        if self.negative_prompt is not None and self.guidance_scale == 1:
-            raise ValueError(
-                f"negative_prompt = {self.negative_prompt!r} has no effect at guidance_scale = 1; raise "
-                "guidance_scale, or leave negative_prompt out"
-            )
+        if (text := self.negative_prompt) is not None and self.guidance_scale == 1:
+            found = f"negative_prompt = {text!r} has no effect at guidance_scale = 1"
+            raise ValueError(f"{found}; raise guidance_scale, or leave negative_prompt out")
         return self
 
     @property

@@ -13,7 +13,6 @@ from cosmos_rl_core import shipped
 from cosmos_rl_core.config import effects
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.config.logging import LoggingConfig
 from cosmos_rl_core.config.policy import NOT_IN_LORA, PolicyConfig
 from cosmos_rl_core.config.train import (
     AnyAlgorithm,
@@ -117,6 +116,20 @@ class ValidationConfig(Section):
     """Number of samples in one call of the pipeline."""
 
 
+class LoggingConfig(Section):
+    """Destinations of a run's metrics, besides ``metrics.jsonl``, which every run writes."""
+
+    logger: tuple[Literal["console", "wandb"], ...] = ()
+    """``console`` prints every new line of metrics. ``wandb`` sends them to Weights & Biases with the account and mode
+    (online, offline) from wandb's environment variables; it needs the extra ``tracking``."""
+    project_name: str = Field(default="cosmos_rl", min_length=1)
+    """Name of the project on wandb."""
+    group_name: str | None = None
+    """Group of the run on wandb. Default: no group."""
+    experiment_name: str | None = None
+    """Name of the run on wandb. Default: the run's id."""
+
+
 class Recipe(Section):
     """Definition of a run."""
 
@@ -157,20 +170,22 @@ def _mistakes(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for each combination of settings that cannot work."""
     train, options, rewards = recipe.train, recipe.train.train_policy, recipe.rewards
     batch, group = train.train_batch_per_replica, recipe.rollout.n_generation
+    the_batch = f"train.train_batch_per_replica = {batch}"
+    the_group = f"rollout.n_generation = {group}"
     training = [reward for reward in rewards if reward.role == "train"]
     if training and not options.rewarded:
         yield f"{options.type} trains on data: give its rewards role = 'monitor'"
     if isinstance(options, RewardedOptions):
         if batch % group:
-            yield f"train.train_batch_per_replica = {batch} is not a multiple of rollout.n_generation = {group}"
+            yield f"{the_batch} is not a multiple of {the_group}"
         if not training:
             yield f"{options.type} needs at least one [[rewards]] with role = 'train'"
         smallest = getattr(options, "min_group_size", 0)
         if smallest > group:
-            yield f"train.train_policy.min_group_size = {smallest} drops every prompt: rollout.n_generation = {group}"
+            yield f"train.train_policy.min_group_size = {smallest} drops every prompt: {the_group}"
         if (per_step := options.batch_size_per_optimize) and batch % per_step:
             divisor = f"train.train_policy.batch_size_per_optimize = {per_step}"
-            yield f"train.train_batch_per_replica = {batch} is not a multiple of {divisor}"
+            yield f"{the_batch} is not a multiple of {divisor}"
     if weightless := [reward.fn.label for reward in training if reward.weight == 0]:
         yield f"rewards of weight 0 train nothing: {', '.join(weightless)}; give them role = 'monitor'"
     names = [reward.fn.label for reward in rewards]
@@ -178,17 +193,14 @@ def _mistakes(recipe: Recipe) -> Iterator[str]:
         yield f"two rewards have the same name: {', '.join(names)}"
     weights = {abs(reward.weight) for reward in training}
     if getattr(options, "reward_average", False) and len(weights) > 1:
-        yield (
-            f"rewards weigh {', '.join(f'{w:g}' for w in sorted(weights))}, but train.train_policy.reward_average uses "
-            "only the signs; set it to false, or make the weights equal"
-        )
+        found = ", ".join(f"{weight:g}" for weight in sorted(weights))
+        advice = "set it to false, or make the weights equal"
+        yield f"rewards weigh {found}, but train.train_policy.reward_average uses signs only; {advice}"
     if recipe.policy.from_scratch and recipe.policy.lora is not None:
         yield "policy.from_scratch draws all weights anew; leave [policy.lora] out"
-    if train.ckpt.max_keep is not None and train.ckpt.max_keep <= train.staleness:
-        yield (
-            f"train.ckpt.max_keep = {train.ckpt.max_keep} drops policies that rollouts still need at "
-            f"train.staleness = {train.staleness}"
-        )
+    keep, staleness = train.ckpt.max_keep, f"train.staleness = {train.staleness}"
+    if keep is not None and keep <= train.staleness:
+        yield f"train.ckpt.max_keep = {keep} drops policies that rollouts still need at {staleness}"
     if train.staleness:
         yield from _stale_mistakes(recipe)
 
@@ -200,15 +212,12 @@ def _stale_mistakes(recipe: Recipe) -> Iterator[str]:
     if not train.train_policy.rewarded:
         yield f"{staleness}: {train.train_policy.type} makes no rollouts"
     if update & rollout or bool(update) != bool(rollout):
-        yield (
-            f"{staleness} runs rollout beside update: give both GPUs of their own in launch.stage_gpus, found update "
-            f"{sorted(update)}, rollout {sorted(rollout)}"
-        )
+        found = f"found update {sorted(update)}, rollout {sorted(rollout)}"
+        expected = "give both GPUs of their own in launch.stage_gpus"
+        yield f"{staleness} runs rollout beside update: {expected}, {found}"
     if train.staleness >= train.num_iterations:
-        yield (
-            f"{staleness} samples every rollout of train.num_iterations = {train.num_iterations} from the base policy; "
-            "1 or 2 are usual"
-        )
+        num_iterations = f"train.num_iterations = {train.num_iterations}"
+        yield f"{staleness} samples every rollout of {num_iterations} from the base policy; use 1 or 2"
 
 
 Values = dict[str, Any]
@@ -248,7 +257,8 @@ def launch_of(cluster: str) -> LaunchConfig:
 
 
 def _profile(cluster: str) -> Values:
-    profile = read_toml(shipped.path_of(cluster, "cluster profile"), "deployments/clusters/local.toml")
+    file = shipped.path_of(cluster, "cluster profile")
+    profile = read_toml(file, "deployments/clusters/local.toml")
     if profile.keys() != {"launch"}:
         raise ConfigError(f"{cluster} must hold the table [launch] only, found {sorted(profile)}")
     return profile

@@ -45,7 +45,7 @@ def documented(section: type[Section]) -> dict[str, str]:
 def _docstrings(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for line, following in itertools.pairwise(node.body):
         match line, following:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(text))):
                 yield name, markdown(text)
 
 
@@ -63,7 +63,8 @@ class _Described(GenerateJsonSchema):
         if cls in (AlgorithmOptions, RewardOptions, DatasetOptions):
             kind, _ = cls.plugin or ("", "")
             options = [plugins.load(kind, name).Options for name in plugins.known(kind)]
-            return {"anyOf": [self.generate_inner(each.__pydantic_core_schema__) for each in options]}
+            schemas = [each.__pydantic_core_schema__ for each in options]
+            return {"anyOf": [self.generate_inner(each) for each in schemas]}
         described = super().model_schema(schema)
         described["description"] = markdown(cls.__doc__ or "")
         for name, text in documented(cls).items():

@@ -13,7 +13,7 @@ def dumps(values: dict[str, Any]) -> str:
 
 
 def _table(values: dict[str, Any], name: str) -> Iterator[str]:
-    tables = {key: held for key, held in values.items() if isinstance(held, dict) or _is_array_of_tables(held)}
+    tables = {key: held for key, held in values.items() if _has_header(held)}
     lines = [_line(key, held) for key, held in values.items() if key not in tables]
     if name and (lines or not values):
         yield from ["", f"[{name}]"]
@@ -27,8 +27,10 @@ def _table(values: dict[str, Any], name: str) -> Iterator[str]:
                 yield from ["", f"[[{place}]]", *itertools.starmap(_line, entry.items())]
 
 
-def _is_array_of_tables(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
+def _has_header(value: Any) -> bool:
+    """Return whether a value is a table or an array of tables."""
+    entries = value if isinstance(value, list) else [value]
+    return bool(entries) and all(isinstance(entry, dict) for entry in entries)
 
 
 def _line(key: str, value: Any) -> str:

@@ -11,30 +11,26 @@ from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.errors import ConfigError
 
 
-def plugin_options(kind: str, key: str) -> BeforeValidator:
-    """Return a validator that builds the ``Options`` of the plugin that a table's ``key`` names."""
+def plugin_options(base: type[Section]) -> BeforeValidator:
+    """Return a validator that builds the ``Options``, a subclass of ``base``, of the plugin that a table names."""
+    kind, key = base.plugin or ("", "")
 
     def validate(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         if key not in value:
             raise ValueError(f"needs `{key}`; known: {', '.join(plugins.known(kind))}")
-        options = _options(kind, key, str(value[key]))
+        name = str(value[key])
+        module = plugins.load(kind, name)
+        options = module.Options
+        if not (isinstance(options, type) and issubclass(options, base)):
+            raise ConfigError(f"{module.__file__}: Options must be a subclass of {base.__name__}")
+        if (found := options.model_fields[key].annotation) != Literal[name]:
+            expected = f"Options.{key} must be Literal[{name!r}]"
+            raise ConfigError(f"{module.__file__}: {expected}, found {found}")
         return options.model_validate_json(json.dumps(value), strict=True)
 
     return BeforeValidator(validate)
-
-
-def _options(kind: str, key: str, name: str) -> type[Section]:
-    """Return the ``Options`` of a plugin. Raises :class:`ConfigError` if they do not fit its kind and name."""
-    module = plugins.load(kind, name)
-    options, base = module.Options, _BASES[kind]
-    if not (isinstance(options, type) and issubclass(options, base)):
-        raise ConfigError(f"{module.__file__}: Options must be a subclass of {base.__name__}")
-    if (found := options.model_fields[key].annotation) != Literal[name]:
-        expected = f"Options.{key} must be Literal[{name!r}]"
-        raise ConfigError(f"{module.__file__}: {expected}, found {found}")
-    return options
 
 
 class DatasetOptions(Section):
@@ -62,8 +58,8 @@ class RewardOptions(Section):
         return "media"
 
 
-AnyDataset = Annotated[SerializeAsAny[DatasetOptions], plugin_options("datasets", "name")]
-AnyReward = Annotated[SerializeAsAny[RewardOptions], plugin_options("rewards", "name")]
+AnyDataset = Annotated[SerializeAsAny[DatasetOptions], plugin_options(DatasetOptions)]
+AnyReward = Annotated[SerializeAsAny[RewardOptions], plugin_options(RewardOptions)]
 
 
 class AlgorithmOptions(Section):
@@ -102,10 +98,8 @@ class AlgorithmOptions(Section):
     def _frames_in_order(self) -> Self:
         fewest, most = self.given_frames
         if fewest > most:
-            raise ValueError(
-                f"min_num_conditional_frames = {fewest} is more than max_num_conditional_frames = {most}; "
-                "raise the maximum or lower the minimum"
-            )
+            found = f"max_num_conditional_frames = {most}"
+            raise ValueError(f"min_num_conditional_frames = {fewest} is more than {found}")
         return self
 
 
@@ -134,17 +128,9 @@ class SupervisedOptions(AlgorithmOptions):
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-AnyAlgorithm = Annotated[SerializeAsAny[AlgorithmOptions], plugin_options("algorithms", "type")]
-AnyRewarded = Annotated[SerializeAsAny[RewardedOptions], plugin_options("algorithms", "type")]
-AnySupervised = Annotated[SerializeAsAny[SupervisedOptions], plugin_options("algorithms", "type")]
-
-
-_BASES: dict[str, type[Section]] = {
-    "algorithms": AlgorithmOptions,
-    "rewards": RewardOptions,
-    "datasets": DatasetOptions,
-}
-"""Base of the ``Options`` of each kind of plugin."""
+AnyAlgorithm = Annotated[SerializeAsAny[AlgorithmOptions], plugin_options(AlgorithmOptions)]
+AnyRewarded = Annotated[SerializeAsAny[RewardedOptions], plugin_options(AlgorithmOptions)]
+AnySupervised = Annotated[SerializeAsAny[SupervisedOptions], plugin_options(AlgorithmOptions)]
 
 OptimizerName = Literal["AdamW", "Adam"]
 
@@ -186,22 +172,16 @@ class OptimizerConfig(Section):
     does."""
 
     @model_validator(mode="after")
-    def _peak_is_after_something(self) -> "OptimizerConfig":
+    def _warmup_and_decay_have_room(self) -> "OptimizerConfig":
         if self.optm_peak_after_warmup and self.optm_warmup_steps == 0:
             raise ValueError("optm_peak_after_warmup = true needs optm_warmup_steps above 0")
-        return self
-
-    @model_validator(mode="after")
-    def _decay_has_room(self) -> "OptimizerConfig":
         if self.optm_decay_type == "none":
             return self
         if self.max_num_steps is None:
             raise ValueError(f"optm_decay_type = {self.optm_decay_type!r} needs max_num_steps")
         if self.optm_warmup_steps >= self.max_num_steps:
-            raise ValueError(
-                f"optm_warmup_steps = {self.optm_warmup_steps} leaves nothing of "
-                f"max_num_steps = {self.max_num_steps} to decay"
-            )
+            warmup, total = self.optm_warmup_steps, self.max_num_steps
+            raise ValueError(f"optm_warmup_steps = {warmup} leaves none of max_num_steps = {total}")
         ratio = self.optm_decay_ratio
         if ratio is not None and round(self.max_num_steps * ratio) == 0:
             raise ValueError(f"optm_decay_ratio = {ratio} of {self.max_num_steps} steps is 0 steps")

@@ -30,7 +30,8 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
         if not isinstance(text, str) or not text.strip():
             mistakes.append(f'{place}: expected an object with the text "prompt"')
             continue
-        text, metadata = text.strip(), {name: other for name, other in value.items() if name != "prompt"}
+        text = text.strip()
+        metadata = {name: other for name, other in value.items() if name != "prompt"}
         known = prompts.get(name := prompt_id(text))
         if known is not None and known.metadata != metadata:
             name = prompt_id(text + canonical_json(metadata).decode())
@@ -50,8 +51,9 @@ def _values(extension: str, text: str) -> list[tuple[str, Any]]:
         if not isinstance(values, list):
             raise ValueError("expected a list of objects")
         return [(f"entry {number}", value) for number, value in enumerate(values, 1)]
-    lines = [(f"line {number}", line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    return [(place, {"prompt": line} if extension == ".txt" else _object(line)) for place, line in lines]
+    read = _object if extension == ".jsonl" else lambda line: {"prompt": line}
+    lines = enumerate(map(str.strip, text.split("\n")), 1)
+    return [(f"line {number}", read(line)) for number, line in lines if line]
 
 
 def _object(line: str) -> Any:

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import av
 import numpy as np
 from PIL import Image, ImageOps
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt
 
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import DatasetOptions
@@ -42,19 +42,13 @@ class Options(DatasetOptions):
 
     local_dir: str = Field(json_schema_extra=NOT_IDENTITY)
     """Path of the folder. The identity of a run holds the digest of the files, not the path."""
-    size: tuple[int, int] = (1024, 1024)
+    size: tuple[PositiveInt, PositiveInt] = (1024, 1024)
     """Height and width in pixels. Media are scaled until they just cover the size, then cropped evenly."""
     frames: int = Field(default=1, ge=1)
     """Number of consecutive frames of an item, at the video's own frame rate; 1 for images."""
     clips: int = Field(default=1, ge=1, le=100)
     """Number of items that each video gives. The first starts at the beginning, the last ends at the end, the
     others are evenly spaced. 1 takes the beginning only."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if min(self.size) < 1:
-            raise ValueError(f"size must be positive, got {list(self.size)}")
-        return self
 
 
 @dataclass(frozen=True)
@@ -186,7 +180,8 @@ def _item(item_id: str, media: list[Path], captions: list[Path]) -> _Item:
         mistakes.append(f"{name}: no image or video of that name")
     for kind, files in (("medium", media), ("caption", captions)):
         if len(files) > 1:
-            mistakes.append(f"{name}: more than one {kind}: {', '.join(file.name for file in files)}")
+            found = ", ".join(file.name for file in files)
+            mistakes.append(f"{name}: more than one {kind}: {found}")
     text = ""
     try:
         text = _caption(captions[0] if captions else None, name)
@@ -245,20 +240,16 @@ def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
 
 def _start(file: Path, options: Options, clip: int) -> int:
     """Return the first frame of a clip. Raises :class:`ConfigError` if frames are too few for clips that differ."""
-    count = _num_frames(file)
+    count = 1
+    if file.suffix.lower() in VIDEOS:
+        # Without decoding: a packet is a frame.
+        with av.open(str(file)) as container:
+            count = sum(packet.size > 0 for packet in container.demux(video=0))
     room, last = count - options.frames, options.clips - 1
     if room < last:
         expected = f"{options.frames + last} for {options.clips} clips of {options.frames}"
         raise ConfigError(f"{file.name}: {count} frames, expected at least {expected}")
     return clip * room // last
-
-
-def _num_frames(file: Path) -> int:
-    """Return the number of frames without decoding: a packet is a frame."""
-    if file.suffix.lower() not in VIDEOS:
-        return 1
-    with av.open(str(file)) as container:
-        return sum(packet.size > 0 for packet in container.demux(video=0))
 
 
 def _decoded(file: Path) -> Iterator[Image.Image]:

@@ -6,7 +6,7 @@ Item ``i`` depends on its size, its number of frames and ``i`` only.
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.config.train import DatasetOptions
@@ -22,17 +22,16 @@ class Options(DatasetOptions):
     """Number of media. Raising it leaves earlier items unchanged."""
     num_prompts: int = Field(default=8, ge=1)
     """Number of captions, which items use in turn."""
-    size: tuple[int, int] = (1024, 1024)
+    size: tuple[PositiveInt, PositiveInt] = (1024, 1024)
     """Height and width in pixels."""
     frames: int = Field(default=1, ge=1)
     """Number of frames of an item; 1 for images."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if min(self.size) < 1:
-            raise ValueError(f"size must be positive, got {list(self.size)}")
         if self.num_prompts > self.num_items:
-            raise ValueError(f"num_prompts {self.num_prompts} is more than num_items {self.num_items}")
+            found = f"num_prompts {self.num_prompts} is more than num_items {self.num_items}"
+            raise ValueError(found)
         return self
 
 

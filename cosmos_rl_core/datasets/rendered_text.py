@@ -7,11 +7,11 @@ that pixels do not depend on a machine's fonts.
 import itertools
 from functools import cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.config.train import DatasetOptions
@@ -48,15 +48,15 @@ class Options(DatasetOptions):
     """Number of words in the test split."""
     num_items: int = Field(default=8192, ge=1)
     """Number of images. Raising it leaves earlier images unchanged."""
-    size: tuple[int, int] = (32, 64)
+    size: tuple[PositiveInt, PositiveInt] = (32, 64)
     """Height and width of an image in pixels."""
     fonts: tuple[str, ...] = ()
     """Paths of font files to choose from. Default: Pillow's own font, the same on every machine."""
-    font_sizes: tuple[int, int] = (23, 26)
+    font_sizes: tuple[PositiveInt, PositiveInt] = (23, 26)
     """Smallest and largest font size in pixels, inclusive."""
     stroke_width: int = Field(default=1, ge=0, le=8)
     """Thickening of letters in pixels; Pillow's own font is thin."""
-    jitter: tuple[int, int] = (2, 1)
+    jitter: tuple[NonNegativeInt, NonNegativeInt] = (2, 1)
     """Largest horizontal and vertical shift of a word from the middle, in pixels."""
     dirty: float = Field(default=0.3, ge=0, le=1)
     """Share of images with strike lines, blur or fading."""
@@ -71,10 +71,9 @@ class Options(DatasetOptions):
         if num_words > MAX_WORDS:
             raise ValueError(f"alphabet and length make {num_words} words, more than {MAX_WORDS}")
         if num_words <= self.num_test_words:
-            raise ValueError(f"num_test_words {self.num_test_words} leaves none of {num_words} words")
-        smallest, largest = self.font_sizes
-        if not 1 <= smallest <= largest or min(self.size) < 1 or min(self.jitter) < 0:
-            raise ValueError("expected rising font_sizes above 0, size above 0 and jitter from 0")
+            raise ValueError(f"{self.num_test_words} test words leave none of {num_words} words")
+        if self.font_sizes[0] > self.font_sizes[1]:
+            raise ValueError(f"font_sizes {list(self.font_sizes)} fall; write the smallest first")
         return self
 
 
@@ -145,22 +144,17 @@ def draw(word: str, options: Options, rng: np.random.Generator) -> np.ndarray:
     font = _font(path, int(rng.integers(options.font_sizes[0], options.font_sizes[1] + 1)))
     across, down = (int(rng.integers(-most, most + 1)) for most in options.jitter)
     image = Image.new("RGB", (width, height), background)
-    _write(image, word, font, ink, (width / 2 + across, height / 2 + down), options.stroke_width)
+    pen = ImageDraw.Draw(image)
+    # Letter by letter: at the font's own distances, thick letters ("TT") touch.
+    look: dict[str, Any] = {"fill": ink, "anchor": "mm", "stroke_width": options.stroke_width}
+    steps = [font.getlength(letter) + 2 * options.stroke_width for letter in word]
+    left = width / 2 + across - sum(steps) / 2
+    for letter, step in zip(word, steps, strict=True):
+        pen.text((left + step / 2, height / 2 + down), letter, font=font, **look)
+        left += step
     if rng.random() < options.dirty:
         image = _spoil(image, background, ink, rng)
     return np.asarray(image, dtype=np.uint8)
-
-
-def _write(
-    image: Image.Image, word: str, font: ImageFont.FreeTypeFont, ink: Rgb, middle: tuple[float, float], stroke: int
-) -> None:
-    """Write a word around ``middle``, letter by letter: at the font's own distances, thick letters ("TT") touch."""
-    pen = ImageDraw.Draw(image)
-    steps = [font.getlength(letter) + 2 * stroke for letter in word]
-    left = middle[0] - sum(steps) / 2
-    for letter, step in zip(word, steps, strict=True):
-        pen.text((left + step / 2, middle[1]), letter, font=font, fill=ink, anchor="mm", stroke_width=stroke)
-        left += step
 
 
 def _spoil(image: Image.Image, background: Rgb, ink: Rgb, rng: np.random.Generator) -> Image.Image:

@@ -46,7 +46,8 @@ def import_weights(weights: Path, base: str, target: Path) -> str:
     try:
         transformer.load_state_dict(tensors, assign=True)
     except RuntimeError as error:
-        raise ConfigError(f"{weights} is not of the base's architecture: {str(error)[:_SHOWN]}") from error
+        found = str(error)[:_SHOWN]
+        raise ConfigError(f"{weights} is not of the base's architecture: {found}") from error
     with weights.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     partial = target.with_name(f".{target.name}.partial")

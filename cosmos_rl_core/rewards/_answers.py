@@ -12,7 +12,8 @@ LONGEST = 300
 def entries(returned: Any, count: int) -> list[Any]:
     """Return the entries of an answer. Raises ``TypeError`` unless it is a list of ``count`` entries."""
     if not isinstance(returned, list | tuple):
-        raise TypeError(f"the reward returned {_kind(returned)}, expected a list with an entry a sample")
+        expected = "expected a list with an entry a sample"
+        raise TypeError(f"the reward returned {_kind(returned)}, {expected}")
     if len(returned) != count:
         raise TypeError(f"the reward returned {len(returned)} entries for {count} samples")
     return list(returned)
@@ -26,9 +27,8 @@ def scored(entry: Any, label: str) -> dict[str, Any] | Exception:
     if isinstance(entry, Exception):
         return entry
     if not isinstance(entry, dict):
-        return TypeError(
-            f"the reward returned {_kind(entry)} for a sample, expected its scores by name or an exception"
-        )
+        expected = "expected its scores by name or an exception"
+        return TypeError(f"the reward returned {_kind(entry)} for a sample, {expected}")
     if label not in entry:
         return KeyError(f"no score named {label!r} among {brief(sorted(map(str, entry)))}")
     if (score := finite(entry[label])) is None:

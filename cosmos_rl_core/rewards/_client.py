@@ -6,27 +6,33 @@ an ``.npy`` file.
 
 import io
 import json
+import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Self
 
 import httpx
 import numpy as np
 from httpx import Response
+from pydantic import Field, TypeAdapter
 
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.rewards._answers import brief
-from cosmos_rl_core.rewards._service import (
-    ENQUEUE_URL,
-    FETCH_URL,
-    NO_REPLICA,
-    TOKEN,
-    Service,
-    fits_header,
-    without_secrets,
-)
 
+ENQUEUE_URL, FETCH_URL = "REMOTE_REWARD_ENQUEUE_URL", "REMOTE_REWARD_FETCH_URL"
+TOKEN = "REMOTE_REWARD_TOKEN"
+NO_REPLICA = "COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA"
+FIXED_TIMEOUT = "REMOTE_REWARD_ENQUEUE_TIMEOUT_S"
+"""Seconds to send a body of any size; replaces all timeouts but the one of connecting."""
+TIMEOUTS = {
+    "REMOTE_REWARD_ENQUEUE_TIMEOUT_BASE_S": 30.0,
+    "REMOTE_REWARD_ENQUEUE_TIMEOUT_PER_MB_S": 3.0,
+    "REMOTE_REWARD_ENQUEUE_TIMEOUT_MIN_S": 60.0,
+    "REMOTE_REWARD_ENQUEUE_TIMEOUT_MAX_S": 600.0,
+    "REMOTE_REWARD_ENQUEUE_CONNECT_TIMEOUT_S": 100.0,
+}
+"""Seconds by default: base plus so many per MiB of the body, between minimum and maximum; and to connect."""
 REPLICA_HEADER = "X-Lepton-Replica-Target"
 PULL_TIMEOUT_S = 10.0
 RETRY_DELAYS_S, POLL_DELAYS_S = (0.5, 30.0), (0.05, 5.0)
@@ -53,11 +59,90 @@ _REMEDIES = {
 """Remedies by status that neither another sample nor another try can mend."""
 
 
+@dataclass(frozen=True)
+class Service:
+    """Location of a reward service, and how long it may take to accept a request."""
+
+    enqueue_url: str
+    fetch_url: str
+    token: str = field(default="", repr=False)
+    timeouts_s: Mapping[str, float] = field(default_factory=lambda: TIMEOUTS)
+    """Seconds by environment variable."""
+    pins_replica: bool = True
+    """Ask the replica that accepted a request for its scores, if the service names one."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Read the environment. White space around URLs and token is removed; an empty token means no token.
+
+        Raises one :class:`ConfigError` with every variable that is missing or wrong; never shows the token.
+        """
+        urls = {name: environment.get(name, "").strip() for name in (ENQUEUE_URL, FETCH_URL)}
+        token = environment.get(TOKEN, "").strip()
+        mistakes = [
+            f"{name} {fault}; set it to the full URL of the reward service, e.g. http://localhost:8080/api/reward/{path}"
+            for (name, url), path in zip(urls.items(), ("enqueue", "pull"), strict=True)
+            if (fault := _fault(url)) is not None
+        ]
+        if not fits_header(token) or " " in token:
+            mistakes.append(f"{TOKEN} has characters that no HTTP header takes; set the bare token")
+        timeouts_s = dict(TIMEOUTS)
+        for name in (FIXED_TIMEOUT, *TIMEOUTS):
+            try:
+                if text := environment.get(name):
+                    timeouts_s[name] = _SECONDS.validate_python(float(text))
+            except ValueError:
+                mistakes.append(f"{name} = {environment[name]!r} is no number of seconds")
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        pins_replica = environment.get(NO_REPLICA, "0") != "1"
+        return cls(urls[ENQUEUE_URL], urls[FETCH_URL], token, timeouts_s, pins_replica)
+
+    def enqueue_timeout_s(self, size: int) -> float:
+        """Return the seconds in which a body of ``size`` bytes must be accepted."""
+        base, per_mb, least, most, _ = (self.timeouts_s[name] for name in TIMEOUTS)
+        grown = min(max(base + per_mb * size / 2**20, least), most)
+        return self.timeouts_s.get(FIXED_TIMEOUT, grown)
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """Return the seconds in which a connection must be made."""
+        return self.timeouts_s["REMOTE_REWARD_ENQUEUE_CONNECT_TIMEOUT_S"]
+
+
+_SECONDS = TypeAdapter[float](Annotated[float, Field(ge=0, allow_inf_nan=False)])
+
+
+def fits_header(text: str) -> bool:
+    """Return whether an HTTP header can hold a text."""
+    return text.isascii() and text.isprintable() and text == text.strip()
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL without user, password and query."""
+    parsed = httpx.URL(url)
+    return f"{parsed.scheme}://{parsed.netloc.decode()}{parsed.path}"
+
+
+def _fault(url: str) -> str | None:
+    """Return why no request can be sent to a URL, or None."""
+    if not url:
+        return "is not set"
+    try:
+        parsed = httpx.URL(url)
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            return "is no http(s) URL"
+        parsed.host.encode("idna")
+    except (httpx.InvalidURL, ValueError) as error:
+        return f"is no http(s) URL ({error})"
+    return None if parsed.port is None or 0 < parsed.port < 2**16 else f"has the port {parsed.port}"
+
+
 class RefusedError(ValueError):
     """The service did not score what it was sent, or answered without scores. The message quotes its answer."""
 
 
-def frame(prompts: list[str], reward_fn: str, media_type: str, array: np.ndarray, *, fps: float | None = None) -> bytes:
+def frame(prompts: list[str], reward_fn: str, media_type: str, array: np.ndarray, fps: float | None = None) -> bytes:
     """Return the body of a request: one prompt and one entry of ``array`` per sample.
 
     ``media_type`` is ``image`` (uint8 ``[B, height, width, 3]``), ``video`` (uint8 ``[B, 3, frames, height, width]``)
@@ -97,8 +182,8 @@ class Client:
         try:
             self._http = httpx.Client(headers={"Accept-Encoding": "identity", **authorization})
         except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
-            message = f"HTTP requests cannot be made with this environment's proxies or certificates: {error}"
-            raise ConfigError(message) from error
+            reason = f"this environment's proxies or certificates: {error}"
+            raise ConfigError(f"HTTP requests cannot be made with {reason}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -143,10 +228,9 @@ class Client:
             raise UnavailableError(f"the reward service named no uuid: {self._quote(answer)}")
         replica = (told.get("replica_id") if self._service.pins_replica else None) or ""
         if not isinstance(replica, str) or not fits_header(replica):
-            raise RefusedError(
-                f"the reward service named the replica {brief(repr(replica))}, which no HTTP header takes; mend the "
-                f"service, or set {NO_REPLICA}=1"
-            )
+            found = f"the reward service named the replica {brief(repr(replica))}"
+            advice = f"mend the service, or set {NO_REPLICA}=1"
+            raise RefusedError(f"{found}, which no HTTP header takes; {advice}")
         return Ticket(told["uuid"], replica, deadline_s)
 
     def result(self, ticket: Ticket, reward_fn: str) -> dict[str, Any]:
@@ -170,10 +254,9 @@ class Client:
             found = self._quote(answer)
             if answer.status_code not in _NOT_READY:
                 raise RefusedError(found)
-        raise UnavailableError(
-            f"no {reward_fn} scores of request {ticket.uuid} after {self._timeout_s:g} s; the service answers "
-            f"{found}; its log shows whether it is slow (raise timeout_s) or failed"
-        )
+        missing = f"no {reward_fn} scores of request {ticket.uuid} after {self._timeout_s:g} s"
+        advice = "its log shows whether it is slow (raise timeout_s) or failed"
+        raise UnavailableError(f"{missing}; the service answers {found}; {advice}")
 
     def _post(self, url: str, deadline_s: float, timeout_s: float, **request: Any) -> Response:
         """Return the answer, after as many tries as the deadline allows."""
@@ -212,7 +295,8 @@ class Client:
     def _require_understood(self, url: str, answer: Response) -> None:
         """Raise :class:`ConfigError` for an answer that neither another sample nor another try can mend."""
         if answer.status_code == 404 and url == self._service.fetch_url:
-            raise UnavailableError(f"{_place(url)} does not know its request: {self._quote(answer)}")
+            found = self._quote(answer)
+            raise UnavailableError(f"{_place(url)} does not know its request: {found}")
         remedy = _REMEDIES.get(answer.status_code)
         if answer.is_redirect:
             remedy = "it redirects; set its final URL"

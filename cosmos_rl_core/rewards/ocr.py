@@ -66,7 +66,8 @@ class Reward:
             alike.setdefault(np.shape(sample.pixels), []).append(i)
         scores: dict[int, dict[str, float] | Exception] = {}
         for indices in alike.values():
-            texts = iter(self._read([frame for i in indices for frame in _frames(samples[i].pixels)]))
+            frames = [frame for i in indices for frame in _frames(samples[i].pixels)]
+            texts = iter(self._read(frames))
             for i in indices:
                 wanted, num_frames = target(samples[i].prompt), len(samples[i].pixels)
                 each = [similarity(text, wanted) for text in itertools.islice(texts, num_frames)]

@@ -15,14 +15,17 @@ from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._answers import brief, finite
 from cosmos_rl_core.rewards._base import LatentSample, Sample
-from cosmos_rl_core.rewards._client import Client, RefusedError, Ticket, frame
-from cosmos_rl_core.rewards._service import Service
+from cosmos_rl_core.rewards._client import Client, RefusedError, Service, Ticket, frame
 from cosmos_rl_core.storage import media
 
 DECODED_CHANNELS = (16, 48)
 """Numbers of channels of latents that services decode: Wan2.1's and Wan2.2's."""
 IN_FLIGHT = 16
 """Number of concurrent requests; cosmos-rl's service silently drops the oldest of more than 60."""
+
+Samples = Sequence[Sample | LatentSample]
+Entries = dict[int, dict[str, float] | Exception]
+"""Scores or an error by the index of the sample."""
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _FAILED_TEXT = "Error"
@@ -67,9 +70,15 @@ class Options(RewardOptions):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.clip_min is not None and self.clip_max is not None and self.clip_min >= self.clip_max:
+        if self.bounds[0] >= self.bounds[1]:
             raise ValueError(f"clip_min = {self.clip_min} is not below clip_max = {self.clip_max}")
         return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Return the bounds of the score, which may be infinite."""
+        low, high = self.clip_min, self.clip_max
+        return -math.inf if low is None else low, math.inf if high is None else high
 
 
 class Reward:
@@ -87,30 +96,26 @@ class Reward:
         """Raise :class:`ConfigError` if the environment does not name the service."""
         Service.from_environment()
 
-    def score(self, samples: Sequence[Sample | LatentSample]) -> list[dict[str, float] | Exception]:
+    def score(self, samples: Samples) -> list[dict[str, float] | Exception]:
         """Return scores or an error for each sample, in order.
 
         A refused request is repeated sample by sample, so that only failing samples are lost.
         """
         alike: dict[tuple[str, Any], list[int]] = {}
         for i, sample in enumerate(samples):
-            kind, array = self._sent(sample)
+            kind, array = _sent(sample)
             alike.setdefault((kind, array.shape), []).append(i)
-        size = self._options.batch_size
+        size, found = self._options.batch_size, Entries()
         batches = [part[i : i + size] for part in alike.values() for i in range(0, len(part), size)]
-        found: dict[int, dict[str, float] | Exception] = {}
-        if batches:
-            with Client(Service.from_environment(), self._options.timeout_s) as client:
-                for start in range(0, len(batches), IN_FLIGHT):
-                    found |= self._ask(client, samples, batches[start : start + IN_FLIGHT])
+        with Client(Service.from_environment(), self._options.timeout_s) as client:
+            for start in range(0, len(batches), IN_FLIGHT):
+                found |= self._ask(client, samples, batches[start : start + IN_FLIGHT])
         return [found[i] for i in range(len(samples))]
 
-    def _ask(
-        self, client: Client, samples: Sequence[Sample | LatentSample], batches: list[list[int]]
-    ) -> dict[int, dict[str, float] | Exception]:
+    def _ask(self, client: Client, samples: Samples, batches: list[list[int]]) -> Entries:
         """Return scores of batches of indices into ``samples``, which the service scores concurrently."""
         tickets = [self._enqueue(client, [samples[i] for i in batch]) for batch in batches]
-        found: dict[int, dict[str, float] | Exception] = {}
+        found = Entries()
         for batch, ticket in zip(batches, tickets, strict=True):
             try:
                 if isinstance(ticket, RefusedError):
@@ -118,52 +123,54 @@ class Reward:
                 scores = client.result(ticket, self._options.reward_fn)["scores"]
                 found |= dict(zip(batch, self._entries(scores, len(batch)), strict=True))
             except RefusedError as error:
-                alone = len(batch) == 1
-                found |= {batch[0]: error} if alone else self._ask(client, samples, [[i] for i in batch])
+                if len(batch) == 1:
+                    found[batch[0]] = error
+                else:
+                    found |= self._ask(client, samples, [[i] for i in batch])
         return found
 
-    def _enqueue(self, client: Client, samples: Sequence[Sample | LatentSample]) -> Ticket | RefusedError:
-        sent = [self._sent(sample) for sample in samples]
-        kind, fps = sent[0][0], None if sent[0][0] == "image" else float(media.FPS)
-        arrays = np.stack([array for _, array in sent])
+    def _enqueue(self, client: Client, samples: Samples) -> Ticket | RefusedError:
+        kind = _sent(samples[0])[0]
+        arrays = np.stack([_sent(sample)[1] for sample in samples])
+        fps = None if kind == "image" else float(media.FPS)
+        prompts = [sample.prompt for sample in samples]
         try:
-            prompts = [sample.prompt for sample in samples]
-            return client.enqueue(frame(prompts, self._options.reward_fn, kind, arrays, fps=fps))
+            return client.enqueue(frame(prompts, self._options.reward_fn, kind, arrays, fps))
         except RefusedError as error:
             return error
-
-    def _sent(self, sample: Sample | LatentSample) -> tuple[str, np.ndarray]:
-        """Return ``media_type`` and array of one sample."""
-        if isinstance(sample, Sample):
-            is_image = len(sample.pixels) == 1
-            return ("image", sample.pixels[0]) if is_image else ("video", sample.pixels.transpose(3, 0, 1, 2))
-        if (channels := len(sample.latents)) not in DECODED_CHANNELS:
-            raise ConfigError(
-                f'latents of {channels} channels; reward services decode Wan\'s, of 16 or 48: set media = "pixels"'
-            )
-        return "latent", sample.latents.astype(np.float16)
 
     def _entries(self, scores: dict[str, Any], count: int) -> list[dict[str, float] | Exception]:
         """Return an entry per sample. Raises :class:`RefusedError` unless each key has a score for each sample."""
         keys = (self._options.score_key or self._options.reward_fn).split("+")
         if missing := [key for key in keys if key not in scores]:
-            raise RefusedError(
-                f"{self._options.reward_fn} gives {brief(', '.join(sorted(scores))) or 'no scores'}, not "
-                f"{', '.join(missing)}; if it never does, set score_key"
-            )
-        for key in keys:
-            if not isinstance(scores[key], list) or len(scores[key]) != count:
-                raise RefusedError(f"{key} has no list of {count} scores")
-        columns = {key: some for key, some in scores.items() if isinstance(some, list) and len(some) == count}
-        return [self._entry(keys, {key: some[i] for key, some in columns.items()}) for i in range(count)]
+            given, wanted = brief(", ".join(sorted(scores))) or "no scores", ", ".join(missing)
+            advice = "if it never does, set score_key"
+            raise RefusedError(f"{self._options.reward_fn} gives {given}, not {wanted}; {advice}")
+        fit = [key for key, some in scores.items() if isinstance(some, list) and len(some) == count]
+        if missing := [key for key in keys if key not in fit]:
+            raise RefusedError(f"{missing[0]} has no list of {count} scores")
+        return [self._entry(keys, {key: scores[key][i] for key in fit}) for i in range(count)]
 
     def _entry(self, keys: list[str], told: dict[str, Any]) -> dict[str, float] | Exception:
         """Return the service's answer for a sample as a score or an error."""
         options = self._options
-        numbers = {key: number for key, value in told.items() if (number := finite(value)) is not None}
+        found = {key: finite(value) for key, value in told.items()}
+        numbers = {key: number for key, number in found.items() if number is not None}
         wanted = [numbers.get(key) for key in keys]
         if _FAILED_TEXT in told.values() or None in wanted or options.failure_score in wanted:
             return RefusedError(f"the service could not score it: {brief(told)}")
-        low, high = (-math.inf if options.clip_min is None else options.clip_min), options.clip_max
-        score = min(max(sum(numbers[key] for key in keys), low), math.inf if high is None else high)
+        low, high = options.bounds
+        score = min(max(sum(numbers[key] for key in keys), low), high)
         return numbers | {options.label: options.scale * score}
+
+
+def _sent(sample: Sample | LatentSample) -> tuple[str, np.ndarray]:
+    """Return ``media_type`` and array of one sample."""
+    if isinstance(sample, LatentSample):
+        if (channels := len(sample.latents)) not in DECODED_CHANNELS:
+            known = "reward services decode Wan's, of 16 or 48"
+            raise ConfigError(f'latents of {channels} channels; {known}: set media = "pixels"')
+        return "latent", sample.latents.astype(np.float16)
+    if len(sample.pixels) == 1:
+        return "image", sample.pixels[0]
+    return "video", sample.pixels.transpose(3, 0, 1, 2)

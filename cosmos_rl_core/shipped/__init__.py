@@ -25,10 +25,9 @@ def files(kind: Kind) -> dict[str, Path]:
         return {f"tiny-{index.parent.name}": index.parent for index in pipelines}
     if kind == "deployments":
         return {"prefect.yaml": _HERE / "deployments" / "prefect.yaml"}
-    folder, pattern = (
-        (_HERE / "configs", "*/*.toml") if kind == "recipe" else (_HERE / "deployments/clusters", "*.toml")
-    )
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob(pattern))}
+    folder = _HERE / ("configs" if kind == "recipe" else "deployments/clusters")
+    paths = sorted(folder.rglob("*.toml"))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
 
 def listed(name: str | None = None) -> list[dict[str, str]]:
@@ -36,7 +35,10 @@ def listed(name: str | None = None) -> list[dict[str, str]]:
 
     Raises :class:`ConfigError` with the known names if there is none.
     """
-    rows = [{"kind": k, "name": n, "path": str(p.resolve())} for k in KINDS for n, p in files(k).items()]
+    rows: list[dict[str, str]] = []
+    for kind in KINDS:
+        for named, path in files(kind).items():
+            rows.append({"kind": kind, "name": named, "path": str(path.resolve())})
     found = [row for row in rows if name in (None, row["name"])]
     if not found:
         known = ", ".join(row["name"] for row in rows)
@@ -55,5 +57,6 @@ def path_of(path: str, kind: Kind) -> Path:
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {PREFIX}{close[0]}? " if close else ""
-        raise ConfigError(f"no {kind} {name!r} ships with this project; {hint}known: {', '.join(known) or 'none'}")
+        hint += f"known: {', '.join(known) or 'none'}"
+        raise ConfigError(f"no {kind} {name!r} ships with this project; {hint}")
     return known[name].resolve()

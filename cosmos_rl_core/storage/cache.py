@@ -121,7 +121,8 @@ def of_node(url: str, environment: Mapping[str, str] = os.environ) -> Cache | No
             raise ValueError
         Path(name).mkdir(parents=True, exist_ok=True)
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"{GIGABYTES} = {gigabytes!r} is not a number of gigabytes above 0") from error
+        expected = "a number of gigabytes above 0"
+        raise ConfigError(f"{GIGABYTES} = {gigabytes!r} is not {expected}") from error
     except OSError as error:
         raise ConfigError(f"{DIRECTORY} = {name!r} cannot be used: {error.strerror}") from error
     return Cache(Path(name), max_bytes)

@@ -43,9 +43,9 @@ class Remembered:
             entry = self._entry(file) if stamp[1] >= SMALLEST_BYTES else None
             if entry is not None and (found := _read(entry, stamp)) is not None:
                 return found
-            began_s = time.time()
+            settled = max(stamp[2:]) < (time.time() - self.settled_s) * 1e9
             found = hashlib.file_digest(stream, "sha256").hexdigest()
-            settled = max(stamp[2:]) < (began_s - self.settled_s) * 1e9 and _stamp(stream.fileno()) == stamp
+            settled = settled and _stamp(stream.fileno()) == stamp
         if entry is not None and settled:
             # Without space or permission, nothing is remembered.
             with suppress(UnavailableError):

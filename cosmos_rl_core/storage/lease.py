@@ -26,7 +26,7 @@ PATIENCE_S = 20.0
 """Seconds without an advance after which the holder counts as gone."""
 
 KIND = "lease"
-UNKNOWN: dict[str, Any] = {"host": "an unknown machine", "machine": None, "pid": "?", "started": None}
+UNKNOWN = {"host": "an unknown machine", "machine": None, "pid": "?", "started": None}
 """The holder of a lease whose record cannot be read."""
 
 
@@ -69,7 +69,7 @@ class Lease:
             raise self._held_by(self._successor)
 
     def _keep(self) -> None:
-        place, successor = (_place(self._url, number) for number in (self._number, self._number + 1))
+        place, successor = _place(self._url, self._number), _place(self._url, self._number + 1)
         for count in itertools.count(1):
             try:
                 store.write(f"{place}.count", str(count).encode())
@@ -84,10 +84,9 @@ class Lease:
                 return
 
     def _held_by(self, holder: dict[str, Any]) -> LeaseError:
-        return LeaseError(
-            f"another process works on {self._url.rpartition('/')[0]}: pid {holder['pid']} on {holder['host']}; wait "
-            "for its end, or end it and give the same command again"
-        )
+        place, process = self._url.rpartition("/")[0], f"pid {holder['pid']} on {holder['host']}"
+        advice = "wait for its end, or end it and give the same command again"
+        return LeaseError(f"another process works on {place}: {process}; {advice}")
 
 
 def holder_of(url: str, patience_s: float = 2 * BEAT_S) -> dict[str, Any] | None:
@@ -95,10 +94,12 @@ def holder_of(url: str, patience_s: float = 2 * BEAT_S) -> dict[str, Any] | None
 
     A holder on another machine has ``patience_s`` seconds to advance its counter, so the call may take that long.
     """
-    newest = _newest(url)
+    if (newest := _newest(url)) == 0:
+        return None
     place = _place(url, newest)
     holder = _read(place)
-    if newest == 0 or _has_ended(place, holder) or not (_is_here(holder) or _advances(place, holder, patience_s)):
+    works_here = _is_here(holder) and not _has_ended(place, holder)
+    if not works_here and not _advances(place, holder, patience_s):
         return None
     return {key: holder[key] for key in ("pid", "host")}
 
@@ -138,24 +139,24 @@ def _is_here(holder: dict[str, Any]) -> bool:
 
 def _read(place: str) -> dict[str, Any]:
     """Return the record of a holder; :data:`UNKNOWN` if it cannot be read, so that only the counter decides."""
-    url = f"{place}.json"
-    data = store.read_if_exists(url)
+    data = store.read_if_exists(f"{place}.json")
     try:
-        return UNKNOWN | ({} if data is None else unseal(data, KIND, url))
+        return UNKNOWN if data is None else UNKNOWN | unseal(data, KIND, f"{place}.json")
     except ArtifactError:
         return UNKNOWN
 
 
 def _this_process() -> dict[str, Any]:
-    pid = os.getpid()
-    started = {"machine": _machine(), "pid": pid, "started": _started(pid)}
-    return {"holder": secrets.token_hex(8), "host": socket.gethostname(), **started}
+    holder = {"holder": secrets.token_hex(8), "host": socket.gethostname(), "machine": _machine()}
+    return holder | {"pid": os.getpid(), "started": _started(os.getpid())}
 
 
 def _machine() -> str | None:
     """Return an id of the boot and PID namespace, None if the system has none. Process numbers are unique within it."""
     boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{boot.read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}" if boot.exists() else None
+    if not boot.exists():
+        return None
+    return f"{boot.read_text().strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _started(pid: int) -> int | None:

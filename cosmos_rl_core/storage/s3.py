@@ -32,8 +32,9 @@ PART_BYTES = 2**23
 """Bytes of a part. Objects are read in parts; those of at least two parts are also written in parts."""
 PARTS_AT_ONCE = 8
 
-_PASSING_CODES = {"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequestsException"}
-_PASSING_CODES |= {"RequestLimitExceeded", "OperationAborted", "ConditionalRequestConflict"}
+_PASSING_CODES = {"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException"}
+_PASSING_CODES |= {"TooManyRequestsException", "RequestLimitExceeded", "OperationAborted"}
+_PASSING_CODES |= {"ConditionalRequestConflict"}
 _PASSING = (
     exceptions.HTTPClientError,
     exceptions.ConnectionError,
@@ -43,18 +44,8 @@ _PASSING = (
     TimeoutError,
     ConnectionError,
 )
-_MISTAKES = (
-    exceptions.NoCredentialsError,
-    exceptions.PartialCredentialsError,
-    exceptions.SSOError,
-    exceptions.NoRegionError,
-    exceptions.ParamValidationError,
-    exceptions.InvalidRegionError,
-)
 _SOURCES = f"keys and endpoint come from {PROFILES}, {CHECKPOINT}* or AWS's own variables and files, in this order"
-_RIGHTS = (
-    "the keys may be wrong or lack a right: s3:GetObject, s3:PutObject, s3:ListBucket (without it, absent is refused)"
-)
+_RIGHTS = "the keys may be wrong or lack a right: s3:GetObject, s3:PutObject, s3:ListBucket (to see what is absent)"
 _HINTS = {
     "NoSuchBucket": "make the bucket first, or name another",
     "InvalidAccessKeyId": "the server does not know the access key; is the endpoint the right one?",
@@ -82,13 +73,15 @@ class Objects(S3FileSystem):
         """Send a request, with retries."""
         # super() does not work inside the lambda.
         call = super()._call_s3
-        return await _patiently(lambda: call(method, *akwarglist, **kwargs), _url(kwargs))
+        place = "/".join(str(kwargs[name]) for name in ("Bucket", "Key") if name in kwargs)
+        return await _patiently(lambda: call(method, *akwarglist, **kwargs), f"s3://{place}")
 
     async def _info(self, path: str, *_: Any, **__: Any) -> dict[str, Any]:
         """Return an object's size by one request. A prefix without an object counts as missing."""
         bucket, key, _version = self.split_path(path)
         found = await self._call_s3("head_object", Bucket=bucket, Key=key)
-        return {"name": f"{bucket}/{key}", "size": found["ContentLength"], "type": "file", "ETag": found["ETag"]}
+        about = {"size": found["ContentLength"], "type": "file", "ETag": found["ETag"]}
+        return {"name": f"{bucket}/{key}"} | about
 
     async def _cat_file(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, path: str, start: int | None = None, end: int | None = None, **_: Any
@@ -112,7 +105,8 @@ class Objects(S3FileSystem):
                 raise OSError(f"{path} was replaced while it was read")
             return found
 
-        return b"".join([data, *await asyncio.gather(*map(part, range(first_end, last, PART_BYTES)))])
+        others = await asyncio.gather(*map(part, range(first_end, last, PART_BYTES)))
+        return b"".join([data, *others])
 
     async def _part(self, path: str, begin: int, end: int) -> tuple[bytes, int, str]:
         """Return bytes ``begin`` to ``end`` of an object, with size and tag of the whole object."""
@@ -120,7 +114,8 @@ class Objects(S3FileSystem):
         call = super()._call_s3
 
         async def read() -> tuple[bytes, int, str]:
-            found = await call("get_object", Bucket=bucket, Key=key, Range=f"bytes={begin}-{end - 1}")
+            wanted = f"bytes={begin}-{end - 1}"
+            found = await call("get_object", Bucket=bucket, Key=key, Range=wanted)
             async with found["Body"] as body:
                 data = await body.read()
             if len(data) != found["ContentLength"]:
@@ -184,10 +179,11 @@ def options_of(url: str, environment: Mapping[str, str]) -> dict[str, str]:
         return _of_profile(profile, environment.get("AWS_CONFIG_FILE"))
     names = {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret"}
     names |= {"ENDPOINT_URL": "endpoint_url", "REGION_NAME": "region_name"}
-    found = {option: value for name, option in names.items() if (value := environment.get(CHECKPOINT + name))}
-    if ("key" in found) != ("secret" in found):
-        raise ConfigError(f"{CHECKPOINT}ACCESS_KEY_ID and {CHECKPOINT}SECRET_ACCESS_KEY come together; one is not set")
-    return found
+    found = {option: environment.get(CHECKPOINT + name, "") for name, option in names.items()}
+    if bool(found["key"]) != bool(found["secret"]):
+        both = f"{CHECKPOINT}ACCESS_KEY_ID and {CHECKPOINT}SECRET_ACCESS_KEY"
+        raise ConfigError(f"{both} come together; one is not set")
+    return {option: value for option, value in found.items() if value}
 
 
 def _profile(url: str, mapping: str) -> str | None:
@@ -195,7 +191,8 @@ def _profile(url: str, mapping: str) -> str | None:
     for entry in filter(None, (part.strip() for part in mapping.split(","))):
         prefix, equals, profile = entry.rpartition("=")
         if not (equals and profile and prefix.startswith("s3://")):
-            raise ConfigError(f"{PROFILES} has {entry!r}; expected s3://bucket/prefix=profile, separated by commas")
+            expected = "s3://bucket/prefix=profile, separated by commas"
+            raise ConfigError(f"{PROFILES} has {entry!r}; expected {expected}")
         profiles[prefix.rstrip("/")] = profile
     fitting = [prefix for prefix in profiles if f"{url}/".startswith(f"{prefix}/")]
     return profiles[max(fitting, key=len)] if fitting else None
@@ -209,11 +206,11 @@ def _of_profile(profile: str, _config_file: str | None) -> dict[str, str]:
         written = session.get_scoped_config()
     except exceptions.ProfileNotFound as error:
         known = ", ".join(sorted(session.available_profiles)) or "none"
-        raise ConfigError(
-            f"{PROFILES} names the AWS profile {profile!r}, which does not exist; known: {known}"
-        ) from error
-    places = {"endpoint_url": "endpoint_url", "region": "region_name"}
-    return {"profile": profile} | {option: written[name] for name, option in places.items() if name in written}
+        found = f"the AWS profile {profile!r}, which does not exist"
+        raise ConfigError(f"{PROFILES} names {found}; known: {known}") from error
+    options = {"endpoint_url": written.get("endpoint_url"), "region_name": written.get("region")}
+    given = {name: value for name, value in options.items() if value is not None}
+    return {"profile": profile} | given
 
 
 async def _patiently(call: Callable[[], Awaitable[Found]], url: str) -> Found:
@@ -244,7 +241,9 @@ def _may_pass(error: Exception) -> bool:
 def _mistake(error: Exception) -> str | None:
     """Return what people must correct, and how; None if the error is no mistake of theirs."""
     status, code = _answer(error)
-    if isinstance(error, (*_MISTAKES, ValueError)):
+    # Errors of botocore before a request: no credentials, no region, a bucket's name that cannot be.
+    local = isinstance(error, exceptions.BotoCoreError) and not isinstance(error, _PASSING)
+    if local or isinstance(error, ValueError):
         return f"{error}; {_SOURCES}"
     if status in {401, 403}:
         return f"the server refuses ({code}: {error}); {_HINTS.get(code, _RIGHTS)}; {_SOURCES}"
@@ -259,7 +258,3 @@ def _answer(error: Exception) -> tuple[int | None, str]:
     answer = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return status, answer.get("Error", {}).get("Code", "")
-
-
-def _url(kwargs: Mapping[str, Any]) -> str:
-    return "/".join(["s3:/", *(str(kwargs[name]) for name in ("Bucket", "Key") if name in kwargs)])

@@ -39,10 +39,9 @@ def unseal(data: bytes, kind: str, url: str) -> dict[str, Any]:
         raise ArtifactError(f"{url} holds a {body.get('kind')!r}, expected a {kind!r}; {RESTORE}")
     form = body.get("format")
     if not isinstance(form, int) or not 1 <= form <= FORMAT:
-        raise ArtifactError(
-            f"{url} has format {form!r}, this version of cosmos-rl-flows reads formats up to {FORMAT}: a newer version "
-            "wrote it; continue with that version"
-        )
+        known = f"this version of cosmos-rl-flows reads formats up to {FORMAT}"
+        advice = "a newer version wrote it; continue with that version"
+        raise ArtifactError(f"{url} has format {form!r}, {known}: {advice}")
     return {key: value for key, value in body.items() if key not in {"kind", "format"}}
 
 

@@ -91,10 +91,11 @@ def tensor_file(file: Readable, start: int, size: int) -> Member:
     entries = read_header(noted)
     pieces = [Piece(start, start + len(noted.data), sha256(noted.data).hexdigest())]
     for entry in entries:
-        found = _digest(file, entry.end - entry.start)
-        pieces.append(TensorPiece(start + entry.start, start + entry.end, found, entry.name, entry.dtype, entry.shape))
-    if pieces[-1].end != start + size:
-        raise ArtifactError(f"not a safetensors file: {size} bytes, its header describes {pieces[-1].end - start}")
+        place = start + entry.start, start + entry.end, _digest(file, entry.end - entry.start)
+        pieces.append(TensorPiece(*place, entry.name, entry.dtype, entry.shape))
+    if (described := pieces[-1].end - start) != size:
+        found = f"{size} bytes, its header describes {described}"
+        raise ArtifactError(f"not a safetensors file: {found}")
     return Member(tuple(pieces))
 
 

@@ -138,7 +138,8 @@ def listed(url: str) -> dict[str, Listed]:
 def _listed(entry: Mapping[str, Any]) -> Listed:
     # Without a time, the object counts as written just now.
     written = entry.get("mtime", entry.get("LastModified", math.inf))
-    return Listed(int(entry["size"]), written.timestamp() if isinstance(written, datetime) else float(written))
+    written_s = written.timestamp() if isinstance(written, datetime) else float(written)
+    return Listed(int(entry["size"]), written_s)
 
 
 def clock_s(folder: str) -> float:
@@ -156,8 +157,8 @@ def abandoned(url: str) -> dict[str, Listed]:
     """Return the temporary files that ended processes left in a local store, by their names relative to ``url``."""
     fs, path = _resolve(url)
     found = listed(url) if isinstance(fs, LocalFileSystem) else {}
-    temporary = {name: entry for name, entry in found.items() if is_temporary(name)}
-    return {name: entry for name, entry in temporary.items() if not _is_being_written(Path(path, name))}
+    temporary = filter(is_temporary, found)
+    return {name: found[name] for name in temporary if not _is_being_written(Path(path, name))}
 
 
 def is_temporary(name: str) -> bool:
@@ -250,7 +251,7 @@ def ahead(names: Iterable[Name], read: Callable[[Name], bytes]) -> Iterator[tupl
             while coming:
                 name, data = coming.popleft()
                 found = data.result()
-                coming.extend((following, pool.submit(read, following)) for following in islice(left, 1))
+                coming.extend((later, pool.submit(read, later)) for later in islice(left, 1))
                 yield name, found
         finally:
             for _, data in coming:
@@ -266,7 +267,8 @@ def _unavailable(action: str, url: str, passed: type[OSError] | tuple[()] = ()) 
         raise
     except OSError as error:
         if error.errno in FULL:
-            raise NoSpaceError(f"no space left to {action} {url}: {error.strerror}; {FREE_SPACE}") from error
+            full = f"no space left to {action} {url}: {error.strerror}"
+            raise NoSpaceError(f"{full}; {FREE_SPACE}") from error
         raise UnavailableError(f"cannot {action} {url}: {error}") from error
 
 
@@ -281,7 +283,8 @@ def _resolve(url: str) -> tuple[AbstractFileSystem, str]:
     try:
         fs, path = fsspec.core.url_to_fs(url)
     except (ValueError, ImportError) as error:
-        raise ConfigError(f"{url}: {error}; a store is a directory or s3://bucket/prefix") from error
+        expected = "a store is a directory or s3://bucket/prefix"
+        raise ConfigError(f"{url}: {error}; {expected}") from error
     return fs, str(path)
 
 

@@ -1,5 +1,6 @@
 """Safetensors files, read and written one tensor at a time, without holding a whole file in memory."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -13,6 +14,7 @@ _DTYPES = {word: getattr(torch, name) for word, (name, _) in TYPES.items()}
 _WORDS = {dtype: word for word, dtype in _DTYPES.items()}
 _PLACE = {word: place for place, word in enumerate(TYPES)}
 
+Tensors = Mapping[str, Tensor]
 Spec = tuple[str, tuple[int, ...]]
 """A tensor's type, by its name in the safetensors format, and its shape."""
 
@@ -50,7 +52,7 @@ def read_tensors(stream: Readable) -> Iterator[tuple[str, Tensor]]:
     for entry in read_header(stream):
         data = stream.read(entry.end - entry.start)
         if len(data) != entry.end - entry.start:
-            raise ArtifactError(f"not a whole safetensors file: it ends inside the tensor {entry.name}")
+            raise ArtifactError(f"not a whole safetensors file: it ends inside tensor {entry.name}")
         yield entry.name, decode(data, entry.dtype, entry.shape)
 
 
@@ -75,13 +77,15 @@ def _checked(name: str, tensor: Tensor, spec: Spec) -> memoryview:
     return encode(tensor)
 
 
-def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> Mapping[str, Tensor]:
+def check_tensors(tensors: Tensors, expected: Tensors, what: str) -> Tensors:
     """Return ``tensors`` if their names, shapes and types equal those of ``expected``.
 
     Otherwise raises :class:`ArtifactError`, which states that they are not ``what``.
     """
-    found, wanted = ({name: spec_of(tensor) for name, tensor in some.items()} for some in (tensors, expected))
+    found = {name: spec_of(tensor) for name, tensor in tensors.items()}
+    wanted = {name: spec_of(tensor) for name, tensor in expected.items()}
     if differing := sorted({name for name, _ in found.items() ^ wanted.items()}):
-        shown = "; ".join(f"{name} is {found.get(name)}, expected {wanted.get(name)}" for name in differing[:3])
+        each = (f"{name} is {found.get(name)}, expected {wanted.get(name)}" for name in differing)
+        shown = "; ".join(itertools.islice(each, 3))
         raise ArtifactError(f"these tensors are not {what}: {len(differing)} differ, e.g. {shown}")
     return tensors

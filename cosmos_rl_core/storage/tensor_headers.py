@@ -37,6 +37,10 @@ _ALIGNED = 8
 _METADATA = "__metadata__"
 
 
+Described = tuple[str, str, tuple[int, ...]]
+"""Name, type and shape of a tensor."""
+
+
 class Readable(Protocol):
     """A stream that is read in order, like a file."""
 
@@ -63,6 +67,7 @@ def read_header(stream: Readable) -> list[Entry]:
 
     Raises :class:`ArtifactError` if the header is damaged, or if the tensors have gaps between them or overlap.
     """
+    entries: list[Entry] = []
     try:
         (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
         if length > _MAX_LENGTH:
@@ -70,10 +75,9 @@ def read_header(stream: Readable) -> list[Entry]:
         header: dict[str, dict] = json.loads(stream.read(length))
         header.pop(_METADATA, None)
         begin = _LENGTH.size + length
-        entries = [
-            Entry(name, entry["dtype"], tuple(entry["shape"]), *(begin + n for n in entry["data_offsets"]))
-            for name, entry in header.items()
-        ]
+        for name, about in header.items():
+            start, end = (begin + offset for offset in about["data_offsets"])
+            entries.append(Entry(name, about["dtype"], tuple(about["shape"]), start, end))
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(f"not a safetensors file: {error!r}") from error
     entries.sort(key=lambda entry: (entry.start, entry.end))
@@ -83,8 +87,8 @@ def read_header(stream: Readable) -> list[Entry]:
     return entries
 
 
-def header_bytes(tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a file with these tensors (name, type, shape) in this order.
+def header_bytes(tensors: Iterable[Described], metadata: Mapping[str, str]) -> bytes:
+    """Return the header of a file with these tensors in this order.
 
     It equals, byte for byte, the header that the safetensors library writes.
     """

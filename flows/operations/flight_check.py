@@ -22,7 +22,6 @@ from rich.table import Table
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, UnavailableError
 from cosmos_rl_core.rewards import _client as reward_client
-from cosmos_rl_core.rewards import _service
 from cosmos_rl_core.storage import store
 from flows.launchers._processes import TORCHRUN, module
 from flows.operations.pools import GPUS, POOL
@@ -211,9 +210,9 @@ def _store(url: str, _: LaunchConfig) -> str:
 
 
 def _reward_service(*_: object) -> str:
-    if not os.environ.get(_service.ENQUEUE_URL):
-        raise NotSetUp(f"{_service.ENQUEUE_URL} is not set; only remote rewards need it")
-    with reward_client.Client(_service.Service.from_environment(), TIMEOUT_S) as client:
+    if not os.environ.get(reward_client.ENQUEUE_URL):
+        raise NotSetUp(f"{reward_client.ENQUEUE_URL} is not set; only remote rewards need it")
+    with reward_client.Client(reward_client.Service.from_environment(), TIMEOUT_S) as client:
         return client.check()
 
 

@@ -17,6 +17,8 @@ from cosmos_rl_core.importers.cosmos_rl import translation
 EXAMPLE = "one of cosmos-rl's configs"
 LONGEST = 120
 """Maximum characters of a key and its value in the report."""
+SHOWN = ("key", "written", "said", "verdict", "settings", "why")
+"""What scripts see of a key; its value may be a secret."""
 TITLES = {"cosmos-rl": 6, "is": 2, "here": 6}
 """Columns of the report, and their relative widths."""
 
@@ -62,7 +64,7 @@ def as_json(translation: translation.Translation) -> dict[str, Any]:
     ``keys``. Each key has ``key`` (theirs, or ""), ``written`` (key and value without secrets), ``said`` (false for a
     default of theirs), ``verdict``, ``settings`` (ours; null if it must still be set) and ``why``.
     """
-    keys = [_fields(e, "key", "written", "said") | vars(e.meaning) for e in translation.report]
+    keys = [_fields(entry, *SHOWN) for entry in translation.report]
     return {**_fields(translation, "schema", "summary", "mistakes", "values"), "keys": keys}
 
 
@@ -72,11 +74,10 @@ def _fields(value: object, *names: str) -> dict[str, Any]:
 
 def _answer(entry: translation.Entry) -> tuple[str, str, str]:
     """Return the key, or its table if it has no effect, the verdict, and our settings with the reason."""
-    meaning = entry.meaning
-    settings = [f"{name} = {held!r}" for name, held in meaning.settings.items() if held is not None]
-    here = "\n".join([*settings, *filter(None, [meaning.why])])
-    place = entry.key.rpartition(".")[0] if meaning.verdict == "no effect here" else entry.key
-    return place, meaning.verdict, here
+    settings = [f"{name} = {held!r}" for name, held in entry.settings.items() if held is not None]
+    here = "\n".join([*settings, *filter(None, [entry.why])])
+    place = entry.key.rpartition(".")[0] if entry.verdict == "no effect here" else entry.key
+    return place, entry.verdict, here
 
 
 def _brief(text: str) -> str:

@@ -85,10 +85,10 @@ def test_a_callback_that_cosmos_rl_has_not_is_unknown_and_its_known_ones_are_not
 def test_the_misspelt_fraction_is_understood_and_said_and_yields_to_the_right_spelling():
     misspelt = "policy.diffusers.timestep_fraction"
     assert setting(read(SD3), "train.train_policy.timesteps_fraction") == 0.99
-    assert "misspelt" in entry(read(SD3), misspelt).meaning.why
+    assert "misspelt" in entry(read(SD3), misspelt).why
     both = read(SD3, policy__diffusers__timesteps_fraction=0.5)
     assert setting(both, "train.train_policy.timesteps_fraction") == 0.5
-    assert entry(both, misspelt).meaning.verdict == "no effect here"
+    assert entry(both, misspelt).verdict == "no effect here"
     neither = read(SD3, policy__diffusers__timestep_fraction=None)
     assert setting(neither, "train.train_policy.timesteps_fraction") == 1.0
 
@@ -96,7 +96,7 @@ def test_the_misspelt_fraction_is_understood_and_said_and_yields_to_the_right_sp
 @pytest.mark.parametrize("name", [SD3, DDRL])
 def test_gpus_are_the_cluster_profiles(name: str):
     key = "policy.parallelism.dp_shard_size" if name == SD3 else "model_parallel.context_parallel_size"
-    meaning = entry(read(name), key).meaning
+    meaning = entry(read(name), key)
     assert (meaning.verdict, dict(meaning.settings)) == ("no effect here", {})
     setting = "dp_shard_size" if name == SD3 else "cp_size"
     assert re.search(rf"{setting} = \.\.\..* in a cluster profile", meaning.why)
@@ -125,7 +125,7 @@ def test_samplers_have_other_names(solver: str, quiet: bool, ours: str):
         SD3, policy__diffusers__sample__solver=solver, policy__diffusers__sample__deterministic_sampling=quiet
     )
     assert setting(values, "policy.diffusers.sample.solver") == ours
-    noise = entry(values, "policy.diffusers.sample.noise_level").meaning
+    noise = entry(values, "policy.diffusers.sample.noise_level")
     assert dict(noise.settings) == ({} if quiet else {"policy.diffusers.sample.noise_level": 0.7})
 
 
@@ -161,8 +161,8 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "key", "value", "said"), REFUSED, ids=[key for _, key, _, _ in REFUSED])
 def test_what_cannot_be_is_a_mistake_that_says_what_to_do(name: str, key: str, value: Any, said: str):
     found = entry(read(name, **{key.replace(".", "__"): value}), key)
-    assert found.meaning.verdict == "refused"
-    assert said in found.meaning.why
+    assert found.verdict == "refused"
+    assert said in found.why
 
 
 def test_a_token_is_neither_shown_nor_written():

@@ -265,8 +265,8 @@ def test_every_key_of_a_recipe_is_reported_once_with_a_reason_or_a_setting(name:
     translation = translate(read(name))
     said = [entry for entry in translation.report if entry.said]
     assert len({entry.key for entry in said}) == len(said) == len(list(leaves(read(name))))
-    assert all(entry.meaning.why or entry.meaning.settings for entry in translation.report)
-    assert all(not entry.meaning.settings for entry in translation.of("no effect here"))
+    assert all(entry.why or entry.settings for entry in translation.report)
+    assert all(not entry.settings for entry in translation.of("no effect here"))
 
 
 def leaves(values: Any) -> Iterator[Any]:

@@ -12,8 +12,7 @@ from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.rewards import remote
 from cosmos_rl_core.rewards._base import LatentSample, Sample, ServedReward
-from cosmos_rl_core.rewards._client import frame
-from cosmos_rl_core.rewards._service import Service
+from cosmos_rl_core.rewards._client import Service, frame
 from tests.reward_server import TOKEN, Frame, RewardServer, brightness, reward_server
 
 NAME = "remote-dance_grpo-overall_reward"

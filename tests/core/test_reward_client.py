@@ -12,8 +12,7 @@ import pytest
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.rewards import remote
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._client import MAX_REPLY_BYTES, Client
-from cosmos_rl_core.rewards._service import Service
+from cosmos_rl_core.rewards._client import MAX_REPLY_BYTES, Client, Service
 from tests.reward_server import Raw, RewardServer, reward_server
 
 PICTURE = np.full((1, 8, 8, 3), 7, np.uint8)

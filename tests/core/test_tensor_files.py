@@ -73,7 +73,7 @@ def header_of(entries: object) -> bytes:
         (header_of([1]), "not a safetensors file"),
         (header_of({"a": {"dtype": "F32"}}), "not a safetensors file"),
         (header_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}), "have gaps or overlap"),
-        (header_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}), "it ends inside the tensor a"),
+        (header_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}), "it ends inside tensor a"),
         (header_of({"a": {"dtype": "F4", "shape": [1], "data_offsets": [0, 4]}}) + b"1234", "unknown tensor type 'F4'"),
     ],
 )

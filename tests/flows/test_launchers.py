@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import launch_of, read_toml
 from cosmos_rl_core.errors import ConfigError, StageError
-from cosmos_rl_core.rewards import _service
+from cosmos_rl_core.rewards import _client
 from cosmos_rl_core.storage import cache, s3
 from flows import launchers
 from flows.launchers import variables
@@ -192,6 +192,6 @@ def test_states_of_slurm_in_our_words(
 
 def test_every_variable_that_stages_read_is_passed_on() -> None:
     read = {s3.PROFILES, f"{s3.CHECKPOINT}ENDPOINT_URL", "AWS_PROFILE", cache.DIRECTORY, cache.GIGABYTES, "HF_HOME"}
-    read |= {_service.ENQUEUE_URL, _service.FETCH_URL, _service.TOKEN, _service.NO_REPLICA}
-    read |= {*_service.TIMEOUTS}
+    read |= {_client.ENQUEUE_URL, _client.FETCH_URL, _client.TOKEN, _client.NO_REPLICA}
+    read |= {*_client.TIMEOUTS}
     assert set(variables.passed(dict.fromkeys(read | {"PATH", "PREFECT_API_KEY"}, ""))) == read

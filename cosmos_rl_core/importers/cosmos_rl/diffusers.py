@@ -5,9 +5,8 @@ from typing import Any
 
 from cosmos_rl_core.config.policy import NOT_IN_LORA
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.importers.cosmos_rl import diffusers_rows as special
-from cosmos_rl_core.importers.cosmos_rl import diffusers_run as run
-from cosmos_rl_core.importers.cosmos_rl.diffusers_run import DATASET, POLICY, SAMPLE
+from cosmos_rl_core.importers.cosmos_rl import diffusers_rows as rows
+from cosmos_rl_core.importers.cosmos_rl.diffusers_rows import DATASET, POLICY, SAMPLE
 from cosmos_rl_core.importers.cosmos_rl.rewards import REMOTE, remote_row, total_bound_row
 from cosmos_rl_core.importers.cosmos_rl.rows import (
     CLUSTER,
@@ -86,10 +85,10 @@ def check_kind(upstream: Upstream) -> None:
 
 def implied(upstream: Upstream) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield settings that no key sets, because cosmos-rl fixes them in its code, each with a reason."""
-    if run.is_supervised(upstream):
+    if rows.is_supervised(upstream):
         return
     yield {f"{POLICY}.global_std": False}, "cosmos-rl divides by each prompt's deviation"
-    if run.asks_service(upstream):
+    if rows.asks_service(upstream):
         yield {f"{POLICY}.unbiased_std": True}, "over n - 1 if a service scores"
     clock = "cosmos-rl counts training steps from 1"
     if _averages(upstream):
@@ -108,10 +107,8 @@ def _decays(upstream: Upstream) -> bool:
 _AT_A_TIME = "stages run one after the other unless train.staleness is set"
 _EVERY_POLICY = "every policy is an artifact, and [validation] freq sets which are exported"
 _BY_SEED = "train.seed draws prompts and media, the same with any number of workers"
-_ARTIFACTS = "processes exchange artifacts only"
 _NO_REWARD_FUNCTION = "cosmos-rl's own reward functions do not exist here; see use_remote_reward"
 _NO_SUBSETS = "prompt sets and folders have none"
-_NOT_READ = "cosmos-rl does not read it for diffusion models"
 _NO_CHECKPOINT = "cosmos-rl's checkpoints cannot be read: make a pipeline of it and set policy.model_name_or_path"
 _NO_UPLOAD = "nothing is uploaded: `cosmos-flows export` writes a folder for `hf upload`"
 _STALENESS = "train.staleness sets the age of a rollout's policy; default 0"
@@ -121,34 +118,34 @@ _PARALLEL = (
     "pp_micro_batch_size pp_schedule pp_layers_per_stage"
 )
 
+_SEED = to("train.seed", lambda seed: 42 if number(seed) < 0 else seed, "negative ones are 42")
+_INTERVAL = to("train.ema_update_step_interval", lambda steps: steps or 1)
+_OLD_DECAY = to(f"{POLICY}.weight_copy_decay_type", {0: "none", 1: "linear", 2: "delayed"}.get)
+_BASE_FIRST = refused("the adapters start from the base model: choose true or gaussian")
+_INIT = among((True, "gaussian"), taken, _BASE_FIRST)
+
 _ALWAYS = table({
-    "redis eth_ips": _ARTIFACTS,
+    "redis eth_ips": "processes exchange artifacts only",
     "mode": _AT_A_TIME,
     "custom.*": "for scripts of the user, which are not run here",
     "profiler.*": "there is no profiler; every manifest records the time of its stage",
-    "train.epoch": run.epoch_row,
-    "train.max_num_steps": unless_none(run.max_num_steps_row),
-    "train.train_batch_per_replica": run.batch_row,
+    "train.epoch": rows.epoch_row,
+    "train.max_num_steps": unless_none(rows.max_num_steps_row),
+    "train.train_batch_per_replica": rows.batch_row,
     "train: optm_lr optm_betas ema_enable": taken,
     "train.optm_lr.*": refused("there is one learning rate for all parameters"),
     "train.optm_name": among(("AdamW",), "AdamW is the default", taken),
     "train.optm_impl": "one implementation of the same arithmetic",
-    "train: optm_grad_norm_clip epsilon": run.summed_row,
-    "train.optm_weight_decay": run.weight_decay_row,
-    "train.optm_warmup_steps": run.warmup_row,
-    "train.optm_warmup_start_factor": when(
-        lambda file: file["train.optm_warmup_steps"] != 0, taken, "train.optm_warmup_steps is 0"
-    ),
-    "train.optm_decay_type": unless_none(run.decay_type_row),
+    "train: optm_grad_norm_clip epsilon": rows.summed_row,
+    "train.optm_weight_decay": rows.weight_decay_row,
+    "train.optm_warmup_steps": rows.warmup_row,
+    "train.optm_warmup_start_factor": when(lambda file: file["train.optm_warmup_steps"] != 0, taken, "no warm-up"),
+    "train.optm_decay_type": unless_none(rows.decay_type_row),
     "train.optm_decay_ratio": unless_none(when(_decays, taken, "there is no decay")),
     "train.optm_min_lr_factor": when(_decays, taken, "there is no decay"),
     "train.ema_decay": when(_averages, taken, "train.ema_enable is not true"),
-    "train.ema_update_step_interval": when(
-        _averages, to("train.ema_update_step_interval", lambda steps: steps or 1), "train.ema_enable is not true"
-    ),
-    "train.seed": unless_none(
-        to("train.seed", lambda seed: 42 if number(seed) < 0 else seed, "cosmos-rl replaces negative seeds")
-    ),
+    "train.ema_update_step_interval": when(_averages, _INTERVAL, "train.ema_enable is not true"),
+    "train.seed": unless_none(_SEED),
     "train.param_dtype": among(("bfloat16", "float32"), taken, refused(FLOAT16)),
     "train: master_dtype transfer_dtype fsdp_reduce_dtype logprob_dtype": _FLOAT32,
     "train.fsdp_offload": "put fsdp_offload = ... in a cluster profile (deployments/clusters, --cluster)",
@@ -165,7 +162,7 @@ _ALWAYS = table({
     "train.ckpt.max_keep": among((-1,), "every policy is kept", taken),
     "train.ckpt: enable_checkpoint save_freq_in_epoch save_mode export_safetensors": _EVERY_POLICY,
     "train.ckpt: upload_hf hf_repo_name upload_s3 s3_bucket s3_prefix": _NO_UPLOAD,
-    f"{POLICY}: type trainer_type": special.type_row,
+    f"{POLICY}: type trainer_type": rows.type_row,
     f"{POLICY}.mini_batch": taken,
     f"{POLICY}: reward_function reward_function.*": _NO_REWARD_FUNCTION,
     f"{POLICY}.bypass_reward": among((False,), "rewards are never left out", refused("set it to false")),
@@ -175,30 +172,26 @@ _ALWAYS = table({
     "dataloader_prefetch_factor dataloader_drop_last dataloader_broadcast": _BY_SEED,
     f"{POLICY}: dataset.subset dataset.revision dataset.test_size": _NO_SUBSETS,
     "policy.is_diffusers": among((True,), "all models here are diffusion models", refused("must be true or false")),
-    "policy.model_name_or_path": special.model_row,
-    "policy.model_revision": unless_none(special.model_row),
+    "policy.model_name_or_path": rows.model_row,
+    "policy.model_revision": unless_none(rows.model_row),
     "policy.model_gradient_checkpointing": taken,
     "policy.lora": taken,
     f"policy.parallelism: {_PARALLEL}": CLUSTER,
     # cosmos-rl does not read lora_dropout, use_rslora and the patterns for diffusion models; the user wants them.
     "policy.lora: r lora_alpha lora_dropout use_rslora": taken,
     "policy.lora.target_modules": unless_none(taken),
-    "policy.lora.init_lora_weights": when(
-        lambda file: file.says("policy.lora"),
-        among((True, "gaussian"), taken, refused("the adapters start from the base model: choose true or gaussian")),
-        "there is no [policy.lora]",
-    ),
-    "policy.lora: alpha_pattern alpha_pattern.* r_pattern r_pattern.*": unless_none(special.pattern_row),
+    "policy.lora.init_lora_weights": when(lambda file: file.says("policy.lora"), _INIT, "there is no [policy.lora]"),
+    "policy.lora: alpha_pattern alpha_pattern.* r_pattern r_pattern.*": unless_none(rows.pattern_row),
     "policy.lora: lora_names primary_adapter": "the algorithm decides which copies of the adapters exist",
     "policy.lora.lora_path": unless_none(refused(NOT_IN_LORA["lora_path"])),
     "policy.lora.modules_to_save": unless_none(refused(NOT_IN_LORA["modules_to_save"])),
-    "policy.diffusers.is_video": special.is_video_row,
-    "policy.diffusers.train_frames": special.train_frames_row,
+    "policy.diffusers.is_video": rows.is_video_row,
+    "policy.diffusers.train_frames": rows.train_frames_row,
     "policy.diffusers.inference_frames": "evaluations are as long as policy.diffusers.train_frames",
     "policy.diffusers: inference_size max_prompt_length": taken,
     "policy.diffusers.dtype": _FLOAT32,
     "policy.diffusers.offload": "each stage loads only the parts of the model that it needs",
-    "policy.diffusers: train_flow_shift lora.* sample.global_std": _NOT_READ,
+    "policy.diffusers: train_flow_shift lora.* sample.global_std": "cosmos-rl does not read it for diffusion models",
     "policy.diffusers.tokenizer.*": "sets how cosmos-rl's reward client encodes videos",
     "rollout.batch_size": "rollout.n_generation_mini_batch sets the samples of a forward pass",
     "rollout.seed": unless_none("rollouts draw from train.seed"),
@@ -206,7 +199,7 @@ _ALWAYS = table({
     f"rollout.parallelism: {_PARALLEL}": CLUSTER,
     "validation: dataset.subset dataset.revision dataset.test_size": _NO_SUBSETS,
     "validation: use_remote_reward remote_reward.* reward_function": "the same [[rewards]] score evaluations",
-    "logging.logger": special.logger_row,
+    "logging.logger": rows.logger_row,
     "logging.project_name": taken,
     "logging: group_name experiment_name": unless_none(taken),
     "logging.multi_modal_log_interval": "the report shows samples of every evaluation",
@@ -214,18 +207,14 @@ _ALWAYS = table({
 
 _ROLLOUTS = table({
     f"{POLICY}: kl_beta advantage_low advantage_high mu_iterations": taken,
-    f"{POLICY}.batch_size_per_optimize": unless_none(run.batch_per_optimize_row),
+    f"{POLICY}.batch_size_per_optimize": unless_none(rows.batch_per_optimize_row),
     f"{POLICY}.use_remote_reward": remote_row,
     "policy.diffusers.nft_beta": named(POLICY),
-    "policy.diffusers.weight_copy_decay_type": among(
-        (0, 1, 2),
-        to(f"{POLICY}.weight_copy_decay_type", {0: "none", 1: "linear", 2: "delayed"}.get),
-        refused("must be 0, 1 or 2"),
-    ),
+    "policy.diffusers.weight_copy_decay_type": among((0, 1, 2), _OLD_DECAY, refused("must be 0, 1 or 2")),
     "policy.diffusers.timesteps_fraction": named(POLICY),
-    "policy.diffusers.timestep_fraction": special.misspelt_fraction_row,
-    f"{SAMPLE}: solver deterministic_sampling": special.solver_row,
-    f"{SAMPLE}.noise_level": special.noise_level_row,
+    "policy.diffusers.timestep_fraction": rows.misspelt_fraction_row,
+    f"{SAMPLE}: solver deterministic_sampling": rows.solver_row,
+    f"{SAMPLE}.noise_level": rows.noise_level_row,
     "rollout: n_generation": taken,
     "rollout: n_generation_mini_batch": unless_none(taken),
 })  # fmt: skip
@@ -233,15 +222,15 @@ _EVALUATIONS = table({
     "validation.val_before_train": "the base model is always evaluated",
     "validation: freq n_generation": taken,
     "validation.batch_size": unless_none(taken),
-    "validation: dataset.name dataset.split": special.prompts_row("validation.dataset"),
+    "validation: dataset.name dataset.split": rows.prompts_row("validation.dataset"),
     "validation.dataset.local_dir": "prompt sets have names",
 })  # fmt: skip
 _SAMPLES = table({
     f"{SAMPLE}: num_steps eval_num_steps": taken,
-    f"{SAMPLE}: guidance_scale": special.guidance_row,
-    "validation: enable": special.validates_row,
+    f"{SAMPLE}: guidance_scale": rows.guidance_row,
+    "validation: enable": rows.validates_row,
 })  # fmt: skip
-_PROMPTS = table({f"{DATASET}: name split": special.prompts_row(DATASET)})
+_PROMPTS = table({f"{DATASET}: name split": rows.prompts_row(DATASET)})
 _REMOTE = table({
     f"{REMOTE}.reward_fns": "an empty list",
     f"{REMOTE}.reward_fns[*]: name weight score_key clip_min clip_max": remote_row,
@@ -250,8 +239,8 @@ _REMOTE = table({
     f"{REMOTE}.batch_size": "the plugin's batch_size sets the number of samples of a request",
 })  # fmt: skip
 _LEVELS = table({
-    "policy.diffusers.weighting_scheme": special.weighting_row,
-    "policy.diffusers: logit_mean logit_std": special.logit_row,
+    "policy.diffusers.weighting_scheme": rows.weighting_row,
+    "policy.diffusers: logit_mean logit_std": rows.logit_row,
 })  # fmt: skip
 
 _LANGUAGE = (
@@ -285,19 +274,19 @@ _UNJUDGED = (
 )
 
 
-def _only(condition: Callable[[Upstream], bool], rows: dict[str, Row], why: str) -> dict[str, Row]:
-    return {key: when(condition, row, why) for key, row in rows.items()}
+def _only(condition: Callable[[Upstream], bool], some: dict[str, Row], why: str) -> dict[str, Row]:
+    return {key: when(condition, row, why) for key, row in some.items()}
 
 
 TABLE: dict[str, Row] = {
     **_ALWAYS,
     **table(dict.fromkeys(_LANGUAGE, "for language models")),
-    **_only(run.is_nft, _ROLLOUTS, "supervised training has no rollouts"),
-    **_only(run.is_nft, _SAMPLES, _UNJUDGED),
-    **_only(run.is_nft, _only(run.validates, _EVALUATIONS, "validation.enable = false"), _UNJUDGED),
-    **_only(run.asks_service, _REMOTE, "use_remote_reward is not true"),
-    **_only(run.is_supervised, _LEVELS, "DiffusionNFT trains on the rollout's levels"),
-    "train.ckpt.save_freq": when(run.is_supervised, run.save_freq_row, _EVERY_POLICY),
-    f"{DATASET}.local_dir": when(run.is_supervised, special.folder_row, "prompt sets have names"),
-    **_only(run.is_nft, _PROMPTS, "supervised training reads local_dir"),
+    **_only(rows.is_nft, _ROLLOUTS, "supervised training has no rollouts"),
+    **_only(rows.is_nft, _SAMPLES, _UNJUDGED),
+    **_only(rows.is_nft, _only(rows.validates, _EVALUATIONS, "it is disabled"), _UNJUDGED),
+    **_only(rows.asks_service, _REMOTE, "use_remote_reward is not true"),
+    **_only(rows.is_supervised, _LEVELS, "DiffusionNFT trains on the rollout's levels"),
+    "train.ckpt.save_freq": when(rows.is_supervised, rows.save_freq_row, _EVERY_POLICY),
+    f"{DATASET}.local_dir": when(rows.is_supervised, rows.folder_row, "prompt sets have names"),
+    **_only(rows.is_nft, _PROMPTS, "supervised training reads local_dir"),
 }

@@ -24,7 +24,8 @@ def remote_row(_: str, __: Any, upstream: Upstream) -> Answer:
     for key, value in upstream.values.items():
         if found := re.fullmatch(rf"{REMOTE}\.reward_fns(\[.*\])\.(\w+)", key):
             told.setdefault(found[1], {})[found[2]] = value
-    return {"rewards": [remote(reward | scale) for reward in told.values() or [_DEFAULT]]}, "rewards of a service"
+    rewards = [remote(reward | scale) for reward in told.values() or [_DEFAULT]]
+    return {"rewards": rewards}, "rewards of a service"
 
 
 def remote(told: Mapping[str, Any]) -> dict[str, Any]:

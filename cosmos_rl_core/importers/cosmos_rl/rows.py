@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cosmos_rl_core.errors import ConfigError
@@ -14,15 +13,6 @@ Verdict = Literal["taken", "translated", "no effect here", "open", "refused", "u
 CLUSTER = "put processes, dp_shard_size = ... and cp_size = ... in a cluster profile (--cluster)"
 FLOAT16 = "choose bfloat16 or float32: float16 needs loss scaling, which this project does not have"
 DETERMINISTIC = "launch.deterministic sets it; default true"
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """The meaning of a key's value: settings of our recipe by dotted name, and a reason."""
-
-    verdict: Verdict
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    why: str = ""
 
 
 class Upstream:
@@ -60,20 +50,24 @@ The function raises :class:`ConfigError` to refuse the value.
 """
 
 
+Meaning = tuple[Verdict, Mapping[str, Any], str]
+"""Verdict, our settings, and the reason."""
+
+
 def meaning(row: Row, key: str, value: Any, upstream: Upstream) -> Meaning:
     """Return what a key's value becomes; the verdict follows from the row's answer."""
     try:
         answer = answer_of(row, key, value, upstream)
     except ConfigError as error:
-        return Meaning("refused", why=str(error))
+        return "refused", {}, str(error)
     if isinstance(answer, str):
-        return Meaning("no effect here", why=answer)
+        return "no effect here", {}, answer
     settings, why = answer if isinstance(answer, tuple) else (answer, "")
     if None in settings.values():
-        return Meaning("open", settings, why)
+        return "open", settings, why
     if settings == {key: value}:
-        return Meaning("taken", settings)
-    return Meaning("translated", settings, why)
+        return "taken", settings, ""
+    return "translated", settings, why
 
 
 def answer_of(row: Row, key: str, value: Any, upstream: Upstream) -> Answer:
@@ -119,9 +113,9 @@ def refused(why: str) -> Row:
     return refuse
 
 
-def among(values: Collection[Any], row: Row, otherwise: Row) -> Row:
-    """Return a row that is ``row`` for some values and ``otherwise`` for the others."""
-    return lambda key, value, file: answer_of(row if value in values else otherwise, key, value, file)
+def among(values: Collection[Any], row: Row, other: Row) -> Row:
+    """Return a row that is ``row`` for some values and ``other`` for all others."""
+    return lambda key, value, file: answer_of(row if value in values else other, key, value, file)
 
 
 def unless_none(row: Row) -> Row:

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.cosmos_rl import diffusers, rows, wfm
-from cosmos_rl_core.importers.cosmos_rl.rows import Meaning, Upstream, Verdict
+from cosmos_rl_core.importers.cosmos_rl.rows import Upstream, Verdict
 
 Schema = Literal["diffusers", "wfm"]
 """cosmos-rl's two kinds of files: of its diffusers path, and of its own Cosmos-Predict2.5 path (``--wfm-mode``)."""
@@ -28,7 +28,10 @@ class Entry:
     value: Any
     said: bool
     """Whether the file has the key. If not, the value is cosmos-rl's default."""
-    meaning: Meaning
+    verdict: Verdict
+    settings: Mapping[str, Any]
+    """Settings of our recipe by dotted name; None stands for one that the user must set."""
+    why: str
 
     @property
     def written(self) -> str:
@@ -42,8 +45,8 @@ class Entry:
     @property
     def mistake(self) -> str:
         """Return the line that refuses the key."""
-        refused = self.key if self.meaning.verdict == "unknown" else self.written
-        return f"{refused}: {self.meaning.why}"
+        refused = self.key if self.verdict == "unknown" else self.written
+        return f"{refused}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Translation:
 
     def of(self, *verdicts: Verdict) -> list[Entry]:
         """Return the entries with one of some verdicts."""
-        return [entry for entry in self.report if entry.meaning.verdict in verdicts]
+        return [entry for entry in self.report if entry.verdict in verdicts]
 
     @property
     def mistakes(self) -> list[str]:
@@ -69,8 +72,8 @@ class Translation:
         """Return one line: the number of keys of each verdict, and the settings left open."""
         counts = ((verdict, len(self.of(verdict))) for verdict in get_args(Verdict))
         words = ", ".join(f"{number} {verdict}" for verdict, number in counts if number)
-        left_open = [entry.meaning.settings for entry in self.of("open")]
-        names = sorted({name for found in left_open for name, held in found.items() if held is None})
+        settings = [item for entry in self.of("open") for item in entry.settings.items()]
+        names = sorted({name for name, held in settings if held is None})
         left = f"; still to set: {', '.join(names)}" if names else ""
         return f"a file of cosmos-rl ({self.schema}): {words}{left}"
 
@@ -102,7 +105,7 @@ def translate(values: Mapping[str, Any]) -> Translation:
     settings: dict[str, Any] = {}
     # Keys of the file come last, so that they replace defaults.
     for entry in sorted(report, key=lambda entry: entry.said):
-        found = entry.meaning.settings.items()
+        found = entry.settings.items()
         settings |= {name: value for name, value in found if value is not None}
     tables_of_ours = rows.nested(settings)
     ordered = {name: tables_of_ours[name] for name in _SECTIONS if name in tables_of_ours}
@@ -127,32 +130,29 @@ def translated(values: dict[str, Any], source: str) -> dict[str, Any]:
 
 def _entries(upstream: Upstream, tables: ModuleType) -> Iterator[Entry]:
     for key, value in upstream.values.items():
-        yield Entry(key, value, True, _meaning(key, value, upstream, tables))
+        yield _entry(key, value, True, upstream, tables)
     for key, value in tables.DEFAULTS.items():
         if not upstream.says(key):
-            found = _meaning(key, value, upstream, tables)
+            found = _entry(key, value, False, upstream, tables)
             if found.verdict != "no effect here":
-                yield Entry(key, value, False, found)
+                yield found
     try:
         for settings, why in tables.implied(upstream):
-            yield Entry("", None, False, Meaning("translated", settings, why))
+            yield Entry("", None, False, "translated", settings, why)
     except ConfigError as error:
-        yield Entry("", None, False, Meaning("refused", why=str(error)))
+        yield Entry("", None, False, "refused", {}, str(error))
 
 
-def _meaning(key: str, value: Any, upstream: Upstream, tables: ModuleType) -> Meaning:
+def _entry(key: str, value: Any, said: bool, upstream: Upstream, tables: ModuleType) -> Entry:
     if (row := rows.row_of(tables.TABLE, key)) is not None:
-        return rows.meaning(row, key, value, upstream)
+        return Entry(key, value, said, *rows.meaning(row, key, value, upstream))
     if value == {} and any(name.startswith(f"{key}.") for name in tables.TABLE):
-        return Meaning("no effect here", why="an empty table")
-    return Meaning("unknown", why=_unknown(key, tables))
+        return Entry(key, value, said, "no effect here", {}, "an empty table")
+    return Entry(key, value, said, "unknown", {}, _unknown(key, tables))
 
 
 def _unknown(key: str, tables: ModuleType) -> str:
-    """Return the message with the most similar known key, of the same table if there is one."""
+    """Return the message with the most similar known key."""
     known = [name for name in tables.TABLE if not name.endswith(".*")]
-    parent, _, last = key.rpartition(".")
-    beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent}
-    close = [beside[name] for name in difflib.get_close_matches(last, beside, n=1)]
-    close = close or difflib.get_close_matches(key, known, n=1)
+    close = difflib.get_close_matches(key, known, n=1)
     return f"unknown key; did you mean {close[0]!r}?" if close else "unknown key"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from cosmos_rl_core.importers.cosmos_rl import wfm_rows as special
+from cosmos_rl_core.importers.cosmos_rl import wfm_rows as rows
 from cosmos_rl_core.importers.cosmos_rl.rows import (
     CLUSTER,
     DETERMINISTIC,
@@ -79,7 +79,7 @@ def check_kind(upstream: Upstream) -> None:
 
 def implied(upstream: Upstream) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield settings that no key sets, because cosmos-rl fixes them in its code, each with a reason."""
-    algorithm = "ddrl" if special.trains_on_data(upstream) else "grpo"
+    algorithm = "ddrl" if rows.trains_on_data(upstream) else "grpo"
     yield {f"{POLICY}.type": algorithm}, "ddrl if data_beta is above 0"
     yield {f"{POLICY}.ratio_mode": "unnormalised"}, "clip_ratio has the units of cosmos-rl"
     if number(upstream[f"{RL}.kl_beta"]) > 0:
@@ -89,8 +89,8 @@ def implied(upstream: Upstream) -> Iterator[tuple[dict[str, Any], str]]:
     yield {"policy.diffusers.max_prompt_length": 512}, "cosmos-rl pads prompts to 512 tokens"
     sizes = ("rollout.n_generation_mini_batch", "rollout.samples_per_shard", f"{POLICY}.mini_batch")
     yield dict.fromkeys(sizes, 1), "cosmos-rl holds one sample per model instance"
-    if special.has_data(upstream):
-        yield special.media(upstream, f"{POLICY}.data"), "the clips are prompts, and data"
+    if rows.has_data(upstream):
+        yield rows.media(upstream, f"{POLICY}.data"), "the clips are prompts, and data"
     if not upstream.says("trainer.callbacks[grad_clip]"):
         yield {"train.optm_grad_norm_clip": 1e9}, "only the callback grad_clip clips gradients"
 
@@ -116,13 +116,13 @@ _CALLBACKS = """
 """
 
 TABLE: dict[str, Row] = table({
-    "model: fsdp_shard_size dp_replicate_size": special.instances_row,
+    "model: fsdp_shard_size dp_replicate_size": rows.instances_row,
     "model.loss_scale": named(POLICY),
     "model.ema.enabled": to("train.ema_enable"),
     "model.ema.rate": when(is_true("model.ema.enabled"), to("train.ema_rate"), "model.ema.enabled is not true"),
     "model.ema.iteration_shift": among((0,), "no shift", refused("set it to 0: it counts from the first step")),
-    "model.resolution": special.size_row,
-    "model.state_t": special.frames_row,
+    "model.resolution": rows.size_row,
+    "model.state_t": rows.frames_row,
     "model: net.* tokenizer.* state_ch sigma_data scaling use_rf_ckpts conditioning_strategy sigma_conditional "
     "denoise_replace_gt_frames rectified_flow_t_scaling_factor adjust_video_noise": _PIPELINE,
     "model: text_encoder_class text_encoder_config.*": _ENCODER,
@@ -143,14 +143,14 @@ TABLE: dict[str, Row] = table({
     f"{RL}.num_rollout": to("rollout.n_generation", why="with any number of GPUs"),
     f"{RL}.sample_steps": to(f"{SAMPLE}.num_steps"),
     f"{RL}.solver_option": named(SAMPLE),
-    f"{RL}: s_churn s_noise s_t_min s_t_max": special.noise_row,
-    f"{RL}.guidance": to(f"{SAMPLE}.guidance_scale", special.guidance_scale, "1 + guidance: 1 is none here"),
+    f"{RL}: s_churn s_noise s_t_min s_t_max": rows.noise_row,
+    f"{RL}.guidance": to(f"{SAMPLE}.guidance_scale", rows.guidance_scale, "1 + guidance: 1 is none here"),
     f"{RL}: train_on on_policy clip_ratio kl_beta data_beta use_same_seed exp_reward min_num_conditional_frames "
     "max_num_conditional_frames": named(POLICY),
-    f"{RL}.update_ref_every_iter": special.reference_row,
+    f"{RL}.update_ref_every_iter": rows.reference_row,
     f"{REWARDS}.ALL_REWARD_MODELS": "the advantages of all [[rewards]] are averaged",
     f"{REWARDS}: adv_clip_min adv_clip_max": named(POLICY),
-    f"{REWARDS}.remote_reward: enabled reward_fn score_key scale reward_clip_min reward_clip_max": special.remote_row,
+    f"{REWARDS}.remote_reward: enabled reward_fn score_key scale reward_clip_min reward_clip_max": rows.remote_row,
     f"{REWARDS}.remote_reward: token enqueue_url fetch_url": _ENVIRONMENT,
     f"{REWARDS}: aesthetic.enabled image_reward.enabled fake_reward.enabled": among(
         (False,), "not used", refused(_NO_REWARD)
@@ -158,23 +158,23 @@ TABLE: dict[str, Row] = table({
     f"{REWARDS}: aesthetic.model_path image_reward.model_path fake_reward.reward_fn fake_reward.scale": "not used",
 
     "optimizer.optim_type": among(("fusedadam", "adamw"), "both are AdamW", refused("choose fusedadam or adamw")),
-    "optimizer.lr": special.schedule_row,
+    "optimizer.lr": rows.schedule_row,
     "optimizer.weight_decay": to("train.optm_weight_decay"),
     "optimizer.betas": to("train.optm_betas"),
     "optimizer.eps": to("train.epsilon"),
     "optimizer: master_weights capturable": "weights are float32 here",
     "scheduler.scheduler_type": among(
-        tuple(special.DECAYS), "warm_up_steps and f_min set it", refused(f"known: {', '.join(special.DECAYS)}")
+        tuple(rows.DECAYS), "warm_up_steps and f_min set it", refused(f"known: {', '.join(rows.DECAYS)}")
     ),
-    "scheduler: warm_up_steps f_start f_max f_min cycle_lengths": special.schedule_row,
+    "scheduler: warm_up_steps f_start f_max f_min cycle_lengths": rows.schedule_row,
     "scheduler.verbosity_interval": _REPORTED,
 
     "trainer.max_iter": to("train.num_iterations"),
-    "trainer.grad_accum_iter": special.instances_row,
+    "trainer.grad_accum_iter": rows.instances_row,
     "trainer.seed": to("train.seed"),
     "trainer.callbacks[grad_clip].args.clip_norm": to("train.optm_grad_norm_clip", number),
-    "trainer.callbacks[grad_clip].args.force_finite": special.force_finite_row,
-    "trainer: callbacks[wandb].name callbacks[wandb_10x].name": special.wandb_row,
+    "trainer.callbacks[grad_clip].args.force_finite": rows.force_finite_row,
+    "trainer: callbacks[wandb].name callbacks[wandb_10x].name": rows.wandb_row,
     **{f"trainer.callbacks[{name}].*": _REPORTED for name in _CALLBACKS.split()},
     "trainer.callbacks": "an empty list",
     "trainer.run_validation": among(
@@ -195,15 +195,15 @@ TABLE: dict[str, Row] = table({
     "job.name": to("logging.experiment_name"),
     "job.wandb_mode": "wandb's own WANDB_MODE sets it",
     "job.timestamp": unless_none("--run-id sets the run's name"),
-    "checkpoint.load_path": special.model_row,
-    "checkpoint.model_id": unless_none(special.model_row),
+    "checkpoint.load_path": rows.model_row,
+    "checkpoint.model_id": unless_none(rows.model_row),
     "checkpoint: type dcp_async_mode_enabled save_iter load_training_state only_load_scheduler_state strict_resume "
     "keys_not_to_resume load_ema_to_reg dcp_allow_mismatched_size jit.* verbose broadcast_via_filesystem": _ARTIFACTS,
     "checkpoint: save_to_object_store.* load_from_object_store.*": _STORE,
-    "dataloader_train.type": special.dataset_row,
-    f"{VIDEO}.dataset_dir": special.dataset_row,
-    f"{VIDEO}: num_frames dataloader.dataset.num_video_frames": special.frames_row,
-    f"{VIDEO}: video_size dataloader.dataset.resolution": special.size_row,
+    "dataloader_train.type": rows.dataset_row,
+    f"{VIDEO}.dataset_dir": rows.dataset_row,
+    f"{VIDEO}: num_frames dataloader.dataset.num_video_frames": rows.frames_row,
+    f"{VIDEO}: video_size dataloader.dataset.resolution": rows.size_row,
     f"{VIDEO}.batch_size": among((1,), "one sample per model instance", refused(_ONE_SAMPLE)),
     f"{VIDEO}.ratio": "there is one dataset",
     f"{VIDEO}: offline_text_embedding text_encoder_type": _ENCODER,
@@ -216,7 +216,7 @@ TABLE: dict[str, Row] = table({
     "dataloader_train.image_dataloader.*": "no images join videos",
     "dataloader_val.*": _NO_VALIDATION,
 }) | {
-    key: when(special.trains_on_data, row, "data_beta = 0: there is no diffusion loss on data")
+    key: when(rows.trains_on_data, row, "data_beta = 0: there is no diffusion loss on data")
     for key, row in {
         "model.conditioner[text].dropout_rate": to(f"{POLICY}.text_dropout"),
         f"{RL}.use_rl_sigma_and_noise": named(POLICY),

@@ -113,7 +113,7 @@ def dataset_row(_: str, __: Any, upstream: Upstream) -> Answer:
     if kind == "local" and not upstream[f"{VIDEO}.dataset_dir"]:
         return {f"{POLICY}.dataset": None}, "no dataset_dir: set it to a dataset"
     if kind != "local" and not (kind == "web" and upstream[f"{_MADE_UP}.len_t5"]):
-        raise ConfigError("no such dataset in cosmos-rl; put clips into a folder and set type = local")
+        raise ConfigError("no such dataset in cosmos-rl; set type = local and a folder of clips")
     return media(upstream, f"{POLICY}.dataset"), "captions are the prompts"
 
 
@@ -141,7 +141,8 @@ def remote_row(_: str, __: Any, upstream: Upstream) -> Answer:
         return {"rewards": None}, "no other reward of cosmos-rl works: set [[rewards]]"
     names = {"name": "reward_fn", "clip_min": "reward_clip_min", "clip_max": "reward_clip_max"}
     names |= {"score_key": "score_key", "scale": "scale"}
-    return {"rewards": [remote({ours: upstream[f"{REWARDS}.remote_reward.{name}"] for ours, name in names.items()})]}
+    told = {ours: upstream[f"{REWARDS}.remote_reward.{name}"] for ours, name in names.items()}
+    return {"rewards": [remote(told)]}
 
 
 def noise_row(key: str, value: Any, upstream: Upstream) -> Answer:
@@ -168,12 +169,13 @@ DECAYS = {"lambda_linear": "linear", "lambda_warmpup_cos": "cosine"}
 
 def schedule_row(_: str, __: Any, upstream: Upstream) -> Answer:
     """Return the learning rate and its schedule, from all of cosmos-rl's settings of them."""
-    start, peak, floor, warmup, cycle = (
-        _only(key, upstream) for key in ("f_start", "f_max", "f_min", "warm_up_steps", "cycle_lengths")
-    )
-    settings = {"train.optm_lr": number(upstream["optimizer.lr"]) * peak, "train.optm_warmup_steps": int(warmup)}
+    start, peak, floor = (_only(key, upstream) for key in ("f_start", "f_max", "f_min"))
+    warmup, cycle = (_only(key, upstream) for key in ("warm_up_steps", "cycle_lengths"))
+    settings: dict[str, Any] = {"train.optm_lr": number(upstream["optimizer.lr"]) * peak}
+    settings["train.optm_warmup_steps"] = int(warmup)
     if warmup:
-        settings |= {"train.optm_peak_after_warmup": True, "train.optm_warmup_start_factor": start / peak}
+        settings["train.optm_peak_after_warmup"] = True
+        settings["train.optm_warmup_start_factor"] = start / peak
     if floor == peak:
         return settings | {"train.optm_decay_type": "none"}, "the peak comes after the warm-up"
     decay = DECAYS.get(str(upstream["scheduler.scheduler_type"]), "none")
