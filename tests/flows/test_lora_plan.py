@@ -41,9 +41,7 @@ def test_every_option_that_cannot_be_had_is_named_with_its_reason_and_all_at_onc
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("policy.lora.init_lora_weights=false", "starts B at random too"),
-        ("policy.lora.init_lora_weights=eva", "draws A from activations on data"),
-        ("policy.lora.init_lora_weights=olora", "changes the base weights"),
+        ("policy.lora.init_lora_weights=eva", "should be 'gaussian' or 'kaiming'"),
         ("policy.lora.init_lora_weights=uniform", "Input should be 'gaussian' or 'kaiming' (found 'uniform')"),
         ('policy.lora.target_modules=["to_q", "all-linear"]', '"all-linear" stands alone'),
         ("policy.lora.r_pattern.to_x=3", "policy.lora.r_pattern: 'to_x' names none of the 16 adapted modules, e.g. "),
