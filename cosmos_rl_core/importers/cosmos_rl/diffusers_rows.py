@@ -11,7 +11,7 @@ ENDLESS_EPOCHS = 1000
 """Passes from which on cosmos-rl's recipes mean "until stopped"."""
 ENDLESS_ITERATIONS = 1000
 """Iterations of a run that cosmos-rl would continue until stopped."""
-PROMPT_SETS = dict.fromkeys(("pickscore", "ocr", "dance_grpo_t2v"), ".txt")
+PROMPT_SETS: dict[str, str] = dict.fromkeys(("pickscore", "ocr", "dance_grpo_t2v"), ".txt")
 PROMPT_SETS["geneval"] = "_metadata.jsonl"
 """Suffixes of the files of cosmos-rl's named prompt sets, after the name of the split."""
 PROMPT_FOLDER = "~/.cache/cosmos_rl/diffusion_nft"
