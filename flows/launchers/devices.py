@@ -20,7 +20,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO
@@ -43,35 +43,18 @@ _FLOCK = "hhqqi4x"
 """``struct flock`` of 64-bit Linux: type, whence, start, length, process."""
 
 
-@dataclass(frozen=True)
-class Device:
-    """A GPU."""
-
-    name: str
-    """Name for ``CUDA_VISIBLE_DEVICES``."""
-    identity: str
-    """UUID of the physical device, or the name if the UUID is unknown."""
-
-    @property
-    def byte(self) -> int:
-        """Return the offset of the device's byte in the file of locks."""
-        return 1 + int.from_bytes(hashlib.sha256(self.identity.encode()).digest()[:7])
-
-
 @dataclass
 class Share:
     """Locked devices of one stage."""
 
-    devices: Sequence[Device]
+    devices: Sequence[str]
     file: IO[bytes]
     """Open file that holds the locks."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return environment variables that show a process these devices only."""
-        # CUDA numbers devices in the order of nvidia-smi.
-        order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        return {"CUDA_DEVICE_ORDER": order, VISIBLE: ",".join(device.name for device in self.devices)}
+        """Return the environment variable that shows a process these devices only."""
+        return {VISIBLE: ",".join(self.devices)}
 
 
 @dataclass(frozen=True)
@@ -92,19 +75,17 @@ def need_of(stage: str, launch: LaunchConfig) -> Need:
     return Need(stage, launch.processes_of(stage) if STAGES[stage].distributed else alone)
 
 
-def visible(environment: Mapping[str, str] = os.environ) -> list[Device]:
-    """Return the devices that CUDA shows to a process with this environment; none on a machine without GPUs."""
+def visible(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the devices that CUDA shows to a process with this environment; none on a machine without GPUs.
+
+    They have UUIDs, which name one device everywhere, except where nothing tells the UUID.
+    """
     known = _known()
     if (named := environment.get(VISIBLE)) is None:
-        return [Device(uuid, uuid) for gpu in known for uuid in gpu]
-    found: dict[str, Device] = {}
-    for name in map(str.strip, named.split(",")):
-        identity = _identity(name, known)
-        if identity is None:
-            # CUDA ignores everything after the first unknown name.
-            break
-        found.setdefault(identity, Device(name, identity))
-    return list(found.values())
+        return [uuid for gpu in known for uuid in gpu]
+    # CUDA ignores everything after the first unknown name.
+    found = takewhile(bool, (_device(name.strip(), known) for name in named.split(",")))
+    return list(dict.fromkeys(found))
 
 
 def _known() -> list[list[str]]:
@@ -138,27 +119,25 @@ def known_to_driver(driver: Path = DRIVER, devices: Path = Path("/dev")) -> list
     return gpus
 
 
-def _identity(name: str, known: Sequence[Sequence[str]]) -> str | None:
-    """Return the physical device of a name; None if CUDA has no device of this name."""
-    if name.isdecimal():
-        if not known:
-            return name
-        return known[int(name)][0] if int(name) < len(known) else None
+def _device(name: str, known: Sequence[Sequence[str]]) -> str:
+    """Return the UUID of a device, the name if the UUID is unknown, and nothing if CUDA has no such device."""
+    if name.isdecimal() and known:
+        return known[int(name)][0] if int(name) < len(known) else ""
     if not name.startswith(("GPU-", "MIG-")):
-        return None
+        return name if name.isdecimal() else ""
     # CUDA also accepts the beginning of a UUID.
     full = [uuid for gpu in known for uuid in gpu if uuid.startswith(name)]
     return full[0] if len(full) == 1 else name
 
 
-def require(needs: Sequence[Need], devices: Sequence[Device]) -> None:
+def require(needs: Sequence[Need], devices: Sequence[str]) -> None:
     """Raise :class:`ConfigError` if stages that run side by side need more devices than are visible.
 
     A machine without devices passes.
     """
     if not devices:
         return
-    seen = f"{len(devices)} visible: {', '.join(device.name for device in devices)}"
+    seen = f"{len(devices)} visible: {', '.join(devices)}"
     for need in needs:
         if absent := [index for index in need.chosen if index >= len(devices)]:
             raise ConfigError(
@@ -173,7 +152,7 @@ def require(needs: Sequence[Need], devices: Sequence[Device]) -> None:
 
 
 @contextmanager
-def taken(needs: Sequence[Need], devices: Sequence[Device], waiting: Waiting) -> Iterator[list[Share]]:
+def taken(needs: Sequence[Need], devices: Sequence[str], waiting: Waiting) -> Iterator[list[Share]]:
     """Wait for devices for all needs at once, and lock them.
 
     A share that a process inherits stays locked until its last process ends. On a machine without devices the list is
@@ -191,15 +170,15 @@ def taken(needs: Sequence[Need], devices: Sequence[Device], waiting: Waiting) ->
             share.file.close()
 
 
-def _why_busy(needs: Sequence[Need], devices: Sequence[Device]) -> str:
-    wanted, names = sum(need.count for need in needs), ", ".join(device.name for device in devices)
+def _why_busy(needs: Sequence[Need], devices: Sequence[str]) -> str:
+    wanted, names = sum(need.count for need in needs), ", ".join(devices)
     used = ", ".join(f"{name} by process {pid}" for name, pid in users(devices).items())
     return f"waits for {wanted} free GPUs of {names}; in use: {used or 'by processes that cannot be seen'}"
 
 
-def users(devices: Sequence[Device]) -> dict[str, int]:
-    """Return one process id for each device in use, by the device's name, for processes that this user may inspect."""
-    names, found = {device.byte: device.name for device in devices}, {}
+def users(devices: Sequence[str]) -> dict[str, int]:
+    """Return one process id for each device in use, for processes that this user may inspect."""
+    names, found = {_byte(device): device for device in devices}, {}
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
         # The process may have ended, or belong to another user.
         with suppress(OSError):
@@ -212,7 +191,7 @@ def users(devices: Sequence[Device]) -> dict[str, int]:
     return found
 
 
-def _take(needs: Sequence[Need], devices: Sequence[Device]) -> list[Share] | None:
+def _take(needs: Sequence[Need], devices: Sequence[str]) -> list[Share] | None:
     """Return a share for each need, or None if free devices do not suffice for all."""
     with _open() as guard, ExitStack() as undone:
         if not _lock(guard, CHOOSING):
@@ -220,9 +199,8 @@ def _take(needs: Sequence[Need], devices: Sequence[Device]) -> list[Share] | Non
         shares = [Share([], undone.enter_context(_open())) for _ in needs]
         # Needs for certain devices come first, so that no other need takes these devices.
         for need, share in sorted(zip(needs, shares, strict=True), key=lambda pair: not pair[0].chosen):
-            chosen = [devices[index] for index in need.chosen]
-            eligible = chosen or sorted(devices, key=lambda device: device.identity)
-            free = (device for device in eligible if _lock(share.file, device.byte))
+            eligible = [devices[index] for index in need.chosen] or sorted(devices)
+            free = (device for device in eligible if _lock(share.file, _byte(device)))
             found = set(islice(free, need.count))
             if len(found) < need.count:
                 return None
@@ -248,6 +226,11 @@ def _open() -> IO[bytes]:
     except OSError as error:
         raise UnavailableError(f"cannot lock GPUs in {LOCKS}: {error}") from error
     return file
+
+
+def _byte(device: str) -> int:
+    """Return the offset of a device's byte in the file of locks."""
+    return 1 + int.from_bytes(hashlib.sha256(device.encode()).digest()[:7])
 
 
 def _lock(file: IO[bytes], byte: int) -> bool:
