@@ -1,7 +1,6 @@
 """The loop: everything a run does, as a list of waves. `run` makes it; `plan`, `status` and `rerun` walk it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from cosmos_rl_core.config.recipe import RewardConfig
@@ -11,7 +10,6 @@ from flows.planning.steps import Step, Wave
 from stages.artifacts.generations import has_begun
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing
 
 
 def post_train(run: Run, judged: Callable[[int], bool] | None = None) -> Iterator[Wave]:
@@ -85,29 +83,15 @@ def steps(run: Run) -> list[Step]:
     return [step for wave in waves for step in wave.steps]
 
 
-@dataclass(frozen=True)
-class Result:
-    """Results of a finished run."""
+def make(run: Run, launch: Callable[..., list[Manifest]]) -> Manifest:
+    """Take the base policy through every wave. ``launch(name, *requests)`` makes a wave and returns its manifests.
 
-    before: Manifest | None
-    """Scores of the base policy on the held-out prompts."""
-    after: Manifest | None
-    """Scores of the final policy on the same prompts and seeds."""
-    report: Manifest
-
-
-def make(run: Run, launch: Callable[..., list[Manifest]]) -> Result:
-    """Take the base policy through every wave. ``launch(name, *requests)`` makes a wave and returns its manifests."""
+    Returns the manifest of the report.
+    """
     manifests: list[Manifest] = []
     for wave in post_train(run):
         manifests = launch(wave.name, *(step.request() for step in wave.steps))
         trained = wave.steps[0]
         if trained.kind in ("update", "finetune") and trained.k is not None:
             run.drop_old_state(trained.k + 1)
-    return Result(_scores(run, 0), _scores(run, run.recipe.train.num_iterations), manifests[0])
-
-
-def _scores(run: Run, k: int) -> Manifest | None:
-    if not run.evaluates:
-        return None
-    return standing(run.slots.version(k, f"evaluate-{run.headline_reward}"))[1]
+    return manifests[0]

@@ -11,6 +11,7 @@ from flows.defaults import DEFAULT_STORE
 from flows.operations.rerun import rerun
 from flows.planning.steps import find, open_run
 from flows.post_train import steps
+from flows.running.launch import launch
 from flows.running.session import Place, RunId, ends_in_state, working_on
 from stages.artifacts.generations import has_begun
 from stages.execution.runner import require_own_version
@@ -50,10 +51,10 @@ def run(
     opened = open_run(store, run_id)
     step = find(steps(opened), run_id, stage, iteration)
     config = launch_of(cluster) if cluster else opened.recipe.launch
-    with working_on(opened, config, allow_numerics_change) as (launcher, shown):
+    with working_on(opened, config, allow_numerics_change) as waves:
         if force and has_begun(step.slot):
             require_own_version(step.request())
             for line in rerun(store, run_id, stage, iteration).lines():
-                shown.note(line)
-        launcher.launch(step.name, step.request())
+                waves.display.note(line)
+        launch(waves, step.name, step.request())
     return f"{step.name} stands"

@@ -4,8 +4,7 @@ A wave is one synchronous task that is called directly, so that a cancellation i
 off, because the store decides what stands.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from prefect import task
@@ -22,65 +21,52 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 
 
-@dataclass
-class Launcher:
-    """A maker of artifacts, one Prefect task for each wave."""
+def launch(waves: Waves, name: str, *requests: Request) -> list[Manifest]:
+    """Run a wave side by side, as one Prefect task, and return its manifests, in order.
 
-    waves: Waves
-    on_done: Callable[[Sequence[Request], Sequence[Manifest]], None] = lambda requests, manifests: None
-    """Called after every wave that stands, made now or before."""
+    Raises :class:`StageError` when retries are used up, and Prefect's ``Pause`` if the flow run is suspended.
+    """
+    as_task = task(
+        name=name.rpartition("/")[2],
+        task_run_name=name,
+        retries=waves.config.max_attempts - 1,
+        retry_delay_seconds=exponential_backoff(waves.config.retry_delay_s),
+        retry_jitter_factor=0.5,
+        retry_condition_fn=_worth_retrying,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
+    outcome = as_task(lambda: _attempt(waves, name, requests))()
+    result = outcome.result(raise_on_failure=False) if isinstance(outcome, State) else outcome
+    if isinstance(result, StageError):
+        result = result.in_full()
+    if isinstance(result, BaseException):
+        raise result.with_traceback(None)
+    return result
 
-    def launch(self, name: str, *requests: Request) -> list[Manifest]:
-        """Run a wave side by side and return its manifests, in order.
 
-        Raises :class:`StageError` when retries are used up, and Prefect's ``Pause`` if the flow run is suspended.
-        """
-        config = self.waves.config
-        as_task = task(
-            name=name.rpartition("/")[2],
-            task_run_name=name,
-            retries=config.max_attempts - 1,
-            retry_delay_seconds=exponential_backoff(config.retry_delay_s),
-            retry_jitter_factor=0.5,
-            retry_condition_fn=_worth_retrying,
-            cache_policy=NO_CACHE,
-            persist_result=False,
-        )
-        outcome = as_task(lambda: self._attempt(name, requests))()
-        result = outcome.result(raise_on_failure=False) if isinstance(outcome, State) else outcome
-        if isinstance(result, StageError):
-            result = result.in_full()
-        if isinstance(result, BaseException):
-            raise result.with_traceback(None)
-        self.on_done(requests, result)
-        return result
+def _attempt(waves: Waves, name: str, requests: Sequence[Request]) -> Any:
+    """Return the manifests, or a state that holds why there are none.
 
-    def _attempt(self, name: str, requests: Sequence[Request]) -> Any:
-        """Return the manifests, or a state that holds why there are none.
-
-        If an exception were raised, Prefect would log all its frames twice. A task that a suspension ended would be
-        shown as running forever.
-        """
-        try:
-            return self._wave(name, requests)
-        except CosmosRLError as error:
-            return Failed(message=str(error), data=error)
-        except Pause as suspended:
-            return Cancelled(message="the flow run was suspended", data=suspended)
-
-    def _wave(self, name: str, requests: Sequence[Request]) -> Any:
-        waves = self.waves
+    If an exception were raised, Prefect would log all its frames twice. A task that a suspension ended would be shown
+    as running forever.
+    """
+    try:
         waves.check()
         missing = [request for request in requests if standing_manifest(request) is None]
         if missing:
             pauses.wait_while_paused(waves.waiting())
             with gpus.taken(missing, waves.config, waves.waiting()):
                 waves.make(name, missing)
-        manifests = [standing_manifest(request) for request in requests]
-        if any(manifest is None for manifest in manifests):
+        manifests = [found for request in requests if (found := standing_manifest(request)) is not None]
+        if len(manifests) < len(requests):
             raise StageError.of("crash", f"{name} ended without an artifact that stands")
-        waves.display.done(name, [m for m in manifests if m is not None], skipped=not missing)
+        waves.display.done(name, manifests, skipped=not missing)
         return manifests if missing else Completed(name="Skipped", data=manifests)
+    except CosmosRLError as error:
+        return Failed(message=str(error), data=error)
+    except Pause as suspended:
+        return Cancelled(message="the flow run was suspended", data=suspended)
 
 
 def _worth_retrying(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:

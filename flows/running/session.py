@@ -26,15 +26,16 @@ from flows.defaults import DEFAULT_STORE
 from flows.operations.upgrades import settled
 from flows.planning.plan import Plan, Settings, freeze, plan_of
 from flows.planning.run import Run
-from flows.post_train import Result, make
+from flows.post_train import make
 from flows.running import pauses
 from flows.running.display import Display
-from flows.running.launch import Launcher
+from flows.running.launch import launch
 from flows.running.progress import Reporter
 from flows.running.tags import tags_of
 from flows.running.wave import Waves
 from stages import contracts
 from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
 
 P = ParamSpec("P")
@@ -52,7 +53,7 @@ def default_run_id(algorithm: str, recipe: str) -> str:
 
 
 @contextmanager
-def working_on(run: Run, launch: LaunchConfig, allow_numerics_change: bool) -> Iterator[tuple[Launcher, Display]]:
+def working_on(run: Run, config: LaunchConfig, allow_numerics_change: bool) -> Iterator[Waves]:
     """Hold the run's lease, and report progress to its store and to people.
 
     On a worker the lines go to the flow run's log in the UI, elsewhere to the console.
@@ -68,8 +69,8 @@ def working_on(run: Run, launch: LaunchConfig, allow_numerics_change: bool) -> I
                 lease.check()
                 pauses.stop_if_suspended()
 
-            with closing(Waves(run.url, launch, shown, allow_numerics_change, check)) as waves:
-                yield Launcher(waves), shown
+            with closing(Waves(run.url, config, shown, allow_numerics_change, check)) as waves:
+                yield waves
     except Pause:
         pauses.announce_end()
         raise
@@ -166,19 +167,27 @@ def train(settings: Settings, algorithm: str | None) -> str:
     _check_services(plan)
     plan = freeze(plan, settings.store)
     run = Run(plan, settings.store)
-    with working_on(run, plan.recipe.launch, settings.allow_numerics_change) as (launcher, shown):
-        shown.note(f"run {plan.run_id}: {run.url}")
+    with working_on(run, plan.recipe.launch, settings.allow_numerics_change) as waves:
+        note = waves.display.note
+        note(f"run {plan.run_id}: {run.url}")
         if not plan.races_decided:
-            shown.note("this store cannot refuse a second writer: run only one process at a time on this run")
+            note("this store cannot refuse a second writer: run only one process at a time on this run")
         run = settled(run, remake=settings.remake)
         # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
         tracking = importlib.import_module("flows.watching.tracking")
-        with tracking.Tracker(run, shown.note) as tracker:
-            launcher.on_done = tracker.done
-            result = make(run, launcher.launch)
-        for line in closing_lines(run, settings, result):
-            shown.note(line)
-    return result_line(run, result)
+        with tracking.Tracker(run, note) as tracker:
+
+            def launch_and_track(name: str, *requests: Request) -> list[Manifest]:
+                manifests = launch(waves, name, *requests)
+                tracker.done(requests, manifests)
+                return manifests
+
+            report = make(run, launch_and_track)
+        note(f"report: {run.slots.report}/{report.files[contracts.Report.PAGE].path}")
+        note(f"continue: {command_to_continue(run, settings)}")
+        for line in held_out_lines(run):
+            note(line)
+    return result_line(run)
 
 
 def _check_services(plan: Plan) -> None:
@@ -189,40 +198,42 @@ def _check_services(plan: Plan) -> None:
             scorer.check_service()
 
 
-def closing_lines(run: Run, settings: Settings, result: Result) -> list[str]:
-    """Return the last lines of a run: paths, the command that continues it, and the held-out reward."""
-    iterations = run.recipe.train.num_iterations
+def command_to_continue(run: Run, settings: Settings) -> str:
+    """Return the command that makes as many iterations again."""
     options = ["--store", settings.store, "--run-id", run.plan.run_id]
-    options += ["--iterations", str(2 * iterations)]
+    options += ["--iterations", str(2 * run.recipe.train.num_iterations)]
     options += [word for override in settings.overrides for word in ("--set", override)]
     options += ["--cluster", settings.cluster] if settings.cluster else []
     options += ["--allow-numerics-change"] if settings.allow_numerics_change else []
-    lines = [
-        f"report: {run.slots.report}/{result.report.files[contracts.Report.PAGE].path}",
-        f"continue: {shlex.join(['cosmos-flows', 'run', settings.recipe, *options])}",
-    ]
-    if result.before is None or result.after is None:
-        return lines
-    before, before_error = _score(run, result.before)
-    after, after_error = _score(run, result.after)
-    scores, count = f"{before} ± {before_error} before, {after} ± {after_error} after", result.after.summary["scored"]
-    return [*lines, f"{scores}, {count} held-out samples each", f"held-out reward: {before} -> {after}"]
+    return shlex.join(["cosmos-flows", "run", settings.recipe, *options])
 
 
-def result_line(run: Run, result: Result) -> str:
+def held_out_lines(run: Run) -> list[str]:
+    """Return the held-out reward of the base policy and of the final one, with standard errors; none without them."""
+    name = run.headline_reward
+    scores = _judged(run, f"evaluate-{name}")
+    if not scores:
+        return []
+    means = [f"{score[name]:.3f}" for score in scores]
+    # A single sample has no standard error.
+    errors = ["?" if score["standard_error"] is None else f"{score['standard_error']:.3f}" for score in scores]
+    before, after = (f"{mean} ± {error}" for mean, error in zip(means, errors, strict=True))
+    count = f"{scores[1]['scored']} held-out samples each"
+    return [f"{before} before, {after} after, {count}", f"held-out reward: {' -> '.join(means)}"]
+
+
+def result_line(run: Run) -> str:
     """Return the change of held-out reward and loss, ``ocr 0.615 -> 0.786``; without them the number of iterations."""
-    count, found = run.recipe.train.num_iterations, []
-    if result.before is not None and result.after is not None:
-        before, after = (_score(run, scores)[0] for scores in (result.before, result.after))
-        found.append(f"{run.headline_reward} {before} -> {after}")
-    judged = [standing(run.slots.version(k, "validate"))[1] for k in (0, count)] if run.validates else []
-    losses = [manifest.summary["loss"] for manifest in judged if manifest is not None]
-    if len(losses) == 2 and None not in losses:
-        found.append("held-out loss {:.3f} -> {:.3f}".format(*losses))
-    return ", ".join(found) or f"{count} iterations, nothing held out"
+    reward, found = run.headline_reward, []
+    for name, stage, key in ((reward, f"evaluate-{reward}", reward), ("held-out loss", "validate", "loss")):
+        numbers = [summary[key] for summary in _judged(run, stage)]
+        if numbers and None not in numbers:
+            found.append(f"{name} {numbers[0]:.3f} -> {numbers[1]:.3f}")
+    return ", ".join(found) or f"{run.recipe.train.num_iterations} iterations, nothing held out"
 
 
-def _score(run: Run, scores: Manifest) -> tuple[str, str]:
-    """Return mean and standard error of the scores; the latter is ``?`` for a single sample."""
-    error = scores.summary["standard_error"]
-    return f"{scores.summary[run.headline_reward]:.3f}", "?" if error is None else f"{error:.3f}"
+def _judged(run: Run, stage: str) -> list[dict[str, Any]]:
+    """Return the summaries of a stage that judges policies, for the base policy and the final one; none without it."""
+    slots = (run.slots.version(k, stage) for k in (0, run.recipe.train.num_iterations))
+    judged = [manifest.summary for slot in slots if (manifest := standing(slot)[1]) is not None]
+    return judged if len(judged) == 2 else []

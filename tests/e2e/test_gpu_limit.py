@@ -16,7 +16,7 @@ from flows.operations import flight_check
 from flows.running import gpus, server
 from flows.running.waiting import Waiting
 from tests.e2e.flow_process import Flows, Started
-from tests.e2e.sharing import launch
+from tests.e2e.sharing import one_try
 from tests.flows.allocated import Work
 
 GPUS = 3
@@ -68,7 +68,7 @@ def test_a_stage_waits_until_another_run_gives_its_gpus_back_and_gives_back_its_
     limit: str, work: Work, start: Callable[..., Started]
 ) -> None:
     (work.folder / "fail").touch()
-    with gpus.taken([work.request("ours")], launch(limit), Waiting(print, nothing)):
+    with gpus.taken([work.request("ours")], one_try(limit), Waiting(print, nothing)):
         theirs = start("theirs")
         theirs.wait_until(lambda: "waits for 2 slots" in theirs.said)
         time.sleep(2 * gpus.ASK_S)
@@ -84,7 +84,7 @@ def test_who_waits_can_be_told_to_stop_and_has_nothing(limit: str, work: Work) -
     def lost() -> None:
         raise LeaseError("another process works on the run")
 
-    two, config = [work.request("ours")], launch(limit)
+    two, config = [work.request("ours")], one_try(limit)
     with gpus.taken(two, config, Waiting(print, nothing)):
         with pytest.raises(LeaseError), gpus.taken(two, config, Waiting(print, lost)):
             pass
@@ -95,9 +95,9 @@ def test_who_waits_can_be_told_to_stop_and_has_nothing(limit: str, work: Work) -
 def test_a_limit_that_there_is_not_or_that_is_too_small_is_a_mistake(limit: str, work: Work) -> None:
     side_by_side = [work.request("one"), work.request("two")]
     with pytest.raises(ConfigError, match=r"cannot take 4 slots.*greater than the limit"):
-        gpus.taken(side_by_side, launch(limit), Waiting(print, nothing)).__enter__()
+        gpus.taken(side_by_side, one_try(limit), Waiting(print, nothing)).__enter__()
     with pytest.raises(ConfigError, match="infra init"):
-        gpus.taken(side_by_side, launch("nowhere"), Waiting(print, nothing)).__enter__()
+        gpus.taken(side_by_side, one_try("nowhere"), Waiting(print, nothing)).__enter__()
     assert in_use(limit) == 0
 
 
@@ -108,7 +108,7 @@ def test_a_server_that_does_not_answer_is_waited_for_for_a_while(work: Work, mon
         temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
         pytest.raises(UnavailableError, match="take 2"),
     ):
-        gpus.taken([work.request("ours")], launch("away"), Waiting(said.append, nothing)).__enter__()
+        gpus.taken([work.request("ours")], one_try("away"), Waiting(said.append, nothing)).__enter__()
     (waits,) = said
     assert waits.startswith("waits for Prefect's server")
 
@@ -120,16 +120,16 @@ def checked(name: str, config: LaunchConfig) -> tuple[str, str]:
 
 
 def test_the_flight_check_finds_a_limit_that_is_not_there_or_too_small(limit: str) -> None:
-    enough = launch(limit)
+    enough = one_try(limit)
     assert checked("gpu limit", enough) == ("ok", f"0 of 3 slots of {limit!r} are taken")
     word, detail = checked("gpu limit", enough.model_copy(update={"processes": 4}))
     assert (word, "3 slots, a stage takes 4" in detail) == ("failed", True)
-    word, detail = checked("gpu limit", launch("nowhere"))
+    word, detail = checked("gpu limit", one_try("nowhere"))
     assert (word, "no global concurrency limit 'nowhere'" in detail) == ("failed", True)
 
 
 def test_the_flight_check_says_that_a_server_forgets_who_has_slots(limit: str):
-    word, detail = checked("leases", launch(limit))
+    word, detail = checked("leases", one_try(limit))
     assert (word, flight_check.LASTING in detail) == ("failed", True)
     word, detail = checked("leases", LaunchConfig())
     assert (word, flight_check.LASTING in detail) == ("not set up", True)
@@ -139,7 +139,7 @@ def test_a_command_with_a_server_of_its_own_waits_for_nobody(
     limit: str, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(server.OWN, "1")
-    with gpus.taken([work.request("one")], launch(limit), Waiting(print, nothing)):
+    with gpus.taken([work.request("one")], one_try(limit), Waiting(print, nothing)):
         assert in_use(limit) == 0
 
 
@@ -152,6 +152,6 @@ def test_the_gpus_of_a_killed_run_come_back(limit: str, work: Work, start: Calla
     assert in_use(limit) == 2
     theirs.kill()
     waited: list[str] = []
-    with gpus.taken([work.request("ours")], launch(limit), Waiting(waited.append, nothing)):
+    with gpus.taken([work.request("ours")], one_try(limit), Waiting(waited.append, nothing)):
         assert in_use(limit) == 2
     assert waited

@@ -14,7 +14,7 @@ from tests.e2e import postgres
 from tests.e2e.deployed import Deployed
 from tests.e2e.postgres import Postgres
 from tests.e2e.prefect_server import LASTING_LEASES, PrefectServer
-from tests.e2e.sharing import launch
+from tests.e2e.sharing import one_try
 from tests.flows.allocated import Work
 
 pytestmark = [postgres.needs_postgres, pytest.mark.slow]
@@ -70,7 +70,7 @@ def test_who_has_gpus_keeps_them_while_the_server_starts_again(
 
     request = Work(tmp_path, monkeypatch).request("stage")
     with temporary_settings({PREFECT_API_URL: server.environment["PREFECT_API_URL"]}):
-        with gpus.taken([request], launch(GPUS), Waiting(print, lambda: None)):
+        with gpus.taken([request], one_try(GPUS), Waiting(print, lambda: None)):
             server.stop()
             server.start()
             assert in_use() == 2
