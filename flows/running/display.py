@@ -29,7 +29,7 @@ class Display:
             # Elsewhere its end would print an empty line.
             disable=not self.console.is_terminal,
         )
-        self._bars: dict[str, progress.TaskID] = {}
+        self._bar = self._progress.add_task("", visible=False)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -42,27 +42,22 @@ class Display:
         """Move the bar of a wave to the progress of its slowest stage."""
         if self._reporter is not None:
             self._reporter.working(name, statuses)
-        if not statuses:
-            return
         slowest = slowest_of(statuses)
-        bar = self._bars.get(name)
-        if bar is None:
-            bar = self._bars[name] = self._progress.add_task(name)
         words, total = f"{name:<28} {slowest.phase:<12}", max(slowest.total, 1)
-        self._progress.update(bar, description=words, completed=slowest.step, total=total)
+        self._progress.update(self._bar, description=words, completed=slowest.step, total=total, visible=True)
 
     def done(self, name: str, manifests: Sequence[Manifest], *, skipped: bool) -> None:
         """Print one line for a finished wave: seconds, and the numbers in its manifests."""
         if self._reporter is not None:
             self._reporter.done()
-        if (bar := self._bars.pop(name, None)) is not None:
-            self._progress.remove_task(bar)
+        # The next wave begins.
+        self._progress.reset(self._bar, visible=False)
         seconds = sum(float(manifest.summary.get("seconds") or 0) for manifest in manifests)
-        numbers = {key: value for manifest in manifests for key, value in manifest.summary.items()}
-        numbers.pop("seconds", None)
-        texts = {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in numbers.items()}
-        shown = "  ".join(f"{key} {text}" for key, text in texts.items())
-        self.note(f"{name:<28} {'stands' if skipped else f'{seconds:5.1f} s'}  {shown}")
+        numbers = {key: value for manifest in manifests for key, value in manifest.summary.items() if key != "seconds"}
+        texts = (
+            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in numbers.items()
+        )
+        self.note(f"{name:<28} {'stands' if skipped else f'{seconds:5.1f} s'}  {'  '.join(texts)}")
 
     def note(self, message: str) -> None:
         """Print a line."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
+from typing import Any
 
 import httpx
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
@@ -53,48 +54,31 @@ def taken(requests: Sequence[Request], launch: LaunchConfig, waiting: Waiting) -
 
 def _wait(held: ExitStack, limit: str, count: int, waiting: Waiting) -> None:
     """Return when the flow has the slots."""
-    busy = (
-        f"waits for {count} slots of the limit {limit!r}, which other runs hold; slots of a killed flow are "
-        f"free again within {LEASE_S + SWEEP_S:g} s"
-    )
+    # If the server is down for minutes or loses its leases, the work still continues; Prefect warns. An exception at a
+    # failed renewal could come at any line, even in cleanup code.
+    options: Any = {"max_retries": 0, "strict": True, "raise_on_lease_renewal_failure": False}
     answered_s = time.monotonic()
     while True:
         try:
-            if _take(held, limit, count):
-                return
-            answered_s, why = time.monotonic(), busy
-        except UnavailableError as error:
-            if time.monotonic() - answered_s > PATIENCE_S:
-                raise
-            why = f"waits for Prefect's server: {error}"
+            held.enter_context(concurrency(limit, occupy=count, lease_duration=LEASE_S, **options))
+            return
+        except ConcurrencySlotAcquisitionError as error:
+            message = f"cannot take {count} slots of the global concurrency limit {limit!r}: {error}"
+            cause = error.__cause__
+            status = cause.response.status_code if isinstance(cause, httpx.HTTPStatusError) else None
+            if status == HTTPStatus.LOCKED:
+                answered_s = time.monotonic()
+                why = (
+                    f"waits for {count} slots of the limit {limit!r}, which other runs hold; slots of a killed flow "
+                    f"are free again within {LEASE_S + SWEEP_S:g} s"
+                )
+            elif cause is None or (status is not None and not is_overloaded(cause)):
+                raise ConfigError(
+                    f"{message}; create or enlarge it with `cosmos-flows infra init --gpus N`, or remove "
+                    "launch.gpu_limit from the cluster profile"
+                ) from error
+            elif time.monotonic() - answered_s > PATIENCE_S:
+                raise UnavailableError(message) from error
+            else:
+                why = f"waits for Prefect's server: {message}"
         waiting.turn(why, ASK_S)
-
-
-def _take(held: ExitStack, limit: str, count: int) -> bool:
-    """Take the slots. Return False if they are not free."""
-    try:
-        held.enter_context(
-            concurrency(
-                limit,
-                occupy=count,
-                max_retries=0,
-                lease_duration=LEASE_S,
-                strict=True,
-                # If the server is down for minutes or loses its leases, the work still continues; Prefect warns. True
-                # would also raise an exception at any line, even in cleanup code.
-                raise_on_lease_renewal_failure=False,
-            )
-        )
-    except ConcurrencySlotAcquisitionError as error:
-        cause = error.__cause__
-        answered = isinstance(cause, httpx.HTTPStatusError)
-        if answered and cause.response.status_code == HTTPStatus.LOCKED:
-            return False
-        message = f"cannot take {count} slots of the global concurrency limit {limit!r}: {error}"
-        if cause is not None and (not answered or is_overloaded(cause)):
-            raise UnavailableError(message) from error
-        raise ConfigError(
-            f"{message}; create or enlarge it with `cosmos-flows infra init --gpus N`, or remove launch.gpu_limit from "
-            "the cluster profile"
-        ) from error
-    return True

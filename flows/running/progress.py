@@ -21,6 +21,8 @@ INTERVAL_S = 2.0
 FILE = "progress.json"
 KIND = "progress"
 
+NOT_REPORTED = Status(sequence=0, phase="", step=0, total=0)
+
 End = Literal["", "done", "failed", "stopped"]
 """``stopped``: by Ctrl-C, a cancellation or a signal. Empty while the process works, or after it was killed."""
 
@@ -69,11 +71,8 @@ class Reporter:
             self._wave_s = now_s
         elif now_s - self._written_s < INTERVAL_S:
             return
-        at = {"seconds": round(now_s - self._wave_s, 1), "wave": wave}
-        if statuses:
-            slowest = slowest_of(statuses)
-            at |= {"phase": slowest.phase, "step": slowest.step, "total": slowest.total}
-        self._now = Progress.model_validate(at)
+        at = slowest_of(statuses).model_dump(include={"phase", "step", "total"})
+        self._now = Progress(wave=wave, seconds=round(now_s - self._wave_s, 1), **at)
         self._write()
 
     def done(self) -> None:
@@ -87,8 +86,8 @@ class Reporter:
 
 
 def slowest_of(statuses: Sequence[Status]) -> Status:
-    """Return the status with the least progress in its phase."""
-    return min(statuses, key=lambda status: status.step / max(status.total, 1))
+    """Return the status with the least progress in its phase, :data:`NOT_REPORTED` without any."""
+    return min(statuses, key=lambda status: status.step / max(status.total, 1), default=NOT_REPORTED)
 
 
 def read_progress(run_url: str) -> Progress | None:

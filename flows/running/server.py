@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ OWN = "COSMOS_FLOWS_OWN_SERVER"
 """Environment variable that is set while :func:`prefect_server` runs its own server."""
 OVERLOADED = {429, 500, 502, 503, 504}
 """HTTP statuses: too many requests, internal error, bad gateway, service unavailable, gateway timeout."""
-UVICORN = ("-m", "uvicorn", "--factory", "prefect.server.api.server:create_app")
+UVICORN = "-m uvicorn --factory prefect.server.api.server:create_app --log-level error --fd"
 STARTUP_S = 120.0
 """Wait for the server in seconds: its first start on a machine creates the database."""
 
@@ -49,24 +48,24 @@ def prefect_server() -> Iterator[None]:
     if named_server() is not None:
         yield
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    where = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "error")
-    server = subprocess.Popen(
-        [sys.executable, "-m", "cosmos_rl_core.processes", sys.executable, *UVICORN, *where],
-        env=os.environ | {PARENT: str(os.getpid())},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        # Ctrl-C reaches the whole process group, but the flow still has to report its end to this server.
-        start_new_session=True,
-    )
+    # The server gets an open socket: nobody else can take the port, and requests wait until the server is ready.
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+        uvicorn = [sys.executable, *UVICORN.split(), str(listening.fileno())]
+        server = subprocess.Popen(
+            [sys.executable, "-m", "cosmos_rl_core.processes", *uvicorn],
+            env=os.environ | {PARENT: str(os.getpid())},
+            pass_fds=[listening.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            # Ctrl-C reaches the whole process group, but the flow still has to report its end to this server.
+            start_new_session=True,
+        )
     try:
-        _wait_until_healthy(server, f"http://127.0.0.1:{port}/api")
-        os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
-        os.environ[OWN] = "1"
+        _require_healthy(url)
         # A thread sends log lines late, possibly after this server has ended.
         os.environ.setdefault("PREFECT_LOGGING_TO_API_ENABLED", "false")
+        os.environ |= {"PREFECT_API_URL": url, OWN: "1"}
         yield
     finally:
         for name in ("PREFECT_API_URL", OWN):
@@ -118,12 +117,9 @@ def not_answering(error: BaseException) -> UnavailableError | None:
     )
 
 
-def _wait_until_healthy(server: subprocess.Popen[bytes], url: str) -> None:
-    end_s = time.monotonic() + STARTUP_S
-    while time.monotonic() < end_s and server.poll() is None:
-        try:
-            if httpx.get(f"{url}/health", timeout=5.0).is_success:
-                return
-        except httpx.TransportError:
-            time.sleep(0.2)
-    raise UnavailableError(f"Prefect's server did not start in {STARTUP_S:g} s; set PREFECT_API_URL to a running one")
+def _require_healthy(url: str) -> None:
+    try:
+        httpx.get(f"{url}/health", timeout=STARTUP_S).raise_for_status()
+    except httpx.HTTPError as error:
+        why = f"Prefect's server did not start ({error}); set PREFECT_API_URL to a running one"
+        raise UnavailableError(why) from error

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import CosmosRLError, StageError
@@ -16,13 +15,14 @@ from flows import launchers
 from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, RunningJob
 from flows.running.display import Display
 from flows.running.endings import kind_of
+from flows.running.progress import NOT_REPORTED
 from flows.running.waiting import Waiting
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing, why_stale
 from stages.contracts import STAGES
 from stages.execution.execution import Execution
-from stages.execution.outcome import read_failures, read_status
+from stages.execution.outcome import Status, read_failures, read_status
 
 POLL_INTERVAL_S = 0.05
 LOG_TAIL = 30
@@ -60,13 +60,12 @@ class Waves:
                     self.check()
                     for one in running:
                         one.look(self.config)
-                    statuses = [one.status for one in running if one.status is not None]
-                    self.display.progress(name, statuses)
+                    self.display.progress(name, [one.status for one in running if one.status.sequence])
             finally:
                 # End all jobs before anything else can fail.
                 with ExitStack() as all_of_them:
                     for one in running:
-                        all_of_them.callback(one.end)
+                        all_of_them.callback(one.job.cancel)
                 for one in running:
                     one.keep_log()
             ends = {one.request.slot: one.failure() for one in running}
@@ -79,21 +78,16 @@ class Waves:
             raise min(failed.values(), key=lambda error: error.retryable)
 
     def _start(self, requests: Sequence[Request], running: list["_Running"], at_the_end: ExitStack) -> None:
-        def watch(request: Request, job: RunningJob) -> None:
-            at_the_end.callback(job.discard)
-            running.append(_Running(request, job, self.display.note))
-
         jobs = [Job(request, self.execution_of(request)) for request in requests]
         # Before anything is submitted, because an allocation ends orders that its flow does not repeat.
-        left = [self._jobs.reattach(job) for job in jobs]
-        for job, found in zip(jobs, left, strict=True):
-            if found is not None:
-                watch(job.request, found)
-                stage = job.request.stage
-                self.display.note(f"{stage}: continues the job that an earlier flow submitted")
-        for job, found in zip(jobs, left, strict=True):
-            if found is None:
-                watch(job.request, self._jobs.submit(job))
+        left = [(job, self._jobs.reattach(job)) for job in jobs]
+        for job, started in sorted(left, key=lambda pair: pair[1] is None):
+            if started is None:
+                started = self._jobs.submit(job)
+            else:
+                self.display.note(f"{job.request.stage}: continues the job that an earlier flow submitted")
+            at_the_end.callback(started.discard)
+            running.append(_Running(job.request, started, self.display.note))
 
     def execution_of(self, request: Request) -> Execution:
         """Return the execution of the next attempt of a Request."""
@@ -135,46 +129,37 @@ class _Running:
     job: RunningJob
     note: Callable[[str], None]
     state: JobState = NOT_BEGUN
-    status: Any = None
+    status: Status = NOT_REPORTED
     stopped: str | None = None
     """Why the job was ended, if it was ended here."""
-    _notes_seen: int = 0
     _began_s: float = field(default_factory=time.monotonic)
     _progressed_s: float = field(default_factory=time.monotonic)
 
     def look(self, config: LaunchConfig) -> None:
         """Update state and status; end a job without progress or over its time limit."""
-        now_s = time.monotonic()
-        before = self.state
+        now_s, before = time.monotonic(), self.state
         # Before the status is read, so that the last status of an ended process is not missed.
         self.state = self.job.poll()
         if self.state.phase == "waiting":
             self._began_s = self._progressed_s = now_s
             if self.state.reason != before.reason:
                 self.note(f"{self.request.stage}: {self.state.reason}")
-        status = read_status(self.job.directory)
-        if status is not None and (self.status is None or status.sequence != self.status.sequence):
+        status = read_status(self.job.directory) or self.status
+        if status.sequence != self.status.sequence:
             self._progressed_s = now_s
-            for message in status.notes[self._notes_seen :]:
+            for message in status.notes[len(self.status.notes) :]:
                 self.note(f"{self.request.stage}: {message}")
-            self._notes_seen = len(status.notes)
             self.status = status
+        limit_s = config.time_limit_of(self.request.stage)
         if self.state.phase == "ended":
             return
-        limit_s = config.time_limit_of(self.request.stage)
         if now_s - self._progressed_s > config.stall_timeout_s:
-            self._stop("reported no progress")
+            self.stopped = "reported no progress"
         elif limit_s is not None and now_s - self._began_s > limit_s:
-            self._stop(f"exceeded its time limit of {limit_s:g} s")
-
-    def _stop(self, why: str) -> None:
-        self.stopped = why
-        self.end()
-        self.state = JobState("ended", KILLED)
-
-    def end(self) -> None:
-        """End the job and all its processes."""
-        self.job.cancel()
+            self.stopped = f"exceeded its time limit of {limit_s:g} s"
+        if self.stopped is not None:
+            self.job.cancel()
+            self.state = JobState("ended", KILLED)
 
     def keep_log(self) -> None:
         """Write the log beside the artifact. A failure is only noted, because the stage's own error matters more."""
@@ -189,8 +174,7 @@ class _Running:
         """Return why there is no artifact; None if there is one. Error files of ranks come before exit codes."""
         if standing_manifest(self.request) is not None:
             return None
-        name = self.request.slot.rsplit("/", 2)
-        where = "/".join(name[-2:])
+        where = "/".join(self.request.slot.rsplit("/", 2)[-2:])
         failures = read_failures(self.job.directory)
         if failures and not failures[0].collective:
             kind, message = failures[0].kind, failures[0].message
@@ -199,7 +183,6 @@ class _Running:
             logs = f"{self.request.slot}/logs"
             return StageError.of("hung", f"{where} {self.stopped} and was ended; its log is under {logs}")
         log = (self.job.log() or b"(no log)").decode(errors="replace").splitlines()
-        code = self.state.exit_code
         kind = self.state.kind or kind_of(self.state, log)
-        how = self.state.reason or f"exit code {code}"
+        how = self.state.reason or f"exit code {self.state.exit_code}"
         return StageError.of(kind, f"{where} ended ({kind}, {how})", "\n".join(log[-LOG_TAIL:]))
