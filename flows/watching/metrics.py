@@ -38,7 +38,7 @@ name                                            meaning                         
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +54,6 @@ from stages.contracts import METRICS
 
 FILE = "metrics.jsonl"
 """Name of the file, beside ``plan.json``."""
-
-Number = float | int | None
 
 TRAINED = {
     "loss": "train/loss_avg",
@@ -85,7 +83,8 @@ class Line:
     """Iteration; policy version for an evaluation."""
     step: int
     """Number of optimizer steps of the policy."""
-    numbers: dict[str, Number]
+    numbers: dict[str, Any]
+    """Values by name. What is not a finite number is missing."""
     beside: bool = False
     """Whether it is a rollout that ran beside the update of the iteration before."""
 
@@ -102,8 +101,10 @@ class Line:
         """
         if self.stage == "rollout":
             # Beside an update: after the rewards that the update reads, before its steps.
-            return self.step + 4 * self.k + (-1 if self.beside else 1)
-        return self.step + 4 * self.k + (0 if self.judges else 2 if self.stage.startswith("reward-") else 3)
+            place = -1 if self.beside else 1
+        else:
+            place = 0 if self.judges else 2 if self.stage.startswith("reward-") else 3
+        return self.step + 4 * self.k + place
 
     @property
     def values(self) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class Line:
             "stage": self.stage,
             "policy_version" if self.judges else "iteration": self.k,
             "step": self.step,
-            **self.numbers,
+            **{name: value if _is_number(value) else None for name, value in self.numbers.items()},
         }
 
     def encode(self) -> bytes:
@@ -133,71 +134,68 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
     ``step`` is the number of optimizer steps before it, ``headline`` the label of the reward that the run is judged by.
     Raises :class:`ArtifactError` if a table of the artifact is damaged.
     """
-    stage, k = request.slot.rpartition("/")[2], request.iteration
+    stage, k, config = request.slot.rpartition("/")[2], request.iteration, request.config
     if k is None:
         return
-    if isinstance(request.config, contracts.Reward):
+    if isinstance(config, contracts.Reward):
         prefix = "val" if stage.startswith("evaluate-") else "reward"
-        yield Line(stage, k, step, _scores(manifest, request.config.reward.label, prefix, headline))
-    elif isinstance(request.config, contracts.Validate):
-        said = {"avg_loss": "loss", "avg_loss_standard_error": "standard_error", "seconds": "seconds"}
-        yield Line(stage, k, step, {f"val/{name}": _number(manifest.summary.get(key)) for name, key in said.items()})
-    elif isinstance(request.config, contracts.Rollout):
+        yield Line(stage, k, step, _scores(manifest, config.reward.label, prefix, headline))
+    elif isinstance(config, contracts.Validate):
+        keys = {"avg_loss": "loss", "avg_loss_standard_error": "standard_error", "seconds": "seconds"}
+        yield Line(stage, k, step, {f"val/{name}": manifest.summary.get(key) for name, key in keys.items()})
+    elif isinstance(config, contracts.Rollout):
         said = {key: value for key, value in manifest.summary.items() if not isinstance(value, str)}
-        yield Line(stage, k, step, {f"rollout/{key}": _number(value) for key, value in said.items()})
+        yield Line(stage, k, step, {f"rollout/{key}": value for key, value in said.items()})
     elif (after := steps_after(request)) is not None:
-        config = request.config
-        gradient = isinstance(config, contracts.Update) and algorithm_of(config.algorithm).needs.transitions
-        names = TRAINED | POLICY_GRADIENT if gradient else TRAINED
+        names, rewards = TRAINED, {}
+        if isinstance(config, contracts.Update) and algorithm_of(config.algorithm).needs.transitions:
+            names, rewards = TRAINED | POLICY_GRADIENT, _rewards(config.reward_weights, manifest)
         for row in _table(manifest, METRICS).to_dict("records"):
             reached = int(row.pop("step")) + 1
-            yield Line(stage, k, reached, {names.get(str(n), f"train/{n}"): _number(v) for n, v in row.items()})
-        yield Line(stage, k, after, (_rewards(request, manifest) if gradient else {}) | _update(manifest, gradient))
+            yield Line(stage, k, reached, {names.get(str(n), f"train/{n}"): value for n, value in row.items()})
+        yield Line(stage, k, after, rewards | _update(manifest))
 
 
-def _rewards(request: Request, manifest: Manifest) -> dict[str, Number]:
-    """Return statistics of each single reward, without its weight."""
-    assert isinstance(request.config, contracts.Update)
-    table, numbers = _table(manifest, contracts.Update.ADVANTAGES), dict[str, Number]()
-    for name, weight in request.config.reward_weights.items():
+def _rewards(weights: Mapping[str, float], manifest: Manifest) -> dict[str, Any]:
+    """Return statistics of all rewards and of each single one, without its weight, under their names for GRPO."""
+    table = _table(manifest, contracts.Update.ADVANTAGES)
+    numbers: dict[str, Any] = {"GRPO/reward_mean": _statistics(table, "reward").get("mean")}
+    for name, weight in weights.items():
         if (column := f"reward.{name}") in table and weight != 0:
-            found = _statistics(table[column] / weight)
-            rate = float(table[column].notna().mean())
+            found = _statistics(table, column, weight)
             numbers |= {f"GRPO/{name}": found["mean"], f"GRPO/{name}_std": found["std"]}
-            numbers[f"GRPO/{name}_valid_rate"] = rate
+            numbers[f"GRPO/{name}_valid_rate"] = table[column].notna().mean()
     return numbers
 
 
-def _scores(manifest: Manifest, name: str, prefix: str, headline: str) -> dict[str, Number]:
+def _scores(manifest: Manifest, name: str, prefix: str, headline: str) -> dict[str, Any]:
     said = {"failed": 0, **manifest.summary, "mean": manifest.summary.get(name)}
     keys = ("mean", "standard_error", "scored", "failed", "seconds")
-    numbers = {f"{prefix}/{name}_{key}": _number(said.get(key)) for key in keys}
+    numbers = {f"{prefix}/{name}_{key}": said.get(key) for key in keys}
     if prefix == "val" and name == headline:
-        numbers |= {"val/rollout_count": _number(said.get("scored")), "val/reward_avg": _number(said["mean"])}
+        numbers |= {"val/rollout_count": said.get("scored"), "val/reward_avg": said["mean"]}
         table = _table(manifest, contracts.Reward.SCORES)
-        found = {} if table.empty else _statistics(table.loc[table["valid"], "score"])
+        found = {} if table.empty else _statistics(table[table["valid"]], "score")
         numbers |= {f"val/reward_{key}": value for key, value in found.items() if key != "mean"}
     return numbers
 
 
-def _update(manifest: Manifest, gradient: bool) -> dict[str, Number]:
+def _update(manifest: Manifest) -> dict[str, Any]:
     """Return the numbers of a whole update; rewards and advantages only if it has them."""
-    table, numbers = _table(manifest, contracts.Update.ADVANTAGES), dict[str, Number]()
+    table, numbers = _table(manifest, contracts.Update.ADVANTAGES), dict[str, Any]()
     for column, name in (("reward", "train/reward"), ("advantage", "rollout/advantage")):
-        if column in table:
-            numbers |= {f"{name}_{key}": value for key, value in _statistics(table[column]).items()}
-    if gradient:
-        numbers["GRPO/reward_mean"] = numbers.get("train/reward_mean")
+        numbers |= {f"{name}_{key}": value for key, value in _statistics(table, column).items()}
     if not table.empty:
-        numbers["train/excluded"] = _number(manifest.summary.get("excluded", 0))
-    return numbers | {"train/iteration_time": _number(manifest.summary.get("seconds"))}
+        numbers["train/excluded"] = manifest.summary.get("excluded", 0)
+    return numbers | {"train/iteration_time": manifest.summary.get("seconds")}
 
 
-def _statistics(column: pd.Series) -> dict[str, Number]:
-    """Return mean, population std, max and min of the values that are not missing."""
-    known = column.dropna().astype("float64")
-    found = {"mean": known.mean(), "std": known.std(ddof=0), "max": known.max(), "min": known.min()}
-    return {name: _number(float(value)) for name, value in found.items()}
+def _statistics(table: Any, column: str, weight: float = 1.0) -> dict[str, float]:
+    """Return mean, population std, max and min of a column's known values without ``weight``; nothing without it."""
+    if column not in table:
+        return {}
+    known = table[column].dropna().astype("float64") / weight
+    return {"mean": known.mean(), "std": known.std(ddof=0), "max": known.max(), "min": known.min()}
 
 
 def _table(manifest: Manifest, name: str) -> Any:
@@ -208,8 +206,8 @@ def _table(manifest: Manifest, name: str) -> Any:
     return pd.read_parquet(io.BytesIO(data), engine="pyarrow")
 
 
-def _number(value: Any) -> Number:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 class MetricsFile:
@@ -231,20 +229,12 @@ class MetricsFile:
         self._agrees = self._agrees and self._stored[start : len(self._lines)] == line
         return not self._agrees
 
-    def write(self) -> None:
-        """Store the lines, unless the stored file begins with them.
+    def write(self, *, whole: bool = False) -> None:
+        """Store the lines, unless the stored file begins with them; with ``whole``, unless it is equal to them.
 
         Raises :class:`UnavailableError` if the store does not answer.
         """
-        if not self._agrees:
-            self._store()
-
-    def finish(self) -> None:
-        """Store the lines, unless the stored file is equal to them. Raises :class:`UnavailableError` likewise."""
-        if self._lines != self._stored:
-            self._store()
-
-    def _store(self) -> None:
-        data = bytes(self._lines)
-        store.write(self.url, data)
-        self._stored, self._agrees = data, True
+        if not self._agrees or (whole and self._lines != self._stored):
+            data = bytes(self._lines)
+            store.write(self.url, data)
+            self._stored, self._agrees = data, True

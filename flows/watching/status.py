@@ -24,9 +24,6 @@ known yet. ``damaged``: a file has wrong bytes. ``invalidated``: its generation 
 Life = Literal["running", "done", "failed", "stopped", "interrupted", "idle"]
 """``running``: a process works on the run. Otherwise how the last process ended; ``idle`` if there was none."""
 
-WORDS: dict[Life, Word] = {"running": "running", "failed": "failed"}
-"""State of unfinished stages in the newest wave; ``interrupted`` for any other :data:`Life`."""
-
 
 @dataclass(frozen=True)
 class State:
@@ -85,15 +82,14 @@ class Overview:
         """
         life, progress, holder = life_of(self.run, PATIENCE_S)
         every = [state.step for state in self.states]
-        before, now = ([step for step in every if step.wave == p.wave] for p in (self.progress, progress))
-        if life != "running" or (progress.wave and not now):
+        if life != "running" or progress.wave not in {"", *(step.wave for step in every)}:
             # The process ended, or went on past the planned end.
             return look(self.run.store_url, self.run.plan.run_id)
         if progress.wave == self.progress.wave:
             return replace(self, progress=progress, holder=holder)
-        passed = [every.index(step) for step in (*before, *now)]
+        passed = [i for i, step in enumerate(every) if step.wave in (self.progress.wave, progress.wave)]
         first, last = min(passed, default=0), max(passed, default=-1)
-        kept = {state.step.name: state for i, state in enumerate(self.states) if not first <= i <= last}
+        kept = {state.step.name: state for state in (*self.states[:first], *self.states[last + 1 :])}
         with one_look():
             found = _with_progress(_states(every, kept), life, progress)
         return Overview(self.run, found, life, progress, holder)
@@ -204,12 +200,11 @@ def _request(step: Step, in_doubt: set[str]) -> Request | None:
 
 def _with_progress(found: list[State], life: Life, progress: Progress) -> list[State]:
     """Return the states with what the run's process recorded of its newest wave, for stages that do not stand."""
-    left = [state.step for state in found if state.step.wave == progress.wave and state.word != "stands"]
-    word, why = WORDS.get(life, "interrupted"), ""
+    left = [state for state in found if state.step.wave == progress.wave and state.word != "stands"]
+    word, why = life if life == "running" or life == "failed" else "interrupted", ""
     if life == "failed":
         # The error begins with the end of the failed stage's slot.
         failed = f"/{progress.error.partition(' ')[0]}"
-        left = [step for step in left if step.slot.endswith(failed)] or left
+        left = [state for state in left if state.step.slot.endswith(failed)] or left
         why = first_line(progress.error)
-    names = {step.name for step in left}
-    return [replace(state, word=word, why=why) if state.step.name in names else state for state in found]
+    return [replace(state, word=word, why=why) if state in left else state for state in found]

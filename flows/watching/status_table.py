@@ -75,28 +75,25 @@ def _table(overview: Overview, height: int | None) -> Table:
     columns = [state.step.stage for state in head]
     columns += [""] * (max(map(len, rows)) - len(columns))
     table = Table("", *columns, caption="only a time: finished; waits: for its inputs")
-    shown = _window(rows, height)
-    for i, row in shown:
+    first, last = _window(rows, height)
+    for i, row in enumerate(rows[first:last], first):
         name = row[0].step.group or ("start" if i == 0 else "end")
         cells = [
-            (f"{state.step.stage} " if state.step.stage != column else "") + cell(state)
-            for column, state in zip(columns, row, strict=False)
+            cell(state) if state.step.stage == column else f"{state.step.stage} {cell(state)}"
+            for state, column in zip(row, columns, strict=False)
         ]
         table.add_row(name, *cells)
-    if len(shown) < len(rows):
-        table.caption = f"{len(shown)} of {len(rows)} rows"
+    if last - first < len(rows):
+        table.caption = f"{last - first} of {len(rows)} rows"
     return table
 
 
-def _window(rows: list[list[State]], height: int | None) -> list[tuple[int, list[State]]]:
-    """Return rows and their indices, around the first with a stage that does not stand."""
-    numbered = list(enumerate(rows))
-    if height is None or len(rows) <= height:
-        return numbered
-    height = max(height, 1)
-    at = next((i for i, row in numbered if any(state.word != "stands" for state in row)), len(rows) - 1)
-    first = min(max(0, at - height // 2), len(rows) - height)
-    return numbered[first : first + height]
+def _window(rows: list[list[State]], height: int | None) -> tuple[int, int]:
+    """Return the bounds of the rows to show, around the first with a stage that does not stand."""
+    height = len(rows) if height is None else min(max(height, 1), len(rows))
+    unfinished = (i for i, row in enumerate(rows) if any(state.word != "stands" for state in row))
+    first = min(max(0, next(unfinished, len(rows) - 1) - height // 2), len(rows) - height)
+    return first, first + height
 
 
 def cell(state: State) -> str:

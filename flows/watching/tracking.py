@@ -42,7 +42,7 @@ class Tracker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._try(self._file.finish if kind is None else self._file.write)
+        self._try(partial(self._file.write, whole=kind is None))
         if self._wandb is not None:
             self._wandb.finish(failed=kind is not None)
 

@@ -96,8 +96,8 @@ def test_a_number_that_there_is_none_of_is_null(recipe, tmp_path):
     manifest = manifest.model_copy(update={"summary": {"ocr": float("nan"), "standard_error": None, "scored": 1}})
     (line,) = lines_of(reward, manifest, 0, "ocr")
     assert json.loads(line.encode()) == line.values
-    assert (line.numbers["reward/ocr_mean"], line.numbers["reward/ocr_standard_error"]) == (None, None)
-    assert (line.numbers["reward/ocr_scored"], line.numbers["reward/ocr_failed"]) == (1, 0)
+    assert (line.values["reward/ocr_mean"], line.values["reward/ocr_standard_error"]) == (None, None)
+    assert (line.values["reward/ocr_scored"], line.values["reward/ocr_failed"]) == (1, 0)
 
 
 def test_a_run_that_was_killed_at_every_wave_ends_with_the_same_file(recipe, tmp_path):
@@ -170,13 +170,13 @@ def test_the_file_is_one_object_on_any_store(store_url):
     assert store.read(url) == b"1\n2\n"
     again = MetricsFile(url, store.read(url))
     assert [again.add(line) for line in (b"1\n", b"2\n", b"3\n")] == [False, False, True]
-    again.finish()
+    again.write(whole=True)
     assert store.read(url) == b"1\n2\n3\n"
     shorter = MetricsFile(url, store.read(url))
     shorter.add(b"1\n")
     shorter.write()
     assert store.read(url) == b"1\n2\n3\n"
-    shorter.finish()
+    shorter.write(whole=True)
     assert store.read(url) == b"1\n"
 
 
