@@ -2,6 +2,8 @@
 
 import errno
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
 RETRYABLE_KINDS = frozenset({"unavailable", "out_of_memory", "killed", "hung", "crash"})
 """Kinds of failure that another attempt may survive; ``config`` and ``data`` errors come back."""
@@ -10,6 +12,8 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a full disk, an exhausted quota and a file above the size limit."""
 FREE_SPACE = "`cosmos-flows gc RUN` deletes what killed attempts of a run left; free some space and run again"
 """Advice for a full disk."""
+MAX_MISTAKES = 50
+"""Number of mistakes that are listed; of further ones, only the number is given."""
 SHARED_MEMORY = (
     "this is shared memory (/dev/shm), not a disk; give the container more: `--shm-size` of Docker, or on "
     "Kubernetes an emptyDir of medium Memory mounted there; then run again"
@@ -51,6 +55,12 @@ class ConfigError(CosmosRLError, ValueError):
     """A mistake in a recipe, a command line or a combination of settings. Never retried."""
 
     kind = "config"
+
+
+def mistakes_in(place: str | Path, mistakes: Sequence[str]) -> ConfigError:
+    """Return one error that lists the mistakes in a file or folder."""
+    more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
+    return ConfigError("\n    ".join([f"{place}:", *mistakes[:MAX_MISTAKES], *more]))
 
 
 class ArtifactError(CosmosRLError):

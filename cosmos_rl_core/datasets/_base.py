@@ -5,18 +5,13 @@ a :class:`MediaPlugin`, with a class ``Media`` and the function ``digest``.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 from pydantic import Field
 
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.errors import ConfigError
-
-MAX_MISTAKES = 50
-"""Number of mistakes that are listed; of further ones, only the number is given."""
 
 
 class Prompt(Section):
@@ -36,12 +31,6 @@ class Prompt(Section):
 def prompt_id(text: str) -> str:
     """Return an id from the prompt's text only, equal in every order and every dataset."""
     return f"p-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def mistakes_in(place: str | Path, mistakes: Sequence[str]) -> ConfigError:
-    """Return one error that lists the mistakes in a file or folder."""
-    more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
-    return ConfigError("\n    ".join([f"{place}:", *mistakes[:MAX_MISTAKES], *more]))
 
 
 class Media(Protocol):

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.canonical import canonical_json
-from cosmos_rl_core.datasets._base import Prompt, mistakes_in, prompt_id
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.datasets._base import Prompt, prompt_id
+from cosmos_rl_core.errors import ConfigError, mistakes_in
 
 FORMATS = (".txt", ".jsonl", ".json")
 

@@ -22,8 +22,8 @@ from pydantic import Field, PositiveInt
 
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.datasets._base import Prompt, mistakes_in, prompt_id
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.datasets._base import Prompt, prompt_id
+from cosmos_rl_core.errors import ConfigError, mistakes_in
 from cosmos_rl_core.storage.file_digests import files_digest
 
 IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp"})

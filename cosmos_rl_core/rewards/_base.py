@@ -48,7 +48,7 @@ class Reward(Protocol):
         """Return for each sample, in order, its scores by name, or its error.
 
         Training uses the score with the options' label. If it raises, each sample is scored alone, except for
-        :class:`UnavailableError` and :class:`ConfigError`, which end the attempt.
+        ``UnavailableError`` and ``ConfigError`` of ``cosmos_rl_core.errors``, which end the attempt.
         """
         ...
 
