@@ -138,7 +138,7 @@ class Allocation:
                 self.scheduler.end(self)
             self.mailbox.remove(self.agents)
         except CosmosRLError as error:
-            print(f"{self.name} was not ended: {error}; it ends by itself when idle", file=sys.stderr)
+            print(f"{self.name} could not be ended and ends when idle: {error}", file=sys.stderr)
 
     def _write(self) -> None:
         # Beats also grow over those of an earlier flow.
@@ -161,7 +161,8 @@ class AllocatedJobs:
 
     def submit(self, job: Job) -> "OrderedJob":
         """Order the job, and ask the scheduler for an allocation if there is none."""
-        allocation, order_id = self._hold(self.allocation_of(job)), f"{job.name}-{secrets.token_hex(3)}"
+        allocation = self._hold(self.allocation_of(job))
+        order_id = f"{job.name}-{secrets.token_hex(3)}"
         order = Order(
             id=order_id,
             name=job.name,
@@ -172,7 +173,7 @@ class AllocatedJobs:
             nodes=allocation.agents if STAGES[job.request.stage].distributed else 1,
         )
         allocation.start(order)
-        return OrderedJob(job, order, allocation, self._held)
+        return OrderedJob(job, order, allocation.name, self._held)
 
     def reattach(self, job: Job) -> "OrderedJob | None":
         """Return the job if its order has not ended and its allocation still exists, else None."""
@@ -185,7 +186,7 @@ class AllocatedJobs:
         allocation = self._hold(allocation)
         allocation.id = found
         allocation.orders[orders[-1].id] = orders[-1]
-        return OrderedJob(job, orders[-1], allocation, self._held)
+        return OrderedJob(job, orders[-1], allocation.name, self._held)
 
     def close(self) -> None:
         """End all allocations, including those that an earlier flow of this run left behind."""
@@ -238,15 +239,16 @@ class AllocatedJobs:
 class OrderedJob:
     """See :class:`flows.launchers._base.RunningJob`."""
 
-    def __init__(self, job: Job, order: Order, allocation: Allocation, held: dict[str, Allocation]) -> None:
-        """Watch an order of a job in its allocation. ``held`` are all allocations of this flow, by name."""
-        self._order, self._allocation, self._held = order, allocation, held
-        self._mailbox = allocation.mailbox
+    def __init__(self, job: Job, order: Order, name: str, held: dict[str, Allocation]) -> None:
+        """Watch an order of a job in the allocation ``name``. ``held`` are all allocations of this flow."""
+        self._order, self._held, self._allocation = order, held, held[name]
+        self._mailbox = self._allocation.mailbox
         ranks = range(job.execution.parallelism.world_size)
         # The files that the stage itself writes. From a mailbox at a URL they are copied to a local folder.
         self._files = [STATUS, *(f"error.{rank}.json" for rank in ranks)]
         self._copy = None if self._mailbox.is_shared else WorkFolder(job.request.stage)
-        self.directory = Path(self._mailbox.path(order.id)) if self._copy is None else self._copy.path
+        shared = Path(self._mailbox.path(order.id))
+        self.directory = shared if self._copy is None else self._copy.path
         self._state, self._looked_s = NOT_BEGUN, 0.0
         self._failed_s: float | None = None
         """Monotonic time at which the first failed node was found."""
@@ -301,9 +303,8 @@ class OrderedJob:
 
     def log(self) -> bytes | None:
         """Return the logs of all nodes, one after the other; None before the first line."""
-        logs = [self._mailbox.read(self._order.id, name) for name in self._order.by_node("log.{}.txt")]
-        found = [log for log in logs if log is not None]
-        return b"".join(found) if found else None
+        names = self._order.by_node("log.{}.txt")
+        return b"".join(self._mailbox.read(self._order.id, name) or b"" for name in names) or None
 
     def cancel(self) -> None:
         """Withdraw the order, and wait until its processes have ended."""
@@ -320,11 +321,11 @@ class OrderedJob:
             del self._held[self._allocation.name]
 
 
-def agent_command(python: str, mailbox: Mailbox, settings: Holding, *options: str) -> list[str]:
+def agent_command(python: str, allocation: Allocation, *options: str) -> list[str]:
     """Return the command that starts an agent."""
-    options += ("--idle-s", str(settings.idle_s))
-    options += () if settings.hold else ("--once",)
-    return [*module(python, "stages.execution.agent"), mailbox.url, *options]
+    options += ("--idle-s", str(allocation.settings.idle_s))
+    options += () if allocation.settings.hold else ("--once",)
+    return [*module(python, "stages.execution.agent"), allocation.mailbox.url, *options]
 
 
 def wait_until_gone(is_gone: Callable[[], bool], what: str) -> None:

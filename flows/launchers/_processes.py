@@ -33,7 +33,7 @@ def module(python: str, name: str) -> list[str]:
     return [python, "-P", "-m", name]
 
 
-def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: Share | None = None) -> Process:
+def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: Share | None) -> Process:
     """Start a new interpreter, under torchrun if the stage is distributed. Its processes keep the locks of a share."""
     python = launch.python or sys.executable
     command = stage_command(job.request.stage, str(request), python, launch)
@@ -90,9 +90,10 @@ class WarmServer:
 
     def __init__(self, launch: LaunchConfig) -> None:
         self._ended: dict[int, int] = {}
+        server = module(sys.executable, "stages.execution.fork_server")
         self._server = subprocess.Popen(
             # It also binds itself to this process, but only after its imports, which take seconds.
-            [*module(sys.executable, PROCESSES), *module(sys.executable, "stages.execution.fork_server")],
+            [*module(sys.executable, PROCESSES), *server],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Unbuffered, so that select sees everything that was written.
@@ -108,7 +109,8 @@ class WarmServer:
         try:
             self._read()
         except BrokenPipeError as error:
-            raise StageError.of("crash", "the fork server did not start; its output is above") from error
+            why = "the fork server did not start; its output is above"
+            raise StageError.of("crash", why) from error
 
     @property
     def is_running(self) -> bool:
@@ -123,7 +125,8 @@ class WarmServer:
             while "returncode" in (reply := self._read()):
                 self._ended[reply["pid"]] = reply["returncode"]
         except BrokenPipeError as error:
-            raise StageError.of("killed", "the fork server ended; the next attempt starts a new one") from error
+            why = "the fork server ended; the next attempt starts a new one"
+            raise StageError.of("killed", why) from error
         # The system reuses process ids.
         self._ended.pop(reply["pid"], None)
         return WarmProcess(reply["pid"], self)

@@ -43,20 +43,6 @@ _FLOCK = "hhqqi4x"
 """``struct flock`` of 64-bit Linux: type, whence, start, length, process."""
 
 
-@dataclass
-class Share:
-    """Locked devices of one stage."""
-
-    devices: Sequence[str]
-    file: IO[bytes]
-    """Open file that holds the locks."""
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Return the environment variable that shows a process these devices only."""
-        return {VISIBLE: ",".join(self.devices)}
-
-
 @dataclass(frozen=True)
 class Need:
     """Devices that one stage needs."""
@@ -65,6 +51,21 @@ class Need:
     count: int
     chosen: tuple[int, ...] = ()
     """Indices into the visible devices; empty for any devices."""
+
+
+@dataclass
+class Share:
+    """Locked devices of one stage."""
+
+    need: Need
+    file: IO[bytes]
+    """Open file that holds the locks."""
+    devices: Sequence[str] = ()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return the environment variable that shows a process these devices only."""
+        return {VISIBLE: ",".join(self.devices)}
 
 
 def need_of(stage: str, launch: LaunchConfig) -> Need:
@@ -196,9 +197,10 @@ def _take(needs: Sequence[Need], devices: Sequence[str]) -> list[Share] | None:
     with _open() as guard, ExitStack() as undone:
         if not _lock(guard, CHOOSING):
             return None
-        shares = [Share([], undone.enter_context(_open())) for _ in needs]
+        shares = [Share(need, undone.enter_context(_open())) for need in needs]
         # Needs for certain devices come first, so that no other need takes these devices.
-        for need, share in sorted(zip(needs, shares, strict=True), key=lambda pair: not pair[0].chosen):
+        for share in sorted(shares, key=lambda share: not share.need.chosen):
+            need = share.need
             eligible = [devices[index] for index in need.chosen] or sorted(devices)
             free = (device for device in eligible if _lock(share.file, _byte(device)))
             found = set(islice(free, need.count))

@@ -52,7 +52,7 @@ class JobLauncher(AllocatedJobs):
     def __init__(self, run_url: str, config: LaunchConfig) -> None:
         root = store.join(store.absolute(run_url), "allocations")
         if Mailbox(root).is_shared:
-            raise ConfigError(f"pods cannot reach the store {run_url}; launcher = 'kubernetes' needs a URL (s3://...)")
+            raise ConfigError(f"pods cannot reach the store {run_url}; it needs a URL (s3://...)")
         super().__init__(run_url, config, root, Kubernetes(config, run_url.rpartition("/")[2]))
 
 
@@ -82,8 +82,8 @@ class Kubernetes:
 
     def start(self, allocation: Allocation) -> str:
         """Create the object, unless another flow has just created it."""
-        create = self._objects.create_namespaced_custom_object
-        self._ask(create, *self._place(allocation), self.manifest(allocation), unless=HTTPStatus.CONFLICT)
+        create, manifest = self._objects.create_namespaced_custom_object, self.manifest(allocation)
+        self._ask_object(create, allocation, manifest, unless=HTTPStatus.CONFLICT)
         return allocation.name
 
     def manifest(self, allocation: Allocation) -> dict[str, Any]:
@@ -93,11 +93,8 @@ class Kubernetes:
             "cosmos-flows/allocation": allocation.name,
             "cosmos-flows/run": self._run,
         }
-        kind = _kind(allocation)
-        metadata = {"name": allocation.name, "namespace": self._settings.namespace, "labels": labels}
-        head = {"apiVersion": f"{kind.group}/{kind.version}", "kind": kind.name, "metadata": metadata}
-        limit_min = allocation.resources.time_limit_min
-        job: dict[str, Any] = {
+        limit_min, settings, kind = allocation.resources.time_limit_min, self._settings, _kind(allocation)
+        spec: dict[str, Any] = {
             "completionMode": "Indexed",
             "completions": allocation.agents,
             "parallelism": allocation.agents,
@@ -105,17 +102,21 @@ class Kubernetes:
             "backoffLimit": 0,
             "template": {"metadata": {"labels": labels}, "spec": self._pod(allocation)},
         }
-        job |= {} if limit_min is None else {"activeDeadlineSeconds": 60 * limit_min}
-        keep = {"ttlSecondsAfterFinished": self._settings.keep_finished_s}
-        if allocation.agents == 1:
-            return head | {"spec": job | keep}
-        spec = {
-            "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
+        spec |= {} if limit_min is None else {"activeDeadlineSeconds": 60 * limit_min}
+        if kind is JOBSET:
             # Pods look up the first one by name before it is ready.
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": allocation.name},
-            "failurePolicy": {"maxRestarts": 0},
+            network = {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
+            spec = {
+                "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": spec}}],
+                "network": network | {"subdomain": allocation.name},
+                "failurePolicy": {"maxRestarts": 0},
+            }
+        return {
+            "apiVersion": f"{kind.group}/{kind.version}",
+            "kind": kind.name,
+            "metadata": {"name": allocation.name, "namespace": settings.namespace, "labels": labels},
+            "spec": spec | {"ttlSecondsAfterFinished": settings.keep_finished_s},
         }
-        return head | {"spec": spec | keep}
 
     def _pod(self, allocation: Allocation) -> dict[str, Any]:
         resources = allocation.resources
@@ -131,7 +132,7 @@ class Kubernetes:
         container = {
             "name": NODE,
             "image": resources.image,
-            "command": agent_command(self._python, allocation.mailbox, self._settings, "--node", NUMBER),
+            "command": agent_command(self._python, allocation, "--node", NUMBER),
             # Everybody who may read Jobs can read these. Secrets are referenced by name below.
             "env": [{"name": name, "value": value} for name, value in sorted(environment.items())],
             "envFrom": [{"secretRef": {"name": name}} for name in self._settings.secrets],
@@ -171,8 +172,8 @@ class Kubernetes:
 
     def end(self, allocation: Allocation) -> None:
         """Delete the object and wait until its pods are gone."""
-        delete, where = self._objects.delete_namespaced_custom_object, self._place(allocation)
-        self._ask(delete, *where, allocation.name, propagation_policy="Foreground")
+        delete = self._objects.delete_namespaced_custom_object
+        self._ask_object(delete, allocation, allocation.name, propagation_policy="Foreground")
 
         def is_gone() -> bool:
             return self._read(allocation) is None and not self._pods_of(allocation)
@@ -180,45 +181,48 @@ class Kubernetes:
         wait_until_gone(is_gone, allocation.name)
 
     def _read(self, allocation: Allocation) -> dict[str, Any] | None:
-        return self._ask(self._objects.get_namespaced_custom_object, *self._place(allocation), allocation.name)
+        read = self._objects.get_namespaced_custom_object
+        return self._ask_object(read, allocation, allocation.name)
 
     def _pods_of(self, allocation: Allocation) -> list[dict[str, Any]]:
-        label = f"cosmos-flows/allocation={allocation.name}"
-        found = self._ask(self._pods.list_namespaced_pod, self._settings.namespace, label_selector=label)
+        label, place = f"cosmos-flows/allocation={allocation.name}", self._settings.namespace
+        found = self._ask(self._pods.list_namespaced_pod, place, label_selector=label)
         return cast("dict[str, Any]", self._api.sanitize_for_serialization(found))["items"]
 
-    def _place(self, allocation: Allocation) -> tuple[str, str, str, str]:
-        """Return where the API has the object."""
+    def _ask_object(self, call: Callable[..., Any], allocation: Allocation, what: Any, **options: Any) -> Any:
         kind = _kind(allocation)
-        return kind.group, kind.version, self._settings.namespace, kind.plural
+        place = (kind.group, kind.version, self._settings.namespace, kind.plural)
+        return self._ask(call, *place, what, **options)
 
-    def _ask(self, method: Callable[..., Any], *what: Any, unless: int = HTTPStatus.NOT_FOUND, **options: str) -> Any:
-        """Call a method of the API. Return None if the status is ``unless``.
+    def _ask(self, call: Callable[..., Any], *what: Any, unless: int = 404, **options: Any) -> Any:
+        """Call a method of the API. Return None if the status is ``unless``, by default: not found.
 
         Raises :class:`UnavailableError` if the server does not answer or is overloaded.
         """
         try:
-            return method(*what, _request_timeout=REQUEST_TIMEOUT_S, **options)
+            return call(*what, _request_timeout=REQUEST_TIMEOUT_S, **options)
         except urllib3.exceptions.HTTPError as error:
             raise UnavailableError(f"Kubernetes does not answer: {error}") from error
         except ApiException as error:
-            if error.status == unless:
+            status, reason = error.status or 0, f"{error.status} {error.reason}"
+            if status == unless:
                 return None
-            if error.status == HTTPStatus.TOO_MANY_REQUESTS or (error.status or 0) // 100 == 5:
-                raise UnavailableError(f"Kubernetes answers {error.status} {error.reason}") from error
-            raise ConfigError(f"Kubernetes refuses: {error.status} {error.reason} {error.body}") from error
+            if status == HTTPStatus.TOO_MANY_REQUESTS or status // 100 == 5:
+                raise UnavailableError(f"Kubernetes answers {reason}") from error
+            raise ConfigError(f"Kubernetes refuses: {reason} {error.body}") from error
 
 
 def _api_client() -> client.ApiClient:
     """Return a client configured inside a pod by its service account, elsewhere by the kubeconfig."""
-    configuration = client.Configuration()
+    configuration, where = client.Configuration(), os.environ.get("KUBECONFIG")
     try:
         kubernetes_config.load_incluster_config(client_configuration=configuration)
     except kubernetes_config.ConfigException:
         try:
-            kubernetes_config.load_kube_config(os.environ.get("KUBECONFIG"), client_configuration=configuration)
+            kubernetes_config.load_kube_config(where, client_configuration=configuration)
         except (kubernetes_config.ConfigException, OSError) as error:
-            raise ConfigError(f"launcher = 'kubernetes' found no cluster: {error}; set KUBECONFIG") from error
+            why = f"launcher = 'kubernetes' found no cluster: {error}; set KUBECONFIG"
+            raise ConfigError(why) from error
     return client.ApiClient(configuration)
 
 
@@ -229,7 +233,8 @@ def _kind(allocation: Allocation) -> Kind:
 def _ended(found: dict[str, Any]) -> str | None:
     """Return the condition that ended a Job or a JobSet, None if it has not ended."""
     for condition in found.get("status", {}).get("conditions") or ():
-        if condition["type"] in ("Complete", "Completed", "Failed") and condition["status"] == "True":
+        ended = condition["type"] in ("Complete", "Completed", "Failed")
+        if ended and condition["status"] == "True":
             words = (condition.get(key) for key in ("type", "reason", "message"))
             return ": ".join(str(word) for word in words if word)
     return None
@@ -241,12 +246,12 @@ def _failure(pod: dict[str, Any]) -> tuple[str, str] | None:
     for container in status.get("containerStatuses") or ():
         state = container.get("state", {})
         waits, ended = state.get("waiting", {}), state.get("terminated", {})
-        if waits.get("reason") in CANNOT_START:
-            return "config", f"{name} cannot start ({waits['reason']}): {waits.get('message', '')}".rstrip(": ")
-        if ended.get("reason") == "OOMKilled":
+        if (why := waits.get("reason")) in CANNOT_START:
+            return "config", f"{name} cannot start ({why}): {waits.get('message', '')}".rstrip(": ")
+        if (why := ended.get("reason", "")) == "OOMKilled":
             return "out_of_memory", f"{name} was killed because it used too much memory"
         if ended.get("exitCode"):
-            return "crash", f"{name} ended with {ended['exitCode']} {ended.get('reason', '')}".rstrip()
+            return "crash", f"{name} ended with {ended['exitCode']} {why}".rstrip()
     # The pod was evicted or preempted, or its node is gone.
     evicted = status.get("phase") == "Failed" and status.get("reason")
     return ("killed", f"{name}: {evicted}") if evicted else None

@@ -27,10 +27,12 @@ COMMAND_TIMEOUT_S = 120.0
 SITE_EXPORT = "SBATCH_EXPORT"
 """Environment variable of ``sbatch``: what batch jobs inherit from the environment that submits them."""
 STATES = {
-    "PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT RESV_DEL_HOLD": JobState("waiting"),
+    "PENDING CONFIGURING": JobState("waiting"),
+    "REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT RESV_DEL_HOLD": JobState("waiting"),
     "RUNNING SUSPENDED STOPPED RESIZING": JobState("running"),
     "COMPLETING SIGNALING STAGE_OUT": JobState("ending"),
-    "TIMEOUT DEADLINE NODE_FAIL BOOT_FAIL PREEMPTED CANCELLED REVOKED UNKNOWN": JobState("ended", kind="killed"),
+    "TIMEOUT DEADLINE NODE_FAIL BOOT_FAIL": JobState("ended", kind="killed"),
+    "PREEMPTED CANCELLED REVOKED UNKNOWN": JobState("ended", kind="killed"),
     "OUT_OF_MEMORY": JobState("ended", kind="out_of_memory"),
 }
 """Slurm's states of jobs. In any other state the job has crashed."""
@@ -47,9 +49,8 @@ class JobLauncher(AllocatedJobs):
         work_dir = config.slurm.work_dir
         root = store.join(store.absolute(work_dir or run_url), "allocations")
         if not Mailbox(root).is_shared:
-            raise ConfigError(
-                f"{root} is not a directory; set launch.slurm.work_dir to a directory that all nodes share"
-            )
+            advice = "set launch.slurm.work_dir to a directory that all nodes share"
+            raise ConfigError(f"{root} is not a directory; {advice}")
         super().__init__(store.absolute(run_url), config, root, Slurm(config))
 
 
@@ -91,7 +92,7 @@ class Slurm:
         lines = [f"--{name}={value}" for name, value in options.items() if value is not None]
         lines.append(f"--export={','.join(_exported())}")
         lines += ["--open-mode=append", "--no-requeue", *resources.options]
-        agent = agent_command(self._python, allocation.mailbox, self._settings)
+        agent = agent_command(self._python, allocation)
         directives = [f"#SBATCH {line}" for line in lines]
         commands = [*self._settings.setup, f"exec {shlex.join(agent)}"]
         return "\n".join(["#!/bin/bash", *directives, *commands, ""])
@@ -113,9 +114,10 @@ class Slurm:
         queue = f"squeue --noheader --jobs {allocation.id} --states all --format %T|%r"
         name, _, why = _slurm(queue, unless="Invalid job id").strip().partition("|")
         if not name:
-            accounting = f"sacct --noheader --parsable2 --allocations --jobs {allocation.id} --format State"
+            accounting = f"sacct --noheader --parsable2 --allocations --jobs {allocation.id}"
             # "CANCELLED by 1000"
-            name = next(iter(_slurm(accounting, unless="disabled").split()), "UNKNOWN")
+            words = _slurm(f"{accounting} --format State", unless="disabled").split()
+            name = words[0] if words else "UNKNOWN"
         because = f" ({why})" if why not in ("", "None") else ""
         found = (state for names, state in STATES.items() if name in names.split())
         state = next(found, JobState("ended", kind="crash"))
@@ -124,7 +126,8 @@ class Slurm:
     def end(self, allocation: Allocation) -> None:
         """Cancel the job and wait until no node runs it."""
         _slurm(f"scancel --quiet {allocation.id}", unless="Invalid job id")
-        wait_until_gone(lambda: self.state(allocation).phase == "ended", f"Slurm job {allocation.id}")
+        job = f"Slurm job {allocation.id}"
+        wait_until_gone(lambda: self.state(allocation).phase == "ended", job)
 
 
 def _exported() -> list[str]:
@@ -149,9 +152,10 @@ def _slurm(command: str, script: str | None = None, unless: str | None = None) -
             check=False,
         )
     except FileNotFoundError as error:
-        raise ConfigError(f"launcher = 'slurm' needs the command {program}, which is not installed") from error
+        raise ConfigError(f"launcher = 'slurm' needs {program}, which is not installed") from error
     except subprocess.TimeoutExpired as error:
-        raise UnavailableError(f"{program} did not answer within {COMMAND_TIMEOUT_S:g} s") from error
+        why = f"{program} did not answer within {COMMAND_TIMEOUT_S:g} s"
+        raise UnavailableError(why) from error
     if done.returncode == 0 or (unless is not None and unless in done.stderr):
         return done.stdout
     message = f"{command}: {done.stderr.strip()}"
