@@ -10,11 +10,13 @@ from flows.running.progress import Reporter, slowest_of
 from stages.artifacts.manifest import Manifest
 from stages.execution.outcome import Status
 
+Log = Callable[[str], None]
+
 
 class Display:
     """Progress bars on a terminal, plain lines elsewhere."""
 
-    def __init__(self, log: Callable[[str], None] | None = None, reporter: Reporter | None = None) -> None:
+    def __init__(self, log: Log | None = None, reporter: Reporter | None = None) -> None:
         """Print lines by ``log``, or on the console without it. ``reporter`` writes progress to the store."""
         self.console = Console(highlight=False, soft_wrap=True)
         self._log = log
@@ -43,8 +45,8 @@ class Display:
         if self._reporter is not None:
             self._reporter.working(name, statuses)
         slowest = slowest_of(statuses)
-        words, total = f"{name:<28} {slowest.phase:<12}", max(slowest.total, 1)
-        self._progress.update(self._bar, description=words, completed=slowest.step, total=total, visible=True)
+        words, step, total = f"{name:<28} {slowest.phase:<12}", slowest.step, max(slowest.total, 1)
+        self._progress.update(self._bar, visible=True, description=words, completed=step, total=total)
 
     def done(self, name: str, manifests: Sequence[Manifest], *, skipped: bool) -> None:
         """Print one line for a finished wave: seconds, and the numbers in its manifests."""
@@ -53,10 +55,9 @@ class Display:
         # The next wave begins.
         self._progress.reset(self._bar, visible=False)
         seconds = sum(float(manifest.summary.get("seconds") or 0) for manifest in manifests)
-        numbers = {key: value for manifest in manifests for key, value in manifest.summary.items() if key != "seconds"}
-        texts = (
-            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in numbers.items()
-        )
+        numbers = {key: value for manifest in manifests for key, value in manifest.summary.items()}
+        numbers.pop("seconds", None)
+        texts = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in numbers.items())
         self.note(f"{name:<28} {'stands' if skipped else f'{seconds:5.1f} s'}  {'  '.join(texts)}")
 
     def note(self, message: str) -> None:

@@ -57,26 +57,21 @@ def _wait(held: ExitStack, limit: str, count: int, waiting: Waiting) -> None:
     # If the server is down for minutes or loses its leases, the work still continues; Prefect warns. An exception at a
     # failed renewal could come at any line, even in cleanup code.
     options: Any = {"max_retries": 0, "strict": True, "raise_on_lease_renewal_failure": False}
-    answered_s = time.monotonic()
+    answered_s, slots = time.monotonic(), f"{count} slots of the limit {limit!r}"
     while True:
         try:
             held.enter_context(concurrency(limit, occupy=count, lease_duration=LEASE_S, **options))
             return
         except ConcurrencySlotAcquisitionError as error:
-            message = f"cannot take {count} slots of the global concurrency limit {limit!r}: {error}"
-            cause = error.__cause__
-            status = cause.response.status_code if isinstance(cause, httpx.HTTPStatusError) else None
-            if status == HTTPStatus.LOCKED:
-                answered_s = time.monotonic()
-                why = (
-                    f"waits for {count} slots of the limit {limit!r}, which other runs hold; slots of a killed flow "
-                    f"are free again within {LEASE_S + SWEEP_S:g} s"
-                )
-            elif cause is None or (status is not None and not is_overloaded(cause)):
-                raise ConfigError(
-                    f"{message}; create or enlarge it with `cosmos-flows infra init --gpus N`, or remove "
-                    "launch.gpu_limit from the cluster profile"
-                ) from error
+            message, cause = f"cannot take {slots}: {error}", error.__cause__
+            answered = isinstance(cause, httpx.HTTPStatusError)
+            if answered and cause.response.status_code == HTTPStatus.LOCKED:
+                free_s, answered_s = LEASE_S + SWEEP_S, time.monotonic()
+                why = f"waits for {slots}, which other runs hold; those of a killed flow come back in {free_s:g} s"
+            elif cause is None or (answered and not is_overloaded(cause)):
+                create = "create or enlarge the global concurrency limit with `cosmos-flows infra init --gpus N`"
+                advice = f"{create}, or remove launch.gpu_limit from the cluster profile"
+                raise ConfigError(f"{message}; {advice}") from error
             elif time.monotonic() - answered_s > PATIENCE_S:
                 raise UnavailableError(message) from error
             else:

@@ -43,8 +43,8 @@ def wait_while_paused(waiting: Waiting) -> None:
         elif not paused or (state is not None and state.is_running()):
             return
         elif state is not None and state.is_final():
-            now = f"{state.name} now: {state.message}"
-            raise StageError.of("busy", f"the flow run was paused, and ended instead of being resumed: it is {now}")
+            why = "the flow run was paused, and ended instead of being resumed"
+            raise StageError.of("busy", f"{why}: it is {state.name} now: {state.message}")
         waiting.turn("paused in Prefect: no stage starts until Resume", ASK_S)
 
 

@@ -63,13 +63,15 @@ def working_on(run: Run, config: LaunchConfig, allow_numerics_change: bool) -> I
     # Prefect asks the server for a concurrency limit for each tag of each task, so tasks get no tags.
     untagged = TagsContext(current_tags=set())
     try:
-        with untagged, run.lease() as lease, Reporter(run.url) as reporter, Display(log, reporter) as shown:
+        with untagged, run.lease() as lease, Reporter(run.url) as reporter:
 
             def check() -> None:
                 lease.check()
                 pauses.stop_if_suspended()
 
-            with closing(Waves(run.url, config, shown, allow_numerics_change, check)) as waves:
+            shown = Display(log, reporter)
+            waves = Waves(run.url, config, shown, allow_numerics_change, check)
+            with shown, closing(waves):
                 yield waves
     except Pause:
         pauses.announce_end()
@@ -171,7 +173,7 @@ def train(settings: Settings, algorithm: str | None) -> str:
         note = waves.display.note
         note(f"run {plan.run_id}: {run.url}")
         if not plan.races_decided:
-            note("this store cannot refuse a second writer: run only one process at a time on this run")
+            note("this store cannot refuse a second writer: run one process at a time on this run")
         run = settled(run, remake=settings.remake)
         # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
         tracking = importlib.import_module("flows.watching.tracking")

@@ -60,7 +60,8 @@ class Waves:
                     self.check()
                     for one in running:
                         one.look(self.config)
-                    self.display.progress(name, [one.status for one in running if one.status.sequence])
+                    statuses = [one.status for one in running if one.status.sequence]
+                    self.display.progress(name, statuses)
             finally:
                 # End all jobs before anything else can fail.
                 with ExitStack() as all_of_them:
@@ -85,7 +86,7 @@ class Waves:
             if started is None:
                 started = self._jobs.submit(job)
             else:
-                self.display.note(f"{job.request.stage}: continues the job that an earlier flow submitted")
+                self.display.note(f"{job.request.stage}: continues the job of an earlier flow")
             at_the_end.callback(started.discard)
             running.append(_Running(job.request, started, self.display.note))
 
@@ -180,8 +181,8 @@ class _Running:
             kind, message = failures[0].kind, failures[0].message
             return StageError.of(kind, f"{where} failed ({kind}): {message}")
         if self.stopped is not None:
-            logs = f"{self.request.slot}/logs"
-            return StageError.of("hung", f"{where} {self.stopped} and was ended; its log is under {logs}")
+            log_place = f"its log is under {self.request.slot}/logs"
+            return StageError.of("hung", f"{where} {self.stopped} and was ended; {log_place}")
         log = (self.job.log() or b"(no log)").decode(errors="replace").splitlines()
         kind = self.state.kind or kind_of(self.state, log)
         how = self.state.reason or f"exit code {self.state.exit_code}"

@@ -142,17 +142,19 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
         yield Line(stage, k, step, _scores(manifest, config.reward.label, prefix, headline))
     elif isinstance(config, contracts.Validate):
         keys = {"avg_loss": "loss", "avg_loss_standard_error": "standard_error", "seconds": "seconds"}
-        yield Line(stage, k, step, {f"val/{name}": manifest.summary.get(key) for name, key in keys.items()})
+        found = {f"val/{name}": manifest.summary.get(key) for name, key in keys.items()}
+        yield Line(stage, k, step, found)
     elif isinstance(config, contracts.Rollout):
-        said = {key: value for key, value in manifest.summary.items() if not isinstance(value, str)}
-        yield Line(stage, k, step, {f"rollout/{key}": value for key, value in said.items()})
+        found = {f"rollout/{name}": value for name, value in manifest.summary.items()}
+        yield Line(stage, k, step, {k: v for k, v in found.items() if not isinstance(v, str)})
     elif (after := steps_after(request)) is not None:
         names, rewards = TRAINED, {}
         if isinstance(config, contracts.Update) and algorithm_of(config.algorithm).needs.transitions:
             names, rewards = TRAINED | POLICY_GRADIENT, _rewards(config.reward_weights, manifest)
         for row in _table(manifest, METRICS).to_dict("records"):
             reached = int(row.pop("step")) + 1
-            yield Line(stage, k, reached, {names.get(str(n), f"train/{n}"): value for n, value in row.items()})
+            found = {names.get(str(n), f"train/{n}"): value for n, value in row.items()}
+            yield Line(stage, k, reached, found)
         yield Line(stage, k, after, rewards | _update(manifest))
 
 

@@ -161,10 +161,12 @@ def _states(every: Sequence[Step], kept: dict[str, State]) -> list[State]:
     for step in every:
         if step.group.startswith("iteration-") and step.group != group:
             # Iterations run in order: after one without any file there are no later ones.
-            begun = begun and (group == "" or any(s.word != "missing" for s in found if s.step.group == group))
+            before = [state.word for state in found if state.step.group == group]
+            begun = begun and (group == "" or set(before) != {"missing"})
             group = step.group
         if (state := kept.get(step.name)) is None:
-            state = state_of(step, in_doubt) if begun or step.group == "" else State(step, "missing")
+            reads = begun or step.group == ""
+            state = state_of(step, in_doubt) if reads else State(step, "missing")
         found.append(state)
         if state.word != "stands":
             in_doubt.add(step.slot)
