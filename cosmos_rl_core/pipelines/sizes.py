@@ -147,7 +147,7 @@ def _frozen_prefix(pipeline: str, lora: LoraConfig | None) -> Shapes:
         return {}
     matrices = _matrices(weight_shapes(pipeline))
     prefix = {module: shape for module, shape in matrices.items() if module.startswith(f"{name}.")}
-    return {} if prefix.keys() & _adapted(matrices, lora) else prefix
+    return {} if prefix.keys() & set(adapters.adapted(lora, matrices)) else prefix
 
 
 def weight_shapes(pipeline: str) -> dict[str, tuple[int, ...]]:
@@ -184,17 +184,13 @@ def elements(shapes: Shapes) -> int:
 def trainable_shapes(shapes: Shapes, lora: LoraConfig | None) -> dict[str, tuple[int, ...]]:
     """Return the shapes of trained tensors by name: all weights, or two factors of rank r for each targeted matrix.
 
-    Matrices are the weights of linear modules, not of convolutions or tables. Raises :class:`ConfigError` for a target
-    that names no matrix, and like :func:`adapters.check_patterns` and :func:`adapters.check_ranks`.
+    Matrices are the weights of linear modules, not of convolutions or tables. Raises like :func:`adapters.adapted`.
     """
     if lora is None:
         return {name: shape for name, shape in shapes.items() if name not in BUFFERS}
     matrices = _matrices(shapes)
-    targeted = _adapted(matrices, lora)
-    adapters.check_patterns(lora, targeted)
-    adapters.check_ranks(lora, {module: matrices[module] for module in targeted})
     factors: dict[str, tuple[int, ...]] = {}
-    for module in sorted(targeted):
+    for module in adapters.adapted(lora, matrices):
         (rows, columns), rank = matrices[module], adapters.rank(lora, module)
         factors |= {f"{module}.lora_A.weight": (rank, columns), f"{module}.lora_B.weight": (rows, rank)}
     return factors
@@ -209,23 +205,3 @@ def _matrices(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights of linear modules, by the module's name."""
     linear = {name: shape for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2}
     return {name.removesuffix(".weight"): shape for name, shape in linear.items()}
-
-
-def _adapted(matrices: Shapes, lora: LoraConfig) -> set[str]:
-    """Return the modules that get an adapter. Raises :class:`ConfigError` for a target that names none."""
-    targets = adapters.targets(lora, matrices)
-    found = {target: [m for m in matrices if m == target or m.endswith(f".{target}")] for target in targets}
-    if lost := [target for target, modules in found.items() if not modules]:
-        endings = sorted({_ending(name) for name in matrices})
-        raise ConfigError(
-            f"policy.lora.target_modules: no weight matrix of this transformer ends in {', '.join(lost)}; "
-            f"it has {', '.join(endings)}"
-        )
-    return {module for modules in found.values() for module in modules}
-
-
-def _ending(module: str) -> str:
-    """Return the last name of a module that is not a number, with the numbers after it: ``to_out.0``."""
-    names = module.split(".")
-    first = next((i for i in range(len(names) - 1, -1, -1) if not names[i].isdigit()), 0)
-    return ".".join(names[first:])

@@ -28,11 +28,34 @@ def peft_settings(config: LoraConfig, suffixes: Collection[str]) -> dict[str, An
 
 
 def rank(config: LoraConfig, module: str) -> int:
-    """Return the rank of a module's adapter. At most one pattern may name the module (:func:`check_patterns`)."""
+    """Return the rank of a module's adapter. At most one pattern may name the module (:func:`adapted`)."""
     return next((r for pattern, r in config.r_pattern.items() if _names(pattern, module)), config.r)
 
 
-def check_patterns(config: LoraConfig, adapted: Collection[str]) -> None:
+def adapted(config: LoraConfig, linear: Mapping[str, tuple[int, ...]], others: Collection[str] = ()) -> list[str]:
+    """Return the names of the modules that get an adapter, sorted, given the shapes of all ``linear`` modules.
+
+    Raises :class:`ConfigError` for a target that names no linear module or one of the ``others``, for wrong patterns,
+    and for a rank above the smaller side of a matrix.
+    """
+    suffixes = targets(config, linear)
+    named = {suffix: [name for name in (*linear, *others) if f".{name}".endswith(f".{suffix}")] for suffix in suffixes}
+    if lost := [suffix for suffix, names in named.items() if linear.keys().isdisjoint(names)]:
+        # The last name that is not a number, with the numbers after it: ``to_out.0``.
+        known = ", ".join(sorted({re.sub(r".*\.(?=\D)", "", name) for name in linear}))
+        raise ConfigError(
+            f"policy.lora.target_modules: no weight matrix of this transformer ends in {', '.join(lost)}; "
+            f"it has {known}"
+        )
+    found = sorted({name for names in named.values() for name in names})
+    if wrong := [name for name in found if name not in linear]:
+        raise ConfigError(f"policy.lora.target_modules also name modules that are not linear: {', '.join(wrong[:5])}")
+    _check_patterns(config, found)
+    _check_ranks(config, {name: linear[name] for name in found})
+    return found
+
+
+def _check_patterns(config: LoraConfig, adapted: Collection[str]) -> None:
     """Raise :class:`ConfigError` if a pattern names no adapted module, or two patterns of a table name the same one.
 
     peft would apply the first of the two, but the tables of a recipe have no order.
@@ -54,7 +77,7 @@ def check_patterns(config: LoraConfig, adapted: Collection[str]) -> None:
         raise ConfigError("; ".join(mistakes))
 
 
-def check_ranks(config: LoraConfig, adapted: Mapping[str, tuple[int, ...]]) -> None:
+def _check_ranks(config: LoraConfig, adapted: Mapping[str, tuple[int, ...]]) -> None:
     """Raise :class:`ConfigError` if an adapter's rank is larger than the smaller side of its matrix.
 
     ``adapted`` holds the shape of each adapted matrix.

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.storage.tensor_files import check_tensors
 from cosmos_rl_core.weights import lora as adapters
@@ -188,24 +188,16 @@ def prepare(
 def add_lora(transformer: nn.Module, config: LoraConfig) -> None:
     """Add an adapter of zeros and freeze all other weights.
 
-    Raises :class:`ConfigError` on an unknown or non-linear target module, or on a wrong pattern of modules.
+    Raises like :func:`cosmos_rl_core.weights.lora.adapted`.
     """
     modules = dict(transformer.named_modules())
-    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-    targets = adapters.targets(config, linear)
-    named = {target: {name for name in modules if f".{name}".endswith(f".{target}")} for target in targets}
-    if unknown := [target for target, names in named.items() if names.isdisjoint(linear)]:
-        known = ", ".join(sorted({_suffix(name) for name in linear}))
-        raise ConfigError(f"no linear module is named {', '.join(unknown)} (lora.target_modules); known: {known}")
-    adapted = set().union(*named.values())
-    if others := sorted(adapted - set(linear)):
-        raise ConfigError(f"lora.target_modules also name modules that are not linear: {', '.join(others[:5])}")
-    adapters.check_patterns(config, adapted)
+    linear = {name: tuple(module.weight.shape) for name, module in modules.items() if isinstance(module, nn.Linear)}
+    adapted = adapters.adapted(config, linear, modules.keys() - linear.keys())
     transformer.requires_grad_(False)
     # peft draws weights, which are zeroed below; the fork keeps the state of the global generator.
     with torch.random.fork_rng(devices=[]):
         transformer.add_adapter(  # pyright: ignore[reportCallIssue]
-            peft.LoraConfig(**adapters.peft_settings(config, targets)),  # pyright: ignore[reportArgumentType]
+            peft.LoraConfig(**adapters.peft_settings(config, adapters.targets(config, linear))),  # pyright: ignore[reportArgumentType]
             adapter_name=ADAPTER,
         )
     for name, parameter in transformer.named_parameters():
@@ -260,12 +252,6 @@ def _initial_tensor(name: str, shape: tuple[int, ...], config: LoraConfig, seed:
     # Kaiming-uniform with a = sqrt(5) has the bound sqrt(6 / (1 + a^2) / fan_in) = 1 / sqrt(fan_in).
     uniform = torch.from_numpy(seeds.generator(seed, "lora", name).random(shape, dtype="float32"))
     return (2 * uniform - 1) / math.sqrt(math.prod(shape[1:]))
-
-
-def _suffix(name: str) -> str:
-    """Return the last component of a module's name, or the last two if the last is a number."""
-    *_, before, last = ("", *name.split("."))
-    return f"{before}.{last}" if last.isdigit() and before else last
 
 
 def _local(parameter: nn.Parameter) -> nn.Parameter:
