@@ -9,7 +9,7 @@ from torch import Tensor
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._needs import trained_steps
 from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, Conditioning, Model, generated, guided_velocity, stack
-from cosmos_rl_core.models._pixels import NotFiniteError
+from cosmos_rl_core.models._media import NotFiniteError
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import Trajectory, sample

@@ -116,7 +116,6 @@ def test_a_models_facts_are_those_of_the_stock_pipeline(name: str):
         assert spec.transformer_class in {transformer.__name__ for transformer in types["transformer"]}
         settings = [made, *(inspect.signature(cls.__init__).parameters for cls in types["transformer"])]
         assert all(any(refused in known for known in settings) for refused in spec.refused_settings)
-        assert spec.takes_negative_prompt == ("negative_prompt" in called)
         assert spec.takes_instruction == ("complex_human_instruction" in called)
         assert (spec.max_given_frames > 0) == ("num_latent_conditional_frames" in called)
         assert (spec.guardrail_package is not None) == ("safety_checker" in made)

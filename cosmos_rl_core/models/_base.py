@@ -39,7 +39,7 @@ class Model(ABC):
     """A loaded pipeline, or the parts of it that a stage needs. Every model plugin has a subclass.
 
     A subclass sets ``stock_class`` and defines ``_encode_prompt``, ``encode_media``, ``decode`` and ``velocity``.
-    :class:`cosmos_rl_core.models._image.ImageModel` and :class:`cosmos_rl_core.models._video.VideoModel` define
+    :class:`cosmos_rl_core.models._media.ImageModel` and :class:`cosmos_rl_core.models._media.VideoModel` define
     ``encode_media`` and ``decode`` for the VAEs of diffusers. A subclass whose spec has ``context_parallel`` also
     defines ``split_sequence``. Everything else follows from the pipeline's files and the spec; override what differs.
 
@@ -75,31 +75,28 @@ class Model(ABC):
 
     @property
     def transformer(self) -> nn.Module:
-        """Return the denoiser. Raises ``RuntimeError`` if it was not loaded."""
-        return _loading.require(self.pipeline.transformer, "transformer")
+        """Return the denoiser."""
+        return self.pipeline.transformer
 
     @property
     def _vae(self) -> Any:
-        return _loading.require(self.pipeline.vae, "vae")
+        return self.pipeline.vae
 
     @torch.no_grad()
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
         """Return text embeddings of each prompt, unbatched, on the CPU, equal to those of the stock pipeline.
 
-        Prompts are encoded one by one, so that no embedding depends on another prompt. Raises :class:`ConfigError` for
-        more tokens than the stock pipeline takes.
+        Prompts are encoded one by one, so that no embedding depends on another prompt.
         """
-        _loading.require(self.pipeline.text_encoder, "text")
-        sizes.check_prompt_length(self._path, max_prompt_length)
         return [self._encode_prompt(prompt, max_prompt_length) for prompt in prompts]
 
+    @torch.no_grad()
     def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
         """Return embeddings of a negative prompt, or of the empty prompt that replaces a dropped text.
 
         They are unbatched, on the CPU, and equal to those that the stock pipeline makes of its ``negative_prompt``.
         """
-        (encoded,) = self.encode_prompts([prompt], max_prompt_length)
-        return encoded
+        return self._encode_prompt(prompt, max_prompt_length)
 
     @abstractmethod
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
@@ -141,7 +138,7 @@ class Model(ABC):
     def decode(self, latents: Tensor) -> Tensor:
         """Decode normalised latents ``[B, *latent_shape]`` to uint8 RGB ``[B, frames, height, width, 3]``.
 
-        Raises :class:`cosmos_rl_core.models._pixels.NotFiniteError` if a decoded value is not finite.
+        Raises :class:`cosmos_rl_core.models._media.NotFiniteError` if a decoded value is not finite.
         """
 
     @abstractmethod
@@ -187,11 +184,8 @@ def given_frames(latents: Tensor, num_latent_frames: int) -> Conditioning:
     """Return the entries of a conditioning that give a video of ``num_latent_frames`` its first frames.
 
     ``latents`` are the n given frames, normalised, ``[C, n, H, W]``; n = 0 is text to video.
-    Raises ``ValueError`` if no frame is left to generate.
     """
     num_given = latents.shape[1]
-    if num_given >= num_latent_frames:
-        raise ValueError(f"{num_given} given latent frames leave none of {num_latent_frames} to generate")
     padding = (0, 0, 0, 0, 0, num_latent_frames - num_given)
     mask = latents.new_zeros(1, num_latent_frames, 1, 1, dtype=torch.float32)
     mask[:, :num_given] = 1

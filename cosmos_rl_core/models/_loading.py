@@ -46,11 +46,8 @@ def load_pipeline(cls: type[DiffusionPipeline], path: str, components: Sequence[
 def load_parts(path: str, components: Sequence[str], device: torch.device, **options: Any) -> dict[str, nn.Module]:
     """Return the parts with weights of these ``components``, by name. ``options`` are those of ``from_pretrained``.
 
-    Raises ``ValueError`` for a component that is not in :data:`COMPONENTS` or :data:`EMPTY_TRANSFORMER`, and
-    :class:`ArtifactError` like :func:`read_part`.
+    Raises :class:`ArtifactError` like :func:`read_part`.
     """
-    if unknown := set(components) - {*COMPONENTS, EMPTY_TRANSFORMER}:
-        raise ValueError(f"unknown components {sorted(unknown)}; known: {', '.join(COMPONENTS)}")
     parts = {name: read_part(path, name, **options) for name in weighted_parts(path, components)}
     for part in parts.values():
         align(part.requires_grad_(False).eval().to(device))
@@ -118,13 +115,6 @@ def empty_transformer(path: str) -> nn.Module:
     with accelerate.init_empty_weights(include_buffers=False):
         transformer = cls.from_config(cls.load_config(path, subfolder="transformer", local_files_only=True))
     return transformer.requires_grad_(False).eval()
-
-
-def require(component: Any, name: str) -> Any:
-    """Return the component. Raises ``RuntimeError`` if it was not loaded."""
-    if component is None:
-        raise RuntimeError(f"this needs the component {name!r}, which was not loaded")
-    return component
 
 
 def stock_arguments(pipeline: DiffusionPipeline, size: tuple[int, int], frames: int) -> dict[str, Any]:

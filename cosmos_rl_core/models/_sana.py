@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning, Model
 
 
@@ -30,7 +29,6 @@ class SanaModel(Model):
     @torch.no_grad()
     def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
         """Return the embeddings without an instruction, which the stock pipeline puts before prompts alone."""
-        _loading.require(self.pipeline.text_encoder, "text")
         return self._encode(prompt, max_prompt_length, None)
 
     def _encode(self, prompt: str, max_prompt_length: int, instruction: list[str] | None) -> Conditioning:

@@ -32,6 +32,19 @@ class Vae:
     """Defaults of the class for the settings that ``geometry`` reads."""
 
 
+def _kl(vae: Settings) -> Geometry:
+    return Geometry(vae["latent_channels"], 2 ** (len(vae["block_out_channels"]) - 1))
+
+
+def _wan(vae: Settings) -> Geometry:
+    return Geometry(vae["z_dim"], vae["scale_factor_spatial"], vae["scale_factor_temporal"])
+
+
+KL_VAE = {"AutoencoderKL": Vae(_kl, {"latent_channels": 4, "block_out_channels": (64,)})}
+WAN_VAE = {"AutoencoderKLWan": Vae(_wan, {"z_dim": 16, "scale_factor_spatial": 8, "scale_factor_temporal": 4})}
+"""Classes of VAE that several models have."""
+
+
 def patch_size(transformer: Settings) -> tuple[int, int, int]:
     """Return latent frames, height and width of one token from the setting ``patch_size``, a number or all three."""
     patch = transformer["patch_size"]
@@ -63,7 +76,7 @@ class ModelSpec:
     pipeline_classes: tuple[str, ...]
     """Values of ``_class_name`` in ``model_index.json``. Two plugins cannot claim the same class."""
     vaes: Mapping[str, Vae]
-    """Classes that the pipeline's VAE can have, by name; ``cosmos_rl_core.models._vaes`` has common ones."""
+    """Classes that the pipeline's VAE can have, by name; :data:`KL_VAE` and :data:`WAN_VAE` are common ones."""
     transformer_class: str
     """Class of the pipeline's transformer."""
     transformer_defaults: Settings = field(default_factory=dict)
@@ -123,8 +136,6 @@ class ModelSpec:
     """Module of the transformer that text embeddings pass first, and that makes them far smaller. Its output may be
     stored instead of them: the model then loads :data:`cosmos_rl_core.models._loading.PREFIX`, and ``velocity`` takes
     that output."""
-    takes_negative_prompt: bool = True
-    """The stock call has the argument ``negative_prompt``."""
     takes_instruction: bool = False
     """The stock call has the argument ``complex_human_instruction``. The model then has an attribute of that name."""
 

@@ -119,15 +119,45 @@ def _as_in_kernel(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
-def rotate(x: Tensor, tables: tuple[Tensor, ...], unbind_dim: int) -> Tensor:
-    """Apply the rotary embedding to own tokens, with the rows ``[S_own, D]`` of the tables for them."""
-    rotated: Any = apply_rotary_emb(x, tables, use_real_unbind_dim=unbind_dim, sequence_dim=TOKENS)  # pyright: ignore[reportArgumentType]
-    return rotated
+class SelfAttention:
+    """A processor of diffusers' attention modules: from a peer's own tokens to its own tokens."""
 
+    def __init__(self, peers: Peers, *, norms_heads: bool, unbind_dim: int) -> None:
+        """Set how the transformer normalises and rotates queries and keys.
 
-def project_out(attn: Any, attended: Tensor) -> Tensor:
-    projection, dropout = attn.to_out
-    return dropout(projection(attended))
+        ``norms_heads`` normalises each head by itself instead of all heads together. ``unbind_dim`` is -1 if rotary
+        tables pair neighbouring channels, -2 if they pair halves.
+        """
+        self._peers, self._norms_heads, self._unbind_dim = peers, norms_heads, unbind_dim
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: None,
+        attention_mask: None,
+        image_rotary_emb: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """Return the attention of own tokens to all tokens, ``[B, S_own, C]`` like ``hidden_states``.
+
+        The rotary tables, ``[S, D]`` or ``[1, S, 1, D]``, are those of all tokens.
+        """
+        cos, sin = (table.reshape(-1, table.shape[-1]) for table in image_rotary_emb)
+        num_tokens = len(cos)
+        own = self._peers.own(num_tokens)
+
+        def rotated(projection: Any, norm: Any) -> Tensor:
+            x = projection(hidden_states)
+            by_head = x.unflatten(HEADS, (attn.heads, -1))
+            normed = norm(by_head) if self._norms_heads else norm(x).unflatten(HEADS, (attn.heads, -1))
+            tables: Any = cos[own], sin[own]
+            x: Any = apply_rotary_emb(normed, tables, use_real_unbind_dim=self._unbind_dim, sequence_dim=TOKENS)
+            return x
+
+        query, key = rotated(attn.to_q, attn.norm_q), rotated(attn.to_k, attn.norm_k)
+        value = attn.to_v(hidden_states).unflatten(HEADS, (attn.heads, -1))
+        projection, dropout = attn.to_out
+        return dropout(projection(self._peers.attention(query, key, value, num_tokens)))
 
 
 class Forward:

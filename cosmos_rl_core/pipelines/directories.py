@@ -210,24 +210,18 @@ def _hub_name(name: str) -> tuple[str, str | None] | None:
 def _cached_path(name: str) -> Path:
     """Return the snapshot of a hub repository in the local cache; nothing is downloaded."""
     if (hub_name := _hub_name(name)) is None:
-        raise _no_directory(name)
+        raise ConfigError(
+            f"{name!r} is not a directory here: pass the local directory of a diffusers pipeline, or a name on the "
+            "Hugging Face hub, owner/name or owner/name@revision"
+        )
     repository, revision = hub_name
     try:
         return Path(huggingface_hub.snapshot_download(repository, revision=revision, local_files_only=True))
-    except huggingface_hub.errors.LocalEntryNotFoundError as error:
+    except (huggingface_hub.errors.LocalEntryNotFoundError, huggingface_hub.errors.HFValidationError) as error:
         raise ConfigError(
             f"{name!r} is not a directory here, nor in the local cache of the Hugging Face hub, and is not downloaded "
             f"by itself: {download_command(name)}"
         ) from error
-    except huggingface_hub.errors.HFValidationError as error:
-        raise _no_directory(name) from error
-
-
-def _no_directory(name: str) -> ConfigError:
-    return ConfigError(
-        f"{name!r} is not a directory here: pass the local directory of a diffusers pipeline, or a name on the "
-        "Hugging Face hub, owner/name or owner/name@revision"
-    )
 
 
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")

@@ -12,15 +12,6 @@ from cosmos_rl_core.models._spec import ModelSpec
 from cosmos_rl_core.pipelines import directories
 
 
-def check_takes_negative_prompt(path: str | Path) -> None:
-    """Raise :class:`ConfigError` if the stock pipeline has no ``negative_prompt``."""
-    if not directories.spec(path).takes_negative_prompt:
-        raise ConfigError(
-            f"policy.diffusers.sample.negative_prompt: the call of {directories.pipeline_class(path)} takes none; "
-            "leave it out"
-        )
-
-
 def embedded_scale(path: str | Path, setting: float | None) -> float | None:
     """Return the guidance that the transformer takes as an input, None if it takes none.
 

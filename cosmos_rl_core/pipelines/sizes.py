@@ -43,12 +43,6 @@ def patch_shape(pipeline: str) -> tuple[int, int, int]:
     return frames, height * spec.packing, width * spec.packing
 
 
-def latent_frames(pipeline: str, frames: int) -> int:
-    """Return the number of latent frames of a video of ``frames``; 1 for images."""
-    temporal = vae_geometry(pipeline).temporal
-    return 1 if temporal is None else 1 + (frames - 1) // temporal
-
-
 def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int, int, int, int]:
     """Return channels, frames (1 for images), height and width of one sample's latents.
 
@@ -58,7 +52,8 @@ def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int
     geometry, patch = vae_geometry(pipeline), patch_shape(pipeline)
     _check_sides(pipeline, size, geometry, patch)
     _check_frames(frames, geometry, patch)
-    shape = (latent_frames(pipeline, frames), size[0] // geometry.spatial, size[1] // geometry.spatial)
+    length = 1 if geometry.temporal is None else 1 + (frames - 1) // geometry.temporal
+    shape = (length, size[0] // geometry.spatial, size[1] // geometry.spatial)
     tokens = [n // side for n, side in zip(shape, patch, strict=True)]
     most = directories.spec(pipeline).positions(directories.settings(pipeline, "transformer"))
     media = f"inference_size {list(size)} and train_frames = {frames} are"
@@ -127,21 +122,17 @@ def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig |
     If ``lora`` leaves the model's prefix frozen, they are the prefix's output.
     """
     spec, transformer = directories.spec(pipeline), directories.settings(pipeline, "transformer")
-    prefix = _frozen_prefix(pipeline, lora)
+    prefix = frozen_prefix(pipeline, lora)
     width = prefix[max(prefix)][0] if prefix else spec.text_width(transformer)
     return text_tokens(pipeline, max_prompt_length) * width + spec.pooled_width(transformer)
 
 
-def has_frozen_prefix(pipeline: str, lora: LoraConfig | None) -> bool:
-    """Return whether texts first pass through a module that the model's spec names and training leaves unchanged.
+def frozen_prefix(pipeline: str, lora: LoraConfig | None) -> Shapes:
+    """Return the shapes of the matrices of a module that texts pass first and that training leaves unchanged, by name.
 
-    Full training changes every module. Raises :class:`ConfigError` for a LoRA target that names no matrix.
+    Empty if the model's spec names no such module, or if one of its matrices is adapted. Full training changes every
+    module. Raises :class:`ConfigError` for a LoRA target that names no matrix.
     """
-    return bool(_frozen_prefix(pipeline, lora))
-
-
-def _frozen_prefix(pipeline: str, lora: LoraConfig | None) -> Shapes:
-    """Return the shapes of that module's matrices by name; empty without one, or if one of them is adapted."""
     name = directories.spec(pipeline).frozen_prefix
     if name is None or lora is None:
         return {}

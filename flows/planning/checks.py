@@ -56,8 +56,6 @@ def check_model(recipe: Recipe, embedded: int, mistakes: Mistakes) -> None:
     mistakes.catch(directories.check_guardrail, path, diffusers.guardrail)
     if diffusers.complex_human_instruction is not None:
         mistakes.catch(directories.check_takes_instruction, path)
-    if diffusers.sample.negative_prompt is not None:
-        mistakes.catch(guidance.check_takes_negative_prompt, path)
     mistakes.catch(sizes.check_prompt_length, path, diffusers.max_prompt_length)
     if recipe.validation is not None:
         scale = diffusers.sample.guidance_scale
@@ -114,7 +112,8 @@ def _check_given_frames(recipe: Recipe) -> None:
     if most > (able := directories.spec(path).max_given_frames):
         takes = f"{directories.pipeline_class(path)} takes {f'at most {able}' if able else 'no'}"
         raise ConfigError(f"{setting}: {takes} given latent frames")
-    if most >= (total := sizes.latent_frames(path, frames)):
+    _, total, _, _ = sizes.latent_shape(path, recipe.policy.diffusers.inference_size, frames)
+    if most >= total:
         raise ConfigError(
             f"{setting} leaves none of {total} latent frames (train_frames = {frames}) to generate; lower it, or raise "
             "policy.diffusers.train_frames"

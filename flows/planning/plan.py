@@ -177,7 +177,7 @@ def make_plan(
         data_digest=datasets.data.digest,
         held_out_prompts=datasets.held_out.prompts,
         held_out_digest=datasets.held_out.digest,
-        prefixed=sizes.has_frozen_prefix(costs.base_path(recipe), recipe.policy.lora),
+        prefixed=bool(sizes.frozen_prefix(costs.base_path(recipe), recipe.policy.lora)),
         plugins=outside_plugins.pins(model.adapter),
         stage_versions={name: stage.version for name, stage in STAGES.items()},
         races_decided=True,

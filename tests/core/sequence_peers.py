@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Conditioning, Model, given_frames, guided_velocity, stack
-from cosmos_rl_core.models.cosmos_predict2_5 import split as cosmos
-from cosmos_rl_core.models.wan import split as wan
+from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos
+from cosmos_rl_core.models.wan import model as wan
 from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.weights import policy_weights
 from tests.adapters import load_model

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.models import _pixels
+from cosmos_rl_core.models import _media
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.sampling.rollout import sample
@@ -85,7 +85,7 @@ def test_encoding_is_what_decoding_undoes(family: Family, dtype: ParamDtype, rec
         encoded = vae.encode(unit if of_videos else unit[:, :, 0])
         raw = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent
         images = vae.decode(raw).sample.float()
-    expected = _pixels.unit_to_pixels(images if of_videos else images[:, :, None]).permute(0, 2, 3, 4, 1)
+    expected = _media.unit_to_pixels(images if of_videos else images[:, :, None]).permute(0, 2, 3, 4, 1)
     drift = levels_off(family.model.decode(latents), expected.cpu().numpy(), dtype)
     record_property("drift", drift)
     assert drift <= {"float32": 1, "bfloat16": 3.5}[dtype]
@@ -97,8 +97,8 @@ def test_encoding_is_what_decoding_undoes(family: Family, dtype: ParamDtype, rec
 def test_every_pixel_level_survives_scaling_and_rounding(kept_in: torch.dtype, device: torch.device):
     """Also in bfloat16, whose 8 bits are at most a quarter of a level off."""
     levels = torch.arange(256, dtype=torch.uint8, device=device)
-    assert torch.equal(_pixels.unit_to_pixels(_pixels.pixels_to_unit(levels).to(kept_in).float()), levels)
-    assert _pixels.unit_to_pixels(torch.tensor([-2.0, 2.0], device=device)).tolist() == [0, 255]
+    assert torch.equal(_media.unit_to_pixels(_media.pixels_to_unit(levels).to(kept_in).float()), levels)
+    assert _media.unit_to_pixels(torch.tensor([-2.0, 2.0], device=device)).tolist() == [0, 255]
 
 
 @pytest.mark.parametrize("lora", [LORA, pytest.param(None, marks=pytest.mark.slow)], ids=["lora", "full"])

@@ -88,8 +88,7 @@ def test_sd3_without_t5_gives_zeros_in_its_place_as_the_stock_pipeline_does(tmp_
     assert all(torch.equal(alone[name], family.conditioning[name][0]) for name in alone)
     assert alone["prompt_embeds"].shape == (sizes.text_tokens(str(folder), LENGTH), 32)
     assert not alone["prompt_embeds"][-LENGTH:].any()
-    with pytest.raises(RuntimeError, match="'transformer', which was not loaded"):
-        _ = text.transformer
+    assert text.transformer is None
     expected = run_stock(family.stock, family.noise, guidance_scale=3.0)
     ours = sample(family.velocity(3.0), family.noise, euler(schedule_of(family.stock.scheduler, 5))).latents
     assert (ours - expected).abs().max() < 1e-4

@@ -10,7 +10,7 @@ import torch
 from diffusers import SanaPipeline
 from safetensors.torch import load
 
-from cosmos_rl_core import plugins, seeds
+from cosmos_rl_core import seeds
 from cosmos_rl_core.errors import ConfigError
 from flows.planning import requests
 from flows.planning.run import Run
@@ -110,10 +110,3 @@ def test_left_out_it_is_the_stock_calls_own_and_no_part_of_the_identity(base: st
 def test_without_guidance_it_is_refused(base: str, prompt_dir: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"negative_prompt = 'x' has no effect at guidance_scale = 1; raise "):
         run_with(base, prompt_dir, tmp_path / "run", negative_prompt="x", guidance_scale=1.0)
-
-
-def test_a_model_whose_stock_call_has_none_takes_none(base: str, prompt_dir: str, tmp_path: Path, monkeypatch):
-    sana = plugins.load("models", "sana")
-    monkeypatch.setattr(sana, "SPEC", type(sana.SPEC)(**vars(sana.SPEC) | {"takes_negative_prompt": False}))
-    with pytest.raises(ConfigError, match="negative_prompt: the call of SanaPipeline takes none; leave it out"):
-        run_with(base, prompt_dir, tmp_path / "run", negative_prompt="x")

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.errors import ArtifactError, DivergenceError
-from cosmos_rl_core.models._pixels import NotFiniteError
+from cosmos_rl_core.models._media import NotFiniteError
 from cosmos_rl_core.pipelines import directories
 from flows.planning import requests
 from flows.planning.plan import freeze, make_plan

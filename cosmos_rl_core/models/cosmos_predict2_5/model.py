@@ -1,5 +1,6 @@
 """Cosmos-Predict2.5 as a velocity field."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from diffusers import AutoencoderKLWan, Cosmos2_5_PredictBasePipeline
-from diffusers.models.transformers import transformer_cosmos
 from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict as stock
 from torch import Tensor, nn
 from transformers import AutoTokenizer
@@ -16,9 +16,9 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, CONDITIONAL_MASK, Conditioning
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER, GUARDRAIL, PREFIX
-from cosmos_rl_core.models._video import VideoModel
+from cosmos_rl_core.models._media import VideoModel
 from cosmos_rl_core.models.cosmos_predict2_5 import FROZEN_PREFIX, GUARDRAIL_PACKAGE
-from cosmos_rl_core.models.cosmos_predict2_5.split import split
+from cosmos_rl_core.parallel.context_parallel import Forward, Peers, SelfAttention
 from cosmos_rl_core.parallel.sharding import WHOLE, load_base
 from cosmos_rl_core.pipelines import directories
 
@@ -37,7 +37,7 @@ class CosmosPredict25(VideoModel):
     image, or of 1 plus a multiple of 4 frames.
 
     It also loads the components ``guardrail`` and ``prefix``. Raises :class:`ConfigError` if the guardrail's package is
-    not installed, and for a transformer that needs torchvision without it.
+    not installed.
     """
 
     stock_class = Cosmos2_5_PredictBasePipeline
@@ -71,11 +71,6 @@ class CosmosPredict25(VideoModel):
         if self._prefix is None:
             return {EMBEDS: embeds[0].cpu()}
         return {PROJECTED: self._prefix(embeds)[0].cpu()}
-
-    def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
-        """Return the embeddings without a check by the guardrail, which the stock pipeline runs on prompts alone."""
-        (encoded,) = super().encode_prompts([prompt], max_prompt_length)
-        return encoded
 
     def decode(self, latents: Tensor) -> Tensor:
         """Decode ``[B, C, T, H, W]`` to ``[B, frames, height, width, 3]``; the guardrail, if loaded, may change pixels.
@@ -113,7 +108,7 @@ class CosmosPredict25(VideoModel):
         return velocity * (1 - given)
 
     def split_sequence(self, group: dist.ProcessGroup) -> None:
-        """Share tokens with :func:`.split.split`."""
+        """Share tokens with :func:`split`."""
         split(self.transformer, group)
 
 
@@ -178,18 +173,18 @@ def _load_pipeline(
     ``options`` are those of ``from_pretrained`` for each part. The pipeline's own ``from_pretrained`` does not serve:
     it makes a guardrail, or fails if the directory names one that is not installed.
     """
-    if {"transformer", EMPTY_TRANSFORMER} & set(components):
-        _check_pads(path)
     read = {"local_files_only": True}
     parts: dict[str, Any] = dict.fromkeys(("transformer", "text_encoder", "tokenizer"))
     parts |= _loading.load_parts(path, components, device, **options)
     if "text" in components:
         parts["tokenizer"] = AutoTokenizer.from_pretrained(path, subfolder="tokenizer", **read)
     vae = parts.pop("vae", None)
+    # The constructor reads the settings of the VAE, loaded or not.
+    with torch.device("meta"):
+        settings: Any = AutoencoderKLWan.from_config(directories.read_json(path, "vae", "config.json"))
     pipeline = Cosmos2_5_PredictBasePipeline(
         **parts,
-        # The constructor reads the settings of the VAE, loaded or not.
-        vae=vae or _without_weights(path),
+        vae=vae or settings,
         scheduler=_loading.class_of(path, "scheduler").from_pretrained(path, subfolder="scheduler", **read),
         safety_checker=_Unchecked(),  # pyright: ignore[reportArgumentType]
     )
@@ -197,16 +192,41 @@ def _load_pipeline(
     return pipeline
 
 
-def _without_weights(path: str) -> Any:
-    with torch.device("meta"):
-        return AutoencoderKLWan.from_config(directories.read_json(path, "vae", "config.json"))
+def split(transformer: Any, group: dist.ProcessGroup) -> None:
+    """Share the tokens of every forward pass among the processes of ``group``. All of them call this, after LoRA.
 
+    Raises :class:`ConfigError` if there are fewer heads than peers. A forward pass raises it if there are fewer tokens
+    than peers.
+    """
+    peers = Peers(group, transformer.config["num_attention_heads"])
+    forward = Forward(peers)
+    signature = inspect.signature(transformer.forward)
 
-def _check_pads(path: str) -> None:
-    """Raise :class:`ConfigError` if the transformer needs torchvision, which diffusers imports only if it is there."""
-    pads = directories.settings(path, "transformer")["concat_padding_mask"]
-    if pads and not hasattr(transformer_cosmos, "transforms"):
-        raise ConfigError("this transformer scales its padding mask by torchvision: pip install torchvision")
+    def flat_timesteps(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Flatten noise levels of frames, ``[B, 1, T, 1, 1]``, to ``[B T]``: these are not repeated for all tokens."""
+        call = signature.bind(*args, **kwargs)
+        call.arguments["timestep"] = call.arguments["timestep"].flatten()
+        return call.args, call.kwargs
+
+    def own_patches(_module: nn.Module, _args: Any, patches: Tensor) -> Tensor:
+        """Cut ``[B, T, H, W, C]`` to ``[B, S_own, 1, 1, C]``, which the transformer flattens to tokens."""
+        forward.begin(*patches.shape[:4])
+        return patches.flatten(1, 3)[:, forward.own, None, None]
+
+    def own_positions(_module: nn.Module, _args: Any, positions: Tensor) -> Tensor:
+        return positions[:, peers.own(positions.shape[1])]
+
+    def own_times(_module: nn.Module, _args: Any, embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+        return tuple(forward.spread(embedding) for embedding in embeddings)
+
+    transformer.register_forward_pre_hook(flat_timesteps, with_kwargs=True)
+    if transformer.learnable_pos_embed is not None:
+        transformer.learnable_pos_embed.register_forward_hook(own_positions)
+    transformer.patch_embed.register_forward_hook(own_patches)
+    transformer.time_embed.register_forward_hook(own_times)
+    for block in transformer.transformer_blocks:
+        block.attn1.set_processor(SelfAttention(peers, norms_heads=True, unbind_dim=-2))
+    forward.join_after(transformer)
 
 
 load = CosmosPredict25

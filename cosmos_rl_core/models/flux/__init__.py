@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from cosmos_rl_core.models import _vaes
-from cosmos_rl_core.models._spec import ModelSpec, Settings, falling_sigmas
+from cosmos_rl_core.models._spec import KL_VAE, ModelSpec, Settings, falling_sigmas
 
 
 def _sigmas(num_steps: int, scheduler: Settings) -> np.ndarray | None:
@@ -12,7 +11,7 @@ def _sigmas(num_steps: int, scheduler: Settings) -> np.ndarray | None:
 
 SPEC = ModelSpec(
     pipeline_classes=("FluxPipeline",),
-    vaes=_vaes.KL,
+    vaes=KL_VAE,
     transformer_class="FluxTransformer2DModel",
     transformer_defaults={
         "patch_size": 1,

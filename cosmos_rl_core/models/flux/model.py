@@ -5,7 +5,7 @@ from diffusers import FluxPipeline
 from torch import Tensor
 
 from cosmos_rl_core.models._base import Conditioning
-from cosmos_rl_core.models._image import ImageModel
+from cosmos_rl_core.models._media import ImageModel
 from cosmos_rl_core.models._packing import SIDE, exact_time, pack, unpack
 
 

@@ -5,8 +5,8 @@ from diffusers import QwenImagePipeline
 from torch import Tensor
 
 from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.models._media import VideoModel
 from cosmos_rl_core.models._packing import SIDE, exact_time, pack, unpack
-from cosmos_rl_core.models._video import VideoModel
 
 
 class QwenImage(VideoModel):

@@ -5,7 +5,7 @@ from typing import Any
 from diffusers import SanaPipeline
 from torch import Tensor
 
-from cosmos_rl_core.models._image import ImageModel
+from cosmos_rl_core.models._media import ImageModel
 from cosmos_rl_core.models._sana import SanaModel
 
 

@@ -1,7 +1,6 @@
 """SANA-Video: text to video, Gemma's text, 5-D latents of a causal video VAE."""
 
-from cosmos_rl_core.models import _vaes
-from cosmos_rl_core.models._spec import Geometry, ModelSpec, Settings, Vae, rope_positions
+from cosmos_rl_core.models._spec import WAN_VAE, Geometry, ModelSpec, Settings, Vae, rope_positions
 
 
 def _ltx2(vae: Settings) -> Geometry | None:
@@ -13,7 +12,7 @@ _LTX2_DEFAULTS = {"latent_channels": 128, "spatial_compression_ratio": None, "te
 
 SPEC = ModelSpec(
     pipeline_classes=("SanaVideoPipeline",),
-    vaes=_vaes.WAN | {"AutoencoderKLLTX2Video": Vae(_ltx2, _LTX2_DEFAULTS)},
+    vaes=WAN_VAE | {"AutoencoderKLLTX2Video": Vae(_ltx2, _LTX2_DEFAULTS)},
     transformer_class="SanaVideoTransformer3DModel",
     transformer_defaults={
         "patch_size": (1, 2, 2),

@@ -2,8 +2,8 @@
 
 from diffusers import SanaVideoPipeline
 
+from cosmos_rl_core.models._media import VideoModel
 from cosmos_rl_core.models._sana import SanaModel
-from cosmos_rl_core.models._video import VideoModel
 
 
 class SanaVideo(SanaModel, VideoModel):

@@ -1,7 +1,6 @@
 """Stable Diffusion 3 and 3.5: text to image, three text encoders, 4-D latents."""
 
-from cosmos_rl_core.models import _vaes
-from cosmos_rl_core.models._spec import ModelSpec, Settings
+from cosmos_rl_core.models._spec import KL_VAE, ModelSpec, Settings
 
 
 def _positions(transformer: Settings) -> tuple[int, int, int]:
@@ -10,7 +9,7 @@ def _positions(transformer: Settings) -> tuple[int, int, int]:
 
 SPEC = ModelSpec(
     pipeline_classes=("StableDiffusion3Pipeline",),
-    vaes=_vaes.KL,
+    vaes=KL_VAE,
     transformer_class="SD3Transformer2DModel",
     transformer_defaults={
         "patch_size": 2,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Conditioning
-from cosmos_rl_core.models._image import ImageModel
+from cosmos_rl_core.models._media import ImageModel
 
 
 class StableDiffusion3(ImageModel):

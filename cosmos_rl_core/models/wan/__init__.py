@@ -1,11 +1,10 @@
 """Wan 2.1: text to video, one text encoder, 5-D latents of a causal video VAE."""
 
-from cosmos_rl_core.models import _vaes
-from cosmos_rl_core.models._spec import ModelSpec, rope_positions
+from cosmos_rl_core.models._spec import WAN_VAE, ModelSpec, rope_positions
 
 SPEC = ModelSpec(
     pipeline_classes=("WanPipeline",),
-    vaes=_vaes.WAN,
+    vaes=WAN_VAE,
     transformer_class="WanTransformer3DModel",
     transformer_defaults={"patch_size": (1, 2, 2), "in_channels": 16, "rope_max_seq_len": 1024, "text_dim": 4096},
     refused_settings={

@@ -1,13 +1,15 @@
 """Wan 2.1 as a velocity field."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from diffusers import WanPipeline
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosmos_rl_core.models._base import Conditioning
-from cosmos_rl_core.models._video import VideoModel
-from cosmos_rl_core.models.wan.split import split
+from cosmos_rl_core.models._media import VideoModel
+from cosmos_rl_core.parallel.context_parallel import Forward, Peers, SelfAttention
 
 
 class Wan(VideoModel):
@@ -31,8 +33,37 @@ class Wan(VideoModel):
         )[0].float()
 
     def split_sequence(self, group: dist.ProcessGroup) -> None:
-        """Share tokens with :func:`.split.split`."""
+        """Share tokens with :func:`split`."""
         split(self.transformer, group)
+
+
+def split(transformer: Any, group: dist.ProcessGroup) -> None:
+    """Share the tokens of every forward pass among the processes of ``group``. All of them call this, after LoRA.
+
+    Raises :class:`ConfigError` if there are fewer heads than peers. A forward pass raises it if there are fewer tokens
+    than peers.
+    """
+    peers = Peers(group, transformer.config["num_attention_heads"])
+    forward = Forward(peers)
+
+    def own_patches(_module: nn.Module, _args: Any, patches: Tensor) -> Tensor:
+        """Cut ``[B, C, T, H, W]`` to ``[B, C, S_own]``, which the transformer's own flattening does not change."""
+        batch, _, *grid = patches.shape
+        forward.begin(batch, *grid)
+        return patches.flatten(2)[..., forward.own]
+
+    def own_modulation(_module: nn.Module, _args: Any, embeddings: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Cut time embeddings of tokens, ``[B, S, C]``. Those of samples, ``[B, C]``, and of the text stay whole."""
+        time, projected_time, *text = embeddings
+        if time.ndim == 3:
+            time, projected_time = time[:, forward.own], projected_time[:, forward.own]
+        return time, projected_time, *text
+
+    transformer.patch_embedding.register_forward_hook(own_patches)
+    transformer.condition_embedder.register_forward_hook(own_modulation)
+    for block in transformer.blocks:
+        block.attn1.set_processor(SelfAttention(peers, norms_heads=False, unbind_dim=-1))
+    forward.join_after(transformer)
 
 
 load = Wan

@@ -1,0 +1,87 @@
+"""Pixels of images and videos, and the latents that VAEs of diffusers make of them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_rl_core.models._base import Model
+
+
+class NotFiniteError(ArithmeticError):
+    """Decoded pixels of at least one sample of a batch are NaN or infinite."""
+
+
+def pixels_to_unit(pixels: Tensor) -> Tensor:
+    """Return uint8 pixels as float32 in [-1, 1], scaled like the stock image processor does."""
+    return 2.0 * (pixels.float() / 255.0) - 1.0
+
+
+def unit_to_pixels(images: Tensor) -> Tensor:
+    """Return values in [-1, 1] as uint8, clamped and rounded half to even like the stock image processor does for PIL.
+
+    Raises :class:`NotFiniteError` for a value that is not finite, which would become black.
+    """
+    if not images.isfinite().all():
+        raise NotFiniteError("decoded pixels are not finite")
+    return ((images.float() * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+class ImageModel(Model):
+    """A model whose VAE has the settings ``scaling_factor`` and maybe ``shift_factor``, such as ``AutoencoderKL``."""
+
+    @torch.no_grad()
+    def encode_media(self, pixels: Tensor) -> Tensor:
+        """Encode one frame a sample: ``[B, 1, height, width, 3]`` to ``[B, C, H, W]``."""
+        images = pixels_to_unit(pixels[:, 0].to(self._device)).permute(0, 3, 1, 2)
+        return (self._mode(self._vae.encode(images)) - self._shift) * self._vae.config.scaling_factor
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Decode ``[B, C, H, W]`` to ``[B, 1, height, width, 3]``."""
+        latents = latents.to(self._device, torch.float32) / self._vae.config.scaling_factor + self._shift
+        pixels = unit_to_pixels(self._vae.decode(latents, return_dict=False)[0])
+        return pixels.permute(0, 2, 3, 1)[:, None].contiguous()
+
+    def _mode(self, encoded: Any) -> Tensor:
+        """Return the mode of the VAE's posterior."""
+        return encoded.latent_dist.mode()
+
+    @property
+    def _shift(self) -> float:
+        return self._vae.config.get("shift_factor") or 0.0
+
+
+class VideoModel(Model):
+    """A model with a causal video VAE, whose settings or buffers are ``latents_mean`` and ``latents_std``.
+
+    The VAE keeps the first frame and compresses the others in time.
+    """
+
+    @torch.no_grad()
+    def encode_media(self, pixels: Tensor) -> Tensor:
+        """Encode ``[B, frames, height, width, 3]`` to ``[B, C, T, H, W]``."""
+        videos = pixels_to_unit(pixels.to(self._device)).permute(0, 4, 1, 2, 3)
+        mean, inverse_std = self._statistics()
+        return (self._vae.encode(videos).latent_dist.mode() - mean) * inverse_std
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Decode ``[B, C, T, H, W]`` to ``[B, frames, height, width, 3]``."""
+        mean, inverse_std = self._statistics()
+        latents = latents.to(self._device, torch.float32) / inverse_std + mean
+        pixels = unit_to_pixels(self._vae.decode(latents, return_dict=False)[0])
+        return pixels.permute(0, 2, 3, 4, 1).contiguous()
+
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        """Return mean and inverse standard deviation of the latents by channel, ``[1, C, 1, 1, 1]`` float32.
+
+        They are settings of some VAEs (Wan's) and buffers of others (LTX2's). The attribute ``latents_std`` of the
+        Cosmos pipeline is not read: it is the deviation in some versions of diffusers and its inverse in others.
+        """
+        known: Any = dict(self._vae.named_buffers()) | dict(self._vae.config)
+        mean, std = (
+            torch.as_tensor(known[name], dtype=torch.float32, device=self._device).view(1, -1, 1, 1, 1)
+            for name in ("latents_mean", "latents_std")
+        )
+        return mean, 1.0 / std
