@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from huggingface_hub import split_state_dict_into_shards_factory
 from torch import Tensor
 
 from cosmos_rl_core.config.policy import LoraConfig
@@ -20,9 +19,6 @@ from cosmos_rl_core.weights.base_weights import BaseWeights
 
 File = tuple[str, Iterable[bytes | memoryview]]
 """Relative path of a file, and its bytes in chunks."""
-
-MAX_FILE_BYTES = 5 * 10**9
-"""Largest sum of a file's tensors, in bytes; if a file of the base exceeds it, the transformer is divided anew."""
 
 _COPIED_BYTES = 2**23
 
@@ -47,12 +43,12 @@ def lora_files(tensors: Mapping[str, Tensor], config: LoraConfig) -> Iterator[Fi
     yield "lora/adapter_config.json", [_json(adapter_config)]
 
 
-def full_pipeline(base: str, tensors: Mapping[str, Tensor], max_file_bytes: int = MAX_FILE_BYTES) -> Iterator[File]:
+def full_pipeline(base: str, tensors: Mapping[str, Tensor]) -> Iterator[File]:
     """Yield the files of the pipeline ``base`` with transformer weights replaced by ``tensors`` (a policy part).
 
-    The transformer keeps the types of the base and every tensor that is not trained, such as buffers. It also keeps the
-    division into files, unless the tensors of one exceed ``max_file_bytes``. Other files with weights (pickles,
-    half-precision variants) are left out, because they would still hold the base model's weights.
+    The transformer keeps the types of the base, its division into files, and every tensor that is not trained, such as
+    buffers. Other files with weights (pickles, half-precision variants) are left out, because they would still hold the
+    base model's weights.
 
     Raises :class:`ArtifactError` for tensors that the base does not have, or that have other shapes there.
     """
@@ -72,28 +68,14 @@ def full_pipeline(base: str, tensors: Mapping[str, Tensor], max_file_bytes: int 
             raise ArtifactError(f"{name} is {list(tensor.shape)}, expected {list(shape)}")
         return tensor.to("cpu", dtype_of(dtype))
 
-    num_bytes_of = {name: num_bytes(*spec) for name, spec in weights.specs.items()}
-    files = weights.files
-    if max(sum(num_bytes_of[name] for name in names) for names in files.values()) > max_file_bytes:
-        files = _cut(num_bytes_of, max_file_bytes)
-    for file, names in files.items():
+    for file, names in weights.files.items():
         specs = {name: weights.specs[name] for name in names}
         yield f"{directories.TRANSFORMER}/{file}", file_of(specs, merged, {"format": "pt"})
-    if list(files) != [directories.WEIGHTS]:
-        places = {name: file for file, names in files.items() for name in names}
-        index = {"metadata": {"total_size": sum(num_bytes_of.values())}, "weight_map": places}
+    if list(weights.files) != [directories.WEIGHTS]:
+        places = {name: file for file, names in weights.files.items() for name in names}
+        total = sum(num_bytes(*spec) for spec in weights.specs.values())
+        index = {"metadata": {"total_size": total}, "weight_map": places}
         yield f"{directories.TRANSFORMER}/{directories.WEIGHTS}.index.json", [_json(index)]
-
-
-def _cut(num_bytes_of: dict[str, int], max_file_bytes: int) -> dict[str, list[str]]:
-    """Divide tensors into files like diffusers. Return the names of the tensors by file name."""
-    stem, _, extension = directories.WEIGHTS.rpartition(".")
-    return split_state_dict_into_shards_factory(
-        dict(sorted(num_bytes_of.items())),
-        get_storage_size=lambda size: size,
-        filename_pattern=f"{stem}{{suffix}}.{extension}",
-        max_shard_size=max_file_bytes,
-    ).filename_to_tensors
 
 
 def _json(value: object) -> bytes:

@@ -14,7 +14,6 @@ from safetensors import torch as safetensors_torch
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.policy_weights import prepare
 from tests import tiny_pipelines
@@ -94,30 +93,6 @@ def test_a_cut_transformer_stays_cut_and_stale_spellings_are_left_out(folder, tr
     )
     loaded = stock(tmp_path / "out").transformer.state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in transformer.state_dict().items())
-
-
-def test_a_transformer_in_files_that_are_too_large_is_cut_as_diffusers_cuts(folder, trained, tmp_path):
-    transformer, moved = trained["full"]
-    largest = max(tensor.nbytes for tensor in moved.values())
-    for name, limit in (("whole", 10**9), ("small", 2 * largest), ("smallest", 1)):
-        write_files(export.full_pipeline(folder, moved, limit), tmp_path / name)
-        loaded = stock(tmp_path / name).transformer.state_dict()
-        assert all(torch.equal(tensor, loaded[key]) for key, tensor in transformer.state_dict().items())
-        files = {path.name: header(path.read_bytes()) for path in (tmp_path / name).glob("transformer/*.safetensors")}
-        if name == "whole":
-            assert list(files) == [directories.WEIGHTS]
-            assert not (tmp_path / name / f"transformer/{directories.WEIGHTS}.index.json").exists()
-            continue
-        assert files.keys() == {
-            f"diffusion_pytorch_model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)
-        }
-        for tensors in files.values():
-            tensors.pop("__metadata__")
-            assert len(tensors) == 1 or max(entry["data_offsets"][1] for entry in tensors.values()) <= limit
-        index = json.loads((tmp_path / name / f"transformer/{directories.WEIGHTS}.index.json").read_bytes())
-        assert index["weight_map"] == {key: file for file, tensors in files.items() for key in tensors}
-        # Diffusers' own writer, told the same, counts the same bytes.
-        assert index["metadata"]["total_size"] == sum(t.nbytes for t in transformer.state_dict().values())
 
 
 def test_weights_of_another_model_are_refused(folder, trained, tmp_path):
