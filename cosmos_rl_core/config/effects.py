@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Row = tuple[str, Section, bool, str, str]
 """Place and values of a section, whether nothing reads some of its fields, their names, and why."""
+_OF_EDM = "sigma_max sigma_min s_churn s_noise s_t_min s_t_max solver_option"
 _OF_ROLLOUTS = " ".join(name for name in SolverConfig.model_fields if name != "guidance_scale")
 
 
@@ -90,6 +91,11 @@ def _of_sampling(recipe: Recipe) -> Iterator[Row]:
     yield place, sample, no_samples, "guidance_scale", f"{why}, nor evaluations"
     noiseless = options.rewarded and sample.solver == "edm" and sample.s_churn == 0
     yield place, sample, noiseless, "s_noise s_t_min s_t_max", "s_churn = 0 adds no noise"
+    by = "the pipeline's own solver" if sample.solver is None else f"solver = {sample.solver!r}"
+    is_other = options.rewarded and sample.solver != "edm"
+    yield place, sample, is_other, _OF_EDM, f"{by} does not read it; edm does"
+    is_other = options.rewarded and sample.solver not in ("flow_sde", "cps")
+    yield place, sample, is_other, "noise_level", f"{by} does not read it; flow_sde and cps do"
     yield "rollout", recipe.rollout, supervised, "n_generation n_generation_mini_batch", why
     yield "rollout", recipe.rollout, no_samples, "samples_per_shard", "no samples are made"
 

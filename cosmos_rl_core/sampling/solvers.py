@@ -12,58 +12,30 @@ from cosmos_rl_core.sampling.flow import cps, dpm2, euler, flow_sde, unipc
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.schedule import Schedule
 
-_OF_EDM = ("sigma_max", "sigma_min", "s_churn", "s_noise", "s_t_min", "s_t_max", "solver_option")
-_READ = {"edm": _OF_EDM, "flow_sde or cps": ("noise_level",)}
-"""Settings that only some solvers read, by the names of these."""
 
+def solver_of(chosen: Solver | None, scheduler: str, settings: Mapping[str, Any]) -> Solver:
+    """Return the ``chosen`` solver, or the one with the steps of the scheduler class of diffusers and its ``settings``.
 
-def check_settings(config: SolverConfig) -> None:
-    """Raise :class:`ConfigError` for settings that a recipe sets although its solver does not read them.
-
-    ``config`` is a recipe's own section. A section that was written out has all its fields set.
-    """
-    mistakes = [
-        f"{', '.join(given)}, which {readers} reads"
-        for readers, names in _READ.items()
-        if config.solver not in readers.split(" or ")
-        and (given := [name for name in names if name in config.model_fields_set])
-    ]
-    if mistakes:
-        raise ConfigError(
-            f"policy.diffusers.sample: solver = {config.solver!r} does not read {', nor '.join(mistakes)}; leave out "
-            "what it does not read, or choose another solver"
-        )
-
-
-def own_solver(scheduler: str, settings: Mapping[str, Any]) -> Solver:
-    """Return the solver with the steps of the scheduler class ``scheduler`` of diffusers and these ``settings``.
-
-    Raises :class:`ConfigError` if there is none for the class.
+    Raises :class:`ConfigError` if none is chosen and the class has none, or if the solver is the scheduler's own but
+    the settings make other steps. A recipe may choose another solver whatever these settings are.
     """
     if scheduler not in _OWN:
+        if chosen is not None:
+            return chosen
         known = ", ".join(f"{name} ({next(iter(solvers))})" for name, solvers in _OWN.items())
         raise ConfigError(
             f"policy.diffusers.sample.solver is not set, and no solver takes the steps of {scheduler}, which is the "
             f"pipeline's own; known: {known}. Set the solver to sample with instead"
         )
-    return _closest(scheduler, settings)[0]
-
-
-def check_own(solver: Solver, scheduler: str, settings: Mapping[str, Any]) -> None:
-    """Raise :class:`ConfigError` if ``solver`` is that of the pipeline's own scheduler but its steps differ.
-
-    They differ by settings of the scheduler. A recipe may set another solver whatever these settings are.
-    """
-    if scheduler not in _OWN:
-        return
     own, other = _closest(scheduler, settings)
-    if own == solver and other:
+    if other and chosen in (None, own):
         expected = {name: _OWN[scheduler][own][name][0] for name in other}
         raise ConfigError(
-            f"policy.diffusers.sample: solver = {solver!r}, of the pipeline's own {scheduler}, takes its steps with "
+            f"policy.diffusers.sample: solver = {own!r}, of the pipeline's own {scheduler}, takes its steps with "
             f"{_settings(expected)}; found {_settings(other)} in scheduler/scheduler_config.json, with which it takes "
             "other steps. Change the file, or set another solver"
         )
+    return chosen or own
 
 
 def _settings(values: Mapping[str, Any]) -> str:
@@ -114,15 +86,15 @@ with the same meaning: the classes read each other's files."""
 def kernel_of(config: SolverConfig, schedule: Callable[[], Schedule]) -> Kernel:
     """Return the table of steps. ``schedule`` returns the grid of the flow solvers; ``edm`` has its own grid.
 
+    A solver that is not set, which only plans may have, is the pipeline's own: it has no noise, like ``euler``.
+
     Raises :class:`ConfigError` if the solver and its settings do not go together.
     """
-    if config.solver is None:
-        raise ConfigError("sample.solver is not set, although plans and requests always set it")
     if config.solver == "edm":
         return edm(config)
     if config.solver in _STOCHASTIC:
         return _STOCHASTIC[config.solver](schedule(), config.noise_level)
-    return _DETERMINISTIC[config.solver](schedule())
+    return _DETERMINISTIC[config.solver or "euler"](schedule())
 
 
 _STOCHASTIC: dict[str, Callable[[Schedule, float], Kernel]] = {"flow_sde": flow_sde, "cps": cps}
@@ -136,9 +108,5 @@ _DETERMINISTIC: dict[str, Callable[[Schedule], Kernel]] = {
 
 
 def planned_kernel(config: SolverConfig) -> Kernel:
-    """Return the sampler on an even grid, for plans: whether a step has noise does not depend on the grid.
-
-    A solver that is not set is the pipeline's own, which has no noise.
-    """
-    config = config.model_copy(update={"solver": config.solver or "euler"})
+    """Return the sampler on an even grid, for plans: whether a step has noise does not depend on the grid."""
     return kernel_of(config, lambda: Schedule((*(1 - i / config.num_steps for i in range(config.num_steps)), 0.0)))

@@ -11,7 +11,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel import sequence_shares
 from cosmos_rl_core.pipelines import checkpoints, directories, guidance, sizes
 from cosmos_rl_core.sampling.schedule import check_flow
-from cosmos_rl_core.sampling.solvers import check_own, check_settings, own_solver
+from cosmos_rl_core.sampling.solvers import solver_of
 from flows.planning import costs
 
 P = ParamSpec("P")
@@ -39,12 +39,10 @@ class Mistakes(list[str]):
 
 def check_training(recipe: Recipe, prompts: Sequence[Prompt], mistakes: Mistakes) -> None:
     """Add rewards that cannot score the prompts, and settings of sampler and algorithm that do not fit together."""
-    sample = recipe.policy.diffusers.sample
     for reward in recipe.rewards:
         mistakes.catch(_check_reward, reward, prompts)
-    mistakes.catch(check_settings, sample)
     if recipe.train.train_policy.rewarded:
-        mistakes.catch(lambda: costs.needs_of(recipe).check(sample.rollout))
+        mistakes.catch(lambda: costs.needs_of(recipe).check(recipe.policy.diffusers.sample.rollout))
     mistakes.catch(_check_dropout, recipe)
 
 
@@ -154,11 +152,9 @@ def with_solver(recipe: Recipe) -> Recipe:
         # Without rollouts the solver changes nothing; a fixed name keeps the identity of these runs.
         check_flow(scheduler, settings, **told)
         return _named(recipe, sample.solver or "euler")
-    solver = sample.solver or own_solver(scheduler, settings)
-    if solver != "edm":  # edm has its own levels
+    if sample.solver != "edm":  # edm has its own levels
         check_flow(scheduler, settings, **told)
-    check_own(solver, scheduler, settings)
-    return _named(recipe, solver)
+    return _named(recipe, solver_of(sample.solver, scheduler, settings))
 
 
 def _named(recipe: Recipe, solver: Solver) -> Recipe:

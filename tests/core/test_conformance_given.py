@@ -17,7 +17,7 @@ from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, generated, given_fr
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.sampling.rollout import sample
-from cosmos_rl_core.sampling.solvers import own_solver
+from cosmos_rl_core.sampling.solvers import solver_of
 from tests.families import PROMPTS, SCHEDULERS, SIZE, Family, as_torchvision, kernel, run_stock
 
 FRAMES, LATENT_FRAMES, STEPS = 9, 3, 3
@@ -61,7 +61,7 @@ def test_a_video_from_given_frames_is_the_stock_pipelines(
 
     In bfloat16, in which it encodes them too, 0.046 off by Euler's steps and 0.069 by its own.
     """
-    solver = own_solver(*directories.scheduler(family.folder))
+    solver = solver_of(None, *directories.scheduler(family.folder))
     if scheduler == "euler":
         monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS["euler"]())
         solver = "euler"

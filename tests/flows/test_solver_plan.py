@@ -73,7 +73,8 @@ def test_a_recipe_that_names_no_solver_means_the_pipelines_own_and_its_plan_name
         (UNIPC, FLOW | {"predict_x0": False}, "predict_x0 = true; found predict_x0 = false"),
         *((name, FLOW, f"solver is not set, and no solver takes the steps of {name}, which .*; known: {EULER}")
           for name in ("FlowMatchLCMScheduler", "DPMSolverSinglestepScheduler", "DEISMultistepScheduler",
-                       "SCMScheduler", "FlowMatchHeunDiscreteScheduler")),
+                       "SCMScheduler")),
+        ("FlowMatchHeunDiscreteScheduler", FLOW, "lays out each level twice"),
     ],
 )  # fmt: skip
 def test_a_scheduler_that_would_sample_something_else_in_silence_is_a_mistake(
