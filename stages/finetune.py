@@ -1,6 +1,5 @@
 """Policy k to policy k + 1 by supervised steps on a media set, encoded as it is drawn."""
 
-from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -79,14 +78,14 @@ class _Draws:
         times = [sft_time(self.sigmas, self.density, key) for key in keys]
         t = torch.tensor(times, dtype=torch.float32, device=self.device)
         # A sample's conditioning: its prompt's embeddings, and a drawn number of its own first frames.
-        generators = [seeds.generator("given frames", *astuple(key)) for key in keys]
+        generators = [seeds.generator("given frames", *key) for key in keys]
         own = [
             self.conditioning[prompt.id] | own_frames(latents, self.given_frames, generator)
             for (_, prompt), latents, generator in zip(drawn, x_0, generators, strict=True)
         ]
         conditioning = stack(own, self.device)
         batch = Batch(x_0, noise.to(self.device), t, None, generated(conditioning))
-        return MicroBatch(batch, conditioning, weight, keys=tuple(astuple(key) for key in keys))
+        return MicroBatch(batch, conditioning, weight, keys=tuple(keys))
 
     @torch.no_grad()
     def _encode(self, pixels: Tensor) -> Tensor:

@@ -55,7 +55,8 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     stored = Stored.read(request, table, behaviours, group.device)
     draws = _draws(request, algorithm, trainer.model, stored)
     contents = [rollout.manifest.content for rollout in rollouts]
-    drift = DriftWatch(algorithm.needs.drift_limits, trainer, context, contents)
+    if (limits := algorithm.needs.drift_limits) is not None:
+        trainer.watcher = DriftWatch(limits, trainer, context, contents)
     per_pass = len(steps) // config.algorithm.mu_iterations
     for index, batches in enumerate(steps):
         epoch = index // per_pass
@@ -71,12 +72,12 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         trainer.weights.lerp_(OLD, config.old_decay)
     if config.reference == "renewed":
         trainer.weights.create(REFERENCE)
-    drift.write()
+    trainer.watcher.write()
     trainer.write(context, copies, iteration)
     if group.rank == 0:
         context.attempt.put(contracts.Update.ADVANTAGES, to_parquet(table.drop(columns="key")))
     excluded = len(table[~table["used"]])
-    return trainer.summary() | drift.summary() | ({"excluded": excluded} if excluded else {})
+    return trainer.summary() | trainer.watcher.summary() | ({"excluded": excluded} if excluded else {})
 
 
 def _add_behaviours(request: Request, weights: PolicyWeights, copies: list[str], context: Context) -> list[str]:
@@ -102,16 +103,16 @@ def _add_behaviours(request: Request, weights: PolicyWeights, copies: list[str],
 def _draws(request: Request, algorithm: Algorithm, model: Model, stored: Stored) -> list[tuple[Draw, int]]:
     """Return what an optimizer step is made of, each with its draws a sample; the rewarded draws come first."""
     config = request.settings(contracts.Update)
-    num_steps, guidance_scale = config.sample.num_steps, config.sample.guidance_scale
+    num_steps = config.sample.num_steps
     num_times = algorithm.needs.num_times(num_steps)
     rollout = Artifact(request.inputs["rollouts"][0]).manifest
     media = contracts.MediaShape.model_validate(rollout.config["media"])
     schedule = partial(model.schedule, size=media.size, frames=media.frames)
     if not algorithm.needs.transitions:
         key, sigmas = (request.seed, request.iteration or 0), schedule(num_steps).sigmas
-        return [(LatentDraws(stored, key, sigmas, num_times, guidance_scale), num_times)]
+        return [(LatentDraws(stored, key, sigmas, num_times), num_times)]
     kernel = kernel_of(config.sample, lambda: schedule(num_steps))
-    steps = TransitionDraws(stored, kernel, guidance_scale)
+    steps = TransitionDraws(stored, kernel)
     if (term := algorithm.needs.data_term) is None:
         return [(steps, num_times)]
     data = DataDraws(request, term, config.density, steps, schedule(FINE_GRID))

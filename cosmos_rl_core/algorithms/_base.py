@@ -63,8 +63,7 @@ class Transitions:
     """A micro-batch of B samples, each at one recorded sampler step.
 
     The sampler drew ``x_next`` from a normal distribution. :func:`cosmos_rl_core.sampling.transition.mean` returns its
-    mean from ``x``, a velocity, ``history`` and ``at``; its deviation is ``at.std``. Raises ``ValueError`` unless the
-    numbers of samples are ``[B]``.
+    mean from ``x``, a velocity, ``history`` and ``at``; its deviation is ``at.std``.
     """
 
     x: Tensor
@@ -81,12 +80,6 @@ class Transitions:
     """Advantage of each sample ``[B]``, float32."""
     mask: Tensor | None = None
     """1 at generated dimensions, 0 at given ones, broadcasts to ``x``; None if all are generated."""
-
-    def __post_init__(self) -> None:
-        size = self.x.shape[0]
-        for name, numbers in {**self.at._asdict(), "log_prob": self.log_prob, "advantages": self.advantages}.items():
-            if tuple(numbers.shape) != (size,):
-                raise ValueError(f"{name}: needs one number a sample, shape [{size}]; found {list(numbers.shape)}")
 
     @property
     def x_t(self) -> Tensor:

@@ -17,7 +17,6 @@ from cosmos_rl_core.algorithms._base import Batch, Loss, Transitions
 from cosmos_rl_core.algorithms._needs import DataTerm, DriftLimits, Needs
 from cosmos_rl_core.config.base import written
 from cosmos_rl_core.config.train import AnyDataset, RewardedOptions
-from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.sampling.transition import generated_mean, log_prob, mean, num_generated, square_error
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, REFERENCE
 
@@ -207,8 +206,7 @@ class Algorithm:
         ``log_ratio_per_dim`` in nats a dimension, whatever the mode; ``logp_drift``, the difference of recorded and
         recomputed log-density in nats a dimension, and ``ratio_drift``, the same in the unit of ``ratio_mode``;
         ``kl`` if ``kl_beta`` > 0. Media have ``data_loss``.
-        Raises ``ValueError`` for a step without noise, and :class:`ConfigError` if ``kl_mode`` needs a diffusion
-        coefficient that the sampler does not have.
+        Raises ``ValueError`` for a step without noise.
         """
         return self._data_loss(velocity, batch) if isinstance(batch, Batch) else self._policy_loss(velocity, batch)
 
@@ -225,8 +223,6 @@ class Algorithm:
 
     def _policy_loss(self, velocity: Callable[[str], Tensor], batch: Transitions) -> Loss:
         options = self.options
-        if not bool((batch.at.std > 0).all()):
-            raise ValueError("a step without noise has no density; leave it out of train_on")
         behaviour = _mean_of(batch, velocity(BEHAVIOUR).detach())
         reference = _mean_of(batch, velocity(REFERENCE).detach()) if options.kl_beta > 0 else None
         current = _mean_of(batch, velocity(CURRENT))
@@ -270,8 +266,6 @@ class Algorithm:
         square, mode = generated_mean((current - reference).square(), batch.mask), self.options.kl_mode
         if mode == "unnormalised":
             return square
-        if mode == "flow_grpo" and bool(batch.at.diffusion.isnan().any()):
-            raise ConfigError("kl_mode = 'flow_grpo' needs a sampler with a diffusion coefficient; choose 'exact'")
         return square / (2 * (batch.at.std if mode == "exact" else batch.at.diffusion).square())
 
 

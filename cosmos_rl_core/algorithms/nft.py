@@ -101,7 +101,6 @@ class Algorithm:
 
         At equal old and current the policy loss does not depend on rewards, only its gradient does: watch
         ``old_deviation`` and ``kl``, not the loss. The metric ``kl`` exists only if ``kl_beta`` > 0.
-        Raises ``ValueError`` unless each sample has one advantage.
         Source: DiffusionNFT, arXiv:2509.16117, with the adaptive weight of its released code.
         """
         optimality = self._optimality(batch)
@@ -125,12 +124,9 @@ class Algorithm:
 
     def _optimality(self, batch: Batch) -> Tensor:
         """Return the probability that a sample is good, ``[B]``: 1/2 at advantage 0, 1 at ``advantage_high``."""
-        advantages, size = batch.advantages, batch.x_0.shape[0]
-        if advantages is None or tuple(advantages.shape) != (size,):
-            found = "none" if advantages is None else list(advantages.shape)
-            raise ValueError(f"needs one advantage a sample, shape [{size}]; found {found}")
+        assert batch.advantages is not None
         low, high = self.options.advantage_low, self.options.advantage_high
-        return (advantages.clamp(low, high) / (2 * high) + 0.5).clamp(0, 1)
+        return (batch.advantages.clamp(low, high) / (2 * high) + 0.5).clamp(0, 1)
 
 
 def _error(current: Tensor, old: Tensor, batch: Batch, beta: float) -> Tensor:

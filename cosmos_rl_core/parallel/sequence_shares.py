@@ -7,20 +7,16 @@ from cosmos_rl_core.models._spec import ModelSpec, Settings
 from cosmos_rl_core.pipelines import directories
 
 
-def check(spec: ModelSpec, transformer: Settings, latent_shape: tuple[int, ...] | None, num_peers: int) -> None:
+def check(spec: ModelSpec, transformer: Settings, latent_shape: tuple[int, ...], num_peers: int) -> None:
     """Raise :class:`ConfigError` if ``num_peers`` processes cannot share latents of ``latent_shape``, ``[C, T, H, W]``.
 
     That is if the model does not support it, or if a peer would get no token or no attention head. ``transformer``
-    holds the settings of the transformer; tokens are not checked if ``latent_shape`` is None.
+    holds the settings of the transformer.
     """
-    if num_peers == 1:
-        return
     if not spec.context_parallel:
         known = sorted(s.transformer_class for s in directories.specs() if s.context_parallel)
         raise ConfigError(f"no context parallelism for {spec.transformer_class}; supported: {', '.join(known)}")
     shares("attention heads", transformer["num_attention_heads"], num_peers)
-    if latent_shape is None:
-        return
     grid = (side // patch for side, patch in zip(latent_shape[1:], spec.patch(transformer), strict=True))
     shares("tokens", math.prod(grid), num_peers)
 

@@ -54,13 +54,8 @@ def sample(
     ``noise``, where ``mask`` is 0.
     A step is float64, and its result is rounded to float32 before any use. The log-probability is that of the rounded
     state given rounded states, all of which can be stored.
-    Raises ``ValueError`` for a stochastic kernel without ``draw``, for a recorded step that the kernel lacks, and for
-    ``given`` without ``mask``.
+    Raises ``ValueError`` for a stochastic kernel without ``draw``.
     """
-    if unknown := set(record) - set(range(len(kernel.steps))):
-        raise ValueError(f"steps {sorted(unknown)} cannot be recorded: there are {len(kernel.steps)}, from 0")
-    if given is not None and mask is None:
-        raise ValueError("given latents need the mask that says where they are given")
     x = _held(_noised(noise.double() * kernel.start_std, kernel.start_churn_std, draw, -1), mask, given)
     estimates: list[Tensor] = []
     # Older estimates of x_0 than any step uses are dropped.

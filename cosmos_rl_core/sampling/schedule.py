@@ -48,8 +48,6 @@ def schedule_of(
     Raises :class:`ConfigError` like :func:`check_flow`, and for a grid that does not have one level per step and 0
     (Heun's repeated levels, an inverted grid).
     """
-    if num_steps < 1:
-        raise ConfigError(f"a rollout needs at least 1 step, found {num_steps}")
     name = type(scheduler).__name__
     check_flow(name, scheduler.config, by_size=image_tokens is not None, always=always_shifts, given=sigmas is not None)
     own = type(scheduler).from_config(scheduler.config)
@@ -60,10 +58,7 @@ def schedule_of(
     levels = tuple(1.0 if 1 < sigma < 1 + _ROUNDING else sigma for sigma in map(float, own.sigmas))
     if len(levels) != num_steps + 1:
         raise ConfigError(f"{name} lays out {len(levels)} levels for {num_steps} steps; expected {num_steps + 1}")
-    try:
-        return Schedule(levels)
-    except ConfigError as error:
-        raise ConfigError(f"{name} cannot be used: {error}") from error
+    return Schedule(levels)
 
 
 def shift(settings: Mapping[str, Any], image_tokens: int, max_shift: float | None = None) -> float:

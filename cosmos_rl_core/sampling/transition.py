@@ -45,14 +45,10 @@ def mean(x: Tensor, velocity: Tensor, history: Tensor | None, at: Coefficients) 
 
     ``history`` is the previous estimate of x_0, finite (for example 0) also in samples that do not need it, or None if
     no sample needs it. The order of operations is fixed: equal float32 arguments give equal bits, in any batch, unless
-    a compiler fuses them. Raises ``ValueError`` if a step needs the history and it is None.
+    a compiler fuses them.
     """
     linear = _per_sample(at.keep, x) * x.double() + _per_sample(at.push, x) * velocity.double()
-    if history is not None:
-        return linear + _per_sample(at.recall, x) * history.double()
-    if at.recall.any():
-        raise ValueError("a step of second order needs the previous estimate of x_0, found None")
-    return linear
+    return linear if history is None else linear + _per_sample(at.recall, x) * history.double()
 
 
 def square_error(x_next: Tensor, mean: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +17,7 @@ FINE_GRID = 1000
 """Number of noise levels in the grid of supervised training."""
 
 
-@dataclass(frozen=True)
-class DrawKey:
+class DrawKey(NamedTuple):
     """The key of the draws for one sample in one epoch, independent of batch, rank and earlier draws."""
 
     run_seed: int
@@ -29,19 +27,14 @@ class DrawKey:
 
 
 def random_times(sigmas: tuple[float, ...], num_times: int, key: DrawKey) -> list[float]:
-    """Draw ``num_times`` distinct noise levels from a schedule's ``sigmas`` without its final 0, in random order.
-
-    Raises ``ValueError`` if the schedule has fewer.
-    """
-    num_steps = len(sigmas) - 1
-    if not 1 <= num_times <= num_steps:
-        raise ValueError(f"cannot draw {num_times} different noise levels from a grid of {num_steps}")
-    return [sigmas[index] for index in seeds.permutation(num_steps, "training times", *astuple(key))[:num_times]]
+    """Draw ``num_times`` distinct noise levels from a schedule's ``sigmas`` without its final 0, in random order."""
+    order = seeds.permutation(len(sigmas) - 1, "training times", *key)
+    return [sigmas[index] for index in order[:num_times]]
 
 
 def training_noise(shape: tuple[int, ...], key: DrawKey, time_index: int) -> Tensor:
     """Draw standard normal noise for a sample at its ``time_index``-th noise level, float32 on the CPU."""
-    return torch.from_numpy(seeds.normal(shape, "training noise", *astuple(key), time_index))
+    return torch.from_numpy(seeds.normal(shape, "training noise", *key, time_index))
 
 
 def sft_time(sigmas: tuple[float, ...], config: TimeDensity, key: DrawKey) -> float:
@@ -51,7 +44,7 @@ def sft_time(sigmas: tuple[float, ...], config: TimeDensity, key: DrawKey) -> fl
     pipeline's shift: with SD3's shift of 3 the median place, 1/2, has the level 0.75.
     Source: SD3, arXiv:2403.03206, section 3.1, on the scheduler's own grid.
     """
-    generator = seeds.generator("sft time", *astuple(key))
+    generator = seeds.generator("sft time", *key)
     if config.weighting_scheme == "logit_normal":
         place = (1 + math.tanh((config.logit_mean + config.logit_std * generator.standard_normal()) / 2)) / 2
     else:

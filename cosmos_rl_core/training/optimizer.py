@@ -27,8 +27,6 @@ Parameters = Mapping[str, nn.Parameter]
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """State that Adam and AdamW keep for each parameter."""
 
-_OPTIMIZERS = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
-
 
 def make_optimizer(
     parameters: Parameters,
@@ -43,7 +41,7 @@ def make_optimizer(
     torch chooses an implementation by the device, which is part of the recorded numerics.
     """
     named = [parameters[each] for each in sorted(parameters)]
-    return _OPTIMIZERS[name](named, lr=0.0, betas=betas, eps=epsilon, weight_decay=weight_decay)
+    return getattr(torch.optim, name)(named, lr=0.0, betas=betas, eps=epsilon, weight_decay=weight_decay)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameters) -> dict[str, Tensor]:
@@ -79,8 +77,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameter
 
 def state_shards(shards: Shards) -> Shards:
     """Return the sharding of the optimizer's state: moments are sharded like parameters, step counts are not."""
-    moments = [moment for moment in _MOMENTS if moment != "step"]
-    shapes = {f"{moment}.{name}": shape for name, shape in shards.shapes.items() for moment in moments}
+    shapes = {f"{moment}.{name}": shape for name, shape in shards.shapes.items() for moment in _MOMENTS[1:]}
     return Shards(shards.mesh, shapes)
 
 
@@ -90,11 +87,7 @@ def loss_share(per_sample: Tensor, num_samples: int, num_times: int, weights: Te
     ``per_sample`` ``[B]`` has one noise level for each entry. ``num_samples`` counts the samples of the optimizer step
     on all ranks, ``num_times`` the noise levels of each. The sum of all gradients over micro-batches and ranks is the
     gradient of the mean loss. ``weights`` ``[B]`` are 0 for padding, which ``num_samples`` does not count.
-    Raises ``ValueError`` on other shapes.
     """
-    if per_sample.ndim != 1 or (weights is not None and weights.shape != per_sample.shape):
-        found = list(per_sample.shape), None if weights is None else list(weights.shape)
-        raise ValueError(f"expected one loss and one weight per sample, found shapes {found[0]} and {found[1]}")
     weighted = per_sample if weights is None else per_sample * weights
     return weighted.sum() / (num_samples * num_times)
 

@@ -12,14 +12,12 @@ from typing import Any
 
 import peft
 import torch
-from safetensors import SafetensorError
 from safetensors import torch as safetensors_torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.storage.tensor_files import check_tensors
 from cosmos_rl_core.weights import lora as adapters
@@ -58,7 +56,6 @@ class PolicyWeights:
 
         Raises ``ValueError`` if the part does not exist, ``RuntimeError`` inside another ``use``.
         """
-        self._check_not_in_use()
         tensors = self._tensors(part)
         live = self._tensors(CURRENT)
         self._in_use = part
@@ -81,9 +78,6 @@ class PolicyWeights:
 
         Raises :class:`ArtifactError` on other names, shapes or types.
         """
-        self._check_not_in_use()
-        if part == CURRENT:
-            raise ValueError("`current` always exists; use load()")
         source = self._tensors(CURRENT) if tensors is None else self._checked(tensors)
         self._parts[part] = {
             name: source[name].detach().to(parameter.device, copy=True) for name, parameter in self.parameters.items()
@@ -91,32 +85,27 @@ class PolicyWeights:
 
     def share(self, part: str, other: str) -> None:
         """Make ``part`` an alias of ``other`` until one of them is created anew; neither may be ``current``."""
-        self._check_not_in_use()
-        if CURRENT in (part, other):
-            raise ValueError("`current` changes in training; use create() to copy it")
         self._parts[part] = self._tensors(other)
 
     def here(self, part: str) -> dict[str, Tensor]:
         """Return the part's own tensors on this rank, sorted by name. Do not write to them."""
-        self._check_not_in_use()
         return self._tensors(part)
 
     def load(self, part: str, tensors: Mapping[str, Tensor]) -> None:
         """Copy ``tensors`` into an existing part. Raises :class:`ArtifactError` on other names, shapes or types."""
-        self._check_not_in_use()
+        own = self._tensors(part)
         for name, tensor in self._checked(tensors).items():
-            self._tensors(part)[name].copy_(tensor)
+            own[name].copy_(tensor)
 
     @torch.no_grad()
     def lerp_(self, part: str, decay: float) -> None:
         """Move a part towards ``current``: ``part <- decay * part + (1 - decay) * current``."""
-        self._check_not_in_use()
-        if part in (CURRENT, REFERENCE):
-            raise ValueError(f"{part!r} is not an average")
         for name, tensor in self._tensors(part).items():
             tensor.mul_(decay).add_(self.parameters[name].data, alpha=1 - decay)
 
     def _tensors(self, part: str) -> dict[str, Tensor]:
+        if self._in_use is not None:
+            raise RuntimeError(f"the part {self._in_use!r} is in use; leave its `with` block first")
         if part == CURRENT:
             return {name: parameter.data for name, parameter in self.parameters.items()}
         if part not in self._parts:
@@ -140,22 +129,15 @@ class PolicyWeights:
     @torch.no_grad()
     def _swap_cut(self, tensors: Mapping[str, Tensor]) -> None:
         # FSDP gathers from its own memory, so its contents and those of the part change places.
-        self._wait_for_gathers()
+        gathers_on_gpu = self.shards.mesh is not None and self.shards.mesh.device_type == "cuda"
+        if gathers_on_gpu and any(self.parameters[name].is_cpu for name in self._cut):
+            # A GPU may still read the rows in CPU memory, which are overwritten next.
+            torch.cuda.synchronize()
         for name in self._cut:
             here, there = self.parameters[name].data, tensors[name]
             before = here.to(there.device, copy=True)
             here.copy_(there)
             there.copy_(before)
-
-    def _wait_for_gathers(self) -> None:
-        """Wait until a GPU has read the rows in CPU memory, which are overwritten next."""
-        gathers_on_gpu = self.shards.mesh is not None and self.shards.mesh.device_type == "cuda"
-        if gathers_on_gpu and any(self.parameters[name].is_cpu for name in self._cut):
-            torch.cuda.synchronize()
-
-    def _check_not_in_use(self) -> None:
-        if self._in_use is not None:
-            raise RuntimeError(f"the part {self._in_use!r} is in use; leave its `with` block first")
 
     def _checked(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return check_tensors(tensors, self.parameters, "weights of this model")
@@ -234,14 +216,6 @@ def cut(sizes: Mapping[str, int], max_bytes: int = MAX_FILE_BYTES) -> list[list[
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Encode tensors in the safetensors format without metadata; equal tensors give equal bytes."""
     return safetensors_torch.save({name: tensors[name].contiguous() for name in sorted(tensors)})
-
-
-def from_bytes(content: bytes) -> dict[str, Tensor]:
-    """Decode a safetensors file to tensors on the CPU. Raises :class:`ArtifactError` if the file is damaged."""
-    try:
-        return safetensors_torch.load(content)
-    except SafetensorError as error:
-        raise ArtifactError(f"not a safetensors file ({len(content)} bytes): {error}") from error
 
 
 def _initial_tensor(name: str, shape: tuple[int, ...], config: LoraConfig, seed: int) -> Tensor:

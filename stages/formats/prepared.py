@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import pandas as pd
+from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import Conditioning
 from cosmos_rl_core.storage import shards
-from cosmos_rl_core.weights.policy_weights import from_bytes, to_bytes
+from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import cut, holds
 from stages.artifacts.request import Input
@@ -74,7 +75,7 @@ class _Shards:
 
     def _read(self, one: str) -> dict[str, Tensor]:
         shard = _shard_name(self._folder, self._shard_of[one])
-        return from_bytes(self._members.read(shard, f"{one}.safetensors"))
+        return load_tensors(self._members.read(shard, f"{one}.safetensors"))
 
 
 class Embeddings(_Shards):

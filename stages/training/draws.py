@@ -1,7 +1,9 @@
 """Micro-batches of an update. Every draw depends on the sample, the pass and the noise level, never on the batch."""
 
-from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +20,7 @@ from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import table_of
 from cosmos_rl_core.sampling.schedule import Schedule
 from cosmos_rl_core.training.noise_levels import DrawKey, random_times, sft_time, training_noise
+from stages import contracts
 from stages.artifacts.request import Request
 from stages.formats.prepared import EMPTY, NEGATIVE, Embeddings, Latents
 from stages.formats.sample_tensors import SampleTensors, place_of
@@ -39,6 +42,7 @@ class Stored:
     conditioning: Embeddings
     behaviours: list[str]
     """The name of the weights that made each rollout."""
+    guidance_scale: float
     device: torch.device
 
     @classmethod
@@ -48,20 +52,28 @@ class Stored:
         Raises :class:`ArtifactError` if the rollouts lack one of them.
         """
         used = table[table["used"]]
+        guidance_scale = request.settings(contracts.Update).sample.guidance_scale
         prompt_ids = dict(zip(used["key"], used["prompt_id"], strict=True))
         tensors = SampleTensors(request.inputs["rollouts"], prompt_ids)
         conditioning = Embeddings(request.one("embeddings"), [*sorted(set(prompt_ids.values())), NEGATIVE])
         advantages = dict(zip(used["key"], used["advantage"], strict=True))
-        return cls(tensors, prompt_ids, advantages, conditioning, behaviours, device)
+        return cls(tensors, prompt_ids, advantages, conditioning, behaviours, guidance_scale, device)
 
-    def behaviour_of(self, keys: list[str]) -> str:
-        """Return the name of the weights that made the one rollout of these samples."""
-        (place,) = {place_of(key)[0] for key in keys}
-        return self.behaviours[place]
+    def micro_batch(
+        self, ids: list[str], batch: Batch | Transitions, conditioning: Conditioning, weight: float, **named: Any
+    ) -> MicroBatch:
+        """Return the micro-batch of samples of one rollout, with its guidance and the name of its weights."""
+        (place,) = {place_of(key)[0] for key in ids}
+        negative = None
+        if self.guidance_scale != 1:
+            negative = stack([self.conditioning[NEGATIVE]] * len(ids), self.device)
+        guidance = {"negative": negative, "guidance_scale": self.guidance_scale}
+        return MicroBatch(batch, conditioning, weight, behaviour=self.behaviours[place], **guidance, **named)
 
-    def stack(self, ids: list[str], name: str) -> Tensor:
-        """Return one stored tensor of each sample, ``[B, ...]``, on the device."""
-        return torch.stack([self.tensors[sample_id][name] for sample_id in ids]).to(self.device)
+    def stack(self, ids: list[str], names: Iterable[str]) -> Tensor:
+        """Return one stored tensor of each sample, ``[B, ...]``, on the device; ``names`` has one a sample."""
+        found = [self.tensors[sample_id][name] for sample_id, name in zip(ids, names, strict=False)]
+        return torch.stack(found).to(self.device)
 
     def condition(self, ids: list[str]) -> Conditioning:
         """Return the samples' conditioning, batched, with the frames that their rollouts were given."""
@@ -75,10 +87,6 @@ class Stored:
             return {}
         latents = self.tensors[sample_id]["latents"]
         return given_frames(latents[:, :count], latents.shape[1])
-
-    def negative(self, count: int) -> Conditioning:
-        """Return the conditioning of the negative prompt, ``count`` times, batched."""
-        return stack([self.conditioning[NEGATIVE]] * count, self.device)
 
     def advantages_of(self, ids: list[str]) -> Tensor:
         """Return the advantages ``[B]``, float32."""
@@ -94,25 +102,17 @@ class LatentDraws:
     """Run seed and iteration."""
     sigmas: tuple[float, ...]
     num_times: int
-    guidance_scale: float
 
     def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
         keys = [DrawKey(*self.key, epoch, sample_id) for sample_id in ids]
         times = [random_times(self.sigmas, self.num_times, key)[place] for key in keys]
-        x_0 = self.stored.stack(ids, "latents")
+        x_0 = self.stored.stack(ids, repeat("latents"))
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, place) for key in keys])
         t = torch.tensor(times, dtype=torch.float32, device=self.stored.device)
         conditioning, advantages = self.stored.condition(ids), self.stored.advantages_of(ids)
         batch = Batch(x_0, noise.to(self.stored.device), t, advantages, generated(conditioning))
-        return MicroBatch(
-            batch,
-            conditioning,
-            weight,
-            negative=self.stored.negative(len(ids)) if self.guidance_scale != 1 else None,
-            guidance_scale=self.guidance_scale,
-            behaviour=self.stored.behaviour_of(ids),
-            keys=tuple((*astuple(key), place) for key in keys),
-        )
+        dropout_keys = tuple((*key, place) for key in keys)
+        return self.stored.micro_batch(ids, batch, conditioning, weight, keys=dropout_keys)
 
 
 @dataclass(frozen=True)
@@ -121,34 +121,23 @@ class TransitionDraws:
 
     stored: Stored
     kernel: Kernel
-    guidance_scale: float
 
     def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
         self._check_levels(ids)
         steps = [self.step(sample_id, place) for sample_id in ids]
         at = table_of(self.kernel, self.stored.device).at(torch.tensor(steps, device=self.stored.device))
-        x = self._stack(ids, [f"state.{step}" for step in steps])
+        x = self.stored.stack(ids, (f"state.{step}" for step in steps))
         conditioning = self.stored.condition(ids)
         batch = Transitions(
             x=x,
-            x_next=self._stack(ids, [f"state.{step + 1}" for step in steps]),
+            x_next=self.stored.stack(ids, (f"state.{step + 1}" for step in steps)),
             history=self._history(ids, steps, x),
             at=at,
-            log_prob=self._stack(ids, ["log_prob"] * len(ids))[:, place],
+            log_prob=self.stored.stack(ids, repeat("log_prob"))[:, place],
             advantages=self.stored.advantages_of(ids),
             mask=generated(conditioning),
         )
-        guided = self.guidance_scale != 1
-        return MicroBatch(
-            batch,
-            conditioning,
-            weight,
-            negative=self.stored.negative(len(ids)) if guided else None,
-            guidance_scale=self.guidance_scale,
-            behaviour=self.stored.behaviour_of(ids),
-            names=tuple(ids),
-            steps=tuple(steps),
-        )
+        return self.stored.micro_batch(ids, batch, conditioning, weight, names=tuple(ids), steps=tuple(steps))
 
     def _check_levels(self, ids: list[str]) -> None:
         fed = [step.t for step in self.kernel.steps]
@@ -166,10 +155,6 @@ class TransitionDraws:
         shape = tuple(self.stored.tensors[sample_id]["latents"].shape)
         noise_seed = self.stored.tensors.row(sample_id)["noise_seed"]
         return torch.from_numpy(seeds.normal(shape, noise_seed, "initial noise", 0))
-
-    def _stack(self, ids: list[str], names: list[str]) -> Tensor:
-        tensors = [self.stored.tensors[sample_id][name] for sample_id, name in zip(ids, names, strict=True)]
-        return torch.stack(tensors).to(self.stored.device)
 
     def _history(self, ids: list[str], steps: list[int], x: Tensor) -> Tensor:
         """Return what each step looks back at; zeros for a step that does not look back."""

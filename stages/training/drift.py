@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from cosmos_rl_core.algorithms._base import Loss, Transitions
@@ -18,37 +17,26 @@ from stages.training.trainer import MicroBatch, Trainer, Watcher
 
 
 class DriftWatch(Watcher):
-    """Watches a trainer's micro-batches of transitions, and does nothing for other algorithms."""
+    """Watches the micro-batches of transitions of an algorithm with limits of its drift."""
 
-    def __init__(self, limits: DriftLimits | None, trainer: Trainer, context: Context, contents: Sequence[str]) -> None:
+    def __init__(self, limits: DriftLimits, trainer: Trainer, context: Context, contents: Sequence[str]) -> None:
         self.limits, self.trainer, self.context = limits, trainer, context
         self._contents = contents
         self.rows: list[dict[str, Any]] = []
         self._worst: tuple[float, str, int] = (0.0, "", 0)
         self._ended_at: float | None = None
-        if self.limits is not None:
-            trainer.watcher = self
 
     def write(self) -> None:
-        """Write ``transitions.parquet`` with all ranks' rows, and add the effective sample size to the trainer's rows.
-        Collective.
-        """
-        if self.limits is None:
-            return
+        """Write ``transitions.parquet`` with all ranks' rows. Collective."""
         ranks = self.context.ranks
         rows = [row for ranks_rows in ranks.gather(self.rows if ranks.leads else []) for row in ranks_rows]
         if ranks.rank != 0:
             return
         table = pd.DataFrame(rows).sort_values(["optimizer_step", "rollout", "sample_id", "step"], ignore_index=True)
         self.context.attempt.put(contracts.Update.TRANSITIONS, to_parquet(table))
-        sizes = {index: effective_sample_size(part["log_ratio"]) for index, part in table.groupby("optimizer_step")}
-        for row in self.trainer.rows:
-            row["effective_sample_size"] = sizes[int(row["step"]) - self.trainer.steps.first_step]
 
     def summary(self) -> dict[str, Any]:
         """Return numbers of the last optimizer step."""
-        if self.limits is None:
-            return {}
         ended = {} if self._ended_at is None else {"ended_before_step": self._ended_at}
         return self.trainer.last("approx_kl", "clipped") | ended
 
@@ -65,8 +53,7 @@ class DriftWatch(Watcher):
 
     def may_step(self, index: int, means: dict[str, float]) -> bool:
         """Return whether the weights may move. All ranks see the same numbers and decide alike. Collective."""
-        assert self.limits is not None
-        self._check(max((tuple(worst) for worst in self.context.ranks.gather(self._worst)), key=_severity))
+        self._check(*max((tuple(worst) for worst in self.context.ranks.gather(self._worst)), key=_severity))
         limit = self.limits.max_drift
         if limit is None or means["approx_kl"] <= limit:
             return True
@@ -75,28 +62,16 @@ class DriftWatch(Watcher):
         self.context.outcome.note(f"{drift}, more than max_drift = {limit:g}: training on these rollouts ends")
         return False
 
-    def _check(self, worst: tuple[float, str, int]) -> None:
-        assert self.limits is not None
-        drift, key, step = worst
-        sample_id = place_of(key)[1]
+    def _check(self, drift: float, key: str, step: int) -> None:
         if not drift <= self.limits.max_logp_drift:
             raise DriftError(
-                f"sample {sample_id}, step {step}: the logarithm of the ratio is {drift:.3g} although the weights are "
-                f"those of the rollout; at most {self.limits.max_logp_drift:g} is allowed (max_logp_drift, by default "
-                "half of clip_ratio). Rollout and update do not compute the same: look at dtypes, kernels and "
-                "conditioning, or raise max_logp_drift"
+                f"sample {place_of(key)[1]}, step {step}: the logarithm of the ratio is {drift:.3g} although the "
+                f"weights are those of the rollout; at most {self.limits.max_logp_drift:g} is allowed (max_logp_drift, "
+                "by default half of clip_ratio). Rollout and update do not compute the same: look at dtypes, kernels "
+                "and conditioning, or raise max_logp_drift"
             )
 
 
 def _severity(worst: tuple[float, str, int]) -> tuple[bool, tuple[float, str, int]]:
     """Return the sort key of a drift; NaN is worse than any number."""
     return math.isnan(worst[0]), worst
-
-
-def effective_sample_size(log_ratios: Any) -> float:
-    """Return ``(sum w)^2 / (n sum w^2)`` of a column, with w the exponential of each log-ratio: 1 if all are equal.
-
-    Source: Kong, A Note on Importance Sampling using Standardized Weights, 1992.
-    """
-    weights = np.exp(log_ratios - log_ratios.max())
-    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))

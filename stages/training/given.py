@@ -52,20 +52,19 @@ class GivenMedia:
 
     def facts(self, prompt_id: str) -> dict[str, Any]:
         """Return how many frames are given, and of which item, for the index rows of a prompt's samples."""
-        count = self._num_given(prompt_id)
-        return {NUM_GIVEN: count} | ({GIVEN_ITEM: self._item(prompt_id)} if count else {})
+        count, item = self._drawn(prompt_id)
+        return {NUM_GIVEN: count} | ({GIVEN_ITEM: item} if count else {})
 
     def conditioning(self, prompt_id: str) -> Conditioning:
         """Return the conditioning of :func:`cosmos_rl_core.models._base.given_frames`, also for 0 frames."""
-        latents = self.latents[self._item(prompt_id)]
-        return given_frames(latents[:, : self._num_given(prompt_id)], latents.shape[1])
+        count, item = self._drawn(prompt_id)
+        latents = self.latents[item]
+        return given_frames(latents[:, :count], latents.shape[1])
 
-    def _num_given(self, prompt_id: str) -> int:
-        return num_given(self.bounds, self._generator("given frames", prompt_id))
-
-    def _item(self, prompt_id: str) -> str:
-        return self.latents.choose(prompt_id, self._generator("given item", prompt_id))[0]
-
-    def _generator(self, purpose: str, prompt_id: str) -> np.random.Generator:
+    def _drawn(self, prompt_id: str) -> tuple[int, str]:
+        """Draw the number of given frames and their item."""
         seed, iteration = self.key
-        return seeds.generator(seed, purpose, iteration, prompt_id)
+        of_frames, of_item = (
+            seeds.generator(seed, purpose, iteration, prompt_id) for purpose in ("given frames", "given item")
+        )
+        return num_given(self.bounds, of_frames), self.latents.choose(prompt_id, of_item)[0]

@@ -64,7 +64,7 @@ class MicroBatch:
 
 
 class Watcher:
-    """Observes a trainer. This base class does nothing and permits every step."""
+    """Observes a trainer. This base class does nothing, records nothing and permits every step."""
 
     def saw(self, index: int, micro: MicroBatch, loss: Loss) -> None:
         """Observe a micro-batch and its loss, with the index of the optimizer step."""
@@ -72,6 +72,13 @@ class Watcher:
     def may_step(self, index: int, means: dict[str, float]) -> bool:
         """Return whether the weights may move at step ``index``, given the means over all ranks."""
         return True
+
+    def write(self) -> None:
+        """Write the record of the training. Collective."""
+
+    def summary(self) -> dict[str, Any]:
+        """Return numbers of the last optimizer step."""
+        return {}
 
 
 @dataclass
@@ -125,9 +132,6 @@ class Trainer:
         for part in copies:
             weights.create(part, read_part(policy, part, weights.shards, context.progress) or None)
 
-        def sign_of_life(finished: int) -> None:
-            context.progress("training", finished, len(steps.lrs))
-
         trainer = cls(
             model,
             algorithm,
@@ -135,7 +139,7 @@ class Trainer:
             steps=steps,
             param_dtype=config.param_dtype,
             group=context.ranks,
-            sign_of_life=sign_of_life,
+            sign_of_life=lambda finished: context.progress("training", finished, len(steps.lrs)),
             note=context.outcome.note,
             nonfinite_in_a_row=_clocks(policy).get(NONFINITE, 0),
         )
@@ -168,14 +172,14 @@ class Trainer:
                 )
                 if name in PEAKS and micro.weight:
                     peaks[name] = float(np.maximum(peaks.get(name, -math.inf), float(value.max())))
-        means = self._over_ranks(totals)
+        means, highest = self._over_ranks(totals, peaks)
         row: dict[str, float] = {"step": self.steps.first_step + index}
         # After a refusal the gradient norm is not computed: far from the behaviour, gradients may overflow.
         goes_on = self.watcher.may_step(index, means)
         self.weights.collect_gradients()
         row |= (self.move(index) if goes_on else None) or {"grad_norm": math.nan, "lr": 0.0}
         self.optimizer.zero_grad(set_to_none=True)
-        self.rows.append(row | means | self._peaks_over_ranks(peaks))
+        self.rows.append(row | means | highest)
         return goes_on
 
     def move(self, index: int) -> dict[str, float] | None:
@@ -230,19 +234,17 @@ class Trainer:
 
         return self.algorithm.loss(velocity, batch)
 
-    def _over_ranks(self, totals: dict[str, float]) -> dict[str, float]:
-        if not self.group.leads:
-            # Context-parallel peers had the same losses, which count once.
-            totals = dict.fromkeys(totals, 0.0)
-        # A rank may have had batches of one kind only.
-        names = sorted({name for ranks_names in self.group.gather(sorted(totals)) for name in ranks_names})
-        values = torch.tensor([totals.get(name, 0.0) for name in names], dtype=torch.float64, device=self.group.device)
-        return dict(zip(names, self.group.all_reduce_sum_(values).tolist(), strict=True))
-
-    def _peaks_over_ranks(self, peaks: dict[str, float]) -> dict[str, float]:
-        found = self.group.gather(peaks)
-        names = sorted({name for ranks_peaks in found for name in ranks_peaks})
-        return {f"{name}_max": float(np.max([peaks.get(name, -math.inf) for peaks in found])) for name in names}
+    def _over_ranks(
+        self, totals: dict[str, float], peaks: dict[str, float]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the sums and the maxima of all ranks, by name. A rank may have had batches of one kind only."""
+        # Context-parallel peers had the same losses, which count once.
+        found = self.group.gather([totals if self.group.leads else {}, peaks])
+        all_totals, all_peaks = zip(*found, strict=True)
+        names = sorted(set().union(*all_totals))
+        sums: dict[str, float] = {name: sum(each.get(name, 0.0) for each in all_totals) for name in names}
+        highest = {name: np.max([each.get(name, -math.inf) for each in all_peaks]) for name in set().union(*all_peaks)}
+        return sums, {f"{name}_max": float(number) for name, number in sorted(highest.items())}
 
     def write(self, context: Context, copies: list[str], iteration: int) -> None:
         """Write the next policy version, once all ranks agree on its tensors. Collective.

@@ -239,12 +239,6 @@ def test_every_recorded_state_of_a_stochastic_rollout_holds_the_given_frames(mod
     assert float(trajectory.log_prob[0]) == pytest.approx(float(expected), abs=1e-5)
 
 
-def test_given_latents_without_a_mask_are_refused(noise):
-    schedule = schedule_of(FlowMatchEulerDiscreteScheduler(), STEPS)
-    with pytest.raises(ValueError, match="need the mask"):
-        sample(lambda x, t: x, noise, euler(schedule), given=noise)
-
-
 def test_encode_is_the_normalised_posterior_mode_and_its_beginning_needs_no_rest(model, stock):
     clip = pixels(FRAMES)
     latents = model.encode_media(clip)

@@ -74,7 +74,7 @@ def test_cosmos_compression_is_reckoned_as_the_stock_pipeline_does(tmp_path: Pat
 
 def test_sd3_refuses_prompts_that_the_stock_pipeline_refuses(folders):
     with pytest.raises(ConfigError, match="at most 512"):
-        load(folders["sd3"], "text").encode_prompts(["a"], 513)
+        sizes.check_prompt_length(folders["sd3"], 513)
 
 
 def test_sd3_without_t5_gives_zeros_in_its_place_as_the_stock_pipeline_does(tmp_path: Path):

@@ -62,20 +62,6 @@ def test_both_bounds_are_divided_by_the_upper_one():
     assert loss.metrics["optimality"].tolist() == pytest.approx([0.25, 1, 0.75])
 
 
-@pytest.mark.parametrize("shape", [(3, 1), (1, 3), (1,), (2,), ()])
-def test_anything_but_one_advantage_a_sample_is_refused(shape: tuple[int, ...]):
-    batch = batch_of([1.0, 2.0, 3.0])
-    wrong = Batch(batch.x_0, batch.noise, batch.t, torch.zeros(shape, device=CPU))
-    with pytest.raises(ValueError, match=r"one advantage a sample, shape \[3\]"):
-        loss_of(nft(), wrong, batch.noise, behaviour=batch.noise)
-
-
-def test_a_batch_without_advantages_is_refused():
-    batch = batch_of(None)
-    with pytest.raises(ValueError, match="found none"):
-        loss_of(nft(), batch, batch.noise, behaviour=batch.noise)
-
-
 # ---- the loss, where current and old are the same
 
 

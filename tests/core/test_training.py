@@ -1,6 +1,5 @@
 """The optimizer step: schedules, state, clipping, sums over ranks and micro-batches, and the draws for training."""
 
-import dataclasses
 from typing import Any, cast, get_args
 
 import pytest
@@ -322,13 +321,6 @@ def test_padding_of_weight_0_counts_for_nothing():
     assert float(loss_share(per_sample, 2, 3, weights)) == pytest.approx((2 + 4) / 6)
 
 
-@pytest.mark.parametrize(("losses", "weights"), [((3, 1), None), ((), None), ((3,), (3, 1)), ((3,), (1,))])
-def test_a_loss_or_weight_that_is_not_one_a_sample_is_refused(losses: tuple[int, ...], weights: tuple[int, ...] | None):
-    given = None if weights is None else torch.ones(weights, device=CPU)
-    with pytest.raises(ValueError, match="one loss and one weight per sample"):
-        loss_share(torch.ones(losses, device=CPU), 3, 1, given)
-
-
 # ---- draws
 
 
@@ -348,18 +340,12 @@ def test_every_noise_level_is_drawn_alike():
     assert all(abs(drawn.count(sigma) - 800) < 90 for sigma in SIGMAS[:-1])
 
 
-@pytest.mark.parametrize("num_times", [0, 6])
-def test_more_noise_levels_than_there_are_or_none_are_refused(num_times: int):
-    with pytest.raises(ValueError, match="grid of 5"):
-        random_times(SIGMAS, num_times, KEY)
-
-
 def test_the_draws_depend_on_each_part_of_the_key_and_on_nothing_else():
     others = [
-        dataclasses.replace(KEY, run_seed=0),
-        dataclasses.replace(KEY, iteration=3),
-        dataclasses.replace(KEY, epoch=1),
-        dataclasses.replace(KEY, sample_id="p3-5"),
+        KEY._replace(run_seed=0),
+        KEY._replace(iteration=3),
+        KEY._replace(epoch=1),
+        KEY._replace(sample_id="p3-5"),
     ]
     grid = tuple(1 - i / 40 for i in range(41))
     for draw in (lambda key: training_noise((2, 3), key, 0).tolist(), lambda key: random_times(grid, 40, key)):

@@ -164,7 +164,7 @@ def normal(seed: int, like: torch.Tensor) -> torch.Tensor:
 def test_no_loss_and_no_gradient_depends_on_what_is_predicted_at_given_frames(run: Run):
     options = run.recipe.train.train_policy
     algorithm = plugins.load("algorithms", options.type).Algorithm(options)
-    steps = TransitionDraws(stored(run), kernel(run), SCALE)
+    steps = TransitionDraws(stored(run), kernel(run))
     density, fine = run.recipe.policy.diffusers.density, schedule_of(base(run).scheduler, FINE_GRID)
     data = DataDraws(requests.update(run, 0), algorithm.needs.data_term, density, steps, fine)
     ids = [key_of(0, sample_id) for sample_id in sorted(tensors_of(run))]

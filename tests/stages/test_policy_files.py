@@ -7,13 +7,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.parallelism import Parallelism
 from cosmos_rl_core.parallel.sharding import Shards
 from cosmos_rl_core.weights.parts import CURRENT
-from cosmos_rl_core.weights.policy_weights import from_bytes, to_bytes
+from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.attempt import Attempt
 from stages.artifacts.slots import input_of
 from stages.context import Context
@@ -68,7 +69,7 @@ def test_ranks_write_files_side_by_side_each_once(tmp_path: Path):
     names = [f"{CURRENT}/{n:05d}.safetensors" for n in range(NUM_FILES)]
     assert [tmp_path.joinpath(f"written-{rank}").read_text().split() for rank in range(2)] == [names[::2], names[1::2]]
     for n, name in enumerate(names):
-        found = from_bytes(tmp_path.joinpath("slot/attempts/attempt", name).read_bytes())
+        found = load_tensors(tmp_path.joinpath("slot/attempts/attempt", name).read_bytes())
         assert {key: tensor.tolist() for key, tensor in found.items()} == {f"w{n}": [float(n)] * 3}
     assert '"phase":"writing current","step":5,"total":5' in tmp_path.joinpath("outcome-0/status.json").read_text()
 

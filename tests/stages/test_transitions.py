@@ -129,8 +129,6 @@ def test_recorded_steps_are_replayed_exactly_and_then_trained_on(
     assert table.loc[table["optimizer_step"] == 1, "log_ratio"].abs().min() > 0
     # The update's batch is not the rollout's and rounds otherwise; cps divides the difference by a small deviation.
     assert table["logp_drift"].max() < (CLIP / 10 if sample["solver"] == "cps" else CLIP / 100)
-    metrics = table_of(update, "metrics.parquet")
-    assert metrics["effective_sample_size"].between(0.1, 1 + 1e-12).all()
     before = read_part(input_of(run.slots.policy(0)), "current")
     after = read_part(input_of(run.slots.policy(1)), "current")
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
