@@ -40,7 +40,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         items = _items(len(media), config.batch_size, request.seed, step)
         micro_batches = [[partial(draws, chunk)] for chunk in cut(items, layout["mini_batch"])]
         trainer.step(index, my_share(micro_batches, group), config.batch_size, 1)
-    trainer.write(context, copies, iteration)
+    trainer.write(copies, iteration)
     return trainer.summary()
 
 

@@ -55,8 +55,8 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     stored = Stored.read(request, table, behaviours, group.device)
     draws = _draws(request, algorithm, trainer.model, stored)
     contents = [rollout.manifest.content for rollout in rollouts]
-    if (limits := algorithm.needs.drift_limits) is not None:
-        trainer.watcher = DriftWatch(limits, trainer, context, contents)
+    if (limit := algorithm.needs.max_logp_drift) is not None:
+        trainer.watcher = DriftWatch(limit, trainer, contents)
     per_pass = len(steps) // config.algorithm.mu_iterations
     for index, batches in enumerate(steps):
         epoch = index // per_pass
@@ -73,7 +73,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     if config.reference == "renewed":
         trainer.weights.create(REFERENCE)
     trainer.watcher.write()
-    trainer.write(context, copies, iteration)
+    trainer.write(copies, iteration)
     if group.rank == 0:
         context.attempt.put(contracts.Update.ADVANTAGES, to_parquet(table.drop(columns="key")))
     excluded = len(table[~table["used"]])

@@ -205,7 +205,7 @@ def test_an_algorithm_plugin_conforms(name: str):
     assert set(needs.roles) <= {"current", "old", "behaviour", "reference"}
     assert (needs.old_decay is not None) == ("old" in {needs.behaviour, *needs.roles})
     assert 1 <= needs.num_times(20) <= 20
-    assert needs.transitions == (needs.drift_limits is not None)
+    assert needs.transitions == (needs.max_logp_drift is not None)
     assert needs.transitions or needs.data_term is None
     for batch in batches_of(algorithm, rewarded=options.rewarded):
         check_loss(algorithm, batch)

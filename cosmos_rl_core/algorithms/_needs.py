@@ -20,16 +20,6 @@ DRIFT_METRICS = ("log_ratio", "log_ratio_per_dim", "ratio", "clipped", "approx_k
 
 
 @dataclass(frozen=True)
-class DriftLimits:
-    """Largest drift of an update from the policy that made its rollouts, by two of :data:`DRIFT_METRICS`."""
-
-    max_logp_drift: float
-    """Largest ``ratio_drift``. Beyond it the update fails, because it does not reproduce the recorded densities."""
-    max_drift: float | None
-    """Largest mean ``approx_kl`` of an optimizer step. Beyond it the pass over the rollout stops; None means never."""
-
-
-@dataclass(frozen=True)
 class DataTerm:
     """Media of the dataset for a second loss beside the loss on recorded steps."""
 
@@ -68,8 +58,11 @@ class Needs:
     """Under guidance, send the gradient through the unconditional prediction too."""
     diffusion: bool = False
     """The loss reads the diffusion coefficient of recorded steps, which some samplers do not have."""
-    drift_limits: DriftLimits | None = None
-    """Limits of the drift of an update; the loss then returns :data:`DRIFT_METRICS`. Set both this and ``train_on``."""
+    max_logp_drift: float | None = None
+    """Largest ``ratio_drift`` of the :data:`DRIFT_METRICS` that the loss then returns. Beyond it the update fails,
+    because it does not reproduce the recorded densities. Set both this and ``train_on``."""
+    max_drift: float | None = None
+    """Largest mean ``approx_kl`` of an optimizer step. Beyond it the pass over the rollout stops; None means never."""
     data_term: DataTerm | None = None
     """Media of the dataset that the loss gets too, as ``Batch``. Needs ``train_on``."""
     use_same_seed: bool = False

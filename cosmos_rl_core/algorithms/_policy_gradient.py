@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cosmos_rl_core.algorithms._advantages import group_advantages, rewards_of
 from cosmos_rl_core.algorithms._base import Batch, Loss, Transitions
-from cosmos_rl_core.algorithms._needs import DataTerm, DriftLimits, Needs
+from cosmos_rl_core.algorithms._needs import DataTerm, Needs
 from cosmos_rl_core.config.base import written
 from cosmos_rl_core.config.train import AnyDataset, RewardedOptions
 from cosmos_rl_core.sampling.transition import generated_mean, log_prob, mean, num_generated, square_error
@@ -156,7 +156,8 @@ class Algorithm:
             train_on=options.train_on,
             trains_unconditional=options.train_unconditional,
             diffusion=options.kl_mode == "flow_grpo" and options.kl_beta > 0,
-            drift_limits=DriftLimits(max_logp_drift=limit, max_drift=options.max_drift),
+            max_logp_drift=limit,
+            max_drift=options.max_drift,
             data_term=media if options.data_beta > 0 else None,
             use_same_seed=options.use_same_seed,
             update_ref_every_iter=options.update_ref_every_iter,

@@ -1,6 +1,6 @@
 """The noise levels of a rollout: those of the pipeline's own scheduler."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -23,7 +23,8 @@ class Schedule:
     def __post_init__(self) -> None:
         falls = all(here > there for here, there in pairwise(self.sigmas))
         if len(self.sigmas) < 2 or not falls or self.sigmas[0] > 1 or self.sigmas[-1] != 0:
-            raise ConfigError(f"expected noise levels falling from at most 1 to exactly 0, found {_brief(self.sigmas)}")
+            found = ", ".join(f"{sigma:.4g}" for sigma in self.sigmas[:12])
+            raise ConfigError(f"expected noise levels falling from at most 1 to exactly 0, found {found}")
 
     @property
     def num_steps(self) -> int:
@@ -82,34 +83,27 @@ def check_flow(
     ``by_size``: the stock pipeline gives its scheduler a shift by the size of the image. ``always``: also to schedulers
     that do not shift. ``given``: it gives its scheduler noise levels. Torch-free, so that plans can check.
     """
-    if mistake := next(_mistakes(name, settings, by_size, always, given), None):
-        raise ConfigError(f"{name} {mistake}")
-
-
-def _mistakes(name: str, settings: Mapping[str, Any], by_size: bool, always: bool, given: bool) -> Iterator[str]:
-    """Yield why a scheduler cannot be used, without its name."""
     is_dpm, shifts = name == "DPMSolverMultistepScheduler", settings.get("use_dynamic_shifting")
+    others = [f"{key} = {value!r}" for key, value in _OTHER_LEVELS.get(name, ()) if settings.get(key) == value]
     if always and is_dpm and not shifts:
-        yield "needs use_dynamic_shifting = true: the stock pipeline of this model gives it a shift"
-    if given and is_dpm:
-        yield "takes no noise levels, and the stock pipeline of this model gives it some"
-    if not name.startswith("FlowMatch") and not settings.get("use_flow_sigmas"):
-        yield "is not a flow scheduler; expected FlowMatchEulerDiscreteScheduler, or one with use_flow_sigmas = true"
-    if (prediction := settings.get("prediction_type", "flow_prediction")) != "flow_prediction":
-        yield f"has prediction_type = {prediction!r}; a flow needs 'flow_prediction'"
-    if name == "FlowMatchHeunDiscreteScheduler":
-        yield "lays out each level twice; expected one level a step"
-    known = _OTHER_LEVELS.get(name, ())
-    others = [f"{setting} = {value!r}" for setting, value in known if settings.get(setting) == value]
-    if others:
-        yield f"has {', '.join(others)}, with which its levels do not fall within [0, 1] to exactly 0"
-    if shifts and not by_size:
-        yield (
-            "has use_dynamic_shifting = true, and the stock pipeline gives it no size to shift by; only a static shift "
-            "is supported for this model"
-        )
-    if shifts and is_dpm and settings.get("time_shift_type", "exponential") != "exponential":
-        yield f"shifts by size only exponentially; found time_shift_type = {settings['time_shift_type']!r}"
+        why = "needs use_dynamic_shifting = true: the stock pipeline of this model gives it a shift"
+    elif given and is_dpm:
+        why = "takes no noise levels, and the stock pipeline of this model gives it some"
+    elif not name.startswith("FlowMatch") and not settings.get("use_flow_sigmas"):
+        why = "is not a flow scheduler; expected FlowMatchEulerDiscreteScheduler, or one with use_flow_sigmas = true"
+    elif (prediction := settings.get("prediction_type", "flow_prediction")) != "flow_prediction":
+        why = f"has prediction_type = {prediction!r}; a flow needs 'flow_prediction'"
+    elif name == "FlowMatchHeunDiscreteScheduler":
+        why = "lays out each level twice; expected one level a step"
+    elif others:
+        why = f"has {', '.join(others)}, with which its levels do not fall within [0, 1] to exactly 0"
+    elif shifts and not by_size:
+        why = "has use_dynamic_shifting = true; the stock pipeline gives it no size to shift by, so it must be off"
+    elif shifts and is_dpm and (kind := settings.get("time_shift_type", "exponential")) != "exponential":
+        why = f"shifts by size only exponentially; found time_shift_type = {kind!r}"
+    else:
+        return
+    raise ConfigError(f"{name} {why}")
 
 
 _SIGMA_MIN = ("final_sigmas_type", "sigma_min")
@@ -123,8 +117,3 @@ _OTHER_LEVELS = {
     "UniPCMultistepScheduler": (_SIGMA_MIN,),
 }
 """Settings of a scheduler's class, with the value that makes its levels not those of a flow, or end above 0."""
-
-
-def _brief(sigmas: tuple[float, ...]) -> str:
-    shown = [f"{sigma:.4g}" for sigma in sigmas]
-    return ", ".join(shown if len(shown) <= 12 else [*shown[:6], "...", *shown[-3:]])

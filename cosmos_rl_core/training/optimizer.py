@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -28,20 +28,13 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """State that Adam and AdamW keep for each parameter."""
 
 
-def make_optimizer(
-    parameters: Parameters,
-    *,
-    betas: tuple[float, float],
-    epsilon: float,
-    weight_decay: float,
-    name: OptimizerName = "AdamW",
-) -> torch.optim.Optimizer:
+def make_optimizer(parameters: Parameters, name: OptimizerName = "AdamW", **settings: Any) -> torch.optim.Optimizer:
     """Make an optimizer with equal settings for all parameters; :func:`optimizer_step` sets the learning rate.
 
     torch chooses an implementation by the device, which is part of the recorded numerics.
     """
     named = [parameters[each] for each in sorted(parameters)]
-    return getattr(torch.optim, name)(named, lr=0.0, betas=betas, eps=epsilon, weight_decay=weight_decay)
+    return getattr(torch.optim, name)(named, lr=0.0, **settings)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameters) -> dict[str, Tensor]:
@@ -81,15 +74,14 @@ def state_shards(shards: Shards) -> Shards:
     return Shards(shards.mesh, shapes)
 
 
-def loss_share(per_sample: Tensor, num_samples: int, num_times: int, weights: Tensor | None = None) -> Tensor:
+def loss_share(per_sample: Tensor, num_samples: int, num_times: int, weight: float = 1.0) -> Tensor:
     """Return a micro-batch's share of the loss of its optimizer step, a scalar to call ``backward`` on.
 
     ``per_sample`` ``[B]`` has one noise level for each entry. ``num_samples`` counts the samples of the optimizer step
     on all ranks, ``num_times`` the noise levels of each. The sum of all gradients over micro-batches and ranks is the
-    gradient of the mean loss. ``weights`` ``[B]`` are 0 for padding, which ``num_samples`` does not count.
+    gradient of the mean loss. ``weight`` is 0 for padding, which ``num_samples`` does not count.
     """
-    weighted = per_sample if weights is None else per_sample * weights
-    return weighted.sum() / (num_samples * num_times)
+    return (per_sample * weight).sum() / (num_samples * num_times)
 
 
 def optimizer_step(

@@ -56,8 +56,8 @@ class PolicyWeights:
 
         Raises ``ValueError`` if the part does not exist, ``RuntimeError`` inside another ``use``.
         """
-        tensors = self._tensors(part)
-        live = self._tensors(CURRENT)
+        tensors = self.here(part)
+        live = self.here(CURRENT)
         self._in_use = part
         try:
             if part == CURRENT:
@@ -78,32 +78,29 @@ class PolicyWeights:
 
         Raises :class:`ArtifactError` on other names, shapes or types.
         """
-        source = self._tensors(CURRENT) if tensors is None else self._checked(tensors)
+        source = self.here(CURRENT) if tensors is None else self._checked(tensors)
         self._parts[part] = {
             name: source[name].detach().to(parameter.device, copy=True) for name, parameter in self.parameters.items()
         }
 
     def share(self, part: str, other: str) -> None:
         """Make ``part`` an alias of ``other`` until one of them is created anew; neither may be ``current``."""
-        self._parts[part] = self._tensors(other)
-
-    def here(self, part: str) -> dict[str, Tensor]:
-        """Return the part's own tensors on this rank, sorted by name. Do not write to them."""
-        return self._tensors(part)
+        self._parts[part] = self.here(other)
 
     def load(self, part: str, tensors: Mapping[str, Tensor]) -> None:
         """Copy ``tensors`` into an existing part. Raises :class:`ArtifactError` on other names, shapes or types."""
-        own = self._tensors(part)
+        own = self.here(part)
         for name, tensor in self._checked(tensors).items():
             own[name].copy_(tensor)
 
     @torch.no_grad()
     def lerp_(self, part: str, decay: float) -> None:
         """Move a part towards ``current``: ``part <- decay * part + (1 - decay) * current``."""
-        for name, tensor in self._tensors(part).items():
+        for name, tensor in self.here(part).items():
             tensor.mul_(decay).add_(self.parameters[name].data, alpha=1 - decay)
 
-    def _tensors(self, part: str) -> dict[str, Tensor]:
+    def here(self, part: str) -> dict[str, Tensor]:
+        """Return the part's own tensors on this rank, sorted by name. Do not write to them."""
         if self._in_use is not None:
             raise RuntimeError(f"the part {self._in_use!r} is in use; leave its `with` block first")
         if part == CURRENT:

@@ -7,10 +7,9 @@ from typing import Any
 import pandas as pd
 
 from cosmos_rl_core.algorithms._base import Loss, Transitions
-from cosmos_rl_core.algorithms._needs import DRIFT_METRICS, DriftLimits
+from cosmos_rl_core.algorithms._needs import DRIFT_METRICS
 from cosmos_rl_core.errors import DriftError
 from stages import contracts
-from stages.context import Context
 from stages.formats.sample_tensors import place_of
 from stages.formats.tables import to_parquet
 from stages.training.trainer import MicroBatch, Trainer, Watcher
@@ -19,8 +18,8 @@ from stages.training.trainer import MicroBatch, Trainer, Watcher
 class DriftWatch(Watcher):
     """Watches the micro-batches of transitions of an algorithm with limits of its drift."""
 
-    def __init__(self, limits: DriftLimits, trainer: Trainer, context: Context, contents: Sequence[str]) -> None:
-        self.limits, self.trainer, self.context = limits, trainer, context
+    def __init__(self, max_logp_drift: float, trainer: Trainer, contents: Sequence[str]) -> None:
+        self.max_logp_drift, self.trainer, self.context = max_logp_drift, trainer, trainer.context
         self._contents = contents
         self.rows: list[dict[str, Any]] = []
         self._worst: tuple[float, str, int] = (0.0, "", 0)
@@ -54,7 +53,7 @@ class DriftWatch(Watcher):
     def may_step(self, index: int, means: dict[str, float]) -> bool:
         """Return whether the weights may move. All ranks see the same numbers and decide alike. Collective."""
         self._check(*max((tuple(worst) for worst in self.context.ranks.gather(self._worst)), key=_severity))
-        limit = self.limits.max_drift
+        limit = self.trainer.algorithm.needs.max_drift
         if limit is None or means["approx_kl"] <= limit:
             return True
         self._ended_at = self.trainer.steps.first_step + index
@@ -63,10 +62,10 @@ class DriftWatch(Watcher):
         return False
 
     def _check(self, drift: float, key: str, step: int) -> None:
-        if not drift <= self.limits.max_logp_drift:
+        if not drift <= self.max_logp_drift:
             raise DriftError(
                 f"sample {place_of(key)[1]}, step {step}: the logarithm of the ratio is {drift:.3g} although the "
-                f"weights are those of the rollout; at most {self.limits.max_logp_drift:g} is allowed (max_logp_drift, "
+                f"weights are those of the rollout; at most {self.max_logp_drift:g} is allowed (max_logp_drift, "
                 "by default half of clip_ratio). Rollout and update do not compute the same: look at dtypes, kernels "
                 "and conditioning, or raise max_logp_drift"
             )

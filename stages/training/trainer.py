@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from cosmos_rl_core.algorithms._base import Algorithm, Batch, Loss, Transitions
@@ -31,7 +30,7 @@ from cosmos_rl_core.weights.policy_weights import PolicyWeights, to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
 from stages.context import Context
-from stages.contracts import METRICS, Finetune, OptimizerSteps, Update
+from stages.contracts import METRICS, Finetune, Update
 from stages.formats.policies import read_part, write_part
 from stages.formats.tables import to_parquet
 from stages.training.loading import load_policy
@@ -81,35 +80,23 @@ class Watcher:
         return {}
 
 
-@dataclass
 class Trainer:
     """A policy with its copies, optimizer and clocks. All ranks do the same steps, each on its share of the work."""
 
-    model: Model
-    algorithm: Algorithm
-    _: KW_ONLY
-    weights: PolicyWeights
-    steps: OptimizerSteps
-    param_dtype: ParamDtype
-    group: Group
-    sign_of_life: Callable[[int], None]
-    """Called before each micro-batch with the number of finished steps; stall detection watches it."""
-    watcher: Watcher = field(default_factory=Watcher)
-    note: Callable[[str], None] = print
-    """Called with messages for people."""
     nonfinite_in_a_row: int = 0
     """Consecutive optimizer steps skipped until now because their gradients were not finite."""
 
-    def __post_init__(self) -> None:
-        steps, self._num_nonfinite = self.steps, 0
+    def __init__(
+        self, model: Model, algorithm: Algorithm, weights: PolicyWeights, config: Update | Finetune, context: Context
+    ) -> None:
+        self.model, self.algorithm, self.weights, self.context = model, algorithm, weights, context
+        self.steps, self.group = config.steps, context.ranks
+        self.param_dtype: ParamDtype = config.param_dtype
+        self.watcher = Watcher()
         self.rows: list[dict[str, float]] = []
-        self.optimizer = make_optimizer(
-            self.weights.parameters,
-            betas=steps.betas,
-            epsilon=steps.epsilon,
-            weight_decay=steps.weight_decay,
-            name=steps.optimizer,
-        )
+        self._num_nonfinite = 0
+        settings = {"betas": self.steps.betas, "eps": self.steps.epsilon, "weight_decay": self.steps.weight_decay}
+        self.optimizer = make_optimizer(weights.parameters, self.steps.optimizer, **settings)
 
     @classmethod
     def load(
@@ -123,7 +110,6 @@ class Trainer:
         copies: list[str],
     ) -> "Trainer":
         """Load a policy to continue its training. Copies that it lacks start equal to ``current``."""
-        steps = config.steps
         # The base is the reference, unless this policy has one of its own.
         reference = REFERENCE in algorithm.needs.roles and REFERENCE not in copies
         model, weights = load_policy(config, policy, components=components, context=context, reference=reference)
@@ -131,18 +117,8 @@ class Trainer:
             model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
         for part in copies:
             weights.create(part, read_part(policy, part, weights.shards, context.progress) or None)
-
-        trainer = cls(
-            model,
-            algorithm,
-            weights=weights,
-            steps=steps,
-            param_dtype=config.param_dtype,
-            group=context.ranks,
-            sign_of_life=lambda finished: context.progress("training", finished, len(steps.lrs)),
-            note=context.outcome.note,
-            nonfinite_in_a_row=_clocks(policy).get(NONFINITE, 0),
-        )
+        trainer = cls(model, algorithm, weights, config, context)
+        trainer.nonfinite_in_a_row = _clocks(policy).get(NONFINITE, 0)
         state = read_part(policy, OPTIMIZER, state_shards(weights.shards), context.progress)
         load_optimizer_state(trainer.optimizer, weights.parameters, state)
         return trainer
@@ -158,18 +134,15 @@ class Trainer:
         totals: dict[str, float] = {}
         peaks: dict[str, float] = {}
         for micro in micro_batches:
-            self.sign_of_life(index)
+            self._sign_of_life(index)
             # Also during the backward pass: gradient checkpointing repeats the forward there.
             with dropping(self.model.transformer, micro.keys):
                 loss = self._loss(micro)
                 self.watcher.saw(index, micro, loss)
-                weights = torch.full_like(loss.per_sample.detach(), micro.weight, device=self.group.device)
-                loss_share(loss.per_sample, num_samples, num_times, weights).backward()
-            values = {"loss": loss.per_sample.detach(), **loss.metrics}
-            for name, value in values.items():
-                totals[name] = totals.get(name, 0.0) + float(value.double().sum()) * micro.weight / (
-                    num_samples * num_times
-                )
+                loss_share(loss.per_sample, num_samples, num_times, micro.weight).backward()
+            for name, value in {"loss": loss.per_sample.detach(), **loss.metrics}.items():
+                share = float(value.double().sum()) * micro.weight / (num_samples * num_times)
+                totals[name] = totals.get(name, 0.0) + share
                 if name in PEAKS and micro.weight:
                     peaks[name] = float(np.maximum(peaks.get(name, -math.inf), float(value.max())))
         means, highest = self._over_ranks(totals, peaks)
@@ -204,12 +177,16 @@ class Trainer:
             self.nonfinite_in_a_row += 1
             self._num_nonfinite += 1
             in_a_row = f"{self.nonfinite_in_a_row} in a row, at most {steps.max_nonfinite} are allowed"
-            self.note(f"optimizer step {steps.first_step + index} is skipped ({in_a_row}): {error}")
+            self.context.outcome.note(f"optimizer step {steps.first_step + index} is skipped ({in_a_row}): {error}")
             return None
         self.nonfinite_in_a_row = 0
         if (decay := steps.ema_decays[index]) is not None:
             self.weights.lerp_(EMA, decay)
         return moved
+
+    def _sign_of_life(self, finished: int) -> None:
+        """Report the number of finished steps; stall detection watches it."""
+        self.context.progress("training", finished, len(self.steps.lrs))
 
     def _loss(self, micro: MicroBatch) -> Loss:
         batch = micro.batch
@@ -246,24 +223,26 @@ class Trainer:
         highest = {name: np.max([each.get(name, -math.inf) for each in all_peaks]) for name in set().union(*all_peaks)}
         return sums, {f"{name}_max": float(number) for name, number in sorted(highest.items())}
 
-    def write(self, context: Context, copies: list[str], iteration: int) -> None:
+    def write(self, copies: list[str], iteration: int) -> None:
         """Write the next policy version, once all ranks agree on its tensors. Collective.
 
         The clocks' optimizer step is the planned one, also if training on these rollouts ended early.
         """
-        self.sign_of_life(len(self.rows))
+        self._sign_of_life(len(self.rows))
         parts = {part: self.weights.here(part) for part in (CURRENT, *copies)}
         parts[OPTIMIZER] = optimizer_state(self.optimizer, self.weights.parameters)
         shards = self.weights.shards
         cuts = {part: state_shards(shards) if part == OPTIMIZER else shards for part in parts}
         self._agree(parts, cuts)
         for part, tensors in parts.items():
-            write_part(context, part, tensors=tensors, shards=cuts[part])
+            write_part(self.context, part, tensors=tensors, shards=cuts[part])
         if self.group.rank == 0:
             last_step = self.steps.first_step + len(self.steps.lrs)
             nonfinite = {NONFINITE: self.nonfinite_in_a_row} if self.nonfinite_in_a_row else {}
-            context.attempt.put_json(CLOCKS, {"iteration": iteration + 1, "optimizer_step": last_step, **nonfinite})
-            context.attempt.put(METRICS, to_parquet(pd.DataFrame(self.rows)))
+            self.context.attempt.put_json(
+                CLOCKS, {"iteration": iteration + 1, "optimizer_step": last_step, **nonfinite}
+            )
+            self.context.attempt.put(METRICS, to_parquet(pd.DataFrame(self.rows)))
 
     def _agree(self, parts: dict[str, dict[str, Tensor]], cuts: dict[str, Shards]) -> None:
         """Raise :class:`CosmosRLError` unless ranks that hold the same rows hold the same bits. Collective."""

@@ -1,6 +1,7 @@
 """What is measured: sampling, and one optimizer step of NFT and of DDRL, by the code that stages run."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -84,15 +85,9 @@ class Bench:
             first_step=0,
         )  # fmt: skip
         algorithm = plugin.Algorithm(options)
-        return Trainer(
-            self.model,
-            algorithm,
-            weights=self.weights,
-            steps=steps,
-            param_dtype=self.dtype,
-            group=self.group,
-            sign_of_life=lambda _: None,
-        )
+        config: Any = SimpleNamespace(steps=steps, param_dtype=self.dtype)
+        context: Any = SimpleNamespace(ranks=self.group, progress=lambda *_: None)
+        return Trainer(self.model, algorithm, self.weights, config, context)
 
     def _micro_batch(self, batch: Batch | Transitions) -> MicroBatch:
         return MicroBatch(batch, self.conditioning)

@@ -178,7 +178,7 @@ def test_steps_on_the_mean_are_then_those_on_the_sum(name: str, size: float):
     def stepped(factor: float, clip: float, epsilon: float, decay: float) -> list[float]:
         weight = nn.Parameter(torch.tensor([1.0, -2.0], device=CPU))
         optimizer = make_optimizer(
-            {"w": weight}, betas=(0.9, 0.999), epsilon=epsilon, weight_decay=decay, name=config.optm_name
+            {"w": weight}, betas=(0.9, 0.999), eps=epsilon, weight_decay=decay, name=config.optm_name
         )
         for step in range(3):
             weight.grad = factor * size * torch.tensor([1.0 + step, -0.5], device=CPU)

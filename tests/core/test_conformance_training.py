@@ -80,7 +80,7 @@ class Policy:
     def step(self, algorithm: Any, batches: list[Batch | Transitions]) -> tuple[Tensor, Tensor]:
         """One optimizer step by gradients in ``dtype``; the losses before and after it in float32."""
         parameters = self.weights.parameters
-        optimizer = make_optimizer(parameters, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0)
+        optimizer = make_optimizer(parameters, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
         loss = self.loss(algorithm, batches, self.dtype)
         with torch.no_grad():
             before = loss if self.dtype == "float32" else self.loss(algorithm, batches)

@@ -10,7 +10,7 @@ import torch
 
 from cosmos_rl_core.algorithms import ddrl, grpo
 from cosmos_rl_core.algorithms._base import Transitions
-from cosmos_rl_core.algorithms._needs import DataTerm, DriftLimits, trained_steps
+from cosmos_rl_core.algorithms._needs import DataTerm, trained_steps
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.errors import ArtifactError, ConfigError
@@ -184,10 +184,9 @@ def test_parts_and_data_follow_from_the_weights():
 
 
 def test_the_allowed_drift_is_half_of_the_clip_unless_it_is_given():
-    assert policy(clip_ratio=1e-3).needs.drift_limits == DriftLimits(max_logp_drift=5e-4, max_drift=None)
-    assert policy(max_logp_drift=1e-5, max_drift=0.1).needs.drift_limits == DriftLimits(
-        max_logp_drift=1e-5, max_drift=0.1
-    )
+    by_default, given = policy(clip_ratio=1e-3).needs, policy(max_logp_drift=1e-5, max_drift=0.1).needs
+    assert (by_default.max_logp_drift, by_default.max_drift) == (5e-4, None)
+    assert (given.max_logp_drift, given.max_drift) == (1e-5, 0.1)
 
 
 WRONG = {

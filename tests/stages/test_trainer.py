@@ -3,6 +3,7 @@
 import math
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pandas as pd
@@ -77,15 +78,14 @@ def trainer_of(
     planned = {"lrs": [1e-3] * steps, "ema_decays": [0.5] * steps, "first_step": 0} | options
     numbers = {"betas": (0.9, 0.99), "epsilon": 1e-8, "weight_decay": 0.01, "grad_norm_clip": 1.0}
     asked = OptimizerSteps.model_validate(planned | numbers)
-    return Trainer(
-        model,
-        algorithm,
-        weights=weights,
-        steps=asked,
-        param_dtype="float32",
-        group=group,
-        sign_of_life=lambda _: None,
-    )
+    planned_update: Any = SimpleNamespace(steps=asked, param_dtype="float32")
+    return Trainer(model, algorithm, weights, planned_update, context_of(group))
+
+
+def context_of(group: Group, notes: list[str] | None = None) -> Any:
+    """What a trainer asks of a stage."""
+    outcome = SimpleNamespace(note=print if notes is None else notes.append)
+    return SimpleNamespace(ranks=group, progress=lambda *_: None, outcome=outcome)
 
 
 def cut_over(mesh: DeviceMesh | None, transformer: nn.Module) -> Shards:
@@ -136,7 +136,7 @@ def test_a_step_that_is_left_out_moves_nothing_and_is_a_row(folder: str, conditi
     """What follows goes on as if there had been no such step."""
     notes: list[str] = []
     left_out = trainer_of(folder, "sft", LoraConfig(r=4), 4, max_nonfinite=1, lrs=[1e-3, 9.0, 1e-4, 9.0])
-    left_out.note = notes.append
+    left_out.context = context_of(left_out.group, notes)
     poison(left_out, {1, 3})
     straight = trainer_of(folder, "sft", LoraConfig(r=4), 2, lrs=[1e-3, 1e-4])
     for index in range(4):
