@@ -36,15 +36,19 @@ TOKENS, HEADS = 1, 2
 
 
 class Peers:
-    """The group of processes that share a sequence, seen from this one."""
+    """The group of processes that share the sequences of a transformer, seen from this one.
+
+    Hooks outside the blocks share the grid of patches of the current forward pass.
+    """
 
     def __init__(self, group: dist.ProcessGroup, num_heads: int) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         self._heads: Axis = (HEADS, shares("attention heads", num_heads, self.size))
+        self.batch, self.frames, self.tokens_per_frame = 0, 0, 0
 
-    def own(self, num_tokens: int) -> slice:
-        """Return the range of this peer's tokens."""
-        sizes = shares("tokens", num_tokens, self.size)
+    def own(self, num_tokens: int | None = None) -> slice:
+        """Return the range of this peer's tokens, of those of the current pass if no number is given."""
+        sizes = shares("tokens", self.num_tokens if num_tokens is None else num_tokens, self.size)
         start = sum(sizes[: self.rank])
         return slice(start, start + sizes[self.rank])
 
@@ -59,9 +63,43 @@ class Peers:
         attended = dispatch_attention_fn(*own_heads.chunk(3))
         return _Exchange.apply(attended, tokens, self._heads, self.group).flatten(HEADS).type_as(query)
 
-    def join(self, own: Tensor, num_tokens: int) -> Tensor:
-        """Gather the tokens of all peers: ``[B, S_own, C] -> [B, S, C]``."""
-        return _Join.apply(own, (TOKENS, shares("tokens", num_tokens, self.size)), self.group)
+    def begin(self, batch: int, frames: int, height: int, width: int) -> None:
+        """Set the grid; call it where the patches are made."""
+        self.batch, self.frames, self.tokens_per_frame = batch, frames, height * width
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of tokens of one sample on all peers together."""
+        return self.frames * self.tokens_per_frame
+
+    def spread(self, by_frame: Tensor) -> Tensor:
+        """Expand values of frames ``[B T, C]`` to own tokens ``[B, S_own, C]``; return ``[B, C]`` unchanged."""
+        if len(by_frame) == self.batch:
+            return by_frame
+        own, per_frame = self.own(), self.tokens_per_frame
+        first, last = own.start // per_frame, -(-own.stop // per_frame)
+        frames = by_frame.view(self.batch, self.frames, 1, -1)[:, first:last]
+        tokens = frames.expand(-1, -1, per_frame, -1).flatten(1, 2)
+        return tokens[:, own.start - first * per_frame : own.stop - first * per_frame]
+
+    def join_after(self, transformer: Any) -> None:
+        """Register hooks that join the tokens after the last projection.
+
+        The forward pass raises ``RuntimeError`` if the projection was replaced later.
+        """
+        joined = transformer.proj_out
+
+        def check(_module: nn.Module, _args: Any) -> None:
+            if transformer.proj_out is not joined:
+                raise RuntimeError("proj_out was replaced after the split: add LoRA first, then split")
+
+        transformer.register_forward_pre_hook(check)
+
+        def join(_module: nn.Module, _args: Any, own: Tensor) -> Tensor:
+            """Gather the tokens of all peers: ``[B, S_own, C] -> [B, S, C]``."""
+            return _Join.apply(own, (TOKENS, shares("tokens", self.num_tokens, self.size)), self.group)
+
+        joined.register_forward_hook(join)
 
 
 class _Exchange(torch.autograd.Function):
@@ -158,49 +196,3 @@ class SelfAttention:
         value = attn.to_v(hidden_states).unflatten(HEADS, (attn.heads, -1))
         projection, dropout = attn.to_out
         return dropout(projection(self._peers.attention(query, key, value, num_tokens)))
-
-
-class Forward:
-    """The grid of patches of the current forward pass, which hooks outside the blocks share."""
-
-    def __init__(self, peers: Peers) -> None:
-        self.peers = peers
-        self.batch, self.frames, self.tokens_per_frame = 0, 0, 0
-
-    def begin(self, batch: int, frames: int, height: int, width: int) -> None:
-        """Set the grid; call it where the patches are made."""
-        self.batch, self.frames, self.tokens_per_frame = batch, frames, height * width
-
-    @property
-    def num_tokens(self) -> int:
-        """Return the number of tokens of one sample on all peers together."""
-        return self.frames * self.tokens_per_frame
-
-    @property
-    def own(self) -> slice:
-        """Return the range of this peer's tokens."""
-        return self.peers.own(self.num_tokens)
-
-    def spread(self, by_frame: Tensor) -> Tensor:
-        """Expand values of frames ``[B T, C]`` to own tokens ``[B, S_own, C]``; return ``[B, C]`` unchanged."""
-        if len(by_frame) == self.batch:
-            return by_frame
-        own, per_frame = self.own, self.tokens_per_frame
-        first, last = own.start // per_frame, -(-own.stop // per_frame)
-        frames = by_frame.view(self.batch, self.frames, 1, -1)[:, first:last]
-        tokens = frames.expand(-1, -1, per_frame, -1).flatten(1, 2)
-        return tokens[:, own.start - first * per_frame : own.stop - first * per_frame]
-
-    def join_after(self, transformer: Any) -> None:
-        """Register hooks that join the tokens after the last projection.
-
-        The forward pass raises ``RuntimeError`` if the projection was replaced later.
-        """
-        joined = transformer.proj_out
-
-        def check(_module: nn.Module, _args: Any) -> None:
-            if transformer.proj_out is not joined:
-                raise RuntimeError("proj_out was replaced after the split: add LoRA first, then split")
-
-        transformer.register_forward_pre_hook(check)
-        joined.register_forward_hook(lambda _module, _args, own: self.peers.join(own, self.num_tokens))

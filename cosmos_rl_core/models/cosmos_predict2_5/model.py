@@ -18,7 +18,7 @@ from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, CONDITIONAL_MASK, C
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER, GUARDRAIL, PREFIX
 from cosmos_rl_core.models._media import VideoModel
 from cosmos_rl_core.models.cosmos_predict2_5 import FROZEN_PREFIX, GUARDRAIL_PACKAGE
-from cosmos_rl_core.parallel.context_parallel import Forward, Peers, SelfAttention
+from cosmos_rl_core.parallel.context_parallel import Peers, SelfAttention
 from cosmos_rl_core.parallel.sharding import WHOLE, load_base
 from cosmos_rl_core.pipelines import directories
 
@@ -199,7 +199,6 @@ def split(transformer: Any, group: dist.ProcessGroup) -> None:
     than peers.
     """
     peers = Peers(group, transformer.config["num_attention_heads"])
-    forward = Forward(peers)
     signature = inspect.signature(transformer.forward)
 
     def flat_timesteps(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -210,14 +209,14 @@ def split(transformer: Any, group: dist.ProcessGroup) -> None:
 
     def own_patches(_module: nn.Module, _args: Any, patches: Tensor) -> Tensor:
         """Cut ``[B, T, H, W, C]`` to ``[B, S_own, 1, 1, C]``, which the transformer flattens to tokens."""
-        forward.begin(*patches.shape[:4])
-        return patches.flatten(1, 3)[:, forward.own, None, None]
+        peers.begin(*patches.shape[:4])
+        return patches.flatten(1, 3)[:, peers.own(), None, None]
 
     def own_positions(_module: nn.Module, _args: Any, positions: Tensor) -> Tensor:
         return positions[:, peers.own(positions.shape[1])]
 
     def own_times(_module: nn.Module, _args: Any, embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-        return tuple(forward.spread(embedding) for embedding in embeddings)
+        return tuple(peers.spread(embedding) for embedding in embeddings)
 
     transformer.register_forward_pre_hook(flat_timesteps, with_kwargs=True)
     if transformer.learnable_pos_embed is not None:
@@ -226,7 +225,7 @@ def split(transformer: Any, group: dist.ProcessGroup) -> None:
     transformer.time_embed.register_forward_hook(own_times)
     for block in transformer.transformer_blocks:
         block.attn1.set_processor(SelfAttention(peers, norms_heads=True, unbind_dim=-2))
-    forward.join_after(transformer)
+    peers.join_after(transformer)
 
 
 load = CosmosPredict25

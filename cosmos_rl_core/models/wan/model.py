@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cosmos_rl_core.models._base import Conditioning
 from cosmos_rl_core.models._media import VideoModel
-from cosmos_rl_core.parallel.context_parallel import Forward, Peers, SelfAttention
+from cosmos_rl_core.parallel.context_parallel import Peers, SelfAttention
 
 
 class Wan(VideoModel):
@@ -44,26 +44,25 @@ def split(transformer: Any, group: dist.ProcessGroup) -> None:
     than peers.
     """
     peers = Peers(group, transformer.config["num_attention_heads"])
-    forward = Forward(peers)
 
     def own_patches(_module: nn.Module, _args: Any, patches: Tensor) -> Tensor:
         """Cut ``[B, C, T, H, W]`` to ``[B, C, S_own]``, which the transformer's own flattening does not change."""
         batch, _, *grid = patches.shape
-        forward.begin(batch, *grid)
-        return patches.flatten(2)[..., forward.own]
+        peers.begin(batch, *grid)
+        return patches.flatten(2)[..., peers.own()]
 
     def own_modulation(_module: nn.Module, _args: Any, embeddings: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Cut time embeddings of tokens, ``[B, S, C]``. Those of samples, ``[B, C]``, and of the text stay whole."""
         time, projected_time, *text = embeddings
         if time.ndim == 3:
-            time, projected_time = time[:, forward.own], projected_time[:, forward.own]
+            time, projected_time = time[:, peers.own()], projected_time[:, peers.own()]
         return time, projected_time, *text
 
     transformer.patch_embedding.register_forward_hook(own_patches)
     transformer.condition_embedder.register_forward_hook(own_modulation)
     for block in transformer.blocks:
         block.attn1.set_processor(SelfAttention(peers, norms_heads=False, unbind_dim=-1))
-    forward.join_after(transformer)
+    peers.join_after(transformer)
 
 
 load = Wan
