@@ -46,7 +46,6 @@ class _Generator:
         size, num_steps = (config.media.size, config.media.frames), config.sample.num_steps
         self.shape = self.model.latent_shape(*size)
         self.kernel = kernel_of(config.sample, lambda: self.model.schedule(num_steps, *size))
-        self.kernel.check_trainable(step for step in config.train_on if step != -1)
         prompt_ids = [prompt.id for prompt in config.prompts]
         self.conditioning = Embeddings(request.one("embeddings"), [*prompt_ids, NEGATIVE])
         self.given = GivenMedia.of(request)
@@ -141,7 +140,7 @@ def _recorded(request: Request, config: contracts.Rollout, kernel: Kernel, promp
         return ()
     key = (request.seed, "trained steps", request.iteration or 0, prompt_id)
     order = seeds.permutation(len(kernel.trainable), *key)
-    return trained_steps(config.train_on, len(kernel.steps), [kernel.trainable[i] for i in order])
+    return trained_steps(config.train_on, [kernel.trainable[i] for i in order])
 
 
 def _stored(trajectory: Trajectory, place: int, steps: tuple[int, ...]) -> dict[str, Tensor]:

@@ -80,10 +80,10 @@ class Needs:
     def num_times(self, num_steps: int) -> int:
         """Return the number of noise levels, or recorded steps, that each sample of ``num_steps`` is trained at.
 
-        Raises :class:`ConfigError` if it is 0, or if ``train_on`` lists steps that do not exist.
+        Raises :class:`ConfigError` if it is 0.
         """
         if self.train_on:
-            return len(trained_steps(self.train_on, num_steps, range(num_steps)))
+            return len(self.train_on)
         if count := int(num_steps * self.timesteps_fraction):
             return count
         raise ConfigError(
@@ -102,8 +102,7 @@ class Needs:
         self.num_times(sample.num_steps)
         if self.train_on:
             kernel = planned_kernel(sample)
-            kernel.check_trainable(step for step in self.train_on if step != -1)
-            trained_steps(self.train_on, len(kernel.steps), kernel.trainable)
+            trained_steps(self.train_on, kernel.trainable)
             if self.diffusion and math.isnan(kernel.steps[0].diffusion):
                 raise ConfigError(
                     f"the loss (kl_mode = 'flow_grpo') reads the diffusion coefficient, which solver = "
@@ -116,18 +115,18 @@ class Needs:
             )
 
 
-def trained_steps(train_on: tuple[int, ...], num_steps: int, order: Sequence[int]) -> tuple[int, ...]:
-    """Return the steps ``train_on`` of a sampler of ``num_steps``, ascending and each once.
+def trained_steps(train_on: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
+    """Return the steps ``train_on``, ascending and each once.
 
-    Each -1 is replaced by the next step of ``order``, a permutation of all, that is not listed.
-    Raises :class:`ConfigError` if there is none, and for steps that do not exist.
+    Each -1 is replaced by the next step of ``order``, a permutation of the sampler's steps with noise, that is not
+    listed. Raises :class:`ConfigError` if there is none, and for listed steps that are not in ``order``.
     """
     listed = {step for step in train_on if step >= 0}
     unlisted = [step for step in order if step not in listed]
     num_random = train_on.count(-1)
-    if max(listed, default=0) >= num_steps or num_random > len(unlisted):
+    if not listed.issubset(order) or num_random > len(unlisted):
+        able = ", ".join(map(str, sorted(order))) or "none, this sampler adds no noise"
         raise ConfigError(
-            f"train_on = {list(train_on)} needs more than num_steps = {num_steps} steps; "
-            f"steps are 0 to {num_steps - 1}, and a -1 is one that is not listed"
+            f"train_on = {list(train_on)}: steps that can be trained on are {able}; a -1 is one that is not listed"
         )
     return tuple(sorted([*listed, *unlisted[:num_random]]))

@@ -8,10 +8,7 @@ sigma)``. The model takes flow states: ``input_scale`` turns EDM states into the
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-from cosmos_rl_core.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -53,15 +50,3 @@ class Kernel:
     def trainable(self) -> tuple[int, ...]:
         """Return the indices of the steps with a density, those with noise."""
         return tuple(step.index for step in self.steps if step.std > 0)
-
-    def check_trainable(self, indices: Iterable[int]) -> None:
-        """Raise :class:`ConfigError`, listing every index that is no step or is deterministic."""
-        problems = []
-        for index in sorted(set(indices)):
-            if not 0 <= index < len(self.steps):
-                problems.append(f"{index} (there are {len(self.steps)} steps, from 0)")
-            elif index not in self.trainable:
-                problems.append(f"{index} (deterministic)")
-        if problems:
-            allowed = ", ".join(map(str, self.trainable)) or "none, this sampler adds no noise"
-            raise ConfigError(f"steps that cannot be trained on: {', '.join(problems)}; those that can: {allowed}")

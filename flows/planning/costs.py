@@ -28,7 +28,7 @@ def sample_bytes(recipe: Recipe) -> int:
     elements = sizes.latent_elements(path, diffusers.inference_size, diffusers.train_frames)
     kernel, train_on = planned_kernel(diffusers.sample.rollout), needs_of(recipe).train_on
     if train_on:
-        trained_steps(train_on, len(kernel.steps), kernel.trainable)
+        trained_steps(train_on, kernel.trainable)
     # A random step stores at most two states and one look back; its neighbours may store them too.
     steps, num_random = [step for step in train_on if step != -1], train_on.count(-1)
     known = {*steps, *(step + 1 for step in steps)}

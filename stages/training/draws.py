@@ -14,7 +14,6 @@ from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import Batch, Transitions
 from cosmos_rl_core.algorithms._needs import DataTerm
 from cosmos_rl_core.config.policy import TimeDensity
-from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import Conditioning, generated, given_frames, stack
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import table_of
@@ -123,7 +122,6 @@ class TransitionDraws:
     kernel: Kernel
 
     def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
-        self._check_levels(ids)
         steps = [self.step(sample_id, place) for sample_id in ids]
         at = table_of(self.kernel, self.stored.device).at(torch.tensor(steps, device=self.stored.device))
         x = self.stored.stack(ids, (f"state.{step}" for step in steps))
@@ -138,13 +136,6 @@ class TransitionDraws:
             mask=generated(conditioning),
         )
         return self.stored.micro_batch(ids, batch, conditioning, weight, names=tuple(ids), steps=tuple(steps))
-
-    def _check_levels(self, ids: list[str]) -> None:
-        fed = [step.t for step in self.kernel.steps]
-        if other := [sample_id for sample_id in ids if self.stored.tensors.row(sample_id)["t"] != fed]:
-            raise ArtifactError(
-                f"{other[0]} and perhaps other samples were made on other noise levels than this update would replay"
-            )
 
     def step(self, sample_id: str, place: int) -> int:
         """Return the ``place``-th recorded step of a sample."""

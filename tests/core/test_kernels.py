@@ -361,21 +361,6 @@ def test_a_step_without_its_deviation_has_no_density():
         log_prob(torch.ones(2, device=CPU), rows(KERNELS["2ab"], 8, 9).std)
 
 
-def test_steps_that_cannot_be_trained_on_are_refused_all_at_once():
-    kernel = edm(4)
-    kernel.check_trainable([2, 0])
-    with pytest.raises(ConfigError) as refused:
-        kernel.check_trainable([0, 3, 4, 7, -1])
-    assert str(refused.value) == (
-        "steps that cannot be trained on: -1 (there are 5 steps, from 0), 3 (deterministic), "
-        "4 (deterministic), 7 (there are 5 steps, from 0); those that can: 0, 1, 2"
-    )
-    with pytest.raises(ConfigError, match="none, this sampler adds no noise"):
-        euler(SD3).check_trainable([0])
-    with pytest.raises(ConfigError, match=r"9 \(deterministic\)"):
-        cps(SD3, LEVEL).check_trainable([9])
-
-
 def test_an_edm_whose_sigmas_do_not_fall_is_refused():
     with pytest.raises(ConfigError, match=r"expected sigma_min < sigma_max, found 0\.01 and 0\.01"):
         edm(10, sigma_max=0.01)

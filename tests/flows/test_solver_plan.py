@@ -99,7 +99,7 @@ def test_who_names_another_solver_samples_by_that(plan_with, scheduler: str, set
 
 def test_policy_gradients_need_a_named_solver_with_noise(plan_with):
     grpo = {'type = "nft"': 'type = "grpo"\ntrain_on = [0]', "timesteps_fraction = 1.0": ""}
-    with pytest.raises(ConfigError, match="those that can: none, this sampler adds no noise"):
+    with pytest.raises(ConfigError, match="can be trained on are none, this sampler adds no noise"):
         plan_with(UNIPC, FLOW, **grpo)
     plan_with(UNIPC, FLOW, f"{SOLVER}=flow_sde", **grpo)
 
