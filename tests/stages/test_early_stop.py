@@ -14,7 +14,6 @@ from flows.planning import requests
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
-from stages.context import Context
 from stages.formats.policies import read_part
 from stages.training import trainer
 from tests.families import tensors_of
@@ -33,8 +32,8 @@ def keep_weights(folder: Path) -> None:
     """Have this rank keep the weights that it ends with, besides those that rank 0 writes."""
     write = trainer.Trainer.write
 
-    def write_and_keep(self: trainer.Trainer, context: Context, copies: list[str], iteration: int) -> None:
-        write(self, context, copies, iteration)
+    def write_and_keep(self: trainer.Trainer, copies: list[str], iteration: int) -> None:
+        write(self, copies, iteration)
         (folder / f"current.{self.group.rank}").write_bytes(to_bytes(tensors_of(self.weights, CURRENT)))
 
     trainer.Trainer.write = write_and_keep
