@@ -41,8 +41,9 @@ def _wan(vae: Settings) -> Geometry:
 
 
 KL_VAE = {"AutoencoderKL": Vae(_kl, {"latent_channels": 4, "block_out_channels": (64,)})}
+"""The VAE of most image models."""
 WAN_VAE = {"AutoencoderKLWan": Vae(_wan, {"z_dim": 16, "scale_factor_spatial": 8, "scale_factor_temporal": 4})}
-"""Classes of VAE that several models have."""
+"""The VAE of Wan, which other video models have too."""
 
 
 def patch_size(transformer: Settings) -> tuple[int, int, int]:
@@ -76,7 +77,7 @@ class ModelSpec:
     pipeline_classes: tuple[str, ...]
     """Values of ``_class_name`` in ``model_index.json``. Two plugins cannot claim the same class."""
     vaes: Mapping[str, Vae]
-    """Classes that the pipeline's VAE can have, by name; :data:`KL_VAE` and :data:`WAN_VAE` are common ones."""
+    """Classes that the pipeline's VAE can have, by name; ``KL_VAE`` and ``WAN_VAE`` of this module are common ones."""
     transformer_class: str
     """Class of the pipeline's transformer."""
     transformer_defaults: Settings = field(default_factory=dict)
