@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from cosmos_rl_core.algorithms._base import Loss, Transitions
@@ -26,13 +27,18 @@ class DriftWatch(Watcher):
         self._ended_at: float | None = None
 
     def write(self) -> None:
-        """Write ``transitions.parquet`` with all ranks' rows. Collective."""
+        """Write ``transitions.parquet`` with all ranks' rows, and add the effective sample size to the trainer's rows.
+        Collective.
+        """
         ranks = self.context.ranks
         rows = [row for ranks_rows in ranks.gather(self.rows if ranks.leads else []) for row in ranks_rows]
         if ranks.rank != 0:
             return
         table = pd.DataFrame(rows).sort_values(["optimizer_step", "rollout", "sample_id", "step"], ignore_index=True)
         self.context.attempt.put(contracts.Update.TRANSITIONS, to_parquet(table))
+        sizes = {index: effective_sample_size(part["log_ratio"]) for index, part in table.groupby("optimizer_step")}
+        for row in self.trainer.rows:
+            row["effective_sample_size"] = sizes[int(row["step"]) - self.trainer.steps.first_step]
 
     def summary(self) -> dict[str, Any]:
         """Return numbers of the last optimizer step."""
@@ -74,3 +80,12 @@ class DriftWatch(Watcher):
 def _severity(worst: tuple[float, str, int]) -> tuple[bool, tuple[float, str, int]]:
     """Return the sort key of a drift; NaN is worse than any number."""
     return math.isnan(worst[0]), worst
+
+
+def effective_sample_size(log_ratios: Any) -> float:
+    """Return ``(sum w)^2 / (n sum w^2)`` of a column, with w the exponential of each log-ratio: 1 if all are equal.
+
+    Source: Kong, A Note on Importance Sampling using Standardized Weights, 1992.
+    """
+    weights = np.exp(log_ratios - log_ratios.max())
+    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))

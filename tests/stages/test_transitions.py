@@ -4,6 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -127,6 +128,9 @@ def test_recorded_steps_are_replayed_exactly_and_then_trained_on(
     assert first["ratio"].tolist() == [1.0] * 8
     assert first["log_ratio"].tolist() == [0.0] * 8
     assert table.loc[table["optimizer_step"] == 1, "log_ratio"].abs().min() > 0
+    weights = np.exp(table.loc[table["optimizer_step"] == 1, "log_ratio"])
+    sizes = table_of(update, contracts.METRICS)["effective_sample_size"].tolist()
+    assert sizes == pytest.approx([1.0, weights.mean() ** 2 / (weights**2).mean()])
     # The update's batch is not the rollout's and rounds otherwise; cps divides the difference by a small deviation.
     assert table["logp_drift"].max() < (CLIP / 10 if sample["solver"] == "cps" else CLIP / 100)
     before = read_part(input_of(run.slots.policy(0)), "current")
