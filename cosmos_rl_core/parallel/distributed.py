@@ -6,8 +6,7 @@ The ranks come from torchrun's environment variables.
 import datetime
 import json
 import os
-import traceback
-from pathlib import Path
+import re
 from typing import Any
 
 import torch
@@ -125,17 +124,35 @@ def require_alike(ranks: list[tuple[str, dict[str, Any]]]) -> None:
         )
 
 
-def is_collective(error: BaseException) -> bool:
-    """Return whether an error only reports that another rank ended, whose own error has the reason.
+_LOST_RANK = (
+    r"(?:Process group |NCCL )?[Ww]atchdog (?:thread terminated|caught collective operation)\b",
+    r"NCCL (?:error(?:: | in: )|communicator (?:was|is) |(?:operation|timeout)\b)",
+    r"nccl(?:Remote|System|Internal|UnhandledCuda)Error\b",
+    r"Some NCCL operations have failed or timed out\b",
+    r"Detected mismatch between collectives on ranks\b",
+    r"Ranks? \d[\d, ]* (?:failed to pass|successfully reached|timed out in) monitoredBarrier\b",
+    r"No ranks successfully processed in monitoredBarrier\b",
+    r"Timed out initializing process group in store based barrier\b",
+    r"The client socket has (?:timed out|failed to connect)\b",
+)
+"""Texts at the beginning of a line or of a quoted message."""
+_LOST_RANK_IN_LINES = (
+    # gloo's errors begin with the place in its source.
+    r"^\[(?:enforce fail at )?[^\]\n]*\bgloo/[^\]\n]*\.(?:cc|cpp|h):\d+\]",
+    r"^[Gg]loo \w+ failed\b",
+    # PyTorch reports the system's text unchanged, while errors of services begin with the service's name.
+    r"\A[Cc]onnection (?:reset|closed|refused) by peer\b",
+)
+_COLLECTIVE = re.compile(
+    "|".join([*(rf"(?:^|(?<=[:\]] )){text}" for text in _LOST_RANK), *_LOST_RANK_IN_LINES]), re.MULTILINE
+)
+"""Texts of errors that report the loss of another rank; paths that contain these words do not match."""
 
-    That is an error of PyTorch's distributed code, by its type or, if it has none of its own, by its traceback.
-    """
-    frames = traceback.walk_tb(error.__traceback__ if type(error) is RuntimeError else None)
-    from_torch = any(Path(frame.f_code.co_filename).is_relative_to(_TORCH_DISTRIBUTED) for frame, _ in frames)
-    if from_torch or isinstance(error, dist.DistError):
+
+def is_collective(error: BaseException) -> bool:
+    """Return whether an error only reports that another rank ended, whose own error has the reason."""
+    reported = isinstance(error, RuntimeError) and _COLLECTIVE.search(str(error)) is not None
+    if reported or isinstance(error, dist.DistError):
         return True
     cause = None if isinstance(error, CosmosRLError) else error.__cause__
     return cause is not None and is_collective(cause)
-
-
-_TORCH_DISTRIBUTED = Path(dist.__file__).parent
