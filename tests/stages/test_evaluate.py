@@ -89,7 +89,8 @@ def test_in_bfloat16_the_pictures_are_nearly_those_of_float32(
     expected, found = pictures(whole), pictures(halved)
     drift = float(np.sqrt(np.square(found - expected).mean()))
     record_property("drift", drift)
-    assert drift < LEVELS
+    # Of packed tokens, bfloat16 is up to three times as far off (Family.half_factor).
+    assert drift < LEVELS * (3 if directories.spec(path).packing > 1 else 1)
     assert expected.std() > 3
     assert drift > 0
     # They are those of autocast with float32 weights, which rollouts are made by, to the bit.
