@@ -1,6 +1,7 @@
 """A worker and the deployments of ``deployments/prefect.yaml``, as people use them: Prefect's command line and API."""
 
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -71,7 +72,9 @@ class Deployed(Flows):
     def schedule(self, deployment: str, parameters: dict[str, object]) -> str:
         """A flow run of a deployment, as the UI makes it; returns its id."""
         path = f"/deployments/{self.deployment(deployment)['id']}/create_flow_run"
-        return self.ask("POST", path, {"parameters": parameters})["id"]
+        # One flow run, also where the server made it and its answer was lost.
+        body = {"parameters": parameters, "idempotency_key": secrets.token_hex(8)}
+        return self.ask("POST", path, body)["id"]
 
     def deployment(self, name: str) -> dict[str, Any]:
         """What the server has of a deployment."""
@@ -143,12 +146,16 @@ class Deployed(Flows):
         self.kill_all()
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """The server's answer; one that is too busy is asked again, as Prefect's own client does."""
-        response = self.api.request(method, path, json=body)
-        for _ in range(10):
-            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-                break
+        """The server's answer; one that is too busy, or silent, is asked again, as Prefect's own client does."""
+        end_s = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                response = self.api.request(method, path, json=body)
+            except httpx.TransportError:
+                if time.monotonic() > end_s:
+                    raise
+            else:
+                if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > end_s:
+                    assert response.is_success, response.text
+                    return response.json() if response.content else None
             time.sleep(1.0)
-            response = self.api.request(method, path, json=body)
-        assert response.is_success, response.text
-        return response.json() if response.content else None
