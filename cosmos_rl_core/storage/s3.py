@@ -39,6 +39,10 @@ _PASSING = (
     exceptions.HTTPClientError,
     exceptions.ConnectionError,
     exceptions.IncompleteReadError,
+    exceptions.FlexibleChecksumError,
+    # A service or command that gives keys did not give them just now; wrong keys are refused by the server.
+    exceptions.CredentialRetrievalError,
+    exceptions.MetadataRetrievalError,
     ResponseParserError,
     aiohttp.ClientError,
     TimeoutError,

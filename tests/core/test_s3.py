@@ -173,6 +173,18 @@ def test_no_keys_at_all_is_a_mistake_too(monkeypatch):
         store.check_readable("s3://bucket/prefix")
 
 
+def test_a_command_that_gives_no_keys_just_now_is_no_mistake_of_people(tmp_path: Path, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "config").write_text("[default]\ncredential_process = false\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv(f"{s3.CHECKPOINT}ENDPOINT_URL", "http://127.0.0.1:9/keys")
+    monkeypatch.setattr(s3, "RETRY_FOR_S", 0.5)
+    with pytest.raises(UnavailableError, match="Error when retrieving credentials"):
+        store.check_readable("s3://bucket/prefix")
+
+
 def test_each_prefix_may_have_a_profile_and_with_it_an_endpoint_of_its_own(seaweed, url, s3_url, tmp_path, monkeypatch):
     (tmp_path / "config").write_text(
         f"[profile theirs]\nendpoint_url = {os.environ['AWS_ENDPOINT_URL']}\nregion = eu-west-3\n"
