@@ -153,16 +153,24 @@ REFUSED = [
     (DDRL, "model.rl.reward_config.aesthetic.enabled", True, "fails on every sample"),
     (DDRL, "optimizer.optim_type", "lion", "fusedadam or adamw"),
     (DDRL, "scheduler.f_max", [1.0, 0.5], "one cycle"),
+    (DDRL, "scheduler.f_max", [0.0], "above 0"),
     (DDRL, "model.precision", "float16", "bfloat16 or float32"),
     (DDRL, "dataloader_train.video_dataloader.batch_size", 2, "set it to 1"),
 ]
 
 
-@pytest.mark.parametrize(("name", "key", "value", "said"), REFUSED, ids=[key for _, key, _, _ in REFUSED])
+@pytest.mark.parametrize(("name", "key", "value", "said"), REFUSED, ids=[f"{row[1]}={row[2]}" for row in REFUSED])
 def test_what_cannot_be_is_a_mistake_that_says_what_to_do(name: str, key: str, value: Any, said: str):
     found = entry(read(name, **{key.replace(".", "__"): value}), key)
     assert found.verdict == "refused"
     assert said in found.why
+
+
+@pytest.mark.parametrize(("key", "value"), [("optimizer.lr", "fast"), ("scheduler.f_min", ["low"])])
+def test_a_mistake_in_the_schedule_names_its_key_on_every_line(key: str, value: Any):
+    translation = translate(read(DDRL, **{key.replace(".", "__"): value}))
+    assert any(entry.key == key for entry in translation.of("refused"))
+    assert all(key in mistake for mistake in translation.mistakes)
 
 
 def test_a_token_is_neither_shown_nor_written():

@@ -158,7 +158,7 @@ TABLE: dict[str, Row] = table({
     f"{REWARDS}: aesthetic.model_path image_reward.model_path fake_reward.reward_fn fake_reward.scale": "not used",
 
     "optimizer.optim_type": among(("fusedadam", "adamw"), "both are AdamW", refused("choose fusedadam or adamw")),
-    "optimizer.lr": rows.schedule_row,
+    "optimizer.lr": rows.lr_row,
     "optimizer.weight_decay": to("train.optm_weight_decay"),
     "optimizer.betas": to("train.optm_betas"),
     "optimizer.eps": to("train.epsilon"),

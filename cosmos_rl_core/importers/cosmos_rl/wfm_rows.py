@@ -158,21 +158,29 @@ def noise_row(key: str, value: Any, upstream: Upstream) -> Answer:
 def _only(key: str, upstream: Upstream) -> Any:
     """Return the number of the one cycle of a schedule. Raises :class:`ConfigError` if there are more cycles."""
     values = upstream[f"scheduler.{key}"]
-    if not isinstance(values, list) or len(values) != 1:
-        raise ConfigError(f"scheduler.{key} must be a list of one number: there is one cycle here")
-    return number(values[0])
+    try:
+        (value,) = values
+        return number(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"scheduler.{key} must be a list of one number: there is one cycle here") from error
 
 
 DECAYS = {"lambda_linear": "linear", "lambda_warmpup_cos": "cosine"}
 """Our decays by cosmos-rl's schedulers, which it misspells."""
 
 
+def lr_row(_: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the highest learning rate."""
+    return {"train.optm_lr": number(value) * _only("f_max", upstream)}, "lr x f_max"
+
+
 def schedule_row(_: str, __: Any, upstream: Upstream) -> Answer:
-    """Return the learning rate and its schedule, from all of cosmos-rl's settings of them."""
+    """Return the schedule of the learning rate, from all of cosmos-rl's settings of it."""
     start, peak, floor = (_only(key, upstream) for key in ("f_start", "f_max", "f_min"))
     warmup, cycle = (_only(key, upstream) for key in ("warm_up_steps", "cycle_lengths"))
-    settings: dict[str, Any] = {"train.optm_lr": number(upstream["optimizer.lr"]) * peak}
-    settings["train.optm_warmup_steps"] = int(warmup)
+    if peak <= 0:
+        raise ConfigError("scheduler.f_max must be above 0")
+    settings: dict[str, Any] = {"train.optm_warmup_steps": int(warmup)}
     if warmup:
         settings["train.optm_peak_after_warmup"] = True
         settings["train.optm_warmup_start_factor"] = start / peak
