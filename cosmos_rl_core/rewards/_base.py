@@ -47,8 +47,8 @@ class Reward(Protocol):
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
         """Return for each sample, in order, its scores by name, or its error.
 
-        Training uses the score with the options' label. If it raises, each sample is scored alone, except for
-        ``UnavailableError`` and ``ConfigError`` of ``cosmos_rl_core.errors``, which end the attempt.
+        Training uses the score with the options' label. If it raises, each sample is scored alone. ``ConnectionError``,
+        ``TimeoutError``, and ``UnavailableError`` and ``ConfigError`` of ``cosmos_rl_core.errors`` end the attempt.
         """
         ...
 
