@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cosmos_rl_core.algorithms._base import Algorithm, Batch, Loss, Transitions
 from cosmos_rl_core.canonical import sha256
-from cosmos_rl_core.errors import ArtifactError, CosmosRLError, DivergenceError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError, DivergenceError
 from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
@@ -209,7 +209,11 @@ class Trainer:
                     trains_unconditional=self.algorithm.needs.trains_unconditional,
                 )
 
-        return self.algorithm.loss(velocity, batch)
+        loss = self.algorithm.loss(velocity, batch)
+        if loss.per_sample.shape != t.shape:
+            found = f"found shape {list(loss.per_sample.shape)}, expected {list(t.shape)}"
+            raise ConfigError(f"the algorithm's loss must be one number a sample: {found}")
+        return loss
 
     def _over_ranks(
         self, totals: dict[str, float], peaks: dict[str, float]

@@ -17,7 +17,7 @@ from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Batch, Loss
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.errors import DivergenceError
+from cosmos_rl_core.errors import ConfigError, DivergenceError
 from cosmos_rl_core.models._base import Conditioning, stack
 from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.parallel.distributed import Group
@@ -127,6 +127,17 @@ def poison(trainer: Trainer, steps: set[int], value: float = math.inf) -> None:
                 first.grad = torch.full_like(first, value, device=CPU)
 
     trainer.watcher = Poisoner()
+
+
+# ---- losses of plugins
+
+
+def test_a_loss_that_is_not_one_number_a_sample_is_refused(folder: str, conditioning: Conditioning):
+    trainer: Any = trainer_of(folder, "sft", LoraConfig(r=4))
+    own = trainer.algorithm.loss
+    trainer.algorithm.loss = lambda velocity, batch: Loss(own(velocity, batch).per_sample.mean(), {})
+    with pytest.raises(ConfigError, match=r"one number a sample: found shape \[\], expected \[2\]"):
+        trainer.step(0, both(conditioning), 2, 1)
 
 
 # ---- gradients that are not finite
