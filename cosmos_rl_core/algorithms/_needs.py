@@ -62,7 +62,8 @@ class Needs:
     """Largest ``ratio_drift`` of the :data:`DRIFT_METRICS` that the loss then returns. Beyond it the update fails,
     because it does not reproduce the recorded densities. Set both this and ``train_on``."""
     max_drift: float | None = None
-    """Largest mean ``approx_kl`` of an optimizer step. Beyond it the pass over the rollout stops; None means never."""
+    """Largest mean ``approx_kl`` of an optimizer step. Beyond it the pass over the rollout stops; None means never.
+    Needs ``max_logp_drift``."""
     data_term: DataTerm | None = None
     """Media of the dataset that the loss gets too, as ``Batch``. Needs ``train_on``."""
     use_same_seed: bool = False
@@ -119,14 +120,17 @@ def trained_steps(train_on: tuple[int, ...], order: Sequence[int]) -> tuple[int,
     """Return the steps ``train_on``, ascending and each once.
 
     Each -1 is replaced by the next step of ``order``, a permutation of the sampler's steps with noise, that is not
-    listed. Raises :class:`ConfigError` if there is none, and for listed steps that are not in ``order``.
+    listed. Raises :class:`ConfigError` if there is none, and for listed steps that are not in ``order`` or are listed
+    twice.
     """
-    listed = {step for step in train_on if step >= 0}
+    listed = {step for step in train_on if step != -1}
     unlisted = [step for step in order if step not in listed]
     num_random = train_on.count(-1)
-    if not listed.issubset(order) or num_random > len(unlisted):
+    is_twice = len(listed) + num_random < len(train_on)
+    if is_twice or not listed.issubset(order) or num_random > len(unlisted):
         able = ", ".join(map(str, sorted(order))) or "none, this sampler adds no noise"
         raise ConfigError(
-            f"train_on = {list(train_on)}: steps that can be trained on are {able}; a -1 is one that is not listed"
+            f"train_on = {list(train_on)}: steps that can be trained on are {able}; a -1 is one that is not listed; "
+            "list each once"
         )
     return tuple(sorted([*listed, *unlisted[:num_random]]))

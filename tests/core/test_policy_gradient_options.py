@@ -152,6 +152,12 @@ def test_more_steps_than_the_sampler_has_are_refused(train_on: tuple[int, ...]):
         trained_steps(train_on, range(4))
 
 
+@pytest.mark.parametrize("train_on", [(1, 2, 1), (-2, 0)])
+def test_a_step_that_is_listed_twice_or_does_not_exist_is_refused(train_on: tuple[int, ...]):
+    with pytest.raises(ConfigError, match="list each once"):
+        trained_steps(train_on, range(4))
+
+
 def test_each_listed_step_is_trained_once():
     assert policy().needs.num_times(20) == 10
     assert policy(train_on=(0, -1, -1)).needs.num_times(3) == 3
