@@ -64,7 +64,7 @@ class Curve:
             for series in self.series:
                 x, points, _ = zip(*series.rows, strict=True)
                 means = np.array([point.mean for point in points])
-                errors = np.nan_to_num([point.error for point in points])
+                errors = np.nan_to_num([point.error for point in points], posinf=0.0)
                 if series.line:
                     axes.fill_between(x, means - errors, means + errors, color=LINE, alpha=0.16, linewidth=0)
                     axes.plot(x, means, color=LINE, marker="o" if len(x) <= MAX_BEADS else "")

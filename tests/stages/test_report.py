@@ -1,5 +1,6 @@
 """Pages about small made-up runs: artifacts with known pictures and scores, committed as the stages would."""
 
+import math
 import re
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from stages.formats.generating import plan_samples, with_media
 from stages.formats.samples import StoredSample, unit_files
 from stages.formats.tables import to_parquet
 from stages.reporting import pictures
+from stages.reporting.curves import Curve, Series
 from stages.reporting.numbers import Estimate
 from tests.stages.conftest import make
 
@@ -356,6 +358,14 @@ def test_scores_must_be_of_the_samples(tmp_path: Path, run_inputs: dict[str, lis
 )
 def test_an_estimate_has_as_many_digits_as_its_error_allows(mean: float, error: float, words: str):
     assert str(Estimate(mean, error, 4)) == words
+
+
+@pytest.mark.parametrize("line", [True, False])
+@pytest.mark.parametrize("error", [math.nan, math.inf])
+def test_a_mean_without_a_finite_error_is_drawn_without_a_bar(error: float, line: bool):
+    series = Series("scores", [(0, Estimate(1.0, error, 4)), (1, Estimate(2.0, 0.1, 4))], line)
+    bare = Series("scores", [(0, Estimate(1.0, 0.0, 4)), (1, Estimate(2.0, 0.1, 4))], line)
+    assert Curve("Reward", "version", [series]).svg() == Curve("Reward", "version", [bare]).svg()
 
 
 def test_a_curve_of_nothing_is_left_out(tmp_path: Path, run_inputs: dict[str, list[Input]]):
