@@ -71,11 +71,14 @@ class Kubernetes:
         self._objects, self._pods = client.CustomObjectsApi(self._api), client.CoreV1Api(self._api)
 
     def find(self, allocation: Allocation) -> str | None:
-        """Return the name if the object waits or runs. Delete one that has ended, because the name is needed again."""
+        """Return the name if the object waits or runs. Delete one that has ended, because the name is needed again.
+
+        A Job whose pod failed ends only when its other pods have ended, which takes as long as their grace period.
+        """
         found = self._read(allocation)
         if found is None:
             return None
-        if _ended(found) is not None or found["metadata"].get("deletionTimestamp"):
+        if found["metadata"].get("deletionTimestamp") or self.state(allocation).phase == "ended":
             self.end(allocation)
             return None
         return allocation.name

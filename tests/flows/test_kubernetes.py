@@ -193,6 +193,17 @@ def test_how_a_pod_ends_says_whether_another_try_can_help(pod: dict[str, Any], k
     assert cluster.created == 1
 
 
+def test_another_try_gets_new_pods_although_the_object_of_a_failed_one_has_not_ended(cluster: Cluster) -> None:
+    settings = config(nodes=2).model_copy(update={"python": "true"})
+    kubernetes, allocation = Kubernetes(settings, "nft-1"), allocation_of(settings)
+    kubernetes.start(allocation)
+    cluster.conditions = []
+    assert kubernetes.find(allocation) == allocation.name
+    cluster.pod_status = {"phase": "Failed", "containerStatuses": container(terminated={"exitCode": 1})}
+    assert kubernetes.find(allocation) is None
+    assert not cluster.objects
+
+
 def test_a_store_that_pods_cannot_reach_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs a URL"):
         launchers.load(str(tmp_path), config())
