@@ -182,7 +182,7 @@ def make_plan(
         stage_versions={name: stage.version for name, stage in STAGES.items()},
         races_decided=True,
     )
-    if run_id is None:
+    if not run_id:
         name += f"-{digest(plan.identity())[:8] if model.digest else 'unknown'}"
     return plan.model_copy(update={"run_id": name})
 

@@ -325,7 +325,7 @@ def test_the_default_run_id_follows_the_recipe_not_how_far_or_where_it_runs(reci
     first = name()
     assert first.startswith("tiny-")
     assert len(first) == len("tiny-") + 8
-    assert name() == first
+    assert name() == name(run_id="") == first
     assert name(iterations=7) == name(store="elsewhere") == name(overrides=("launch.processes=4",)) == first
     # A whole number where a float is meant is the same recipe.
     assert name(("optm_warmup_steps", "optm_weight_decay = 0\noptm_warmup_steps")) == name(
