@@ -182,7 +182,8 @@ def _output(command: list[str], timeout_s: float, failed: str) -> str:
     if ended.returncode:
         # The very last error of torchrun only names the failed rank.
         errors = [error for error in ERROR.findall(ended.stderr) if "ChildFailedError" not in error]
-        errors = errors or [ended.stderr[-TAIL:].strip()]
+        # nvidia-smi prints its errors to stdout.
+        errors = errors or [(ended.stderr.strip() or ended.stdout.strip())[-TAIL:]]
         raise UnavailableError(f"{failed}: {errors[-1]}")
     return ended.stdout
 

@@ -1,6 +1,7 @@
 """What the flight check says where something is wrong."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -14,3 +15,13 @@ def test_ranks_that_cannot_hear_each_other_say_why(monkeypatch: pytest.MonkeyPat
     found = flight_check.find("ring", "", LaunchConfig())
     assert found.word == "failed"
     assert re.search(r"2 ranks could not sum a tensor: .*Error: .*nowhere", found.detail)
+
+
+def test_a_broken_driver_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho couldn\\'t communicate with the NVIDIA driver\nexit 9\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = flight_check.find("gpus", "", LaunchConfig())
+    assert found.word == "failed"
+    assert found.detail == "nvidia-smi failed: couldn't communicate with the NVIDIA driver"
