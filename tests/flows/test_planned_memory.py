@@ -6,9 +6,11 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
+from cosmos_rl_core.config.recipe import check, read_values
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.pipelines import directories
 from flows.cli import app as cli
+from flows.planning import memory
 from flows.planning.plan import Settings, plan_of
 
 FULL = ("lora = { r = 2 }\n", "")
@@ -68,6 +70,33 @@ def test_ranks_that_share_the_weights_hold_a_part_of_them(recipe):
     assert shared["ranks"] == ["8", "1", "8", "8"]
     for row in ("transformer", "old", "gradients", "optimizer"):
         assert 1 / 8 < float(shared[row][-1]) / float(alone[row][-1]) < 1.3 / 8
+
+
+@pytest.mark.parametrize(
+    ("stage", "tensors", "guided_tensors"),
+    [
+        # In units of one sample's latents and of one text: state, noise, estimate, velocity, and the stored result.
+        ("rollout", (4 + 1, 1), (5 + 1, 2)),
+        # Latents, noise, state, target, and the velocities of the policy, its old copy and the base.
+        ("update", (7, 1), (7, 2)),
+        ("validate", (4, 1), (4, 1)),
+        # The stock pipeline doubles its batch.
+        ("evaluate", (4, 1), (8, 2)),
+    ],
+)
+def test_guidance_takes_a_second_prediction_and_a_second_text(
+    recipe, stage: str, tensors: tuple[int, int], guided_tensors: tuple[int, int]
+):
+    sizes = ("rollout.n_generation_mini_batch=3", "rollout.samples_per_shard=3", "train.train_policy.mini_batch=3")
+    judged = ("validation.batch_size=3", "validation.dataset.name=ocr")
+    # Float32: 4 channels of 16 x 32, and 2 x 12 tokens and a pooled vector of 128 numbers each.
+    latents, text = 4 * 4 * 16 * 32, 4 * 25 * 128
+    for scale, (num_latents, num_texts) in ((1.0, tensors), (4.5, guided_tensors)):
+        guidance = f"policy.diffusers.sample.guidance_scale={scale}"
+        path, length = recipe(), "policy.diffusers.max_prompt_length=12"
+        values = read_values(path, (*sizes, *judged, guidance, length))
+        (found,) = memory.stages(check(values, path), [stage])
+        assert found.rows[memory.BATCH].device == 3 * (num_latents * latents + num_texts * text)
 
 
 def test_without_the_model_a_plan_says_that_there_are_no_sizes(recipe):
