@@ -2,8 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# One more than the cores that it is meant for: about a quarter of the time, tests wait for processes.
+WORKERS ?= 3
 # uv does not read pip's setting for a local folder of wheels.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+# Tests start hundreds of processes, each of which would compile our modules.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-gpu bench lint format docs install wheel tiny-base replicate-ddrl clean
 
@@ -11,10 +15,10 @@ demo: $(VENV)/installed
 	$(BIN)/cosmos-flows run configs/tiny/nft.toml
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow"
 
 test-all: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 # Needs a CUDA device. One process, since all tests share it. The true Cosmos shape also needs torchvision.
 test-gpu: $(VENV)/installed

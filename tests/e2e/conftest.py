@@ -1,4 +1,7 @@
-"""One Prefect server for all flows of a session, one uninterrupted run to compare with, and copies of it to work on."""
+"""One Prefect server for all flows of a session, one uninterrupted run to compare with, and copies of it to work on.
+
+The run and its copies are made by the same waves without Prefect, unless a test asks for ``with_prefect``.
+"""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,10 +22,11 @@ TWO_RANKS = (*COLD, "--set", "launch.processes=2")
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep these tests on one worker: another would start a server and make the reference runs once more."""
+    """Keep tests that share a server on one worker, and those that share the reference runs alone on another."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("e2e"))
+            served = "prefect_environment" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("e2e-server" if served else "e2e-runs"))
 
 
 @pytest.fixture(scope="session")
@@ -37,23 +41,23 @@ def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
 
 
 @pytest.fixture(scope="session")
-def reference(prefect_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Flows:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Flows:
     """The run that nobody interrupted, warm."""
-    flows = Flows(tmp_path_factory.mktemp("reference"), prefect_environment)
+    flows = Flows(tmp_path_factory.mktemp("reference"), {})
+    flows.program = NO_PREFECT
     flows.run()
     assert flows.nothing_is_left()
     return flows
 
 
 @pytest.fixture(scope="session")
-def copy_of(
-    prefect_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[Flows], Flows]]:
+def copy_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Flows], Flows]]:
     """Makes another store with the same run in it."""
     copies: list[Flows] = []
 
     def copy(flows: Flows) -> Flows:
-        copies.append(Flows(tmp_path_factory.mktemp("copy"), prefect_environment, flows.recipe))
+        copies.append(Flows(tmp_path_factory.mktemp("copy"), flows.given, flows.recipe))
+        copies[-1].program = flows.program
         shutil.copytree(flows.store, copies[-1].store)
         return copies[-1]
 
@@ -69,15 +73,18 @@ def flows(reference: Flows, copy_of: Callable[[Flows], Flows]) -> Flows:
 
 
 @pytest.fixture
-def without_prefect(flows: Flows) -> None:
-    """Let the test's own store be worked on by the same waves without Prefect, whose import and server take seconds."""
-    flows.program = NO_PREFECT
+def with_prefect(flows: Flows, prefect_environment: dict[str, str]) -> None:
+    """Let the test's own store be worked on by ``cosmos-flows`` itself."""
+    flows.use_prefect(prefect_environment)
 
 
 @pytest.fixture(scope="session")
-def reference_on_two_ranks(reference: Flows, copy_of: Callable[[Flows], Flows]) -> Flows:
+def reference_on_two_ranks(
+    reference: Flows, copy_of: Callable[[Flows], Flows], prefect_environment: dict[str, str]
+) -> Flows:
     """The same run, its last update made by two ranks that nobody interrupted, forks because those start sooner."""
     flows = copy_of(reference)
+    flows.use_prefect(prefect_environment)
     record = "numerics/update.json"
     flows.forget("iterations/0002/update", record, *AFTER_LAST_UPDATE)
     path = flows.folder / "update.json"

@@ -57,12 +57,18 @@ class Flows:
         self.python = python
         self.recipe = recipe
         self.program = PREFECT
+        self.given = environment
         self.store = str(folder / "store")
         self.root = reference_root(folder)
         self.mark = secrets.token_hex(8)
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True, exist_ok=True)
         self.environment = os.environ | environment | {MARK: self.mark, "TMPDIR": str(self.temporary)}
+
+    def use_prefect(self, environment: dict[str, str]) -> None:
+        """Run ``cosmos-flows`` itself from here on, with these variables."""
+        self.program, self.given = PREFECT, self.given | environment
+        self.environment |= environment
 
     def start(self, *options: str, process_group: int | None = None) -> "Started":
         """``cosmos-flows run`` on this store."""

@@ -33,6 +33,7 @@ def refused(flows: Flows, path: Path, data: bytes) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("with_prefect")
 def test_what_was_changed_between_a_kill_and_the_next_command_is_found(flows: Flows, reference: Flows) -> None:
     summary = flows.root / "iterations/0000/reward-ocr/manifest.1.json"
     score = json.dumps(json.loads(summary.read_bytes())["body"]["summary"]["ocr"])
@@ -52,6 +53,7 @@ def test_what_was_changed_between_a_kill_and_the_next_command_is_found(flows: Fl
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("with_prefect")
 def test_a_run_of_an_older_version_goes_on_where_remake_asks_for_it(flows: Flows, reference: Flows) -> None:
     slot = str(flows.root / "report")
     _, manifest = standing(slot)

@@ -62,7 +62,6 @@ def test_a_killed_rank_and_a_killed_torchrun_are_tried_again_with_the_same_resul
     assert flows.nothing_is_left()
 
 
-@pytest.mark.usefixtures("without_prefect")
 def test_a_flow_killed_inside_a_shard_of_a_rollout_goes_on_from_the_finished_shards(
     flows: Flows, reference: Flows
 ) -> None:
@@ -82,7 +81,6 @@ def test_a_flow_killed_inside_a_shard_of_a_rollout_goes_on_from_the_finished_sha
     assert flows.nothing_is_left()
 
 
-@pytest.mark.usefixtures("without_prefect")
 def test_a_cold_stage_killed_without_a_retry_fails_the_command_and_the_next_one_goes_on(
     flows: Flows, reference: Flows
 ) -> None:
@@ -101,7 +99,6 @@ def test_a_cold_stage_killed_without_a_retry_fails_the_command_and_the_next_one_
     require_same_run(flows, reference)
 
 
-@pytest.mark.usefixtures("without_prefect")
 def test_a_flow_killed_right_after_an_invalidation_makes_the_next_generation(flows: Flows, reference: Flows) -> None:
     _, manifest = standing(str(flows.root / REWARD))
     assert manifest is not None
@@ -121,7 +118,6 @@ def test_a_flow_killed_right_after_an_invalidation_makes_the_next_generation(flo
     assert flows.nothing_is_left()
 
 
-@pytest.mark.usefixtures("without_prefect")
 def test_a_killed_fork_server_is_replaced_and_its_stage_tried_again(flows: Flows, reference: Flows) -> None:
     flows.forget(REWARD)
     before = flows.manifests()
@@ -138,7 +134,6 @@ def test_a_killed_fork_server_is_replaced_and_its_stage_tried_again(flows: Flows
     assert flows.nothing_is_left()
 
 
-@pytest.mark.usefixtures("without_prefect")
 def test_a_flow_killed_while_its_fork_server_starts_leaves_no_process(flows: Flows) -> None:
     flows.forget(REWARD)
     run = flows.start()

@@ -36,6 +36,7 @@ def reward_of(flows: Flows) -> Request:
     return request
 
 
+@pytest.mark.usefixtures("with_prefect")
 def test_the_same_command_again_runs_nothing(flows: Flows, reference: Flows) -> None:
     before, numbers = flows.manifests(), (flows.root / FILE).read_bytes()
     said = flows.run()
@@ -48,7 +49,6 @@ def test_the_same_command_again_runs_nothing(flows: Flows, reference: Flows) -> 
     assert steps == list(range(1, 2 * ITERATIONS + 1))
 
 
-@pytest.mark.usefixtures("without_prefect")
 def test_a_rerun_is_made_again_shows_in_the_status_and_leaves_equal_artifacts_below_alone(
     flows: Flows, reference: Flows
 ) -> None:
@@ -80,7 +80,6 @@ def test_an_artifact_that_lost_a_shard_is_made_again(flows: Flows, reference: Fl
     require_same_run(flows, reference)
 
 
-@pytest.mark.usefixtures("without_prefect")
 def test_a_recipe_edited_between_two_tries_is_refused_by_name(flows: Flows) -> None:
     flows.forget(REWARD)
     before = flows.manifests()
@@ -90,7 +89,6 @@ def test_a_recipe_edited_between_two_tries_is_refused_by_name(flows: Flows) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_prefect")
 def test_going_on_under_other_numerics_is_refused_by_name_unless_it_is_allowed(flows: Flows) -> None:
     flows.forget("policy")
     before = flows.manifests()
@@ -179,6 +177,7 @@ def test_shards_of_other_numerics_are_not_adopted_and_that_is_said(flows: Flows)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("with_prefect")
 def test_a_run_that_is_interrupted_by_ctrl_c_leaves_no_process(flows: Flows) -> None:
     flows.forget(REWARD)
     run = flows.start(*COLD)

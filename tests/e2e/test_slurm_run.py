@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.flow_process import AFTER_LAST_UPDATE, Flows, require_same_run, require_untouched
 from tests.flows import slurm
 
-pytestmark = [slurm.needs_slurm, pytest.mark.slow]
+pytestmark = [slurm.needs_slurm, pytest.mark.slow, pytest.mark.usefixtures("with_prefect")]
 PROFILE = """
 [launch]
 launcher = "slurm"
