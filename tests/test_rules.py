@@ -60,6 +60,9 @@ TORCH_FREE = (
     "cosmos_rl_core.parallel.sequence_shares",
 )
 
+pytestmark = pytest.mark.xdist_group("sources")
+"""One worker parses them all."""
+
 IMPORTER = """
 import importlib, sys, traceback
 

@@ -6,8 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.test_rules import LAYERS, parse, place, refuse, sources, violations
 
+pytestmark = pytest.mark.xdist_group("sources")
 MAX_METHODS = 20
 FILE_NAME = re.compile(r"[\w-]+\.(parquet|jsonl|html)|(status|orders|request|execution|plan|layout|manifest)\.json")
 """Names of files that the product writes. Those of diffusers' directories, such as config.json, are theirs."""
