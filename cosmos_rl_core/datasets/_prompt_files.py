@@ -32,9 +32,14 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
             continue
         text = text.strip()
         metadata = {name: other for name, other in value.items() if name != "prompt"}
-        known = prompts.get(name := prompt_id(text))
+        try:
+            name, longer = prompt_id(text), prompt_id(text + canonical_json(metadata).decode())
+        except ValueError as error:  # NaN, or half a surrogate pair
+            mistakes.append(f"{place}: {error}")
+            continue
+        known = prompts.get(name)
         if known is not None and known.metadata != metadata:
-            name = prompt_id(text + canonical_json(metadata).decode())
+            name = longer
         prompts.setdefault(name, Prompt(id=name, text=text, metadata=metadata))
     if mistakes:
         raise mistakes_in(path, mistakes)

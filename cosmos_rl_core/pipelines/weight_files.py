@@ -97,7 +97,7 @@ def _of_weights(folder: Path, library: str) -> Iterator[str]:
         return
     values, line = _object(index)
     places = values.get("weight_map")
-    if line or not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
+    if not isinstance(places, dict) or not places or not all(isinstance(place, str) for place in places.values()):
         yield line or f"{index} is damaged: it has no weight_map, which names the file of each tensor"
         return
     for shard in sorted(set(places.values())):

@@ -47,6 +47,11 @@ def test_a_list_of_objects(tmp_path: Path):
             ["line 3: expected", "line 4: expected", "line 5: exp"],
         ),
         ("a.json", '[{"prompt": "a"}, {"prompt": " "}, "b"]', ["entry 2: expected an object", "entry 3: expected an"]),
+        (
+            "a.jsonl",
+            '{"prompt": "a", "x": NaN}\n{"prompt": "\\ud800"}',
+            ["line 1: Out of range", "line 2: 'utf-8' codec"],
+        ),
         ("a.csv", "a", ["expected one of .txt, .jsonl, .json"]),
     ],
 )

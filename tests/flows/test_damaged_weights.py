@@ -123,6 +123,8 @@ def test_an_index_and_its_shards_belong_together(file: str, base: Path):
     ]
     index.write_text("[]", encoding="utf-8")
     assert damages(str(base)) == [f"{index} is damaged: expected a JSON object with entries"]
+    index.write_text('{"weight_map": {}}', encoding="utf-8")
+    assert damages(str(base)) == [f"{index} is damaged: it has no weight_map, which names the file of each tensor"]
 
 
 @pytest.mark.parametrize("absolute", [True, False])
