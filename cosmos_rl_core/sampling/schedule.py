@@ -59,7 +59,10 @@ def schedule_of(
     levels = tuple(1.0 if 1 < sigma < 1 + _ROUNDING else sigma for sigma in map(float, own.sigmas))
     if len(levels) != num_steps + 1:
         raise ConfigError(f"{name} lays out {len(levels)} levels for {num_steps} steps; expected {num_steps + 1}")
-    return Schedule(levels)
+    try:
+        return Schedule(levels)
+    except ConfigError as error:
+        raise ConfigError(f"the pipeline's own {name}: {error}") from error
 
 
 def shift(settings: Mapping[str, Any], image_tokens: int, max_shift: float | None = None) -> float:

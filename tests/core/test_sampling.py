@@ -120,7 +120,7 @@ def test_reading_the_grid_leaves_the_scheduler_as_it_was():
         (FlowMatchHeunDiscreteScheduler(), "FlowMatchHeunDiscreteScheduler lays out"),
         (FlowMatchEulerDiscreteScheduler(invert_sigmas=True), "invert_sigmas = True, with which"),
         (UniPCMultistepScheduler(final_sigmas_type="sigma_min", **FLOW), "final_sigmas_type = 'sigma_min'"),
-        (UniPCMultistepScheduler(use_exponential_sigmas=True, **FLOW), "expected noise levels falling"),
+        (UniPCMultistepScheduler(use_exponential_sigmas=True, **FLOW), "UniPCMultistepScheduler: expected noise"),
         *((DPMSolverMultistepScheduler(**{f"use_{kind}": True}, **FLOW), f"use_{kind} = True, with which its levels do")
           for kind in ("karras_sigmas", "lu_lambdas", "exponential_sigmas")),
     ],
