@@ -69,8 +69,8 @@ class Manifest(Record):
         return manifest
 
     def found(self, slot: str, data: bytes) -> Self:
-        """Return the manifest with the slot and the bytes that it was read from."""
-        return self.model_copy(update={"slot": slot, "digest": sha256(data)})
+        """Return the manifest with the slot and the bytes that it was read from, whatever these say of themselves."""
+        return self.model_copy(update={"slot": slot, "digest": sha256(data), "referred": False})
 
     def _contradiction(self) -> str | None:
         """Return the field that does not follow from the others; None if all do."""

@@ -8,7 +8,7 @@ import pytest
 from cosmos_rl_core.canonical import canonical_json, sha256
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from cosmos_rl_core.storage import store
-from cosmos_rl_core.storage.sealed import seal
+from cosmos_rl_core.storage.sealed import seal, unseal
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.attempt import Attempt
@@ -324,6 +324,13 @@ def test_a_slot_can_refer_to_an_artifact_made_elsewhere(slot, store_url):
     assert already(report(slot, "mine")) == manifest
     assert input_of(slot) == input_of(source)
     assert Artifact(input_of(slot)).read("a") == b"1"
+
+
+def test_a_manifest_cannot_say_of_itself_that_another_slot_refers_to_it(slot):
+    make(report(slot, "other"))
+    url = store.join(slot, "manifest.1.json")
+    store.write(url, seal("manifest", unseal(store.read(url), "manifest", url) | {"referred": True}))
+    assert already(report(slot, "mine")) is None
 
 
 def test_a_slot_with_an_artifact_of_its_own_refers_to_no_other(slot, store_url):
