@@ -24,6 +24,9 @@ from tests import other_device, tiny_pipelines
 from tests.hand_made import rewards
 from tests.stages.ranks import run_on_ranks
 
+FEW_PROMPTS = {"name": "ocr", "local_dir": str(Path(__file__).parents[1] / "e2e" / "words")}
+"""A dataset of four prompts: embedding the shipped ones takes as long as the rest of an iteration."""
+
 
 @pytest.fixture(scope="session")
 def device(device: torch.device) -> torch.device:

@@ -18,10 +18,10 @@ from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
 from tests.damage import files_read, flipped, resealed
 from tests.hand_made import rewards
-from tests.stages.conftest import make_run
+from tests.stages.conftest import FEW_PROMPTS, make_run
 from tests.stages.test_pins import recipe
 
-NFT = {"type": "nft", "batch_size_per_optimize": 4, "timesteps_fraction": 0.5, "dataset": {"name": "ocr"}}
+NFT = {"type": "nft", "batch_size_per_optimize": 4, "timesteps_fraction": 0.5, "dataset": FEW_PROMPTS}
 STAGES = [
     pytest.param("embed", marks=pytest.mark.slow),
     pytest.param("rollout", marks=pytest.mark.slow),

@@ -24,7 +24,7 @@ from stages.training.loading import load_stock
 from tests import tiny_pipelines
 from tests.adapters import load_model
 from tests.families import CPU, LENGTH, PROMPTS, SIZE, frames_of, moved, tensors_of, write_files
-from tests.stages.conftest import make, make_on_ranks, make_run
+from tests.stages.conftest import FEW_PROMPTS, make, make_on_ranks, make_run
 from tests.stages.test_pins import recipe
 
 LORA = LoraConfig(r=4, lora_alpha=12.0)
@@ -114,9 +114,7 @@ def test_in_bfloat16_the_pictures_are_nearly_those_of_float32(
 
 @pytest.mark.slow
 def test_ranks_of_one_machine_share_what_is_brought_and_make_the_same_samples(tmp_path: Path):
-    run = make_run(
-        tmp_path, recipe({"type": "nft", "dataset": {"name": "ocr"}, "batch_size_per_optimize": 4}), "shared"
-    )
+    run = make_run(tmp_path, recipe({"type": "nft", "dataset": FEW_PROMPTS, "batch_size_per_optimize": 4}), "shared")
     make(requests.policy(run), tmp_path)
     make(requests.export(run, 0), tmp_path)
     alone = requests.evaluate(run, 0)

@@ -17,7 +17,7 @@ from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
 from stages.formats.tables import read_table
-from tests.stages.conftest import make
+from tests.stages.conftest import FEW_PROMPTS, make
 from tests.stages.test_transitions import LORA, iterate, recipe, started
 
 SDE = {"num_steps": 4, "solver": "flow_sde"}
@@ -41,7 +41,7 @@ class KilledAt(Outcome):
 def values_of(algorithm: str, lora: dict[str, Any] | None) -> dict[str, Any]:
     values = recipe(SDE if algorithm == "grpo" else {"num_steps": 4}, lora)
     if algorithm == "nft":
-        policy = {"type": "nft", "mini_batch": 2, "batch_size_per_optimize": 4, "dataset": {"name": "ocr"}}
+        policy = {"type": "nft", "mini_batch": 2, "batch_size_per_optimize": 4, "dataset": FEW_PROMPTS}
         values["train"]["train_policy"] = policy | {"timesteps_fraction": 0.5}
     return values
 

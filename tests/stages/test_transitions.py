@@ -31,7 +31,7 @@ from stages.formats.samples import read_samples
 from stages.formats.tables import read_table
 from tests import hand_made
 from tests.hand_made import rewards
-from tests.stages.conftest import make, make_run
+from tests.stages.conftest import FEW_PROMPTS, make, make_run
 
 CPU = torch.device("cpu")
 LORA = {"r": 2, "target_modules": ["to_q", "to_v"]}
@@ -49,7 +49,7 @@ def recipe(sample: dict[str, Any], lora: dict[str, Any] | None = LORA, **options
             "num_iterations": 4,
             "train_batch_per_replica": 8,
             "optm_lr": 1e-3,
-            "train_policy": policy | {"dataset": {"name": "ocr"}} | options,
+            "train_policy": policy | {"dataset": FEW_PROMPTS} | options,
         },
         "rollout": {"n_generation": 4, "n_generation_mini_batch": 4, "samples_per_shard": 4},
         "rewards": [{"fn": {"name": "jpeg"}}],

@@ -14,7 +14,7 @@ from stages.contracts import MediaShape
 from stages.formats import generating
 from stages.formats.generating import vae_batches
 from stages.formats.samples import read_samples
-from tests.stages.conftest import make, make_run
+from tests.stages.conftest import FEW_PROMPTS, make, make_run
 
 
 def sizes(num_samples: int, height: int, width: int, frames: int) -> list[int]:
@@ -64,7 +64,7 @@ def recipe(train_policy: dict[str, Any]) -> dict[str, Any]:
 
 def pictures(folder: Path) -> np.ndarray:
     """Those of a rollout: int ``[samples, frames, height, width, 3]``."""
-    run = make_run(folder, recipe({"type": "nft", "batch_size_per_optimize": 4, "dataset": {"name": "ocr"}}))
+    run = make_run(folder, recipe({"type": "nft", "batch_size_per_optimize": 4, "dataset": FEW_PROMPTS}))
     for request in (partial(requests.policy, run), lambda: run.prepared.embed, partial(requests.rollout, run, 0)):
         make(request(), folder)
     artifact = Artifact(input_of(run.slots.iteration(0, "rollout")))
