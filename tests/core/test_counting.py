@@ -47,6 +47,7 @@ def test_a_process_of_its_own_counts_for_callers_without_torch():
     assert counting.forward_flops(path, (32, 64), 1, 8) > 2 * math.prod(shapes["transformer"]["proj_out.weight"])
 
 
+@pytest.mark.slow
 def test_a_config_that_cannot_be_built_is_a_mistake(tmp_path: Path):
     (tmp_path / "model_index.json").write_text(
         '{"_class_name": "StableDiffusion3Pipeline", "vae": ["diffusers", "No"]}'
