@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import accelerate
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from cosmos_rl_core import outside_plugins, plugins
@@ -19,6 +21,23 @@ from cosmos_rl_core.models import _loading
 from cosmos_rl_core.pipelines import directories, sizes
 
 META = torch.device("meta")
+
+
+class FullTexts(TorchFunctionMode):
+    """Texts of ``num_tokens`` without padding, for transformers that read lengths from a mask: here it has no values.
+
+    ``tolist`` of every tensor on the meta device returns ``num_tokens`` at each of its elements.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__()
+        self._num_tokens = num_tokens
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answer ``tolist``, and call everything else."""
+        if func is Tensor.tolist and args[0].is_meta:
+            return np.full(args[0].shape, self._num_tokens).tolist()
+        return func(*args, **(kwargs or {}))
 
 
 def shapes(path: str) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -53,7 +72,7 @@ def forward_flops(path: str, size: tuple[int, int], frames: int, max_prompt_leng
         "prompt_attention_mask": torch.ones(1, tokens, device=META),
         "pooled_prompt_embeds": torch.empty(1, spec.pooled_width(transformer), device=META),
     }
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), FullTexts(tokens), FlopCounterMode(display=False) as counter:
         model.velocity(x_t, torch.empty(1, device=META), conditioning)
     return counter.get_total_flops()
 

@@ -33,10 +33,16 @@ def test_a_forward_pass_is_counted_as_on_encoded_prompts(family: Family):
     model.transformer.to(META)
     x_t = torch.zeros(1, *model.latent_shape(SIZE, family.frames), device=META)
     texts = {name: tensor[:1].to(META) for name, tensor in family.conditioning.items()}
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    tokens = texts["prompt_embeds"].shape[1]
+    with torch.no_grad(), _counting.FullTexts(tokens), FlopCounterMode(display=False) as counter:
         model.velocity(x_t, torch.zeros(1, device=META), texts)
-    length = texts["prompt_embeds"].shape[1] - sizes.text_tokens(family.folder, 0)
+    length = tokens - sizes.text_tokens(family.folder, 0)
     assert _counting.forward_flops(family.folder, SIZE, family.frames, length) == counter.get_total_flops()
+
+
+def test_a_transformer_may_read_the_lengths_of_texts():
+    with _counting.FullTexts(7):
+        assert torch.ones(2, 7, device=META).sum(dim=1).tolist() == [7, 7]
 
 
 @pytest.mark.slow
