@@ -13,6 +13,7 @@ from torch import nn
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Conditioning, Model
+from cosmos_rl_core.models._counting import FullTexts
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.weights.policy_weights import prepare
@@ -56,7 +57,7 @@ def test_a_plan_knows_the_sizes_and_tokens_of_other_patches_too(
     file.write_text(json.dumps(config), encoding="utf-8")
     model = load_model(folder, (EMPTY_TRANSFORMER,), family.device)
     (size, frames), shape = next(iter(possible_sizes(model, folder).items()))
-    assert sizes.num_tokens(folder, size, frames) == tokens_of(model, shape, family.conditioning)
+    assert sizes.num_tokens(folder, size, frames) in tokens_of(model, shape, family.conditioning)
 
 
 @pytest.mark.parametrize("grows", ["frames", "height", "width"])
@@ -85,23 +86,28 @@ def test_a_plan_refuses_just_the_sizes_that_the_transformer_has_no_positions_for
     step = shape[axis] // (times - 1)
     beyond = tuple(n + step if i == len(shape) + axis else n for i, n in enumerate(shape))
     with pytest.raises((RuntimeError, ValueError)):
-        tokens_of(model, beyond, family.conditioning)
+        # With values: on the meta device some tables of positions can be read out of bounds.
+        tokens_of(model, beyond, family.conditioning, device="cpu")
 
 
 @torch.no_grad()
-def tokens_of(model: Model, shape: tuple[int, ...], conditioning: Conditioning) -> int:
-    """Tokens that the first block of the transformer is given, without computing anything."""
-    transformer: Any = model.transformer.to("meta")
-    first = getattr(transformer, "transformer_blocks", None) or transformer.blocks
-    given = []
+def tokens_of(model: Model, shape: tuple[int, ...], conditioning: Conditioning, device: str = "meta") -> set[int]:
+    """Tokens that the first blocks of the transformer's lists are given: of media, and maybe of texts or of both.
+
+    Weights have no values, or any.
+    """
+    transformer, given = model.transformer.to("meta").to_empty(device=device), set()
 
     def note(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        given.append((*arguments, *named.values())[0].shape[1])
+        given.update((*arguments, *named.values())[0].shape[1:2])
 
-    first[0].register_forward_pre_hook(note, with_kwargs=True)
-    texts = {name: value.to("meta") for name, value in conditioning.items()}
-    model.velocity(torch.empty(2, *shape, device="meta"), torch.empty(2, device="meta"), texts)
-    return given[0]
+    for blocks in transformer.children():
+        if isinstance(blocks, nn.ModuleList) and len(blocks):
+            blocks[0].register_forward_pre_hook(note, with_kwargs=True)
+    texts = {name: value.to(device) for name, value in conditioning.items()}
+    with FullTexts(conditioning["prompt_embeds"].shape[1]):
+        model.velocity(torch.empty(2, *shape, device=device), torch.zeros(2, device=device), texts)
+    return given
 
 
 def test_a_plan_knows_how_much_lora_trains(family: Family):
