@@ -146,7 +146,7 @@ class Model(ABC):
         """Predict ``noise - x_0`` at ``x_t`` and ``t`` (float ``[B]`` in [0, 1]): float32, the shape of ``x_t``.
 
         ``conditioning`` is batched. If it has given frames, the result does not depend on ``x_t`` at these frames, and
-        their velocity is 0.
+        their velocity is 0. Plans call it on the meta device too, to count its operations.
         """
 
     def guide(self, conditional: Tensor, unconditional: Tensor, guidance_scale: float) -> Tensor:

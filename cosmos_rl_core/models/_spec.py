@@ -124,7 +124,8 @@ class ModelSpec:
     """Most latent frames that can be given at the start of a video. Above 0 ``velocity`` takes
     :func:`cosmos_rl_core.models._base.given_frames`."""
     stock_multiple: int = 1
-    """Pixels. The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor."""
+    """Pixels. The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor. 1: only
+    the VAE and the transformer's patches decide."""
     max_shift: float | None = None
     """The stock pipeline's default of the scheduler's ``max_shift``. None: the pipeline gives its scheduler no shift by
     the size of the image."""
