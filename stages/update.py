@@ -5,6 +5,7 @@ from functools import partial
 from itertools import chain, groupby, pairwise
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 
 from cosmos_rl_core import seeds
@@ -182,6 +183,12 @@ def _advantages_of(samples: pd.DataFrame, request: Request, algorithm: Algorithm
         order = seeds.permutation(len(trainable), *key)
         trainable[scored] = trainable[scored].iloc[order].reset_index(drop=True)
     table = algorithm.advantages(trainable)
+    broken = table["used"].to_numpy(bool) & ~np.isfinite(table["advantage"].to_numpy(np.float64))
+    if broken.any():
+        name, ids = request.settings(contracts.Update).algorithm.type, ", ".join(table.loc[broken, "sample_id"])
+        raise ConfigError(
+            f"algorithm {name!r} uses samples whose advantage is not finite: {ids}; mend its advantages()"
+        )
     if not bool(finite.all()):
         # A sample that is not finite is never trained on, whatever the shuffled rewards are.
         trained = table.drop(columns="prompt_id")

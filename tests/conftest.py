@@ -19,7 +19,9 @@ import fsspec
 import pytest
 import torch
 
+from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel.precision import use_tf32
 from tests import cpu_time, other_device
 from tests.benchmarks import record
@@ -39,11 +41,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where tests with the fixture `device` compute; elsewhere than on the CPU no other runs. `other` has the "
         "CPU's numbers and fails where something was not moved to it (tests/other_device.py)",
     )
+    parser.addoption(
+        "--plugin",
+        action="append",
+        default=[],
+        help="a file or folder of plugins outside the package, which tests/test_plugins.py then tests too",
+    )
     cpu_time.add_option(parser)
     parser.addoption("--results", type=Path, help="a folder for what the tests measured, as JSON")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    try:
+        outside_plugins.find(config.getoption("--plugin") or [])
+    except ConfigError as error:
+        raise pytest.UsageError(str(error)) from error
     if config.getoption("--device") != "cuda":
         # Also where there is a GPU, and also in the processes that tests start.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -76,7 +76,7 @@ def described_fields(options: type[Section]) -> set[str]:
 def options_of(kind: str, name: str, base: type[Section], key: str, **given: Any) -> Any:
     """Check the plugin's ``Options``; their values by default, or None where something has to be chosen."""
     module = plugins.load(kind, name)
-    file = f"cosmos_rl_core/{kind}/{name}.py:1"
+    file = f"{module.__file__}:1"
     assert issubclass(module.Options, base), f"{file}: Options must be a {base.__name__}"
     fields = module.Options.model_fields
     assert fields[key].annotation == Literal[name], f"{file}: Options.{key} must be Literal[{name!r}]"

@@ -1,38 +1,65 @@
 """The plugins of the pages, written to a folder as a reader would and run stage by stage."""
 
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.outside_plugins import find
 from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import METRICS, Reward, Update
 from stages.formats.tables import read_table
 from tests.hand_made import rewards
-from tests.pages import write_examples
+from tests.pages import ROOT, write_examples
 from tests.stages.conftest import make
 
 
 @pytest.fixture
-def run(tmp_path: Path):
-    """A run of the recipe of the pages; this process forgets its plugins afterwards."""
+def folder(tmp_path: Path):
+    """The files of the pages; this process forgets their plugins afterwards."""
     write_examples(tmp_path)
-    store = str(tmp_path / "store")
-    yield Run(freeze(plan_of(Settings(str(tmp_path / "my_recipe.toml"), store, run_id="pages")), store), store)
+    yield tmp_path
     find([])
 
 
-def test_reward_dataset_and_algorithm_of_the_pages_train(run: Run, tmp_path: Path):
+def made_to_update(folder: Path) -> tuple[Run, Request]:
+    """Make everything before the first update of the recipe of the pages. Returns the run and its reward."""
+    store = str(folder / "store")
+    run = Run(freeze(plan_of(Settings(str(folder / "my_recipe.toml"), store, run_id="pages")), store), store)
     for request in (partial(requests.policy, run), lambda: run.prepared.embed, partial(requests.rollout, run, 0)):
-        make(request(), tmp_path)
+        make(request(), folder)
     (reward,) = rewards(run, run.slots.iteration(0, "rollout"), 0)
-    make(reward, tmp_path)
-    make(requests.update(run, 0), tmp_path)
+    make(reward, folder)
+    return run, reward
+
+
+def test_plugins_of_the_pages_conform(folder: Path):
+    named = [word for name in ("redness", "signs", "rwr") for word in ("--plugin", str(folder / f"{name}.py"))]
+    command = [sys.executable, "-m", "pytest", "-q", "tests/test_plugins.py", "-k", "redness or signs or rwr", *named]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
+    assert "3 passed" in ended.stdout
+
+
+def test_an_advantage_that_is_not_finite_names_the_algorithm(folder: Path):
+    text = (folder / "rwr.py").read_text(encoding="utf-8")
+    (folder / "rwr.py").write_text(text.replace("advantage=advantages", 'advantage=float("inf")'), encoding="utf-8")
+    run, _ = made_to_update(folder)
+    with pytest.raises(ConfigError, match="algorithm 'rwr' uses samples whose advantage is not finite"):
+        make(requests.update(run, 0), folder)
+
+
+def test_reward_dataset_and_algorithm_of_the_pages_train(folder: Path):
+    run, reward = made_to_update(folder)
+    make(requests.update(run, 0), folder)
     scores = read_table(Artifact(input_of(reward.slot)), Reward.SCORES)
     assert len(scores) == 8
     assert scores["score"].between(-1, 1).all()
