@@ -47,7 +47,7 @@ RunArgument = Annotated[str, Argument(help="Id of the run")]
 WATCH = Option("--watch/--no-watch", help="Follow a run; exit with 70 if a stage does not stand")
 STAGE = (
     "policy embed encode embed-held-out encode-held-out rollout reward-NAME update finetune export "
-    "validate evaluate evaluate-NAME report"
+    "validate evaluate evaluate-NAME report, or another name that status shows"
 )
 ITERATION = "Number of the iteration, from 0; for export and evaluate the policy version"
 OLDER_THAN = Option(min=0, help="Hours: keep files of attempts that wrote since then")

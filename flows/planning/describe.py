@@ -1,6 +1,7 @@
 """A plan in words and as JSON: sizes, memory and an estimate of time."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -33,6 +34,7 @@ def describe_plan(plan: Plan, store_url: str) -> str:
         "algorithm": f"{train.train_policy.type}, {train.num_iterations} iterations, seed {train.seed}",
         "prompts": f"{len(plan.prompts)} to train on, {len(plan.validation_prompts)} held out",
     }
+    stages = _stages(plan, store_url)
     if train.train_policy.rewarded:
         sample = recipe.policy.diffusers.sample
         solver = f"{sample.num_steps} {sample.solver} steps, guidance {sample.guidance_scale:g}"
@@ -45,6 +47,7 @@ def describe_plan(plan: Plan, store_url: str) -> str:
     where = launch.mode if launch.launcher == "local" else launch.launcher
     subjects |= {
         "plugins": [f"{pin.name} of {pin.kind}, {pin.path}" for pin in plan.plugins],
+        "stages": f"{stages.total()}: {', '.join(stages)}",
         "writes": _writes(recipe),
         "launch": f"{where}, {launch.processes} processes, {launch.threads} threads each",
         "time": estimate.describe(plan),
@@ -83,11 +86,12 @@ def missing_files(plan: Plan) -> list[str]:
 def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
     """Return the plan for scripts.
 
-    ``recipe`` has every setting, resolved. ``model.digest`` is ``""`` if files of the model are ``missing``. Bytes of
-    ``writes``: ``sample`` (null without rollouts), ``embedding`` of a prompt, ``policy`` of one iteration by part.
-    ``memory`` of each stage: bytes of one rank on the ``device`` and in the ``cpu`` memory beside it, as ``rows`` by
-    kind and as ``peak``. ``time``: ``forward_flops`` of a sample and, for each stage of an iteration and an evaluation,
-    its ``flops`` on all ranks and its ``seconds`` at ``device_flops`` a second on each rank.
+    ``recipe`` has every setting, resolved. ``model.digest`` is ``""`` if files of the model are ``missing``.
+    ``stages`` has how often each runs. Bytes of ``writes``: ``sample`` (null without rollouts), ``embedding`` of a
+    prompt, ``policy`` of one iteration by part. ``memory`` of each stage: bytes of one rank on the ``device`` and in
+    the ``cpu`` memory beside it, as ``rows`` by kind and as ``peak``. ``time``: ``forward_flops`` of a sample and, for
+    each stage of an iteration and an evaluation, its ``flops`` on all ranks and its ``seconds`` at ``device_flops`` a
+    second on each rank.
     """
     recipe = plan.recipe
     total, trained = costs.parameters(recipe)
@@ -101,6 +105,7 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
         "model": plan.model.model_dump(include={"path", "adapter", "digest"}),
         "parameters": {"total": total, "trained": trained},
         "prompts": {"train": len(plan.prompts), "held_out": len(plan.validation_prompts)},
+        "stages": _stages(plan, store_url),
         "writes": {
             "sample": costs.sample_bytes(recipe) if rewarded else None,
             "embedding": costs.embedding_bytes(recipe),
@@ -140,6 +145,11 @@ def described(plan: Plan, store_url: str) -> Iterator[str | Table]:
     add("beside it on the CPU", [stage.peak.cpu for stage in found], "bold")
     yield table
     yield "\nActivations are not counted, nor files in transit, nor CUDA itself: leave room."
+
+
+def _stages(plan: Plan, store_url: str) -> Counter[str]:
+    """Return how often each stage runs, by the name that ``rerun`` takes, in the order of the loop."""
+    return Counter(step.stage for wave in post_train(Run(plan, store_url)) for step in wave.steps)
 
 
 def _memory(plan: Plan, store_url: str) -> list[memory.StageMemory]:

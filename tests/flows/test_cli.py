@@ -82,6 +82,7 @@ def test_a_plan_as_json_has_what_it_says_in_words(recipe):
     assert found["run"] == plan.run_id
     assert found["recipe"] == plan.recipe.model_dump(mode="json")
     assert found["prompts"] == {"train": 4, "held_out": 0}
+    assert found["stages"]["update"] == found["recipe"]["train"]["num_iterations"]
     total, trained = found["parameters"]["total"], found["parameters"]["trained"]
     assert 0 < trained < total
     assert found["writes"]["policy"] == {"current": 4 * trained, "old": 4 * trained, "optimizer": 8 * trained}
