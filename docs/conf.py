@@ -20,7 +20,7 @@ autodoc_typehints_format = "short"
 nitpick_ignore_regex = [
     (
         "py:.*",
-        r"(Tensor|(torch|numpy|pd|collections|diffusers|_Pydantic).*|ConfigError|Coefficients|[A-Za-z]*(Options|Config))",
+        r"(Tensor|(torch|numpy|np|pd|collections|diffusers|_Pydantic).*|ConfigError|ArtifactError|Coefficients|[A-Za-z]*(Options|Config))",
     ),
     ("py:.*", r"(cosmos_rl_core\.(config|sampling|parallel)|stages\.(execution|artifacts))\..*"),
 ]
