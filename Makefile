@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One more than the cores that it is meant for: about a quarter of the time, tests wait for processes.
-WORKERS ?= 3
+# Tests compute on one core each.
+WORKERS ?= 2
+# Also those of launchers, servers and clusters, as in .ci/run: make test TESTS="not slow"
+TESTS ?= not slow and not processes
 # uv does not read pip's setting for a local folder of wheels.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 # Tests start hundreds of processes, each of which would compile our modules.
@@ -15,7 +17,7 @@ demo: $(VENV)/installed
 	$(BIN)/cosmos-flows run configs/tiny/nft.toml
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "$(TESTS)"
 
 test-all: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup

@@ -18,7 +18,7 @@ from tests.environments import ROOT, build_wheel, make_environment
 
 DOCKERFILE = ROOT / "deployments" / "Dockerfile"
 
-pytestmark = pytest.mark.xdist_group("wheel")
+pytestmark = [pytest.mark.xdist_group("wheel"), pytest.mark.processes]
 Said = Callable[..., str]
 
 

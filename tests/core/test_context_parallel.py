@@ -22,7 +22,7 @@ CASES = [f"{name}, {num_peers} peers" for num_peers in (2, 4) for name, _ in cas
 WAN = {"num_attention_heads": 12, "patch_size": [1, 2, 2]}
 
 # The processes of this module are started once, on one of pytest's workers.
-pytestmark = pytest.mark.xdist_group("sequence peers")
+pytestmark = [pytest.mark.xdist_group("sequence peers"), pytest.mark.processes]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ from tests import faulty_proxy
 from tests.faulty_proxy import FaultyProxy
 from tests.seaweed import BUCKET, READER, SeaweedFS
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def url(seaweed: SeaweedFS) -> str:

@@ -19,6 +19,8 @@ from flows.launchers.devices import VISIBLE, Need, known_to_driver, visible
 from flows.running.waiting import Waiting
 from tests.flows.allocated import Work, wait_until
 
+pytestmark = pytest.mark.processes
+
 TWO_GPUS = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa1111-0000)
 GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bbbb2222-0000)
 """

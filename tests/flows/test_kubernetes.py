@@ -26,6 +26,8 @@ from tests.flows import fake_kubernetes
 from tests.flows.allocated import Work, plant
 from tests.flows.fake_kubernetes import Cluster, validate
 
+pytestmark = pytest.mark.processes
+
 POD = {"image": "registry/cosmos:1", "gpus_per_node": 8, "cpus_per_node": 4, "memory_gb_per_node": 32}
 
 

@@ -24,7 +24,7 @@ from stages.artifacts.slots import input_of
 from tests.flows import slurm
 from tests.flows.allocated import Work, plant, wait_until
 
-pytestmark = [slurm.needs_slurm, pytest.mark.xdist_group("slurm")]
+pytestmark = [slurm.needs_slurm, pytest.mark.xdist_group("slurm"), pytest.mark.processes]
 ROOT = Path(__file__).parents[2]
 
 

@@ -27,6 +27,8 @@ from tests.stages.test_given_rollouts import values as given_frames_recipe
 from tests.stages.test_sharding import PARTS, aside, begun, require_close, sampled
 from tests.stages.test_wan import LORA, ddrl_recipe, recipe
 
+pytestmark = pytest.mark.processes
+
 PEERS: dict[str, Any] = {"cp_size": 2}
 SHARDED_PEERS: dict[str, Any] = {"dp_shard_size": 2, **PEERS}
 

@@ -20,6 +20,8 @@ from stages.artifacts.slots import input_of
 from stages.contracts import Embed, ModelRef, Report
 from stages.execution.outcome import read_failures
 
+pytestmark = pytest.mark.processes
+
 STARTUP_S = 90.0
 """Torchrun and two ranks import torch on a busy machine."""
 STALL_TIMEOUT_S = 3.0

@@ -21,10 +21,13 @@ from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks
 from tests.stages.test_transitions import SDE, recipe, started, table_of, updated
 
+pytestmark = pytest.mark.processes
+
 MAX_DRIFT = 4e-6
 """Between the ranks' mean approx_kl at optimizer step 2 and the second rank's, each 1.4 times away."""
 LAST_STEP = 3
 DATA = {"name": "rendered_text", "num_items": 4, "size": [32, 64]}
+DDRL = {"type": "ddrl", "data_beta": 0.1, "data": DATA, "mu_iterations": 3, "max_drift": MAX_DRIFT}
 KEYS = ["optimizer_step", "sample_id", "step"]
 
 
@@ -42,7 +45,7 @@ def keep_weights(folder: Path) -> None:
 @pytest.fixture
 def request_to_update(tmp_path: Path) -> Request:
     """DDRL with media, three passes of two optimizer steps: 2 micro-batches at 2 steps of the sampler each."""
-    run = started(tmp_path, recipe(SDE, type="ddrl", data_beta=0.1, data=DATA, mu_iterations=3, max_drift=MAX_DRIFT))
+    run = started(tmp_path, recipe(SDE, dataset={"name": "ocr"}, **DDRL))
     make(run.prepared.encode, tmp_path)
     make(requests.rollout(run, 0), tmp_path)
     for reward in rewards(run, run.slots.iteration(0, "rollout"), 0):

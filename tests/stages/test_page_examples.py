@@ -41,6 +41,7 @@ def made_to_update(folder: Path) -> tuple[Run, Request]:
     return run, reward
 
 
+@pytest.mark.slow
 def test_plugins_of_the_pages_conform(folder: Path):
     named = [word for name in ("redness", "signs", "rwr") for word in ("--plugin", str(folder / f"{name}.py"))]
     command = [sys.executable, "-m", "pytest", "-q", "tests/test_plugins.py", "-k", "redness or signs or rwr", *named]

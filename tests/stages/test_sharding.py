@@ -21,6 +21,8 @@ from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.ranks import RanksFailed
 from tests.stages.test_wan import LORA, recipe
 
+pytestmark = pytest.mark.processes
+
 PARTS = {"current": 2e-4, "old": 2e-4, "ema": 2e-4, "optimizer": 1e-5}
 """What a policy consists of, and how far off its numbers may be.
 
