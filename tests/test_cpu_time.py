@@ -21,6 +21,7 @@ def test_may_compute(): exec(SPIN)
 """
 
 
+@pytest.mark.processes
 def test_what_computes_longer_than_the_limit_fails_unless_it_is_slow(pytester: pytest.Pytester):
     pytester.makepyprojecttoml('[tool.pytest.ini_options]\ncpu_limit_s = "0.5"\nmarkers = ["slow"]')
     pytester.makeconftest("from tests.cpu_time import add_option as pytest_addoption, pytest_runtest_call")

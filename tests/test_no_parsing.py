@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.stages.test_reward import RIGHT, scoring, write_samples
 
 COUNTS = """
@@ -28,6 +30,7 @@ print(json.dumps({"ended": ended, "torch": "torch" in sys.modules, "parsed": par
 """
 
 
+@pytest.mark.processes
 def test_a_plan_and_a_light_stage_parse_no_source(tmp_path: Path):
     request = tmp_path / "request.json"
     samples = write_samples(str(tmp_path / "rollout"), [RIGHT])

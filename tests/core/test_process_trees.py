@@ -5,6 +5,7 @@ import sys
 import time
 
 import psutil
+import pytest
 
 from cosmos_rl_core import process_trees
 from cosmos_rl_core.process_trees import Watched, kill, kill_tree, tree
@@ -17,6 +18,7 @@ time.sleep(3600)
 """
 
 
+@pytest.mark.processes
 def test_a_killed_process_that_its_parent_does_not_wait_for_is_not_waited_for_either():
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

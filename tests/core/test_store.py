@@ -78,6 +78,7 @@ def test_one_of_many_threads_wins_and_the_losers_see_its_bytes(store_url):
     assert {seen for _, seen in outcomes} == {b"writer %d" % winners[0]}
 
 
+@pytest.mark.processes
 def test_one_of_two_processes_wins_each_of_many_races(racing_url):
     code = (
         "for i in range(20):\n"

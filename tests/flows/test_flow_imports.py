@@ -20,6 +20,7 @@ def test_status_is_imported_without_what_it_does_not_need():
     assert modules_after("import flows.watching.status_table, flows.watching.all_runs", *unneeded) == "[]\n"
 
 
+@pytest.mark.processes
 def test_a_flow_is_imported_without_what_reads_tables_and_media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     assert modules_after("import flows.nft", *TABLES_AND_MEDIA) == "[]\n"

@@ -190,6 +190,7 @@ except LeaseError as error:
 """
 
 
+@pytest.mark.processes
 def test_a_disk_without_any_space_is_freed_unless_a_process_works_on_the_run(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     place = litter(run.slots.policy(0))

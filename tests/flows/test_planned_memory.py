@@ -114,6 +114,7 @@ def lean(tmp_path) -> str:
     return str(shutil.copytree(directories.resolve_path("package:tiny-sd3"), tmp_path / "lean", ignore=weights))
 
 
+@pytest.mark.processes
 def test_configs_without_weights_give_the_same_sizes_memory_and_time(recipe, lean):
     found = printed(recipe(), f"policy.model_name_or_path={lean}")
     expected = printed(recipe())

@@ -332,6 +332,7 @@ def test_wandb_that_is_not_installed_is_one_warning(recipe, tmp_path, monkeypatc
     assert notes[0].endswith("; install the extra `tracking`")
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb (the extra `tracking`) is not installed")
 def test_wandb_offline_keeps_the_numbers_in_a_folder(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")

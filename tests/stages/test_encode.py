@@ -133,6 +133,7 @@ def test_latents_are_the_models_own_of_each_item(config: Encode, tmp_path: Path)
     assert len({tuple(latents.flatten().tolist()) for latents in map(found.__getitem__, media.item_ids)}) == ITEMS
 
 
+@pytest.mark.processes
 def test_one_rank_and_two_write_the_same_bytes(config: Encode, tmp_path: Path):
     alone = make(asked(config, tmp_path, "alone"), tmp_path)
     both = make_on_ranks(asked(config, tmp_path, "both"), tmp_path, 2)

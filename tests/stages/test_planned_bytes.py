@@ -99,6 +99,7 @@ def require_files_as_planned(run: Run, lora: dict[str, Any] | None) -> None:
         assert len(data) == pytest.approx(each, rel=0.1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
 def test_a_rank_holds_and_an_iteration_writes_what_was_planned(
     lora: dict[str, Any] | None,

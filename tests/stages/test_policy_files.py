@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load as load_tensors
@@ -63,6 +64,7 @@ def write(folder: Path) -> None:
     group.close()
 
 
+@pytest.mark.processes
 def test_ranks_write_files_side_by_side_each_once(tmp_path: Path):
     start_ranks(partial(write, tmp_path), tmp_path, NUM_RANKS, timeout_s=120.0)
 

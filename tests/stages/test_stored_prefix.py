@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from flows.planning import requests
@@ -44,6 +45,7 @@ def assert_same_policy(runs: tuple[Run, Run]) -> None:
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
 
 
+@pytest.mark.processes
 def test_rollouts_and_an_update_with_a_loss_on_data(tmp_path: Path):
     values = given_values(tmp_path / "inputs", mini_batch=1, text_dropout=0.5)
     values["rollout"]["n_generation_mini_batch"] = 1

@@ -233,6 +233,7 @@ def leave_one_step_of_three_out(folder: str) -> None:
     group.close()
 
 
+@pytest.mark.processes
 def test_ranks_leave_a_step_out_together_for_rows_that_only_one_of_them_has(folder: str, tmp_path: Path):
     start_ranks(partial(leave_one_step_of_three_out, folder), tmp_path, 2, 60.0)
 

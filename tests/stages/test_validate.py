@@ -93,6 +93,7 @@ def test_the_loss_is_the_mean_squared_error_of_the_velocity_at_the_middles_of_eq
     assert manifest.summary["standard_error"] == pytest.approx(float(means.std() / ITEMS**0.5), rel=1e-4)
 
 
+@pytest.mark.processes
 def test_runs_of_other_seeds_draw_the_same_noise_and_two_ranks_find_the_same_bytes(tmp_path: Path):
     one, two, alone = run_of(tmp_path, "one"), run_of(tmp_path, "two", seed=1), run_of(tmp_path, "alone", batch_size=1)
     found = make(requests.validate(one, 0), tmp_path)
@@ -100,6 +101,7 @@ def test_runs_of_other_seeds_draw_the_same_noise_and_two_ranks_find_the_same_byt
     assert make(requests.validate(alone, 0), tmp_path).summary["loss"] == pytest.approx(found.summary["loss"], rel=1e-5)
 
 
+@pytest.mark.processes
 def test_ranks_that_share_weights_find_the_same_bytes_in_bfloat16_also_where_one_has_less_to_do(tmp_path: Path):
     run = run_of(tmp_path, "run")
     half, shared = (aside(requests.validate(run, 0), name, param_dtype="bfloat16") for name in ("half", "shared"))

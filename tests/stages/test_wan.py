@@ -73,6 +73,7 @@ def ddrl_recipe(wan_path: str, prompt_dir: str, folder: Path) -> dict[str, Any]:
     return values
 
 
+@pytest.mark.processes
 def test_a_video_model_takes_one_ddrl_update_with_data_on_one_rank_and_on_two(
     wan_path: str, prompt_dir: str, tmp_path: Path
 ):
@@ -115,6 +116,7 @@ def one_iteration(run: Run, tmp_path: Path, ranks: int) -> None:
     step(requests.update(run, 0))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
 def test_a_video_model_takes_one_nft_update_on_one_rank_and_on_two(
     lora: dict[str, Any] | None, wan_path: str, prompt_dir: str, tmp_path: Path
@@ -136,6 +138,7 @@ def test_a_video_model_takes_one_nft_update_on_one_rank_and_on_two(
         assert max(float((a[name] - before[name]).abs().max()) for name in a) > 1e-4
 
 
+@pytest.mark.processes
 def test_a_rollout_is_the_same_bytes_on_one_rank_and_on_four(wan_path: str, prompt_dir: str, tmp_path: Path):
     values = recipe(wan_path, prompt_dir, LORA)
     # Six shards: two ranks have one more than the others.
