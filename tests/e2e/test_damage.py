@@ -18,7 +18,7 @@ def one_digit_of_a_sample_id(path: Path) -> bytes:
     data = path.read_bytes()
     sample_id = json.loads(data)["body"]["layout"]["steps"][0][0][0]
     other = sample_id[:-1] + ("1" if sample_id.endswith("0") else "0")
-    return data.replace(sample_id.encode(), other.prepared.encode, 1)
+    return data.replace(sample_id.encode(), other.encode(), 1)
 
 
 def refused(flows: Flows, path: Path, data: bytes) -> None:
@@ -58,17 +58,17 @@ def test_a_run_of_an_older_version_goes_on_where_remake_asks_for_it(flows: Flows
     slot = str(flows.root / "report")
     _, manifest = standing(slot)
     assert manifest is not None
-    recipe = recipe_of("report", 1, manifest.iteration, manifest.seed, manifest.config)
-    older = {"version": 1, "recipe": recipe, "fingerprint": fingerprint_of(recipe, manifest.inputs)}
+    recipe = recipe_of("report", 0, manifest.iteration, manifest.seed, manifest.config)
+    older = {"version": 0, "recipe": recipe, "fingerprint": fingerprint_of(recipe, manifest.inputs)}
     (flows.root / "report" / "manifest.1.json").write_bytes(manifest.model_copy(update=older).sealed())
     plan = flows.root / "plan.json"
     body = json.loads(plan.read_bytes())["body"]
-    body["stage_versions"]["report"] = 1
+    body["stage_versions"]["report"] = 0
     plan.write_bytes(canonical_json({"body": body, "sha256": digest(body)}))
 
     before = flows.manifests()
     said = flows.run(expect=64)
-    assert f"report 1 -> {manifest.version}" in said
+    assert f"report 0 -> {manifest.version}" in said
     assert "of another version: 1 artifacts, " in said
     require_untouched(flows, before)
     assert "report" in flows.command("status")
