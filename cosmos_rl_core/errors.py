@@ -69,6 +69,12 @@ class ArtifactError(CosmosRLError):
     kind = "data"
 
 
+class DatasetError(CosmosRLError):
+    """Files of a dataset that have changed meanwhile, or too many that cannot be used. Never retried."""
+
+    kind = "data"
+
+
 class DivergenceError(CosmosRLError):
     """Non-finite numbers in training. Never retried, because equal bits would diverge again."""
 

@@ -77,6 +77,9 @@ def _names_in(settings: object) -> Iterator[tuple[str, str]]:
             yield kind, getattr(settings, field)
         for name in type(settings).model_fields:
             yield from _names_in(getattr(settings, name))
+    elif isinstance(settings, tuple | list | dict):
+        for value in settings.values() if isinstance(settings, dict) else settings:
+            yield from _names_in(value)
 
 
 def use(values: Any, *, verify: bool) -> None:

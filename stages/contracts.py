@@ -86,6 +86,37 @@ class OptimizerSteps(Section):
     """Consecutive steps that may be skipped because their gradients are not finite. Affects success, not the result."""
 
 
+class Index(StageConfig):
+    """One part of a dataset: what is new in its sources, and what has gone, since the parts before it."""
+
+    name = "index"
+    version = 1
+    torch = False
+    inputs = {"parts": "many"}
+    ITEMS: ClassVar[str] = "items.parquet"
+    """A row a new item, with the digests of its medium and its caption, and the facts of the medium."""
+    REMOVED: ClassVar[str] = "removed.parquet"
+    """A row an item of an earlier part that is no longer there, or has another medium or caption."""
+    LEFT_OUT: ClassVar[str] = "left_out.parquet"
+    """A row a unit or item that cannot be used, with the reason."""
+    STAMPS: ClassVar[str] = f"{RECORDS}stamps.parquet"
+    """A row a unit of the sources, with the stamp that says whether it has changed."""
+    sources: dict[str, AnyDataset]
+    """Plugins that list the files, by the names that people give them."""
+    stamps: str
+    """Digest of the stamps of the sources, when the Request was made. Other stamps are another part."""
+    captioned: bool = True
+    """Whether an item without a caption is left out."""
+    min_size: tuple[int, int] = (1, 1)
+    """Least height and width in pixels."""
+    min_frames: int = 1
+    """Fewest frames."""
+    max_left_out: float = Field(default=0.05, json_schema_extra=NOT_IDENTITY)
+    """Share of the items of all parts that may be left out. Affects success, not the result."""
+    units_per_shard: int = 256
+    """Units in one shard: what a retry keeps."""
+
+
 class Embed(StageConfig):
     """Text embeddings of prompts, made once: one safetensors file a prompt, in tar shards."""
 
@@ -305,5 +336,5 @@ class Report(StageConfig):
     groups_shown: int = 2
 
 
-_STAGES = (Embed, Encode, Policy, Rollout, Reward, Update, Finetune, Export, Evaluate, Validate, Report)
+_STAGES = (Index, Embed, Encode, Policy, Rollout, Reward, Update, Finetune, Export, Evaluate, Validate, Report)
 STAGES: dict[str, type[StageConfig]] = {stage.name: stage for stage in _STAGES}

@@ -250,7 +250,7 @@ def _place_plugins(values: Values, folder: Path) -> None:
 
 def launch_of(cluster: str) -> LaunchConfig:
     """Read a cluster profile. Raises :class:`ConfigError` if the file is missing or not valid."""
-    launch = _validated(LaunchConfig, _profile(cluster)["launch"], cluster)
+    launch = validated(LaunchConfig, _profile(cluster)["launch"], cluster)
     if mistakes := list(effects.of_launch(launch)):
         raise ConfigError("\n  ".join([f"{cluster}:", *mistakes]))
     return launch
@@ -277,13 +277,14 @@ def read_toml(path: str | Path, example: str) -> Values:
 
 def check(values: Values, source: str) -> Recipe:
     """Build a recipe from plain values, strictly typed. Raises one :class:`ConfigError` with all mistakes."""
-    return _validated(Recipe, values, source)
+    return validated(Recipe, values, source)
 
 
 _S = TypeVar("_S", bound=Section)
 
 
-def _validated(model: type[_S], values: Any, source: str) -> _S:
+def validated(model: type[_S], values: Any, source: str) -> _S:
+    """Build a section from plain values, strictly typed. Raises one :class:`ConfigError` with all mistakes."""
     try:
         # Through JSON, whose strict mode also accepts arrays for tuples and whole numbers for floats.
         text = json.dumps(values, default=str)

@@ -1,12 +1,13 @@
 """Interface of dataset plugins.
 
 A plugin file has a class ``Options`` (a :class:`DatasetOptions`) and the function ``prompts``. A dataset with media is
-a :class:`MediaPlugin`, with a class ``Media`` and the function ``digest``.
+a :class:`MediaPlugin`, with a class ``Media`` and the function ``digest``. One whose files are indexed has a class
+``Source``.
 """
 
 import hashlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
 from pydantic import Field
@@ -63,4 +64,32 @@ class MediaPlugin(Protocol):
 
     def digest(self, options: Any) -> str:
         """Return the digest of names and bytes of the files that are read; "" if options define all items."""
+        ...
+
+
+class Item(NamedTuple):
+    """A medium with its caption, as a source lists it. Nothing of the medium is decoded."""
+
+    name: str
+    """Unique in the source, such as the stem of its files."""
+    kind: Literal["image", "video"]
+    caption: str | None
+    """None if there is none yet."""
+    metadata: dict[str, Any] = {}
+    """JSON values beside the caption."""
+
+
+class Source(Protocol):
+    """Files of media and captions, in units that change as a whole: the files of an item, or a shard of items."""
+
+    def stamps(self) -> dict[str, str]:
+        """Return a stamp of each unit, by its name. Reads no file: a unit with an equal stamp counts as unchanged."""
+        ...
+
+    def items(self, unit: str) -> list[Item]:
+        """Return the items of a unit. Raises :class:`ConfigError` with the reason if it cannot be used."""
+        ...
+
+    def open(self, name: str) -> BinaryIO:
+        """Open the medium of an item, by the item's name, as a file that can be searched."""
         ...

@@ -9,25 +9,31 @@ clip if videos give several. Items are sorted by id.
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO, Literal
 
 import av
 import numpy as np
 from PIL import Image, ImageOps
 from pydantic import Field, PositiveInt
 
+from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.datasets._base import Prompt, prompt_id
+from cosmos_rl_core.datasets._base import Item, Prompt, prompt_id
 from cosmos_rl_core.errors import ConfigError, mistakes_in
+from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.file_digests import files_digest
 
 IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 VIDEOS = frozenset({".mp4", ".mkv", ".mov", ".webm"})
+
+Files = dict[str, list[str]]
+"""Names of files, relative to the folder, by stem."""
 
 _ITEM_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 _DAMAGED = (OSError, EOFError, ValueError, SyntaxError, IndexError)
@@ -70,9 +76,8 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
 
 def digest(options: Options) -> str:
     """Return the digest of names and bytes of all files. Raises :class:`ConfigError` if the folder is missing."""
-    root, (media, captions) = Path(options.local_dir), _find(options.local_dir)
-    files = itertools.chain(*media.values(), *captions.values())
-    return files_digest({file.relative_to(root).as_posix(): file for file in files})
+    media, captions = _find(options.local_dir)
+    return files_digest({n: Path(options.local_dir, n) for n in itertools.chain(*media.values(), *captions.values())})
 
 
 class Media:
@@ -106,6 +111,40 @@ class Media:
         return self._items[index]
 
 
+class Source:
+    """Files of the folder, on a local disk or in S3: a unit is an item, named by its stem."""
+
+    def __init__(self, options: Options):
+        self._root = options.local_dir
+        self._media: dict[str, list[str]] = {}
+        self._captions: dict[str, list[str]] = {}
+
+    def stamps(self) -> dict[str, str]:
+        """Return sizes and times, or ETags, of the files of each item. Raises :class:`ConfigError` on no folder."""
+        try:
+            found = store.stamps(self._root)
+        except FileNotFoundError as error:
+            raise _no_folder(self._root) from error
+        self._media, self._captions = _layout(self._root, found)
+        units = sorted(self._media.keys() | self._captions.keys())
+        return {unit: "; ".join(f"{name} {found[name]}" for name in self._files(unit)) for unit in units}
+
+    def items(self, unit: str) -> list[Item]:
+        """Return the one item of a stem. Raises :class:`ConfigError` on several files of one kind, or a bad caption."""
+        media, captions = self._media.get(unit, []), self._captions.get(unit, [])
+        if mistakes := _misfits(unit, media, captions):
+            raise ConfigError("; ".join(mistakes))
+        kind = "video" if PurePath(media[0]).suffix.lower() in VIDEOS else "image"
+        return [Item(unit, kind, *(_caption(self._root, captions[0]) if captions else (None, {})))]
+
+    def open(self, name: str) -> BinaryIO:
+        """Open the medium of a stem."""
+        return store.stream(store.join(self._root, self._media[name][0]))
+
+    def _files(self, unit: str) -> list[str]:
+        return [*self._media.get(unit, ()), *self._captions.get(unit, ())]
+
+
 def fit(picture: Image.Image, size: tuple[int, int]) -> np.ndarray:
     """Scale a picture (bicubic) until it just covers ``size`` (height, width), and return its middle.
 
@@ -128,14 +167,14 @@ def _items(options: Options, *, decode: bool) -> list[_Item]:
     mistakes: list[str] = []
     for item_id in sorted(media.keys() | captions.keys()):
         try:
-            item = _item(item_id, media.get(item_id, []), captions.get(item_id, []))
+            item = _item(options.local_dir, item_id, media.get(item_id, []), captions.get(item_id, []))
             items += [_clip(item, clip, options.clips) for clip in range(options.clips)]
         except ConfigError as error:
             mistakes += str(error).splitlines()
     if decode:
         # Decoding takes most of the time and releases the interpreter lock.
         with ThreadPoolExecutor() as pool:
-            files = sorted(itertools.chain(*media.values()))
+            files = [Path(options.local_dir, name) for name in sorted(itertools.chain(*media.values()))]
             mistakes += filter(None, pool.map(_fault, files, itertools.repeat(options)))
     if not media and not captions:
         mistakes.append("no image or video with a caption")
@@ -148,31 +187,58 @@ def _clip(item: _Item, clip: int, clips: int) -> _Item:
     return item if clips == 1 else replace(item, item_id=f"{item.item_id}-{clip:02d}", clip=clip)
 
 
-def _find(local_dir: str) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
-    """Return media and captions by stem. Raises :class:`ConfigError` if the folder is missing or mixes layouts."""
-    root = Path(local_dir)
-    if not root.is_dir():
-        raise ConfigError(f"no folder at {root}; expected images or videos with captions")
-    folders = [root / name for name in ("images", "videos") if (root / name).is_dir()]
+def _find(local_dir: str) -> tuple[Files, Files]:
+    """Return media and captions of a folder by stem. Raises :class:`ConfigError` if it is missing or mixes layouts."""
+    try:
+        return _layout(local_dir, store.stamps(local_dir))
+    except FileNotFoundError as error:
+        raise _no_folder(local_dir) from error
+
+
+def _no_folder(local_dir: str) -> ConfigError:
+    return ConfigError(f"no folder at {local_dir}; expected images or videos with captions")
+
+
+def _layout(local_dir: str, names: Iterable[str]) -> tuple[Files, Files]:
+    """Return media and captions by stem, given the names of all files, relative to the folder."""
+    by_folder: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(names):
+        by_folder[str(PurePath(name).parent)].append(name)
+    folders = [name for name in ("images", "videos") if name in by_folder]
     if len(folders) > 1:
-        raise ConfigError(f"{root} has both images/ and videos/; expected one of them")
-    if folders:
-        return _files(folders[0], IMAGES | VIDEOS), _files(root / "metas", {".txt", ".json"})
-    return _files(root, IMAGES | VIDEOS), _files(root, {".json"})
+        raise ConfigError(f"{local_dir} has both images/ and videos/; expected one of them")
+    media = by_folder[folders[0] if folders else "."]
+    captions, extensions = (by_folder["metas"], {".txt", ".json"}) if folders else (media, {".json"})
+    return _by_stem(media, IMAGES | VIDEOS), _by_stem(captions, extensions)
 
 
-def _files(folder: Path, extensions: frozenset[str] | set[str]) -> dict[str, list[Path]]:
-    """Return the files with these extensions by stem."""
-    found: dict[str, list[Path]] = {}
-    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if file.suffix.lower() in extensions and file.is_file() and not file.name.startswith("."):
-            found.setdefault(file.stem, []).append(file)
+def _by_stem(names: Iterable[str], extensions: Collection[str]) -> Files:
+    """Return the names with these extensions by stem."""
+    found: Files = {}
+    for path in map(PurePath, names):
+        if path.suffix.lower() in extensions:
+            found.setdefault(path.stem, []).append(str(path))
     return found
 
 
-def _item(item_id: str, media: list[Path], captions: list[Path]) -> _Item:
+def _item(local_dir: str, item_id: str, media: list[str], captions: list[str]) -> _Item:
     """Return the item of a stem. Raises :class:`ConfigError` with a line for each mistake."""
-    name = (media or captions)[0].name
+    mistakes = _misfits(item_id, media, captions)
+    text = ""
+    try:
+        if not captions:
+            raise ConfigError(f"{PurePath(media[0]).name}: no caption")
+        text, _ = _caption(local_dir, captions[0])
+    except ConfigError as error:
+        mistakes.append(str(error))
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return _Item(item_id, Path(local_dir, media[0]), Prompt(id=prompt_id(text), text=text))
+
+
+def _misfits(item_id: str, media: list[str], captions: list[str]) -> list[str]:
+    """Return why the files of a stem are no item, a line for each mistake."""
+    name = PurePath((media or captions)[0]).name
     mistakes = []
     if not _ITEM_ID.fullmatch(item_id):
         mistakes.append(f"{name}: rename it to at most 80 letters, digits, '_', '-' and '.'")
@@ -180,34 +246,32 @@ def _item(item_id: str, media: list[Path], captions: list[Path]) -> _Item:
         mistakes.append(f"{name}: no image or video of that name")
     for kind, files in (("medium", media), ("caption", captions)):
         if len(files) > 1:
-            found = ", ".join(file.name for file in files)
-            mistakes.append(f"{name}: more than one {kind}: {found}")
-    text = ""
-    try:
-        text = _caption(captions[0] if captions else None, name)
-    except ConfigError as error:
-        mistakes.append(str(error))
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
-    return _Item(item_id, media[0], Prompt(id=prompt_id(text), text=text))
+            mistakes.append(f"{name}: more than one {kind}: {', '.join(PurePath(file).name for file in files)}")
+    return mistakes
 
 
-def _caption(file: Path | None, name: str) -> str:
-    """Return the caption in a file, without surrounding white space. Raises :class:`ConfigError` if there is none."""
-    if file is None:
-        raise ConfigError(f"{name}: no caption")
+def _caption(local_dir: str, file: str) -> tuple[str, dict[str, Any]]:
+    """Return the caption in a file, without surrounding white space, and the other values beside it.
+
+    Raises :class:`ConfigError` if there is no caption.
+    """
+    name = PurePath(file).name
+    caption: Any
+    metadata: dict[str, Any] = {}
     try:
-        caption: Any = file.read_text(encoding="utf-8-sig")
-        if file.suffix.lower() == ".json":
+        caption = store.read(store.join(local_dir, file)).decode("utf-8-sig")
+        if name.lower().endswith(".json"):
             about = json.loads(caption)
-            caption = about.get("prompt") if isinstance(about, dict) else None
+            metadata = about if isinstance(about, dict) else {}
+            caption = metadata.pop("prompt", None)
+        canonical_json([caption, metadata])  # ValueError on NaN and on half a surrogate pair
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file.name}: cannot be read: {_line(error)}") from error
+        raise ConfigError(f"{name}: cannot be read: {_line(error)}") from error
     if not isinstance(caption, str):
-        raise ConfigError(f'{file.name}: no caption; expected an object with the text "prompt"')
+        raise ConfigError(f'{name}: no caption; expected an object with the text "prompt"')
     if not caption.strip():
-        raise ConfigError(f"{file.name}: the caption is empty")
-    return caption.strip()
+        raise ConfigError(f"{name}: the caption is empty")
+    return caption.strip(), metadata
 
 
 def _fault(file: Path, options: Options) -> str | None:

@@ -135,6 +135,43 @@ def listed(url: str) -> dict[str, Listed]:
     return {name.removeprefix(path).lstrip("/"): _listed(entry) for name, entry in found.items()}
 
 
+def stamps(url: str) -> dict[str, str]:
+    """Return a stamp of each object under ``url``, by its name relative to it; hidden objects are left out.
+
+    An object with another size, another time of its last write (local, in nanoseconds) or another ETag and version (S3)
+    has another stamp. An edit that keeps all of them goes unnoticed. Raises ``FileNotFoundError`` if a local folder
+    does not exist.
+    """
+    fs, path = _resolve(url)
+    with _unavailable("list", url, FileNotFoundError):
+        if isinstance(fs, LocalFileSystem):
+            return dict(_local_stamps(path, ""))
+        found = cast("dict[str, dict[str, Any]]", fs.find(path, detail=True))
+    names = {name.removeprefix(path).lstrip("/"): entry for name, entry in found.items()}
+    return {name: _stamp(entry) for name, entry in names.items() if not any(map(_is_hidden, name.split("/")))}
+
+
+def _local_stamps(folder: str, prefix: str) -> Iterator[tuple[str, str]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if _is_hidden(entry.name):
+                continue
+            if entry.is_dir():
+                yield from _local_stamps(entry.path, f"{prefix}{entry.name}/")
+            elif entry.is_file():
+                status = entry.stat()
+                yield f"{prefix}{entry.name}", f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _stamp(entry: Mapping[str, Any]) -> str:
+    named = (str(entry[name]).strip('"') for name in ("ETag", "VersionId") if entry.get(name))
+    return " ".join([str(entry["size"]), *named])
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".")
+
+
 def _listed(entry: Mapping[str, Any]) -> Listed:
     # Without a time, the object counts as written just now.
     written = entry.get("mtime", entry.get("LastModified", math.inf))

@@ -109,6 +109,30 @@ def run(
 
 
 @command(app)
+def preprocess(
+    dataset: Annotated[str, Argument(help="TOML file of a dataset")],
+    store: StoreOption = DEFAULT_STORE,
+    overrides: OverridesOption = None,
+    cluster: ClusterOption = None,
+) -> None:
+    """Bring a dataset up to date with its files: index what is new, write the next snapshot.
+
+    Examples:
+        cosmos-flows preprocess configs/data/local.toml
+        cosmos-flows preprocess configs/data/local.toml --set sources.mine.local_dir=clips --store s3://bucket/prefix
+    """
+    operation = import_module("flows.operations.preprocess")
+    config = import_module("cosmos_rl_core.config.dataset").read_dataset(dataset, tuple(overrides or ()), cluster)
+    # Without Prefect, whose server takes longer to start than 10,000 files take to be looked at.
+    if (head := operation.unchanged(config, store)) is not None:
+        typer.echo(operation.described(head, None))
+        return
+    with import_module("flows.running.server").prefect_server():
+        flow = import_module("flows.preprocess").preprocess
+        flow(dataset, store, overrides, cluster)
+
+
+@command(app)
 def plan(
     recipe: RecipeArgument,
     store: StoreOption = DEFAULT_STORE,

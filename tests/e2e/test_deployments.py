@@ -46,6 +46,7 @@ NAMES = {
         "sana-video-sft-lora",
         "tiny-sft",
     },
+    "preprocess": {"local"},
     "stage": {"run"},
     "infra": {"check"},
 }

@@ -16,8 +16,10 @@ from cosmos_rl_core.outside_plugins import find
 from docs._ext import recipe_fields
 from flows.cli import app as cli
 from tests.pages import ROOT, write_examples
+from tests.test_rules import SHIPPED_RECIPES
 
-RECIPES = [path for folder in ("configs", "docs/studies", "tests/e2e") for path in (ROOT / folder).rglob("*.toml")]
+OTHERS = [path for folder in ("docs/studies", "tests/e2e") for path in (ROOT / folder).rglob("*.toml")]
+RECIPES = [*SHIPPED_RECIPES, *OTHERS]
 
 
 def schema_of(*words: str) -> dict[str, Any]:

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from cosmos_rl_core.canonical import digest
-from cosmos_rl_core.datasets import rendered_text
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.datasets import _sources, local, rendered_text
 from flows.planning import requests
 from flows.planning.run import Run
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.contracts import STAGES, Encode, MediaShape
+from stages.contracts import STAGES, Encode, Index, MediaShape
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_run
 
@@ -50,9 +51,22 @@ def recipe(train_policy: dict[str, Any], **policy: Any) -> dict[str, Any]:
     }
 
 
+def index_of_one_item(tmp_path: Path) -> Request:
+    """An index of a picture whose bytes no library made."""
+    folder = tmp_path / "media"
+    folder.mkdir()
+    # A GIF of one black pixel, read by its bytes whatever its name.
+    pixel = "47494638376101000100800000000000ffffff2c00000000010001000002024401003b"
+    (folder / "0000.png").write_bytes(bytes.fromhex(pixel))
+    (folder / "0000.json").write_text('{"prompt": "a black pixel"}', encoding="utf-8")
+    sources: dict[str, DatasetOptions] = {"mine": local.Options(local_dir=str(folder))}
+    stamps = _sources.digest(_sources.stamps({"mine": _sources.source_of(sources["mine"])}))
+    return Request(stage="index", slot=f"{tmp_path}/index", seed=0, config=Index(sources=sources, stamps=stamps))
+
+
 def all_stages(tmp_path: Path) -> dict[str, Manifest]:
     """Every stage once, by its name."""
-    made: dict[str, Manifest] = {}
+    made: dict[str, Manifest] = {"index": make(index_of_one_item(tmp_path), tmp_path)}
 
     def step(request: Request) -> None:
         made[request.stage] = make(request, tmp_path)

@@ -1,0 +1,47 @@
+"""The file of a dataset: where its media and captions come from, and which of them are used."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field, PositiveInt, StringConstraints
+
+from cosmos_rl_core import outside_plugins
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.config.recipe import read_values, validated
+from cosmos_rl_core.config.train import AnyDataset
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,47}$")]
+"""Shorter than the digests that other folders of the store are named by."""
+
+
+class DatasetConfig(Section):
+    """A dataset that is indexed once, shared by runs, and added to when its files change."""
+
+    name: Name
+    """Name of the dataset in its store."""
+    sources: dict[Name, AnyDataset] = Field(min_length=1)
+    """Plugins that list files of media and captions, by names of your own. An item keeps the name of its source."""
+    captioned: bool = True
+    """Whether items without a caption are left out."""
+    min_size: tuple[PositiveInt, PositiveInt] = (1, 1)
+    """Least height and width of a medium in pixels. Smaller ones are left out."""
+    min_frames: int = Field(default=1, ge=1)
+    """Fewest frames of a medium. Shorter ones are left out."""
+    max_left_out: float = Field(default=0.05, ge=0.0, le=1.0, json_schema_extra=NOT_IDENTITY)
+    """Share of the items of changed files that may be left out, as damaged or too small, before it is an error."""
+    plugins: tuple[str, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
+    """Files or folders of plugins outside the package. Relative paths start at the file that names them."""
+    launch: LaunchConfig = Field(default=LaunchConfig(), json_schema_extra=NOT_IDENTITY)
+    """Where and how its stages run."""
+
+
+def read_dataset(path: str, overrides: Sequence[str] = (), cluster: str | None = None) -> DatasetConfig:
+    """Read the TOML file of a dataset, with overrides ``a.b.c=value``. Import the plugins from outside that it names.
+
+    Raises one :class:`ConfigError` with all mistakes.
+    """
+    values = read_values(path, overrides, cluster)
+    paths = values.get("plugins", [])
+    outside_plugins.find(path for path in paths if isinstance(path, str))
+    return validated(DatasetConfig, values, path)

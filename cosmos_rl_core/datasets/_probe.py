@@ -1,0 +1,72 @@
+"""Facts of a medium, read from its file without decoding all of it."""
+
+import hashlib
+from typing import BinaryIO, NamedTuple
+
+import av
+from PIL import Image
+
+from cosmos_rl_core.errors import ConfigError
+
+BLOCK_BYTES = 2**20
+_DAMAGED = (OSError, EOFError, ValueError, SyntaxError, IndexError, Image.DecompressionBombError, av.FFmpegError)
+"""Errors of Pillow and FFmpeg for damaged files."""
+
+
+class Facts(NamedTuple):
+    """Identity and shape of a medium."""
+
+    medium: str
+    """Sha256 of its bytes."""
+    size_bytes: int
+    height: int
+    """Height in pixels, as it is shown: turned by the file's own orientation."""
+    width: int
+    frames: int
+    """Frames; 1 for an image."""
+    fps: float
+    """Mean frames per second; 0 for an image."""
+
+
+def probe(file: BinaryIO, kind: str) -> Facts:
+    """Return the facts of a medium.
+
+    Every byte is hashed. An image is decoded; of a video every packet is read and the first frame decoded. Raises
+    :class:`ConfigError` with the reason if the file is damaged.
+    """
+    found, size = hashlib.sha256(), 0
+    while block := file.read(BLOCK_BYTES):
+        found.update(block)
+        size += len(block)
+    file.seek(0)
+    try:
+        shape = _video(file) if kind == "video" else _image(file)
+    except _DAMAGED as error:
+        raise ConfigError(f"cannot be read: {' '.join(str(error).split()) or type(error).__name__}") from error
+    return Facts(found.hexdigest(), size, *shape)
+
+
+def _image(file: BinaryIO) -> tuple[int, int, int, float]:
+    with Image.open(file) as picture:
+        picture.load()
+        turned = picture.getexif().get(_ORIENTATION, 1) in _QUARTER_TURNS
+        width, height = picture.size[::-1] if turned else picture.size
+        return height, width, 1, 0.0
+
+
+_ORIENTATION = 0x0112
+"""The tag of EXIF."""
+_QUARTER_TURNS = {5, 6, 7, 8}
+
+
+def _video(file: BinaryIO) -> tuple[int, int, int, float]:
+    with av.open(file, "r") as container:
+        if not container.streams.video:
+            raise ValueError("it has no video stream")
+        first = next(container.decode(video=0))
+        turned = first.rotation % 180 != 0
+        height, width = (first.width, first.height) if turned else (first.height, first.width)
+        rate = container.streams.video[0].average_rate
+        container.seek(0)
+        frames = sum(packet.size > 0 for packet in container.demux(video=0))
+        return height, width, frames, float(rate or 0)

@@ -1,0 +1,35 @@
+"""The sources of one dataset: plugins that list files of media and captions, and their units under one name each."""
+
+from collections.abc import Mapping
+from typing import cast
+
+from cosmos_rl_core import canonical, plugins
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.datasets._base import Source
+from cosmos_rl_core.errors import ConfigError
+
+
+def source_of(options: DatasetOptions) -> Source:
+    """Return the source that options describe. Raises :class:`ConfigError` if the plugin's files are not indexed."""
+    plugin = plugins.load("datasets", options.name)
+    if not hasattr(plugin, "Source"):
+        able = [name for name in plugins.known("datasets") if hasattr(plugins.load("datasets", name), "Source")]
+        raise ConfigError(f"the dataset {options.name!r} is no source of files; sources: {', '.join(able)}")
+    with plugins.errors_of("datasets", options.name):
+        return cast("Source", plugin.Source(options))
+
+
+def stamps(sources: Mapping[str, Source]) -> dict[str, str]:
+    """Return the stamp of each unit of all sources. A unit is named ``<name of the source>/<its name there>``."""
+    return {f"{name}/{unit}": stamp for name, source in sources.items() for unit, stamp in source.stamps().items()}
+
+
+def digest(found: dict[str, str]) -> str:
+    """Return the digest of stamps."""
+    return canonical.digest(found)
+
+
+def place_of(sources: Mapping[str, Source], unit: str) -> tuple[Source, str]:
+    """Return the source of a unit, and the unit's name there."""
+    name, _, there = unit.partition("/")
+    return sources[name], there

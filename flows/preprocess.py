@@ -1,0 +1,55 @@
+"""Preparation of a dataset as a Prefect flow: ``prefect deployment run preprocess/local``, or on a schedule."""
+
+from contextlib import closing
+
+from prefect import flow, get_run_logger
+from prefect.artifacts import create_table_artifact
+from prefect.runtime import deployment, flow_run
+
+from cosmos_rl_core.config.dataset import read_dataset
+from flows.defaults import DEFAULT_STORE
+from flows.operations import preprocess as operation
+from flows.running import pauses
+from flows.running.display import Display
+from flows.running.launch import launch
+from flows.running.progress import Reporter
+from flows.running.session import Override, Place, ends_in_state
+from flows.running.wave import Waves
+
+
+def dataset_name() -> str:
+    """Return the flow run's name in the UI."""
+    return str(flow_run.get_parameters()["dataset"])
+
+
+@flow(name="preprocess", description="Bring a dataset up to date with its files.", flow_run_name=dataset_name)
+@ends_in_state
+def preprocess(
+    dataset: Place,
+    store: Place = DEFAULT_STORE,
+    overrides: list[Override] | None = None,
+    cluster: Place | None = None,
+) -> str:
+    """Index the files that are new or changed, and write the next snapshot of the dataset.
+
+    Args:
+        dataset: Path of the TOML file of the dataset.
+        store: Directory or URL (s3://bucket/prefix) of all datasets and runs.
+        overrides: Settings of the file to change, one in each line: section.key=value.
+        cluster: Path of a cluster profile (TOML).
+    """
+    config = read_dataset(dataset, tuple(overrides or ()), cluster)
+    root = operation.root_of(store, config.name)
+    log = get_run_logger().info if deployment.get_id() else None
+    with Reporter(root) as reporter:
+        shown = Display(log, reporter)
+        # Parts may be made by other versions and machines: each part says by which.
+        waves = Waves(root, config.launch, shown, allow_numerics_change=True, check=pauses.stop_if_suspended)
+        with shown, closing(waves):
+            snapshot, added = operation.preprocess(config, store, lambda name, request: launch(waves, name, request))
+            shown.note(operation.described(snapshot, added))
+    if added is not None:
+        row = {name: added.summary[name] for name in ("items", "removed", "left_out", "units_read", "seconds")}
+        key = f"dataset-{config.name.lower().replace('_', '-')}"
+        create_table_artifact([row], key=key, description=f"Snapshot {snapshot.number} of {config.name}")
+    return operation.described(snapshot, added)

@@ -1,0 +1,78 @@
+"""Snapshots of a dataset: which parts it has. Each is written once; the newest is the head.
+
+A run pins a snapshot and never moves. Nothing is deleted from a part, so that every snapshot stays whole.
+"""
+
+from typing import Self
+
+from pydantic import Field
+
+from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import RESTORE, unseal
+from stages.artifacts.records import Sealed, parsed
+from stages.artifacts.request import Input
+
+
+class Snapshot(Sealed):
+    """The parts of a dataset at one time."""
+
+    kind = "snapshot"
+    dataset: str
+    """Name of the dataset in its store."""
+    number: int = Field(ge=1)
+    stamps: str
+    """Digest of the stamps of the sources: equal stamps mean that nothing is new."""
+    settings: str
+    """Digest of the settings that its parts were made with. Under other settings all files are read again."""
+    parts: tuple[Input, ...]
+    """Artifacts of the stage ``index``, in order."""
+    previous: str | None
+    """Digest of the bytes of the snapshot before it; None for the first."""
+
+    @classmethod
+    def read(cls, store_url: str, dataset: str, number: int) -> Self | None:
+        """Return a snapshot; None if there is none of that number.
+
+        Raises :class:`ArtifactError` if it is damaged, or was written as another one.
+        """
+        url = url_of(store_url, dataset, number)
+        data = store.read_if_exists(url)
+        if data is None:
+            return None
+        found = parsed(cls, unseal(data, cls.kind, url), url)
+        if (found.dataset, found.number) != (dataset, number):
+            raise ArtifactError(f"{url} was written as snapshot {found.number} of {found.dataset!r}; {RESTORE}")
+        return found
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of its bytes."""
+        return sha256(self.sealed())
+
+
+def url_of(store_url: str, dataset: str, number: int) -> str:
+    """Return where a dataset keeps a snapshot."""
+    return store.join(store.absolute(store_url), "dataset", dataset, "snapshots", f"{number}.json")
+
+
+def newest(store_url: str, dataset: str) -> Snapshot | None:
+    """Return the head of a dataset; None if it has no snapshot. Found by probing, never by listing."""
+    number = 1
+    while _exists(store_url, dataset, number):
+        number *= 2
+    low, high = number // 2, number  # the head is in [low, high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _exists(store_url, dataset, middle) else (low, middle)
+    return Snapshot.read(store_url, dataset, low) if low else None
+
+
+def put(store_url: str, snapshot: Snapshot) -> bool:
+    """Write a snapshot. Return False if another process has written that number meanwhile."""
+    return store.put_if_absent(url_of(store_url, snapshot.dataset, snapshot.number), snapshot.sealed())
+
+
+def _exists(store_url: str, dataset: str, number: int) -> bool:
+    return store.size(url_of(store_url, dataset, number)) is not None

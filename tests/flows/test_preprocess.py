@@ -1,0 +1,167 @@
+"""A dataset that is brought up to date with its files: by several processes, under other settings, by hand."""
+
+import json
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from cosmos_rl_core.config.dataset import DatasetConfig, read_dataset
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from flows.cli import app as cli
+from flows.operations.preprocess import described, preprocess, unchanged
+from stages.artifacts import snapshots
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.formats.parts import Parts
+from tests.stages.conftest import make
+from tests.test_rules import ROOT
+
+
+@pytest.fixture
+def clips(tmp_path: Path) -> Path:
+    """Three captioned images."""
+    clips = tmp_path / "clips"
+    for number in range(3):
+        add(clips, number)
+    return clips
+
+
+def add(clips: Path, number: int) -> None:
+    clips.mkdir(exist_ok=True)
+    pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(clips / f"{number:04d}.png")
+    (clips / f"{number:04d}.json").write_text(json.dumps({"prompt": f"picture {number}"}), encoding="utf-8")
+
+
+def config_of(clips: Path, **settings: Any) -> DatasetConfig:
+    values = {"name": "clips", "sources": {"mine": {"name": "local", "local_dir": str(clips)}}} | settings
+    return DatasetConfig.model_validate(values)
+
+
+def prepare(config: DatasetConfig, tmp_path: Path, made: list[str] | None = None) -> str:
+    """Prepare in this process; return the line for people."""
+
+    def launch(name: str, request: Request) -> list[Manifest]:
+        if made is not None:
+            made.append(name)
+        return [make(request, tmp_path / secrets.token_hex(4))]
+
+    return described(*preprocess(config, str(tmp_path / "store"), launch))
+
+
+def names_of(tmp_path: Path, number: int | None = None) -> list[str]:
+    """Names of the items of a snapshot, or of the newest."""
+    url = str(tmp_path / "store")
+    head = snapshots.newest(url, "clips") if number is None else snapshots.Snapshot.read(url, "clips", number)
+    assert head is not None
+    return sorted(Parts([Artifact(part) for part in head.parts]).items["name"])
+
+
+def test_each_snapshot_adds_a_part_and_leaves_the_earlier_ones_whole(clips: Path, tmp_path: Path):
+    config, made = config_of(clips), list[str]()
+    assert prepare(config, tmp_path, made) == "clips: snapshot 1: 3 new, 0 removed, 0 left out"
+    assert prepare(config, tmp_path, made) == "clips: snapshot 1, nothing new"
+    assert len(made) == 1
+    add(clips, 3)
+    (clips / "0000.png").unlink()
+    (clips / "0000.json").unlink()
+    assert prepare(config, tmp_path, made) == "clips: snapshot 2: 1 new, 1 removed, 0 left out"
+    assert names_of(tmp_path, 1) == ["0000", "0001", "0002"]
+    assert names_of(tmp_path, 2) == names_of(tmp_path) == ["0001", "0002", "0003"]
+    head = snapshots.newest(str(tmp_path / "store"), "clips")
+    first = snapshots.Snapshot.read(str(tmp_path / "store"), "clips", 1)
+    assert head is not None
+    assert first is not None
+    assert head.previous == first.digest
+    assert head.parts[:1] == first.parts
+
+
+def test_two_at_once_write_one_snapshot(clips: Path, tmp_path: Path):
+    with ThreadPoolExecutor() as pool:
+        said = [*pool.map(lambda _: prepare(config_of(clips), tmp_path), range(2))]
+    assert "clips: snapshot 1: 3 new, 0 removed, 0 left out" in said
+    head = snapshots.newest(str(tmp_path / "store"), "clips")
+    assert head is not None
+    assert (head.number, len(head.parts)) == (1, 1)
+
+
+def test_under_other_settings_all_files_are_read_again(clips: Path, tmp_path: Path):
+    prepare(config_of(clips), tmp_path)
+    assert unchanged(config_of(clips, max_left_out=1.0), str(tmp_path / "store")) is not None
+    other = config_of(clips, min_size=(9, 9), max_left_out=1.0)
+    assert prepare(other, tmp_path) == "clips: snapshot 2: 0 new, 0 removed, 3 left out"
+    assert names_of(tmp_path) == []
+    assert names_of(tmp_path, 1) == ["0000", "0001", "0002"]
+
+
+def test_the_newest_of_many_snapshots_is_found_by_probing(clips: Path, tmp_path: Path):
+    url = str(tmp_path / "store")
+    prepare(config_of(clips), tmp_path)
+    head = snapshots.newest(url, "clips")
+    assert head is not None
+    for number in range(2, 12):
+        head = head.model_copy(update={"number": number, "previous": head.digest})
+        assert snapshots.put(url, head)
+        found = snapshots.newest(url, "clips")
+        assert found is not None
+        assert found.number == number
+    assert not snapshots.put(url, head.model_copy(update={"stamps": "those of another process"}))
+
+
+def test_a_changed_snapshot_is_damage(clips: Path, tmp_path: Path):
+    prepare(config_of(clips), tmp_path)
+    file = Path(snapshots.url_of(str(tmp_path / "store"), "clips", 1))
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b'"number":1', b'"number":2'))
+    with pytest.raises(ArtifactError, match="its digest does not match"):
+        snapshots.newest(str(tmp_path / "store"), "clips")
+    file.write_bytes(whole)
+    file.rename(file.with_name("2.json"))
+    with pytest.raises(ArtifactError, match="was written as snapshot 1"):
+        snapshots.Snapshot.read(str(tmp_path / "store"), "clips", 2)
+
+
+def test_the_command_starts_nothing_if_nothing_is_new(clips: Path, tmp_path: Path):
+    prepare(config_of(clips), tmp_path)
+    file = tmp_path / "clips.toml"
+    file.write_text(f'name = "clips"\n[sources.mine]\nname = "local"\nlocal_dir = "{clips}"', encoding="utf-8")
+    ended = CliRunner().invoke(cli.app, ["preprocess", str(file), "--store", str(tmp_path / "store")])
+    assert (ended.exit_code, ended.output) == (0, "clips: snapshot 1, nothing new\n")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ('name = "clips"', "sources: Field required"),
+        ('name = "clips"\n[sources.a]\nname = "locl"', "did you mean 'local'"),
+        ('name = "a/b"\n[sources.a]\nname = "local"\nlocal_dir = "x"', "name: String should match pattern"),
+        ('name = "clips"\nmin_frame = 2\n[sources.a]\nname = "local"\nlocal_dir = "x"', "min_frames"),
+    ],
+)
+def test_mistakes_of_a_file_are_named(lines: str, expected: str, tmp_path: Path):
+    file = tmp_path / "clips.toml"
+    file.write_text(lines, encoding="utf-8")
+    ended = CliRunner().invoke(cli.app, ["preprocess", str(file)])
+    assert ended.exit_code == 64
+    assert expected in ended.output
+
+
+def test_a_dataset_without_files_and_a_folder_that_is_not_there_are_named(tmp_path: Path):
+    config = DatasetConfig.model_validate({"name": "clips", "sources": {"a": {"name": "mock"}}})
+    with pytest.raises(ConfigError, match="'mock' is no source of files; sources: local"):
+        prepare(config, tmp_path)
+    with pytest.raises(ConfigError, match="no folder at"):
+        prepare(config_of(tmp_path / "away"), tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/data").glob("*.toml")), ids=lambda path: path.name)
+def test_every_shipped_file_is_valid(path: Path):
+    assert read_dataset(str(path)).sources
+    assert read_dataset(f"package:data/{path.stem}") == read_dataset(str(path))

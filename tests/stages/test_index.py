@@ -1,0 +1,238 @@
+"""Parts of a dataset: what is read, what is new, what has gone, and what cannot be used."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.datasets import _sources
+from cosmos_rl_core.datasets._base import prompt_id
+from cosmos_rl_core.datasets.local import Options
+from cosmos_rl_core.errors import DatasetError
+from cosmos_rl_core.storage import store
+from stages import contracts, index
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Input, Request
+from stages.artifacts.slots import input_of
+from stages.formats.parts import Parts
+from stages.formats.tables import read_table
+from tests.stages.conftest import make
+
+SIZE = (20, 30)
+
+
+def image(path: Path, seed: int, size: tuple[int, int] = SIZE, **options: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path, **options)
+
+
+def video(path: Path, seed: int, frames: int, fps: int = 12) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (frames, 32, 48, 3), dtype=np.uint8)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=fps)
+        stream.height, stream.width, stream.pix_fmt = 32, 48, "yuv420p"
+        for picture in pixels:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode(None))
+
+
+def caption(folder: Path, stem: str, text: str) -> None:
+    path = folder / "metas" / f"{stem}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Five images with captions; two have one caption."""
+    folder = tmp_path / "source"
+    for number in range(5):
+        image(folder / "images" / f"{number:04d}.png", number)
+        caption(folder, f"{number:04d}", f"picture {number // 2}")
+    return folder
+
+
+class Dataset:
+    """A dataset on one source; its parts are made in turn."""
+
+    def __init__(self, folder: Path, tmp_path: Path, **settings: Any) -> None:
+        self.sources: dict[str, DatasetOptions] = {"mine": Options(local_dir=str(folder))}
+        self.settings, self.tmp_path = settings, tmp_path
+        self.parts: list[Input] = []
+
+    def request(self) -> Request:
+        sources = {name: _sources.source_of(options) for name, options in self.sources.items()}
+        stamps = _sources.digest(_sources.stamps(sources))
+        config = contracts.Index(sources=self.sources, stamps=stamps, **self.settings)
+        slot = store.join(str(self.tmp_path), "store", "dataset", f"part-{len(self.parts)}")
+        return Request(stage="index", slot=slot, seed=0, config=config, inputs={"parts": tuple(self.parts)})
+
+    def make(self) -> dict[str, Any]:
+        """Make the next part; return its summary."""
+        request = self.request()
+        manifest = make(request, self.tmp_path)
+        self.parts.append(input_of(request.slot))
+        return {name: count for name, count in manifest.summary.items() if name != "seconds"}
+
+    @property
+    def all(self) -> Parts:
+        return Parts([Artifact(part) for part in self.parts])
+
+    def left_out(self) -> Any:
+        """What the last part left out."""
+        return read_table(Artifact(self.parts[-1]), contracts.Index.LEFT_OUT)
+
+
+def counts(items: int = 0, removed: int = 0, left_out: int = 0, units_read: int = 0) -> dict[str, int]:
+    return {"items": items, "removed": removed, "left_out": left_out, "units_read": units_read}
+
+
+def test_items_are_known_by_the_digests_of_their_bytes_and_captions(folder: Path, tmp_path: Path):
+    dataset = Dataset(folder, tmp_path)
+    assert dataset.make() == counts(items=5, units_read=5)
+    items = dataset.all.items
+    assert items["name"].tolist() == [f"{number:04d}" for number in range(5)]
+    assert items["medium"].tolist() == [sha256(path.read_bytes()) for path in sorted((folder / "images").iterdir())]
+    assert items["prompt_id"].tolist() == [prompt_id(f"picture {number // 2}") for number in range(5)]
+    assert items[["height", "width", "frames"]].drop_duplicates().to_numpy().tolist() == [[*SIZE, 1]]
+    assert items["new_medium"].all()
+    assert items["new_prompt"].tolist() == [True, False, True, False, True]
+
+
+def test_a_part_reads_what_changed_and_nothing_else(folder: Path, tmp_path: Path):
+    dataset = Dataset(folder, tmp_path)
+    dataset.make()
+    assert dataset.make() == counts()
+
+    image(folder / "images/0005.png", 5)
+    caption(folder, "0005", "picture 0")  # a known caption
+    shutil.copy(folder / "images/0000.png", folder / "images/0006.png")  # a known medium
+    caption(folder, "0006", "another")
+    caption(folder, "0001", "picture 0, edited")
+    (folder / "images/0002.png").unlink()
+    (folder / "metas/0002.txt").unlink()
+    os.rename(folder / "images/0003.png", folder / "images/0007.png")
+    os.rename(folder / "metas/0003.txt", folder / "metas/0007.txt")
+    os.utime(folder / "images/0004.png")
+    assert dataset.make() == counts(items=4, removed=3, units_read=5)
+
+    new = dataset.all.items.query("part == 2").set_index("name")
+    assert new["new_medium"].to_dict() == {"0001": False, "0005": True, "0006": False, "0007": False}
+    assert new["new_prompt"].to_dict() == {"0001": True, "0005": False, "0006": True, "0007": False}
+    assert sorted(dataset.all.items["name"]) == ["0000", "0001", "0004", "0005", "0006", "0007"]
+    assert dataset.all.items["item"].is_unique
+    assert dataset.make() == counts()
+
+
+def test_an_item_that_comes_back_is_there_again(folder: Path, tmp_path: Path):
+    dataset = Dataset(folder, tmp_path)
+    dataset.make()
+    first, file = dataset.all.items["item"].tolist(), folder / "metas/0000.txt"
+    file.write_text("other", encoding="utf-8")
+    dataset.make()
+    assert dataset.all.items["item"].tolist() != first
+    file.write_text("picture 0", encoding="utf-8")
+    dataset.make()
+    assert sorted(dataset.all.items["item"]) == sorted(first)
+
+
+def test_what_cannot_be_used_is_left_out_with_the_reason_up_to_a_limit(folder: Path, tmp_path: Path):
+    (folder / "images/0000.png").write_bytes((folder / "images/0000.png").read_bytes()[:200])
+    (folder / "metas/0001.txt").write_text("  ", encoding="utf-8")
+    image(folder / "images/0002.png", 2, (8, 30))
+    image(folder / "images/0003.jpg", 3)
+    (folder / "metas/0004.txt").unlink()
+    image(folder / "images/a b.png", 4)
+    with pytest.raises(DatasetError, match=r"5 of 6 items cannot be used, more than max_left_out = 0\.5"):
+        Dataset(folder, tmp_path, max_left_out=0.5).make()
+
+    dataset = Dataset(folder, tmp_path, max_left_out=1.0, min_size=(16, 16))
+    assert dataset.make() == counts(left_out=6, units_read=6)
+    table = dataset.left_out()
+    reasons = dict(zip(table["name"], table["reason"], strict=True))
+    assert reasons.keys() == {"0000", "0001", "0002", "0003", "0004", "a b"}
+    assert "cannot be read" in reasons["0000"]
+    assert reasons["0001"] == "0001.txt: the caption is empty"
+    assert reasons["0002"] == "8 x 30 pixels, expected at least 16 x 16"
+    assert reasons["0003"] == "0003.jpg: more than one medium: 0003.jpg, 0003.png"
+    assert reasons["0004"] == "no caption"
+    assert reasons["a b"].startswith("a b.png: rename it")
+
+
+def test_videos_have_their_frames_and_rate(tmp_path: Path):
+    folder = tmp_path / "source"
+    for stem, frames in (("long", 9), ("short", 2)):
+        video(folder / "videos" / f"{stem}.mp4", 0, frames)
+        caption(folder, stem, stem)
+    (folder / "videos/cut.mp4").write_bytes((folder / "videos/long.mp4").read_bytes()[:-400])
+    caption(folder, "cut", "cut")
+    dataset = Dataset(folder, tmp_path, max_left_out=1.0, min_frames=5)
+    dataset.make()
+    (item,) = dataset.all.items.to_dict("records")
+    assert (item["kind"], item["height"], item["width"], item["frames"], item["fps"]) == ("video", 32, 48, 9, 12.0)
+    left_out = dataset.left_out().set_index("name")["reason"]
+    assert left_out["short"] == "2 frames, expected at least 5"
+    assert "cannot be read" in left_out["cut"]
+
+
+def test_pictures_are_as_large_as_they_are_shown(folder: Path, tmp_path: Path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image(folder / "images/turned.jpg", 9, (10, 40), exif=exif)
+    caption(folder, "turned", "turned")
+    dataset = Dataset(folder, tmp_path)
+    dataset.make()
+    row = dataset.all.items.set_index("name").loc["turned"]
+    assert (row["height"], row["width"]) == (40, 10)
+
+
+def test_metadata_beside_a_caption_is_kept(tmp_path: Path):
+    folder = tmp_path / "source"
+    image(folder / "0000.png", 0)
+    (folder / "0000.json").write_text(json.dumps({"prompt": "a cat", "objects": ["cat"]}), encoding="utf-8")
+    dataset = Dataset(folder, tmp_path)
+    dataset.make()
+    (item,) = dataset.all.items.to_dict("records")
+    assert (item["caption"], json.loads(item["metadata"])) == ("a cat", {"objects": ["cat"]})
+
+
+def test_files_that_change_while_a_part_is_made_are_refused(folder: Path, tmp_path: Path):
+    request = Dataset(folder, tmp_path).request()
+    caption(folder, "0000", "changed")
+    with pytest.raises(DatasetError, match="have changed since this index was planned"):
+        make(request, tmp_path)
+
+
+def test_the_place_of_the_files_is_no_part_of_the_recipe(folder: Path, tmp_path: Path):
+    moved = tmp_path / "moved"
+    shutil.copytree(folder, moved, copy_function=shutil.copy2)
+    ours, theirs = (Dataset(place, tmp_path).request() for place in (folder, moved))
+    assert ours.recipe == theirs.recipe
+
+
+def test_a_killed_part_goes_on_with_its_finished_shards(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    dataset, probed, probe = Dataset(folder, tmp_path, units_per_shard=2), [], index.probe
+
+    def failing(file: Any, kind: str) -> Any:
+        if len(probed) == 4:
+            raise MemoryError
+        probed.append(kind)
+        return probe(file, kind)
+
+    monkeypatch.setattr(index, "probe", failing)
+    with pytest.raises(MemoryError):
+        dataset.make()
+    probed.clear()
+    dataset.make()
+    assert len(probed) == 1
+    assert len(dataset.all.items) == 5
