@@ -98,7 +98,7 @@ class Index(StageConfig):
     REMOVED: ClassVar[str] = "removed.parquet"
     """A row an item of an earlier part that is no longer there, or has another medium or caption."""
     LEFT_OUT: ClassVar[str] = "left_out.parquet"
-    """A row a unit or item that cannot be used, with the reason."""
+    """A row a unit or item that cannot be used, with the reason: all that there are now."""
     STAMPS: ClassVar[str] = f"{RECORDS}stamps.parquet"
     """A row a unit of the sources, with the stamp that says whether it has changed."""
     sources: dict[str, AnyDataset]
@@ -112,7 +112,7 @@ class Index(StageConfig):
     min_frames: int = 1
     """Fewest frames."""
     max_left_out: float = Field(default=0.05, json_schema_extra=NOT_IDENTITY)
-    """Share of the items of all parts that may be left out. Affects success, not the result."""
+    """Share of all items that may be left out. Affects success, not the result."""
     units_per_shard: int = 256
     """Units in one shard: what a retry keeps."""
 

@@ -46,7 +46,8 @@ def run(request: Request, context: Context) -> dict[str, int]:
     changed = [unit for unit, stamp in stamps.items() if before.stamps.get(unit) != stamp]
     gone = before.stamps.keys() - stamps.keys()
     rows = _read(context, sources, changed, config)
-    left_out = [row for row in rows if row["reason"]]
+    standing: Any = before.left_out[~before.left_out["unit"].isin([*changed, *gone])]
+    left_out = [*standing.to_dict("records"), *(row for row in rows if row["reason"])]
     found = {row["item"]: row for row in rows if not row["reason"]}
     old: Any = before.items[before.items["unit"].isin([*changed, *gone])]
     removed: Any = old.loc[~old["item"].isin([*found]), ["item", "unit", "name"]]
@@ -55,10 +56,11 @@ def run(request: Request, context: Context) -> dict[str, int]:
     attempt = context.attempt
     attempt.put(config.ITEMS, to_parquet(parts.items_table(_first_of_each(new, before))))
     attempt.put(config.REMOVED, to_parquet(removed.sort_values("item", ignore_index=True)))
-    attempt.put(config.LEFT_OUT, to_parquet(pd.DataFrame(left_out, columns=["unit", "name", "reason"])))
+    table = pd.DataFrame(left_out, columns=[*parts.LEFT_OUT]).astype(parts.LEFT_OUT)
+    attempt.put(config.LEFT_OUT, to_parquet(table.sort_values(["unit", "name"], ignore_index=True)))
     table = pd.DataFrame({"unit": [*stamps], "stamp": [*stamps.values()]})
     attempt.put(config.STAMPS, to_parquet(table))
-    _refuse_too_many(left_out, len(rows), config.max_left_out)
+    _refuse_too_many(left_out, len(before.items) - len(removed) + len(new) + len(left_out), config.max_left_out)
     return {"items": len(new), "removed": len(removed), "left_out": len(left_out), "units_read": len(changed)}
 
 

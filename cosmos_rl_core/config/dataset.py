@@ -29,7 +29,7 @@ class DatasetConfig(Section):
     min_frames: int = Field(default=1, ge=1)
     """Fewest frames of a medium. Shorter ones are left out."""
     max_left_out: float = Field(default=0.05, ge=0.0, le=1.0, json_schema_extra=NOT_IDENTITY)
-    """Share of the items of changed files that may be left out, as damaged or too small, before it is an error."""
+    """Share of all items that may be left out, as damaged or too small, before it is an error."""
     plugins: tuple[str, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """Files or folders of plugins outside the package. Relative paths start at the file that names them."""
     launch: LaunchConfig = Field(default=LaunchConfig(), json_schema_extra=NOT_IDENTITY)

@@ -125,6 +125,9 @@ class Source:
             found = store.stamps(self._root)
         except FileNotFoundError as error:
             raise _no_folder(self._root) from error
+        if not found:
+            # A disk that is not mounted must not end every item.
+            raise _no_folder(self._root)
         self._media, self._captions = _layout(self._root, found)
         units = sorted(self._media.keys() | self._captions.keys())
         return {unit: "; ".join(f"{name} {found[name]}" for name in self._files(unit)) for unit in units}
@@ -196,7 +199,7 @@ def _find(local_dir: str) -> tuple[Files, Files]:
 
 
 def _no_folder(local_dir: str) -> ConfigError:
-    return ConfigError(f"no folder at {local_dir}; expected images or videos with captions")
+    return ConfigError(f"no folder at {local_dir} with files in it; expected images or videos with captions")
 
 
 def _layout(local_dir: str, names: Iterable[str]) -> tuple[Files, Files]:

@@ -145,19 +145,23 @@ def stamps(url: str) -> dict[str, str]:
     fs, path = _resolve(url)
     with _unavailable("list", url, FileNotFoundError):
         if isinstance(fs, LocalFileSystem):
-            return dict(_local_stamps(path, ""))
+            return dict(_local_stamps(path, "", frozenset()))
         found = cast("dict[str, dict[str, Any]]", fs.find(path, detail=True))
     names = {name.removeprefix(path).lstrip("/"): entry for name, entry in found.items()}
     return {name: _stamp(entry) for name, entry in names.items() if not any(map(_is_hidden, name.split("/")))}
 
 
-def _local_stamps(folder: str, prefix: str) -> Iterator[tuple[str, str]]:
+def _local_stamps(folder: str, prefix: str, above: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Yield names and stamps of files. Links are followed, but not to a folder that holds them."""
+    here = os.path.realpath(folder)
+    if here in above:
+        return
     with os.scandir(folder) as entries:
         for entry in entries:
             if _is_hidden(entry.name):
                 continue
             if entry.is_dir():
-                yield from _local_stamps(entry.path, f"{prefix}{entry.name}/")
+                yield from _local_stamps(entry.path, f"{prefix}{entry.name}/", above | {here})
             elif entry.is_file():
                 status = entry.stat()
                 yield f"{prefix}{entry.name}", f"{status.st_size} {status.st_mtime_ns}"

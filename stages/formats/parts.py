@@ -28,6 +28,8 @@ COLUMNS = {
     "new_prompt": "bool",
 }
 """Columns of ``items.parquet`` and their types."""
+LEFT_OUT = dict.fromkeys(("unit", "name", "reason"), "string")
+"""Columns of ``left_out.parquet`` and their types."""
 
 
 def items_table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
@@ -58,6 +60,13 @@ class Parts:
             removed = read_table(one, Index.REMOVED)["item"]
             there &= ~(self.all_items["item"].isin(removed) & (self.all_items["part"] < number))
         return self.all_items[there].reset_index(drop=True)
+
+    @cached_property
+    def left_out(self) -> Any:
+        """Return what is left out after the last part, with the reasons."""
+        if not self.artifacts:
+            return pd.DataFrame(columns=[*LEFT_OUT])
+        return read_table(self.artifacts[-1], Index.LEFT_OUT)
 
     @cached_property
     def stamps(self) -> dict[str, str]:

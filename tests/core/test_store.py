@@ -223,3 +223,24 @@ def test_a_stream_is_written_whole_or_not_at_all(store_url: str, num_chunks: int
     assert store.read(url) == b"".join(chunks)
     store.write_stream(url, [b"another"])
     assert {name: entry.size for name, entry in store.listed(store_url).items()} == {"stream": 7}
+
+
+def test_a_stamp_changes_with_the_object_and_hidden_ones_have_none(store_url):
+    for name in ("a.txt", "b/c.txt", ".hidden", "b/.hidden/d"):
+        store.write(f"{store_url}/{name}", b"1")
+    before = store.stamps(store_url)
+    assert before.keys() == {"a.txt", "b/c.txt"}
+    assert store.stamps(store_url) == before
+    store.write(f"{store_url}/a.txt", b"2")
+    after = store.stamps(store_url)
+    assert {name for name in after if after[name] != before[name]} == {"a.txt"}
+
+
+def test_links_to_folders_are_followed_once(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a.txt").write_bytes(b"1")
+    (tmp_path / "real" / "loop").symlink_to(tmp_path)
+    (tmp_path / "linked").symlink_to(tmp_path / "real")
+    assert store.stamps(str(tmp_path)).keys() == {"real/a.txt", "linked/a.txt"}
+    with pytest.raises(FileNotFoundError):
+        store.stamps(str(tmp_path / "away"))

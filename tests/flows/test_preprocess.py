@@ -12,7 +12,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from cosmos_rl_core.config.dataset import DatasetConfig, read_dataset
+from cosmos_rl_core.datasets import local
 from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.storage import store
 from flows.cli import app as cli
 from flows.operations.preprocess import described, preprocess, unchanged
 from stages.artifacts import snapshots
@@ -45,7 +47,7 @@ def config_of(clips: Path, **settings: Any) -> DatasetConfig:
     return DatasetConfig.model_validate(values)
 
 
-def prepare(config: DatasetConfig, tmp_path: Path, made: list[str] | None = None) -> str:
+def prepare(config: DatasetConfig, tmp_path: Path, made: list[str] | None = None, url: str = "") -> str:
     """Prepare in this process; return the line for people."""
 
     def launch(name: str, request: Request) -> list[Manifest]:
@@ -53,7 +55,7 @@ def prepare(config: DatasetConfig, tmp_path: Path, made: list[str] | None = None
             made.append(name)
         return [make(request, tmp_path / secrets.token_hex(4))]
 
-    return described(*preprocess(config, str(tmp_path / "store"), launch))
+    return described(*preprocess(config, url or str(tmp_path / "store"), launch))
 
 
 def names_of(tmp_path: Path, number: int | None = None) -> list[str]:
@@ -81,6 +83,43 @@ def test_each_snapshot_adds_a_part_and_leaves_the_earlier_ones_whole(clips: Path
     assert first is not None
     assert head.previous == first.digest
     assert head.parts[:1] == first.parts
+
+
+def test_one_damaged_file_among_many_is_left_out_until_it_is_mended(clips: Path, tmp_path: Path):
+    for number in range(3, 20):
+        add(clips, number)
+    config = config_of(clips, max_left_out=0.05)
+    prepare(config, tmp_path)
+    whole = (clips / "0007.png").read_bytes()
+    (clips / "0007.png").write_bytes(whole[:50])
+    assert prepare(config, tmp_path) == "clips: snapshot 2: 0 new, 1 removed, 1 left out"
+    add(clips, 20)
+    assert prepare(config, tmp_path) == "clips: snapshot 3: 1 new, 0 removed, 1 left out"
+    (clips / "0007.png").write_bytes(whole)
+    assert prepare(config, tmp_path) == "clips: snapshot 4: 1 new, 0 removed, 0 left out"
+
+
+def test_a_disk_that_is_not_mounted_removes_nothing(clips: Path, tmp_path: Path):
+    prepare(config_of(clips), tmp_path)
+    clips.rename(tmp_path / "away")
+    clips.mkdir()
+    with pytest.raises(ConfigError, match="no folder at"):
+        prepare(config_of(clips), tmp_path)
+
+
+def test_files_and_store_may_be_in_s3(clips: Path, s3_url: str, tmp_path: Path):
+    root = f"{s3_url}/{secrets.token_hex(4)}"
+    for file in clips.iterdir():
+        store.write(f"{root}/clips/{file.name}", file.read_bytes())
+    config, made = config_of(clips), list[str]()
+    config = config.model_copy(update={"sources": {"mine": local.Options(local_dir=f"{root}/clips")}})
+    assert prepare(config, tmp_path, made, root) == "clips: snapshot 1: 3 new, 0 removed, 0 left out"
+    assert prepare(config, tmp_path, made, root) == "clips: snapshot 1, nothing new"
+    store.write(f"{root}/clips/0001.json", b'{"prompt": "another"}')
+    store.remove(f"{root}/clips/0002.png")
+    store.remove(f"{root}/clips/0002.json")
+    assert prepare(config, tmp_path, made, root) == "clips: snapshot 2: 1 new, 2 removed, 0 left out"
+    assert len(made) == 2
 
 
 def test_two_at_once_write_one_snapshot(clips: Path, tmp_path: Path):
