@@ -5,10 +5,10 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt, StringConstraints
 
-from cosmos_rl_core import outside_plugins
+from cosmos_rl_core import outside_plugins, shipped
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.config.recipe import read_values, validated
+from cosmos_rl_core.config.recipe import read_toml, validated, with_changes
 from cosmos_rl_core.config.train import AnyDataset
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,47}$")]
@@ -41,7 +41,8 @@ def read_dataset(path: str, overrides: Sequence[str] = (), cluster: str | None =
 
     Raises one :class:`ConfigError` with all mistakes.
     """
-    values = read_values(path, overrides, cluster)
+    file = shipped.path_of(path, "dataset")
+    values = with_changes(read_toml(file, "configs/data/local.toml or package:data/local"), file, overrides, cluster)
     paths = values.get("plugins", [])
     outside_plugins.find(path for path in paths if isinstance(path, str))
     return validated(DatasetConfig, values, path)

@@ -232,7 +232,12 @@ def read_values(path: str, overrides: Sequence[str] = (), cluster: str | None = 
     Files of cosmos-rl are translated first. ``cluster`` is a TOML file whose ``[launch]`` replaces the recipe's. Raises
     :class:`ConfigError` if a file is missing or not TOML, or if a key of cosmos-rl cannot be translated.
     """
-    values = translated(read_toml(file := shipped.path_of(path, "recipe"), shipped.EXAMPLE), path)
+    file = shipped.path_of(path, "recipe")
+    return with_changes(translated(read_toml(file, shipped.EXAMPLE), path), file, overrides, cluster)
+
+
+def with_changes(values: Values, file: Path, overrides: Sequence[str], cluster: str | None) -> Values:
+    """Return the values of ``file`` with overrides and a cluster profile. Plugins get absolute paths."""
     _place_plugins(values, file.parent)
     if cluster is not None:
         values |= _profile(cluster)

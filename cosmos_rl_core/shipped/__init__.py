@@ -1,4 +1,4 @@
-"""Files that ship inside the package: recipes, cluster profiles, pipelines and deployments.
+"""Files that ship inside the package: recipes, datasets, cluster profiles, pipelines and deployments.
 
 ``configs`` and ``deployments`` are links to the folders of the repository; a wheel holds their files.
 """
@@ -13,7 +13,7 @@ PREFIX = "package:"
 """Beginning of a path that names a shipped file: ``package:tiny/nft``."""
 EXAMPLE = "configs/tiny/nft.toml or package:tiny/nft"
 """Paths of one recipe, for messages."""
-Kind = Literal["recipe", "cluster profile", "pipeline", "deployments"]
+Kind = Literal["recipe", "dataset", "cluster profile", "pipeline", "deployments"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _HERE = Path(__file__).parent
 
@@ -25,9 +25,11 @@ def files(kind: Kind) -> dict[str, Path]:
         return {f"tiny-{index.parent.name}": index.parent for index in pipelines}
     if kind == "deployments":
         return {"prefect.yaml": _HERE / "deployments" / "prefect.yaml"}
-    folder = _HERE / ("configs" if kind == "recipe" else "deployments/clusters")
-    paths = sorted(folder.rglob("*.toml"))
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
+    folder = _HERE / ("deployments/clusters" if kind == "cluster profile" else "configs")
+    paths = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.toml"))}
+    if kind == "cluster profile":
+        return paths
+    return {name: path for name, path in paths.items() if name.startswith("data/") == (kind == "dataset")}
 
 
 def listed(name: str | None = None) -> list[dict[str, str]]:

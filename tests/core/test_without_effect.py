@@ -8,7 +8,7 @@ import pytest
 
 from cosmos_rl_core.config.recipe import Recipe, check, launch_of, read_values
 from cosmos_rl_core.errors import ConfigError
-from tests.test_rules import ROOT
+from tests.test_rules import ROOT, SHIPPED_RECIPES
 
 OCR = {"name": "ocr"}
 MEDIA = {"name": "rendered_text", "num_items": 8}
@@ -154,6 +154,6 @@ def test_every_profile_that_ships_is_taken(path: Path):
     assert launch_of(str(path)).launcher in ("local", "slurm", "kubernetes")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SHIPPED_RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_that_ships_is_taken(path: Path):
     assert check(read_values(str(path)), str(path)).train.num_iterations >= 1
