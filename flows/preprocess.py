@@ -15,6 +15,7 @@ from flows.running.launch import launch
 from flows.running.progress import Reporter
 from flows.running.session import Override, Place, ends_in_state
 from flows.running.wave import Waves
+from stages.artifacts import snapshots
 
 
 def dataset_name() -> str:
@@ -39,7 +40,7 @@ def preprocess(
         cluster: Path of a cluster profile (TOML).
     """
     config = read_dataset(dataset, tuple(overrides or ()), cluster)
-    root = operation.root_of(store, config.name)
+    root = snapshots.root_of(store, config.name)
     log = get_run_logger().info if deployment.get_id() else None
     with Reporter(root) as reporter:
         shown = Display(log, reporter)

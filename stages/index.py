@@ -14,9 +14,9 @@ import pandas as pd
 
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.datasets import _sources
-from cosmos_rl_core.datasets._base import Item, Source, prompt_id
+from cosmos_rl_core.datasets._base import Item, ItemError, Source, prompt_id
 from cosmos_rl_core.datasets._probe import probe
-from cosmos_rl_core.errors import ConfigError, DatasetError
+from cosmos_rl_core.errors import DatasetError
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import Check, cut
@@ -53,14 +53,12 @@ def run(request: Request, context: Context) -> dict[str, int]:
     removed: Any = old.loc[~old["item"].isin([*found]), ["item", "unit", "name"]]
     known = {*old["item"]}
     new = [row for item, row in found.items() if item not in known]
+    _refuse_too_many(left_out, len(before.items) - len(removed) + len(new) + len(left_out), config.max_left_out)
     attempt = context.attempt
     attempt.put(config.ITEMS, to_parquet(parts.items_table(_first_of_each(new, before))))
     attempt.put(config.REMOVED, to_parquet(removed.sort_values("item", ignore_index=True)))
-    table = pd.DataFrame(left_out, columns=[*parts.LEFT_OUT]).astype(parts.LEFT_OUT)
-    attempt.put(config.LEFT_OUT, to_parquet(table.sort_values(["unit", "name"], ignore_index=True)))
-    table = pd.DataFrame({"unit": [*stamps], "stamp": [*stamps.values()]})
-    attempt.put(config.STAMPS, to_parquet(table))
-    _refuse_too_many(left_out, len(before.items) - len(removed) + len(new) + len(left_out), config.max_left_out)
+    attempt.put(config.LEFT_OUT, to_parquet(parts.left_out_table(left_out)))
+    attempt.put(config.STAMPS, to_parquet(pd.DataFrame({"unit": [*stamps], "stamp": [*stamps.values()]})))
     return {"items": len(new), "removed": len(removed), "left_out": len(left_out), "units_read": len(changed)}
 
 
@@ -95,7 +93,7 @@ def _rows(sources: Mapping[str, Source], unit: str, config: contracts.Index) -> 
     source, name = _sources.place_of(sources, unit)
     try:
         found = [_row(source, unit, item, config) for item in source.items(name)]
-    except ConfigError as error:
+    except ItemError as error:
         return [{"unit": unit, "name": name, "reason": str(error)}]
     except FileNotFoundError as error:
         raise DatasetError(f"{CHANGED} ({error})") from error
@@ -107,7 +105,7 @@ def _row(source: Source, unit: str, item: Item, config: contracts.Index) -> dict
     try:
         with closing(source.open(item.name)) as file:
             facts = probe(file, item.kind)
-    except ConfigError as error:
+    except ItemError as error:
         return row | {"reason": str(error)}
     text = item.caption
     row |= facts._asdict() | {"kind": item.kind, "caption": text, "metadata": canonical_json(item.metadata).decode()}

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.errors import ConfigError
 
 
 class Prompt(Section):
@@ -67,6 +68,10 @@ class MediaPlugin(Protocol):
         ...
 
 
+class ItemError(ConfigError):
+    """An item whose files cannot be used. The message says why; other files are needed to change that."""
+
+
 class Item(NamedTuple):
     """A medium with its caption, as a source lists it. Nothing of the medium is decoded."""
 
@@ -87,7 +92,7 @@ class Source(Protocol):
         ...
 
     def items(self, unit: str) -> list[Item]:
-        """Return the items of a unit. Raises :class:`ConfigError` with the reason if it cannot be used."""
+        """Return the items of a unit. Raises :class:`ItemError` with the reason if it cannot be used."""
         ...
 
     def open(self, name: str) -> BinaryIO:

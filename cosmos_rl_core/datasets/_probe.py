@@ -1,14 +1,20 @@
 """Facts of a medium, read from its file without decoding all of it."""
 
 import hashlib
-from typing import BinaryIO, NamedTuple
+from tempfile import SpooledTemporaryFile
+from typing import IO, BinaryIO, NamedTuple
 
 import av
 from PIL import Image
 
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.datasets._base import ItemError
 
 BLOCK_BYTES = 2**20
+MOST_IN_MEMORY_BYTES = 2**26
+"""Size of a file beyond which its copy is on disk."""
+_ORIENTATION = 0x0112
+"""The tag of EXIF."""
+_QUARTER_TURNS = {5, 6, 7, 8}
 _DAMAGED = (OSError, EOFError, ValueError, SyntaxError, IndexError, Image.DecompressionBombError, av.FFmpegError)
 """Errors of Pillow and FFmpeg for damaged files."""
 
@@ -32,21 +38,23 @@ def probe(file: BinaryIO, kind: str) -> Facts:
     """Return the facts of a medium.
 
     Every byte is hashed. An image is decoded; of a video every packet is read and the first frame decoded. Raises
-    :class:`ConfigError` with the reason if the file is damaged.
+    :class:`ItemError` with the reason if the file is damaged. Errors of reading ``file`` pass unchanged.
     """
     found, size = hashlib.sha256(), 0
-    while block := file.read(BLOCK_BYTES):
-        found.update(block)
-        size += len(block)
-    file.seek(0)
-    try:
-        shape = _video(file) if kind == "video" else _image(file)
-    except _DAMAGED as error:
-        raise ConfigError(f"cannot be read: {' '.join(str(error).split()) or type(error).__name__}") from error
+    # Decoded from a copy, so that a store that fails while it is read never looks like a damaged file.
+    with SpooledTemporaryFile(MOST_IN_MEMORY_BYTES) as copy:
+        while block := file.read(BLOCK_BYTES):
+            found.update(block)
+            size += copy.write(block)
+        copy.seek(0)
+        try:
+            shape = _video(copy) if kind == "video" else _image(copy)
+        except _DAMAGED as error:
+            raise ItemError(f"cannot be read: {' '.join(str(error).split()) or type(error).__name__}") from error
     return Facts(found.hexdigest(), size, *shape)
 
 
-def _image(file: BinaryIO) -> tuple[int, int, int, float]:
+def _image(file: IO[bytes]) -> tuple[int, int, int, float]:
     with Image.open(file) as picture:
         picture.load()
         turned = picture.getexif().get(_ORIENTATION, 1) in _QUARTER_TURNS
@@ -54,12 +62,7 @@ def _image(file: BinaryIO) -> tuple[int, int, int, float]:
         return height, width, 1, 0.0
 
 
-_ORIENTATION = 0x0112
-"""The tag of EXIF."""
-_QUARTER_TURNS = {5, 6, 7, 8}
-
-
-def _video(file: BinaryIO) -> tuple[int, int, int, float]:
+def _video(file: IO[bytes]) -> tuple[int, int, int, float]:
     with av.open(file, "r") as container:
         if not container.streams.video:
             raise ValueError("it has no video stream")

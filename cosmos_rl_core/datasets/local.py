@@ -24,7 +24,7 @@ from pydantic import Field, PositiveInt
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.datasets._base import Item, Prompt, prompt_id
+from cosmos_rl_core.datasets._base import Item, ItemError, Prompt, prompt_id
 from cosmos_rl_core.errors import ConfigError, mistakes_in
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.file_digests import files_digest
@@ -133,10 +133,10 @@ class Source:
         return {unit: "; ".join(f"{name} {found[name]}" for name in self._files(unit)) for unit in units}
 
     def items(self, unit: str) -> list[Item]:
-        """Return the one item of a stem. Raises :class:`ConfigError` on several files of one kind, or a bad caption."""
+        """Return the one item of a stem. Raises :class:`ItemError` on several files of one kind, or a bad caption."""
         media, captions = self._media.get(unit, []), self._captions.get(unit, [])
         if mistakes := _misfits(unit, media, captions):
-            raise ConfigError("; ".join(mistakes))
+            raise ItemError("; ".join(mistakes))
         kind = "video" if PurePath(media[0]).suffix.lower() in VIDEOS else "image"
         return [Item(unit, kind, *(_caption(self._root, captions[0]) if captions else (None, {})))]
 
@@ -256,24 +256,25 @@ def _misfits(item_id: str, media: list[str], captions: list[str]) -> list[str]:
 def _caption(local_dir: str, file: str) -> tuple[str, dict[str, Any]]:
     """Return the caption in a file, without surrounding white space, and the other values beside it.
 
-    Raises :class:`ConfigError` if there is no caption.
+    Raises :class:`ItemError` if there is no caption.
     """
     name = PurePath(file).name
     caption: Any
     metadata: dict[str, Any] = {}
+    data = store.read(store.join(local_dir, file))
     try:
-        caption = store.read(store.join(local_dir, file)).decode("utf-8-sig")
+        caption = data.decode("utf-8-sig")
         if name.lower().endswith(".json"):
             about = json.loads(caption)
             metadata = about if isinstance(about, dict) else {}
             caption = metadata.pop("prompt", None)
         canonical_json([caption, metadata])  # ValueError on NaN and on half a surrogate pair
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{name}: cannot be read: {_line(error)}") from error
+    except ValueError as error:
+        raise ItemError(f"{name}: cannot be read: {_line(error)}") from error
     if not isinstance(caption, str):
-        raise ConfigError(f'{name}: no caption; expected an object with the text "prompt"')
+        raise ItemError(f'{name}: no caption; expected an object with the text "prompt"')
     if not caption.strip():
-        raise ConfigError(f"{name}: the caption is empty")
+        raise ItemError(f"{name}: the caption is empty")
     return caption.strip(), metadata
 
 

@@ -6,7 +6,6 @@ from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.dataset import DatasetConfig
 from cosmos_rl_core.datasets import _sources
-from cosmos_rl_core.datasets._base import Source
 from cosmos_rl_core.storage import store
 from stages import contracts
 from stages.artifacts import snapshots
@@ -16,15 +15,10 @@ from stages.artifacts.slots import input_of
 from stages.artifacts.snapshots import Snapshot
 
 
-def root_of(store_url: str, dataset: str) -> str:
-    """Return the folder of a dataset in its store."""
-    return store.join(store.absolute(store_url), "dataset", dataset)
-
-
 def unchanged(config: DatasetConfig, store_url: str) -> Snapshot | None:
     """Return the newest snapshot if the dataset's files are as they were; None otherwise. Reads none of them."""
     head = snapshots.newest(store_url, config.name)
-    same = head is not None and head.settings == _digest(config) and head.stamps == _stamps(config)
+    same = head is not None and (head.settings, head.stamps) == (_settings(config), _stamps(config))
     return head if same else None
 
 
@@ -36,23 +30,24 @@ def preprocess(
     The part is None if nothing has changed. Two processes at once write one snapshot: the loser finds that nothing is
     new. Under other settings all files are read again. ``launch(name, request)`` makes a stage.
     """
-    while (standing := unchanged(config, store_url)) is None:
-        head = snapshots.newest(store_url, config.name)
-        parts = head.parts if head is not None and head.settings == _digest(config) else ()
-        stamps = _stamps(config)
+    settings = _settings(config)
+    while True:
+        head, stamps = snapshots.newest(store_url, config.name), _stamps(config)
+        if head is not None and (head.settings, head.stamps) == (settings, stamps):
+            return head, None
+        parts = head.parts if head is not None and head.settings == settings else ()
         request = _index(config, store_url, stamps, parts)
         (manifest,) = launch("index", request)
         ours = Snapshot(
             dataset=config.name,
             number=head.number + 1 if head else 1,
             stamps=stamps,
-            settings=_digest(config),
+            settings=settings,
             parts=(*parts, input_of(request.slot)),
             previous=head.digest if head else None,
         )
         if snapshots.put(store_url, ours):
             return ours, manifest
-    return standing, None
 
 
 def described(snapshot: Snapshot, added: Manifest | None) -> str:
@@ -65,15 +60,15 @@ def described(snapshot: Snapshot, added: Manifest | None) -> str:
 
 
 def _stamps(config: DatasetConfig) -> str:
-    return _sources.digest(_sources.stamps(_sources_of(config)))
+    sources = {name: _sources.source_of(options) for name, options in config.sources.items()}
+    return _sources.digest(_sources.stamps(sources))
 
 
-def _sources_of(config: DatasetConfig) -> dict[str, Source]:
-    return {name: _sources.source_of(options) for name, options in config.sources.items()}
-
-
-def _digest(config: DatasetConfig) -> str:
-    return digest(config.identity() | {"version": contracts.Index.version})
+def _settings(config: DatasetConfig) -> str:
+    """Return the digest of what decides an index besides the files."""
+    pins = outside_plugins.named_by(config, outside_plugins.pins(""))
+    code = {"version": contracts.Index.version, "plugins": [pin.identity() for pin in pins]}
+    return digest(config.identity() | code)
 
 
 def _index(config: DatasetConfig, store_url: str, stamps: str, parts: tuple[Input, ...]) -> Request:

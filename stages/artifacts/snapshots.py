@@ -52,9 +52,14 @@ class Snapshot(Sealed):
         return sha256(self.sealed())
 
 
+def root_of(store_url: str, dataset: str) -> str:
+    """Return the folder of a dataset in its store."""
+    return store.join(store.absolute(store_url), "dataset", dataset)
+
+
 def url_of(store_url: str, dataset: str, number: int) -> str:
     """Return where a dataset keeps a snapshot."""
-    return store.join(store.absolute(store_url), "dataset", dataset, "snapshots", f"{number}.json")
+    return store.join(root_of(store_url, dataset), "snapshots", f"{number}.json")
 
 
 def newest(store_url: str, dataset: str) -> Snapshot | None:

@@ -28,16 +28,23 @@ COLUMNS = {
     "new_prompt": "bool",
 }
 """Columns of ``items.parquet`` and their types."""
-LEFT_OUT = dict.fromkeys(("unit", "name", "reason"), "string")
+LEFT_OUT: dict[str, str] = dict.fromkeys(("unit", "name", "reason"), "string")
 """Columns of ``left_out.parquet`` and their types."""
 
 
 def items_table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """Return the table of items, sorted by unit and name."""
-    table: Any = pd.DataFrame([{name: row[name] for name in COLUMNS} for row in rows], columns=[*COLUMNS]).astype(
-        COLUMNS
-    )
-    return table.sort_values(["unit", "name"], ignore_index=True)
+    return _table(rows, COLUMNS)
+
+
+def left_out_table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """Return the table of what is left out, sorted by unit and name."""
+    return _table(rows, LEFT_OUT)
+
+
+def _table(rows: Iterable[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
+    table: Any = pd.DataFrame([{name: row[name] for name in columns} for row in rows], columns=[*columns])
+    return table.astype(columns).sort_values(["unit", "name"], ignore_index=True)
 
 
 class Parts:
@@ -65,7 +72,7 @@ class Parts:
     def left_out(self) -> Any:
         """Return what is left out after the last part, with the reasons."""
         if not self.artifacts:
-            return pd.DataFrame(columns=[*LEFT_OUT])
+            return left_out_table(())
         return read_table(self.artifacts[-1], Index.LEFT_OUT)
 
     @cached_property

@@ -1,5 +1,6 @@
 """Parts of a dataset: what is read, what is new, what has gone, and what cannot be used."""
 
+import io
 import json
 import os
 import shutil
@@ -236,3 +237,15 @@ def test_a_killed_part_goes_on_with_its_finished_shards(folder: Path, tmp_path: 
     dataset.make()
     assert len(probed) == 1
     assert len(dataset.all.items) == 5
+
+
+def test_a_store_that_fails_while_a_file_is_read_leaves_nothing_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise OSError("connection reset")
+
+    monkeypatch.setattr(store, "stream", lambda url: Failing())
+    with pytest.raises(OSError, match="connection reset"):
+        Dataset(folder, tmp_path, max_left_out=1.0).make()
