@@ -23,6 +23,7 @@ MEMBERS = {
     "algorithms": ("Options", "Algorithm"),
     "rewards": ("Options", "Reward"),
     "datasets": ("Options", "prompts"),
+    "captioners": ("Options", "Captioner"),
 }
 """Names that a plugin must define, by kind."""
 KINDS = tuple(MEMBERS)

@@ -1,6 +1,7 @@
 """Preparation of a dataset as a Prefect flow: ``prefect deployment run preprocess/local``, or on a schedule."""
 
 from contextlib import closing
+from functools import partial
 
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
@@ -18,6 +19,11 @@ from flows.running.wave import Waves
 from stages.artifacts import snapshots
 
 
+def _key(dataset: str) -> str:
+    """Return the key of a dataset's artifacts."""
+    return f"dataset-{dataset.lower().replace('_', '-')}"
+
+
 def dataset_name() -> str:
     """Return the flow run's name in the UI."""
     return str(flow_run.get_parameters()["dataset"])
@@ -30,14 +36,16 @@ def preprocess(
     store: Place = DEFAULT_STORE,
     overrides: list[Override] | None = None,
     cluster: Place | None = None,
+    verify: bool = False,
 ) -> str:
-    """Index the files that are new or changed, and write the next snapshot of the dataset.
+    """Index and caption the files that are new or changed, and write the next snapshot of the dataset.
 
     Args:
         dataset: Path of the TOML file of the dataset.
         store: Directory or URL (s3://bucket/prefix) of all datasets and runs.
         overrides: Settings of the file to change, one in each line: section.key=value.
         cluster: Path of a cluster profile (TOML).
+        verify: Read all files, those too that look unchanged.
     """
     config = read_dataset(dataset, tuple(overrides or ()), cluster)
     root = snapshots.root_of(store, config.name)
@@ -47,10 +55,10 @@ def preprocess(
         # Parts may be made by other versions and machines: each part says by which.
         waves = Waves(root, config.launch, shown, allow_numerics_change=True, check=pauses.stop_if_suspended)
         with shown, closing(waves):
-            snapshot, added = operation.preprocess(config, store, lambda name, request: launch(waves, name, request))
+            make = partial(launch, waves)
+            snapshot, added = operation.preprocess(config, store, make, verify=verify)
             shown.note(operation.described(snapshot, added))
     if added is not None:
-        row = {name: added.summary[name] for name in ("items", "removed", "left_out", "units_read", "seconds")}
-        key = f"dataset-{config.name.lower().replace('_', '-')}"
-        create_table_artifact([row], key=key, description=f"Snapshot {snapshot.number} of {config.name}")
+        words = f"Snapshot {snapshot.number} of {config.name}"
+        create_table_artifact([operation.table_row(added)], key=_key(config.name), description=words)
     return operation.described(snapshot, added)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
-from cosmos_rl_core.config.train import AnyDataset, AnyReward, AnyRewarded, AnySupervised, OptimizerName
+from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset, AnyReward, AnyRewarded, AnySupervised, OptimizerName
 from cosmos_rl_core.datasets._base import Prompt
 
 RECORDS = "records/"
@@ -99,12 +99,16 @@ class Index(StageConfig):
     """A row an item of an earlier part that is no longer there, or has another medium or caption."""
     LEFT_OUT: ClassVar[str] = "left_out.parquet"
     """A row a unit or item that cannot be used, with the reason: all that there are now."""
+    DIFFERING: ClassVar[str] = f"{RECORDS}differing.parquet"
+    """A row an item whose files differ though their stamps are equal; written if all files are verified."""
     STAMPS: ClassVar[str] = f"{RECORDS}stamps.parquet"
     """A row a unit of the sources, with the stamp that says whether it has changed."""
     sources: dict[str, AnyDataset]
     """Plugins that list the files, by the names that people give them."""
     stamps: str
     """Digest of the stamps of the sources, when the Request was made. Other stamps are another part."""
+    verify: bool = Field(default=False, json_schema_extra={"neutral": False})
+    """Whether files are read, too, whose stamps say that they have not changed."""
     captioned: bool = True
     """Whether an item without a caption is left out."""
     min_size: tuple[int, int] = (1, 1)
@@ -115,6 +119,30 @@ class Index(StageConfig):
     """Share of all items that may be left out. Affects success, not the result."""
     units_per_shard: int = 256
     """Units in one shard: what a retry keeps."""
+
+
+class Caption(StageConfig):
+    """Captions of those items of one part of a dataset that have none in their files."""
+
+    name = "caption"
+    version = 1
+    torch = False
+    inputs = {"parts": "many", "captions": "many"}
+    CAPTIONS: ClassVar[str] = "captions.parquet"
+    """A row an item that got a caption: the caption, and the captioner that wrote it."""
+    REFUSED: ClassVar[str] = f"{RECORDS}refused.parquet"
+    """A row an item that got none, with the reason."""
+    ASKED: ClassVar[str] = f"{RECORDS}asked.parquet"
+    """A row a medium that was asked for: whether it was refused, and the seconds until its answer."""
+    captioner: AnyCaptioner
+    part: int
+    """Number of the part that is captioned, among the input ``parts``, which are all parts of the dataset."""
+    sources: dict[str, AnyDataset]
+    """Plugins that open the media, by the names that people give them."""
+    max_left_out: float = Field(default=0.05, json_schema_extra=NOT_IDENTITY)
+    """Share of all items that may get no caption. Affects success, not the result."""
+    media_per_shard: int = 64
+    """Media in one shard: what a retry keeps."""
 
 
 class Embed(StageConfig):
@@ -336,5 +364,8 @@ class Report(StageConfig):
     groups_shown: int = 2
 
 
-_STAGES = (Index, Embed, Encode, Policy, Rollout, Reward, Update, Finetune, Export, Evaluate, Validate, Report)
+_STAGES = (
+    *(Index, Caption, Embed, Encode, Policy, Rollout, Reward, Update, Finetune, Export, Evaluate, Validate),
+    Report,
+)
 STAGES: dict[str, type[StageConfig]] = {stage.name: stage for stage in _STAGES}

@@ -43,7 +43,8 @@ def run(request: Request, context: Context) -> dict[str, int]:
     if _sources.digest(stamps) != config.stamps:
         raise DatasetError(CHANGED)
     before = parts.Parts([Artifact(source) for source in request.inputs.get("parts", ())])
-    changed = [unit for unit, stamp in stamps.items() if before.stamps.get(unit) != stamp]
+    seen = {unit for unit, stamp in stamps.items() if before.stamps.get(unit) == stamp}
+    changed = [unit for unit in stamps if config.verify or unit not in seen]
     gone = before.stamps.keys() - stamps.keys()
     rows = _read(context, sources, changed, config)
     standing: Any = before.left_out[~before.left_out["unit"].isin([*changed, *gone])]
@@ -59,7 +60,12 @@ def run(request: Request, context: Context) -> dict[str, int]:
     attempt.put(config.REMOVED, to_parquet(removed.sort_values("item", ignore_index=True)))
     attempt.put(config.LEFT_OUT, to_parquet(parts.left_out_table(left_out)))
     attempt.put(config.STAMPS, to_parquet(pd.DataFrame({"unit": [*stamps], "stamp": [*stamps.values()]})))
-    return {"items": len(new), "removed": len(removed), "left_out": len(left_out), "units_read": len(changed)}
+    counts = {"items": len(new), "removed": len(removed), "left_out": len(left_out), "units_read": len(changed)}
+    if config.verify:
+        differing = removed[removed["unit"].isin(seen)]
+        attempt.put(config.DIFFERING, to_parquet(differing))
+        counts["differing"] = len(differing)
+    return counts
 
 
 def _read(context: Context, sources: Mapping[str, Source], units: list[str], config: contracts.Index) -> Rows:

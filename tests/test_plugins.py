@@ -21,8 +21,9 @@ from PIL import Image
 from cosmos_rl_core import plugins
 from cosmos_rl_core.algorithms import _base as algorithms_base
 from cosmos_rl_core.algorithms._needs import DRIFT_METRICS
+from cosmos_rl_core.captioners import _base as captioners_base
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.config.train import AlgorithmOptions, DatasetOptions, RewardOptions
+from cosmos_rl_core.config.train import AlgorithmOptions, CaptionerOptions, DatasetOptions, RewardOptions
 from cosmos_rl_core.datasets import _base as datasets_base
 from cosmos_rl_core.models import _base as models_base
 from cosmos_rl_core.pipelines import directories
@@ -242,6 +243,16 @@ def test_a_reward_plugin_conforms(name: str):
     assert plugin(options).score(samples[::-1]) == scores[::-1]
     assert [entry for sample in samples for entry in reward.score([sample])] == scores
     assert reward.score([]) == []
+
+
+@pytest.mark.parametrize("name", plugins.known("captioners"))
+def test_a_captioner_plugin_conforms(name: str):
+    settings = {"text": {"text": "a sign"}, "endpoint": {"url": "http://host/v1", "model": "m", "instruction": "?"}}
+    options = options_of("captioners", name, CaptionerOptions, "by", **settings.get(name, {}))
+    plugin = plugins.load("captioners", name).Captioner
+    check_offers(plugin, captioners_base.Captioner)
+    if options is not None:
+        assert list(plugin(options).captions([])) == []
 
 
 @pytest.mark.parametrize("name", plugins.known("datasets"))

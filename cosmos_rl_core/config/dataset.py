@@ -1,15 +1,15 @@
 """The file of a dataset: where its media and captions come from, and which of them are used."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, PositiveInt, StringConstraints
+from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
 from cosmos_rl_core import outside_plugins, shipped
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import read_toml, validated, with_changes
-from cosmos_rl_core.config.train import AnyDataset
+from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,47}$")]
 """Shorter than the digests that other folders of the store are named by."""
@@ -23,7 +23,9 @@ class DatasetConfig(Section):
     sources: dict[Name, AnyDataset] = Field(min_length=1)
     """Plugins that list files of media and captions, by names of your own. An item keeps the name of its source."""
     captioned: bool = True
-    """Whether items without a caption are left out."""
+    """Whether items without a caption are left out, unless ``[caption]`` writes it."""
+    caption: AnyCaptioner | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
+    """What writes captions of items without one. Another captioner captions again, and reads no other file."""
     min_size: tuple[PositiveInt, PositiveInt] = (1, 1)
     """Least height and width of a medium in pixels. Smaller ones are left out."""
     min_frames: int = Field(default=1, ge=1)
@@ -34,6 +36,12 @@ class DatasetConfig(Section):
     """Files or folders of plugins outside the package. Relative paths start at the file that names them."""
     launch: LaunchConfig = Field(default=LaunchConfig(), json_schema_extra=NOT_IDENTITY)
     """Where and how its stages run."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.caption is not None and not self.captioned:
+            raise ValueError("captioned = false keeps items without a caption, and [caption] writes them; remove one")
+        return self
 
 
 def read_dataset(path: str, overrides: Sequence[str] = (), cluster: str | None = None) -> DatasetConfig:

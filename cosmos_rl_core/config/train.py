@@ -58,8 +58,22 @@ class RewardOptions(Section):
         return "media"
 
 
+class CaptionerOptions(Section):
+    """Base of every captioner's ``Options``."""
+
+    plugin = ("captioners", "by")
+    by: str
+    """The captioner: the name of a file in ``cosmos_rl_core/captioners``, or of a plugin from outside."""
+
+    @property
+    def asked(self) -> str:
+        """Return the instruction that captions answer; "" if there is none."""
+        return ""
+
+
 AnyDataset = Annotated[SerializeAsAny[DatasetOptions], plugin_options(DatasetOptions)]
 AnyReward = Annotated[SerializeAsAny[RewardOptions], plugin_options(RewardOptions)]
+AnyCaptioner = Annotated[SerializeAsAny[CaptionerOptions], plugin_options(CaptionerOptions)]
 
 
 class AlgorithmOptions(Section):

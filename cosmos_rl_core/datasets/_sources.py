@@ -1,12 +1,18 @@
 """The sources of one dataset: plugins that list files of media and captions, and their units under one name each."""
 
+import hashlib
 from collections.abc import Mapping
-from typing import cast
+from contextlib import closing
+from tempfile import SpooledTemporaryFile
+from typing import BinaryIO, cast
 
 from cosmos_rl_core import canonical, plugins
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Source
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.datasets._probe import BLOCK_BYTES, MOST_IN_MEMORY_BYTES
+from cosmos_rl_core.errors import ConfigError, DatasetError
+
+CHANGED = "has changed since it was indexed; prepare the dataset again"
 
 
 def source_of(options: DatasetOptions) -> Source:
@@ -33,3 +39,23 @@ def place_of(sources: Mapping[str, Source], unit: str) -> tuple[Source, str]:
     """Return the source of a unit, and the unit's name there."""
     name, _, there = unit.partition("/")
     return sources[name], there
+
+
+def opened(sources: Mapping[str, Source], unit: str, name: str, medium: str) -> BinaryIO:
+    """Open a local copy of the medium of an item, whose sources have been listed.
+
+    Raises :class:`DatasetError` unless its bytes have the digest ``medium``, which they had when it was indexed.
+    """
+    source, _ = place_of(sources, unit)
+    found, copy = hashlib.sha256(), cast("BinaryIO", SpooledTemporaryFile(MOST_IN_MEMORY_BYTES))  # noqa: SIM115
+    try:
+        with closing(source.open(name)) as file:
+            while block := file.read(BLOCK_BYTES):
+                found.update(block)
+                copy.write(block)
+    except (FileNotFoundError, KeyError) as error:
+        raise DatasetError(f"{unit} {CHANGED}") from error
+    if found.hexdigest() != medium:
+        raise DatasetError(f"{unit} {CHANGED}")
+    copy.seek(0)
+    return copy

@@ -12,10 +12,12 @@ PASSED = (
     "COSMOS_RL_CACHE_*",
     "REMOTE_REWARD_*",
     "COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA",
+    "CAPTION_*",
+    "OPENAI_*",
     "WANDB_*",
     "HF_*",
 )
-"""Addresses and credentials of the store, the reward service and the model hub, and settings of caches."""
+"""Addresses and credentials of the store, of services and of the model hub, and settings of caches."""
 OF_THE_POD = ("AWS_ROLE_*", "AWS_WEB_IDENTITY_*", "AWS_CONTAINER_*")
 """Variables that a cluster gives each pod for its service account; those of another pod would be wrong."""
 SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|CREDENTIALS")

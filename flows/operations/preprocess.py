@@ -1,62 +1,144 @@
-"""Bring a dataset up to date with its files: index what is new, and write the next snapshot."""
+"""Bring a dataset up to date with its files: index and caption what is new, and write the next snapshot."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
 
-from cosmos_rl_core import outside_plugins
+from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.captioners._base import digest_of
 from cosmos_rl_core.config.dataset import DatasetConfig
 from cosmos_rl_core.datasets import _sources
 from cosmos_rl_core.storage import store
 from stages import contracts
 from stages.artifacts import snapshots
+from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input, Request
-from stages.artifacts.slots import input_of
+from stages.artifacts.slots import input_of, named_manifest
 from stages.artifacts.snapshots import Snapshot
+from stages.formats.tables import read_table
+
+SHOWN = 20
+"""Names of items in one line."""
+Launch = Callable[[str, Request], list[Manifest]]
+"""Makes a stage: from its name in the display and its Request to its manifest."""
+
+
+@dataclass(frozen=True)
+class Added:
+    """Additions of a preparation to a dataset."""
+
+    index: Manifest | None
+    """The part; None if only captions are new."""
+    captions: tuple[Manifest, ...]
+    """Captions of parts, most often of the new one."""
+    left_out: int
+    """Number of items that are left out now."""
 
 
 def unchanged(config: DatasetConfig, store_url: str) -> Snapshot | None:
     """Return the newest snapshot if the dataset's files are as they were; None otherwise. Reads none of them."""
     head = snapshots.newest(store_url, config.name)
-    same = head is not None and (head.settings, head.stamps) == (_settings(config), _stamps(config))
+    same = head is not None and _made_from(head) == (_settings(config), _captioner(config), _stamps(config))
     return head if same else None
 
 
 def preprocess(
-    config: DatasetConfig, store_url: str, launch: Callable[[str, Request], list[Manifest]]
-) -> tuple[Snapshot, Manifest | None]:
-    """Index what has changed since the newest snapshot, and return the newest one and the part that was added.
+    config: DatasetConfig, store_url: str, launch: Launch, *, verify: bool = False
+) -> tuple[Snapshot, Added | None]:
+    """Index and caption what has changed since the newest snapshot; return the newest one and what was added.
 
-    The part is None if nothing has changed. Two processes at once write one snapshot: the loser finds that nothing is
-    new. Under other settings all files are read again. ``launch(name, request)`` makes a stage.
+    None was added if nothing has changed. Two processes at once write one snapshot: the loser finds that nothing is
+    new. Under other settings all files are read again; under another captioner all parts are captioned again. With
+    ``verify`` all files are read, and a part is added also if none differs: a killed verification goes on, and the
+    next one reads them again.
     """
-    settings = _settings(config)
+    if config.caption is not None:
+        plugins.load("captioners", config.caption.by).Captioner(config.caption).check()
+    settings, captioner = _settings(config), _captioner(config)
     while True:
         head, stamps = snapshots.newest(store_url, config.name), _stamps(config)
-        if head is not None and (head.settings, head.stamps) == (settings, stamps):
+        if not verify and head is not None and _made_from(head) == (settings, captioner, stamps):
             return head, None
-        parts = head.parts if head is not None and head.settings == settings else ()
-        request = _index(config, store_url, stamps, parts)
-        (manifest,) = launch("index", request)
+        of_same = head if head is not None and head.settings == settings else None
+        parts = of_same.parts if of_same else ()
+        known = head.captions if head is not None and head.captioner == captioner else ()
+        index: Manifest | None = None
+        if verify or of_same is None or of_same.stamps != stamps:
+            request = _index(config, store_url, stamps, parts, verify=verify)
+            (index,) = launch("index", request)
+            parts = (*parts, input_of(request.slot))
+        captions, made = _captions(config, store_url, parts, known if of_same else (), known, launch)
         ours = Snapshot(
             dataset=config.name,
             number=head.number + 1 if head else 1,
+            sources={name: options.model_dump(mode="json") for name, options in config.sources.items()},
             stamps=stamps,
             settings=settings,
-            parts=(*parts, input_of(request.slot)),
+            parts=parts,
+            captioner=captioner,
+            captions=captions,
             previous=head.digest if head else None,
         )
         if snapshots.put(store_url, ours):
-            return ours, manifest
+            last = [named_manifest(one) for one in (*parts[-1:], *captions[-1:])]
+            return ours, Added(index, made, sum(cast("int", one.summary["left_out"]) for one in last))
 
 
-def described(snapshot: Snapshot, added: Manifest | None) -> str:
+def described(snapshot: Snapshot, added: Added | None) -> str:
     """Return what has become of a dataset, as one line."""
     words = f"{snapshot.dataset}: snapshot {snapshot.number}"
     if added is None:
         return f"{words}, nothing new"
-    counts = {"new": "items", "removed": "removed", "left out": "left_out"}
-    return f"{words}: {', '.join(f'{added.summary[name]} {word}' for word, name in counts.items())}"
+    found = ", ".join(f"{count} {word}" for word, count in counts(added).items())
+    found = f"{words}: {found}".replace("left_out", "left out")
+    if names := differing(added):
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        found += f"\n{len(names)} differ though their files look unchanged: {', '.join(names[:SHOWN])}{more}"
+    return found
+
+
+def differing(added: Added) -> list[str]:
+    """Return the items whose files differ though their stamps are equal, which a verification has found."""
+    if added.index is None or contracts.Index.DIFFERING not in added.index.files:
+        return []
+    table = read_table(Artifact(input_of(added.index.slot)), contracts.Index.DIFFERING)
+    return [str(name) for name in table["unit"]]
+
+
+def counts(added: Added) -> dict[str, int]:
+    """Return the numbers of items that are new and removed, of all that are left out, and of new captions."""
+    new, removed = (int(cast("int", added.index.summary[name])) if added.index else 0 for name in ("items", "removed"))
+    captioned = sum(cast("int", one.summary["captioned"]) for one in added.captions)
+    return {"new": new, "removed": removed, "left_out": added.left_out} | (
+        {"captioned": captioned} if added.captions else {}
+    )
+
+
+def table_row(added: Added) -> dict[str, float]:
+    """Return what was added, for a table: items, bytes and seconds."""
+    row: dict[str, float] = {**counts(added)}
+    row["damaged"] = row.pop("left_out")
+    row |= {"changed": 0, "bytes": 0, "seconds": seconds(added)}
+    if added.index is not None:
+        part = Artifact(input_of(added.index.slot))
+        items: Any = read_table(part, contracts.Index.ITEMS)
+        removed: Any = read_table(part, contracts.Index.REMOVED)
+        changed = int(items["name"].isin(removed["name"]).sum())
+        row |= {"changed": changed, "bytes": int(items["size_bytes"].sum())}
+        row["new"], row["removed"] = row["new"] - changed, row["removed"] - changed
+    return row
+
+
+def seconds(added: Added) -> float:
+    """Return how long the stages took."""
+    made = [*([added.index] if added.index else []), *added.captions]
+    return round(sum(cast("float", one.summary["seconds"]) for one in made), 3)
+
+
+def _made_from(head: Snapshot) -> tuple[str, str | None, str]:
+    return head.settings, head.captioner, head.stamps
 
 
 def _stamps(config: DatasetConfig) -> str:
@@ -68,19 +150,63 @@ def _settings(config: DatasetConfig) -> str:
     """Return the digest of what decides an index besides the files."""
     pins = outside_plugins.named_by(config, outside_plugins.pins(""))
     code = {"version": contracts.Index.version, "plugins": [pin.identity() for pin in pins]}
-    return digest(config.identity() | code)
+    return digest(config.identity() | {"captioned": _captioned(config)} | code)
 
 
-def _index(config: DatasetConfig, store_url: str, stamps: str, parts: tuple[Input, ...]) -> Request:
+def _captioner(config: DatasetConfig) -> str | None:
+    """Return the digest of what writes captions, and of the code around it."""
+    if config.caption is None:
+        return None
+    return digest([contracts.Caption.version, digest_of(config.caption, outside_plugins.pins(""))])
+
+
+def _captioned(config: DatasetConfig) -> bool:
+    """Return whether the index leaves out items without a caption."""
+    return config.captioned and config.caption is None
+
+
+def _index(config: DatasetConfig, store_url: str, stamps: str, parts: tuple[Input, ...], *, verify: bool) -> Request:
     settings = contracts.Index(
         sources=config.sources,
         stamps=stamps,
-        captioned=config.captioned,
+        verify=verify,
+        captioned=_captioned(config),
         min_size=config.min_size,
         min_frames=config.min_frames,
         max_left_out=config.max_left_out,
     )
+    return _request(store_url, "index", settings, {"parts": parts})
+
+
+def _captions(
+    config: DatasetConfig,
+    store_url: str,
+    parts: tuple[Input, ...],
+    captions: tuple[Input, ...],
+    known: tuple[Input, ...],
+    launch: Launch,
+) -> tuple[tuple[Input, ...], tuple[Manifest, ...]]:
+    """Caption the parts beyond those that ``captions`` are of; return all captions, and the manifests of new ones.
+
+    A medium in ``known`` keeps its caption. None are written without a captioner.
+    """
+    made: list[Manifest] = []
+    if config.caption is None:
+        return (), ()
+    for part in range(len(captions), len(parts)):
+        settings = contracts.Caption(
+            captioner=config.caption, part=part, sources=config.sources, max_left_out=config.max_left_out
+        )
+        request = _request(store_url, "caption", settings, {"parts": parts, "captions": captions or known})
+        made += launch("caption", request)
+        captions = (*captions, input_of(request.slot))
+    return captions, tuple(made)
+
+
+def _request(
+    store_url: str, stage: str, settings: contracts.StageConfig, inputs: dict[str, tuple[Input, ...]]
+) -> Request:
     pins = outside_plugins.pins("")
-    request = Request(stage="index", slot="?", seed=0, config=settings, inputs={"parts": parts}, plugins=pins)
+    request = Request(stage=stage, slot="?", seed=0, config=settings, inputs=inputs, plugins=pins)
     slot = store.join(store.absolute(store_url), "dataset", request.fingerprint)
     return request.model_copy(update={"slot": slot})

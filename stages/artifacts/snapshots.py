@@ -3,7 +3,7 @@
 A run pins a snapshot and never moves. Nothing is deleted from a part, so that every snapshot stays whole.
 """
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field
 
@@ -22,12 +22,18 @@ class Snapshot(Sealed):
     dataset: str
     """Name of the dataset in its store."""
     number: int = Field(ge=1)
+    sources: dict[str, dict[str, Any]] = {}
+    """Options of the sources when it was made, paths of folders among them: where people may find its media."""
     stamps: str
     """Digest of the stamps of the sources: equal stamps mean that nothing is new."""
     settings: str
     """Digest of the settings that its parts were made with. Under other settings all files are read again."""
     parts: tuple[Input, ...]
     """Artifacts of the stage ``index``, in order."""
+    captioner: str | None = None
+    """Digest of what wrote captions; None if the dataset has no captioner."""
+    captions: tuple[Input, ...] = ()
+    """Artifacts of the stage ``caption``, one of each part, in order; empty without a captioner."""
     previous: str | None
     """Digest of the bytes of the snapshot before it; None for the first."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from stages.artifacts.artifact import Artifact
-from stages.contracts import Index
+from stages.contracts import Caption, Index
 from stages.formats.tables import read_table
 
 COLUMNS = {
@@ -30,50 +30,89 @@ COLUMNS = {
 """Columns of ``items.parquet`` and their types."""
 LEFT_OUT: dict[str, str] = dict.fromkeys(("unit", "name", "reason"), "string")
 """Columns of ``left_out.parquet`` and their types."""
+CAPTIONS: dict[str, str] = dict.fromkeys(
+    ("item", "medium", "caption", "prompt_id", "captioner", "instruction"), "string"
+)
+"""Columns of ``captions.parquet`` and their types."""
+REFUSED: dict[str, str] = dict.fromkeys(("item", *LEFT_OUT), "string")
+"""Columns of ``refused.parquet`` and their types."""
+
+_ORDER = ["unit", "name"]
 
 
 def items_table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """Return the table of items, sorted by unit and name."""
-    return _table(rows, COLUMNS)
+    return table_of(rows, COLUMNS).sort_values(_ORDER, ignore_index=True)
 
 
 def left_out_table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """Return the table of what is left out, sorted by unit and name."""
-    return _table(rows, LEFT_OUT)
+    return table_of(rows, LEFT_OUT).sort_values(_ORDER, ignore_index=True)
 
 
-def _table(rows: Iterable[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
+def table_of(rows: Iterable[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
+    """Return a table with these columns of the rows, of these types."""
     table: Any = pd.DataFrame([{name: row[name] for name in columns} for row in rows], columns=[*columns])
-    return table.astype(columns).sort_values(["unit", "name"], ignore_index=True)
+    return table.astype(columns)
 
 
 class Parts:
-    """The parts of a dataset, in order."""
+    """The parts of a dataset, in order, and the captions that were written for them.
 
-    def __init__(self, artifacts: Sequence[Artifact]) -> None:
-        self.artifacts = list(artifacts)
+    ``captions`` are artifacts of the stage ``caption``; without any, items have the captions of their files alone.
+    """
+
+    def __init__(self, artifacts: Sequence[Artifact], captions: Sequence[Artifact] = ()) -> None:
+        self.artifacts, self.captions = list(artifacts), list(captions)
 
     @cached_property
     def all_items(self) -> Any:
-        """Return the items of all parts, those too that a later part removes. ``part`` is the number of the part."""
+        """Return the items of all parts, those too that a later part removes. ``part`` is the number of the part.
+
+        ``captioner`` is the digest of what wrote the caption; it is absent for a caption of the dataset's files.
+        ``new_medium`` and ``new_prompt`` say which items are the first with their medium and with their caption.
+        """
         tables = [read_table(one, Index.ITEMS).assign(part=number) for number, one in enumerate(self.artifacts)]
-        return pd.concat(tables or [items_table(()).assign(part=0)], ignore_index=True)
+        found: Any = pd.concat(tables or [items_table(()).assign(part=0)], ignore_index=True)
+        found["captioner"] = pd.Series(pd.NA, index=found.index, dtype="string")
+        if not self.captions:
+            return found
+        written = self.written.set_index("item")
+        bare = found["caption"].isna()
+        for name in ("caption", "prompt_id", "captioner"):
+            found.loc[bare, name] = found.loc[bare, "item"].map(written[name])
+        used = found["caption"].notna()
+        for new, name in (("new_medium", "medium"), ("new_prompt", "prompt_id")):
+            found[new] = used & ~found[name].where(used).duplicated()
+        return found
 
     @cached_property
     def items(self) -> Any:
-        """Return the items that are there after the last part, in order."""
-        there = pd.Series(data=True, index=self.all_items.index)
-        for number, one in enumerate(self.artifacts):
-            removed = read_table(one, Index.REMOVED)["item"]
-            there &= ~(self.all_items["item"].isin(removed) & (self.all_items["part"] < number))
-        return self.all_items[there].reset_index(drop=True)
+        """Return the items that are there after the last part, in order; of captioned parts those with a caption."""
+        return self._there[self._there["caption"].notna()].reset_index(drop=True) if self.captions else self._there
 
     @cached_property
     def left_out(self) -> Any:
         """Return what is left out after the last part, with the reasons."""
         if not self.artifacts:
             return left_out_table(())
-        return read_table(self.artifacts[-1], Index.LEFT_OUT)
+        found: Any = read_table(self.artifacts[-1], Index.LEFT_OUT)
+        if not self.captions:
+            return found
+        refused: Any = self.refused
+        bare = self._there.loc[self._there["caption"].isna(), "item"]
+        refused = refused.loc[refused["item"].isin(bare), [*LEFT_OUT]]
+        return pd.concat([found, refused], ignore_index=True).sort_values(_ORDER, ignore_index=True)
+
+    @cached_property
+    def written(self) -> Any:
+        """Return the captions that captioners wrote."""
+        return self._written(Caption.CAPTIONS, CAPTIONS)
+
+    @cached_property
+    def refused(self) -> Any:
+        """Return the items that captioners gave no caption, with the reasons."""
+        return self._written(Caption.REFUSED, REFUSED)
 
     @cached_property
     def stamps(self) -> dict[str, str]:
@@ -82,3 +121,17 @@ class Parts:
             return {}
         table = read_table(self.artifacts[-1], Index.STAMPS)
         return dict(zip(table["unit"], table["stamp"], strict=True))
+
+    @cached_property
+    def _there(self) -> Any:
+        """Return the items that are there after the last part, whether they have a caption or not."""
+        there = pd.Series(data=True, index=self.all_items.index)
+        for number, one in enumerate(self.artifacts):
+            removed = read_table(one, Index.REMOVED)["item"]
+            there &= ~(self.all_items["item"].isin(removed) & (self.all_items["part"] < number))
+        return self.all_items[there].reset_index(drop=True)
+
+    def _written(self, name: str, columns: dict[str, str]) -> Any:
+        """Return the rows of one table of all caption artifacts, the last of each item."""
+        tables = [table_of((), columns), *(read_table(one, name) for one in self.captions)]
+        return pd.concat(tables, ignore_index=True).drop_duplicates("item", keep="last", ignore_index=True)

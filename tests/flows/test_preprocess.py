@@ -1,6 +1,7 @@
 """A dataset that is brought up to date with its files: by several processes, under other settings, by hand."""
 
 import json
+import os
 import secrets
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,7 +48,9 @@ def config_of(clips: Path, **settings: Any) -> DatasetConfig:
     return DatasetConfig.model_validate(values)
 
 
-def prepare(config: DatasetConfig, tmp_path: Path, made: list[str] | None = None, url: str = "") -> str:
+def prepare(
+    config: DatasetConfig, tmp_path: Path, made: list[str] | None = None, url: str = "", *, verify: bool = False
+) -> str:
     """Prepare in this process; return the line for people."""
 
     def launch(name: str, request: Request) -> list[Manifest]:
@@ -55,7 +58,7 @@ def prepare(config: DatasetConfig, tmp_path: Path, made: list[str] | None = None
             made.append(name)
         return [make(request, tmp_path / secrets.token_hex(4))]
 
-    return described(*preprocess(config, url or str(tmp_path / "store"), launch))
+    return described(*preprocess(config, url or str(tmp_path / "store"), launch, verify=verify))
 
 
 def names_of(tmp_path: Path, number: int | None = None) -> list[str]:
@@ -64,6 +67,14 @@ def names_of(tmp_path: Path, number: int | None = None) -> list[str]:
     head = snapshots.newest(url, "clips") if number is None else snapshots.Snapshot.read(url, "clips", number)
     assert head is not None
     return sorted(Parts([Artifact(part) for part in head.parts]).items["name"])
+
+
+def captions_of(tmp_path: Path, number: int) -> tuple[str, ...]:
+    """Captions of a snapshot, by the names of the items."""
+    head = snapshots.Snapshot.read(str(tmp_path / "store"), "clips", number)
+    assert head is not None
+    parts = Parts([Artifact(part) for part in head.parts], [Artifact(part) for part in head.captions])
+    return tuple(parts.items.sort_values("name")["caption"])
 
 
 def test_each_snapshot_adds_a_part_and_leaves_the_earlier_ones_whole(clips: Path, tmp_path: Path):
@@ -85,6 +96,45 @@ def test_each_snapshot_adds_a_part_and_leaves_the_earlier_ones_whole(clips: Path
     assert head.parts[:1] == first.parts
 
 
+def test_items_without_a_caption_get_one_and_another_captioner_indexes_nothing(clips: Path, tmp_path: Path):
+    (clips / "0001.json").unlink()
+    made = list[str]()
+    first, second = ({"caption": {"by": "text", "text": text}} for text in ("a thing", "another thing"))
+    assert prepare(config_of(clips, **first), tmp_path, made) == (
+        "clips: snapshot 1: 3 new, 0 removed, 0 left out, 1 captioned"
+    )
+    assert prepare(config_of(clips, **first), tmp_path, made) == "clips: snapshot 1, nothing new"
+    assert unchanged(config_of(clips, **first), str(tmp_path / "store")) is not None
+    add(clips, 3)
+    assert prepare(config_of(clips, **first), tmp_path, made) == (
+        "clips: snapshot 2: 1 new, 0 removed, 0 left out, 0 captioned"
+    )
+    assert made == ["index", "caption"] * 2
+    (clips / "0003.json").unlink()
+    assert prepare(config_of(clips, **second), tmp_path, made) == (
+        "clips: snapshot 3: 1 new, 1 removed, 0 left out, 2 captioned"
+    )
+    assert made[4:] == ["index", *["caption"] * 3]
+    assert prepare(config_of(clips, **first), tmp_path, made) == (
+        "clips: snapshot 4: 0 new, 0 removed, 0 left out, 2 captioned"
+    )
+    assert made[8:] == ["caption"] * 3
+    found = captions_of(tmp_path, 3), captions_of(tmp_path, 4)
+    expected = ("picture 0", "another thing", "picture 2", "another thing")
+    assert found == (expected, tuple(text.replace("another", "a") for text in expected))
+
+
+def test_a_token_that_is_not_there_is_named_before_anything_starts(clips: Path, tmp_path: Path):
+    service = {"by": "endpoint", "url": "http://host/v1", "model": "vlm", "instruction": "?"}
+    config = config_of(clips, caption=service | {"token_variable": "CAPTION_NO_TOKEN"})
+    made = list[str]()
+    with pytest.raises(ConfigError, match="CAPTION_NO_TOKEN is not set"):
+        prepare(config, tmp_path, made)
+    assert made == []
+    with pytest.raises(ValueError, match="captioned = false keeps items without a caption"):
+        config_of(clips, captioned=False, caption=service)
+
+
 def test_one_damaged_file_among_many_is_left_out_until_it_is_mended(clips: Path, tmp_path: Path):
     for number in range(3, 20):
         add(clips, number)
@@ -97,6 +147,32 @@ def test_one_damaged_file_among_many_is_left_out_until_it_is_mended(clips: Path,
     assert prepare(config, tmp_path) == "clips: snapshot 3: 1 new, 0 removed, 1 left out"
     (clips / "0007.png").write_bytes(whole)
     assert prepare(config, tmp_path) == "clips: snapshot 4: 1 new, 0 removed, 0 left out"
+
+
+def test_a_verification_finds_edits_that_stamps_do_not_show(clips: Path, tmp_path: Path):
+    config, file = config_of(clips, max_left_out=0.5), clips / "0001.json"
+    prepare(config, tmp_path)
+    stat, whole = file.stat(), file.read_bytes()
+    file.write_bytes(whole.replace(b"picture 1", b"picture 9"))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert prepare(config, tmp_path) == "clips: snapshot 1, nothing new"
+    assert prepare(config, tmp_path, verify=True) == (
+        "clips: snapshot 2: 1 new, 1 removed, 0 left out\n1 differ though their files look unchanged: mine/0001"
+    )
+    assert prepare(config, tmp_path) == "clips: snapshot 2, nothing new"
+    picture = clips / "0002.png"
+    stat, whole = picture.stat(), picture.read_bytes()
+    picture.write_bytes(bytes(len(whole)))
+    os.utime(picture, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    add(clips, 3)
+    made = list[str]()
+    assert prepare(config, tmp_path, made, verify=True) == (
+        "clips: snapshot 3: 1 new, 1 removed, 1 left out\n1 differ though their files look unchanged: mine/0002"
+    )
+    assert names_of(tmp_path) == ["0000", "0001", "0003"]
+    assert prepare(config, tmp_path, made, verify=True) == "clips: snapshot 4: 0 new, 0 removed, 1 left out"
+    assert made == ["index", "index"]
+    assert names_of(tmp_path, 1) == ["0000", "0001", "0002"]
 
 
 def test_a_disk_that_is_not_mounted_removes_nothing(clips: Path, tmp_path: Path):

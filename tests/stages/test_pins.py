@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.captioners import text
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _sources, local, rendered_text
 from flows.planning import requests
 from flows.planning.run import Run
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.contracts import STAGES, Encode, Index, MediaShape
+from stages.artifacts.slots import input_of
+from stages.contracts import STAGES, Caption, Encode, Index, MediaShape
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_run
 
@@ -51,26 +53,33 @@ def recipe(train_policy: dict[str, Any], **policy: Any) -> dict[str, Any]:
     }
 
 
-def index_of_one_item(tmp_path: Path) -> Request:
-    """An index of a picture whose bytes no library made."""
+def index_of_one_picture(tmp_path: Path) -> Request:
+    """An index of a picture whose bytes no library made, once with a caption and once without."""
     folder = tmp_path / "media"
     folder.mkdir()
     # A GIF of one black pixel, read by its bytes whatever its name.
     pixel = "47494638376101000100800000000000ffffff2c00000000010001000002024401003b"
     (folder / "0000.png").write_bytes(bytes.fromhex(pixel))
     (folder / "0000.json").write_text('{"prompt": "a black pixel"}', encoding="utf-8")
+    (folder / "0001.png").write_bytes(bytes.fromhex(pixel))
     sources: dict[str, DatasetOptions] = {"mine": local.Options(local_dir=str(folder))}
     stamps = _sources.digest(_sources.stamps({"mine": _sources.source_of(sources["mine"])}))
-    return Request(stage="index", slot=f"{tmp_path}/index", seed=0, config=Index(sources=sources, stamps=stamps))
+    settings = Index(sources=sources, stamps=stamps, captioned=False)
+    return Request(stage="index", slot=f"{tmp_path}/index", seed=0, config=settings)
 
 
 def all_stages(tmp_path: Path) -> dict[str, Manifest]:
     """Every stage once, by its name."""
-    made: dict[str, Manifest] = {"index": make(index_of_one_item(tmp_path), tmp_path)}
+    index = index_of_one_picture(tmp_path)
+    made: dict[str, Manifest] = {"index": make(index, tmp_path)}
 
     def step(request: Request) -> None:
         made[request.stage] = make(request, tmp_path)
 
+    sources, captioner = index.settings(Index).sources, text.Options(text="a black pixel")
+    settings = Caption(captioner=captioner, part=0, sources=sources)
+    parts = {"parts": (input_of(index.slot),)}
+    step(Request(stage="caption", slot=f"{tmp_path}/caption", seed=0, config=settings, inputs=parts))
     nft = {"type": "nft", "batch_size_per_optimize": 4, "timesteps_fraction": 0.5, "dataset": {"name": "ocr"}}
     run = make_run(tmp_path, recipe(nft, lora={"r": 2, "target_modules": ["to_q", "to_v"]}), "nft")
     step(requests.policy(run))

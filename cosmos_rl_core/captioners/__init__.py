@@ -1,0 +1,1 @@
+"""Captioner plugins: what writes captions of media that have none."""

@@ -1,0 +1,207 @@
+"""Captions of a real HTTP service: what it is sent, and what becomes of each way to fail."""
+
+import email.utils
+import io
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import pytest
+from PIL import Image
+
+from cosmos_rl_core.captioners import endpoint
+from cosmos_rl_core.captioners._base import Medium, RefusedError
+from cosmos_rl_core.config.train import CaptionerOptions
+from cosmos_rl_core.errors import ConfigError, UnavailableError
+from tests.caption_server import TOKEN, CaptionServer, Reply, completion, serving
+from tests.stages.test_index import video
+
+
+@pytest.fixture
+def server() -> Iterator[CaptionServer]:
+    with serving() as server:
+        yield server
+    assert server.mistakes == []
+
+
+def image(height: int = 30, width: int = 40) -> Medium:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height), (200, 30, 30)).save(buffer, "PNG")
+    return Medium("0000", "image", 1, partial(io.BytesIO, buffer.getvalue()))
+
+
+def options_of(server: CaptionServer, **settings: Any) -> endpoint.Options:
+    values = {"by": "endpoint", "url": server.url, "model": "vlm", "instruction": "Describe it.", "pause_s": 0.001}
+    return endpoint.Options.model_validate(values | settings)
+
+
+def captions(server: CaptionServer, *media: Medium, **settings: Any) -> list[str | RefusedError]:
+    return list(endpoint.Captioner(options_of(server, **settings), {"CAPTION_TOKEN": TOKEN}).captions(media))
+
+
+def refusal(server: CaptionServer, reply: Reply) -> RefusedError:
+    server.replies = [reply]
+    (found,) = captions(server, image())
+    assert isinstance(found, RefusedError)
+    return found
+
+
+def test_an_image_goes_with_the_instruction_and_the_answer_is_its_caption(server: CaptionServer):
+    assert captions(server, image(), max_tokens=77) == ["1 of 30 x 40"]
+    (asked,) = server.asked
+    assert (asked.model, asked.instruction) == ("vlm", "Describe it.")
+    assert asked.settings == {"max_tokens": 77, "temperature": 0.0}
+    pixel = cast("tuple[int, ...]", asked.pictures[0].getpixel((5, 5)))
+    assert all(abs(found - expected) < 5 for found, expected in zip(pixel, (200, 30, 30), strict=True))
+
+
+def test_large_pictures_are_scaled_down(server: CaptionServer):
+    assert captions(server, image(300, 600), max_side=100) == ["1 of 50 x 100"]
+
+
+def test_of_a_video_evenly_spaced_frames_are_sent(server: CaptionServer, tmp_path: Path):
+    video(tmp_path / "a.mp4", 0, 10)
+
+    def opened() -> BinaryIO:
+        return (tmp_path / "a.mp4").open("rb")
+
+    assert captions(server, Medium("a", "video", 10, opened), num_frames=4) == ["4 of 32 x 48"]
+    assert captions(server, Medium("a", "video", 10, opened), num_frames=40) == ["10 of 32 x 48"]
+
+
+def test_captions_come_in_order_with_a_bounded_number_at_once(server: CaptionServer):
+    media = [image(20 + number) for number in range(24)]
+    assert captions(server, *media, concurrency=3) == [f"1 of {20 + number} x 40" for number in range(24)]
+    assert server.most_at_once <= 3
+
+
+def test_the_token_of_the_named_variable_is_sent_and_never_shown(server: CaptionServer):
+    server.token = TOKEN
+    assert captions(server, image(), token_variable="CAPTION_TOKEN") == ["1 of 30 x 40"]
+    server.replies = [Reply(401, f"no {TOKEN}")]
+    with pytest.raises(ConfigError, match=r"401 .*<token>.*token_variable") as error:
+        captions(server, image(), token_variable="CAPTION_TOKEN")
+    assert TOKEN not in str(error.value)
+    with pytest.raises(ConfigError, match="CAPTION_OTHER is not set"):
+        endpoint.Captioner(options_of(server, token_variable="CAPTION_OTHER"), {}).check()
+    with pytest.raises(ConfigError, match="not a token that a header can hold"):
+        endpoint.Captioner(options_of(server, token_variable="CAPTION_A"), {"CAPTION_A": "a\nb"}).check()
+
+
+@pytest.mark.parametrize("status", [0, 408, 429, 500, 502, 503, 529])
+def test_a_service_that_is_busy_or_away_is_asked_again(server: CaptionServer, status: int):
+    server.replies = [Reply(status, "later")] * 3
+    assert captions(server, image()) == ["1 of 30 x 40"]
+    assert len(server.asked) == 4
+
+
+def test_it_counts_as_unavailable_after_the_last_try(server: CaptionServer):
+    server.replies = [Reply(503, "overloaded")] * 3
+    with pytest.raises(UnavailableError, match=r"no caption of 0000 in 3 tries: 503 .overloaded"):
+        captions(server, image(), tries=3)
+    assert len(server.asked) == 3
+
+
+def test_a_pause_that_a_service_asks_for_is_kept(server: CaptionServer):
+    server.replies = [Reply(429, "slowly", {"Retry-After": "1"})]
+    before_s = time.monotonic()
+    assert captions(server, image()) == ["1 of 30 x 40"]
+    assert time.monotonic() - before_s >= 1
+
+
+@pytest.mark.parametrize("asked", ["3600", email.utils.formatdate(time.time() + 1e6, usegmt=True)])
+def test_a_service_that_asks_for_an_hour_is_unavailable(server: CaptionServer, asked: str):
+    server.replies = [Reply(429, "quota", {"Retry-After": asked})]
+    with pytest.raises(UnavailableError, match="asks for a pause of"):
+        captions(server, image())
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("asked", ["soon", "-1", "nan", "1e9", "\x00"])
+def test_a_pause_that_is_none_is_ignored(server: CaptionServer, asked: str):
+    server.replies = [Reply(429, "", {"Retry-After": asked})]
+    assert captions(server, image()) == ["1 of 30 x 40"]
+
+
+def test_an_answer_that_never_ends_is_given_up(server: CaptionServer):
+    server.replies = [Reply(body={}, hangs=True)]
+    assert captions(server, image(), timeout_s=0.2) == ["1 of 30 x 40"]
+    server.replies = [Reply(body={}, hangs=True)] * 2
+    with pytest.raises(UnavailableError, match="ReadTimeout"):
+        captions(server, image(), timeout_s=0.1, tries=2)
+
+
+def test_nobody_at_the_address_is_unavailable():
+    with serving() as server:
+        pass
+    with pytest.raises(UnavailableError, match="in 2 tries: ConnectError"):
+        captions(server, image(), tries=2)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason", "final"),
+    [
+        (completion("no", refusal="I cannot look at this"), "the model refused: I cannot look at this", True),
+        (completion(None, "content_filter"), "the model refused: content_filter", True),
+        (completion(""), "the model answered nothing", True),
+        (completion(" \n"), "the model answered nothing", True),
+        (completion(None), "the model answered nothing", True),
+        (completion("A dog that", "length"), "the caption is cut at max_tokens; raise it", True),
+        (Reply(400, "bad picture"), "the service answered 400 .bad picture.", False),
+        (Reply(413, "x" * 999), r"the service answered 413 .x{199}\.\.\.$", False),
+        (Reply(200, b"<html>"), "no completion: 200 <html>", False),
+        (Reply(200, {"choices": []}), "no completion", False),
+        (Reply(200, {"choices": [{"message": "text"}]}), "no completion", False),
+        (Reply(200, b'{"choices":[{"message":{"content":"\\ud800"}}]}'), "no text that can be encoded", True),
+        (Reply(200, b"[" * 100000), "no completion", False),
+        (Reply(200, {"choices": [{"message": {"content": ["a"]}}]}), "the model answered nothing", True),
+    ],
+)
+def test_no_caption_is_made_up(server: CaptionServer, reply: Reply, reason: str, final: bool):
+    found = refusal(server, reply)
+    with pytest.raises(RefusedError, match=reason):
+        raise found
+    assert found.final == final
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("status", [301, 403, 404, 405, 501])
+def test_what_every_medium_would_meet_ends_the_stage(server: CaptionServer, status: int):
+    server.replies = [Reply(status, "no", {"Location": "http://127.0.0.1:9/"})]
+    with pytest.raises(ConfigError, match=f"answered {status}"):
+        captions(server, *[image()] * 20, concurrency=1)
+    assert len(server.asked) < 20
+
+
+def test_a_medium_that_cannot_be_decoded_is_not_sent(server: CaptionServer):
+    (found,) = captions(server, Medium("0000", "image", 1, partial(io.BytesIO, b"GIF8")))
+    assert isinstance(found, RefusedError)
+    assert "cannot be decoded" in str(found)
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"url": "ftp://host/v1"}, "is no http"),
+        ({"url": "http://user:word@host/v1"}, "name a token by token_variable"),
+        ({"url": "http://host/v1?key=1"}, "name a token by token_variable"),
+        ({"token_variable": "PATH"}, "token_variable"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"instruction": ""}, "instruction"),
+    ],
+)
+def test_mistakes_of_the_settings_are_refused(settings: dict[str, Any], expected: str):
+    with pytest.raises(ValueError, match=expected):
+        options_of(CaptionServer(url="http://host/v1"), **settings)
+
+
+def test_where_and_how_it_is_asked_is_no_part_of_the_identity():
+    one, other = CaptionServer(url="http://a/v1"), CaptionServer(url="https://b/v1")
+    place = {"concurrency": 2, "timeout_s": 1.0, "tries": 2, "token_variable": "CAPTION_TOKEN"}
+    ours, theirs = options_of(one), options_of(other, **place)
+    assert ours.identity() == theirs.identity()
+    assert ours.identity() != options_of(one, instruction="In one line.").identity()
+    assert isinstance(ours, CaptionerOptions)
