@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import IO, Any, TextIO
 
 from cosmos_rl_core import numerics, plugins
+from cosmos_rl_core.imports import uncollected
 from cosmos_rl_core.processes import die_with_parent
 from stages.contracts import STAGES
 from stages.execution import runner
@@ -40,8 +41,9 @@ def main() -> None:
     replies = sys.stdout
     # Unbuffered, so that select sees everything that was written.
     requests = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115
-    for name in PRELOADED:
-        importlib.import_module(name)
+    with uncollected():
+        for name in PRELOADED:
+            importlib.import_module(name)
     _remember_packages()
     _freeze_heap()
     _reply(replies, {"ready": os.getpid()})

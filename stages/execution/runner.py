@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError
+from cosmos_rl_core.imports import uncollected
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.processes import die_with_parent
 from cosmos_rl_core.storage import store
@@ -100,7 +101,8 @@ def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifes
         changes = _check_numerics(request, found, execution, outcome) if ranks.rank == 0 else []
         attempt = Attempt(request, found, generation, attempt_id)
         try:
-            stage = importlib.import_module(f"stages.{request.stage}")
+            with uncollected():
+                stage = importlib.import_module(f"stages.{request.stage}")
             summary = stage.run(request, Context(attempt, ranks, outcome, halvings)) or {}
             if (count := attempt.adopted) > 0:
                 outcome.note(f"{count} finished shards of an earlier attempt were adopted")
@@ -149,7 +151,8 @@ def _start(request: Request, execution: Execution) -> tuple[Any, dict[str, Any]]
     if not request.config.torch:
         return Alone(), numerics()
     # Imported here, so that light stages never load torch.
-    torch_runtime = importlib.import_module("stages.execution.torch_runtime")
+    with uncollected():
+        torch_runtime = importlib.import_module("stages.execution.torch_runtime")
     ranks = torch_runtime.start(execution)
     return ranks, torch_runtime.numerics(ranks, getattr(request.config, "param_dtype", "float32"))
 
