@@ -1,6 +1,8 @@
 """Files of prompts: a prompt per line of ``.txt``, an object per line of ``.jsonl``, a list of objects in ``.json``."""
 
+import io
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +14,68 @@ FORMATS = (".txt", ".jsonl", ".json")
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
-    """Return the prompts in file order, without surrounding white space and blank lines.
-
-    Equal texts with equal metadata are one prompt, whose samples are one group. Raises one :class:`ConfigError` with
-    every mistake in the file.
-    """
+    """Return the prompts of a file. Raises like :func:`prompts_in`, and if there is no file."""
     if path.suffix.lower() not in FORMATS or not path.is_file():
         raise ConfigError(f"no prompt file at {path}; expected one of {', '.join(FORMATS)}")
     try:
-        values = _values(path.suffix.lower(), path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
+        return prompts_in(path, path.read_bytes())
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    mistakes = [] if values else ["holds no prompt"]
+
+
+def prompts_in(path: Path, data: bytes) -> tuple[Prompt, ...]:
+    """Return the prompts in the bytes of a file, in file order, without surrounding white space and blank lines.
+
+    Raises one :class:`ConfigError` with every mistake in the file.
+    """
+    try:
+        text = io.StringIO(data.decode("utf-8-sig"), newline=None).read()
+        return prompts_of(path, _values(path.suffix.lower(), text))
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]]) -> tuple[Prompt, ...]:
+    """Return the prompts of objects, each given with its place in the source.
+
+    The text ``prompt`` of an object is its prompt. Its other values are metadata, and so are those of an object
+    ``metadata`` in it. Equal texts with equal metadata are one prompt, whose samples are one group. Raises one
+    :class:`ConfigError` with every mistake.
+    """
+    mistakes: list[str] = []
     prompts: dict[str, Prompt] = {}
     for place, value in values:
-        text = value.get("prompt") if isinstance(value, dict) else None
-        if not isinstance(text, str) or not text.strip():
-            mistakes.append(f'{place}: expected an object with the text "prompt"')
-            continue
-        text = text.strip()
-        metadata = {name: other for name, other in value.items() if name != "prompt"}
         try:
+            text, metadata = _taken_apart(value)
             name, longer = prompt_id(text), prompt_id(text + canonical_json(metadata).decode())
-        except ValueError as error:  # NaN, or half a surrogate pair
+        except ValueError as error:  # also NaN, or half a surrogate pair
             mistakes.append(f"{place}: {error}")
             continue
         known = prompts.get(name)
         if known is not None and known.metadata != metadata:
             name = longer
         prompts.setdefault(name, Prompt(id=name, text=text, metadata=metadata))
+    if not mistakes and not prompts:
+        mistakes.append("holds no prompt")
     if mistakes:
-        raise mistakes_in(path, mistakes)
+        raise mistakes_in(source, mistakes)
     return tuple(prompts.values())
+
+
+def _taken_apart(value: Any) -> tuple[str, dict[str, Any]]:
+    """Return the text and the metadata of an object. Raises ``ValueError`` with what is wrong with it."""
+    text = value.get("prompt") if isinstance(value, dict) else None
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError('expected an object with the text "prompt"')
+    metadata = {name: other for name, other in value.items() if name != "prompt"}
+    if isinstance(inner := metadata.get("metadata"), dict):
+        del metadata["metadata"]
+        if twice := sorted(inner.keys() & metadata.keys()):
+            raise ValueError(f'{", ".join(twice)} beside "metadata" and in it; expected one of the two')
+        metadata |= inner
+    return text.strip(), metadata
 
 
 def _values(extension: str, text: str) -> list[tuple[str, Any]]:

@@ -1,7 +1,8 @@
 """Prompts from a file: a prompt per line of ``.txt``, an object per line of ``.jsonl``, a list of objects in ``.json``.
 
-The prompt of an object is its text ``prompt``; its other values are metadata for rewards. cosmos-rl reads the same
-files: ``pickscore/train.txt``, ``geneval/train_metadata.jsonl``, and the list for its validation.
+The prompt of an object is its text ``prompt``; its other values, and those of an object ``metadata`` in it, are
+metadata for rewards. cosmos-rl reads the same files: ``pickscore/train.txt``, ``geneval/train_metadata.jsonl``, and the
+list for its validation.
 """
 
 from pathlib import Path

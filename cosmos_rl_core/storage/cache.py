@@ -134,3 +134,11 @@ def of_user(environment: Mapping[str, str] = os.environ) -> Path | None:
         return Path(found, "cosmos-rl-flows")
     home = environment.get("HOME")
     return Path(home, ".cache", "cosmos-rl-flows") if home else None
+
+
+def of_cosmos_rl(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the directory of cosmos-rl's downloads, None if the environment names no place for one."""
+    if found := environment.get("COSMOS_CACHE_DIR"):
+        return Path(found).expanduser()
+    home = environment.get("HOME")
+    return Path(home, ".cache", "cosmos_rl") if home else None

@@ -31,6 +31,20 @@ def test_one_object_a_line_of_which_the_prompt_counts(tmp_path: Path):
     assert texts_of(tmp_path / "train_metadata.jsonl", content) == ["two cats", "x\ny"]
 
 
+def test_other_values_of_an_object_are_metadata_and_so_are_those_in_metadata(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(
+        '{"prompt": "a", "tag": "x", "metadata": {"count": 2}}\n{"prompt": "b", "metadata": "text"}\n'
+        '{"prompt": "c", "metadata": {"tag": 1}, "tag": 1}',
+        encoding="utf-8",
+    )
+    with pytest.raises(ConfigError, match=r'line 3: tag beside "metadata" and in it; expected one of the two'):
+        prompts.prompts(prompts.Options(path=str(tmp_path / "a.jsonl")))
+    lines = (tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines()[:2]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    found = prompts.prompts(prompts.Options(path=str(tmp_path / "a.jsonl")))
+    assert [prompt.metadata for prompt in found] == [{"tag": "x", "count": 2}, {"metadata": "text"}]
+
+
 def test_a_list_of_objects(tmp_path: Path):
     assert texts_of(tmp_path / "v.JSON", json.dumps([{"prompt": "b"}, {"prompt": " a"}, {"prompt": "b"}])) == ["b", "a"]
 
