@@ -14,6 +14,7 @@ from typing import Any, Literal
 import diffusers
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
@@ -29,6 +30,7 @@ from cosmos_rl_core.models import _base as models_base
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards import _base as rewards_base
 from cosmos_rl_core.sampling.transition import Coefficients
+from tests import hf_folder
 
 
 def check_offers(plugin: type, protocol: type) -> None:
@@ -55,6 +57,15 @@ def folder_of_pictures(folder: Path) -> str:
         Image.new("RGB", (8, 8), (index, 0, 0)).save(folder / f"{index}.png")
         (folder / f"{index}.json").write_text(json.dumps({"prompt": caption}), encoding="utf-8")
     return str(folder)
+
+
+def folder_of_rows(folder: Path) -> str:
+    """What `datasets` writes of two prompts."""
+    return str(hf_folder.save(folder, {"text": pa.array(["a dog", "a cat"])}, {}))
+
+
+FOLDERS = {"hf": folder_of_rows}
+"""What plugins are given that read folders of another layout."""
 
 
 def described_fields(options: type[Section]) -> set[str]:
@@ -259,7 +270,7 @@ def test_a_captioner_plugin_conforms(name: str):
 def test_a_dataset_plugin_conforms(name: str, tmp_path: Path):
     module = plugins.load("datasets", name)
     reads_folder = "local_dir" in module.Options.model_fields and module.Options.model_fields["local_dir"].is_required()
-    given = {"local_dir": folder_of_pictures(tmp_path)} if reads_folder else {}
+    given = {"local_dir": FOLDERS.get(name, folder_of_pictures)(tmp_path)} if reads_folder else {}
     if "path" in module.Options.model_fields:
         given = {"path": str(tmp_path / "prompts.txt")}
         (tmp_path / "prompts.txt").write_text("a dog\na cat\n", encoding="utf-8")

@@ -270,7 +270,7 @@ def test_mistakes_of_a_file_are_named(lines: str, expected: str, tmp_path: Path)
 
 def test_a_dataset_without_files_and_a_folder_that_is_not_there_are_named(tmp_path: Path):
     config = DatasetConfig.model_validate({"name": "clips", "sources": {"a": {"name": "mock"}}})
-    with pytest.raises(ConfigError, match="'mock' is no source of files; sources: local"):
+    with pytest.raises(ConfigError, match="'mock' is no source of files; sources: hf, local"):
         prepare(config, tmp_path)
     with pytest.raises(ConfigError, match="no folder at"):
         prepare(config_of(tmp_path / "away"), tmp_path)

@@ -1,0 +1,260 @@
+"""A folder that ``save_to_disk`` of Hugging Face's ``datasets`` wrote, on a disk or in S3.
+
+A row is an image or a video with its caption, or a prompt alone. Other columns of text, numbers, and lists and structs
+of them are metadata; what JSON does not have (null, NaN, infinity) is absent from it. Of a ``DatasetDict`` one split is
+read. The package ``datasets`` is not needed.
+"""
+
+import math
+import threading
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
+
+import pyarrow as pa
+from pydantic import BaseModel, Field, ValidationError
+
+from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.datasets import _arrow_files
+from cosmos_rl_core.datasets._base import Item, ItemError, Prompt
+from cosmos_rl_core.datasets._prompt_files import prompts_of
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.storage import store
+
+CAPTIONS = ("prompt", "text", "caption")
+"""Columns of captions, in the order in which they are looked for."""
+MEDIA: dict[str, Literal["image", "video"]] = {"Image": "image", "Video": "video"}
+"""Features with media, and what they hold."""
+SPLITS, STATE, ABOUT, ARROW = "dataset_dict.json", "state.json", "dataset_info.json", ".arrow"
+
+
+class Options(DatasetOptions):
+    """Folder and columns."""
+
+    name: Literal["hf"] = "hf"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    local_dir: str = Field(json_schema_extra=NOT_IDENTITY)
+    """Path of the folder, or ``s3://bucket/prefix``. The identity of a run holds the prompts, not the path."""
+    split: str = ""
+    """Split of a folder with several. Default: the only one."""
+    caption_column: str = ""
+    """Column with the captions or prompts. Default: the first of ``prompt``, ``text``, ``caption``."""
+    media_column: str = ""
+    """Column with the images or videos. Default: the only one."""
+
+
+def prompts(options: Options) -> tuple[Prompt, ...]:
+    """Return the prompts of all rows. Equal texts with equal metadata are one.
+
+    Raises one :class:`ConfigError` with every row without a text, or with the file that is damaged.
+    """
+    return prompts_of(options.local_dir, _prompts(_Folder(options)))
+
+
+def _prompts(folder: "_Folder") -> Iterator[tuple[str, dict[str, Any]]]:
+    for file in folder.stamps:
+        try:
+            rows = [row for batch in folder.batches(file) for row in folder.captions(batch)]
+        except ItemError as error:
+            raise ConfigError(f"{store.join(folder.url, file)}: {error}") from error
+        yield from ((f"{file}, row {number}", about | {"prompt": text}) for number, (text, about) in enumerate(rows))
+
+
+class Source:
+    """Rows with media. A unit is an Arrow file; an item is named by the file and the number of its row."""
+
+    def __init__(self, options: Options):
+        self._options = options
+        self._places: dict[str, dict[str, tuple[int, int] | None]] = {}
+        self._listing = threading.Lock()
+
+    def stamps(self) -> dict[str, str]:
+        """Return sizes and times, or ETags, of the Arrow files.
+
+        Raises :class:`ConfigError` if the folder has another layout, or not the columns.
+        """
+        self._folder = _Folder(self._options)
+        self._medium = self._folder.medium(self._options.media_column)
+        return self._folder.stamps
+
+    def items(self, unit: str) -> list[Item]:
+        """Return the items of a file. Raises :class:`ItemError` if it is damaged or has other columns."""
+        column, kind = self._medium
+        found: list[Item] = []
+        here: dict[str, tuple[int, int] | None] = {}
+        for batch in self._folder.batches(unit):
+            places = batch.places(column)
+            for place, (caption, metadata) in zip(places, self._folder.captions(batch), strict=True):
+                name = f"{unit.removesuffix(ARROW)}-{len(found):06d}"
+                here[name] = place
+                found.append(Item(name, kind, caption, metadata))
+        self._places[unit] = here
+        return found
+
+    def open(self, name: str) -> BinaryIO:
+        """Open the medium of a row, whose file is read through once if it was not listed.
+
+        Raises :class:`ItemError` if the row has none.
+        """
+        unit = name.rpartition("-")[0] + ARROW
+        with self._listing:
+            if unit not in self._places:
+                self.items(unit)
+        place = self._places[unit][name]
+        if place is None:
+            raise ItemError(f"no bytes in column {self._medium[0]}; a path alone is not read")
+        start, end = place
+        return BytesIO(store.read(store.join(self._folder.url, unit), start, end) if end > start else b"")
+
+
+class _File(BaseModel):
+    filename: str = Field(pattern=r"\.arrow$")
+
+
+class _State(BaseModel):
+    files: list[_File] = Field(alias="_data_files")
+    split: str | None = Field(default=None, alias="_split")
+
+
+class _Splits(BaseModel):
+    splits: list[str] = Field(min_length=1)
+
+
+class _About(BaseModel):
+    features: dict[str, Any]
+
+
+class _Columns(NamedTuple):
+    caption: str
+    metadata: list[str]
+
+
+class _Folder:
+    """Arrow files of one split, and their columns."""
+
+    url: str
+    stamps: dict[str, str]
+    """Stamps of the Arrow files, by name."""
+
+    def __init__(self, options: Options) -> None:
+        self._root, self._found = options.local_dir, _stamps(options.local_dir)
+        folder = self._split(options.split)
+        self.url = store.join(self._root, *folder)
+        names = [file.filename for file in self._json(_State, *folder, STATE).files]
+        stamps = {name: self._found.get("/".join([*folder, name])) for name in names}
+        if missing := [name for name, stamp in stamps.items() if stamp is None]:
+            raise ConfigError(f"{self.url} lacks files that its {STATE} names: {', '.join(missing[:5])}; copy it again")
+        if not stamps:
+            raise ConfigError(f"{self.url} has no Arrow file")
+        self.stamps = {name: str(stamp) for name, stamp in stamps.items()}
+        self._features = self._json(_About, *folder, ABOUT).features
+        first = store.join(self.url, names[0])
+        try:
+            self._schema = _arrow_files.schema_of(first)
+        except ItemError as error:
+            raise ConfigError(f"{first}: {error}") from error
+        wanted = [options.caption_column] if options.caption_column else [*CAPTIONS]
+        texts = [name for name in wanted if name in self._schema.names and _is_text(self._schema.field(name).type)]
+        if not texts:
+            raise self._no_column("a text", wanted, "caption_column")
+        others = [field.name for field in self._schema if field.name != texts[0] and _is_json(field.type)]
+        self._columns = _Columns(texts[0], others)
+
+    def medium(self, wanted: str) -> tuple[str, Literal["image", "video"]]:
+        """Return the column with media, and their kind. Raises :class:`ConfigError` unless it is one."""
+        kinds: dict[str, Literal["image", "video"]]
+        kinds = {name: MEDIA[kind] for name in self._schema.names if (kind := self._kind(name)) in MEDIA}
+        found = [name for name in kinds if wanted in ("", name)]
+        if len(found) != 1 or not _is_medium(self._schema.field(found[0]).type):
+            raise self._no_column("one media", [wanted] if wanted else [*kinds], "media_column")
+        return found[0], kinds[found[0]]
+
+    def batches(self, file: str) -> Iterator[_arrow_files.Batch]:
+        """Yield the batches of a file. Raises :class:`ItemError` if it is damaged or has other columns."""
+        for batch in _arrow_files.batches(store.join(self.url, file)):
+            if not batch.rows.schema.equals(self._schema):
+                raise ItemError("its columns are not those of the first file")
+            yield batch
+
+    def captions(self, batch: _arrow_files.Batch) -> Iterator[tuple[str | None, dict[str, Any]]]:
+        """Yield caption and metadata of each row; None for a caption that is null or blank."""
+        text, others = self._columns
+        for row in batch.rows.select([text, *others]).to_pylist():
+            caption = row.pop(text)
+            yield (caption or "").strip() or None, _plain(row)
+
+    def _split(self, wanted: str) -> list[str]:
+        """Return the names of the folders from the root to the split."""
+        if SPLITS not in self._found:
+            if STATE not in self._found:
+                expected = f"a folder that save_to_disk of `datasets` wrote, with {STATE} or {SPLITS}"
+                raise ConfigError(f"{self._root} has neither; expected {expected}")
+            if wanted not in ("", self._json(_State, STATE).split):
+                raise ConfigError(f"{self._root} has no splits; leave split = {wanted!r} out")
+            return []
+        splits = self._json(_Splits, SPLITS).splits
+        found = [split for split in splits if wanted in ("", split)]
+        if len(found) != 1:
+            raise ConfigError(f"{self._root}: split = {wanted!r}; expected one of {', '.join(splits)}")
+        return found
+
+    def _kind(self, column: str) -> str:
+        feature = self._features.get(column)
+        return str(feature.get("_type", "")) if isinstance(feature, dict) else ""
+
+    def _no_column(self, kind: str, wanted: list[str], option: str) -> ConfigError:
+        columns = ", ".join(f"{field.name} ({self._kind(field.name) or field.type})" for field in self._schema)
+        names = f" ({' or '.join(wanted)})" if wanted else ""
+        return ConfigError(f"{self.url} needs {kind} column{names}; it has: {columns}; set {option}")
+
+    def _json(self, kind: type["_M"], *names: str) -> "_M":
+        url = store.join(self._root, *names)
+        try:
+            return kind.model_validate_json(store.read(url))
+        except FileNotFoundError as error:
+            raise ConfigError(f"no file at {url}; copy the folder again") from error
+        except ValidationError as error:
+            raise ConfigError(f"{url} is not what `datasets` writes: {error.errors()[0]['msg']}") from error
+
+
+_M = TypeVar("_M", bound=BaseModel)
+
+
+def _stamps(folder: str) -> dict[str, str]:
+    try:
+        return store.stamps(folder)
+    except FileNotFoundError as error:
+        raise ConfigError(f"no folder at {folder}; expected one that save_to_disk of `datasets` wrote") from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_medium(kind: pa.DataType) -> bool:
+    if not pa.types.is_struct(kind) or (at := kind.get_field_index("bytes")) < 0:
+        return False
+    return pa.types.is_binary(kind.field(at).type) or pa.types.is_large_binary(kind.field(at).type)
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return all(_is_json(kind.field(i).type) for i in range(kind.num_fields))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _is_json(kind.value_type)
+    numbers = pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
+    return numbers or pa.types.is_boolean(kind) or _is_text(kind)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without what JSON does not have. ``datasets`` fills in null for keys that an object lacks."""
+    if isinstance(value, dict):
+        return {name: _plain(other) for name, other in value.items() if not _is_absent(other)}
+    if isinstance(value, list):
+        return [None if _is_absent(other) else _plain(other) for other in value]
+    return value
+
+
+def _is_absent(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
