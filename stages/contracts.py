@@ -115,6 +115,8 @@ class Index(StageConfig):
     """Least height and width in pixels."""
     min_frames: int = 1
     """Fewest frames."""
+    duplicates: Literal["keep", "drop"] = Field(default="keep", json_schema_extra={"neutral": "keep"})
+    """Whether an item whose medium is already there under the same caption is left out."""
     max_left_out: float = Field(default=0.05, json_schema_extra=NOT_IDENTITY)
     """Share of all items that may be left out. Affects success, not the result."""
     units_per_shard: int = 256

@@ -26,6 +26,8 @@ from stages.formats import parts
 from stages.formats.tables import to_parquet
 
 Rows = list[dict[str, Any]]
+SAME = "the same medium and caption as "
+"""Begin of the reason why an item is left out whose medium is already there under its caption."""
 CHANGED = "the files of the dataset have changed since this index was planned; start it again"
 THREADS = 8
 """Units read at once: most of the time is spent in reading and hashing, which release the interpreter lock."""
@@ -44,17 +46,21 @@ def run(request: Request, context: Context) -> dict[str, int]:
         raise DatasetError(CHANGED)
     before = parts.Parts([Artifact(source) for source in request.inputs.get("parts", ())])
     seen = {unit for unit, stamp in stamps.items() if before.stamps.get(unit) == stamp}
-    changed = [unit for unit in stamps if config.verify or unit not in seen]
     gone = before.stamps.keys() - stamps.keys()
+    read = {unit for unit in stamps if config.verify or unit not in seen}
+    read |= _same(before, read | gone)
+    changed = [unit for unit in stamps if unit in read]
     rows = _read(context, sources, changed, config)
+    old: Any = before.items[before.items["unit"].isin([*changed, *gone])]
+    known = {*old["item"]}
+    if config.duplicates == "drop":
+        rows = _without_duplicates(rows, before.items.drop(old.index), known)
     standing: Any = before.left_out[~before.left_out["unit"].isin([*changed, *gone])]
     left_out = [*standing.to_dict("records"), *(row for row in rows if row["reason"])]
     found = {row["item"]: row for row in rows if not row["reason"]}
-    old: Any = before.items[before.items["unit"].isin([*changed, *gone])]
     removed: Any = old.loc[~old["item"].isin([*found]), ["item", "unit", "name"]]
-    known = {*old["item"]}
     new = [row for item, row in found.items() if item not in known]
-    _refuse_too_many(left_out, len(before.items) - len(removed) + len(new) + len(left_out), config.max_left_out)
+    _refuse_too_many(left_out, len(before.items) - len(removed) + len(new), config.max_left_out)
     attempt = context.attempt
     attempt.put(config.ITEMS, to_parquet(parts.items_table(_first_of_each(new, before))))
     attempt.put(config.REMOVED, to_parquet(removed.sort_values("item", ignore_index=True)))
@@ -66,6 +72,13 @@ def run(request: Request, context: Context) -> dict[str, int]:
         attempt.put(config.DIFFERING, to_parquet(differing))
         counts["differing"] = len(differing)
     return counts
+
+
+def _same(before: parts.Parts, touched: set[str]) -> set[str]:
+    """Return the units of all that was left out as the same as another, if an item of ``touched`` units may go."""
+    if not touched & {*before.items["unit"]}:
+        return set()
+    return {*before.left_out.loc[before.left_out["reason"].str.startswith(SAME), "unit"]}
 
 
 def _read(context: Context, sources: Mapping[str, Source], units: list[str], config: contracts.Index) -> Rows:
@@ -131,6 +144,29 @@ def _misfits(row: dict[str, Any], config: contracts.Index) -> Iterator[str]:
         yield "no caption"
 
 
+def _without_duplicates(rows: Rows, standing: Any, known: set[str]) -> Rows:
+    """Return the rows, with a reason in each whose medium is already there under the same caption.
+
+    ``standing`` are the items that are not read again. Of rows, those of ``known`` items come first: what is there
+    stays.
+    """
+    first = {_key(row): _place(row) for row in standing.to_dict("records")}
+    rows = sorted(rows, key=lambda row: row.get("item") not in known)
+    for row in rows:
+        if not row["reason"] and (other := first.setdefault(_key(row), _place(row))) != _place(row):
+            row["reason"] = f"{SAME}{other}"
+    return rows
+
+
+def _key(row: dict[str, Any]) -> tuple[str, str]:
+    return row["medium"], row["prompt_id"] if isinstance(row["prompt_id"], str) else ""
+
+
+def _place(row: dict[str, Any]) -> str:
+    """Return the source and the name of an item."""
+    return f"{row['unit'].partition('/')[0]}/{row['name']}"
+
+
 def _first_of_each(rows: Iterable[dict[str, Any]], before: parts.Parts) -> Iterator[dict[str, Any]]:
     """Add to each row whether it is the first with its medium and with its caption, over all parts."""
     media, prompts = {*before.all_items["medium"]}, {*before.all_items["prompt_id"]}
@@ -140,7 +176,9 @@ def _first_of_each(rows: Iterable[dict[str, Any]], before: parts.Parts) -> Itera
         prompts.add(row["prompt_id"])
 
 
-def _refuse_too_many(left_out: Rows, total: int, limit: float) -> None:
+def _refuse_too_many(left_out: Rows, used: int, limit: float) -> None:
+    left_out = [row for row in left_out if not row["reason"].startswith(SAME)]
+    total = used + len(left_out)
     if len(left_out) > limit * total:
         shown = "".join(f"\n  {row['name']}: {row['reason']}" for row in left_out[:10])
         more = f"\n  and {len(left_out) - 10} more" if len(left_out) > 10 else ""

@@ -1,7 +1,7 @@
 """The file of a dataset: where its media and captions come from, and which of them are used."""
 
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
@@ -30,8 +30,12 @@ class DatasetConfig(Section):
     """Least height and width of a medium in pixels. Smaller ones are left out."""
     min_frames: int = Field(default=1, ge=1)
     """Fewest frames of a medium. Shorter ones are left out."""
+    duplicates: Literal["keep", "drop"] = Field(default="keep", json_schema_extra={"neutral": "keep"})
+    """``drop`` leaves out an item whose medium (the same bytes) is already there under the same caption, in any source.
+    It comes in when the other one goes. Media under several captions are all kept."""
     max_left_out: float = Field(default=0.05, ge=0.0, le=1.0, json_schema_extra=NOT_IDENTITY)
-    """Share of all items that may be left out, as damaged or too small, before it is an error."""
+    """Share of all items that may be left out, as damaged or too small, before it is an error. Duplicates do not
+    count."""
     plugins: tuple[str, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """Files or folders of plugins outside the package. Relative paths start at the file that names them."""
     launch: LaunchConfig = Field(default=LaunchConfig(), json_schema_extra=NOT_IDENTITY)

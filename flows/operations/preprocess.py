@@ -173,6 +173,7 @@ def _index(config: DatasetConfig, store_url: str, stamps: str, parts: tuple[Inpu
         captioned=_captioned(config),
         min_size=config.min_size,
         min_frames=config.min_frames,
+        duplicates=config.duplicates,
         max_left_out=config.max_left_out,
     )
     return _request(store_url, "index", settings, {"parts": parts})

@@ -9,12 +9,13 @@ from typing import Any
 
 import av
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.datasets import _sources
+from cosmos_rl_core.datasets import _sources, hf
 from cosmos_rl_core.datasets._base import prompt_id
 from cosmos_rl_core.datasets.local import Options
 from cosmos_rl_core.errors import DatasetError
@@ -25,6 +26,7 @@ from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
 from stages.formats.parts import Parts
 from stages.formats.tables import read_table
+from tests import hf_folder
 from tests.stages.conftest import make
 
 SIZE = (20, 30)
@@ -168,6 +170,72 @@ def test_what_cannot_be_used_is_left_out_with_the_reason_up_to_a_limit(folder: P
     assert reasons["0003"] == "0003.jpg: more than one medium: 0003.jpg, 0003.png"
     assert reasons["0004"] == "no caption"
     assert reasons["a b"].startswith("a b.png: rename it")
+
+
+def test_a_medium_that_is_there_under_the_same_caption_is_left_out_until_the_other_goes(folder: Path, tmp_path: Path):
+    def copy(stem: str, text: str) -> None:
+        shutil.copy(folder / "images/0001.png", folder / "images" / f"{stem}.png")
+        caption(folder, stem, text)
+
+    copy("0010", "picture 0")  # the same as 0001
+    copy("0011", "another")
+    kept = Dataset(folder, tmp_path / "kept")
+    assert kept.make() == counts(items=7, units_read=7)
+
+    dataset = Dataset(folder, tmp_path, duplicates="drop", max_left_out=0.0)
+    assert dataset.make() == counts(items=6, left_out=1, units_read=7)
+    assert dataset.left_out()[["name", "reason"]].to_numpy().tolist() == [
+        ["0010", "the same medium and caption as mine/0001"]
+    ]
+    # What is there stays, though 0000a is listed before it; new files alone cause no other reads.
+    copy("0000a", "picture 0")
+    assert dataset.make() == counts(left_out=2, units_read=1)
+    os.utime(folder / "images/0001.png")
+    assert dataset.make() == counts(left_out=2, units_read=3)
+    assert dataset.make() == counts(left_out=2)
+
+    caption(folder, "0001", "edited")
+    assert dataset.make() == counts(items=2, removed=1, left_out=1, units_read=3)
+    assert dataset.left_out()["reason"].tolist() == ["the same medium and caption as mine/0000a"]
+    items = dataset.all.items.set_index("name")
+    assert items.loc["0000a", "caption"] == "picture 0"
+    assert not items.loc["0000a", "new_medium"]
+    for end in ("images/0000a.png", "metas/0000a.txt"):
+        (folder / end).unlink()
+    assert dataset.make() == counts(items=1, removed=1, units_read=1)
+    assert sorted(dataset.all.items["name"]) == ["0000", "0001", "0002", "0003", "0004", "0010", "0011"]
+
+
+def test_rows_of_arrow_files_are_items_and_a_damaged_file_is_left_out_whole(tmp_path: Path):
+    for number in (0, 1):
+        image(tmp_path / f"{number}.png", number)
+    first, second = ((tmp_path / f"{number}.png").read_bytes() for number in (0, 1))
+    columns = {
+        "image": hf_folder.media([first, second, b"no picture", first, None]),
+        "text": pa.array(["a", "b", "c", "a", "d"]),
+    }
+    folder = hf_folder.save(tmp_path / "rows", columns, {"image": {"_type": "Image"}}, files=2)
+    dataset = Dataset(folder, tmp_path, duplicates="drop", max_left_out=1.0)
+    dataset.sources = {"rows": hf.Options(local_dir=str(folder))}
+    assert dataset.make() == counts(items=2, left_out=3, units_read=2)
+    assert dataset.all.items["medium"].tolist() == [sha256(first), sha256(second)]
+    table = dataset.left_out()
+    assert table["name"].tolist() == [f"data-00001-of-00002-{number:06d}" for number in range(3)]
+    assert table["reason"][0].startswith("cannot be read")
+    assert table["reason"][1] == "the same medium and caption as rows/data-00000-of-00002-000000"
+    assert table["reason"][2] == "no bytes in column image; a path alone is not read"
+
+    file = folder / "data-00000-of-00002.arrow"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-8])
+    assert dataset.make() == counts(items=1, removed=2, left_out=3, units_read=2)
+    assert (
+        dataset.left_out().set_index("unit").loc["rows/data-00000-of-00002.arrow", "reason"].startswith("it ends early")
+    )
+    # What is there stays: now the row of the other file is.
+    file.write_bytes(whole)
+    assert dataset.make() == counts(items=1, left_out=3, units_read=1)
+    assert sorted(dataset.all.items["medium"]) == sorted([sha256(first), sha256(second)])
 
 
 def test_videos_have_their_frames_and_rate(tmp_path: Path):
