@@ -1,5 +1,6 @@
 """Where tests compute, and stores to test on: a directory, and S3 from servers in own processes: moto, SeaweedFS."""
 
+import gc
 import os
 import secrets
 import signal
@@ -7,13 +8,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Read when torch is imported. Workers that all compute on all cores are 40 times slower: they wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Until all tests are imported: a fifth of what that takes.
+    gc.disable()
 
 import fsspec
 import pytest
@@ -69,6 +72,15 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     # As stages compute, whose default this is.
     use_tf32(LaunchConfig().tf32)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    """Collect garbage again once all tests are imported."""
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
