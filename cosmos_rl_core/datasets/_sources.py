@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from tempfile import SpooledTemporaryFile
 from typing import BinaryIO, cast
 
@@ -47,15 +47,19 @@ def opened(sources: Mapping[str, Source], unit: str, name: str, medium: str) -> 
     Raises :class:`DatasetError` unless its bytes have the digest ``medium``, which they had when it was indexed.
     """
     source, _ = place_of(sources, unit)
-    found, copy = hashlib.sha256(), cast("BinaryIO", SpooledTemporaryFile(MOST_IN_MEMORY_BYTES))  # noqa: SIM115
-    try:
-        with closing(source.open(name)) as file:
-            while block := file.read(BLOCK_BYTES):
-                found.update(block)
-                copy.write(block)
-    except (FileNotFoundError, KeyError) as error:
-        raise DatasetError(f"{unit} {CHANGED}") from error
-    if found.hexdigest() != medium:
-        raise DatasetError(f"{unit} {CHANGED}")
-    copy.seek(0)
+    found = hashlib.sha256()
+    with ExitStack() as failed:
+        copy = cast("BinaryIO", SpooledTemporaryFile(MOST_IN_MEMORY_BYTES))  # noqa: SIM115
+        failed.callback(copy.close)
+        try:
+            with closing(source.open(name)) as file:
+                while block := file.read(BLOCK_BYTES):
+                    found.update(block)
+                    copy.write(block)
+        except (FileNotFoundError, KeyError) as error:
+            raise DatasetError(f"{unit} {CHANGED}") from error
+        if found.hexdigest() != medium:
+            raise DatasetError(f"{unit} {CHANGED}")
+        copy.seek(0)
+        failed.pop_all()
     return copy

@@ -24,12 +24,14 @@ from flows.cli.command import (
     PROGRAM,
     ClusterOption,
     JsonOption,
+    OwnExitCode,
     StoreOption,
     command,
     console,
     print_json,
     print_parts,
 )
+from flows.cli.data import data_app
 from flows.cli.infra import infra_app
 from flows.defaults import DEFAULT_STORE, GRACE_H
 
@@ -37,6 +39,7 @@ from flows.defaults import DEFAULT_STORE, GRACE_H
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(infra_app, name="infra")
+app.add_typer(data_app, name="data")
 RecipeArgument = Annotated[str, Argument(help="TOML: a path, package:tiny/nft, or one of cosmos-rl")]
 RunIdOption = Annotated[str | None, Option(help="Name of the run; default: from the recipe")]
 IterationsOption = Annotated[int | None, Option(min=1, help="Iterations; default: the recipe's number")]
@@ -114,22 +117,24 @@ def preprocess(
     store: StoreOption = DEFAULT_STORE,
     overrides: OverridesOption = None,
     cluster: ClusterOption = None,
+    verify: Annotated[bool, Option(help="Read all files, those too that look unchanged")] = False,
 ) -> None:
     """Bring a dataset up to date with its files: index what is new, write the next snapshot.
 
     Examples:
         cosmos-flows preprocess configs/data/local.toml
         cosmos-flows preprocess configs/data/local.toml --set sources.mine.local_dir=clips --store s3://bucket/prefix
+        cosmos-flows preprocess configs/data/local.toml --verify
     """
     operation = import_module("flows.operations.preprocess")
     config = import_module("cosmos_rl_core.config.dataset").read_dataset(dataset, tuple(overrides or ()), cluster)
     # Without Prefect, whose server takes longer to start than 10,000 files take to be looked at.
-    if (head := operation.unchanged(config, store)) is not None:
+    if not verify and (head := operation.unchanged(config, store)) is not None:
         typer.echo(operation.described(head, None))
         return
     with import_module("flows.running.server").prefect_server():
         flow = import_module("flows.preprocess").preprocess
-        flow(dataset, store, overrides, cluster)
+        flow(dataset, store, overrides, cluster, verify)
 
 
 @command(app)
@@ -349,7 +354,8 @@ def main() -> None:
         app(prog_name=PROGRAM)
     except SystemExit as end:
         # Click exits with 2 for a wrong command line.
-        sys.exit(ConfigError("").exit_code if end.code == 2 else end.code)
+        wrong_words = end.code == 2 and not isinstance(end, OwnExitCode)
+        sys.exit(ConfigError("").exit_code if wrong_words else end.code)
     except Exception:
         traceback.print_exc()
         sys.exit(CosmosRLError("").exit_code)

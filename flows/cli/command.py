@@ -19,6 +19,11 @@ Command = Callable[..., None]
 INTERRUPTED = 130
 """Exit code after Ctrl-C. Shells report 143 for a process that SIGTERM ended."""
 
+
+class OwnExitCode(SystemExit):
+    """The exit code of a command that has codes of its own."""
+
+
 StoreOption = Annotated[str, Option(help="Directory or URL (s3://bucket/prefix) of all runs")]
 ClusterOption = Annotated[str | None, Option(help="Cluster profile: a TOML file, or package:local")]
 JsonOption = Annotated[bool, Option("--json", help="Print only JSON; notes go to stderr")]

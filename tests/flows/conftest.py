@@ -1,8 +1,11 @@
-"""A recipe and its prompts, to be planned."""
+"""A recipe and its prompts, to be planned; the command line."""
 
+import sys
 from pathlib import Path
 
 import pytest
+
+from flows.cli import app as cli
 
 RECIPE = """
 [policy]
@@ -65,3 +68,16 @@ def recipe(tmp_path: Path, words):
 
     write()
     return write
+
+
+@pytest.fixture
+def main(monkeypatch, capsys):
+    """The entry point with some words; exit code, stdout and stderr."""
+
+    def main(*words: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["/somewhere/__main__.py", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code, *capsys.readouterr()
+
+    return main

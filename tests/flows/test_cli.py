@@ -205,19 +205,6 @@ def test_the_list_shows_how_a_run_ended_and_the_newest_scores_that_are_there(rec
     assert (found["iterations"], found["reward"]) == (1, 0.25)
 
 
-@pytest.fixture
-def main(monkeypatch, capsys):
-    """The entry point with some words; exit code, stdout and stderr."""
-
-    def main(*words: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["/somewhere/__main__.py", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, *capsys.readouterr()
-
-    return main
-
-
 def test_the_package_runs_as_a_module_and_tells_its_version():
     command = [sys.executable, "-m", "flows", "--version"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)

@@ -1,0 +1,44 @@
+"""One caption in a file for each medium of a folder, byte for byte as cosmos-predict2.5's script writes it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from cosmos_rl_core.errors import ConfigError
+
+EXIT_CODES = {"images": 1, "videos": 2}
+"""Exit code of that script if the folder of media is missing."""
+
+
+class NoMediaError(ConfigError):
+    """A folder of media that is missing."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"no folder {folder}; expected {'.jpg' if folder.name == 'images' else '.mp4'} files in it")
+        self.own_exit_code = EXIT_CODES[folder.name]
+
+
+def write_captions(folder: str, prompt: str, *, is_image: bool) -> Iterator[str]:
+    """Write ``metas/<stem>.txt`` beside ``videos/*.mp4`` or ``images/*.jpg`` where there is none; yield lines to print.
+
+    The file is the prompt, without a newline. Raises :class:`NoMediaError` if the folder of media is missing.
+    """
+    media = Path(folder, "images" if is_image else "videos")
+    if not media.is_dir():
+        raise NoMediaError(media)
+    try:
+        data = prompt.encode()
+    except UnicodeError as error:
+        raise ConfigError(f"the prompt is no text that can be encoded: {error}") from error
+    metas = Path(folder, "metas")
+    metas.mkdir(exist_ok=True)
+    yield f"Creating prompt files with text: {prompt}"
+    created = 0
+    for medium in sorted(media.glob("*.jpg" if is_image else "*.mp4")):
+        try:
+            with (metas / f"{medium.stem}.txt").open("xb") as file:
+                file.write(data)
+        except FileExistsError:
+            continue
+        created += 1
+    yield f"Created {created} prompt files in {metas}"
+    yield f"Total prompt files: {len([*metas.glob('*.txt')])}"

@@ -1,0 +1,146 @@
+"""Pages that show a snapshot of a dataset to people: media, captions, sizes, and what was left out."""
+
+import base64
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic import TypeAdapter
+
+from cosmos_rl_core.config.train import AnyDataset
+from cosmos_rl_core.datasets import _sources
+from cosmos_rl_core.datasets._base import ItemError, Source
+from cosmos_rl_core.datasets._pictures import pictures
+from cosmos_rl_core.errors import ConfigError, DatasetError
+from stages.artifacts import snapshots
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.snapshots import Snapshot
+from stages.formats.parts import Parts
+
+MAX_SIDE = 256
+"""Pixels of the longer side of a picture. A page of 100 images has about 2 MB."""
+FRAMES = 3
+"""Frames shown of a video."""
+THREADS = 4
+_SNAPSHOT = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?:@([1-9][0-9]{0,8}))?")
+
+
+def show(store_url: str, name: str, output: str | None, first: int, *, all_pages: bool) -> Iterator[str]:
+    """Write ``1.html``, with the first items, and with ``all_pages`` the pages after it; yield lines to print.
+
+    Media are read from where they were when the snapshot was made; a page says which are not there any more.
+    """
+    snapshot = find(store_url, name)
+    parts = Parts([Artifact(part) for part in snapshot.parts], [Artifact(one) for one in snapshot.captions])
+    rows: list[dict[str, Any]] = parts.items.to_dict("records")
+    title = f"{snapshot.dataset}@{snapshot.number}"
+    folder = Path(output or title)
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = {label: _sources.source_of(options) for label, options in _options(snapshot).items()}
+    away = _listed(sources)
+    starts = list(range(0, len(rows), first) if all_pages else range(1)) or [0]
+    for page, start in enumerate(starts):
+        values = {
+            "title": title,
+            "facts": _facts(snapshot, parts),
+            "total": len(rows),
+            "start": start,
+            "items": _items(sources, rows[start : start + first], away),
+            "links": _links(page, len(starts)),
+            "left_out": parts.left_out.to_dict("records")[: None if all_pages else first] if page == 0 else [],
+            "left_out_total": len(parts.left_out) if page == 0 else 0,
+        }
+        (folder / _file(page)).write_text(_template().render(values), encoding="utf-8")
+    yield from _facts(snapshot, parts)
+    yield f"{folder / _file(0)}: items 1 to {min(first, len(rows))} of {len(rows)}" if rows else f"{folder / _file(0)}"
+    if len(rows) > first:
+        yield f"{len(starts)} pages of {first} items" if all_pages else "--all writes pages of the others"
+
+
+def find(store_url: str, name: str) -> Snapshot:
+    """Return the snapshot ``NAME@NUMBER``, or the newest of ``NAME``. Raises :class:`ConfigError` if there is none."""
+    match = _SNAPSHOT.fullmatch(name)
+    if match is None:
+        raise ConfigError(f"{name!r} names no snapshot; expected NAME or NAME@NUMBER")
+    dataset, number = match.groups()
+    newest = snapshots.newest(store_url, dataset)
+    if newest is None:
+        raise ConfigError(f"no dataset {dataset!r} in {store_url}; `cosmos-flows preprocess` makes one")
+    found = newest if number is None else Snapshot.read(store_url, dataset, int(number))
+    if found is None:
+        raise ConfigError(f"{dataset} has no snapshot {number}; its newest is {newest.number}")
+    return found
+
+
+def _options(snapshot: Snapshot) -> dict[str, Any]:
+    return {name: TypeAdapter(AnyDataset).validate_python(options) for name, options in snapshot.sources.items()}
+
+
+def _listed(sources: Mapping[str, Source]) -> str:
+    """List the files of the sources, which opens need. Return why that is not possible, "" otherwise."""
+    try:
+        _sources.stamps(sources)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _facts(snapshot: Snapshot, parts: Parts) -> list[str]:
+    items = parts.items
+    sizes = items[["height", "width"]].drop_duplicates()
+    found = [
+        f"{len(items)} items in {len(snapshot.parts)} parts",
+        f"{items['medium'].nunique()} media",
+        f"{items['prompt_id'].nunique()} captions",
+        f"{int(items['captioner'].notna().sum())} items captioned by a captioner",
+        f"{len(parts.left_out)} left out",
+    ]
+    if len(items):
+        height, width = items["height"], items["width"]
+        span = f"{height.min()} x {width.min()} to {height.max()} x {width.max()} pixels"
+        found.append(f"{len(sizes)} sizes, {span}, {items['frames'].min()} to {items['frames'].max()} frames")
+    return found
+
+
+def _items(sources: Mapping[str, Source], rows: list[dict[str, Any]], away: str) -> list[dict[str, Any]]:
+    """Return what a page shows of each item."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        shown = list(pool.map(lambda row: ([], away) if away else _pictures(sources, row), rows))
+    return [_item(row, *picture) for row, picture in zip(rows, shown, strict=True)]
+
+
+def _item(row: dict[str, Any], found: list[str], missing: str) -> dict[str, Any]:
+    frames = f", {row['frames']} frames, {row['fps']:g} fps" if row["kind"] == "video" else ""
+    text, captioner = (row[name] if isinstance(row[name], str) else "" for name in ("caption", "captioner"))
+    size = f"{row['height']} x {row['width']}{frames}"
+    about = {"name": row["name"], "caption": text, "captioner": captioner, "size": size}
+    return about | {"pictures": found, "missing": missing}
+
+
+def _pictures(sources: Mapping[str, Source], row: dict[str, Any]) -> tuple[list[str], str]:
+    """Return pictures of a medium as data URIs, or none and why."""
+    try:
+        with closing(_sources.opened(sources, row["unit"], row["name"], row["medium"])) as file:
+            found = pictures(file, row["kind"], row["frames"], num_frames=FRAMES, max_side=MAX_SIDE)
+    except (DatasetError, ItemError) as error:
+        return [], str(error)
+    return [f"data:image/jpeg;base64,{base64.b64encode(one).decode()}" for one in found], ""
+
+
+def _template() -> Any:
+    loader = PackageLoader("stages.reporting")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.get_template("dataset.html")
+
+
+def _file(page: int) -> str:
+    return f"{page + 1}.html"
+
+
+def _links(page: int, pages: int) -> list[tuple[str, str]]:
+    there = [("previous", page - 1), ("next", page + 1)]
+    return [(word, _file(to)) for word, to in there if 0 <= to < pages]
