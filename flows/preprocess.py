@@ -1,10 +1,14 @@
 """Preparation of a dataset as a Prefect flow: ``prefect deployment run preprocess/local``, or on a schedule."""
 
+import time
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
+from typing import cast
+from uuid import UUID
 
 from prefect import flow, get_run_logger
-from prefect.artifacts import create_table_artifact
+from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
 from prefect.runtime import deployment, flow_run
 
 from cosmos_rl_core.config.dataset import read_dataset
@@ -13,10 +17,41 @@ from flows.operations import preprocess as operation
 from flows.running import pauses
 from flows.running.display import Display
 from flows.running.launch import launch
-from flows.running.progress import Reporter
+from flows.running.progress import INTERVAL_S, Reporter, slowest_of
 from flows.running.session import Override, Place, ends_in_state
 from flows.running.wave import Waves
 from stages.artifacts import snapshots
+from stages.execution.outcome import Status
+
+
+class _Progress(Reporter):
+    """A reporter that also shows the progress of the dataset's stages as an artifact of the flow run."""
+
+    def __init__(self, root: str, dataset: str) -> None:
+        super().__init__(root)
+        self._dataset = dataset
+        self._shown: tuple[str, int, UUID] | None = None
+        self._shown_s = 0.0
+
+    def working(self, wave: str, statuses: Sequence[Status]) -> None:
+        """Write the progress of a stage, and show it every few seconds."""
+        super().working(wave, statuses)
+        at, now_s = slowest_of(statuses), time.monotonic()
+        percent = 100 * at.step // max(at.total, 1)
+        if self._shown is None or self._shown[0] != wave:
+            key = f"{_key(self._dataset)}-progress"
+            made = create_progress_artifact(percent, key=key, description=f"{wave} of {self._dataset}")
+            self._shown, self._shown_s = (wave, percent, cast("UUID", made)), now_s
+        elif percent != self._shown[1] and now_s - self._shown_s >= INTERVAL_S:
+            update_progress_artifact(self._shown[2], percent)
+            self._shown, self._shown_s = (wave, percent, self._shown[2]), now_s
+
+    def done(self) -> None:
+        """Show that a stage is done."""
+        super().done()
+        if self._shown is not None:
+            update_progress_artifact(self._shown[2], 100)
+            self._shown = None
 
 
 def _key(dataset: str) -> str:
@@ -37,6 +72,7 @@ def preprocess(
     overrides: list[Override] | None = None,
     cluster: Place | None = None,
     verify: bool = False,
+    merge: bool = False,
 ) -> str:
     """Index and caption the files that are new or changed, and write the next snapshot of the dataset.
 
@@ -46,17 +82,18 @@ def preprocess(
         overrides: Settings of the file to change, one in each line: section.key=value.
         cluster: Path of a cluster profile (TOML).
         verify: Read all files, those too that look unchanged.
+        merge: Read all files and make one part of all items.
     """
     config = read_dataset(dataset, tuple(overrides or ()), cluster)
     root = snapshots.root_of(store, config.name)
     log = get_run_logger().info if deployment.get_id() else None
-    with Reporter(root) as reporter:
+    with _Progress(root, config.name) as reporter:
         shown = Display(log, reporter)
         # Parts may be made by other versions and machines: each part says by which.
         waves = Waves(root, config.launch, shown, allow_numerics_change=True, check=pauses.stop_if_suspended)
         with shown, closing(waves):
             make = partial(launch, waves)
-            snapshot, added = operation.preprocess(config, store, make, verify=verify)
+            snapshot, added = operation.preprocess(config, store, make, verify=verify, merge=merge)
             shown.note(operation.described(snapshot, added))
     if added is not None:
         words = f"Snapshot {snapshot.number} of {config.name}"

@@ -43,7 +43,7 @@ class Captioner(Protocol):
     def captions(self, media: Sequence[Medium]) -> Iterator[str | RefusedError]:
         """Yield a caption of each medium, or why it has none, in order.
 
-        Raises :class:`UnavailableError` if a service is away, and :class:`ConfigError` if it would refuse all media.
+        Raises ``UnavailableError`` if a service is away, and :class:`ConfigError` if it would refuse all media.
         """
         ...
 

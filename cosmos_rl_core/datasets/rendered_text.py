@@ -4,19 +4,21 @@ Item ``i`` depends on the options and ``i`` only. The two splits share no word. 
 that pixels do not depend on a machine's fonts.
 """
 
+import io
 import itertools
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, BinaryIO, Literal, Self
 
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from cosmos_rl_core import seeds
+from cosmos_rl_core import canonical, seeds
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.datasets._base import Prompt, prompt_id
+from cosmos_rl_core.datasets._base import Item, Prompt, prompt_id
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.storage import media
 from cosmos_rl_core.storage.file_digests import files_digest
 
 BACKGROUNDS = (
@@ -133,6 +135,26 @@ class Media:
             raise IndexError(f"item {index} of a set of {len(self)}")
         rng = seeds.generator("rendered_text", self._options.split, index)
         return rng, int(rng.integers(len(self._words)))
+
+
+class Source:
+    """The images as PNG files: a unit is an image."""
+
+    def __init__(self, options: Options):
+        self._media, self._stamp = Media(options), canonical.digest([options.identity(), digest(options)])
+
+    def stamps(self) -> dict[str, str]:
+        """Return the digest of the options for each image. More images leave earlier ones unchanged, but are read."""
+        return dict.fromkeys(self._media.item_ids, self._stamp)
+
+    def items(self, unit: str) -> list[Item]:
+        """Return the one image of a unit, with its caption."""
+        return [Item(unit, "image", self._media.prompt_of(int(unit)).text)]
+
+    def open(self, name: str) -> BinaryIO:
+        """Open an image by its id."""
+        pixels, _ = self._media.item(int(name))
+        return io.BytesIO(media.encode(pixels)[1])
 
 
 def draw(word: str, options: Options, rng: np.random.Generator) -> np.ndarray:

@@ -118,6 +118,7 @@ def preprocess(
     overrides: OverridesOption = None,
     cluster: ClusterOption = None,
     verify: Annotated[bool, Option(help="Read all files, those too that look unchanged")] = False,
+    merge: Annotated[bool, Option(help="Read all files and make one part of all items")] = False,
 ) -> None:
     """Bring a dataset up to date with its files: index what is new, write the next snapshot.
 
@@ -129,12 +130,12 @@ def preprocess(
     operation = import_module("flows.operations.preprocess")
     config = import_module("cosmos_rl_core.config.dataset").read_dataset(dataset, tuple(overrides or ()), cluster)
     # Without Prefect, whose server takes longer to start than 10,000 files take to be looked at.
-    if not verify and (head := operation.unchanged(config, store)) is not None:
+    if not (verify or merge) and (head := operation.unchanged(config, store)) is not None:
         typer.echo(operation.described(head, None))
         return
     with import_module("flows.running.server").prefect_server():
         flow = import_module("flows.preprocess").preprocess
-        flow(dataset, store, overrides, cluster, verify)
+        flow(dataset, store, overrides, cluster, verify, merge)
 
 
 @command(app)

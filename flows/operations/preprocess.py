@@ -45,23 +45,24 @@ def unchanged(config: DatasetConfig, store_url: str) -> Snapshot | None:
 
 
 def preprocess(
-    config: DatasetConfig, store_url: str, launch: Launch, *, verify: bool = False
+    config: DatasetConfig, store_url: str, launch: Launch, *, verify: bool = False, merge: bool = False
 ) -> tuple[Snapshot, Added | None]:
     """Index and caption what has changed since the newest snapshot; return the newest one and what was added.
 
     None was added if nothing has changed. Two processes at once write one snapshot: the loser finds that nothing is
     new. Under other settings all files are read again; under another captioner all parts are captioned again. With
     ``verify`` all files are read, and a part is added also if none differs: a killed verification goes on, and the
-    next one reads them again.
+    next one reads them again. With ``merge`` several parts become one, for which all files are read.
     """
     if config.caption is not None:
         plugins.load("captioners", config.caption.by).Captioner(config.caption).check()
     settings, captioner = _settings(config), _captioner(config)
     while True:
         head, stamps = snapshots.newest(store_url, config.name), _stamps(config)
-        if not verify and head is not None and _made_from(head) == (settings, captioner, stamps):
+        several = merge and head is not None and len(head.parts) > 1
+        if not (verify or several) and head is not None and _made_from(head) == (settings, captioner, stamps):
             return head, None
-        of_same = head if head is not None and head.settings == settings else None
+        of_same = head if head is not None and head.settings == settings and not several else None
         parts = of_same.parts if of_same else ()
         known = head.captions if head is not None and head.captioner == captioner else ()
         index: Manifest | None = None

@@ -5,6 +5,7 @@ from pydantic import ValidationError
 from cosmos_rl_core.datasets import ocr
 from cosmos_rl_core.datasets import rendered_text as rendered
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.storage import media
 
 
 def write(folder, split, text):
@@ -63,6 +64,18 @@ def test_an_item_is_one_dark_word_on_a_light_sign():
     assert pixels[0, 0].min() > 200
     assert pixels.min() < 50
     assert prompt.text == f'a sign that says "{word_of(prompt)}"'
+
+
+def test_signs_are_files_of_a_source_too():
+    options = rendered.Options(num_items=3)
+    source, drawn = rendered.Source(options), rendered.Media(options)
+    assert list(source.stamps()) == list(drawn.item_ids)
+    for index, unit in enumerate(source.stamps()):
+        (item,) = source.items(unit)
+        pixels, prompt = drawn.item(index)
+        assert (item.name, item.kind, item.caption) == (unit, "image", prompt.text)
+        np.testing.assert_array_equal(media.decode("png", source.open(unit).read()), pixels)
+    assert source.stamps() != rendered.Source(rendered.Options(num_items=3, jitter=(0, 0))).stamps()
 
 
 def test_only_dirty_items_differ_between_a_clean_and_a_dirty_set():

@@ -1,5 +1,6 @@
 """Deployments on a real server with a real worker: started, killed, cancelled, retried, scheduled."""
 
+import json
 import os
 import re
 import secrets
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -46,7 +48,7 @@ NAMES = {
         "sana-video-sft-lora",
         "tiny-sft",
     },
-    "preprocess": {"local"},
+    "preprocess": {"local", "tiny"},
     "stage": {"run"},
     "infra": {"check"},
 }
@@ -342,6 +344,31 @@ def test_a_schedule_fires(deployed: Deployed, tmp_path: Path):
     assert flow_run["auto_scheduled"]
     assert flow_run["state_type"] == "COMPLETED", deployed.said
     assert store.size(str(tmp_path / ".check")) is None or not list((tmp_path / ".check").glob("*/data"))
+
+
+def test_a_dataset_is_prepared_by_hand_and_by_an_event(deployed: Deployed, tmp_path: Path):
+    made = deployed.schedule("preprocess/tiny", {"store": str(tmp_path)})
+    deployed.wait(made, "COMPLETED")
+    (row,) = json.loads(artifact_of(deployed, "dataset-tiny")["data"])
+    assert (row["new"], row["changed"], row["removed"], row["damaged"], row["bytes"] > 0) == (32, 0, 0, 0, True)
+    assert artifact_of(deployed, "dataset-tiny-progress")["data"] == 100
+    by_event = {"deployments": {"id": {"any_": [deployed.deployment("preprocess/local")["id"]]}}}
+    (schedule,) = deployed.deployment("preprocess/local")["schedules"]
+    assert not schedule["active"]
+    assert deployed.ask("POST", "/flow_runs/filter", by_event) == []
+    event = ("cosmos-flows.files-changed", "--resource-id")
+    deployed.prefect("event", "emit", *event, "cosmos-flows.dataset.other")
+    deployed.prefect("event", "emit", *event, "cosmos-flows.dataset.local")
+    wait_until(deployed, lambda: deployed.ask("POST", "/flow_runs/filter", by_event))
+    (flow_run,) = deployed.ask("POST", "/flow_runs/filter", by_event)
+    # There is no such folder.
+    deployed.wait(flow_run["id"], "FAILED")
+    assert "no folder at datasets/clips" in deployed.state(flow_run["id"])["message"]
+
+
+def artifact_of(deployed: Deployed, key: str) -> dict[str, Any]:
+    """The newest artifact with a key."""
+    return deployed.ask("GET", f"/artifacts/{key}/latest")
 
 
 def test_no_secret_of_the_worker_is_in_what_all_these_runs_left(

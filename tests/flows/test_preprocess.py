@@ -23,6 +23,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.formats.parts import Parts
+from tests.caption_server import serving
 from tests.stages.conftest import make
 from tests.test_rules import ROOT
 
@@ -49,7 +50,7 @@ def config_of(clips: Path, **settings: Any) -> DatasetConfig:
 
 
 def prepare(
-    config: DatasetConfig, tmp_path: Path, made: list[str] | None = None, url: str = "", *, verify: bool = False
+    config: DatasetConfig, tmp_path: Path, made: list[str] | None = None, url: str = "", **options: bool
 ) -> str:
     """Prepare in this process; return the line for people."""
 
@@ -58,7 +59,7 @@ def prepare(
             made.append(name)
         return [make(request, tmp_path / secrets.token_hex(4))]
 
-    return described(*preprocess(config, url or str(tmp_path / "store"), launch, verify=verify))
+    return described(*preprocess(config, url or str(tmp_path / "store"), launch, **options))
 
 
 def names_of(tmp_path: Path, number: int | None = None) -> list[str]:
@@ -122,6 +123,39 @@ def test_items_without_a_caption_get_one_and_another_captioner_indexes_nothing(c
     found = captions_of(tmp_path, 3), captions_of(tmp_path, 4)
     expected = ("picture 0", "another thing", "picture 2", "another thing")
     assert found == (expected, tuple(text.replace("another", "a") for text in expected))
+
+
+def test_under_other_settings_captions_are_kept_without_a_call(clips: Path, tmp_path: Path):
+    (clips / "0001.json").unlink()
+    with serving() as server:
+        caption = {"by": "endpoint", "url": server.url, "model": "vlm", "instruction": "?"}
+        prepare(config_of(clips, caption=caption), tmp_path)
+        assert prepare(config_of(clips, caption=caption | {"concurrency": 2}), tmp_path).endswith("nothing new")
+        said = prepare(config_of(clips, caption=caption, min_size=(2, 2)), tmp_path)
+        assert said == "clips: snapshot 2: 3 new, 0 removed, 0 left out, 1 captioned"
+        assert len(server.asked) == 1
+    assert captions_of(tmp_path, 2) == ("picture 0", "1 of 8 x 8", "picture 2")
+
+
+def test_parts_are_merged_into_one_and_the_earlier_snapshots_stay_whole(clips: Path, tmp_path: Path):
+    (clips / "0001.json").unlink()
+    config, made = config_of(clips, caption={"by": "text", "text": "a thing"}), list[str]()
+    prepare(config, tmp_path)
+    assert prepare(config, tmp_path, merge=True) == "clips: snapshot 1, nothing new"
+    add(clips, 3)
+    (clips / "0000.png").unlink()
+    (clips / "0000.json").unlink()
+    prepare(config, tmp_path)
+    assert prepare(config, tmp_path, made, merge=True) == (
+        "clips: snapshot 3: 3 new, 0 removed, 0 left out, 1 captioned"
+    )
+    assert made == ["index", "caption"]
+    assert captions_of(tmp_path, 3) == captions_of(tmp_path, 2) == ("a thing", "picture 2", "picture 3")
+    assert captions_of(tmp_path, 1) == ("picture 0", "a thing", "picture 2")
+    head = snapshots.newest(str(tmp_path / "store"), "clips")
+    assert head is not None
+    assert (len(head.parts), len(head.captions)) == (1, 1)
+    assert prepare(config, tmp_path, merge=True) == prepare(config, tmp_path) == "clips: snapshot 3, nothing new"
 
 
 def test_a_token_that_is_not_there_is_named_before_anything_starts(clips: Path, tmp_path: Path):
@@ -270,7 +304,7 @@ def test_mistakes_of_a_file_are_named(lines: str, expected: str, tmp_path: Path)
 
 def test_a_dataset_without_files_and_a_folder_that_is_not_there_are_named(tmp_path: Path):
     config = DatasetConfig.model_validate({"name": "clips", "sources": {"a": {"name": "mock"}}})
-    with pytest.raises(ConfigError, match="'mock' is no source of files; sources: hf, local"):
+    with pytest.raises(ConfigError, match="'mock' is no source of files; sources: hf, local, rendered_text"):
         prepare(config, tmp_path)
     with pytest.raises(ConfigError, match="no folder at"):
         prepare(config_of(tmp_path / "away"), tmp_path)
