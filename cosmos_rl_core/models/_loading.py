@@ -11,8 +11,8 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import nn
 
-from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.weights.reading import align, read_module
 
 COMPONENTS = ("transformer", "vae", "text")
 """Components that a stage can load. Only `embed` needs text encoders; `rollout`, `encode` and `finetune` need the
@@ -28,9 +28,6 @@ and with the VAE, where it checks decoded media."""
 PREFIX = "prefix"
 """Another component of plugins with a ``frozen_prefix``. With it ``encode_prompts`` returns the output of that module,
 float32, under a name of its own. `embed` stores that output for policies that do not train the module."""
-
-ALIGNMENT_BYTES = 64
-"""Boundary on which PyTorch's allocator places tensors on the CPU."""
 
 
 def load_pipeline(cls: type[DiffusionPipeline], path: str, components: Sequence[str], device: torch.device) -> Any:
@@ -66,42 +63,11 @@ def weighted_parts(path: str, components: Sequence[str] | None = None) -> list[s
 def read_part(path: str, name: str, **options: Any) -> nn.Module:
     """Return a part of the pipeline directory ``path`` with its weights, float32.
 
-    ``options`` are those of ``from_pretrained``. Raises :class:`ArtifactError` if its files lack weights or have
-    weights of another shape, and names them; the libraries would draw these weights at random.
+    ``options`` are those of ``from_pretrained``. Raises :class:`ArtifactError` like
+    :func:`cosmos_rl_core.weights.reading.read_module`.
     """
-    reading: Any = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True, **options}
-    # With this the libraries list weights of another shape instead of raising at the first.
-    reading |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     where = f"the files of {name!r} in the pipeline {path!r}"
-    try:
-        part, found = class_of(path, name).from_pretrained(Path(path, name), **reading)
-    except NotImplementedError as error:
-        # With a device_map, diffusers moves missing weights off the meta device, and fails, before it lists them.
-        if "meta tensor" not in str(error):
-            raise
-        raise ArtifactError(f"{where} lack weights, or have some of another shape; fetch them again") from error
-    if missing := sorted(found["missing_keys"]):
-        raise ArtifactError(f"{where} lack {_listed(missing)}; fetch them again")
-    if others := sorted(found["mismatched_keys"]):
-        shapes = [f"{key} is {list(there)}, expected {list(expected)}" for key, there, expected in others]
-        raise ArtifactError(f"{where} do not fit its config.json: {_listed(shapes)}; fetch them again")
-    return part
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return the number of ``names`` and the first three."""
-    return f"{len(names)} weights: {', '.join(names[:3])}{', ...' * (len(names) > 3)}"
-
-
-def align(module: nn.Module) -> None:
-    """Move weights on the CPU to where PyTorch allocates memory, on boundaries of :data:`ALIGNMENT_BYTES`.
-
-    Weights of a memory-mapped file keep the file's alignment. On some CPUs the rounding of a matrix product depends on
-    the alignment of its operands, so that equal copies of a part would not predict equally.
-    """
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.is_cpu and tensor.data_ptr() % ALIGNMENT_BYTES:
-            tensor.data = tensor.data.clone()
+    return read_module(class_of(path, name), Path(path, name), where, **{"dtype": torch.float32, **options})
 
 
 def absent(path: str) -> dict[str, None]:
