@@ -30,7 +30,7 @@ _PACKAGE = "__init__.py"
 class Pin(Section):
     """A plugin from outside, with the digests that its files had when the run was planned."""
 
-    kind: Literal["models", "algorithms", "rewards", "datasets", "captioners"]
+    kind: Literal["models", "algorithms", "rewards", "datasets", "captioners", "vlms"]
     name: str
     path: str = Field(json_schema_extra=NOT_IDENTITY)
     """File or folder of the plugin; for an entry point the file or folder of its package."""

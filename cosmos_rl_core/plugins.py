@@ -24,6 +24,7 @@ MEMBERS = {
     "rewards": ("Options", "Reward"),
     "datasets": ("Options", "prompts"),
     "captioners": ("Options", "Captioner"),
+    "vlms": ("PROCESSORS",),
 }
 """Names that a plugin must define, by kind."""
 KINDS = tuple(MEMBERS)

@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+import transformers
 from PIL import Image
 
 from cosmos_rl_core import plugins
@@ -30,6 +31,7 @@ from cosmos_rl_core.models import _base as models_base
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards import _base as rewards_base
 from cosmos_rl_core.sampling.transition import Coefficients
+from cosmos_rl_core.vlms import _base as vlms_base
 from tests import hf_folder
 
 
@@ -264,6 +266,20 @@ def test_a_captioner_plugin_conforms(name: str):
     check_offers(plugin, captioners_base.Captioner)
     if options is not None:
         assert list(plugin(options).captions([])) == []
+
+
+@pytest.mark.parametrize("name", plugins.known("vlms"))
+def test_a_vlm_plugin_conforms(name: str):
+    module = plugins.load("vlms", name)
+    assert module.PROCESSORS, f"{module.__file__}: PROCESSORS is empty"
+    for architecture, processor in module.PROCESSORS.items():
+        file = f"{module.__file__}:1"
+        assert hasattr(getattr(transformers, architecture, None), "generate"), (
+            f"{file}: {architecture} is no such class"
+        )
+        check_offers(processor, vlms_base.Processor)
+        found = list(inspect.signature(processor).parameters)
+        assert found == ["path", "changes"], f"{file}: a processor takes {found}, expected ['path', 'changes']"
 
 
 @pytest.mark.parametrize("name", plugins.known("datasets"))

@@ -1,0 +1,1 @@
+"""Vision-language models (VLMs): a file for each family."""

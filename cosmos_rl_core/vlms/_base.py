@@ -1,0 +1,113 @@
+"""Interface of plugins for vision-language models (VLMs). None of them imports torch.
+
+A plugin file has ``PROCESSORS``: a class like :class:`Processor` for each class of transformers that it serves.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.vlms._settings import CONFIG, ImageSettings, VideoSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Kind = Literal["image", "video"]
+Changes = Mapping[Kind, Mapping[str, Any]]
+"""Settings that replace those of a model's folder, by kind of medium."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Frames that were taken from a video."""
+
+    pixels: np.ndarray
+    """uint8 RGB ``[frames, height, width, 3]``."""
+    indices: tuple[int, ...]
+    """Number of each frame in the video, from 0."""
+    total: int
+    """Number of frames in the video."""
+    fps: float
+    """Frames per second of the video."""
+
+    @property
+    def sampled_fps(self) -> float:
+        """Return how many frames were taken for a second of the video."""
+        return len(self.indices) / self.total * self.fps
+
+
+class Visual(NamedTuple):
+    """An image or a clip as the model takes it."""
+
+    text: str
+    """Text that replaces its placeholder in the prompt."""
+    inputs: "dict[str, Tensor | list[Any]]"
+    """Arguments of the model's forward, by name. Those of a batch are joined along the first dimension."""
+
+
+class Processor(Protocol):
+    """Turns media into what one class of models takes, by the settings in a model's folder."""
+
+    placeholders: Mapping[Kind, str]
+    """Token that the chat template writes for a medium, and that the model replaces by its features."""
+    image: ImageSettings
+    """How images are scaled."""
+    video: VideoSettings
+    """How videos are sampled and scaled."""
+
+    def __init__(self, path: str, changes: Changes) -> None:
+        """Read the settings of the folder ``path``. Raises one :class:`ConfigError` with every mistake in them."""
+
+    def sample(self, total: int, fps: float) -> list[int]:
+        """Return the frames to take from a video of ``total`` frames. Raises :class:`.ItemError` if it is too short."""
+        ...
+
+    def size(self, kind: Kind, frames: int, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width in pixels to scale a medium to. Raises :class:`.ItemError` on a bad shape."""
+        ...
+
+    def visual(self, kind: Kind, pixels: "Tensor", clip: Clip) -> Visual:
+        """Return the model's inputs from normalised pixels ``[frames, 3, height, width]``; an image is one frame."""
+        ...
+
+
+def architecture(path: str | Path) -> str:
+    """Return the name of the class of transformers that the folder ``path`` is a model of.
+
+    Raises :class:`ConfigError` if there is no such folder or its ``config.json`` names none.
+    """
+    file = Path(path, CONFIG)
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")).get("architectures")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{str(path)!r} has no {CONFIG}; expected the folder of a VLM of transformers") from error
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"{file} is not a JSON object: {error}") from error
+    if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], str):
+        raise ConfigError(f"{file}: architectures is {found!r}, expected a list with the name of one class")
+    return found[0]
+
+
+def processor_of(path: str | Path, changes: Changes | None = None) -> Processor:
+    """Return the processor of the VLM in the folder ``path``. Imports no torch.
+
+    Raises :class:`ConfigError` if no plugin serves its class, listing the known ones, or if two do; and with every
+    mistake in its settings. Plugins of installed packages are imported only if no other plugin serves it.
+    """
+    name = architecture(path)
+    known: dict[str, dict[str, Any]] = {}
+    for names in ((*plugins.own("vlms"), *plugins.loaded("vlms")), plugins.installed("vlms")):
+        known |= {plugin: plugins.load("vlms", plugin).PROCESSORS for plugin in names}
+        serving = sorted(plugin for plugin, processors in known.items() if name in processors)
+        if len(serving) > 1:
+            raise ConfigError(f"the VLM plugins {', '.join(serving)} all serve {name!r}; leave one out")
+        if serving:
+            return known[serving[0]][name](str(path), changes or {})
+    every = sorted(f"{served} ({plugin})" for plugin, processors in known.items() for served in processors)
+    raise ConfigError(f"no VLM plugin serves {name!r}, which {path}/{CONFIG} names; known: {', '.join(every)}")

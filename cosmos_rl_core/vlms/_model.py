@@ -1,0 +1,75 @@
+"""VLMs of transformers that write texts about images and videos."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from cosmos_rl_core.datasets._base import ItemError
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.vlms._base import Changes, architecture
+from cosmos_rl_core.vlms._prompts import Message, Prompts
+from cosmos_rl_core.weights.reading import align, read_module
+
+
+class Vlm:
+    """A VLM with its weights, frozen, in eval mode."""
+
+    def __init__(self, model: Any, prompts: Prompts) -> None:
+        """Take a model of transformers, and the prompts of the same folder."""
+        self.model, self.prompts = model, prompts
+        stops = model.generation_config.eos_token_id
+        # Instead of the folder's: penalties and temperatures have no place in greedy generation.
+        model.generation_config = transformers.GenerationConfig(
+            do_sample=False,
+            eos_token_id=prompts.tokenizer.eos_token_id if stops is None else stops,
+            pad_token_id=prompts.tokenizer.pad_token_id,
+        )
+
+    def prepare(self, conversations: Sequence[Sequence[Message]]) -> dict[str, Tensor]:
+        """Return the arguments of the model's forward for a batch, like :meth:`.Prompts.prepare`."""
+        return self.prompts.prepare(conversations)
+
+    @torch.no_grad()
+    def generate(self, batch: dict[str, Tensor], max_new_tokens: int) -> list[str]:
+        """Return the answer to each conversation of a batch, of at most ``max_new_tokens``: always the likeliest token.
+
+        The same batch gives the same answers. The padding of other batches changes the last bits, and may change a
+        token. Raises :class:`.ItemError` if the tokens are more than the model has positions for.
+        """
+        length, room = batch["input_ids"].shape[1], self.model.config.get_text_config().max_position_embeddings
+        if length + max_new_tokens > room:
+            raise ItemError(
+                f"{length} tokens and {max_new_tokens} new ones, but the model has positions for {room}; take fewer "
+                "frames, or a smaller size"
+            )
+        there = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
+        tokens = self.model.generate(**there, max_new_tokens=max_new_tokens)
+        return self.prompts.tokenizer.batch_decode(tokens[:, length:], skip_special_tokens=True)
+
+    def describe(self, media: Sequence[dict[str, Any]], instruction: str, max_new_tokens: int) -> list[str]:
+        """Return a text about each medium, without surrounding white space.
+
+        A medium is a part of a :data:`.Message`, such as ``{"type": "video", "video": "clip.mp4"}``; the instruction is
+        the text after it.
+        """
+        asked = {"type": "text", "text": instruction}
+        batch = self.prepare([[{"role": "user", "content": [medium, asked]}] for medium in media])
+        return [text.strip() for text in self.generate(batch, max_new_tokens)]
+
+
+def load(path: str, device: torch.device, dtype: torch.dtype, changes: Changes | None = None) -> Vlm:
+    """Return the VLM in the folder ``path``. ``changes`` replace settings of its files about media.
+
+    Raises :class:`ConfigError` if no plugin serves its class, or with every mistake in its files, and
+    :class:`ArtifactError` if its weights are not all there.
+    """
+    prompts = Prompts(path, changes)
+    cls = getattr(transformers, name := architecture(path), None)
+    if cls is None:
+        raise ConfigError(f"transformers {transformers.__version__} has no {name}, which {path!r} needs; upgrade it")
+    model = read_module(cls, path, f"the files of the VLM {path!r}", dtype=dtype)
+    align(model.requires_grad_(False).eval().to(device))
+    return Vlm(model, prompts)

@@ -1,0 +1,198 @@
+"""Settings of image and video processors, read from the files of a model's folder as transformers reads them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.errors import ConfigError, mistakes_in
+
+CONFIG = "config.json"
+"""Name of the file with the settings of the model itself."""
+BOTH, IMAGE, VIDEO = "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"
+FILES = {"image": (IMAGE,), "video": (VIDEO, IMAGE)}
+"""Files with the settings of a kind of medium, the first that is there. :data:`BOTH` comes before them if it has a
+table for the kind."""
+
+STEPS: dict[str, Any] = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True}
+STEPS |= {"resample": 3, "rescale_factor": 1 / 255}
+"""Defaults of all stock processors."""
+
+S = TypeVar("S", bound="ImageSettings")
+
+_WAYS = {"fps", "num_frames"}
+"""Settings that say how many frames to take."""
+
+
+class Size(Section, extra="ignore"):
+    """Bounds on the number of pixels. The names are those of the files; they bound the area."""
+
+    shortest_edge: int = Field(ge=1)
+    """Least number of pixels."""
+    longest_edge: int = Field(ge=1)
+    """Greatest number of pixels."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Size":
+        if self.shortest_edge > self.longest_edge:
+            raise ValueError(f"shortest_edge {self.shortest_edge} is more than longest_edge {self.longest_edge}")
+        return self
+
+
+class ImageSettings(Section, extra="ignore"):
+    """Scaling of pixels, and their patches. Settings of other names in the files have no effect."""
+
+    size: Size
+    """Bounds on the number of pixels."""
+    patch_size: int = Field(ge=1)
+    """Side of a patch in pixels."""
+    temporal_patch_size: int = Field(ge=1)
+    """Number of frames in a patch."""
+    merge_size: int = Field(ge=1)
+    """Side in patches of what becomes one token."""
+    image_mean: tuple[float, float, float]
+    """Mean of each channel, with white as 1."""
+    image_std: tuple[float, float, float]
+    """Deviation of each channel."""
+    rescale_factor: float = Field(gt=0)
+    """Factor that turns white, 255, into 1."""
+    resample: Literal[3]
+    """Bicubic, in Pillow's numbers."""
+    do_resize: Literal[True]
+    """Every step of the stock processors is taken, this and the next three."""
+    do_rescale: Literal[True]
+    do_normalize: Literal[True]
+    do_convert_rgb: Literal[True]
+
+    @field_validator("image_std")
+    @classmethod
+    def _above_0(cls, deviations: tuple[float, float, float]) -> tuple[float, float, float]:
+        if min(deviations) <= 0:
+            raise ValueError("expected numbers above 0")
+        return deviations
+
+    @property
+    def factor(self) -> int:
+        """Return the side of a token in pixels, of which height and width are multiples."""
+        return self.patch_size * self.merge_size
+
+
+class VideoSettings(ImageSettings, extra="ignore"):
+    """The same for videos, and their sampling."""
+
+    do_sample_frames: bool
+    """Whether to take some frames; otherwise every frame is taken."""
+    fps: float | None = Field(gt=0)
+    """Frames to take for each second."""
+    num_frames: int | None = Field(ge=1)
+    """Frames to take from any video."""
+    min_frames: int = Field(ge=1)
+    """Least number of frames that ``fps`` gives."""
+    max_frames: int = Field(ge=1)
+    """Greatest number of frames that ``fps`` gives."""
+    cap_pixels_per_frame: bool
+    """Whether ``max_video_tokens`` bounds the size of frames too."""
+    max_video_tokens: int = Field(ge=1)
+    """Tokens of a video or of a frame, as the family counts them."""
+
+    @model_validator(mode="after")
+    def _one_way_to_sample(self) -> "VideoSettings":
+        if self.do_sample_frames and self.fps is not None and self.num_frames is not None:
+            raise ValueError("fps and num_frames are both set; set one of them")
+        return self
+
+
+def read_settings(
+    path: str,
+    changes: Mapping[Any, Mapping[str, Any]],
+    *,
+    image: Mapping[str, Any],
+    video: Mapping[str, Any],
+    vision: Mapping[str, tuple[str, int]],
+) -> tuple[ImageSettings, VideoSettings]:
+    """Return the settings of the folder ``path`` for images and videos.
+
+    ``image`` and ``video`` are the defaults of the stock processors; ``changes`` come before the files. ``vision`` has,
+    for settings that the model's ``vision_config`` has too, its name there and its default. Raises one
+    :class:`ConfigError` with every mistake.
+    """
+    images, mistakes = _read(path, "image", ImageSettings, image, changes.get("image", {}))
+    videos, more = _read(path, "video", VideoSettings, video, changes.get("video", {}))
+    mistakes += more
+    mistakes += [f"unknown kind {kind!r} of medium; known: image, video" for kind in sorted({*changes} - {*FILES})]
+    model = (json_object(path, CONFIG) or {}).get("vision_config")
+    of_model = model if isinstance(model, dict) else {}
+    for kind, settings in (("image", images), ("video", videos)):
+        for name, (key, default) in vision.items():
+            found, expected = getattr(settings, name, None), of_model.get(key, default)
+            if settings is not None and found != expected:
+                mistakes.append(f"{kind}: {name} is {found}, but {key} of the model's vision_config is {expected}")
+    if images is None or videos is None or mistakes:
+        raise mistakes_in(path, mistakes)
+    return images, videos
+
+
+def json_object(path: str, name: str) -> dict[str, Any] | None:
+    """Return the object in a JSON file of the folder ``path``, or None if there is no such file.
+
+    Raises :class:`ConfigError` if it is something else.
+    """
+    try:
+        found = json.loads(Path(path, name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ConfigError(f"{name} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name}: expected a JSON object, found {type(found).__name__}")
+    return found
+
+
+def _table(path: str, kind: Literal["image", "video"]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the file that has the settings of a kind of medium, and the settings."""
+    both, table = json_object(path, BOTH), f"{kind}_processor"
+    if both is not None and table in both:
+        if not isinstance(both[table], dict):
+            raise ConfigError(f"{BOTH}: {table} is {both[table]!r}, expected a table")
+        return f"{BOTH}: {table}", both[table]
+    for name in FILES[kind]:
+        if (found := json_object(path, name)) is not None:
+            return name, found
+    raise ConfigError(f"no settings for {kind}s; expected {', '.join(FILES[kind])} or {BOTH} with {table}")
+
+
+def _read(
+    path: str, kind: Literal["image", "video"], cls: type[S], defaults: Mapping[str, Any], changes: Mapping[str, Any]
+) -> tuple[S | None, list[str]]:
+    """Return the settings of the folder ``path`` for a kind of medium, and the mistakes in them.
+
+    As in transformers, a setting that a file leaves out or has as null has its default, and ``min_pixels`` and
+    ``max_pixels`` come before ``size`` if ``defaults`` has them. ``changes`` come before the files: ``num_frames`` or
+    ``fps`` turns sampling on, and the other one off.
+    """
+    try:
+        place, found = _table(path, kind)
+    except ConfigError as error:
+        return None, [str(error)]
+    values = {**defaults, **{name: value for name, value in found.items() if value is not None}}
+    if isinstance(values["size"], dict) and "min_pixels" in defaults:
+        edges = {"shortest_edge": values["min_pixels"], "longest_edge": values["max_pixels"]}
+        values["size"] = {**values["size"], **{name: edge for name, edge in edges.items() if edge is not None}}
+    if ways := _WAYS & changes.keys():
+        values |= {"do_sample_frames": True, **(dict.fromkeys(_WAYS - ways))}
+    mistakes = [
+        f"{kind}: unknown setting {name!r}; known: {', '.join(cls.model_fields)}"
+        for name in sorted(changes.keys() - cls.model_fields.keys())
+    ]
+    try:
+        return cls.model_validate({**values, **changes}), mistakes
+    except ValidationError as error:
+        for one in error.errors():
+            name = ".".join(str(part) for part in one["loc"])
+            where = f"{kind}.{name}" if one["loc"] and one["loc"][0] in changes else f"{place}: {name}"
+            given = "" if isinstance(one["input"], dict) else f", found {one['input']!r}"
+            mistakes.append(f"{where.rstrip(': ')}: {one['msg']}{given}")
+        return None, mistakes
