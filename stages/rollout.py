@@ -149,7 +149,8 @@ def _stored(trajectory: Trajectory, place: int, steps: tuple[int, ...]) -> dict[
     ``latents``; of recorded steps ``steps`` [S], ``log_prob`` [S], ``state.<i>`` before and after each, and
     ``history.<i>`` if the solver looks back.
     """
-    tensors = {"latents": trajectory.latents[place].cpu()}
+    # A copy: after the last step they are the memory of its state, and tensors of one file share none.
+    tensors = {"latents": trajectory.latents[place].cpu().clone()}
     if not steps:
         return tensors
     tensors["steps"] = torch.tensor(steps, dtype=torch.int64, device="cpu")
