@@ -136,7 +136,7 @@ def frozen_prefix(pipeline: str, lora: LoraConfig | None) -> Shapes:
     name = directories.spec(pipeline).frozen_prefix
     if name is None or lora is None:
         return {}
-    matrices = _matrices(weight_shapes(pipeline))
+    matrices = matrices_of(weight_shapes(pipeline))
     prefix = {module: shape for module, shape in matrices.items() if module.startswith(f"{name}.")}
     return {} if prefix.keys() & set(adapters.adapted(lora, matrices)) else prefix
 
@@ -179,7 +179,7 @@ def trainable_shapes(shapes: Shapes, lora: LoraConfig | None) -> dict[str, tuple
     """
     if lora is None:
         return {name: shape for name, shape in shapes.items() if name not in BUFFERS}
-    matrices = _matrices(shapes)
+    matrices = matrices_of(shapes)
     factors: dict[str, tuple[int, ...]] = {}
     for module in adapters.adapted(lora, matrices):
         (rows, columns), rank = matrices[module], adapters.rank(lora, module)
@@ -192,7 +192,7 @@ def trainable_elements(shapes: Shapes, lora: LoraConfig | None) -> int:
     return elements(trainable_shapes(shapes, lora))
 
 
-def _matrices(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+def matrices_of(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights of linear modules, by the module's name."""
     linear = {name: shape for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2}
     return {name.removesuffix(".weight"): shape for name, shape in linear.items()}

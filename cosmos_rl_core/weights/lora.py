@@ -1,7 +1,9 @@
 """Adapted modules and ranks of LoRA, as functions of module names. Imports no torch, so that plans can check them."""
 
+import math
 import re
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from cosmos_rl_core.config.policy import ALL_LINEAR, LoraConfig
@@ -30,6 +32,80 @@ def peft_settings(config: LoraConfig, suffixes: Collection[str]) -> dict[str, An
 def rank(config: LoraConfig, module: str) -> int:
     """Return the rank of a module's adapter. At most one pattern may name the module (:func:`adapted`)."""
     return next((r for pattern, r in config.r_pattern.items() if _names(pattern, module)), config.r)
+
+
+def alpha(config: LoraConfig, module: str) -> float:
+    """Return the alpha of a module's adapter."""
+    return next((a for pattern, a in config.alpha_pattern.items() if _names(pattern, module)), config.lora_alpha)
+
+
+def scale(config: LoraConfig, module: str) -> float:
+    """Return the factor on the output of a module's adapter."""
+    r = rank(config, module)
+    return alpha(config, module) / (math.sqrt(r) if config.use_rslora else r)
+
+
+def of_modules(
+    ranks: Mapping[str, int], alphas: Mapping[str, float], suffixes: Collection[str], *, use_rslora: bool = False
+) -> LoraConfig:
+    """Return settings that give each module its own rank and alpha. ``suffixes`` must name exactly these modules."""
+    r, lora_alpha = _most_common(ranks), _most_common(alphas)
+    return LoraConfig(
+        r=int(r),
+        lora_alpha=lora_alpha,
+        target_modules=tuple(sorted(suffixes)),
+        use_rslora=use_rslora,
+        r_pattern={_only(name): own for name, own in sorted(ranks.items()) if own != r},
+        alpha_pattern={_only(name): own for name, own in sorted(alphas.items()) if own != lora_alpha},
+    )
+
+
+def suffixes_of(adapted: Collection[str], weights: Collection[str]) -> tuple[str, ...]:
+    """Return the shortest suffixes that name the ``adapted`` modules and no other module that has ``weights``.
+
+    Raises :class:`ConfigError` if the whole name of one is the end of another's name that is not among them.
+    """
+    words = [name.split(".") for name in weights]
+    others = {".".join(each[:count]) for each in words for count in range(1, len(each))} - set(adapted)
+    found: set[str] = set()
+    for module in adapted:
+        names = module.split(".")
+        # A number alone would also name modules without weights.
+        ends = [".".join(names[-count:]) for count in range(1, len(names) + 1) if not names[-count].isdigit()]
+        fitting = (end for end in ends if not any(f".{other}".endswith(f".{end}") for other in others))
+        if (shortest := next(fitting, None)) is None:
+            raise ConfigError(f"no suffix names the module {module} without others that have no adapter")
+        found.add(shortest)
+    return tuple(sorted(found))
+
+
+def joined(below: LoraConfig, above: LoraConfig, modules: Collection[str], others: Collection[str]) -> LoraConfig:
+    """Return the settings of the one adapter that equals two, on ``modules`` and on ``others``.
+
+    Its ranks are sums, and every scale is 1: :class:`cosmos_rl_core.weights.joined.Joined` scales the tensors.
+    """
+    both = ((below, modules), (above, others))
+    names = {*modules, *others}
+    ranks = {name: sum(rank(config, name) for config, adapted in both if name in adapted) for name in names}
+    suffixes = {*below.target_modules, *above.target_modules}
+    suffixes = {ALL_LINEAR} if ALL_LINEAR in suffixes else suffixes
+    return of_modules(ranks, {name: float(r) for name, r in ranks.items()}, suffixes)
+
+
+def differences(found: LoraConfig, wanted: LoraConfig, linear: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """Yield how the adapter ``found`` differs from the recipe's: its modules, their ranks, their strengths."""
+    here, there = set(adapted(found, linear)), set(adapted(wanted, linear))
+    for names, owner in ((here - there, "it alone"), (there - here, "[policy.lora] alone")):
+        if names:
+            yield f"{owner} adapts {len(names)} modules, e.g. {min(names)}"
+    shared = sorted(here & there)
+    for what, of in (("rank", rank), ("alpha", alpha)):
+        if unequal := [name for name in shared if of(found, name) != of(wanted, name)]:
+            name = unequal[0]
+            mine, asked = (f"{of(config, name):g}" for config in (found, wanted))
+            yield f"its {what} is {mine}, [policy.lora] says {asked} ({len(unequal)} modules, e.g. {name})"
+    if shared and found.use_rslora != wanted.use_rslora:
+        yield f"its use_rslora is {str(found.use_rslora).lower()}, [policy.lora] says the opposite"
 
 
 def adapted(config: LoraConfig, linear: Mapping[str, tuple[int, ...]], others: Collection[str] = ()) -> list[str]:
@@ -90,6 +166,15 @@ def _check_ranks(config: LoraConfig, adapted: Mapping[str, tuple[int, ...]]) -> 
             f"e.g. {module} of {' x '.join(map(str, shape))} has rank {rank(config, module)}, at most {min(shape)}. "
             "Lower r, or set the rank of these modules by r_pattern"
         )
+
+
+def _most_common(numbers: Mapping[str, float]) -> float:
+    return max((count, number) for number, count in Counter(numbers.values()).items())[1]
+
+
+def _only(module: str) -> str:
+    """Return the pattern of one module: peft reads other patterns as ends of names too."""
+    return f"^{re.escape(module)}"
 
 
 def _names(pattern: str, module: str) -> bool:

@@ -6,6 +6,7 @@ for a forward pass and out again. Tensors have the names of the module tree with
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +28,9 @@ from cosmos_rl_core.weights.parts import CURRENT, REFERENCE
 ADAPTER = "default"
 """Name of the adapter in peft; files do not contain it."""
 
+BELOW = "init"
+"""Name in peft of a frozen adapter below it."""
+
 MAX_FILE_BYTES = 2**30
 """Largest sum of a file's tensors, in bytes; a larger tensor has a file of its own."""
 
@@ -34,11 +38,20 @@ MAX_FILE_BYTES = 2**30
 class PolicyWeights:
     """The parts of a policy on one transformer; :func:`prepare` makes it.
 
-    Of a sharded tensor this rank has only its rows: in ``parameters``, in every part and in the optimizer.
+    Of a sharded tensor this rank has only its rows: in ``parameters``, in every part and in the optimizer. A frozen
+    adapter ``below``, if there is one, adds to the base under every part that is not bare.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], shards: Shards = WHOLE) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        shards: Shards = WHOLE,
+        below: Mapping[str, nn.Parameter] | None = None,
+    ) -> None:
         self.shards = shards
+        self.below = dict(below or {})
+        """The tensors of the frozen adapter by name: zero until :meth:`load_below`."""
+        self._bare: set[str] = set()
         self._cut = {name: p for name, p in sorted(parameters.items()) if isinstance(p, DTensor)}
         self.parameters = {name: _local(parameters[name]) for name in sorted(parameters)}
         """The trainable parameters by name, sorted, for the optimizer."""
@@ -58,26 +71,33 @@ class PolicyWeights:
         """
         tensors = self.here(part)
         live = self.here(CURRENT)
+        bare = self._outputs_below() if part in self._bare else {}
         self._in_use = part
         try:
             if part == CURRENT:
                 yield
             else:
+                for parameter in bare:
+                    parameter.data = torch.zeros_like(parameter)
                 self._point_at(tensors)
                 self._swap_cut(tensors)
                 with torch.no_grad():
                     yield
         finally:
+            for parameter, data in bare.items():
+                parameter.data = data
             self._point_at(live)
             if part != CURRENT:
                 self._swap_cut(tensors)
             self._in_use = None
 
-    def create(self, part: str, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Add or replace a part by a copy of ``tensors``, of ``current`` if None.
+    def create(self, part: str, tensors: Mapping[str, Tensor] | None = None, *, bare: bool = False) -> None:
+        """Add or replace a part by a copy of ``tensors``, of ``current`` if None; with ``bare`` the frozen adapter is
+        off while it is in use.
 
         Raises :class:`ArtifactError` on other names, shapes or types.
         """
+        (self._bare.add if bare else self._bare.discard)(part)
         source = self.here(CURRENT) if tensors is None else self._checked(tensors)
         self._parts[part] = {
             name: source[name].detach().to(parameter.device, copy=True) for name, parameter in self.parameters.items()
@@ -86,12 +106,19 @@ class PolicyWeights:
     def share(self, part: str, other: str) -> None:
         """Make ``part`` an alias of ``other`` until one of them is created anew; neither may be ``current``."""
         self._parts[part] = self.here(other)
+        (self._bare.add if other in self._bare else self._bare.discard)(part)
 
     def load(self, part: str, tensors: Mapping[str, Tensor]) -> None:
         """Copy ``tensors`` into an existing part. Raises :class:`ArtifactError` on other names, shapes or types."""
         own = self.here(part)
         for name, tensor in self._checked(tensors).items():
             own[name].copy_(tensor)
+
+    def load_below(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy ``tensors`` into the frozen adapter. Raises :class:`ArtifactError` on other names, shapes or types."""
+        check_tensors(tensors, self.below, "a frozen adapter of this model")
+        for name, parameter in self.below.items():
+            parameter.data.copy_(tensors[name])
 
     @torch.no_grad()
     def lerp_(self, part: str, decay: float) -> None:
@@ -115,6 +142,10 @@ class PolicyWeights:
             gradient = parameter.grad
             self.parameters[name].grad = gradient.to_local() if isinstance(gradient, DTensor) else None
             parameter.grad = None
+
+    def _outputs_below(self) -> dict[nn.Parameter, Tensor]:
+        """Return the factors B of the frozen adapter, with their data: zeros in their place turn it off."""
+        return {p: p.data for name, p in self.below.items() if ".lora_B." in name}
 
     def _point_at(self, tensors: Mapping[str, Tensor]) -> None:
         # Autocast caches casts by the identity of a parameter, which stays the same when its data changes.
@@ -144,6 +175,7 @@ def prepare(
     transformer: nn.Module,
     lora: LoraConfig | None,
     *,
+    below: LoraConfig | None = None,
     reference: bool = True,
     shard: Callable[[nn.Module], Shards] = lambda _: WHOLE,
 ) -> PolicyWeights:
@@ -152,39 +184,48 @@ def prepare(
     With LoRA the base is frozen and all adapter tensors are zero (load :func:`initial_lora` or a policy next). The
     reference is zero as well, so it equals the base exactly. In full fine-tuning every parameter trains, and the
     reference is a copy of the present weights. ``shard`` may shard the weights after the choice of trainable ones.
+    With ``below`` the adapter lies on a frozen one with these settings, which is off under the reference.
     """
     if lora is None:
         transformer.requires_grad_(True)
     else:
-        add_lora(transformer, lora)
+        add_lora(transformer, lora, below)
     shards = shard(transformer)
-    weights = PolicyWeights({_plain(name): p for name, p in transformer.named_parameters() if p.requires_grad}, shards)
+    every = dict(transformer.named_parameters())
+    frozen = {_plain(name): p for name, p in every.items() if _is_lora(name, BELOW)}
+    weights = PolicyWeights({_plain(name): p for name, p in every.items() if p.requires_grad}, shards, frozen)
     if reference:
-        weights.create(REFERENCE)
+        weights.create(REFERENCE, bare=below is not None)
     return weights
 
 
-def add_lora(transformer: nn.Module, config: LoraConfig) -> None:
-    """Add an adapter of zeros and freeze all other weights.
+def add_lora(transformer: nn.Module, config: LoraConfig, below: LoraConfig | None = None) -> None:
+    """Add an adapter of zeros and freeze all other weights, those of an adapter of zeros ``below`` it too.
 
     Raises like :func:`cosmos_rl_core.weights.lora.adapted`.
     """
     modules = dict(transformer.named_modules())
     linear = {name: tuple(module.weight.shape) for name, module in modules.items() if isinstance(module, nn.Linear)}
-    adapted = adapters.adapted(config, linear, modules.keys() - linear.keys())
+    # The output of the frozen adapter is added first, so that it is the same bits with and without the other.
+    settings = ({} if below is None else {BELOW: below}) | {ADAPTER: config}
+    adapted = {name: adapters.adapted(own, linear, modules.keys() - linear.keys()) for name, own in settings.items()}
     transformer.requires_grad_(False)
-    # peft draws weights, which are zeroed below; the fork keeps the state of the global generator.
-    with torch.random.fork_rng(devices=[]):
-        transformer.add_adapter(  # pyright: ignore[reportCallIssue]
-            peft.LoraConfig(**adapters.peft_settings(config, adapters.targets(config, linear))),  # pyright: ignore[reportArgumentType]
-            adapter_name=ADAPTER,
-        )
+    for adapter, own in settings.items():
+        # peft draws weights, which are zeroed below; the fork keeps the state of the global generator.
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Already found a `peft_config`")
+            transformer.add_adapter(  # pyright: ignore[reportCallIssue]
+                peft.LoraConfig(**adapters.peft_settings(own, adapters.targets(own, linear))),  # pyright: ignore[reportArgumentType]
+                adapter_name=adapter,
+            )
+    if below is not None:
+        transformer.set_adapter([*settings])  # pyright: ignore[reportCallIssue]
     for name, parameter in transformer.named_parameters():
         parameter.requires_grad_(_is_lora(name))
-        if _is_lora(name):
+        if any(_is_lora(name, adapter) for adapter in settings):
             nn.init.zeros_(parameter)
     if config.lora_dropout:
-        for name in adapted:
+        for name in adapted[ADAPTER]:
             layer: Any = transformer.get_submodule(name)
             layer.lora_dropout[ADAPTER] = KeyedDropout(name, config.lora_dropout)
 
@@ -232,9 +273,10 @@ def _local(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(parameter.to_local().detach(), requires_grad=True)
 
 
-def _is_lora(name: str) -> bool:
-    return f".{ADAPTER}." in name and (".lora_A." in name or ".lora_B." in name)
+def _is_lora(name: str, adapter: str = ADAPTER) -> bool:
+    return name.endswith((f".lora_A.{adapter}.weight", f".lora_B.{adapter}.weight"))
 
 
 def _plain(name: str) -> str:
-    return name.replace(f".{ADAPTER}.", ".") if _is_lora(name) else name
+    adapter = next((adapter for adapter in (ADAPTER, BELOW) if _is_lora(name, adapter)), None)
+    return name if adapter is None else f"{name.removesuffix(f'.{adapter}.weight')}.weight"
