@@ -179,14 +179,33 @@ class Encode(StageConfig):
     """Items in one shard: the unit that a retry keeps."""
 
 
+class Init(Section):
+    """Trained weights that a policy begins with."""
+
+    source: str = Field(default="", json_schema_extra=NOT_IDENTITY)
+    """Run and policy version, ``sft@16``, or the folder."""
+    path: str = Field(default="", json_schema_extra=NOT_IDENTITY)
+    """The folder; "" for another run's policy, which is then the input ``init``."""
+    digest: str
+    """Digest of the manifest of the other run's policy, or of the folder's files, pinned by the plan."""
+    lora: LoraConfig | None = None
+    """Settings of the adapter; None for all weights."""
+
+
 class Policy(StageConfig):
-    """Policy version 0: the base's weights, fresh adapters or fresh weights, in the one part ``current``."""
+    """Policy version 0 in the part ``current``: the base's weights, fresh adapters or weights, or those of ``init``."""
 
     name = "policy"
     version = 1
+    inputs = {"init": "many"}
     model: ModelRef
     from_scratch: bool
     lora: LoraConfig | None
+    init: Init | None = Field(default=None, json_schema_extra={"neutral": None})
+    stacked: bool = Field(default=False, json_schema_extra={"neutral": False})
+    """Whether a fresh adapter is trained on that of ``init``, which is then a frozen part."""
+    keeps_base: bool = Field(default=False, json_schema_extra={"neutral": False})
+    """Whether the base is written too, as the part ``reference``: where ``current`` does not begin as the base."""
 
 
 class OnPolicy(StageConfig):
@@ -194,6 +213,8 @@ class OnPolicy(StageConfig):
 
     model: ModelRef
     lora: LoraConfig | None
+    below: LoraConfig | None = Field(default=None, json_schema_extra={"neutral": None})
+    """Settings of a frozen adapter below the trained one, whose tensors are the input ``init``."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that the transformer computes in; weights, states, losses and sums of gradients are float32."""
 
@@ -217,7 +238,7 @@ class Rollout(OnPolicy, Samples):
     name = "rollout"
     version = 1
     distributed = True
-    inputs = {"policy": "one", "embeddings": "one", "data": "many"}
+    inputs = {"policy": "one", "init": "many", "embeddings": "one", "data": "many"}
     sample: SolverConfig
     train_on: tuple[int, ...] = ()
     """Solver steps whose transitions are stored, -1 for a random other one; empty if only final latents are needed."""
@@ -268,6 +289,7 @@ class Update(Training):
     distributed = True
     inputs = {
         "policy": "one",
+        "init": "many",
         "rollouts": "many",
         "behaviours": "many",
         "scores": "many",
@@ -297,7 +319,7 @@ class Finetune(Training):
     name = "finetune"
     version = 1
     distributed = True
-    inputs = {"policy": "one", "embeddings": "one"}
+    inputs = {"policy": "one", "init": "many", "embeddings": "one"}
     algorithm: AnySupervised
     dataset_digest: str = ""
     """Digest of the files that the algorithm's dataset reads, pinned by the plan; "" for a generated one."""
@@ -312,9 +334,11 @@ class Export(StageConfig):
 
     name = "export"
     version = 1
-    inputs = {"policy": "one"}
+    inputs = {"policy": "one", "init": "many"}
     model: ModelRef
     lora: LoraConfig | None
+    below: LoraConfig | None = Field(default=None, json_schema_extra={"neutral": None})
+    """Settings of a frozen adapter below the trained one, whose tensors are the input ``init``."""
 
 
 class Evaluate(Samples):
@@ -339,7 +363,7 @@ class Validate(OnPolicy):
     name = "validate"
     version = 1
     distributed = True
-    inputs = {"policy": "one", "embeddings": "one", "data": "one"}
+    inputs = {"policy": "one", "init": "many", "embeddings": "one", "data": "one"}
     LOSSES: ClassVar[str] = "losses.parquet"
     """A row an item and noise level."""
     num_levels: int = 8
@@ -363,6 +387,8 @@ class Report(StageConfig):
     PAGE: ClassVar[str] = "index.html"
     title: str
     reward: str
+    init: str = Field(default="", json_schema_extra={"neutral": ""})
+    """What policy version 0 begins with, in words; "" for the base, and for fresh weights."""
     groups_shown: int = 2
 
 

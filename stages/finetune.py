@@ -33,7 +33,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     media = load_media(config.algorithm.dataset, config.dataset_digest)
     layout = context.layout({"mini_batch": context.shrunk(config.algorithm.mini_batch)})
     copies = [EMA] if config.keeps_ema else []
-    trainer = Trainer.load(config, algorithm, policy=policy, components=("vae",), context=context, copies=copies)
+    trainer = Trainer.load(config, algorithm, request=request, components=("vae",), context=context, copies=copies)
     draws = _Draws(request, config, trainer, media)
     for index in range(len(config.steps.lrs)):
         step = config.steps.first_step + index

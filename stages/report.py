@@ -75,6 +75,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     scored = [part for s in (*rollouts, *evaluations) for part in (s.artifact, s.scores) if part]
     page = _render(
         title=config.title,
+        init=config.init,
         reward=config.reward,
         counts={
             "iteration": num_iterations,

@@ -42,7 +42,7 @@ class _Generator:
         self.config, policy, ranks = config, request.one("policy"), context.ranks
         self.device, self.leads = ranks.device, ranks.leads
         components = ("vae", *config.model.guardrail) if self.leads else ()
-        self.model, _ = load_policy(config, policy, components=components, context=context, reference=False)
+        self.model, _ = load_policy(request, config, components=components, context=context, reference=False)
         size, num_steps = (config.media.size, config.media.frames), config.sample.num_steps
         self.shape = self.model.latent_shape(*size)
         self.kernel = kernel_of(config.sample, lambda: self.model.schedule(num_steps, *size))

@@ -14,7 +14,7 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.training.noise_levels import FINE_GRID
-from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE
+from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, INIT, OLD, REFERENCE
 from cosmos_rl_core.weights.policy_weights import PolicyWeights
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -49,10 +49,11 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     planned = _order(request, table, mini_batch, group.data_world_size)
     steps: list[list[list[str]]] = context.layout({"steps": planned})["steps"]
     copies = _copies(config)
-    trainer = Trainer.load(config, algorithm, policy=policy, components=(), context=context, copies=copies)
+    trainer = Trainer.load(config, algorithm, request=request, components=(), context=context, copies=copies)
     behaviours = [BEHAVIOUR] * len(rollouts)
     if BEHAVIOUR in algorithm.needs.roles:
-        behaviours = _add_behaviours(request, trainer.weights, copies, context)
+        bare = [config.below is not None and not rollout.manifest.inputs.get(INIT) for rollout in rollouts]
+        behaviours = _add_behaviours(request, trainer.weights, copies, bare, context)
     stored = Stored.read(request, table, behaviours, group.device)
     draws = _draws(request, algorithm, trainer.model, stored)
     contents = [rollout.manifest.content for rollout in rollouts]
@@ -81,23 +82,27 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     return trainer.summary() | trainer.watcher.summary() | ({"excluded": excluded} if excluded else {})
 
 
-def _add_behaviours(request: Request, weights: PolicyWeights, copies: list[str], context: Context) -> list[str]:
+def _add_behaviours(
+    request: Request, weights: PolicyWeights, copies: list[str], bare: list[bool], context: Context
+) -> list[str]:
     """Add the weights that made each rollout, and return their names in the order of the rollouts.
 
-    Equal weights are held once: rollouts of one policy share them, and so does a copy that does not change.
+    Equal weights are held once: rollouts of one policy share them, and so does a copy that does not change. A ``bare``
+    rollout was made without the frozen adapter.
     """
     policy = Artifact(request.one("policy")).manifest
     still = {copy: copy if policy.has_part(copy) else CURRENT for copy in copies if copy in _STILL}
-    names = {policy.part_content(part): copy for copy, part in still.items()}
+    names = {(policy.part_content(part), False): copy for copy, part in still.items()}
     found: list[str] = []
-    for place, source in enumerate(request.inputs["behaviours"]):
+    for place, (source, is_bare) in enumerate(zip(request.inputs["behaviours"], bare, strict=True)):
         found.append(f"{BEHAVIOUR} {place}")
-        if source.content in names:
-            weights.share(found[-1], names[source.content])
+        made_by = source.content, is_bare
+        if made_by in names:
+            weights.share(found[-1], names[made_by])
         else:
             tensors = read_part(source, source.part, weights.shards, context.progress)
-            weights.create(found[-1], tensors)
-        names.setdefault(source.content, found[-1])
+            weights.create(found[-1], tensors, bare=is_bare)
+        names.setdefault(made_by, found[-1])
     return found
 
 
@@ -253,6 +258,9 @@ def _check_rollouts(rollouts: list[Artifact], request: Request) -> None:
     first, *others = (manifest.config["media"] for manifest in manifests)
     if other := [media for media in others if media != first]:
         raise ConfigError(f"rollouts of {first} and of {other[0]} cannot be trained on together")
+    init = [source.content for source in request.inputs.get(INIT, ())]
+    if any([source.content for source in m.inputs[INIT]] != init for m in manifests if m.inputs.get(INIT)):
+        raise ConfigError("a rollout was made on another frozen adapter than the one of this update")
     made_by = [manifest.inputs["policy"][0].content for manifest in manifests]
     given = [source.content for source in request.inputs["behaviours"]]
     if made_by != given:

@@ -31,7 +31,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     embeddings = Embeddings(request.one("embeddings"), sorted(set(prompt_of.values())))
     planned = cut(list(prompt_of), context.shrunk(config.batch_size))
     tiles = context.layout({"tiles": planned})["tiles"]
-    model, _ = load_policy(config, request.one("policy"), components=(), context=context, reference=False)
+    model, _ = load_policy(request, config, components=(), context=context, reference=False)
     rows: list[dict[str, Any]] = []
     for first in range(0, len(tiles), ranks.data_world_size):
         context.progress("validating", first, len(tiles))

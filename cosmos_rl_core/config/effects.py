@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.config.base import Section, written
 from cosmos_rl_core.config.policy import SolverConfig, TimeDensity
+from cosmos_rl_core.weights.parts import REFERENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,7 +29,7 @@ def without_effect(recipe: Recipe) -> Iterator[str]:
     yield from of_launch(recipe.launch)
     options = recipe.train.train_policy
     yield from (f"train.train_policy.{sentence}" for sentence in options.without_effect())
-    for rows in (_of_training, _of_levels, _of_sampling, _of_rewards):
+    for rows in (_of_init, _of_training, _of_levels, _of_sampling, _of_rewards):
         yield from _sentences(rows(recipe))
 
 
@@ -55,6 +56,15 @@ def _of_launch(launch: LaunchConfig) -> Iterator[Row]:
     if launch.launcher != "local":
         held, why = launch.allocations, "hold = false ends allocations at once"
         yield f"launch.{launch.launcher}", held, not held.hold, "idle_s", why
+
+
+def _of_init(recipe: Recipe) -> Iterator[Row]:
+    policy, options = recipe.policy, recipe.train.train_policy
+    alone = policy.init_from is None
+    yield "policy", policy, alone, "init_mode init_alpha reference", "there is no init_from"
+    needs = algorithm_of(options).needs
+    unread = not alone and REFERENCE not in (needs.behaviour, *needs.roles)
+    yield "policy", policy, unread, "reference", f"{options.type} compares with no reference here"
 
 
 def _of_training(recipe: Recipe) -> Iterator[Row]:

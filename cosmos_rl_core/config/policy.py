@@ -14,8 +14,8 @@ ALL_LINEAR = "all-linear"
 NOT_IN_LORA = {
     "lora_names": "there is one adapter; copies that an algorithm needs, such as NFT's old, are parts of the policy",
     "primary_adapter": "there is one adapter, and the algorithm decides which part of the policy makes rollouts",
-    "lora_path": "every policy starts as exactly its base model, which is also the reference; to continue from an "
-    "adapter, fuse it into the pipeline (fuse_lora, save_pretrained) and set policy.model_name_or_path to that",
+    "lora_path": "policy.init_from names the folder of an adapter to begin with; policy.init_mode says whether it goes "
+    "on training or lies frozen below a new one",
     "modules_to_save": "a LoRA file of diffusers holds adapters only; list the modules in "
     "policy.lora.target_modules, or leave [policy.lora] out to train every weight",
 }
@@ -200,6 +200,20 @@ class PolicyConfig(Section):
     ``owner/name@revision``; or ``package:tiny-sd3``, the tiny model of this project."""
     from_scratch: bool = False
     """Draw the transformer's weights from the run's seed instead of loading them, to make a base model."""
+    init_from: str | None = Field(default=None, min_length=1, json_schema_extra={"neutral": None})
+    """Trained weights that policy version 0 begins with, such as those of supervised training: ``"run@16"``, policy
+    version 16 of a run of this store, ``"run"``, its newest one; the folder of an adapter (diffusers', peft's or
+    cosmos-rl's safetensors); or a pipeline, for all weights. A folder is named with a slash. Of a run, what ``export``
+    takes: the moving average if it has one. Optimizer and ``old`` begin anew. Default: the base model."""
+    init_mode: Literal["continue", "stack"] = Field(default="continue", json_schema_extra={"neutral": "continue"})
+    """``continue``: the weights of ``init_from`` go on training; an adapter needs the modules, ranks and alphas of
+    ``[policy.lora]``. ``stack``: its adapter is frozen, and a new one of any rank and modules is trained on it; exports
+    join the two."""
+    init_alpha: float | None = Field(default=None, gt=0, json_schema_extra={"neutral": None})
+    """``lora_alpha`` of the adapter in the folder ``init_from``, if no file there states it."""
+    reference: Literal["base", "init"] = Field(default="base", json_schema_extra={"neutral": "base"})
+    """Weights that a KL term compares with: those of the base model, with all adapters off, or those that policy
+    version 0 begins with."""
     model_gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: slower, much less memory."""
     lora: LoraConfig | None = None

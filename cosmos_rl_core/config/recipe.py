@@ -198,6 +198,10 @@ def _mistakes(recipe: Recipe) -> Iterator[str]:
         yield f"rewards weigh {found}, but train.train_policy.reward_average uses signs only; {advice}"
     if recipe.policy.from_scratch and recipe.policy.lora is not None:
         yield "policy.from_scratch draws all weights anew; leave [policy.lora] out"
+    if recipe.policy.from_scratch and recipe.policy.init_from is not None:
+        yield "policy.from_scratch draws all weights anew, policy.init_from names trained ones; leave one of them out"
+    if recipe.policy.init_mode == "stack" and recipe.policy.lora is None:
+        yield "policy.init_mode = 'stack' trains a new adapter: add [policy.lora], or set it to 'continue'"
     keep, staleness = train.ckpt.max_keep, f"train.staleness = {train.staleness}"
     if keep is not None and keep <= train.staleness:
         yield f"train.ckpt.max_keep = {keep} drops policies that rollouts still need at {staleness}"

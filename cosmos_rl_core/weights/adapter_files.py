@@ -72,7 +72,7 @@ def read(folder: Path) -> AdapterFile:
             entries = read_header(stream)
     except ArtifactError as error:
         raise ConfigError(f"{path}: {error}; fetch it again") from error
-    if path.stat().st_size != (size := max((entry.end for entry in entries), default=0)):
+    if entries and path.stat().st_size != (size := max(entry.end for entry in entries)):
         raise ConfigError(f"{path} has {path.stat().st_size} bytes, its header says {size}; fetch it again")
     found: dict[str, Entry] = {}
     strange: list[str] = []

@@ -63,12 +63,24 @@ def policy_parts(recipe: Recipe) -> dict[str, int]:
 def reference_after(recipe: Recipe, iteration: int) -> Literal["base", "kept", "renewed"]:
     """Return where the reference of the policy after ``iteration`` comes from.
 
-    A policy that is trained from scratch keeps its first version for this; the files of the base do not hold it.
+    A policy that is trained from scratch, or compares with its init, keeps its first version for this; the files of
+    the base do not hold it.
     """
     needs = needs_of(recipe)
     after = needs.reference_after(iteration)
-    carries = recipe.policy.from_scratch and REFERENCE in needs.roles
-    return "kept" if after == "base" and carries else after
+    is_first = recipe.policy.from_scratch or recipe.policy.reference == "init"
+    return "kept" if after == "base" and is_first and REFERENCE in needs.roles else after
+
+
+def keeps_base(recipe: Recipe) -> bool:
+    """Return whether version 0 of a policy that begins with trained weights also holds the base as its reference.
+
+    An update makes the base for its loss from the model's files; rollouts, and a reference that is renewed later, read
+    it as a part.
+    """
+    policy, needs = recipe.policy, needs_of(recipe)
+    as_part = needs.behaviour == REFERENCE or (REFERENCE in needs.roles and needs.update_ref_every_iter > 0)
+    return policy.init_mode == "continue" and policy.reference == "base" and as_part
 
 
 def check_budget(recipe: Recipe, what: str, count: int, size: Callable[[Recipe], int], advice: str) -> None:

@@ -30,6 +30,7 @@ def describe_plan(plan: Plan, store_url: str) -> str:
         "run": plan.run_id,
         "store": run_url(store_url, plan.run_id),
         "model": f"{plan.model.path} ({plan.model.adapter}, {files}), {weights}",
+        "begins": f"with {plan.lineage}" if plan.lineage else [],
         "trains": f"{trained} of {total} parameters",
         "algorithm": f"{train.train_policy.type}, {train.num_iterations} iterations, seed {train.seed}",
         "prompts": f"{len(plan.prompts)} to train on, {len(plan.validation_prompts)} held out",
@@ -86,7 +87,8 @@ def missing_files(plan: Plan) -> list[str]:
 def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
     """Return the plan for scripts.
 
-    ``recipe`` has every setting, resolved. ``model.digest`` is ``""`` if files of the model are ``missing``.
+    ``recipe`` has every setting, resolved. ``init`` says what policy version 0 begins with, "" for the base model.
+    ``model.digest`` is ``""`` if files of the model are ``missing``.
     ``stages`` has how often each runs. Bytes of ``writes``: ``sample`` (null without rollouts), ``embedding`` of a
     prompt, ``policy`` of one iteration by part. ``memory`` of each stage: bytes of one rank on the ``device`` and in
     the ``cpu`` memory beside it, as ``rows`` by kind and as ``peak``. ``time``: ``forward_flops`` of a sample and, for
@@ -99,6 +101,7 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
     return {
         "run": plan.run_id,
         "url": run_url(store_url, plan.run_id),
+        "init": plan.lineage,
         "algorithm": recipe.train.train_policy.type,
         "iterations": recipe.train.num_iterations,
         "recipe": recipe.model_dump(mode="json"),
@@ -154,4 +157,4 @@ def _stages(plan: Plan, store_url: str) -> Counter[str]:
 
 def _memory(plan: Plan, store_url: str) -> list[memory.StageMemory]:
     kinds = (step.kind for wave in post_train(Run(plan, store_url)) for step in wave.steps)
-    return memory.stages(plan.recipe, kinds)
+    return memory.stages(plan.recipe, kinds, plan.below)

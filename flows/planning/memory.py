@@ -5,6 +5,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from functools import cached_property
 
+from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.pipelines.memory import Bytes, Shapes, Spread, in_half, resting, visiting
@@ -50,9 +51,9 @@ LOADING = ("embed", "encode", "rollout", "update", "finetune", "validate", "expo
 """Stages that load a part of the pipeline or read its weights. The method of the same name counts its memory."""
 
 
-def stages(recipe: Recipe, kinds: Iterable[str]) -> list[StageMemory]:
-    """Return the memory of the stages :data:`LOADING` among ``kinds``."""
-    model = _Model(recipe)
+def stages(recipe: Recipe, kinds: Iterable[str], below: LoraConfig | None = None) -> list[StageMemory]:
+    """Return the memory of the stages :data:`LOADING` among ``kinds``, with a frozen adapter ``below`` if given."""
+    model = _Model(recipe, below)
     found = [kind for kind in dict.fromkeys(kinds) if kind in LOADING]
     ranks = {kind: recipe.launch.processes_of(kind) for kind in found} | {"export": 1}
     return [StageMemory(kind, ranks[kind], getattr(model, kind)()) for kind in found]
@@ -63,6 +64,7 @@ class _Model:
     """A recipe with the shapes of its transformer."""
 
     recipe: Recipe
+    below: LoraConfig | None
 
     @cached_property
     def path(self) -> str:
@@ -108,9 +110,8 @@ class _Model:
         rows |= self.holding("vae", "text_encoder")
         if not self._half:
             return rows
-        adapters = {} if self.recipe.policy.lora is None else self.trained
         kept = directories.spec(self.path).float32_modules
-        held = in_half(self.shapes, kept) + in_half(adapters, kept)
+        held = in_half(self.shapes, kept) + sum(in_half(shapes, kept) for shapes in _adapters(self))
         return rows | {TRANSFORMER: Bytes(held), VISITING: Bytes()}
 
     def update(self) -> Rows:
@@ -155,8 +156,7 @@ class _Model:
         return Spread(self.recipe.launch.parallelism_of(stage), half=self._half)
 
     def _transformer(self, spread: Spread) -> Bytes:
-        base = resting(self.shapes, spread)
-        return base if self.recipe.policy.lora is None else base + resting(self.trained, spread)
+        return sum((resting(shapes, spread) for shapes in _adapters(self)), resting(self.shapes, spread))
 
     def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes:
         """Count ``num_states`` tensors of the latents' size for each sample, and its text embeddings."""
@@ -192,3 +192,9 @@ class _Model:
             # The buffer of the all-reduce of gradients, or of torch's fused loops: once more their size.
             STEP: trained,
         }
+
+
+def _adapters(model: _Model) -> list[Shapes]:
+    """Return the shapes of the frozen adapter and of the trained one, of those that there are."""
+    settings = (model.below, model.recipe.policy.lora)
+    return [sizes.trainable_shapes(model.shapes, adapter) for adapter in settings if adapter is not None]

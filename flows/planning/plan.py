@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,21 +13,22 @@ from pydantic import Field
 from cosmos_rl_core import outside_plugins, shipped
 from cosmos_rl_core.canonical import differences, digest
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
+from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe, check, read_values
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.outside_plugins import Pin
-from cosmos_rl_core.pipelines import directories, guidance, sizes, weight_files
+from cosmos_rl_core.pipelines import directories, guidance, weight_files
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 from flows import launchers
 from flows.defaults import DEFAULT_STORE
-from flows.planning import checks, costs, versions
+from flows.planning import checks, costs, inits, versions
 from flows.planning.checks import Mistakes
 from flows.planning.datasets import read_datasets
 from stages.artifacts.records import parsed
 from stages.artifacts.request import FORMAT, Input, Request
-from stages.contracts import STAGES, MediaShape, ModelRef, StageConfig
+from stages.contracts import STAGES, Init, MediaShape, ModelRef, StageConfig
 
 PLAN = "plan"
 _FILE = "plan.json"
@@ -65,6 +67,10 @@ class Plan(Section):
     """Prompts of the held-out media."""
     held_out_digest: str = Field(default="", json_schema_extra={"neutral": ""})
     """Digest of the files of the held-out media."""
+    init: Init | None = Field(default=None, json_schema_extra={"neutral": None})
+    """The trained weights that policy version 0 begins with; None if it begins as the base or with fresh ones."""
+    init_inputs: tuple[Input, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
+    """The policy of another run that ``init`` names, and the frozen adapter below it, if there is one."""
     prefixed: bool = Field(default=False, json_schema_extra=NOT_IDENTITY)
     """Whether text embeddings are stored behind a frozen prefix of the transformer. Pinned, so that all embeddings of
     a run have one format."""
@@ -86,6 +92,21 @@ class Plan(Section):
     def base(self) -> ModelRef:
         """Return the model for stages that do not run its transformer."""
         return self.model.model_copy(update={"embedded_guidance_scale": None})
+
+    @property
+    def below(self) -> LoraConfig | None:
+        """Return the settings of the frozen adapter that the trained one is stacked on; None without one."""
+        return self.init.lora if self.init is not None and self.recipe.policy.init_mode == "stack" else None
+
+    @property
+    def lineage(self) -> str:
+        """Return in words what policy version 0 begins with; "" for the base, and for fresh weights."""
+        if self.init is None:
+            return ""
+        weights = f"LoRA of rank {self.init.lora.r}" if self.init.lora else "all weights"
+        how = "frozen below a new adapter" if self.below else "trained further"
+        against = "itself" if self.recipe.policy.reference == "init" else "the base model"
+        return f"{self.init.source} ({weights}, {self.init.digest[:12]}), {how}; the reference is {against}"
 
     @property
     def media(self) -> MediaShape:
@@ -133,7 +154,7 @@ def plan_of(settings: Settings, *, without_weights: bool = False) -> Plan:
     except ConfigError as error:
         raise ConfigError("\n  ".join([str(error), *mistakes])) from error
     source, known = settings.recipe, tuple(mistakes)
-    return make_plan(recipe, settings.run_id, source, known, without_weights=without_weights)
+    return make_plan(recipe, settings.run_id, source, known, without_weights=without_weights, store_url=settings.store)
 
 
 def make_plan(
@@ -143,8 +164,12 @@ def make_plan(
     known: tuple[str, ...] = (),
     *,
     without_weights: bool = False,
+    store_url: str = DEFAULT_STORE,
 ) -> Plan:
-    """Resolve and check a valid recipe. Raises one :class:`ConfigError` with the mistakes ``known`` and found."""
+    """Resolve and check a valid recipe, whose ``policy.init_from`` may name a run of the store.
+
+    Raises one :class:`ConfigError` with the mistakes ``known`` and found.
+    """
     mistakes = Mistakes([*known, *launchers.misplaced(recipe.launch)])
     name = run_id or Path(source).stem
     if re.fullmatch(r"[.-]*\w[\w.-]*", name) is None:
@@ -155,6 +180,10 @@ def make_plan(
     if absent or not damages:
         recipe = mistakes.catch(checks.with_solver, recipe) or recipe
         model = mistakes.catch(_model, recipe, whole=not absent)
+    begins = None
+    if model is not None and recipe.policy.init_from is not None:
+        begins = mistakes.catch(inits.resolve, recipe, model, partial(_origin, store_url))
+    init, init_inputs = begins or (None, ())
     datasets = read_datasets(recipe, mistakes)
     checks.check_training(recipe, (*datasets.prompts, *datasets.validation_prompts), mistakes)
     if model is not None:
@@ -177,7 +206,9 @@ def make_plan(
         data_digest=datasets.data.digest,
         held_out_prompts=datasets.held_out.prompts,
         held_out_digest=datasets.held_out.digest,
-        prefixed=bool(sizes.frozen_prefix(costs.base_path(recipe), recipe.policy.lora)),
+        init=init,
+        init_inputs=init_inputs,
+        prefixed=inits.leave_prefix(recipe, init),
         plugins=outside_plugins.pins(model.adapter),
         stage_versions={name: stage.version for name, stage in STAGES.items()},
         races_decided=True,
@@ -208,9 +239,43 @@ def _model(recipe: Recipe, *, whole: bool) -> ModelRef:
     )
 
 
+def _origin(store_url: str, run_id: str) -> inits.Origin:
+    """Return what a policy can begin with in a run. Raises like :func:`read_plan`."""
+    plan = read_plan(store_url, run_id)
+    slots = Slots(run_url(store_url, run_id), plan.recipe.train.train_policy.rewarded)
+    return inits.Origin(plan.recipe, plan.model, plan.below, slots.policy)
+
+
 def run_url(store_url: str, run_id: str) -> str:
     """Return the root of a run."""
     return store.join(store.absolute(store_url), "runs", run_id)
+
+
+@dataclass(frozen=True)
+class Slots:
+    """URLs of the slots below the root of a run."""
+
+    root: str
+    rewarded: bool
+    """Whether policy version k + 1 is made by ``update`` (True) or ``finetune`` (False)."""
+
+    def iteration(self, k: int, stage: str) -> str:
+        """Return the slot of a stage in iteration k."""
+        return store.join(self.root, "iterations", f"{k:04d}", stage)
+
+    def version(self, k: int, stage: str) -> str:
+        """Return the slot of a stage that judges policy version k: its export, held-out samples or their scores."""
+        return store.join(self.root, "exports", f"{k:04d}", stage)
+
+    def policy(self, k: int) -> str:
+        """Return the slot of policy version k. The stage ``policy`` makes version 0."""
+        trainer = "update" if self.rewarded else "finetune"
+        return store.join(self.root, "policy") if k == 0 else self.iteration(k - 1, trainer)
+
+    @property
+    def report(self) -> str:
+        """Return the slot of the report."""
+        return store.join(self.root, "report")
 
 
 def freeze(plan: Plan, store_url: str) -> Plan:

@@ -6,7 +6,7 @@ from cosmos_rl_core.config.train import RewardedOptions, SupervisedOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
-from cosmos_rl_core.weights.parts import CURRENT, EMA, REFERENCE, STATE
+from cosmos_rl_core.weights.parts import CURRENT, EMA, INIT, REFERENCE, STATE
 from flows.planning import costs
 from flows.planning.run import Run
 from stages import contracts
@@ -18,16 +18,25 @@ from stages.contracts import INDEX, MEDIA, TENSORS, OptimizerSteps
 def policy(run: Run) -> Request:
     """Return the Request for policy version 0."""
     model, trained = run.plan.base, run.recipe.policy
-    config = contracts.Policy(model=model, from_scratch=trained.from_scratch, lora=trained.lora)
-    return run.plan.request(run.slots.policy(0), config)
+    config = contracts.Policy(
+        model=model,
+        from_scratch=trained.from_scratch,
+        lora=trained.lora,
+        init=run.plan.init,
+        stacked=run.plan.below is not None,
+        keeps_base=run.plan.init is not None and costs.keeps_base(run.recipe),
+    )
+    return run.plan.request(run.slots.policy(0), config, inputs={INIT: run.plan.init_inputs})
 
 
 def rollout(run: Run, k: int) -> Request:
     """Return the Request for the samples of iteration k."""
     settings, given_frames = run.recipe.rollout, run.recipe.train.train_policy.given_frames
+    bare = _samples_the_base(run)
     config = contracts.Rollout(
         model=run.plan.model,
         lora=run.recipe.policy.lora,
+        below=None if bare else run.plan.below,
         param_dtype=run.recipe.train.param_dtype,
         prompts=prompts_of(run, k),
         n_generation=settings.n_generation,
@@ -41,6 +50,7 @@ def rollout(run: Run, k: int) -> Request:
     )
     inputs = {
         "policy": (_behaviour(run, k),),
+        INIT: () if bare else _init(run),
         "embeddings": (input_of(run.prepared.embed.slot),),
         "data": (input_of(run.prepared.encode.slot),) if given_frames[1] > 0 else (),
     }
@@ -85,6 +95,7 @@ def update(run: Run, k: int) -> Request:
     config = contracts.Update(
         model=run.plan.model,
         lora=recipe.policy.lora,
+        below=run.plan.below,
         param_dtype=recipe.train.param_dtype,
         gradient_checkpointing=recipe.policy.model_gradient_checkpointing,
         algorithm=options,
@@ -98,6 +109,7 @@ def update(run: Run, k: int) -> Request:
     )
     inputs = {
         "policy": (_state(run, k),),
+        INIT: _init(run),
         "rollouts": (input_of(run.slots.iteration(k, "rollout"), INDEX, TENSORS),),
         "behaviours": (_behaviour(run, k),),
         "scores": tuple(input_of(run.slots.iteration(k, f"reward-{r.fn.label}")) for r in trained),
@@ -114,6 +126,7 @@ def finetune(run: Run, k: int) -> Request:
     config = contracts.Finetune(
         model=run.plan.model,
         lora=recipe.policy.lora,
+        below=run.plan.below,
         param_dtype=recipe.train.param_dtype,
         gradient_checkpointing=recipe.policy.model_gradient_checkpointing,
         algorithm=options,
@@ -124,14 +137,15 @@ def finetune(run: Run, k: int) -> Request:
         steps=_steps(run, k * options.steps_per_iteration, options.steps_per_iteration),
         keeps_ema=recipe.train.ema_enable,
     )
-    inputs = {"policy": (_state(run, k),), "embeddings": (input_of(run.prepared.embed.slot),)}
+    embeddings = input_of(run.prepared.embed.slot)
+    inputs = {"policy": (_state(run, k),), INIT: _init(run), "embeddings": (embeddings,)}
     return run.plan.request(run.slots.iteration(k, "finetune"), config, k, inputs)
 
 
 def export(run: Run, k: int) -> Request:
     """Return the Request for policy version k in the format that users load."""
-    config = contracts.Export(model=run.plan.base, lora=run.recipe.policy.lora)
-    inputs = {"policy": (_judged(run, k),)}
+    config = contracts.Export(model=run.plan.base, lora=run.recipe.policy.lora, below=run.plan.below)
+    inputs = {"policy": (_judged(run, k),), INIT: _init(run)}
     return run.plan.request(run.slots.version(k, "export"), config, k, inputs)
 
 
@@ -145,11 +159,13 @@ def validate(run: Run, k: int) -> Request:
     config = contracts.Validate(
         model=run.plan.model,
         lora=run.recipe.policy.lora,
+        below=run.plan.below,
         param_dtype=run.recipe.train.param_dtype,
         batch_size=validation.batch_size,
     )
     inputs = {
         "policy": (_judged(run, k),),
+        INIT: _init(run),
         "embeddings": (input_of(run.prepared.embed_held_out.slot),),
         "data": (input_of(run.prepared.encode_held_out.slot),),
     }
@@ -194,7 +210,7 @@ def report(run: Run, iterations: int, evaluated: list[int]) -> Request:
         inputs["scores"] = tuple(input_of(iteration(k, f"reward-{judge}")) for k in ks)
     if judge:
         inputs["evaluation_scores"] = tuple(input_of(f"{slot}-{judge}") for slot in samples)
-    config = contracts.Report(title=run.plan.run_id, reward=judge)
+    config = contracts.Report(title=run.plan.run_id, reward=judge, init=run.plan.lineage)
     return run.plan.request(run.slots.report, config, None, inputs)
 
 
@@ -208,10 +224,21 @@ def _state(run: Run, k: int) -> Input:
     return input_of(run.slots.policy(k), *STATE)
 
 
+def _init(run: Run) -> tuple[Input, ...]:
+    """Return the frozen adapter below the trained one, if there is one."""
+    return () if run.plan.below is None else (input_of(run.slots.policy(0), INIT),)
+
+
+def _samples_the_base(run: Run) -> bool:
+    """Return whether rollouts are the base model's, with all adapters off."""
+    return run.needs.behaviour == REFERENCE and run.recipe.policy.reference == "base"
+
+
 def _behaviour(run: Run, k: int) -> Input:
     """Return the weights that generate rollout k: those of ``staleness`` versions ago."""
     version, part = max(0, k - run.recipe.train.staleness), run.needs.behaviour
     if part == REFERENCE and run.needs.reference_after(0) == "base":
+        # It never changes: the base, or what version 0 begins with.
         version = 0
     return input_of(run.slots.policy(version), part)
 

@@ -13,37 +13,11 @@ from cosmos_rl_core.storage.lease import Lease, holder_of
 from cosmos_rl_core.weights.parts import TRAINING_ONLY
 from flows.planning import costs
 from flows.planning.datasets import data_of, held_out_of
-from flows.planning.plan import Plan, run_url
+from flows.planning.plan import Plan, Slots, run_url
 from stages import contracts
 from stages.artifacts.request import Request
 from stages.artifacts.slots import drop
 from stages.contracts import MEDIA, TENSORS, StageConfig
-
-
-@dataclass(frozen=True)
-class Slots:
-    """URLs of the slots below the root of a run."""
-
-    root: str
-    trainer: str
-    """The stage that makes policy version k + 1 in iteration k: ``update`` or ``finetune``."""
-
-    def iteration(self, k: int, stage: str) -> str:
-        """Return the slot of a stage in iteration k."""
-        return store.join(self.root, "iterations", f"{k:04d}", stage)
-
-    def version(self, k: int, stage: str) -> str:
-        """Return the slot of a stage that judges policy version k: its export, held-out samples or their scores."""
-        return store.join(self.root, "exports", f"{k:04d}", stage)
-
-    def policy(self, k: int) -> str:
-        """Return the slot of policy version k. The stage ``policy`` makes version 0."""
-        return store.join(self.root, "policy") if k == 0 else self.iteration(k - 1, self.trainer)
-
-    @property
-    def report(self) -> str:
-        """Return the slot of the report."""
-        return store.join(self.root, "report")
 
 
 @dataclass(frozen=True)
@@ -113,7 +87,7 @@ class Run:
     @cached_property
     def slots(self) -> Slots:
         """Return where the artifacts of this run alone go."""
-        return Slots(self.url, "update" if self.trains_on_rewards else "finetune")
+        return Slots(self.url, self.trains_on_rewards)
 
     @cached_property
     def prepared(self) -> Prepared:

@@ -97,15 +97,16 @@ class Overview:
     def as_json(self) -> dict[str, Any]:
         """Return the state for scripts.
 
-        Keys: ``run``, ``url``, ``state`` (:data:`Life`), ``error`` ("" unless failed), ``holder`` (``pid`` and
-        ``host``, or null), ``wave``, ``phase``, ``step``, ``total`` and ``wave_seconds`` of the newest wave,
-        ``standing``, and ``stages``. Each stage has ``name``, ``stage``, ``k`` (iteration or policy version, or null),
-        ``slot``, ``state`` (:data:`Word`), ``why``, ``generation``, ``attempts``, and ``seconds`` and ``reward`` (or
-        null).
+        Keys: ``run``, ``url``, ``init`` (what policy version 0 begins with, "" for the base), ``state``
+        (:data:`Life`), ``error`` ("" unless failed), ``holder`` (``pid`` and ``host``, or null), ``wave``, ``phase``,
+        ``step``, ``total`` and ``wave_seconds`` of the newest wave, ``standing``, and ``stages``. Each stage has
+        ``name``, ``stage``, ``k`` (iteration or policy version, or null), ``slot``, ``state`` (:data:`Word`), ``why``,
+        ``generation``, ``attempts``, and ``seconds`` and ``reward`` (or null).
         """
         return {
             "run": self.run.plan.run_id,
             "url": self.run.url,
+            "init": self.run.plan.lineage,
             "state": self.life,
             "holder": self.holder,
             **_fields(self.progress, "error wave phase step total"),

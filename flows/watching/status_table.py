@@ -48,6 +48,8 @@ def watch(store_url: str, run_id: str, console: Console) -> Overview:
 def rendered(overview: Overview, height: int | None = None) -> Iterator[str | Table]:
     """Yield lines and the table, in order. The table has at most ``height`` rows, around the first unfinished stage."""
     yield f"{overview.run.plan.run_id} ({overview.run.url}): {_life(overview)}"
+    if lineage := overview.run.plan.lineage:
+        yield f"begins with {lineage}"
     yield _table(overview, height)
     yield from (f"{state.step.name} is {state.word}: {state.why}" for state in overview.states if state.why)
     unfinished = overview.standing < len(overview.states) and overview.life != "running"

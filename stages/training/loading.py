@@ -19,9 +19,9 @@ from cosmos_rl_core.parallel.precision import ParamDtype, half
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.weights import half_weights
-from cosmos_rl_core.weights.parts import CURRENT
+from cosmos_rl_core.weights.parts import CURRENT, INIT
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, prepare
-from stages.artifacts.request import Input
+from stages.artifacts.request import Request
 from stages.context import Context
 from stages.contracts import ModelRef, OnPolicy
 from stages.formats.policies import read_part
@@ -76,13 +76,16 @@ def load_media(dataset: DatasetOptions, planned: str) -> Media:
 
 
 def load_policy(
-    config: OnPolicy, source: Input, *, components: tuple[str, ...], context: Context, reference: bool
+    request: Request, config: OnPolicy, *, components: tuple[str, ...], context: Context, reference: bool
 ) -> tuple[Model, PolicyWeights]:
-    """Load the model with ``components`` and its transformer, whose trainable weights are ``source.part``.
+    """Load the model with ``components`` and its transformer, with the weights of the Request's input ``policy``.
+
+    They are the part that the input names first. A frozen adapter below them is the input ``init``.
 
     With sharded weights each rank reads and keeps its own rows; context-parallel peers then share the tokens of every
     forward pass.
     """
+    source = request.one("policy")
     group: Group = context.ranks
     mesh = group.mesh
 
@@ -100,8 +103,10 @@ def load_policy(
 
     transformer = "transformer" if mesh is None else EMPTY_TRANSFORMER
     model = load_model(config.model, (transformer, *components), group.device)
-    weights = prepare(model.transformer, config.lora, reference=reference, shard=shard)
+    weights = prepare(model.transformer, config.lora, below=config.below, reference=reference, shard=shard)
     weights.load(CURRENT, read_part(source, source.part, weights.shards, context.progress))
+    if config.below is not None:
+        weights.load_below(read_part(request.one(INIT), INIT, progress=context.progress))
     if group.peers is not None:
         model.split_sequence(group.peers)
     return model, weights

@@ -28,7 +28,7 @@ from cosmos_rl_core.weights.lora_dropout import DropoutKey, dropping
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OPTIMIZER, REFERENCE, SCHEDULE
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, to_bytes
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.request import Input
+from stages.artifacts.request import Input, Request
 from stages.context import Context
 from stages.contracts import METRICS, Finetune, Update
 from stages.formats.policies import read_part, write_part
@@ -104,15 +104,16 @@ class Trainer:
         config: Update | Finetune,
         algorithm: Algorithm,
         *,
-        policy: Input,
+        request: Request,
         components: tuple[str, ...],
         context: Context,
         copies: list[str],
     ) -> "Trainer":
-        """Load a policy to continue its training. Copies that it lacks start equal to ``current``."""
+        """Load the Request's policy to continue its training. Copies that it lacks start equal to ``current``."""
         # The base is the reference, unless this policy has one of its own.
         reference = REFERENCE in algorithm.needs.roles and REFERENCE not in copies
-        model, weights = load_policy(config, policy, components=components, context=context, reference=reference)
+        policy = request.one("policy")
+        model, weights = load_policy(request, config, components=components, context=context, reference=reference)
         if config.gradient_checkpointing:
             model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
         for part in copies:

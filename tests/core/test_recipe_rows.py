@@ -142,7 +142,7 @@ REFUSED = [
     (SD3, "policy.lora.init_lora_weights", "pissa", "true or gaussian"),
     (SD3, "policy.diffusers.weight_copy_decay_type", 3, "must be 0, 1 or 2"),
     (SD3, "train.param_dtype", "float16", "bfloat16 or float32"),
-    (SD3, "policy.lora.lora_path", "outputs/lora", "starts as exactly its base model"),
+    (SD3, "policy.lora.lora_path", "outputs/lora", "policy.init_from names the folder"),
     (SD3, "policy.lora.modules_to_save", ["proj_out"], "adapters only"),
     (SD3, "train.resume", "outputs/x/policy", "checkpoints cannot be read"),
     (SD3, "train.train_policy.trainer_type", "grpo", "diffusion_nft"),

@@ -24,7 +24,7 @@ def test_every_option_that_cannot_be_had_is_named_with_its_reason_and_all_at_onc
     for expected in (
         "policy.lora.lora_names: unknown key; there is one adapter; copies that an algorithm needs",
         "policy.lora.primary_adapter: unknown key; there is one adapter, and the algorithm decides",
-        "policy.lora.lora_path: unknown key; every policy starts as exactly its base model",
+        "policy.lora.lora_path: unknown key; policy.init_from names the folder of an adapter to begin with",
         "policy.lora.modules_to_save: unknown key; a LoRA file of diffusers holds adapters only",
         "policy.lora.rank_pattern: unknown key; it is policy.lora.r_pattern here",
         "policy.lora.r_pattern.to_(: not a regular expression: missing )",

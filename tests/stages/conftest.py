@@ -48,7 +48,7 @@ def prompt_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def make_run(tmp_path: Path, values: dict[str, Any], name: str = "run") -> Run:
     """Plan and freeze a recipe given as plain values."""
-    plan = make_plan(check(values, "test"), name, "test.toml")
+    plan = make_plan(check(values, "test"), name, "test.toml", store_url=str(tmp_path))
     return Run(freeze(plan, str(tmp_path)), str(tmp_path))
 
 
