@@ -11,11 +11,14 @@ from stages.artifacts.generations import has_begun
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 
+Selection = Callable[[int], bool]
+"""Whether a policy version is one of some."""
 
-def post_train(run: Run, judged: Callable[[int], bool] | None = None) -> Iterator[Wave]:
+
+def post_train(run: Run, exported: Selection | None = None, judged: Selection | None = None) -> Iterator[Wave]:
     """Yield the waves of a run, in order. The stages of a wave run side by side.
 
-    ``judged`` selects the policy versions that are exported and evaluated. By default the recipe does.
+    ``exported`` and ``judged`` select the policy versions that are exported and evaluated. By default the recipe does.
     """
     slots, prepared, num_iterations = run.slots, run.prepared, run.recipe.train.num_iterations
     yield Wave(Step("policy", "policy", slots.policy(0), partial(requests.policy, run)))
@@ -25,13 +28,16 @@ def post_train(run: Run, judged: Callable[[int], bool] | None = None) -> Iterato
     if run.validates:
         yield Wave(Step.of("embed-held-out", prepared.embed_held_out))
         yield Wave(Step.of("encode-held-out", prepared.encode_held_out))
-    yield from evaluation(run, 0)
-    for k in range(num_iterations):
-        yield from iteration(run, k, last=k + 1 == num_iterations)
-        if (judged or run.is_due)(k + 1):
-            yield from evaluation(run, k + 1)
-    scored = [k for k in range(num_iterations + 1) if run.is_due(k) and run.evaluates]
-    report = partial(requests.report, run, num_iterations, scored)
+    for k in range(num_iterations + 1):
+        if k > 0:
+            yield from iteration(run, k - 1, last=k == num_iterations)
+        if (exported or run.exports)(k):
+            export = partial(requests.export, run, k)
+            yield Wave(Step(f"policy-{k:04d}/export", "export", slots.version(k, "export"), export, k))
+        if (judged or run.is_due)(k):
+            yield from evaluation(run, k)
+    due = [k for k in range(num_iterations + 1) if run.is_due(k)]
+    report = partial(requests.report, run, num_iterations, due)
     yield Wave(Step("report", "report", slots.report, report))
 
 
@@ -60,7 +66,7 @@ def iteration(run: Run, k: int, *, last: bool) -> Iterator[Wave]:
 
 
 def evaluation(run: Run, k: int) -> Iterator[Wave]:
-    """Yield the waves that export policy version k, sample the held-out prompts from the export, and score them."""
+    """Yield the waves that judge policy version k: its held-out loss, samples of its export, and their scores."""
 
     def step(stage: str, kind: str, request: Callable[[], Request]) -> Step:
         return Step(f"policy-{k:04d}/{stage}", kind, run.slots.version(k, stage), request, k)
@@ -69,18 +75,25 @@ def evaluation(run: Run, k: int) -> Iterator[Wave]:
         return step(f"evaluate-{r.fn.label}", "reward", partial(requests.reward, run, r, samples, k))
 
     samples = run.slots.version(k, "evaluate")
-    yield Wave(step("export", "export", partial(requests.export, run, k)))
     if run.validates:
         yield Wave(step("validate", "validate", partial(requests.validate, run, k)))
     if run.evaluates:
         yield Wave(step("evaluate", "evaluate", partial(requests.evaluate, run, k)))
+    if run.evaluates and run.recipe.rewards:
         yield Wave(*map(reward, run.recipe.rewards))
 
 
 def steps(run: Run) -> list[Step]:
-    """Return every stage of the run, and the evaluations that it made when it had fewer iterations."""
-    waves = post_train(run, lambda k: run.is_due(k) or has_begun(run.slots.version(k, "export")))
-    return [step for wave in waves for step in wave.steps]
+    """Return every stage of the run, and the exports and evaluations of its earlier ends and of other settings."""
+    judges = [stage for stage, runs in (("validate", run.validates), ("evaluate", run.evaluates)) if runs]
+
+    def exported(k: int) -> bool:
+        return run.exports(k) or has_begun(run.slots.version(k, "export"))
+
+    def judged(k: int) -> bool:
+        return run.is_due(k) or (exported(k) and any(has_begun(run.slots.version(k, stage)) for stage in judges))
+
+    return [step for wave in post_train(run, exported, judged) for step in wave.steps]
 
 
 def make(run: Run, launch: Callable[..., list[Manifest]]) -> Manifest:

@@ -372,23 +372,22 @@ class Validate(OnPolicy):
 
 
 class Report(StageConfig):
-    """One HTML file: the reward curve, best and worst samples of each iteration, base beside final."""
+    """One HTML file: curves of reward and losses, samples of each iteration, and held-out samples over time."""
 
     name = "report"
-    version = 1
+    version = 2
     torch = False
     inputs = {
-        "rollouts": "many",
-        "scores": "many",
-        "updates": "many",
-        "evaluations": "many",
-        "evaluation_scores": "many",
-    }
+        "rollouts": "many", "scores": "many", "updates": "many", "evaluations": "many", "evaluation_scores": "many",
+        "validations": "many",
+    }  # fmt: skip
     PAGE: ClassVar[str] = "index.html"
     title: str
     reward: str
     init: str = Field(default="", json_schema_extra={"neutral": ""})
     """What policy version 0 begins with, in words; "" for the base, and for fresh weights."""
+    versions: tuple[int, ...] = ()
+    """Policy version of each evaluation."""
     groups_shown: int = 2
 
 

@@ -1,4 +1,4 @@
-"""One HTML file about a run: whether the held-out reward rose, the curves, and samples.
+"""One HTML file about a run: whether held-out reward and loss improved, the curves, and samples.
 
 It holds no time, host or path, so equal inputs give equal bytes. It needs no scripts, other files or addresses.
 """
@@ -17,12 +17,12 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.contracts import METRICS, Update
-from stages.formats.samples import StoredSample
 from stages.formats.tables import read_table
 from stages.reporting.curves import Curve, Series
 from stages.reporting.inputs import Samples, scored_samples
+from stages.reporting.losses import HeldOutLoss, best, held_out_losses, steps_of, training_losses
 from stages.reporting.numbers import Estimate, number, signed
-from stages.reporting.pictures import Picture, picture
+from stages.reporting.over_time import Card, card, over_time
 
 PAIRS_SHOWN = 24
 """Held-out samples shown before and after."""
@@ -30,17 +30,6 @@ FAILED_SHOWN = 2
 """Failed samples shown of each iteration; all are counted."""
 # Columns of the metrics of `update`.
 METRICS_SHOWN = ("loss", "grad_norm", "lr", "kl", "old_deviation")
-
-
-@dataclass(frozen=True)
-class Card:
-    """One sample."""
-
-    name: str
-    """``best``, ``worst``, ``only``, ``failed``, ``base`` or ``final``."""
-    picture: Picture
-    facts: Any
-    """Its row: ``prompt``, ``score``, ``failed``, ``error`` and, of a rollout, ``advantage``."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +42,29 @@ class Iteration:
     failed: list[Card]
 
 
+@dataclass(frozen=True)
+class Change:
+    """A held-out number before and after the run."""
+
+    ends: dict[str, Estimate]
+    """The estimates ``before`` and ``after``, as far as there are any."""
+    differences: Any
+    """After minus before, by sample or item."""
+
+    @property
+    def mean(self) -> Estimate:
+        """Return the mean difference."""
+        return Estimate.of(self.differences)
+
+
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write ``index.html``. Return the number of iterations and the held-out reward ``before`` and ``after``."""
     config = request.settings(contracts.Report)
     updates = [Artifact(source) for source in request.inputs.get("updates", ())]
     rollouts = scored_samples(request, "rollouts", "scores")
     evaluations = scored_samples(request, "evaluations", "evaluation_scores")
+    versions = config.versions or tuple(samples.iteration for samples in evaluations)
+    losses, steps = held_out_losses(request), steps_of(updates)
     num_iterations, total = len(updates) or len(rollouts), len(rollouts) + 2
     iterations: list[Iteration] = []
     for rollout in rollouts:
@@ -66,12 +72,8 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         iterations.append(_iteration(rollout, updates, config.groups_shown))
     context.progress("reporting", total - 1, total)
     ends = evaluations[:1] + evaluations[1:][-1:]
-    named = zip(("before", "after"), (samples.estimate for samples in ends), strict=False)
-    means = {name: estimate for name, estimate in named if estimate.n}
-    rises = pd.Series(dtype="float64")
-    if len(ends) > 1:
-        # Of each sample that both scored.
-        rises = (ends[1].table["score"] - ends[0].table["score"]).dropna()
+    reward = _change([samples.table["score"] for samples in ends], [samples.estimate for samples in ends])
+    loss_ends = losses[:1] + losses[1:][-1:]
     scored = [part for s in (*rollouts, *evaluations) for part in (s.artifact, s.scores) if part]
     page = _render(
         title=config.title,
@@ -82,18 +84,28 @@ def run(request: Request, context: Context) -> dict[str, Any]:
             "training sample": sum(len(rollout.table) for rollout in rollouts),
             "held-out sample": len(ends[0].table) if ends else 0,
         },
-        ends=means,
-        change=Estimate.of(rises),
-        rises=rises,
-        curves=_curves(rollouts, evaluations, updates),
+        held_out=reward,
+        held_out_loss=_change([loss.items for loss in loss_ends], [loss.estimate for loss in loss_ends]),
+        best=best(losses),
+        steps=steps,
+        curves=_curves(rollouts, [*zip(versions, evaluations, strict=True)], updates, losses),
+        over_time=over_time(evaluations, versions),
         pairs=list(_pairs(*ends)) if len(ends) > 1 else [],
         iterations=iterations,
         metrics=_metrics(updates),
-        artifacts=_artifacts([*updates, *scored]),
+        artifacts=_artifacts([*updates, *scored, *(loss.artifact for loss in losses)]),
     )
     context.attempt.put(contracts.Report.PAGE, page)
     context.progress("reporting", total, total)
-    return {"iterations": num_iterations} | {name: mean.mean for name, mean in means.items()}
+    return {"iterations": num_iterations} | {name: mean.mean for name, mean in reward.ends.items()}
+
+
+def _change(values: list[Any], estimates: list[Estimate]) -> Change:
+    """Return the change between two Series by id; one or none has no change."""
+    ends = {name: found for name, found in zip(("before", "after"), estimates, strict=False) if found.n}
+    # Of each sample or item that both have.
+    differences = (values[1] - values[0]).dropna() if len(ends) == 2 else pd.Series(dtype="float64")
+    return Change(ends, differences)
 
 
 def _render(**values: Any) -> bytes:
@@ -110,20 +122,26 @@ def _render(**values: Any) -> bytes:
     return environment.get_template("page.html").render(values).encode()
 
 
-def _curves(rollouts: list[Samples], evaluations: list[Samples], updates: list[Artifact]) -> list[Curve]:
-    """Return training and held-out reward by policy version; the loss of a run without rollouts."""
+def _curves(
+    rollouts: list[Samples],
+    evaluations: list[tuple[int, Samples]],
+    updates: list[Artifact],
+    losses: list[HeldOutLoss],
+) -> list[Curve]:
+    """Return training and held-out reward by policy version; held-out loss, and the loss of a run without rollouts."""
     training = [(samples.iteration, samples.estimate) for samples in rollouts]
-    held_out = [(samples.iteration, samples.estimate) for samples in evaluations]
+    held_out = [(version, samples.estimate) for version, samples in evaluations]
     reward = [
         Series("training, mean of each iteration ± 1 standard error", training, line=True),
         Series("held-out ± 1 standard error", held_out, line=False),
     ]
     curves = [Curve("Reward", "policy version (iterations trained)", [s for s in reward if s.rows])]
     if updates and not rollouts:
-        losses = pd.concat([read_table(update, METRICS) for update in updates])
-        steps = zip(losses["step"], losses["loss"], strict=True)
-        points = [(int(step), Estimate(float(loss), float("nan"), 1)) for step, loss in steps]
-        curves.append(Curve("Loss", "optimizer step", [Series("loss", points, line=True)]))
+        curves.append(Curve("Training loss", "optimizer steps done", [training_losses(updates)]))
+    steps = steps_of(updates)
+    points = [(steps[loss.version], loss.estimate) for loss in losses if loss.version in steps]
+    by_step = Series("held-out loss ± 1 standard error", points, line=False)
+    curves.append(Curve("Held-out loss", "optimizer steps done", [by_step]))
     return [curve for curve in curves if any(series.rows for series in curve.series)]
 
 
@@ -134,11 +152,7 @@ def _pairs(base: Samples, final: Samples) -> Iterator[tuple[Card, Card]]:
     ids = [common[i * len(common) // shown] for i in range(shown)]
     before, after = base.load(ids), final.load(ids)
     for i in ids:
-        yield _card("base", base.table, before[i]), _card("final", final.table, after[i])
-
-
-def _card(name: str, table: Any, sample: StoredSample) -> Card:
-    return Card(name, picture(sample), table.loc[sample.sample_id])
+        yield card("base", base.table, before[i]), card("final", final.table, after[i])
 
 
 def _iteration(rollout: Samples, updates: list[Artifact], groups_shown: int) -> Iteration:
@@ -151,8 +165,8 @@ def _iteration(rollout: Samples, updates: list[Artifact], groups_shown: int) -> 
     failed = list(table.index[table["failed"]])[:FAILED_SHOWN]
     stored = rollout.load([*best, *worst, *failed])
     ends = [{"only": b} if b == w else {"best": b, "worst": w} for b, w in zip(best, worst, strict=True)]
-    groups = [[_card(name, table, stored[i]) for name, i in group.items()] for group in ends]
-    return Iteration(rollout, groups, [_card("failed", table, stored[i]) for i in failed])
+    groups = [[card(name, table, stored[i]) for name, i in group.items()] for group in ends]
+    return Iteration(rollout, groups, [card("failed", table, stored[i]) for i in failed])
 
 
 def _advantages(rollout: Samples, updates: list[Artifact]) -> Any:

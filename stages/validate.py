@@ -1,6 +1,5 @@
 """Diffusion loss of a policy on held-out media, at fixed noise and noise levels."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from stages import contracts
 from stages.artifacts.layouts import cut
 from stages.artifacts.request import Request
 from stages.context import Context
+from stages.formats.losses import summary_of
 from stages.formats.prepared import Embeddings, Latents
 from stages.formats.tables import to_parquet
 from stages.training.loading import load_policy
@@ -47,20 +47,6 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     if ranks.rank == 0:
         context.attempt.put(contracts.Validate.LOSSES, to_parquet(table))
     return summary_of(table["loss"].to_numpy().reshape(len(prompt_of), config.num_levels))
-
-
-def summary_of(losses: np.ndarray) -> dict[str, float | int | None]:
-    """Return the mean loss and its standard error over items, from ``losses`` ``[items, levels]``.
-
-    Both are None if the loss of an item is not finite, because a mean over the other items could not be compared with
-    that of another policy. ``nonfinite`` counts such items.
-    """
-    means = losses.mean(axis=1)
-    nonfinite = int((~np.isfinite(means)).sum())
-    if nonfinite:
-        return {"loss": None, "standard_error": None, "items": len(means), "nonfinite": nonfinite}
-    error = float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else None
-    return {"loss": float(means.mean()), "standard_error": error, "items": len(means)}
 
 
 @torch.no_grad()

@@ -96,7 +96,7 @@ def _of_levels(recipe: Recipe) -> Iterator[Row]:
 def _of_sampling(recipe: Recipe) -> Iterator[Row]:
     options, sample = recipe.train.train_policy, recipe.policy.diffusers.sample
     place, supervised = "policy.diffusers.sample", not options.rewarded
-    why, no_samples = f"{options.type} makes no rollouts", supervised and not _evaluates(recipe)
+    why, no_samples = f"{options.type} makes no rollouts", supervised and not recipe.evaluates
     yield place, sample, supervised, _OF_ROLLOUTS, why
     yield place, sample, no_samples, "guidance_scale", f"{why}, nor evaluations"
     noiseless = options.rewarded and sample.solver == "edm" and sample.s_churn == 0
@@ -112,15 +112,11 @@ def _of_sampling(recipe: Recipe) -> Iterator[Row]:
 
 def _of_rewards(recipe: Recipe) -> Iterator[Row]:
     """Yield rows on rewards and on held-out evaluation."""
+    none = "there are no samples to score: supervised training makes none, and validation.dataset names no prompts"
     for reward in recipe.rewards:
         place, why = f"rewards ({reward.fn.label})", "role = 'monitor' trains nothing"
         yield place, reward, reward.role == "monitor", "weight", why
-    if (validation := recipe.validation) is not None and not _evaluates(recipe):
-        why = "without [[rewards]], of role 'monitor' in supervised training, no held-out samples are made"
+        yield place, reward, not (recipe.train.train_policy.rewarded or recipe.evaluates), "fn", none
+    if (validation := recipe.validation) is not None and not recipe.evaluates:
+        why = "no held-out samples are made, because validation.dataset names no prompts"
         yield "validation", validation, True, "n_generation", why
-        why += ", and data names no media"
-        yield "validation", validation, validation.data is None, "seed batch_size", why
-
-
-def _evaluates(recipe: Recipe) -> bool:
-    return recipe.validation is not None and bool(recipe.rewards)

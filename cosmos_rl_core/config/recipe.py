@@ -27,18 +27,22 @@ from cosmos_rl_core.importers.cosmos_rl.translation import translated
 
 
 class CkptConfig(Section):
-    """Retention of policies."""
+    """Retention and exports of policies."""
 
     max_keep: int | None = Field(default=None, ge=1, json_schema_extra=NOT_IDENTITY)
     """Number of newest policies that keep optimizer, ``old`` and ``reference``. Older ones keep weights and average
     only, so that training cannot continue from them. Default: all."""
+    export_every: int | None = Field(default=None, ge=1, json_schema_extra=NOT_IDENTITY)
+    """Number of iterations between exports of the weights as diffusers loads them: a LoRA, or a whole pipeline.
+    ``cosmos-flows export`` copies them out. The base, the final policy and those of ``validation.freq`` are always
+    exported. Default: no others."""
 
 
 class TrainConfig(OptimizerConfig, EmaConfig):
     """Training: length, batch, optimizer and algorithm."""
 
     ckpt: CkptConfig = Field(default=CkptConfig(), json_schema_extra=NOT_IDENTITY)
-    """Retention of policies."""
+    """Retention and exports of policies."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of every random draw of the run."""
@@ -100,10 +104,11 @@ class RewardConfig(Section):
 
 
 class ValidationConfig(Section):
-    """Held-out evaluation: rewards of samples by the stock pipeline from exported weights, and held-out loss."""
+    """Held-out evaluation: samples by the stock pipeline from exported weights, their rewards, and held-out loss."""
 
-    dataset: AnyDataset
-    """Prompts that training does not use."""
+    dataset: AnyDataset | None = None
+    """Prompts that training does not use. The report shows their samples, which all ``[[rewards]]`` score. Default: no
+    held-out samples."""
     data: AnyDataset | None = None
     """Media that training does not use, for the diffusion loss of each evaluated policy. Default: no held-out loss."""
     n_generation: int = Field(default=8, ge=1)
@@ -114,6 +119,12 @@ class ValidationConfig(Section):
     """Number of iterations between evaluations; 0 evaluates the base model and the final policy only."""
     batch_size: int = Field(default=16, ge=1)
     """Number of samples in one call of the pipeline."""
+
+    @model_validator(mode="after")
+    def _judges(self) -> "ValidationConfig":
+        if self.dataset is None and self.data is None:
+            raise ValueError("needs `dataset`, prompts for samples, or `data`, media for a held-out loss, or both")
+        return self
 
 
 class LoggingConfig(Section):
@@ -164,6 +175,11 @@ class Recipe(Section):
     def prompts_per_iteration(self) -> int:
         """Return the number of prompts of a rollout."""
         return self.train.train_batch_per_replica // self.rollout.n_generation
+
+    @property
+    def evaluates(self) -> bool:
+        """Return whether exported policies generate samples from held-out prompts."""
+        return self.validation is not None and self.validation.dataset is not None
 
 
 def _mistakes(recipe: Recipe) -> Iterator[str]:

@@ -231,13 +231,21 @@ def export(
     run_id: RunArgument,
     directory: Annotated[str, Argument(help="Directory for the files")],
     store: StoreOption = DEFAULT_STORE,
+    policy: Annotated[int | None, Option(min=0, help="Policy version; default: the newest that was exported")] = None,
+    best: Annotated[bool, Option("--best", help="The lowest held-out loss, else the highest held-out reward")] = False,
+    every: Annotated[bool, Option("--all", help="Every exported version")] = False,
 ) -> None:
-    """Copy a run's newest exported weights to a directory that diffusers can load.
+    """Copy a run's newest exported weights, or those of other versions, to a directory that diffusers can load.
 
     Examples:
         cosmos-flows export nft-1a2b3c4d out
+        cosmos-flows export nft-1a2b3c4d out --best
+        cosmos-flows export nft-1a2b3c4d out --policy 8
     """
-    print_parts(*import_module("flows.operations.export").export(store, run_id, directory))
+    if (policy is not None) + best + every > 1:
+        raise ConfigError("--policy, --best and --all exclude each other: give one of them")
+    which = policy if policy is not None else "best" if best else "all" if every else "newest"
+    print_parts(*import_module("flows.operations.export").export(store, run_id, directory, which))
 
 
 @command(app)

@@ -3,11 +3,13 @@
 import secrets
 import shutil
 from pathlib import Path
+from typing import Literal
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage.file_digests import Remembered
 from flows.planning.run import Run
 from flows.planning.steps import open_run
+from flows.watching.best import Best, best_of, judge_of
 from flows.watching.status import State, states
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import copy
@@ -15,41 +17,88 @@ from stages.artifacts.slots import input_of, standing
 
 PIPELINE = "pipeline/"
 """Folder of a whole pipeline in an artifact; its files go to the top of the target."""
+Which = int | Literal["newest", "best", "all"]
+"""A policy version, or how to choose one."""
 
 
-def export(store_url: str, run_id: str, output_dir: str) -> list[str]:
-    """Copy the newest export and check every byte. Return the lines to print.
+def export(store_url: str, run_id: str, output_dir: str, which: Which = "newest") -> list[str]:
+    """Copy exports and check every byte. Return the lines to print.
 
     A LoRA goes to ``safetensors/step_<N>/lora/`` below ``output_dir``, a whole pipeline to ``safetensors/step_<N>/``;
-    N is the number of optimizer steps. Raises :class:`ArtifactError` if the export or one of its inputs is damaged,
-    :class:`ConfigError` if nothing was exported, the newest export does not stand, or the target holds other files.
+    N is the number of optimizer steps. ``best`` is the lowest held-out loss, in a run without it the highest held-out
+    reward. Raises :class:`ArtifactError` if an export or one of its inputs is damaged, :class:`ConfigError` if there is
+    no such export, it does not stand, or the target holds other files.
     """
     run = open_run(store_url, run_id)
     found = states(run)
-    newest = _newest(found, run_id).step
-    k = newest.k or 0
-    target = Path(output_dir, "safetensors", f"step_{optimizer_steps(run, k)}")
-    count = _copy(Artifact(input_of(newest.slot)), target)
-    exports = [state.step for state in found if state.step.stage == "export"]
-    to_come = [f"{step.name} was not made yet" for step in exports if (step.k or 0) > k]
-    return [f"policy {k} of {run_id}: {count} files in {target}", *to_come]
-
-
-def _newest(found: list[State], run_id: str) -> State:
-    """Return the newest export. Raises if it does not stand; an older one is never returned instead."""
-    see = f"see `cosmos-flows status {run_id}`"
-    made = [state for state in found if state.step.stage == "export" and state.word != "missing"]
+    exports, made = _made(found, "export")
     if not made:
-        raise ConfigError(f"{run_id} has no export yet; run it, or {see}")
-    newest = made[-1]
-    if newest.word == "stands":
-        return newest
-    name = f"{newest.step.name}, the newest export,"
-    for state in found[: found.index(newest) + 1]:
-        if state.word == "damaged":
-            raise ArtifactError(f"{name} cannot be used: {state.step.name}: {state.why}")
-    because = f" ({newest.why})" if newest.why else ""
-    raise ConfigError(f"{name} is {newest.word}{because}; run the recipe again to make it, or {see}")
+        raise ConfigError(f"{run_id} has no export yet; run it, or {_see(run_id)}")
+    best = _best(run, found) if which == "best" else None
+    wanted = list(made) if which == "all" else [_version(which, best, max(made))]
+    if unknown := [k for k in wanted if k not in made]:
+        raise ConfigError(
+            f"{run_id} has no export of policy {unknown[0]}; exported: {_listed(made)}. To export others, run the "
+            "recipe again with --set train.ckpt.export_every=N"
+        )
+    for k in wanted:
+        name = made[k].step.name
+        _check_stands(found, made[k], f"{name}, the newest export," if which == "newest" else name, run_id)
+    lines = [] if best is None else [f"best of {_listed(_made(found, best.stage)[1])}: {best}"]
+    for k in wanted:
+        target = Path(output_dir, "safetensors", f"step_{optimizer_steps(run, k)}")
+        count = _copy(Artifact(input_of(made[k].step.slot)), target)
+        lines.append(f"policy {k} of {run_id}: {count} files in {target}")
+    if isinstance(which, int):
+        return lines
+    to_come = exports if best is None else _made(found, best.stage)[0]
+    return [*lines, *(f"{state.step.name} was not made yet" for k, state in to_come.items() if k > max(made))]
+
+
+def _version(which: Which, best: Best | None, newest: int) -> int:
+    if isinstance(which, int):
+        return which
+    return newest if best is None else best.k
+
+
+def _made(found: list[State], stage: str) -> tuple[dict[int, State], dict[int, State]]:
+    """Return the states of a stage by policy version: of all, and of those that were made."""
+    every = {state.step.k or 0: state for state in found if state.step.stage == stage}
+    return every, {k: state for k, state in every.items() if state.word != "missing"}
+
+
+def _listed(known: dict[int, State]) -> str:
+    return ", ".join(map(str, known))
+
+
+def _see(run_id: str) -> str:
+    return f"see `cosmos-flows status {run_id}`"
+
+
+def _best(run: Run, found: list[State]) -> Best:
+    """Return the best policy version. Raises if the number of one does not stand: that one could be better."""
+    run_id = run.plan.run_id
+    if (judge := judge_of(run)) is None:
+        raise ConfigError(
+            f"nothing judges the policies of {run_id}: its recipe has neither validation.data nor [[rewards]] with "
+            "validation.dataset; name a policy"
+        )
+    for state in _made(found, judge[0])[1].values():
+        _check_stands(found, state, state.step.name, run_id)
+    if (best := best_of(run, found)) is None:
+        raise ConfigError(f"no {judge[1]} of {run_id} is known; {_see(run_id)}")
+    return best
+
+
+def _check_stands(found: list[State], state: State, name: str, run_id: str) -> None:
+    """Raise if a state does not stand, so that no other version is taken for it."""
+    if state.word == "stands":
+        return
+    for earlier in found[: found.index(state) + 1]:
+        if earlier.word == "damaged":
+            raise ArtifactError(f"{name} cannot be used: {earlier.step.name}: {earlier.why}")
+    because = f" ({state.why})" if state.why else ""
+    raise ConfigError(f"{name} is {state.word}{because}; run the recipe again to make it, or {_see(run_id)}")
 
 
 def optimizer_steps(run: Run, k: int) -> int:

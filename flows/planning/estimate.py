@@ -64,7 +64,7 @@ def _passes(plan: Plan) -> dict[str, int]:
         trained = options.mu_iterations * needs.num_times(sample.num_steps)
         passes["rollout"] = batch * predictions * len(planned_kernel(sample.rollout).steps)
         passes["update"] = batch * predictions * trained * (training + len(needs.roles) - 1)
-    if recipe.validation is not None and recipe.rewards:
+    if recipe.validation is not None and recipe.evaluates:
         samples = len(plan.validation_prompts) * recipe.validation.n_generation
         passes["evaluate"] = samples * predictions * sample.eval_num_steps
     return passes

@@ -197,20 +197,22 @@ def evaluate(run: Run, k: int) -> Request:
     return run.plan.request(slot, config, inputs=inputs, seed=validation.seed)
 
 
-def report(run: Run, iterations: int, evaluated: list[int]) -> Request:
-    """Return the Request for the report on all iterations and on the ``evaluated`` policy versions."""
+def report(run: Run, iterations: int, judged: list[int]) -> Request:
+    """Return the Request for the report on all iterations and on the policy versions ``judged``."""
     ks, judge, iteration = range(iterations), run.headline_reward, run.slots.iteration
-    samples = [run.slots.version(k, "evaluate") for k in evaluated]
+    samples = [run.slots.version(k, "evaluate") for k in judged if run.evaluates]
     inputs = {
         "updates": tuple(input_of(run.slots.policy(k + 1)) for k in ks),
         "evaluations": tuple(input_of(slot, INDEX, MEDIA) for slot in samples),
+        "validations": tuple(input_of(run.slots.version(k, "validate")) for k in judged if run.validates),
     }
     if run.trains_on_rewards:
         inputs["rollouts"] = tuple(input_of(iteration(k, "rollout"), INDEX, MEDIA) for k in ks)
         inputs["scores"] = tuple(input_of(iteration(k, f"reward-{judge}")) for k in ks)
     if judge:
         inputs["evaluation_scores"] = tuple(input_of(f"{slot}-{judge}") for slot in samples)
-    config = contracts.Report(title=run.plan.run_id, reward=judge, init=run.plan.lineage)
+    versions = tuple(judged) if run.evaluates else ()
+    config = contracts.Report(title=run.plan.run_id, reward=judge, init=run.plan.lineage, versions=versions)
     return run.plan.request(run.slots.report, config, None, inputs)
 
 

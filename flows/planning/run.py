@@ -122,8 +122,8 @@ class Run:
 
     @property
     def evaluates(self) -> bool:
-        """Return whether exported policies generate from held-out prompts and are scored."""
-        return self.recipe.validation is not None and bool(self.recipe.rewards)
+        """Return whether exported policies generate samples from held-out prompts."""
+        return self.recipe.evaluates
 
     @property
     def validates(self) -> bool:
@@ -134,6 +134,11 @@ class Run:
         """Return whether policy version k is exported and judged."""
         freq = self.recipe.validation.freq if self.recipe.validation else 0
         return k in (0, self.recipe.train.num_iterations) or bool(freq and k % freq == 0)
+
+    def exports(self, k: int) -> bool:
+        """Return whether policy version k is exported, judged or not."""
+        every = self.recipe.train.ckpt.export_every
+        return self.is_due(k) or bool(every and k % every == 0)
 
     def going_to(self, iterations: int) -> "Run":
         """Return the same run with another number of iterations."""

@@ -12,6 +12,7 @@ from flows.planning.run import Run
 from flows.planning.steps import Step, open_run
 from flows.post_train import steps
 from flows.running.progress import Progress, read_progress
+from flows.watching.best import Best, best_of
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import one_look, standing, why_stale
@@ -53,8 +54,16 @@ class State:
     @property
     def reward(self) -> float | None:
         """Return the mean score; None for a stage without scores."""
+        return self._number(self.step.stage.partition("-")[2])
+
+    @property
+    def loss(self) -> float | None:
+        """Return the held-out loss; None for a stage other than ``validate``, and if it is not finite."""
+        return self._number("loss") if self.step.stage == "validate" else None
+
+    def _number(self, name: str) -> float | None:
         summary = {} if self.manifest is None else self.manifest.summary
-        found = summary.get(self.step.stage.partition("-")[2])
+        found = summary.get(name)
         return found if isinstance(found, float) else None
 
 
@@ -74,6 +83,11 @@ class Overview:
     def standing(self) -> int:
         """Return the number of stages that stand."""
         return sum(state.word == "stands" for state in self.states)
+
+    @property
+    def best(self) -> Best | None:
+        """Return the best policy version so far; None if none was judged."""
+        return best_of(self.run, self.states)
 
     def again(self) -> "Overview":
         """Return the state of the run now. Reads only the stages that its process has reached since.
@@ -99,9 +113,10 @@ class Overview:
 
         Keys: ``run``, ``url``, ``init`` (what policy version 0 begins with, "" for the base), ``state``
         (:data:`Life`), ``error`` ("" unless failed), ``holder`` (``pid`` and ``host``, or null), ``wave``, ``phase``,
-        ``step``, ``total`` and ``wave_seconds`` of the newest wave, ``standing``, and ``stages``. Each stage has
-        ``name``, ``stage``, ``k`` (iteration or policy version, or null), ``slot``, ``state`` (:data:`Word`), ``why``,
-        ``generation``, ``attempts``, and ``seconds`` and ``reward`` (or null).
+        ``step``, ``total`` and ``wave_seconds`` of the newest wave, ``standing``, ``best`` (``k``, ``by`` and
+        ``figure`` of the best policy version, or null), and ``stages``. Each stage has ``name``, ``stage``, ``k``
+        (iteration or policy version, or null), ``slot``, ``state`` (:data:`Word`), ``why``, ``generation``,
+        ``attempts``, and ``seconds``, ``reward`` and ``loss`` (or null).
         """
         return {
             "run": self.run.plan.run_id,
@@ -112,10 +127,11 @@ class Overview:
             **_fields(self.progress, "error wave phase step total"),
             "wave_seconds": self.progress.seconds,
             "standing": self.standing,
+            "best": None if self.best is None else _fields(self.best, "k by figure"),
             "stages": [
                 _fields(state.step, "name stage k slot")
                 | {"state": state.word}
-                | _fields(state, "why generation attempts seconds reward")
+                | _fields(state, "why generation attempts seconds reward loss")
                 for state in self.states
             ],
         }

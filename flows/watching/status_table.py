@@ -52,6 +52,8 @@ def rendered(overview: Overview, height: int | None = None) -> Iterator[str | Ta
         yield f"begins with {lineage}"
     yield _table(overview, height)
     yield from (f"{state.step.name} is {state.word}: {state.why}" for state in overview.states if state.why)
+    if overview.best is not None:
+        yield f"best: {overview.best}"
     unfinished = overview.standing < len(overview.states) and overview.life != "running"
     go_on = "; to go on, give its command again or retry its flow run" if unfinished else ""
     yield f"{overview.standing} of {len(overview.states)} stages stand{go_on}"
@@ -103,8 +105,7 @@ def cell(state: State) -> str:
     words = [] if state.word == "stands" else ["-" if state.word == "missing" else state.word]
     if state.manifest is not None:
         words.append("? s" if state.seconds is None else f"{state.seconds:.1f} s")
-    if state.reward is not None:
-        words.append(f"{state.reward:.3f}")
+    words += [f"{number:.3f}" for number in (state.reward, state.loss) if number is not None]
     notes = [f"generation {state.generation}"] * (state.generation > 1)
     notes += [f"{state.attempts} attempts"] * (state.attempts > 1)
     words += [f"({', '.join(notes)})"] if notes else []

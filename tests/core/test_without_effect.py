@@ -74,8 +74,9 @@ CASES: list[tuple[str, tuple[tuple[str, Any], ...], str]] = [
     ("sft", (("rollout.n_generation", 4),), "rollout.n_generation"),
     ("sft", (("rollout.n_generation_mini_batch", 4),), "rollout.n_generation_mini_batch"),
     ("sft", (("rollout.samples_per_shard", 4),), "rollout.samples_per_shard"),
-    ("sft", (HELD_OUT, ("validation.n_generation", 2)), "validation.n_generation"),
-    ("sft", (HELD_OUT, ("validation.batch_size", 2), ("validation.seed", 1)), "validation.seed, validation.batch_size"),
+    ("sft", (("validation.data", MEDIA), ("validation.n_generation", 2)), "validation.n_generation"),
+    ("sft", (("rewards", [{"fn": OCR, "role": "monitor"}]),), "rewards (ocr).fn"),
+    ("sft", (("validation.data", MEDIA), ("rewards", [{"fn": OCR, "role": "monitor"}])), "rewards (ocr).fn"),
     ("nft", (("rewards", [{"fn": {"name": "jpeg"}}, {"fn": OCR, "role": "monitor", "weight": 1.0}]),), "rewards (ocr)"),
 ]
 
@@ -105,7 +106,10 @@ EFFECTIVE: list[tuple[str, tuple[tuple[str, Any], ...]]] = [
     ("nft", ((f"{TRAIN}.ema_enable", True), (f"{TRAIN}.ema_decay", 0.9))),
     ("sft", (("policy.diffusers.logit_mean", 0.5),)),
     ("ddrl", (("policy.diffusers.logit_mean", 0.5), (f"{POLICY}.use_rl_sigma_and_noise", False))),
-    ("sft", (HELD_OUT, ("validation.data", MEDIA), ("validation.batch_size", 2))),
+    ("sft", (HELD_OUT, ("validation.n_generation", 2), ("validation.batch_size", 2), ("validation.seed", 1))),
+    ("sft", (HELD_OUT, (f"{SAMPLE}.guidance_scale", 2.0), (f"{SAMPLE}.eval_num_steps", 2))),
+    ("sft", (("validation.data", MEDIA), ("validation.batch_size", 2), ("validation.seed", 1))),
+    ("nft", (("validation.data", MEDIA), ("validation.seed", 1))),
     ("sft", (HELD_OUT, ("rewards", [{"fn": OCR, "role": "monitor"}]), (f"{SAMPLE}.guidance_scale", 2.0))),
 ]
 

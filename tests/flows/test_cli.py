@@ -109,8 +109,10 @@ def test_status_as_json_names_every_stage(recipe, tmp_path):
         "attempts": 1,
         "seconds": 3.0,
         "reward": 0.25,
+        "loss": None,
         "slot": run.slots.iteration(1, "reward-ocr"),
     }
+    assert found["best"] == {"k": 0, "by": "held-out ocr", "figure": 0.25}
     assert invoke("status", "hand", "--store", run.store_url, "--json", "--watch").exit_code == 64
 
 

@@ -74,7 +74,7 @@ def test_a_finished_run_shows_times_and_rewards(recipe, tmp_path):
             ["policy-0002", *judged],
             ["end", "report 5.0 s", "", "", ""],
         ],
-        [f"hand ({run.url}): no process works on it", "19 of 19 stages stand"],
+        [f"hand ({run.url}): no process works on it", "best: policy 0, held-out ocr 0.25", "19 of 19 stages stand"],
     )
 
 
