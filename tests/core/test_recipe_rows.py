@@ -215,7 +215,7 @@ def test_epochs_become_iterations_where_the_prompts_can_be_counted(tmp_path: Pat
 def test_epochs_of_a_folder_become_iterations_of_as_many_steps_as_cosmos_rl_saves_after(tmp_path: Path):
     for index in range(100):
         (tmp_path / f"{index}.json").touch()
-    values = read(SFT, train__train_policy__dataset__local_dir=str(tmp_path))
+    values = read(SFT, train__train_policy__dataset__local_dir=str(tmp_path), validation__enable=False)
     # 100 items on eight ranks are 12 steps an epoch: 120 in ten epochs, 4 times 30.
     assert setting(values, "train.num_iterations") == 4
     assert setting(values | {"train": values["train"] | {"epoch": 1}}, "train.train_policy.steps_per_iteration") == 12

@@ -15,6 +15,7 @@ from cosmos_rl_core.importers.cosmos_rl.rows import (
     Row,
     Upstream,
     among,
+    answer_of,
     is_true,
     named,
     number,
@@ -86,6 +87,8 @@ def check_kind(upstream: Upstream) -> None:
 def implied(upstream: Upstream) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield settings that no key sets, because cosmos-rl fixes them in its code, each with a reason."""
     if rows.is_supervised(upstream):
+        if rows.validates(upstream):
+            yield {"validation.n_generation": 1}, "cosmos-rl validates supervised training with one sample a prompt"
         return
     yield {f"{POLICY}.global_std": False}, "cosmos-rl divides by each prompt's deviation"
     if rows.asks_service(upstream):
@@ -105,7 +108,7 @@ def _decays(upstream: Upstream) -> bool:
 
 
 _AT_A_TIME = "stages run one after the other unless train.staleness is set"
-_EVERY_POLICY = "every policy is an artifact, and [validation] freq sets which are exported"
+_EVERY_POLICY = "every policy is an artifact; validation.freq and train.ckpt.export_every set which are exported"
 _BY_SEED = "train.seed draws prompts and media, the same with any number of workers"
 _NO_REWARD_FUNCTION = "cosmos-rl's own reward functions do not exist here; see use_remote_reward"
 _NO_SUBSETS = "prompt sets and folders have none"
@@ -225,10 +228,21 @@ _EVALUATIONS = table({
     "validation: dataset.name dataset.split": rows.prompts_row("validation.dataset"),
     "validation.dataset.local_dir": "prompt sets have names",
 })  # fmt: skip
+_VALIDATIONS = table({
+    "validation.val_before_train": "the base model is always evaluated",
+    "validation.freq": rows.validation_freq_row,
+    "validation.n_generation": "cosmos-rl validates supervised training with one sample a prompt",
+    "validation.batch_size": unless_none(taken),
+    "validation.dataset.local_dir": rows.prompt_list_row,
+    "validation: dataset.name dataset.split": "supervised training reads validation.dataset.local_dir",
+    f"{SAMPLE}.num_steps": rows.num_steps_row,
+    f"{SAMPLE}.guidance_scale": rows.validation_guidance_row,
+    f"{SAMPLE}.eval_num_steps": "cosmos-rl validates supervised training with num_steps",
+})  # fmt: skip
+"""Of supervised training."""
 _SAMPLES = table({
     f"{SAMPLE}: num_steps eval_num_steps": taken,
     f"{SAMPLE}: guidance_scale": rows.guidance_row,
-    "validation: enable": rows.validates_row,
 })  # fmt: skip
 _PROMPTS = table({f"{DATASET}: name split": rows.prompts_row(DATASET)})
 _REMOTE = table({
@@ -268,22 +282,30 @@ _LANGUAGE = (
 )
 """Settings of language models."""
 
-_UNJUDGED = (
-    "supervised training is not evaluated here: rewards judge held-out samples, and it has none; for a held-out loss "
-    "set [validation] with data = media that are not trained on"
-)
-
 
 def _only(condition: Callable[[Upstream], bool], some: dict[str, Row], why: str) -> dict[str, Row]:
     return {key: when(condition, row, why) for key, row in some.items()}
 
 
+def _either(of_nft: dict[str, Row], supervised: dict[str, Row]) -> dict[str, Row]:
+    """Return a row for each key of both tables: that of the file's kind of training."""
+    other = "supervised training has no rollouts"
+
+    def row(key: str) -> Row:
+        ours, theirs = supervised.get(key, other), of_nft[key]
+        return lambda name, value, file: answer_of(ours if rows.is_supervised(file) else theirs, name, value, file)
+
+    return {key: row(key) for key in of_nft}
+
+
+_DISABLED = "it is disabled"
+_WITH_REWARDS = _SAMPLES | _only(rows.validates, _EVALUATIONS, _DISABLED)
 TABLE: dict[str, Row] = {
     **_ALWAYS,
     **table(dict.fromkeys(_LANGUAGE, "for language models")),
     **_only(rows.is_nft, _ROLLOUTS, "supervised training has no rollouts"),
-    **_only(rows.is_nft, _SAMPLES, _UNJUDGED),
-    **_only(rows.is_nft, _only(rows.validates, _EVALUATIONS, "it is disabled"), _UNJUDGED),
+    "validation.enable": rows.validates_row,
+    **_either(_WITH_REWARDS, _only(rows.validates, _VALIDATIONS, _DISABLED)),
     **_only(rows.asks_service, _REMOTE, "use_remote_reward is not true"),
     **_only(rows.is_supervised, _LEVELS, "DiffusionNFT trains on the rollout's levels"),
     "train.ckpt.save_freq": when(rows.is_supervised, rows.save_freq_row, _EVERY_POLICY),

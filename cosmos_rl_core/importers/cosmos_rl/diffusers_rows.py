@@ -17,6 +17,9 @@ PROMPT_SETS["geneval"] = "_metadata.jsonl"
 PROMPT_FOLDER = "~/.cache/cosmos_rl/diffusion_nft"
 """Folder of cosmos-rl's downloads, unless COSMOS_CACHE_DIR names another."""
 
+VALIDATION_GUIDANCE = 4.5
+"""Guidance scale of the held-out samples of cosmos-rl's supervised training."""
+
 POLICY, SAMPLE = "train.train_policy", "policy.diffusers.sample"
 DATASET = f"{POLICY}.dataset"
 
@@ -92,9 +95,13 @@ def _dataset_size(upstream: Upstream) -> int | None:
 
 
 def steps_per_iteration(upstream: Upstream) -> int:
-    """Return the steps of a supervised iteration: up to cosmos-rl's next save, or to the end of the run."""
-    save = upstream.count("train.ckpt.save_freq")
-    total = _num_steps(upstream)
+    """Return the steps of a supervised iteration: up to cosmos-rl's next save or validation, or to the end of the run.
+
+    Validations count only if every save is at one of them.
+    """
+    save, total = upstream.count("train.ckpt.save_freq"), _num_steps(upstream)
+    if validates(upstream) and save % (freq := upstream.count("validation.freq")) == 0:
+        save = freq
     return save if total is None else min(save, total)
 
 
@@ -124,10 +131,42 @@ def max_num_steps_row(_: str, value: Any, upstream: Upstream) -> Answer:
 
 
 def save_freq_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the steps of an iteration of supervised training, which ends where cosmos-rl saves."""
+    """Return the steps of an iteration of supervised training, which ends where cosmos-rl saves or validates."""
     count(value)
     steps = steps_per_iteration(upstream)
     return {f"{POLICY}.steps_per_iteration": steps}, "every iteration saves a policy"
+
+
+def validation_iterations(upstream: Upstream) -> int:
+    """Return the iterations of supervised training between validations, at least one."""
+    return max(1, round(upstream.count("validation.freq") / steps_per_iteration(upstream)))
+
+
+def validation_freq_row(key: str, value: Any, upstream: Upstream) -> Answer:
+    """Return the iterations of supervised training between validations."""
+    steps, iterations = steps_per_iteration(upstream), validation_iterations(upstream)
+    exact = iterations * steps == value
+    return {key: iterations}, f"every {iterations * steps} steps" + ("" if exact else f" instead of {value}")
+
+
+def num_steps_row(_: str, value: Any, __: Upstream) -> Answer:
+    """Return the solver steps of held-out samples, which cosmos-rl's supervised training takes from ``num_steps``."""
+    return {f"{SAMPLE}.eval_num_steps": value}, "of held-out samples"
+
+
+def validation_guidance_row(key: str, _: Any, upstream: Upstream) -> Answer:
+    """Return the guidance scale of held-out samples, which cosmos-rl's supervised training fixes."""
+    ours = guidance_row(key, VALIDATION_GUIDANCE, upstream)
+    settings = ours[0] if isinstance(ours, tuple) else ours
+    assert isinstance(settings, dict)
+    return settings, f"cosmos-rl validates supervised training with {VALIDATION_GUIDANCE}, whatever the file sets"
+
+
+def prompt_list_row(_: str, value: Any, __: Upstream) -> Answer:
+    """Return the JSON list of prompts that supervised training validates with."""
+    if not value:
+        return {"validation.dataset": None}, 'set it to { name = "prompts", path = "a JSON list of { prompt }" }'
+    return {"validation.dataset.name": "prompts", "validation.dataset.path": value}, "a JSON list of prompts"
 
 
 def batch_row(key: str, value: Any, upstream: Upstream) -> Answer:
@@ -341,7 +380,10 @@ def validates_row(_: str, value: Any, upstream: Upstream) -> Answer:
     """Return the first setting of ``[validation]`` if the file asks for evaluations."""
     if not validates(upstream):
         return "there is no [validation]"
-    return {"validation.freq": upstream["validation.freq"]}, "[validation] turns evaluations on"
+    freq = upstream["validation.freq"]
+    if is_supervised(upstream):
+        freq = validation_iterations(upstream)
+    return {"validation.freq": freq}, "[validation] turns evaluations on"
 
 
 def logger_row(key: str, value: Any, _: Upstream) -> Answer:
