@@ -58,13 +58,22 @@ def markdown(docstring: str) -> str:
 class _Described(GenerateJsonSchema):
     """Adds docstrings, writes tuples as the older draft does, and leaves out ``null``, which TOML does not have."""
 
+    _begun: tuple[type, ...] = ()
+    """Kinds of plugin whose definition is being made."""
+
     def model_schema(self, schema: Any) -> JsonSchemaValue:
         cls: type[Section] = schema["cls"]
         if cls in (AlgorithmOptions, RewardOptions, DatasetOptions):
+            if cls in self._begun:
+                # Options that name plugins of their own kind refer to the definition that is being made.
+                return {}
+            around, self._begun = self._begun, (*self._begun, cls)
             kind, _ = cls.plugin or ("", "")
             options = [plugins.load(kind, name).Options for name in plugins.known(kind)]
             schemas = [each.__pydantic_core_schema__ for each in options]
-            return {"anyOf": [self.generate_inner(each) for each in schemas]}
+            described = {"anyOf": [self.generate_inner(each) for each in schemas]}
+            self._begun = around
+            return described
         described = super().model_schema(schema)
         described["description"] = markdown(cls.__doc__ or "")
         for name, text in documented(cls).items():

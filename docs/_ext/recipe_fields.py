@@ -54,7 +54,18 @@ def _plugins(name: str, defs: Schema) -> Iterator[str]:
     yield from _fields(_only(options[0], [field for field in common if field != key]), defs)
     for each in options:
         yield from [f'### `{key} = "{each["properties"][key]["const"]}"`', "", each["description"], ""]
-        yield from _fields(_only(each, [field for field in each["properties"] if field not in common]), defs)
+        own = _only(each, [field for field in each["properties"] if field not in common])
+        yield from _fields(own, defs)
+        for field, values in own["properties"].items():
+            inner = _definition(values.get("items", {}))
+            if inner is not None:
+                yield from [
+                    f"#### `[[{field}]]`",
+                    "",
+                    " ".join([defs[inner]["description"], values["description"]]),
+                    "",
+                ]
+                yield from _fields(defs[inner], defs)
 
 
 def _only(table: Schema, fields: list[str]) -> Schema:

@@ -6,6 +6,7 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
+from cosmos_rl_core.datasets._shares import Share, most
 from cosmos_rl_core.errors import ConfigError
 from flows.planning import costs
 from flows.planning.checks import Mistakes
@@ -19,10 +20,19 @@ class Media(NamedTuple):
     """Digest of the files; ``""`` for media that are generated, and for no media."""
 
 
+class PromptSet(NamedTuple):
+    """Prompts of a dataset."""
+
+    prompts: tuple[Prompt, ...] = ()
+    shares: tuple[Share, ...] = ()
+    """The sets of a mixture, in the order of their prompts."""
+
+
 class Datasets(NamedTuple):
     """The contents of a recipe's datasets."""
 
     prompts: tuple[Prompt, ...]
+    shares: tuple[Share, ...]
     validation_prompts: tuple[Prompt, ...]
     data: Media
     held_out: Media
@@ -31,15 +41,23 @@ class Datasets(NamedTuple):
 def read_datasets(recipe: Recipe, mistakes: Mistakes) -> Datasets:
     """Return the contents of the recipe's datasets. Add what cannot be read, and what does not fit together."""
     policy, validation = recipe.train.train_policy, recipe.validation
+    trained_on = mistakes.catch(_prompts, policy.dataset) or PromptSet()
     found = Datasets(
-        prompts=mistakes.catch(_prompts, policy.dataset) or (),
-        validation_prompts=mistakes.catch(_prompts, validation and validation.dataset) or (),
+        *trained_on,
+        validation_prompts=(mistakes.catch(_prompts, validation and validation.dataset) or PromptSet()).prompts,
         data=mistakes.catch(_trained_media, recipe) or Media(),
         held_out=mistakes.catch(_media, recipe, held_out_of(recipe), "validation.data") or Media(),
     )
     wanted, available = recipe.prompts_per_iteration if policy.rewarded else 0, len(found.prompts)
     if 0 < available < wanted:
         mistakes.append(f"one iteration needs {wanted} prompts, the dataset has {available}")
+    all_needed = most(found.shares, wanted) if found.shares else []
+    for number, (share, needed) in enumerate(zip(found.shares, all_needed, strict=True), 1):
+        if needed > share.num_prompts:
+            mistakes.append(
+                f"one iteration needs up to {needed} prompts of set {number} of the mixture, which has "
+                f"{share.num_prompts}; lower its weight"
+            )
     trained = _ids(found.prompts) | _ids(found.data.prompts)
     if overlap := trained & _ids(found.validation_prompts):
         shown = f"e.g. {min(overlap)}"
@@ -63,13 +81,17 @@ def _ids(prompts: tuple[Prompt, ...]) -> set[str]:
     return {prompt.id for prompt in prompts}
 
 
-def _prompts(dataset: DatasetOptions | None) -> tuple[Prompt, ...]:
+def _prompts(dataset: DatasetOptions | None) -> PromptSet:
     """Return the prompts of a dataset; none for None."""
     if dataset is None:
-        return ()
+        return PromptSet()
     plugin = plugins.load("datasets", dataset.name)
     with plugins.errors_of("datasets", dataset.name):
-        return plugin.prompts(dataset)
+        if not hasattr(plugin, "weighted"):
+            return PromptSet(plugin.prompts(dataset))
+        sets = plugin.weighted(dataset)
+    every = tuple(prompt for _, prompts in sets for prompt in prompts)
+    return PromptSet(every, tuple(Share(weight=weight, num_prompts=len(prompts)) for weight, prompts in sets))
 
 
 def data_of(recipe: Recipe) -> DatasetOptions | None:

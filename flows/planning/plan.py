@@ -16,6 +16,7 @@ from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe, check, read_values
 from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.datasets._shares import Share
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.outside_plugins import Pin
 from cosmos_rl_core.pipelines import directories, guidance, weight_files
@@ -58,6 +59,8 @@ class Plan(Section):
     model: ModelRef
     prompts: tuple[Prompt, ...]
     """Training prompts; for supervised training, those of the media."""
+    shares: tuple[Share, ...] = Field(default=(), json_schema_extra={"neutral": []})
+    """The sets of a mixture, in the order of their prompts; none if all prompts are one set."""
     validation_prompts: tuple[Prompt, ...] = ()
     data_prompts: tuple[Prompt, ...] = Field(default=(), json_schema_extra={"neutral": []})
     """Prompts of the media that an algorithm with rewards reads besides its prompts."""
@@ -201,6 +204,7 @@ def make_plan(
         recipe=recipe,
         model=model,
         prompts=datasets.prompts,
+        shares=datasets.shares,
         validation_prompts=datasets.validation_prompts,
         data_prompts=datasets.data.prompts,
         data_digest=datasets.data.digest,

@@ -3,6 +3,7 @@
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.config.recipe import RewardConfig
 from cosmos_rl_core.config.train import RewardedOptions, SupervisedOptions
+from cosmos_rl_core.datasets import _shares
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
@@ -60,9 +61,12 @@ def rollout(run: Run, k: int) -> Request:
 def prompts_of(run: Run, k: int) -> tuple[Prompt, ...]:
     """Return the prompts of iteration k.
 
-    Each pass over the prompts has its own order. A pass ends when too few prompts are left for a whole iteration.
+    Each pass over the prompts has its own order. A pass ends when too few prompts are left for a whole iteration. Of a
+    mixture each set has passes of its own.
     """
     prompts, wanted = run.plan.prompts, run.recipe.prompts_per_iteration
+    if run.plan.shares:
+        return tuple(prompts[i] for i in _shares.chosen(run.plan.shares, wanted, run.recipe.train.seed, k))
     epoch, place = divmod(k, len(prompts) // wanted)
     order = seeds.permutation(len(prompts), run.recipe.train.seed, "prompt order", epoch)
     return tuple(prompts[i] for i in order[place * wanted : (place + 1) * wanted])

@@ -43,7 +43,7 @@ def test_every_mistake_of_a_recipe_is_in_one_message(recipe):
         "train.train_policy.nft_betta: unknown key; did you mean 'nft_beta'?",
         "rollout.n_generation: Input should be greater than or equal to 2 (found 1)",
         "rewards.0.fn: unknown reward 'pikscore'; known: jpeg, ocr, remote",
-        "validation.dataset: unknown dataset 'oc'; did you mean 'ocr'? known: local, mock, ocr, prompts, ",
+        "validation.dataset: unknown dataset 'oc'; did you mean 'ocr'? known: hf, local, mixture, mock, ocr, ",
     ):
         assert len([line for line in lines if line.startswith(f"  {expected}")]) == 1, (expected, message)
     assert len(lines) == 8
@@ -180,7 +180,7 @@ def test_a_valid_recipe_is_checked_against_the_world_at_once(recipe, words):
         (('"nft"', '"nfft"'), "train.train_policy: unknown algorithm 'nfft'; did you mean 'nft'? known: "),
         (
             ('name = "ocr"\n', 'name = "nothing"\n'),
-            "train.train_policy.dataset: unknown dataset 'nothing'; known: local, mock, ocr, prompts, ",
+            "train.train_policy.dataset: unknown dataset 'nothing'; known: hf, local, mixture, mock, ocr, ",
         ),
         (('type = "nft"\n', ""), "train.train_policy: needs `type`; known: "),
         (("optm_lr = 1e-3", "optm_lr = nan"), "train.optm_lr: "),

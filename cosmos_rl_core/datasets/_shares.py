@@ -1,0 +1,70 @@
+"""The share of each set of a mixture in the prompts of an iteration."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from cosmos_rl_core import seeds
+from cosmos_rl_core.config.base import Section
+
+_UNIT = 2**32
+"""Steps from one prompt to the next on the line of an iteration's prompts: counts are exact in integers."""
+
+
+class Share(Section):
+    """Consecutive prompts of a plan that are one set of a mixture."""
+
+    weight: float
+    """Share of an iteration's prompts, relative to those of the other sets."""
+    num_prompts: int
+
+
+def most(shares: Sequence[Share], wanted: int) -> list[int]:
+    """Return the largest number of prompts that an iteration of ``wanted`` prompts takes of each set."""
+    return [math.ceil((end - begin) / _UNIT) for begin, end in itertools.pairwise(_line(shares, wanted))]
+
+
+def chosen(shares: Sequence[Share], wanted: int, seed: int, k: int) -> list[int]:
+    """Return the indices of the ``wanted`` prompts of iteration k, all different.
+
+    The number of each set is drawn by systematic sampling: its mean is the set's share, and it is that share rounded up
+    or down. Each pass over a set has its own order. A pass ends when it has too few prompts left for an iteration.
+    """
+    line, first, found = _line(shares, wanted), 0, list[int]()
+    # The first draws of a generator do not depend on how many there are.
+    offsets = (seeds.generator(seed, "prompt shares").random(k + 1) * _UNIT).astype(np.int64)
+    for number, (share, (begin, end)) in enumerate(zip(shares, itertools.pairwise(line), strict=True)):
+        counts = _points_below(end, offsets) - _points_below(begin, offsets)
+        epoch, places = _last(counts.tolist(), share.num_prompts)
+        order = seeds.permutation(share.num_prompts, seed, "prompt order", epoch, number)
+        found += [first + order[place] for place in places]
+        first += share.num_prompts
+    return found
+
+
+def _line(shares: Sequence[Share], wanted: int) -> list[int]:
+    """Return where the sets begin on a line of ``wanted`` prompts, each as long as its share, and where it ends."""
+    total = math.fsum(share.weight for share in shares)
+    begins = itertools.accumulate((share.weight for share in shares[:-1]), initial=0.0)
+    return [*(round(begin / total * wanted * _UNIT) for begin in begins), wanted * _UNIT]
+
+
+def _points_below(end: int, offsets: np.ndarray) -> np.ndarray:
+    """Return how many of the points ``offset``, ``offset + 1 prompt``, ... lie before ``end``, for each offset."""
+    return -((offsets - end) // _UNIT)
+
+
+def _last(counts: list[int], size: int) -> tuple[int, range]:
+    """Return the pass of the last of consecutive draws from a set of ``size``, and the places in its order."""
+    epoch, start = 0, 0
+    for count in counts[:-1]:
+        epoch, start = _begin(epoch, start, count, size)
+        start += count
+    epoch, start = _begin(epoch, start, counts[-1], size)
+    return epoch, range(start, start + counts[-1])
+
+
+def _begin(epoch: int, start: int, count: int, size: int) -> tuple[int, int]:
+    return (epoch + 1, 0) if start + count > size else (epoch, start)

@@ -1,0 +1,158 @@
+"""Mixtures of prompt sets: what share of the iterations' prompts each set has, and what no mixture is."""
+
+import math
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from cosmos_rl_core.config.schema import recipe_schema
+from cosmos_rl_core.datasets._base import prompt_id
+from cosmos_rl_core.datasets._shares import Share, chosen, most
+from cosmos_rl_core.errors import ConfigError
+from flows.planning import requests
+from flows.planning.plan import Settings, plan_of, read_plan
+from tests.hand_made import planned
+
+SETS = ((0.7, 40), (0.2, 13), (0.1, 7))
+"""Weights and sizes."""
+SHARES = [Share(weight=weight, num_prompts=size) for weight, size in SETS]
+WANTED = 8
+FIRSTS = np.cumsum([0, *(size for _, size in SETS)])
+
+
+def set_of(index: int) -> int:
+    return int(np.searchsorted(FIRSTS, index, side="right")) - 1
+
+
+def counts(k: int, seed: int = 0) -> list[int]:
+    """How many prompts iteration k takes of each set."""
+    found = Counter(map(set_of, chosen(SHARES, WANTED, seed, k)))
+    return [found[number] for number in range(len(SETS))]
+
+
+def test_each_set_has_its_share_of_every_iteration_up_to_one_and_exactly_on_average():
+    drawn = np.array([counts(k) for k in range(400)])
+    expected = WANTED * np.array([weight for weight, _ in SETS])
+    assert (drawn.sum(1) == WANTED).all()
+    assert (np.floor(expected) <= drawn).all()
+    assert (drawn <= np.ceil(expected)).all()
+    totals, means = drawn.sum(0), 400 * expected
+    # The 5 % bound of chi-square with two degrees of freedom; independent draws would be about as far as that.
+    assert ((totals - means) ** 2 / means).sum() < 5.99
+
+
+def test_all_prompts_of_a_set_are_used_before_any_is_used_again():
+    largest = most(SHARES, WANTED)
+    assert largest == [math.ceil(WANTED * weight) for weight, _ in SETS] == [6, 2, 1]
+    seen: list[set[int]] = [set() for _ in SETS]
+    passes = [0] * len(SETS)
+    for k in range(200):
+        drawn = chosen(SHARES, WANTED, 0, k)
+        assert len(set(drawn)) == WANTED
+        for number, (_, size) in enumerate(SETS):
+            now = {index for index in drawn if set_of(index) == number}
+            if now & seen[number]:
+                assert len(seen[number]) > size - largest[number]
+                seen[number], passes[number] = set(), passes[number] + 1
+            seen[number] |= now
+    assert min(passes) >= 10
+
+
+def test_draws_depend_on_seed_and_iteration_alone():
+    one = [chosen(SHARES, WANTED, 0, k) for k in range(30)]
+    assert one[::-1] == [chosen(SHARES, WANTED, 0, k) for k in reversed(range(30))]
+    assert one != [chosen(SHARES, WANTED, 1, k) for k in range(30)]
+    assert [counts(k) for k in range(30)] != [counts(k, seed=1) for k in range(30)]
+
+
+def test_counts_are_exact_where_weights_have_no_binary_form():
+    thirds = [Share(weight=0.1, num_prompts=4)] * 3
+    assert most(thirds, 12) == [4, 4, 4]
+    for k in range(50):
+        assert sorted(chosen(thirds, 12, 0, k)) == [*range(12)]
+    tiny = [Share(weight=1e-9, num_prompts=1), Share(weight=1e9, num_prompts=4)]
+    assert sorted(chosen(tiny, 4, 0, 3)) == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def mixed(recipe, tmp_path: Path):
+    """A recipe of eight prompts an iteration; called with the weights of files of words, it is rewritten."""
+
+    def write(*sets: tuple[float, str]) -> str:
+        tables = []
+        for number, (weight, words) in enumerate(sets):
+            (tmp_path / f"{number}.txt").write_text(
+                "".join(f'a sign that says "{word}"\n' for word in words.split()), encoding="utf-8"
+            )
+            file = tmp_path / f"{number}.txt"
+            tables.append(f'{{ weight = {weight}, dataset = {{ name = "prompts", path = "{file}" }} }}')
+        text = f'name = "mixture"\nsets = [{", ".join(tables)}]'
+        old = f'name = "ocr"\nlocal_dir = "{tmp_path / "words"}"'
+        return recipe((old, text), ("train_batch_per_replica = 8", "train_batch_per_replica = 32"))
+
+    return write
+
+
+def many(letter: str, count: int) -> str:
+    return " ".join(f"{letter}{number}" for number in range(count))
+
+
+def test_the_plan_pins_the_sets_and_the_ids_stay_those_of_the_texts(mixed, tmp_path: Path):
+    path = mixed((3, f"{many('A', 9)}"), (1, f"A0 {many('B', 4)}"))
+    run = planned(path, tmp_path, run_id="mixed")
+    texts = [f'a sign that says "{word}"' for word in f"{many('A', 9)} {many('B', 4)}".split()]
+    assert [prompt.id for prompt in run.plan.prompts] == [prompt_id(text) for text in texts]
+    # A0 belongs to the first set.
+    assert [(share.weight, share.num_prompts) for share in run.plan.shares] == [(3, 9), (1, 4)]
+    assert read_plan(str(tmp_path / "store"), "mixed").shares == run.plan.shares
+    for k in range(6):
+        drawn = [prompt.text for prompt in requests.prompts_of(run, k)]
+        assert len(set(drawn)) == 8
+        assert sum('"A' in text for text in drawn) == 6
+    longer = planned(path, tmp_path, run_id="longer", iterations=50)
+    assert [requests.prompts_of(run, k) for k in range(9)] == [requests.prompts_of(longer, k) for k in range(9)]
+    mixed((2, f"{many('A', 9)}"), (1, f"A0 {many('B', 4)}"))
+    with pytest.raises(ConfigError, match=r"shares: .*planned otherwise|planned otherwise(.|\n)*shares"):
+        planned(path, tmp_path, run_id="mixed")
+
+
+def test_sets_that_are_too_small_and_sets_without_prompts_of_their_own_are_named(mixed, tmp_path: Path):
+    with pytest.raises(
+        ConfigError, match="needs up to 4 prompts of set 2 of the mixture, which has 3; lower its weight"
+    ):
+        plan_of(Settings(mixed((1, many("A", 9)), (1, many("B", 3))), str(tmp_path / "store")))
+    with pytest.raises(ConfigError, match=r"set 2 of the mixture \(prompts\) has no prompt that earlier sets lack"):
+        plan_of(Settings(mixed((1, many("A", 9)), (1, "A1 A2")), str(tmp_path / "store")))
+    path = mixed((1, many("A", 9)), (1, many("B", 9)))
+    for number in (0, 1):
+        (tmp_path / f"{number}.txt").unlink()
+    with pytest.raises(ConfigError, match=r"no prompt file at .*0\.txt(.|\n)*no prompt file at .*1\.txt"):
+        plan_of(Settings(path, str(tmp_path / "store")))
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        ("[]", "at least 1 item"),
+        ('[{ weight = 0.0, dataset = { name = "ocr" } }]', "greater than 0"),
+        ('[{ weigth = 1.0, dataset = { name = "ocr" } }]', "did you mean 'weight'"),
+        ('[{ dataset = { name = "orc" } }]', "did you mean 'ocr'"),
+        ('[{ dataset = { name = "mixture", sets = [{ dataset = { name = "ocr" } }] } }]', "a mixture in a mixture"),
+    ],
+)
+def test_what_is_no_mixture_is_named(recipe, tmp_path: Path, sets: str, says: str):
+    old = f'name = "ocr"\nlocal_dir = "{tmp_path / "words"}"'
+    with pytest.raises(ConfigError, match=says):
+        plan_of(Settings(recipe((old, f'name = "mixture"\nsets = {sets}')), str(tmp_path / "store")))
+
+
+def test_the_schema_describes_mixtures_of_any_dataset(mixed):
+    validator = jsonschema.Draft7Validator(recipe_schema())
+    values = tomllib.loads(Path(mixed((3, "A"), (1, "B"))).read_text(encoding="utf-8"))
+    assert [*validator.iter_errors(values)] == []
+    values["train"]["train_policy"]["dataset"]["sets"][0]["dataset"]["pth"] = "x"
+    assert [*validator.iter_errors(values)]
