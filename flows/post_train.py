@@ -20,14 +20,11 @@ def post_train(run: Run, exported: Selection | None = None, judged: Selection | 
 
     ``exported`` and ``judged`` select the policy versions that are exported and evaluated. By default the recipe does.
     """
-    slots, prepared, num_iterations = run.slots, run.prepared, run.recipe.train.num_iterations
+    slots, num_iterations = run.slots, run.recipe.train.num_iterations
     yield Wave(Step("policy", "policy", slots.policy(0), partial(requests.policy, run)))
-    yield Wave(Step.of("embed", prepared.embed))
-    if run.needs_data:
-        yield Wave(Step.of("encode", prepared.encode))
-    if run.validates:
-        yield Wave(Step.of("embed-held-out", prepared.embed_held_out))
-        yield Wave(Step.of("encode-held-out", prepared.encode_held_out))
+    # Text embeddings, and latents of media: runs share them.
+    for name, request in run.prepared.steps().items():
+        yield Wave(Step.of(name, request))
     for k in range(num_iterations + 1):
         if k > 0:
             yield from iteration(run, k - 1, last=k == num_iterations)

@@ -74,7 +74,7 @@ def preprocess(
     verify: bool = False,
     merge: bool = False,
 ) -> str:
-    """Index and caption the files that are new or changed, and write the next snapshot of the dataset.
+    """Index and caption what is new or changed, write the next snapshot, and encode it for the recipes that are named.
 
     Args:
         dataset: Path of the TOML file of the dataset.
@@ -94,6 +94,8 @@ def preprocess(
         with shown, closing(waves):
             make = partial(launch, waves)
             snapshot, added = operation.preprocess(config, store, make, verify=verify, merge=merge)
+            for name, request in operation.missing(config, store):
+                make(name, request)
             shown.note(operation.described(snapshot, added))
     if added is not None:
         words = f"Snapshot {snapshot.number} of {config.name}"

@@ -12,7 +12,8 @@ from pydantic import Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
-from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset, AnyReward, AnyRewarded, AnySupervised, OptimizerName
+from cosmos_rl_core.config.shared import Init, MediaShape, ModelRef, OptimizerSteps, Split
+from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset, AnyReward, AnyRewarded, AnySupervised
 from cosmos_rl_core.datasets._base import Prompt
 
 RECORDS = "records/"
@@ -23,6 +24,8 @@ MEDIA = "media"
 """The part of generated samples with their pictures or videos."""
 TENSORS = "tensors"
 """The part of a rollout with final latents and recorded steps, which updates read."""
+_DATA: dict[str, Literal["one", "many"]] = dict.fromkeys(("embeddings", "data", "parts", "captions"), "many")
+"""Roles of prepared data: text embeddings, latents, and the parts and captions of a dataset that say what they are."""
 METRICS = "metrics.parquet"
 """A row an optimizer step; every stage that trains writes it."""
 
@@ -39,51 +42,6 @@ class StageConfig(Section):
     """Whether it may import torch; a light stage starts in a second."""
     inputs: ClassVar[dict[str, Literal["one", "many"]]] = {}
     """Roles of the inputs."""
-
-
-class ModelRef(Section):
-    """The base pipeline: its place and its identity."""
-
-    plugin = ("models", "adapter")
-    path: str = Field(json_schema_extra=NOT_IDENTITY)
-    """Directory of the pipeline, or ``package:<name>``."""
-    adapter: str
-    """The model plugin that reads it."""
-    digest: str
-    """Digest of the pipeline's files, pinned by the plan."""
-    guardrail: tuple[Literal["guardrail"], ...] = ()
-    """``("guardrail",)`` if prompts, and the media of rollouts and evaluations, pass the pipeline's guardrail."""
-    complex_human_instruction: tuple[str, ...] | None = None
-    """Text put before prompts; None means the stock pipeline's own."""
-    embedded_guidance_scale: float | None = None
-    """Guidance that the transformer takes as an input; None if it takes none."""
-
-
-class MediaShape(Section):
-    """Size of the generated media."""
-
-    size: tuple[int, int]
-    """Height and width in pixels."""
-    frames: int
-    """Frames; 1 for images."""
-
-
-class OptimizerSteps(Section):
-    """A range of optimizer steps, with every schedule resolved to its values."""
-
-    lrs: tuple[float, ...]
-    """Learning rate of each step."""
-    ema_decays: tuple[float | None, ...]
-    """Decay of the average after each step; None if the average does not change."""
-    betas: tuple[float, float]
-    epsilon: float
-    weight_decay: float
-    grad_norm_clip: float
-    first_step: int
-    """Optimizer steps done before this range."""
-    optimizer: OptimizerName = "AdamW"
-    max_nonfinite: int = Field(default=0, json_schema_extra=NOT_IDENTITY)
-    """Consecutive steps that may be skipped because their gradients are not finite. Affects success, not the result."""
 
 
 class Index(StageConfig):
@@ -148,13 +106,17 @@ class Caption(StageConfig):
 
 
 class Embed(StageConfig):
-    """Text embeddings of prompts, made once: one safetensors file a prompt, in tar shards."""
+    """Text embeddings, made once: one safetensors file a prompt, in tar shards.
+
+    Of ``prompts``, or of the captions that the last of the input ``parts`` adds to a dataset.
+    """
 
     name = "embed"
     version = 1
     distributed = True
+    inputs = {"parts": "many", "captions": "many"}
     model: ModelRef
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[Prompt, ...] = ()
     """The prompts. The negative prompt, for guidance, and the empty one, for text dropout, are added."""
     negative_prompt: str | None = None
     """None means the default of the stock pipeline's call."""
@@ -165,31 +127,29 @@ class Embed(StageConfig):
 
 
 class Encode(StageConfig):
-    """Latents of a media set, made once: one safetensors file an item, in tar shards."""
+    """Latents of media, made once: one safetensors file an item, in tar shards.
+
+    Of a media set, or of the media that the last of the input ``parts`` adds to a dataset.
+    """
 
     name = "encode"
-    version = 1
+    version = 2
     distributed = True
+    inputs = {"parts": "many"}
     model: ModelRef
-    dataset: AnyDataset
-    dataset_digest: str
-    """Digest of the files that the dataset reads, pinned by the plan; "" for a generated one."""
+    dataset: AnyDataset | None = None
+    """The media set; None for parts."""
+    dataset_digest: str = ""
+    """Digest of the files that the media set reads, pinned by the plan; "" for a generated one."""
+    sources: dict[str, AnyDataset] = Field(default={}, json_schema_extra={"neutral": {}})
+    """Where the media of parts are, by the names of their sources. Bytes other than the indexed ones are refused."""
+    windows: int = Field(default=1, json_schema_extra={"neutral": 1})
+    """Clips that each medium of parts gives, evenly spaced."""
+    fps: float | None = Field(default=None, json_schema_extra={"neutral": None})
+    """Frames a second of the clips of parts; None takes every frame."""
     media: MediaShape
     items_per_shard: int = 64
     """Items in one shard: the unit that a retry keeps."""
-
-
-class Init(Section):
-    """Trained weights that a policy begins with."""
-
-    source: str = Field(default="", json_schema_extra=NOT_IDENTITY)
-    """Run and policy version, ``sft@16``, or the folder."""
-    path: str = Field(default="", json_schema_extra=NOT_IDENTITY)
-    """The folder; "" for another run's policy, which is then the input ``init``."""
-    digest: str
-    """Digest of the manifest of the other run's policy, or of the folder's files, pinned by the plan."""
-    lora: LoraConfig | None = None
-    """Settings of the adapter; None for all weights."""
 
 
 class Policy(StageConfig):
@@ -217,6 +177,8 @@ class OnPolicy(StageConfig):
     """Settings of a frozen adapter below the trained one, whose tensors are the input ``init``."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that the transformer computes in; weights, states, losses and sums of gradients are float32."""
+    data_split: Split | None = Field(default=None, json_schema_extra={"neutral": None})
+    """Which media of the input ``parts`` are read; None means all."""
 
 
 class Samples(StageConfig):
@@ -238,14 +200,18 @@ class Rollout(OnPolicy, Samples):
     name = "rollout"
     version = 1
     distributed = True
-    inputs = {"policy": "one", "init": "many", "embeddings": "one", "data": "many"}
+    inputs = {
+        "policy": "one",
+        "init": "many",
+        **_DATA,
+    }
     sample: SolverConfig
     train_on: tuple[int, ...] = ()
     """Solver steps whose transitions are stored, -1 for a random other one; empty if only final latents are needed."""
     use_same_seed: bool = False
     """Whether all samples of a prompt start from the same noise."""
     given_frames: tuple[int, int] = (0, 0)
-    """Fewest and most latent frames of the data that videos begin with. Above 0, one input ``data`` is needed."""
+    """Fewest and most latent frames of the data that videos begin with. Above 0, the input ``data`` is needed."""
 
 
 class Reward(StageConfig):
@@ -293,8 +259,7 @@ class Update(Training):
         "rollouts": "many",
         "behaviours": "many",
         "scores": "many",
-        "embeddings": "one",
-        "data": "many",
+        **_DATA,
     }
     ADVANTAGES: ClassVar[str] = "advantages.parquet"
     """A row a sample: rollout, reward, advantage, whether it is trained on."""
@@ -317,12 +282,14 @@ class Finetune(Training):
     """Policy k to policy k + 1 by a range of supervised steps on a media set."""
 
     name = "finetune"
-    version = 1
+    version = 2
     distributed = True
-    inputs = {"policy": "one", "init": "many", "embeddings": "one"}
+    inputs = {
+        "policy": "one",
+        "init": "many",
+        **_DATA,
+    }
     algorithm: AnySupervised
-    dataset_digest: str = ""
-    """Digest of the files that the algorithm's dataset reads, pinned by the plan; "" for a generated one."""
     media: MediaShape
     density: TimeDensity
     batch_size: int
@@ -363,7 +330,11 @@ class Validate(OnPolicy):
     name = "validate"
     version = 1
     distributed = True
-    inputs = {"policy": "one", "init": "many", "embeddings": "one", "data": "one"}
+    inputs = {
+        "policy": "one",
+        "init": "many",
+        **_DATA,
+    }
     LOSSES: ClassVar[str] = "losses.parquet"
     """A row an item and noise level."""
     num_levels: int = 8

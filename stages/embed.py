@@ -7,6 +7,7 @@ from cosmos_rl_core.models._loading import PREFIX
 from stages import contracts
 from stages.artifacts.request import Request
 from stages.context import Context
+from stages.formats.parts import Parts
 from stages.formats.prepared import EMBEDDINGS, EMPTY, NEGATIVE, PROMPTS, write_shards
 from stages.training.loading import load_model
 
@@ -18,7 +19,7 @@ def run(request: Request, context: Context) -> dict[str, int]:
     model = load_model(config.model, components, context.ranks.device)
     negative = model.negative_prompt if config.negative_prompt is None else config.negative_prompt
     unconditional = {NEGATIVE: negative} | ({EMPTY: ""} if negative else {})
-    texts = {prompt.id: prompt.text for prompt in config.prompts}
+    texts = {prompt.id: prompt.text for prompt in config.prompts} | _captions(request)
     all_ids = [*texts, *unconditional]
 
     def encode(ids: list[str]) -> Iterator[tuple[str, Conditioning]]:
@@ -31,3 +32,11 @@ def run(request: Request, context: Context) -> dict[str, int]:
         shard_of = {i: number for number, ids in enumerate(layout) for i in ids}
         context.attempt.put_json(PROMPTS, shard_of)
     return {"prompts": len(all_ids)}
+
+
+def _captions(request: Request) -> dict[str, str]:
+    """Return the captions that the last of the parts adds, by prompt id; none without parts."""
+    if not request.inputs.get("parts"):
+        return {}
+    new = Parts.of(request).added("prompt_id")
+    return dict(zip(new["prompt_id"], new["caption"], strict=True))

@@ -1,45 +1,88 @@
-"""Latents of a media set, which training on data reads instead of pixels. Loads the VAE alone."""
+"""Latents of media, which training reads instead of pixels. Loads the VAE alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
+from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import ConfigError
 from stages import contracts
 from stages.artifacts.request import Request
 from stages.context import Context
+from stages.formats.part_media import PartMedia
+from stages.formats.parts import Parts
 from stages.formats.prepared import ITEMS, LATENTS, write_shards
 from stages.formats.tables import to_parquet
 from stages.training.loading import load_media, load_model
 
 
 def run(request: Request, context: Context) -> dict[str, int]:
-    """Write ``latents/<n>.tar`` of ``<item id>.safetensors``, and ``index.parquet``, a row an item in the set's order.
+    """Write ``latents/<n>.tar`` of ``<latents id>.safetensors``, and ``index.parquet``, a row each, in order.
 
-    The latents are normalised and float32. Items are encoded one by one, so that their bits depend on no other item.
+    The latents are normalised and float32. They are encoded one by one, so that their bits depend on no other item.
     """
     config = request.settings(contracts.Encode)
-    # Every rank checks before any writes a shard: machines may hold different copies of the files.
-    media = load_media(config.dataset, config.dataset_digest)
-    model = load_model(config.model, ("vae",), context.ranks.device)
-    index_of = {item_id: index for index, item_id in enumerate(media.item_ids)}
+    media = _media(request, config)
     expected = (config.media.frames, *config.media.size, 3)
+    # A part that only removes items needs no weights.
+    model = load_model(config.model, ("vae",), context.ranks.device) if media.ids else None
 
     def encode(ids: list[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        for item_id in ids:
-            pixels, _ = media.item(index_of[item_id])
+        assert model is not None
+        for one, pixels in media.pixels(ids):
             if pixels.shape != expected:
-                found = f"item {item_id} of the dataset is {pixels.shape}"
-                raise ConfigError(f"{found}, expected {expected}")
+                raise ConfigError(f"item {one} of the dataset is {pixels.shape}, expected {expected}")
             latents = model.encode_media(torch.tensor(pixels, device="cpu")[None])[0]
-            yield item_id, {"latents": latents.cpu()}
+            yield one, {"latents": latents.cpu()}
 
-    layout = write_shards(context, LATENTS, list(media.item_ids), config.items_per_shard, encode)
+    layout = write_shards(context, LATENTS, media.ids, config.items_per_shard, encode)
     if context.ranks.rank == 0:
-        prompt_ids = [media.prompt_of(index).id for index in range(len(media))]
+        context.attempt.put(ITEMS, to_parquet(media.table(layout)))
+    return {"items": len(media.ids)}
+
+
+class _Clips(Protocol):
+    """Media by the ids of their latents."""
+
+    @property
+    def ids(self) -> list[str]: ...
+
+    def pixels(self, ids: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]: ...
+
+    def table(self, layout: Sequence[Sequence[str]]) -> pd.DataFrame: ...
+
+
+def _media(request: Request, config: contracts.Encode) -> _Clips:
+    """Return what is encoded: the media of the last part, or a whole media set."""
+    if not request.inputs.get("parts"):
+        return _MediaSet(config)
+    windows = Windows(config.media.frames, config.windows, config.fps)
+    return PartMedia(Parts.of(request), config.sources, windows, config.media.size)
+
+
+class _MediaSet:
+    """The items of a media set, under their own ids."""
+
+    def __init__(self, config: contracts.Encode) -> None:
+        assert config.dataset is not None
+        # Every rank checks before any writes a shard: machines may hold different copies of the files.
+        self._media = load_media(config.dataset, config.dataset_digest)
+        self._index_of = {item_id: index for index, item_id in enumerate(self._media.item_ids)}
+
+    @property
+    def ids(self) -> list[str]:
+        return list(self._media.item_ids)
+
+    def pixels(self, ids: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+        for item_id in ids:
+            yield item_id, self._media.item(self._index_of[item_id])[0]
+
+    def table(self, layout: Sequence[Sequence[str]]) -> pd.DataFrame:
+        prompt_ids = [self._media.prompt_of(index).id for index in range(len(self._media))]
         numbers = [number for number, ids in enumerate(layout) for _ in ids]
-        table = pd.DataFrame({"item_id": media.item_ids, "prompt_id": prompt_ids, "shard": numbers})
-        context.attempt.put(ITEMS, to_parquet(table))
-    return {"items": len(media)}
+        item_ids = self._media.item_ids
+        return pd.DataFrame({"latents_id": item_ids, "item_id": item_ids, "prompt_id": prompt_ids, "shard": numbers})

@@ -47,7 +47,7 @@ class _Generator:
         self.shape = self.model.latent_shape(*size)
         self.kernel = kernel_of(config.sample, lambda: self.model.schedule(num_steps, *size))
         prompt_ids = [prompt.id for prompt in config.prompts]
-        self.conditioning = Embeddings(request.one("embeddings"), [*prompt_ids, NEGATIVE])
+        self.conditioning = Embeddings(request.inputs["embeddings"], [*prompt_ids, NEGATIVE])
         self.given = GivenMedia.of(request)
         self.recorded = {i: _recorded(request, config, self.kernel, i) for i in prompt_ids}
         times = [step.t for step in self.kernel.steps]

@@ -26,9 +26,9 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     The loss is the mean squared error of the velocity, without guidance and without weights.
     """
     config, ranks = request.settings(contracts.Validate), context.ranks
-    latents = Latents(request.one("data"))
+    latents = Latents.of(request)
     prompt_of: dict[str, str] = latents.index.set_index("item_id")["prompt_id"].to_dict()
-    embeddings = Embeddings(request.one("embeddings"), sorted(set(prompt_of.values())))
+    embeddings = Embeddings(request.inputs["embeddings"], prompt_of.values())
     planned = cut(list(prompt_of), context.shrunk(config.batch_size))
     tiles = context.layout({"tiles": planned})["tiles"]
     model, _ = load_policy(request, config, components=(), context=context, reference=False)

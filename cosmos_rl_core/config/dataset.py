@@ -36,6 +36,9 @@ class DatasetConfig(Section):
     max_left_out: float = Field(default=0.05, ge=0.0, le=1.0, json_schema_extra=NOT_IDENTITY)
     """Share of all items that may be left out, as damaged or too small, before it is an error. Duplicates do not
     count."""
+    recipes: tuple[str, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
+    """Recipes that train on this dataset, whose text embeddings and latents are made too. Relative paths start at the
+    file that names them."""
     plugins: tuple[str, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """Files or folders of plugins outside the package. Relative paths start at the file that names them."""
     launch: LaunchConfig = Field(default=LaunchConfig(), json_schema_extra=NOT_IDENTITY)

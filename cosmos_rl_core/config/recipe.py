@@ -257,20 +257,22 @@ def read_values(path: str, overrides: Sequence[str] = (), cluster: str | None = 
 
 
 def with_changes(values: Values, file: Path, overrides: Sequence[str], cluster: str | None) -> Values:
-    """Return the values of ``file`` with overrides and a cluster profile. Plugins get absolute paths."""
-    _place_plugins(values, file.parent)
+    """Return the values of ``file`` with overrides and a cluster profile. Plugins and recipes get absolute paths."""
+    _place_files(values, file.parent)
     if cluster is not None:
         values |= _profile(cluster)
     for override in overrides:
         _apply(values, override)
-    _place_plugins(values, Path.cwd())
+    _place_files(values, Path.cwd())
     return values
 
 
-def _place_plugins(values: Values, folder: Path) -> None:
-    """Resolve relative paths of plugins against ``folder``. Values of other types are left for validation."""
-    if isinstance(paths := values.get("plugins"), list):
-        values["plugins"] = [str(folder / at) if isinstance(at, str) else at for at in paths]
+def _place_files(values: Values, folder: Path) -> None:
+    """Resolve relative paths of plugins and recipes against ``folder``. Other values are left for validation."""
+    for key in ("plugins", "recipes"):
+        if isinstance(paths := values.get(key), list):
+            inside = [isinstance(at, str) and not at.startswith(shipped.PREFIX) for at in paths]
+            values[key] = [str(folder / at) if there else at for at, there in zip(paths, inside, strict=True)]
 
 
 def launch_of(cluster: str) -> LaunchConfig:

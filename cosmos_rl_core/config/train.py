@@ -41,6 +41,24 @@ class DatasetOptions(Section):
     """The dataset: the name of a file in ``cosmos_rl_core/datasets``, or of a plugin from outside."""
 
 
+class SnapshotOptions(DatasetOptions):
+    """Base of the ``Options`` of datasets whose media are in the store, indexed and captioned."""
+
+    dataset: str
+    """Name of the dataset in the store of the run."""
+    number: int | None = Field(default=None, ge=1)
+    """Which snapshot. Default: the newest when the run is first planned; a run keeps it."""
+    side: Literal["all", "train", "held_out"] = "all"
+    """Which media are used: all, or those on one side of a split by the digests of their bytes."""
+    held_out_share: float = Field(default=0.05, gt=0, lt=1)
+    """Share of the media that are held out, if ``side`` is not ``all``."""
+    windows_per_item: int = Field(default=1, ge=1, le=100)
+    """Number of clips that each medium gives. The first starts at the beginning, the last ends at the end, the others
+    are evenly spaced. 1 takes the beginning only."""
+    fps: float | None = Field(default=None, gt=0)
+    """Frames a second of the clips. Default: every frame of the file."""
+
+
 class RewardOptions(Section):
     """Base of every reward's ``Options``."""
 

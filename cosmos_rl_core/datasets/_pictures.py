@@ -8,10 +8,9 @@ import av
 from PIL import Image, ImageOps
 
 from cosmos_rl_core.datasets._base import ItemError
+from cosmos_rl_core.datasets._clips import DAMAGED
 
 QUALITY = 90
-_DAMAGED = (OSError, EOFError, ValueError, SyntaxError, IndexError, Image.DecompressionBombError, av.FFmpegError)
-"""Errors of Pillow and FFmpeg for damaged files."""
 
 
 def pictures(file: BinaryIO, kind: str, frames: int, *, num_frames: int, max_side: int) -> list[bytes]:
@@ -23,7 +22,7 @@ def pictures(file: BinaryIO, kind: str, frames: int, *, num_frames: int, max_sid
     try:
         found = _frames(file, frames, num_frames) if kind == "video" else _image(file)
         made = [_jpeg(picture, max_side) for picture in found]
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise ItemError(f"cannot be decoded: {' '.join(str(error).split())}") from error
     if not made:
         raise ItemError("no frame can be decoded")

@@ -1,22 +1,16 @@
 """Facts of a medium, read from its file without decoding all of it."""
 
-import hashlib
-from tempfile import SpooledTemporaryFile
 from typing import IO, BinaryIO, NamedTuple
 
 import av
 from PIL import Image
 
+from cosmos_rl_core.datasets import _clips, _copies
 from cosmos_rl_core.datasets._base import ItemError
 
-BLOCK_BYTES = 2**20
-MOST_IN_MEMORY_BYTES = 2**26
-"""Size of a file beyond which its copy is on disk."""
 _ORIENTATION = 0x0112
 """The tag of EXIF."""
 _QUARTER_TURNS = {5, 6, 7, 8}
-_DAMAGED = (OSError, EOFError, ValueError, SyntaxError, IndexError, Image.DecompressionBombError, av.FFmpegError)
-"""Errors of Pillow and FFmpeg for damaged files."""
 
 
 class Facts(NamedTuple):
@@ -40,18 +34,13 @@ def probe(file: BinaryIO, kind: str) -> Facts:
     Every byte is hashed. An image is decoded; of a video every packet is read and the first frame decoded. Raises
     :class:`ItemError` with the reason if the file is damaged. Errors of reading ``file`` pass unchanged.
     """
-    found, size = hashlib.sha256(), 0
-    # Decoded from a copy, so that a store that fails while it is read never looks like a damaged file.
-    with SpooledTemporaryFile(MOST_IN_MEMORY_BYTES) as copy:
-        while block := file.read(BLOCK_BYTES):
-            found.update(block)
-            size += copy.write(block)
-        copy.seek(0)
+    copy, found, size = _copies.copied(file)
+    with copy:
         try:
             shape = _video(copy) if kind == "video" else _image(copy)
-        except _DAMAGED as error:
+        except _clips.DAMAGED as error:
             raise ItemError(f"cannot be read: {' '.join(str(error).split()) or type(error).__name__}") from error
-    return Facts(found.hexdigest(), size, *shape)
+    return Facts(found, size, *shape)
 
 
 def _image(file: IO[bytes]) -> tuple[int, int, int, float]:

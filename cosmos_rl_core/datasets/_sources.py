@@ -1,15 +1,13 @@
 """The sources of one dataset: plugins that list files of media and captions, and their units under one name each."""
 
-import hashlib
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
-from tempfile import SpooledTemporaryFile
+from contextlib import closing
 from typing import BinaryIO, cast
 
 from cosmos_rl_core import canonical, plugins
 from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.datasets import _copies
 from cosmos_rl_core.datasets._base import Source
-from cosmos_rl_core.datasets._probe import BLOCK_BYTES, MOST_IN_MEMORY_BYTES
 from cosmos_rl_core.errors import ConfigError, DatasetError
 
 CHANGED = "has changed since it was indexed; prepare the dataset again"
@@ -47,19 +45,12 @@ def opened(sources: Mapping[str, Source], unit: str, name: str, medium: str) -> 
     Raises :class:`DatasetError` unless its bytes have the digest ``medium``, which they had when it was indexed.
     """
     source, _ = place_of(sources, unit)
-    found = hashlib.sha256()
-    with ExitStack() as failed:
-        copy = cast("BinaryIO", SpooledTemporaryFile(MOST_IN_MEMORY_BYTES))  # noqa: SIM115
-        failed.callback(copy.close)
-        try:
-            with closing(source.open(name)) as file:
-                while block := file.read(BLOCK_BYTES):
-                    found.update(block)
-                    copy.write(block)
-        except (FileNotFoundError, KeyError) as error:
-            raise DatasetError(f"{unit} {CHANGED}") from error
-        if found.hexdigest() != medium:
-            raise DatasetError(f"{unit} {CHANGED}")
-        copy.seek(0)
-        failed.pop_all()
+    try:
+        with closing(source.open(name)) as file:
+            copy, found, _ = _copies.copied(file)
+    except (FileNotFoundError, KeyError) as error:
+        raise DatasetError(f"{unit} {CHANGED}") from error
+    if found != medium:
+        copy.close()
+        raise DatasetError(f"{unit} {CHANGED}")
     return copy

@@ -18,12 +18,13 @@ from typing import Any, BinaryIO, Literal
 
 import av
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 from pydantic import Field, PositiveInt
 
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.datasets import _clips
 from cosmos_rl_core.datasets._base import Item, ItemError, Prompt, prompt_id
 from cosmos_rl_core.errors import ConfigError, mistakes_in
 from cosmos_rl_core.storage import store
@@ -36,9 +37,6 @@ Files = dict[str, list[str]]
 """Names of files, relative to the folder, by stem."""
 
 _ITEM_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
-_DAMAGED = (OSError, EOFError, ValueError, SyntaxError, IndexError)
-_UNREADABLE = (*_DAMAGED, Image.DecompressionBombError, av.FFmpegError)
-"""Errors of Pillow and FFmpeg for damaged files."""
 
 
 class Options(DatasetOptions):
@@ -103,7 +101,7 @@ class Media:
         """
         item, options = self._item(index), self._options
         pictures = _pictures(item.medium, options, item.clip)
-        return np.stack([fit(picture, options.size) for picture in pictures]), item.prompt
+        return np.stack([_clips.fit(picture, options.size) for picture in pictures]), item.prompt
 
     def _item(self, index: int) -> _Item:
         if not 0 <= index < len(self):
@@ -137,8 +135,7 @@ class Source:
         media, captions = self._media.get(unit, []), self._captions.get(unit, [])
         if mistakes := _misfits(unit, media, captions):
             raise ItemError("; ".join(mistakes))
-        kind = "video" if PurePath(media[0]).suffix.lower() in VIDEOS else "image"
-        return [Item(unit, kind, *(_caption(self._root, captions[0]) if captions else (None, {})))]
+        return [Item(unit, _kind(PurePath(media[0])), *(_caption(self._root, captions[0]) if captions else (None, {})))]
 
     def open(self, name: str) -> BinaryIO:
         """Open the medium of a stem."""
@@ -146,21 +143,6 @@ class Source:
 
     def _files(self, unit: str) -> list[str]:
         return [*self._media.get(unit, ()), *self._captions.get(unit, ())]
-
-
-def fit(picture: Image.Image, size: tuple[int, int]) -> np.ndarray:
-    """Scale a picture (bicubic) until it just covers ``size`` (height, width), and return its middle.
-
-    Returns uint8 RGB ``[height, width, 3]``. A picture of that size is unchanged; an odd row or column is cut at the
-    bottom or right.
-    """
-    height, width = size
-    scale = max(width / picture.width, height / picture.height)
-    across = max(width, round(picture.width * scale))
-    down = max(height, round(picture.height * scale))
-    left, top = (across - width) // 2, (down - height) // 2
-    scaled = picture.resize((across, down), Image.Resampling.BICUBIC)
-    return np.asarray(scaled.crop((left, top, left + width, top + height)), dtype=np.uint8)
 
 
 def _items(options: Options, *, decode: bool) -> list[_Item]:
@@ -294,12 +276,12 @@ def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
     try:
         if options.clips > 1:
             start = _start(file, options, clip)
-        for picture in itertools.islice(_decoded(file), start, start + frames):
+        for picture in itertools.islice(_clips.pictures(str(file), _kind(file)), start, start + frames):
             count += 1
             yield picture
     except ConfigError:
         raise
-    except _UNREADABLE as error:
+    except _clips.DAMAGED as error:
         raise ConfigError(f"{file.name}: cannot be read: {_line(error)}") from error
     if count < frames:
         found = f"{start + count} frames, expected at least {start + frames}"
@@ -309,7 +291,7 @@ def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
 def _start(file: Path, options: Options, clip: int) -> int:
     """Return the first frame of a clip. Raises :class:`ConfigError` if frames are too few for clips that differ."""
     count = 1
-    if file.suffix.lower() in VIDEOS:
+    if _kind(file) == "video":
         # Without decoding: a packet is a frame.
         with av.open(str(file)) as container:
             count = sum(packet.size > 0 for packet in container.demux(video=0))
@@ -320,16 +302,8 @@ def _start(file: Path, options: Options, clip: int) -> int:
     return clip * room // last
 
 
-def _decoded(file: Path) -> Iterator[Image.Image]:
-    if file.suffix.lower() in VIDEOS:
-        with av.open(str(file)) as container:
-            for frame in container.decode(video=0):
-                yield frame.to_image().rotate(frame.rotation, expand=True)
-        return
-    with Image.open(file) as picture:
-        if picture.mode.startswith(("I", "F")):
-            raise ValueError(f"mode {picture.mode}, expected 8 bits a channel")
-        yield ImageOps.exif_transpose(picture).convert("RGB")
+def _kind(file: PurePath) -> Literal["image", "video"]:
+    return "video" if file.suffix.lower() in VIDEOS else "image"
 
 
 def _line(error: Exception) -> str:

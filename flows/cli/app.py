@@ -130,7 +130,8 @@ def preprocess(
     operation = import_module("flows.operations.preprocess")
     config = import_module("cosmos_rl_core.config.dataset").read_dataset(dataset, tuple(overrides or ()), cluster)
     # Without Prefect, whose server takes longer to start than 10,000 files take to be looked at.
-    if not (verify or merge) and (head := operation.unchanged(config, store)) is not None:
+    asked = verify or merge
+    if not asked and (head := operation.unchanged(config, store)) is not None and not operation.missing(config, store):
         typer.echo(operation.described(head, None))
         return
     with import_module("flows.running.server").prefect_server():

@@ -10,6 +10,9 @@ from cosmos_rl_core.captioners._base import digest_of
 from cosmos_rl_core.config.dataset import DatasetConfig
 from cosmos_rl_core.datasets import _sources
 from cosmos_rl_core.storage import store
+from flows.planning.plan import Settings, plan_of
+from flows.planning.run import Run
+from flows.running.wave import standing_manifest
 from stages import contracts
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
@@ -85,6 +88,16 @@ def preprocess(
         if snapshots.put(store_url, ours):
             last = [named_manifest(one) for one in (*parts[-1:], *captions[-1:])]
             return ours, Added(index, made, sum(cast("int", one.summary["left_out"]) for one in last))
+
+
+def missing(config: DatasetConfig, store_url: str) -> list[tuple[str, Request]]:
+    """Return what its recipes need of the newest snapshots and what does not stand: text embeddings and latents.
+
+    Each has a name. Raises :class:`ConfigError` with the mistakes of a recipe.
+    """
+    runs = [Run(plan_of(Settings(recipe, store_url)), store_url) for recipe in config.recipes]
+    named = {request.slot: (name, request) for run in runs for name, request in run.prepared.steps().items()}
+    return [one for one in named.values() if standing_manifest(one[1]) is None]
 
 
 def described(snapshot: Snapshot, added: Added | None) -> str:

@@ -121,10 +121,9 @@ def kept_policy_bytes(recipe: Recipe) -> int:
 
 
 def needs_data(recipe: Recipe) -> bool:
-    """Return whether rollouts or updates read encoded media. Supervised training encodes media when it draws them."""
+    """Return whether training or rollouts read latents of media."""
     policy = recipe.train.train_policy
-    given = policy.rewarded and policy.given_frames[1] > 0
-    return given or needs_of(recipe).data_term is not None
+    return not policy.rewarded or policy.given_frames[1] > 0 or needs_of(recipe).data_term is not None
 
 
 def needs_of(recipe: Recipe) -> Needs:

@@ -1,15 +1,23 @@
 """The datasets of a recipe: prompts, and media of the size that the policy is trained on."""
 
-from typing import NamedTuple, cast
+from importlib import import_module
+from typing import Any, NamedTuple, cast
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe
-from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.config.train import DatasetOptions, SnapshotOptions
 from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
 from cosmos_rl_core.datasets._shares import Share, most
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.datasets._windows import Windows
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.storage import store
 from flows.planning import costs
 from flows.planning.checks import Mistakes
+from stages.artifacts import snapshots
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.snapshots import Snapshot
+from stages.contracts import Split
 
 
 class Media(NamedTuple):
@@ -18,6 +26,35 @@ class Media(NamedTuple):
     prompts: tuple[Prompt, ...] = ()
     digest: str = ""
     """Digest of the files; ``""`` for media that are generated, and for no media."""
+    snapshot: "Pinned | None" = None
+    """The snapshot that has them; None for media that are no prepared dataset."""
+
+    def planned(self, role: str) -> dict[str, Any]:
+        """Return the fields of a plan about these media. Captions of a snapshot stay in the store."""
+        prompts = () if self.snapshot else self.prompts
+        return {f"{role}_prompts": prompts, f"{role}_digest": self.digest, f"{role}_snapshot": self.snapshot}
+
+
+class Pinned(Section):
+    """The snapshot that a run uses."""
+
+    dataset: str
+    number: int
+    digest: str
+    """Digest of its bytes."""
+    items: int
+    """Its items on the side that is used."""
+    prompts: int
+    """Their different captions."""
+
+    def read(self, store_url: str) -> Snapshot:
+        """Return the snapshot. Raises :class:`ArtifactError` if it has gone or is another one."""
+        found = Snapshot.read(store_url, self.dataset, self.number)
+        if found is None or found.digest != self.digest:
+            state = "has gone" if found is None else "is another one than was planned"
+            url = snapshots.url_of(store_url, self.dataset, self.number)
+            raise ArtifactError(f"{url} {state}; restore it from a copy")
+        return found
 
 
 class PromptSet(NamedTuple):
@@ -32,21 +69,24 @@ class Datasets(NamedTuple):
     """The contents of a recipe's datasets."""
 
     prompts: tuple[Prompt, ...]
+    """Prompts of rollouts; for supervised training, those of the media."""
     shares: tuple[Share, ...]
     validation_prompts: tuple[Prompt, ...]
     data: Media
     held_out: Media
 
 
-def read_datasets(recipe: Recipe, mistakes: Mistakes) -> Datasets:
+def read_datasets(recipe: Recipe, store_url: str, mistakes: Mistakes) -> Datasets:
     """Return the contents of the recipe's datasets. Add what cannot be read, and what does not fit together."""
     policy, validation = recipe.train.train_policy, recipe.validation
-    trained_on = mistakes.catch(_prompts, policy.dataset) or PromptSet()
+    data = mistakes.catch(_trained_media, recipe, store_url) or Media()
+    in_store = isinstance(policy.dataset, SnapshotOptions)
+    trained_on = PromptSet(data.prompts) if in_store else mistakes.catch(_prompts, policy.dataset) or PromptSet()
     found = Datasets(
         *trained_on,
         validation_prompts=(mistakes.catch(_prompts, validation and validation.dataset) or PromptSet()).prompts,
-        data=mistakes.catch(_trained_media, recipe) or Media(),
-        held_out=mistakes.catch(_media, recipe, held_out_of(recipe), "validation.data") or Media(),
+        data=data,
+        held_out=mistakes.catch(_media, recipe, held_out_of(recipe), "validation.data", store_url) or Media(),
     )
     wanted, available = recipe.prompts_per_iteration if policy.rewarded else 0, len(found.prompts)
     if 0 < available < wanted:
@@ -69,10 +109,12 @@ def read_datasets(recipe: Recipe, mistakes: Mistakes) -> Datasets:
 
 def _trains_on_held_out(recipe: Recipe, found: Datasets) -> bool:
     """Return whether both are the same files or, for generated media, share a prompt."""
-    policy, held_out = recipe.train.train_policy, held_out_of(recipe)
-    media = data_of(recipe) if policy.rewarded else policy.dataset
+    media, held_out = data_of(recipe), held_out_of(recipe)
     if media is None or held_out is None or media.name != held_out.name:
         return False
+    if isinstance(media, SnapshotOptions) and isinstance(held_out, SnapshotOptions):
+        apart = {media.side, held_out.side} == {"train", "held_out"} and media.held_out_share == held_out.held_out_share
+        return media.dataset == held_out.dataset and not apart
     shared = _ids(found.data.prompts or found.prompts) & _ids(found.held_out.prompts)
     return found.held_out.digest == found.data.digest and bool(found.held_out.digest or shared)
 
@@ -95,8 +137,9 @@ def _prompts(dataset: DatasetOptions | None) -> PromptSet:
 
 
 def data_of(recipe: Recipe) -> DatasetOptions | None:
-    """Return the media that an algorithm with rewards reads besides its prompts; None without them."""
-    return getattr(recipe.train.train_policy, "data", None)
+    """Return the media that are trained on, beside the prompts of rollouts if there are any; None without them."""
+    policy = recipe.train.train_policy
+    return getattr(policy, "data", None) if policy.rewarded else policy.dataset
 
 
 def held_out_of(recipe: Recipe) -> DatasetOptions | None:
@@ -104,13 +147,15 @@ def held_out_of(recipe: Recipe) -> DatasetOptions | None:
     return recipe.validation.data if recipe.validation else None
 
 
-def _trained_media(recipe: Recipe) -> Media:
-    """Return the media that an algorithm with rewards reads; for supervised training the digest alone.
+def _trained_media(recipe: Recipe, store_url: str) -> Media:
+    """Return the media that are trained on; of a set that supervised training reads, the digest alone.
 
     Raises :class:`ConfigError` for media that are needed and missing, or given and not read.
     """
     policy = recipe.train.train_policy
     if not policy.rewarded:
+        if isinstance(policy.dataset, SnapshotOptions):
+            return _of_snapshot(recipe, policy.dataset, store_url)
         return Media(digest=_media_plugin(policy.dataset).digest(policy.dataset))
     data, most = data_of(recipe), policy.given_frames[1]
     if data is None and most > 0:
@@ -128,16 +173,18 @@ def _trained_media(recipe: Recipe) -> Media:
             "nothing reads the media in [train.train_policy.data]: leave them out, or set max_num_conditional_frames, "
             "or the weight of a loss on media if the algorithm has one, above 0"
         )
-    return _media(recipe, data, "train.train_policy.data")
+    return _media(recipe, data, "train.train_policy.data", store_url)
 
 
-def _media(recipe: Recipe, data: DatasetOptions | None, place: str) -> Media:
+def _media(recipe: Recipe, data: DatasetOptions | None, place: str, store_url: str) -> Media:
     """Return the media of a dataset; none for None.
 
     Raises :class:`ConfigError` naming ``place`` if their size is not the size that the policy is trained on.
     """
     if data is None:
         return Media()
+    if isinstance(data, SnapshotOptions):
+        return _of_snapshot(recipe, data, store_url)
     plugin = _media_plugin(data)
     diffusers = recipe.policy.diffusers
     with plugins.errors_of("datasets", data.name):
@@ -149,6 +196,61 @@ def _media(recipe: Recipe, data: DatasetOptions | None, place: str) -> Media:
             f"on {_times(expected)}; make its settings equal"
         )
     return media
+
+
+def _of_snapshot(recipe: Recipe, options: SnapshotOptions, store_url: str) -> Media:
+    """Return the media of a snapshot, of which only tables are read.
+
+    Raises :class:`ConfigError` if there is no such snapshot, or items of it cannot be trained on.
+    """
+    name, number = options.dataset, options.number
+    head = Snapshot.read(store_url, name, number) if number else snapshots.newest(store_url, name)
+    if head is None:
+        which = f"snapshot {number} of the dataset {name!r}" if number else f"dataset {name!r}"
+        known = ", ".join(sorted(snapshots.names(store_url))) or "none"
+        raise ConfigError(
+            f"there is no {which} in the store {store.absolute(store_url)}; prepare it (cosmos-flows preprocess), or "
+            f"name one of: {known}"
+        )
+    # Pandas takes long to import, and nothing else here needs it.
+    parts = import_module("stages.formats.parts")
+    made, captions = ([Artifact(source) for source in some] for some in (head.parts, head.captions))
+    items = parts.side_of(parts.Parts(made, captions).items, split_of(options))
+    if not len(items):
+        raise ConfigError(f"snapshot {head.number} of {name!r} has no item with side = {options.side!r}")
+    _check_items(items, windows_of(recipe, options), f"snapshot {head.number} of {name!r}")
+    texts = dict(zip(items["prompt_id"], items["caption"], strict=True))
+    prompts = tuple(Prompt(id=prompt, text=text) for prompt, text in sorted(texts.items()))
+    pinned = Pinned(dataset=name, number=head.number, digest=head.digest, items=len(items), prompts=len(prompts))
+    return Media(prompts, snapshot=pinned)
+
+
+def _check_items(items: Any, windows: Windows, where: str) -> None:
+    """Raise :class:`ConfigError` if items have no caption, or too few frames."""
+    bare, short = items["caption"].isna(), items["frames"] < items["fps"].map(windows.least)
+    if bare.any():
+        raise ConfigError(
+            f"{bare.sum()} items of {where} have no caption, e.g. {items.loc[bare, 'name'].iloc[0]}; caption them, or "
+            "leave them out with captioned = true in the file of the dataset"
+        )
+    if short.any():
+        first = items[short].iloc[0]
+        raise ConfigError(
+            f"{short.sum()} items of {where} have too few frames, e.g. {first['name']} has {first['frames']}, expected "
+            f"at least {windows.least(first['fps'])}; leave them out with min_frames in the file of the dataset"
+        )
+
+
+def split_of(options: DatasetOptions | None) -> Split | None:
+    """Return the side of a prepared dataset that is used; None for all of it, and for other media."""
+    if not isinstance(options, SnapshotOptions) or options.side == "all":
+        return None
+    return Split(side=options.side, held_out_share=options.held_out_share)
+
+
+def windows_of(recipe: Recipe, options: SnapshotOptions) -> Windows:
+    """Return which frames of each medium a recipe trains on."""
+    return Windows(recipe.policy.diffusers.train_frames, options.windows_per_item, options.fps)
 
 
 def _times(shape: tuple[int, ...]) -> str:

@@ -33,7 +33,8 @@ def describe_plan(plan: Plan, store_url: str) -> str:
         "begins": f"with {plan.lineage}" if plan.lineage else [],
         "trains": f"{trained} of {total} parameters",
         "algorithm": f"{train.train_policy.type}, {train.num_iterations} iterations, seed {train.seed}",
-        "prompts": f"{len(plan.prompts)} to train on, {len(plan.validation_prompts)} held out",
+        "prompts": f"{plan.num_prompts} to train on, {len(plan.validation_prompts)} held out",
+        "data": [f"{p.items} items, {p.dataset}@{p.number}" for p in plan.snapshots],
     }
     stages = _stages(plan, store_url)
     if train.train_policy.rewarded:
@@ -107,7 +108,7 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
         "recipe": recipe.model_dump(mode="json"),
         "model": plan.model.model_dump(include={"path", "adapter", "digest"}),
         "parameters": {"total": total, "trained": trained},
-        "prompts": {"train": len(plan.prompts), "held_out": len(plan.validation_prompts)},
+        "prompts": {"train": plan.num_prompts, "held_out": len(plan.validation_prompts)},
         "stages": _stages(plan, store_url),
         "writes": {
             "sample": costs.sample_bytes(recipe) if rewarded else None,

@@ -127,9 +127,8 @@ class _Model:
         return self._training("update", parts, guided=self._guided) | {SAMPLES: Bytes(cpu=read)}
 
     def finetune(self) -> Rows:
-        """Count training, and the VAE that encodes media when they are drawn."""
-        rows = self._training("finetune", costs.policy_parts(self.recipe).keys(), guided=False)
-        return rows | self.holding("vae")
+        """Count training with the parts that are kept."""
+        return self._training("finetune", costs.policy_parts(self.recipe).keys(), guided=False)
 
     def holding(self, *prefixes: str) -> Rows:
         """Count the components whose names begin with one of ``prefixes``, in float32."""

@@ -15,6 +15,7 @@ from cosmos_rl_core.canonical import differences, digest
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe, check, read_values
+from cosmos_rl_core.config.train import SnapshotOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.datasets._shares import Share
 from cosmos_rl_core.errors import ArtifactError, ConfigError
@@ -26,7 +27,7 @@ from flows import launchers
 from flows.defaults import DEFAULT_STORE
 from flows.planning import checks, costs, inits, versions
 from flows.planning.checks import Mistakes
-from flows.planning.datasets import read_datasets
+from flows.planning.datasets import Pinned, read_datasets
 from stages.artifacts.records import parsed
 from stages.artifacts.request import FORMAT, Input, Request
 from stages.contracts import STAGES, Init, MediaShape, ModelRef, StageConfig
@@ -58,7 +59,7 @@ class Plan(Section):
     recipe: Recipe
     model: ModelRef
     prompts: tuple[Prompt, ...]
-    """Training prompts; for supervised training, those of the media."""
+    """Training prompts; for supervised training, those of the media unless they are in the store."""
     shares: tuple[Share, ...] = Field(default=(), json_schema_extra={"neutral": []})
     """The sets of a mixture, in the order of their prompts; none if all prompts are one set."""
     validation_prompts: tuple[Prompt, ...] = ()
@@ -74,6 +75,10 @@ class Plan(Section):
     """The trained weights that policy version 0 begins with; None if it begins as the base or with fresh ones."""
     init_inputs: tuple[Input, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """The policy of another run that ``init`` names, and the frozen adapter below it, if there is one."""
+    data_snapshot: Pinned | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
+    """The prepared dataset that is trained on. A run keeps it, so a newer one does not change the default run id."""
+    held_out_snapshot: Pinned | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
+    """The prepared dataset whose media are held out."""
     prefixed: bool = Field(default=False, json_schema_extra=NOT_IDENTITY)
     """Whether text embeddings are stored behind a frozen prefix of the transformer. Pinned, so that all embeddings of
     a run have one format."""
@@ -90,6 +95,16 @@ class Plan(Section):
         """Return every prompt that training conditions on: those trained on, then the other prompts of the data."""
         known = {prompt.id for prompt in self.prompts}
         return (*self.prompts, *(prompt for prompt in self.data_prompts if prompt.id not in known))
+
+    @property
+    def num_prompts(self) -> int:
+        """Return the number of prompts that rollouts or supervised training use."""
+        return len(self.prompts) or (self.data_snapshot.prompts if self.data_snapshot else 0)
+
+    @property
+    def snapshots(self) -> list[Pinned]:
+        """Return the prepared datasets that the run reads."""
+        return [pinned for pinned in (self.data_snapshot, self.held_out_snapshot) if pinned is not None]
 
     @property
     def base(self) -> ModelRef:
@@ -157,7 +172,7 @@ def plan_of(settings: Settings, *, without_weights: bool = False) -> Plan:
     except ConfigError as error:
         raise ConfigError("\n  ".join([str(error), *mistakes])) from error
     source, known = settings.recipe, tuple(mistakes)
-    return make_plan(recipe, settings.run_id, source, known, without_weights=without_weights, store_url=settings.store)
+    return make_plan(recipe, settings.run_id, source, known, settings.store, without_weights=without_weights)
 
 
 def make_plan(
@@ -165,9 +180,9 @@ def make_plan(
     run_id: str | None,
     source: str,
     known: tuple[str, ...] = (),
+    store_url: str = DEFAULT_STORE,
     *,
     without_weights: bool = False,
-    store_url: str = DEFAULT_STORE,
 ) -> Plan:
     """Resolve and check a valid recipe, whose ``policy.init_from`` may name a run of the store.
 
@@ -187,7 +202,7 @@ def make_plan(
     if model is not None and recipe.policy.init_from is not None:
         begins = mistakes.catch(inits.resolve, recipe, model, partial(_origin, store_url))
     init, init_inputs = begins or (None, ())
-    datasets = read_datasets(recipe, mistakes)
+    datasets = read_datasets(recipe, store_url, mistakes)
     checks.check_training(recipe, (*datasets.prompts, *datasets.validation_prompts), mistakes)
     if model is not None:
         embedded = (*datasets.prompts, *datasets.data.prompts, *datasets.held_out.prompts)
@@ -203,13 +218,11 @@ def make_plan(
         run_id="?",
         recipe=recipe,
         model=model,
-        prompts=datasets.prompts,
+        prompts=() if isinstance(recipe.train.train_policy.dataset, SnapshotOptions) else datasets.prompts,
         shares=datasets.shares,
         validation_prompts=datasets.validation_prompts,
-        data_prompts=datasets.data.prompts,
-        data_digest=datasets.data.digest,
-        held_out_prompts=datasets.held_out.prompts,
-        held_out_digest=datasets.held_out.digest,
+        **datasets.data.planned("data"),
+        **datasets.held_out.planned("held_out"),
         init=init,
         init_inputs=init_inputs,
         prefixed=inits.leave_prefix(recipe, init),

@@ -9,7 +9,8 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
 from cosmos_rl_core.weights.parts import CURRENT, EMA, INIT, REFERENCE, STATE
 from flows.planning import costs
-from flows.planning.run import Run
+from flows.planning.datasets import data_of, split_of
+from flows.planning.run import Run, inputs_of
 from stages import contracts
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
@@ -46,14 +47,15 @@ def rollout(run: Run, k: int) -> Request:
         train_on=run.needs.train_on,
         use_same_seed=run.needs.use_same_seed,
         given_frames=given_frames,
+        data_split=split_of(data_of(run.recipe)) if given_frames[1] > 0 else None,
         batch_size=settings.n_generation_mini_batch,
         samples_per_shard=settings.samples_per_shard,
     )
     inputs = {
         "policy": (_behaviour(run, k),),
         INIT: () if bare else _init(run),
-        "embeddings": (input_of(run.prepared.embed.slot),),
-        "data": (input_of(run.prepared.encode.slot),) if given_frames[1] > 0 else (),
+        "embeddings": inputs_of([run.prepared.embed]),
+        **(run.prepared.data.inputs() if given_frames[1] > 0 else {}),
     }
     return run.plan.request(run.slots.iteration(k, "rollout"), config, k, inputs)
 
@@ -109,6 +111,7 @@ def update(run: Run, k: int) -> Request:
         keeps_ema=recipe.train.ema_enable,
         old_decay=None if run.needs.old_decay is None else run.needs.old_decay(k),
         reference=costs.reference_after(recipe, k),
+        data_split=split_of(data_of(recipe)) if run.needs.data_term is not None else None,
         density=recipe.policy.diffusers.density,
     )
     inputs = {
@@ -117,8 +120,8 @@ def update(run: Run, k: int) -> Request:
         "rollouts": (input_of(run.slots.iteration(k, "rollout"), INDEX, TENSORS),),
         "behaviours": (_behaviour(run, k),),
         "scores": tuple(input_of(run.slots.iteration(k, f"reward-{r.fn.label}")) for r in trained),
-        "embeddings": (input_of(run.prepared.embed.slot),),
-        "data": (input_of(run.prepared.encode.slot),) if run.needs.data_term is not None else (),
+        "embeddings": inputs_of(run.prepared.embeddings),
+        **(run.prepared.data.inputs() if run.needs.data_term is not None else {}),
     }
     return run.plan.request(run.slots.iteration(k, "update"), config, k, inputs)
 
@@ -134,15 +137,19 @@ def finetune(run: Run, k: int) -> Request:
         param_dtype=recipe.train.param_dtype,
         gradient_checkpointing=recipe.policy.model_gradient_checkpointing,
         algorithm=options,
-        dataset_digest=run.plan.data_digest,
+        data_split=split_of(data_of(recipe)),
         media=run.plan.media,
         density=recipe.policy.diffusers.density,
         batch_size=recipe.train.train_batch_per_replica,
         steps=_steps(run, k * options.steps_per_iteration, options.steps_per_iteration),
         keeps_ema=recipe.train.ema_enable,
     )
-    embeddings = input_of(run.prepared.embed.slot)
-    inputs = {"policy": (_state(run, k),), INIT: _init(run), "embeddings": (embeddings,)}
+    inputs = {
+        "policy": (_state(run, k),),
+        INIT: _init(run),
+        "embeddings": inputs_of(run.prepared.embeddings),
+        **run.prepared.data.inputs(),
+    }
     return run.plan.request(run.slots.iteration(k, "finetune"), config, k, inputs)
 
 
@@ -166,12 +173,13 @@ def validate(run: Run, k: int) -> Request:
         below=run.plan.below,
         param_dtype=run.recipe.train.param_dtype,
         batch_size=validation.batch_size,
+        data_split=split_of(validation.data),
     )
     inputs = {
         "policy": (_judged(run, k),),
         INIT: _init(run),
-        "embeddings": (input_of(run.prepared.embed_held_out.slot),),
-        "data": (input_of(run.prepared.encode_held_out.slot),),
+        "embeddings": inputs_of(run.prepared.held_out.embeds),
+        **run.prepared.held_out.inputs(),
     }
     return run.plan.request(run.slots.version(k, "validate"), config, k, inputs, validation.seed)
 

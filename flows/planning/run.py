@@ -1,23 +1,39 @@
 """A run: its plan, the store that it runs in, and where its artifacts go."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from cosmos_rl_core.algorithms._needs import Needs
 from cosmos_rl_core.config.recipe import Recipe
-from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.config.train import DatasetOptions, SnapshotOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import Lease, holder_of
 from cosmos_rl_core.weights.parts import TRAINING_ONLY
 from flows.planning import costs
-from flows.planning.datasets import data_of, held_out_of
+from flows.planning.datasets import Pinned, data_of, held_out_of
 from flows.planning.plan import Plan, Slots, run_url
 from stages import contracts
-from stages.artifacts.request import Request
-from stages.artifacts.slots import drop
+from stages.artifacts.request import Input, Request
+from stages.artifacts.slots import drop, input_of
 from stages.contracts import MEDIA, TENSORS, StageConfig
+
+
+class PreparedMedia(NamedTuple):
+    """Requests for the captions and latents of media: one of each, or one for each part of a dataset."""
+
+    embeds: tuple[Request, ...] = ()
+    encodes: tuple[Request, ...] = ()
+    parts: tuple[Input, ...] = ()
+    """The parts; empty for media that are no prepared dataset."""
+    captions: tuple[Input, ...] = ()
+    """The captions that captioners wrote for the parts."""
+
+    def inputs(self) -> dict[str, tuple[Input, ...]]:
+        """Return the latents, and the parts that say what they are, by the roles of a stage that trains on them."""
+        return {"data": inputs_of(self.encodes), "parts": self.parts, "captions": self.captions}
 
 
 @dataclass(frozen=True)
@@ -27,37 +43,72 @@ class Prepared:
     plan: Plan
     store_url: str
 
+    def steps(self) -> dict[str, Request]:
+        """Return every Request by its name, in order."""
+        named = {"embed": self.embed} if self.plan.embedded_prompts else {}
+        return named | _named(self.data, "") | _named(self.held_out, "-held-out")
+
+    @cached_property
+    def embeddings(self) -> tuple[Request, ...]:
+        """Return the Requests for everything that training conditions on. The first has the negative prompt."""
+        return (*((self.embed,) if self.plan.embedded_prompts else ()), *self.data.embeds)
+
     @cached_property
     def embed(self) -> Request:
-        """Return the Request for text embeddings of the prompts that training conditions on."""
+        """Return the Request for the prompts of rollouts and of media that are no prepared dataset."""
         negative_prompt = self.plan.recipe.policy.diffusers.sample.negative_prompt
         return self._embed(self.plan.embedded_prompts, negative_prompt)
 
     @cached_property
-    def embed_held_out(self) -> Request:
-        """Return the Request for text embeddings of the prompts of held-out media."""
-        return self._embed(self.plan.held_out_prompts)
-
-    @cached_property
     def encode(self) -> Request:
-        """Return the Request for latents of the media that an algorithm with data reads."""
+        """Return the Request for latents of the media set that is trained on."""
         return self._encode(data_of(self.plan.recipe), self.plan.data_digest)
 
     @cached_property
-    def encode_held_out(self) -> Request:
-        """Return the Request for latents of the media of ``validation.data``."""
-        return self._encode(held_out_of(self.plan.recipe), self.plan.held_out_digest)
+    def data(self) -> PreparedMedia:
+        """Return the Requests for the media that are trained on."""
+        if not costs.needs_data(self.plan.recipe):
+            return PreparedMedia()
+        if self.plan.data_snapshot is None:
+            return PreparedMedia(encodes=(self.encode,))
+        return self._of_parts(data_of(self.plan.recipe), self.plan.data_snapshot)
+
+    @cached_property
+    def held_out(self) -> PreparedMedia:
+        """Return the Requests for the media of ``validation.data``."""
+        if (held_out := held_out_of(self.plan.recipe)) is None:
+            return PreparedMedia()
+        if self.plan.held_out_snapshot is None:
+            encode = self._encode(held_out, self.plan.held_out_digest)
+            return PreparedMedia((self._embed(self.plan.held_out_prompts),), (encode,))
+        return self._of_parts(held_out, self.plan.held_out_snapshot)
+
+    def _of_parts(self, options: DatasetOptions | None, pinned: Pinned) -> PreparedMedia:
+        assert isinstance(options, SnapshotOptions)
+        snapshot = pinned.read(self.store_url)
+        # The empty prompt, for text dropout. Negative prompts differ between recipes and come from elsewhere.
+        embed = self._embed_config(negative_prompt="")
+        encode = contracts.Encode(
+            model=self.plan.base,
+            sources=cast("dict[str, Any]", snapshot.sources),
+            windows=options.windows_per_item,
+            fps=options.fps,
+            media=self.plan.media,
+        )
+        parts, captions = snapshot.parts, snapshot.captions
+        until = range(1, len(parts) + 1)
+        embeds = tuple(self._shared(embed, {"parts": parts[:n], "captions": captions[:n]}) for n in until)
+        encodes = tuple(self._shared(encode, {"parts": parts[:n]}) for n in until)
+        return PreparedMedia(embeds, encodes, parts, captions)
 
     def _embed(self, prompts: tuple[Prompt, ...], negative_prompt: str | None = None) -> Request:
-        config = contracts.Embed(
-            model=self.plan.base,
-            # Embeddings depend on texts alone; runs whose prompts have other metadata share them.
-            prompts=tuple(Prompt(id=prompt.id, text=prompt.text) for prompt in prompts),
-            negative_prompt=negative_prompt,
-            max_prompt_length=self.plan.recipe.policy.diffusers.max_prompt_length,
-            prefixed=self.plan.prefixed,
-        )
-        return self._shared(config)
+        # Embeddings depend on texts alone; runs whose prompts have other metadata share them.
+        texts = tuple(Prompt(id=prompt.id, text=prompt.text) for prompt in prompts)
+        return self._shared(self._embed_config(prompts=texts, negative_prompt=negative_prompt))
+
+    def _embed_config(self, **texts: Any) -> contracts.Embed:
+        length = self.plan.recipe.policy.diffusers.max_prompt_length
+        return contracts.Embed(model=self.plan.base, max_prompt_length=length, prefixed=self.plan.prefixed, **texts)
 
     def _encode(self, data: DatasetOptions | None, digest: str) -> Request:
         assert data is not None, "a step encodes media only if the recipe names them"
@@ -65,11 +116,24 @@ class Prepared:
         config = contracts.Encode(model=base, dataset=data, dataset_digest=digest, media=media)
         return self._shared(config)
 
-    def _shared(self, config: StageConfig) -> Request:
+    def _shared(self, config: StageConfig, inputs: dict[str, tuple[Input, ...]] | None = None) -> Request:
         # Nothing is drawn, so runs with different seeds share these artifacts.
-        request = self.plan.request("?", config, seed=0)
+        request = self.plan.request("?", config, None, inputs, seed=0)
         slot = store.join(store.absolute(self.store_url), "dataset", request.fingerprint)
         return request.model_copy(update={"slot": slot})
+
+
+def _named(media: PreparedMedia, ending: str) -> dict[str, Request]:
+    """Return the Requests by names that end in ``ending`` and, for a dataset, the number of the part."""
+    pairs = {"embed": media.embeds, "encode": media.encodes}
+    if not media.parts:
+        return {f"{stage}{ending}": one for stage, some in pairs.items() for one in some}
+    return {f"{s}{ending}-part-{n:04d}": some[n] for n in range(len(media.parts)) for s, some in pairs.items()}
+
+
+def inputs_of(requests: Iterable[Request]) -> tuple[Input, ...]:
+    """Return the artifacts of Requests as inputs of a stage."""
+    return tuple(input_of(request.slot) for request in requests)
 
 
 @dataclass(frozen=True)
@@ -114,11 +178,6 @@ class Run:
         """Return the label of the first reward that trains, else of the first reward, else ``""``."""
         ordered = sorted(self.recipe.rewards, key=lambda reward: reward.role != "train")
         return ordered[0].fn.label if ordered else ""
-
-    @property
-    def needs_data(self) -> bool:
-        """Return whether rollouts or updates read encoded media."""
-        return costs.needs_data(self.recipe)
 
     @property
     def evaluates(self) -> bool:

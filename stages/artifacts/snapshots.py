@@ -68,6 +68,13 @@ def url_of(store_url: str, dataset: str, number: int) -> str:
     return store.join(root_of(store_url, dataset), "snapshots", f"{number}.json")
 
 
+def names(store_url: str) -> list[str]:
+    """Return the datasets of a store that have a snapshot."""
+    root = store.join(store.absolute(store_url), "dataset")
+    # Other folders there are artifacts, named by digests.
+    return [name for name in store.names(root) if len(name) < 64 and _exists(store_url, name, 1)]
+
+
 def newest(store_url: str, dataset: str) -> Snapshot | None:
     """Return the head of a dataset; None if it has no snapshot. Found by probing, never by listing."""
     number = 1

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 
 from stages.artifacts.artifact import Artifact
-from stages.contracts import Caption, Index
+from stages.artifacts.request import Request
+from stages.contracts import Caption, Index, Split
 from stages.formats.tables import read_table
 
 COLUMNS = {
@@ -56,6 +57,15 @@ def table_of(rows: Iterable[dict[str, Any]], columns: dict[str, str]) -> pd.Data
     return table.astype(columns)
 
 
+def side_of(items: Any, split: Split | None) -> Any:
+    """Return the items whose media are on a side of the split; all without a split."""
+    if split is None:
+        return items
+    # Sha256 is even, so the first digits of a digest are a random number.
+    held_out = items["medium"].str[:8].map(lambda digits: int(digits, 16) < split.held_out_share * 16**8)
+    return items[held_out == (split.side == "held_out")].reset_index(drop=True)
+
+
 class Parts:
     """The parts of a dataset, in order, and the captions that were written for them.
 
@@ -64,6 +74,12 @@ class Parts:
 
     def __init__(self, artifacts: Sequence[Artifact], captions: Sequence[Artifact] = ()) -> None:
         self.artifacts, self.captions = list(artifacts), list(captions)
+
+    @classmethod
+    def of(cls, request: Request) -> Self:
+        """Return the parts that a Request names."""
+        parts, captions = (map(Artifact, request.inputs.get(role, ())) for role in ("parts", "captions"))
+        return cls([*parts], [*captions])
 
     @cached_property
     def all_items(self) -> Any:
@@ -90,6 +106,13 @@ class Parts:
     def items(self) -> Any:
         """Return the items that are there after the last part, in order; of captioned parts those with a caption."""
         return self._there[self._there["caption"].notna()].reset_index(drop=True) if self.captions else self._there
+
+    def added(self, column: str) -> Any:
+        """Return the items of the last part with a value of ``column`` that no earlier part has, one for each value."""
+        last = self.all_items["part"] == len(self.artifacts) - 1
+        before = self.all_items.loc[~last, column]
+        new = self.all_items[last & self.all_items[column].notna() & ~self.all_items[column].isin(before)]
+        return new.drop_duplicates(column).sort_values(column, ignore_index=True)
 
     @cached_property
     def left_out(self) -> Any:

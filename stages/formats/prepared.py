@@ -3,7 +3,8 @@
 They are ``<id>.safetensors`` in ``<folder>/<n>.tar``, with an index of the shards.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -16,9 +17,11 @@ from cosmos_rl_core.storage import shards
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import cut, holds
-from stages.artifacts.request import Input
+from stages.artifacts.request import Input, Request
 from stages.context import Context
+from stages.contracts import OnPolicy, Split
 from stages.formats.members import KEPT_BYTES, Members
+from stages.formats.parts import Parts, side_of
 from stages.formats.tables import read_table
 
 EMBEDDINGS, LATENTS = "embeddings", "latents"
@@ -26,7 +29,8 @@ EMBEDDINGS, LATENTS = "embeddings", "latents"
 PROMPTS = "index.json"
 """The number of the shard of each prompt id."""
 ITEMS = "index.parquet"
-"""A row an item of a media set: ``item_id``, ``prompt_id`` and the number of its ``shard``."""
+"""A row each latents: ``latents_id``, the number of their ``shard``, and for a media set ``item_id`` and ``prompt_id``,
+for a part of a dataset the digest of the ``medium``."""
 NEGATIVE = "_negative"
 """The id of the negative prompt, for guidance. No prompt id begins with an underscore."""
 EMPTY = "_empty"
@@ -69,48 +73,77 @@ def _shard_name(folder: str, number: int) -> str:
 class _Shards:
     """Tensors by id, on the CPU, each read on access. At most ``kept_bytes`` stay in memory."""
 
-    def __init__(self, artifact: Artifact, folder: str, shard_of: dict[str, int], kept_bytes: int) -> None:
-        self._members = Members(artifact, kept_bytes)
-        self._folder, self._shard_of = folder, shard_of
+    def __init__(self, folder: str, kept_bytes: int) -> None:
+        self._folder, self._kept_bytes = folder, kept_bytes
+        self._places: dict[str, tuple[Members, int]] = {}
+
+    def _add(self, artifact: Artifact, shard_of: dict[str, int], artifacts: int) -> None:
+        """Add what an artifact has, one of so many ``artifacts``. An id that is known stays where it is."""
+        members = Members(artifact, self._kept_bytes // artifacts)
+        for one, shard in shard_of.items():
+            self._places.setdefault(one, (members, shard))
 
     def _read(self, one: str) -> dict[str, Tensor]:
-        shard = _shard_name(self._folder, self._shard_of[one])
-        return load_tensors(self._members.read(shard, f"{one}.safetensors"))
+        members, shard = self._places[one]
+        return load_tensors(members.read(_shard_name(self._folder, shard), f"{one}.safetensors"))
 
 
 class Embeddings(_Shards):
-    """Conditioning by prompt id, unbatched. Raises :class:`ArtifactError` at once if one of ``prompt_ids`` was not
-    embedded.
+    """Conditioning by prompt id, unbatched, from one or several artifacts.
+
+    The negative prompt is that of the first artifact. Raises :class:`ArtifactError` at once if one of ``prompt_ids``
+    was not embedded.
     """
 
-    def __init__(self, source: Input, prompt_ids: list[str], kept_bytes: int = KEPT_BYTES) -> None:
-        artifact = Artifact(source)
-        shard_of: dict[str, int] = artifact.json(PROMPTS)
-        self._empty = EMPTY if EMPTY in shard_of else NEGATIVE
-        if missing := sorted({*prompt_ids} - {EMPTY} - {*shard_of}):
+    def __init__(self, sources: Sequence[Input], prompt_ids: Iterable[str], kept_bytes: int = KEPT_BYTES) -> None:
+        super().__init__(EMBEDDINGS, kept_bytes)
+        for source in sources:
+            artifact = Artifact(source)
+            self._add(artifact, artifact.json(PROMPTS), len(sources))
+        self._empty = EMPTY if EMPTY in self._places else NEGATIVE
+        if missing := sorted({*prompt_ids} - {EMPTY} - {*self._places}):
             raise ArtifactError(
-                f"{artifact.url} has no embedding of {', '.join(missing[:5])}; embed the prompts of this plan"
+                f"{', '.join(source.url for source in sources)} has no embedding of {', '.join(missing[:5])}; embed "
+                "the prompts of this plan"
             )
-        super().__init__(artifact, EMBEDDINGS, shard_of, kept_bytes)
 
     def __getitem__(self, prompt_id: str) -> Conditioning:
         return self._read(self._empty if prompt_id == EMPTY else prompt_id)
 
 
 class Latents(_Shards):
-    """Float32 latents of a media set by item id, unbatched."""
+    """Float32 latents of a media set, or of the parts of a dataset, by item id, unbatched."""
 
     index: pd.DataFrame
-    """A row an item, in the set's order: ``item_id``, ``prompt_id`` and the number of its ``shard``."""
+    """A row an item, in the set's order: ``item_id``, ``prompt_id`` and ``latents_id``, under which its latents are."""
 
-    def __init__(self, source: Input, kept_bytes: int = KEPT_BYTES) -> None:
-        artifact = Artifact(source)
-        self.index = read_table(artifact, ITEMS)
-        shard_of = self.index.set_index("item_id")["shard"].to_dict()
-        super().__init__(artifact, LATENTS, shard_of, kept_bytes)
+    def __init__(
+        self,
+        sources: Sequence[Input],
+        parts: Parts | None = None,
+        split: Split | None = None,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        super().__init__(LATENTS, kept_bytes)
+        artifacts = [Artifact(source) for source in sources]
+        tables = [read_table(artifact, ITEMS) for artifact in artifacts]
+        for artifact, table in zip(artifacts, tables, strict=True):
+            self._add(artifact, table.set_index("latents_id")["shard"].to_dict(), len(artifacts))
+        encoded: Any = pd.concat(tables, ignore_index=True)
+        items = encoded if parts is None else _items_of(parts, encoded, split)
+        self.index = items[["item_id", "prompt_id", "latents_id"]]
+        self._latents_ids = dict(zip(self.index["item_id"], self.index["latents_id"], strict=True))
         by_prompt = self.index.groupby("prompt_id")["item_id"]
         self._items = {str(p): [(item, str(p)) for item in items] for p, items in by_prompt}
         self._all_items = [item for items in self._items.values() for item in items]
+
+    @classmethod
+    def of(cls, request: Request) -> Self:
+        """Return the latents that a Request names."""
+        config = request.config
+        assert isinstance(config, OnPolicy)
+        parts = Parts.of(request) if request.inputs.get("parts") else None
+        return cls(request.inputs["data"], parts, config.data_split)
 
     @property
     def prompt_ids(self) -> list[str]:
@@ -123,4 +156,16 @@ class Latents(_Shards):
         return pool[int(generator.integers(len(pool)))]
 
     def __getitem__(self, item_id: str) -> Tensor:
-        return self._read(item_id)["latents"]
+        return self._read(self._latents_ids[item_id])["latents"]
+
+
+def _items_of(parts: Parts, encoded: Any, split: Split | None) -> Any:
+    """Return a row an item and clip of the medium, sorted by item. Raises :class:`ArtifactError` on missing latents."""
+    items = side_of(parts.items, split)
+    if missing := sorted({*items["medium"]} - {*encoded["medium"]}):
+        raise ArtifactError(f"{len(missing)} media have no latents, e.g. {missing[0]}; encode the parts of this plan")
+    both = items[["item", "medium", "prompt_id"]].merge(encoded, on="medium").sort_values(["item", "latents_id"])
+    clip = both.groupby("item").cumcount()
+    several = clip.groupby(both["item"]).transform("max") > 0
+    numbered = both["item"] + "-" + clip.map("{:02d}".format)
+    return both.assign(item_id=both["item"].where(~several, numbered)).reset_index(drop=True)

@@ -54,7 +54,7 @@ class Stored:
         guidance_scale = request.settings(contracts.Update).sample.guidance_scale
         prompt_ids = dict(zip(used["key"], used["prompt_id"], strict=True))
         tensors = SampleTensors(request.inputs["rollouts"], prompt_ids)
-        conditioning = Embeddings(request.one("embeddings"), [*sorted(set(prompt_ids.values())), NEGATIVE])
+        conditioning = Embeddings(request.inputs["embeddings"], [*prompt_ids.values(), NEGATIVE])
         advantages = dict(zip(used["key"], used["advantage"], strict=True))
         return cls(tensors, prompt_ids, advantages, conditioning, behaviours, guidance_scale, device)
 
@@ -167,9 +167,8 @@ class DataDraws:
     ) -> None:
         self.term, self.density, self.steps, self.fine = term, density, steps, fine
         self.key = (request.seed, request.iteration or 0)
-        (source,) = request.inputs["data"]
-        self.latents = Latents(source)
-        self.conditioning = Embeddings(request.one("embeddings"), [*self.latents.prompt_ids, EMPTY])
+        self.latents = Latents.of(request)
+        self.conditioning = Embeddings(request.inputs["embeddings"], [*self.latents.prompt_ids, EMPTY])
 
     @property
     def num_times(self) -> int | None:

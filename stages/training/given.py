@@ -47,8 +47,7 @@ class GivenMedia:
         assert isinstance(config, contracts.Rollout)
         if config.given_frames[1] == 0:
             return None
-        (source,) = request.inputs["data"]
-        return cls(Latents(source), config.given_frames, (request.seed, request.iteration or 0))
+        return cls(Latents.of(request), config.given_frames, (request.seed, request.iteration or 0))
 
     def facts(self, prompt_id: str) -> dict[str, Any]:
         """Return how many frames are given, and of which item, for the index rows of a prompt's samples."""

@@ -8,6 +8,7 @@ import pytest
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.recipe import Recipe, check
+from cosmos_rl_core.config.train import SupervisedOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.cosmos_rl.translation import translate, translated
 from tests.core.test_recipe_rows import SFT, entry, read
@@ -22,6 +23,11 @@ def checked(values: dict[str, Any]) -> Recipe:
     return check(ours, "x.toml")
 
 
+def supervised(recipe: Recipe) -> SupervisedOptions:
+    assert isinstance(recipe.train.train_policy, SupervisedOptions)
+    return recipe.train.train_policy
+
+
 @pytest.mark.parametrize(
     ("save", "freq", "steps", "iterations"),
     [(30, 10, 10, 1), (10, 10, 10, 1), (30, 60, 30, 2), (20, 7, 20, 1), (20, 50, 20, 2), (20, 200, 20, 10)],
@@ -30,8 +36,7 @@ def test_iterations_end_where_cosmos_rl_saves_or_validates(save: int, freq: int,
     values = read(SFT, train__ckpt__save_freq=save, validation__freq=freq)
     recipe = checked(values)
     assert recipe.validation is not None
-    found = recipe.train.train_policy.steps_per_iteration
-    assert (found, recipe.validation.freq) == (steps, iterations)
+    assert (supervised(recipe).steps_per_iteration, recipe.validation.freq) == (steps, iterations)
     why = entry(values, "validation.freq").why
     assert why == f"every {steps * iterations} steps" + (f" instead of {freq}" if steps * iterations != freq else "")
 
@@ -49,7 +54,7 @@ def test_disabled_it_changes_nothing():
     values = read(SFT, validation__enable=False)
     recipe = checked(values)
     assert recipe.validation is None
-    assert recipe.train.train_policy.steps_per_iteration == 30
+    assert supervised(recipe).steps_per_iteration == 30
     assert "sample" not in translate(values).values["policy"]["diffusers"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from cosmos_rl_core.datasets import local, rendered_text
+from cosmos_rl_core.datasets import _clips, local, rendered_text
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import media
 
@@ -96,22 +96,22 @@ def test_other_and_hidden_files_do_not_count(tmp_path):
 )
 def test_what_needs_no_scaling_keeps_its_pixels(shape, size, rows, columns):
     pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
-    cut = local.fit(Image.fromarray(pixels), size)
+    cut = _clips.fit(Image.fromarray(pixels), size)
     np.testing.assert_array_equal(cut, pixels[rows[0] : rows[1], columns[0] : columns[1]])
 
 
 def test_the_shorter_side_is_scaled_to_fit_and_the_longer_one_cut():
     stripes = np.zeros((40, 120, 3), np.uint8)
     stripes[:, 40:80] = (250, 100, 50)
-    middle = local.fit(Image.fromarray(stripes), (20, 20))
+    middle = _clips.fit(Image.fromarray(stripes), (20, 20))
     assert middle.shape == (20, 20, 3)
     assert np.unique(middle[:, 2:-2].reshape(-1, 3), axis=0).tolist() == [[250, 100, 50]]
     # Tall: the width decides, and the middle quarter of the height is left.
-    tall = local.fit(Image.fromarray(stripes.transpose(1, 0, 2)), (10, 20))
+    tall = _clips.fit(Image.fromarray(stripes.transpose(1, 0, 2)), (10, 20))
     assert tall.shape == (10, 20, 3)
     assert np.unique(tall.reshape(-1, 3), axis=0).tolist() == [[250, 100, 50]]
     # Enlarged: a single pixel fills everything.
-    assert np.unique(local.fit(Image.fromarray(stripes[:1, 40:41]), (3, 5)).reshape(-1, 3), axis=0).tolist() == [
+    assert np.unique(_clips.fit(Image.fromarray(stripes[:1, 40:41]), (3, 5)).reshape(-1, 3), axis=0).tolist() == [
         [250, 100, 50]
     ]
 

@@ -79,7 +79,7 @@ def test_supervised_iterations_follow_one_another(tmp_path):
     make_all(run)
     final = [f"policy-0002/{stage}" for stage in ("export", "evaluate", "evaluate-ocr")]
     assert below(rerun(run.store_url, "hand", "finetune", 0)) == ["iteration-0001/finetune", *final, "report"]
-    assert mistake_of(run, "rollout", 0).startswith("unknown stage 'rollout'; known: policy, embed, export, ")
+    assert mistake_of(run, "rollout", 0).startswith("unknown stage 'rollout'; known: policy, embed, encode, export, ")
 
 
 def test_the_cost_is_what_it_took_last_time(recipe, tmp_path):

@@ -168,8 +168,9 @@ def test_supervised_steps_and_held_out_losses_are_those_of_one_process(wan_path:
     for ask in (
         partial(requests.policy, run),
         lambda: run.prepared.embed,
-        lambda: run.prepared.embed_held_out,
-        lambda: run.prepared.encode_held_out,
+        lambda: run.prepared.encode,
+        lambda: run.prepared.held_out.embeds[0],
+        lambda: run.prepared.held_out.encodes[0],
         partial(requests.validate, run, 0),
     ):
         make(ask(), tmp_path)

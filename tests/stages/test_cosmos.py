@@ -56,7 +56,7 @@ def test_an_iteration_and_the_stock_pipelines_evaluation_of_it(values: dict[str,
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
     path = values["policy"]["model_name_or_path"]
     model = cosmos_predict2_5.load(path, ("text", PREFIX), CPU)
-    stored = Embeddings(input_of(run.prepared.embed.slot), [NEGATIVE, EMPTY])
+    stored = Embeddings([input_of(run.prepared.embed.slot)], [NEGATIVE, EMPTY])
     for name, text in ((NEGATIVE, model.negative_prompt), (EMPTY, "")):
         (expected,) = model.encode_prompts([text], LENGTH)
         assert torch.equal(stored[name]["projected_prompt_embeds"], expected["projected_prompt_embeds"])

@@ -59,10 +59,10 @@ class ByHand:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.model = sd3.load(resolve_path("package:tiny-sd3"), ("transformer",), CPU)
-        self.latents = Latents(input_of(run.prepared.encode.slot))
+        self.latents = Latents([input_of(run.prepared.encode.slot)])
         index = self.latents.index
         self.item_of: dict[str, str] = dict(zip(index["prompt_id"], index["item_id"], strict=True))
-        self.conditioning = Embeddings(input_of(run.prepared.embed.slot), [*self.item_of, NEGATIVE])
+        self.conditioning = Embeddings([input_of(run.prepared.embed.slot)], [*self.item_of, NEGATIVE])
 
     @torch.no_grad()
     def loss(self, prompt_id: str, t: float, noise: torch.Tensor, *, text: bool = True) -> float:

@@ -23,6 +23,7 @@ from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
 from stages.formats.prepared import Latents
+from stages.formats.tables import read_table
 from stages.training.loading import load_media, load_model
 from tests.stages.conftest import make, make_on_ranks
 
@@ -103,6 +104,7 @@ def asked(config: Encode, tmp_path: Path, name: str = "slot") -> Request:
 
 
 def media_of(config: Encode) -> Media:
+    assert config.dataset is not None
     return load_media(config.dataset, config.dataset_digest)
 
 
@@ -117,12 +119,14 @@ def test_latents_are_the_models_own_of_each_item(config: Encode, tmp_path: Path)
     assert [step for step, _ in outcome.steps] == sorted(step for step, _ in outcome.steps)
     source, media = input_of(str(tmp_path / "slot")), media_of(config)
 
-    found = Latents(source)
+    found = Latents([source])
     index = found.index
-    assert index.columns.tolist() == ["item_id", "prompt_id", "shard"]
+    assert index.columns.tolist() == ["item_id", "prompt_id", "latents_id"]
     assert index["item_id"].tolist() == list(media.item_ids)
     assert index["prompt_id"].tolist() == [media.item(i)[1].id for i in range(ITEMS)]
-    assert index["shard"].tolist() == IN_ORDER
+    stored = read_table(Artifact(source), "index.parquet")
+    assert stored["latents_id"].tolist() == index["latents_id"].tolist() == list(media.item_ids)
+    assert stored["shard"].tolist() == IN_ORDER
 
     model = load_model(config.model, ("vae",), CPU)
     for i, item_id in enumerate(media.item_ids):
@@ -158,7 +162,7 @@ def test_reading_opens_the_shards_that_are_needed_and_no_others(config: Encode, 
     source, ids = input_of(str(tmp_path / "slot")), media_of(config).item_ids
     for number in (0, 2):
         Path(source.url, manifest.files[f"latents/0000{number}.tar"].path).unlink()
-    latents = Latents(source)
+    latents = Latents([source])
     assert torch.equal(latents[ids[3]], latents[ids[3]])
     assert not torch.equal(latents[ids[3]], latents[ids[2]])
     with pytest.raises(ArtifactError, match="is missing"):

@@ -79,12 +79,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def latents_of(run: Run) -> Latents:
-    return Latents(input_of(run.prepared.encode.slot))
+    return Latents([input_of(run.prepared.encode.slot)])
 
 
 def prompt_conditioning(run: Run) -> Embeddings:
     ids = [prompt.id for prompt in run.plan.embedded_prompts]
-    return Embeddings(input_of(run.prepared.embed.slot), [*ids, NEGATIVE])
+    return Embeddings([input_of(run.prepared.embed.slot)], [*ids, NEGATIVE])
 
 
 @cache

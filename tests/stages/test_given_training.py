@@ -1,6 +1,5 @@
 """NFT and supervised training on videos whose first frames are given, through the real stages, by numbers."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def velocity_of(model: Any, latents: torch.Tensor, count: int, texts: Any, t: fl
 def test_nft_begins_its_videos_with_frames_of_the_data_and_moves_by_the_others_alone(run: Run):
     """At the weights of the rollout the loss is 5 times the square error of x_0 over its mean absolute error, of the
     velocity that is guided as the rollout's was."""
-    latents, prompts = Latents(input_of(run.prepared.encode.slot)), prompt_conditioning(run)
+    latents, prompts = Latents([input_of(run.prepared.encode.slot)]), prompt_conditioning(run)
     sigmas = schedule_of(base(run).scheduler, 2).sigmas
     losses: list[float] = []
     counts: list[int] = []
@@ -138,12 +137,13 @@ def sft(folder: Path) -> dict[str, Any]:
 
 def test_supervised_training_gives_each_item_its_own_first_frames_and_regresses_on_the_others(tmp_path: Path):
     run = make_run(tmp_path, sft(tmp_path / "inputs"))
-    for request in (partial(requests.policy, run), lambda: run.prepared.embed, lambda: requests.finetune(run, 0)):
-        make(request(), tmp_path)
+    for request in (requests.policy(run), run.prepared.embed, run.prepared.encode):
+        make(request, tmp_path)
+    make(requests.finetune(run, 0), tmp_path)
     dataset = run.recipe.train.train_policy.dataset
     media: Any = plugins.load("datasets", dataset.name).Media(dataset)
     model = cosmos_predict2_5.load(run.recipe.policy.model_name_or_path, ("transformer", "vae"), CPU)
-    texts = Embeddings(input_of(run.prepared.embed.slot), [prompt.id for prompt in media.prompts])
+    texts = Embeddings([input_of(run.prepared.embed.slot)], [prompt.id for prompt in media.prompts])
     sigmas, density = schedule_of(model.scheduler, FINE_GRID).sigmas, run.recipe.policy.diffusers.density
     losses: list[float] = []
     counts: set[int] = set()
@@ -151,9 +151,12 @@ def test_supervised_training_gives_each_item_its_own_first_frames_and_regresses_
         for index in range(len(media)):
             pixels, prompt = media.item(index)
             assert len(pixels) == FRAMES
-            x_0, key = model.encode_media(torch.from_numpy(pixels)[None])[0], DrawKey(SEED, 0, epoch, str(index))
+            x_0, key = (
+                model.encode_media(torch.from_numpy(pixels)[None])[0],
+                DrawKey(SEED, 0, epoch, media.item_ids[index]),
+            )
             noise, t = training_noise(tuple(x_0.shape), key, 0), sft_time(sigmas, density, key)
-            count = int(seeds.generator("given frames", SEED, 0, epoch, str(index)).integers(0, 3))
+            count = int(seeds.generator("given frames", SEED, 0, epoch, key.sample_id).integers(0, 3))
             velocity = velocity_of(model, x_0, count, texts[prompt.id], t, noise)
             losses.append(float((velocity - (noise - x_0))[:, count:].square().mean()))
             counts.add(count)

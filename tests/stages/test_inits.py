@@ -63,7 +63,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inits")
     for name, lora in (("sft", {"lora": SFT_LORA}), ("full", {})):
         run = make_run(folder, recipe(SFT, **lora), name)
-        for request in (requests.policy(run), run.prepared.embed):
+        for request in (requests.policy(run), run.prepared.embed, run.prepared.encode):
             make(request, folder)
         make(requests.finetune(run, 0), folder)
     return folder

@@ -57,7 +57,7 @@ def test_embeddings_and_evaluations_are_the_stock_pipelines_with_that_instructio
     expected = pipeline.encode_prompt(
         prompt.text, max_sequence_length=LENGTH, complex_human_instruction=INSTRUCTION, device=CPU
     )
-    stored = Embeddings(input_of(run.prepared.embed.slot), [prompt.id])[prompt.id]
+    stored = Embeddings([input_of(run.prepared.embed.slot)], [prompt.id])[prompt.id]
     assert torch.equal(stored["prompt_embeds"], expected[0][0])
     assert torch.equal(stored["prompt_attention_mask"], expected[1][0])
 

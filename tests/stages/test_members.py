@@ -133,16 +133,18 @@ def peak_bytes(read: Callable[[str], torch.Tensor]) -> int:
 
 @pytest.mark.parametrize(("kept", "num_shards"), [(0, 3), (6, 5)])
 def test_latents_of_a_large_set_take_the_memory_of_a_few_shards(kept: int, num_shards: int, tmp_path: Path):
-    table = pd.DataFrame({"item_id": IDS, "prompt_id": IDS, "shard": [n // PER_SHARD for n in range(len(IDS))]})
+    table = pd.DataFrame(dict.fromkeys(("item_id", "prompt_id", "latents_id"), IDS)).assign(
+        shard=[n // PER_SHARD for n in range(len(IDS))]
+    )
     source = large_set("latents", "latents", {"index.parquet": to_parquet(table)}, tmp_path)
-    latents = Latents(source, kept * MEMBER_BYTES)
+    latents = Latents([source], kept_bytes=kept * MEMBER_BYTES)
     assert peak_bytes(latents.__getitem__) < num_shards * PER_SHARD * MEMBER_BYTES
 
 
 def test_embeddings_of_a_large_set_take_the_memory_of_a_few_shards(tmp_path: Path):
     shard_of = {item_id: n // PER_SHARD for n, item_id in enumerate(IDS)}
     source = large_set("embeddings", "embeds", {"index.json": canonical_json(shard_of)}, tmp_path)
-    embeddings = Embeddings(source, IDS, kept_bytes=0)
+    embeddings = Embeddings([source], IDS, kept_bytes=0)
     assert peak_bytes(lambda prompt_id: embeddings[prompt_id]["embeds"]) < 3 * PER_SHARD * MEMBER_BYTES
     with pytest.raises(ArtifactError, match="has no embedding of j; embed the prompts of this plan"):
-        Embeddings(source, ["i00", "j"])
+        Embeddings([source], ["i00", "j"])

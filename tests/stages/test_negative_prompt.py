@@ -69,7 +69,7 @@ def test_it_is_embedded_once_without_the_instruction_and_steers_rollouts_and_eva
         partial(requests.evaluate, run, 0),
     ):
         make(request(), tmp_path)
-    stored = prepared.Embeddings(input_of(run.prepared.embed.slot), [prepared.NEGATIVE, prepared.EMPTY])
+    stored = prepared.Embeddings([input_of(run.prepared.embed.slot)], [prepared.NEGATIVE, prepared.EMPTY])
     for name, text in ((prepared.NEGATIVE, NEGATIVE), (prepared.EMPTY, "")):
         expected = stock.encode_prompt(PROMPT, negative_prompt=text, max_sequence_length=LENGTH, device=CPU)[2:]
         assert all(torch.equal(stored[name][key], value[0]) for key, value in zip(KEYS, expected, strict=True))

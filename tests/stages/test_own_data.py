@@ -85,7 +85,7 @@ def test_the_service_was_sent_exactly_what_is_stored(run: Run, server: RewardSer
 
 
 def test_each_video_begins_with_the_first_latent_frame_of_a_clip_with_its_caption(run: Run):
-    latents = Latents(input_of(run.prepared.encode.slot))
+    latents = Latents([input_of(run.prepared.encode.slot)])
     assert sorted(latents.index["item_id"]) == ["0-00", "0-01", "1-00", "1-01"]
     for about, tensors in tensors_of(run).values():
         assert about["given_frames"] == 1

@@ -95,6 +95,7 @@ def all_stages(tmp_path: Path) -> dict[str, Manifest]:
     supervised: Run = make_run(tmp_path, recipe(sft, from_scratch=True), "sft")
     make(requests.policy(supervised), tmp_path)
     make(supervised.prepared.embed, tmp_path)
+    make(supervised.prepared.encode, tmp_path)
     media = MediaShape(size=(32, 64), frames=1)
     dataset = rendered_text.Options(num_items=12)
     encode = Encode(model=run.plan.model, dataset=dataset, dataset_digest="", media=media, items_per_shard=8)
@@ -106,8 +107,8 @@ def all_stages(tmp_path: Path) -> dict[str, Manifest]:
     validated = make_run(tmp_path, with_media, "validated")
     for request in (
         requests.policy(validated),
-        validated.prepared.embed_held_out,
-        validated.prepared.encode_held_out,
+        validated.prepared.held_out.embeds[0],
+        validated.prepared.held_out.encodes[0],
     ):
         make(request, tmp_path)
     step(requests.validate(validated, 0))

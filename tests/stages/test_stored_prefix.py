@@ -3,7 +3,6 @@
 Bit for bit, because every forward pass is of one sample here, as it is when the projection's output is stored.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ def with_and_without(tmp_path: Path, values: dict[str, Any]) -> tuple[Run, Run]:
 
 def check_embeddings(run: Run, *, prefixed: bool) -> None:
     names = [*(prompt.id for prompt in run.plan.embedded_prompts), NEGATIVE, EMPTY]
-    stored = Embeddings(input_of(run.prepared.embed.slot), names)
+    stored = Embeddings([input_of(run.prepared.embed.slot)], names)
     for name in names:
         assert {key: tuple(tensor.shape) for key, tensor in stored[name].items()} == SHAPES[prefixed]
 
@@ -80,10 +79,10 @@ def test_supervised_steps_and_the_held_out_loss(tmp_path: Path):
     values["validation"] = {"dataset": {"name": "rendered_text"}, "data": held_out, "batch_size": 1}
     del values["rewards"], values["rollout"], values["policy"]["diffusers"]["sample"]
     runs = with_and_without(tmp_path, values)
-    make(runs[0].prepared.encode_held_out, tmp_path)
+    make(runs[0].prepared.held_out.encodes[0], tmp_path)
     losses: list[Any] = []
     for run in runs:
-        for request in (requests.policy(run), run.prepared.embed, run.prepared.embed_held_out):
+        for request in (requests.policy(run), run.prepared.embed, run.prepared.encode, run.prepared.held_out.embeds[0]):
             make(request, tmp_path)
         make(requests.finetune(run, 0), tmp_path)
         losses.append(make(requests.validate(run, 1), tmp_path).summary["loss"])
@@ -100,8 +99,9 @@ def test_training_every_weight_trains_the_projection_on_embeddings_before_it(tmp
     values["train"]["train_batch_per_replica"] = 2
     del values["rewards"], values["rollout"], values["policy"]["diffusers"]["sample"]
     run = make_run(tmp_path, values)
-    for request in (partial(requests.policy, run), lambda: run.prepared.embed, partial(requests.finetune, run, 0)):
-        make(request(), tmp_path)
+    for request in (requests.policy(run), run.prepared.embed, run.prepared.encode):
+        make(request, tmp_path)
+    make(requests.finetune(run, 0), tmp_path)
     check_embeddings(run, prefixed=False)
     before, after = (read_part(input_of(slot), "current") for slot in (run.slots.policy(0), run.slots.policy(1)))
     for name in ("crossattn_proj.0.weight", "crossattn_proj.0.bias"):

@@ -256,7 +256,7 @@ def test_the_count_goes_on_from_iteration_to_iteration_and_its_limit_may_be_rais
         }
         return make_run(store, recipe({"r": 2, "target_modules": ["to_q"]}, train), "diverges")
 
-    for request in (requests.policy(run(1)), run(1).prepared.embed):
+    for request in (requests.policy(run(1)), run(1).prepared.embed, run(1).prepared.encode):
         make(request, store)
     manifests = [make(requests.finetune(run(1), k), store) for k in range(2)]
     assert ["nonfinite_steps" in manifest.summary for manifest in manifests] == [False, True]
@@ -339,7 +339,7 @@ def test_supervised_training_made_again_drops_out_the_same(store: Path):
         train = {"num_iterations": 1, "optm_name": "Adam", "optm_lr": 1e-3, "train_batch_per_replica": 4}
         sft = {"type": "sft", "steps_per_iteration": 2, "mini_batch": 2, "dataset": WORDS}
         run = make_run(store, recipe(lora, train | {"train_policy": sft}), name)
-        for request in (requests.policy(run), run.prepared.embed):
+        for request in (requests.policy(run), run.prepared.embed, run.prepared.encode):
             make(request, store)
         return make(requests.finetune(run, 0), store).content
 

@@ -188,7 +188,7 @@ def gradient_norm(run: Run, *, both: bool) -> float:
     kernel, scale = kernel_of(sample, lambda: schedule_of(model.scheduler, sample.num_steps)), sample.guidance_scale
     update = Artifact(input_of(run.slots.policy(1)))
     advantages = table_of(update, "advantages.parquet").set_index("sample_id")["advantage"]
-    conditioning = Embeddings(input_of(run.prepared.embed.slot), [*(p.id for p in run.plan.prompts), NEGATIVE])
+    conditioning = Embeddings([input_of(run.prepared.embed.slot)], [*(p.id for p in run.plan.prompts), NEGATIVE])
     for sample_id, (about, tensors) in tensors_of(run).items():
         given, negative = (stack([conditioning[i]], CPU) for i in (about["prompt_id"], NEGATIVE))
         for i in tensors["steps"].tolist():

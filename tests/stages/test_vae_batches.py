@@ -33,16 +33,14 @@ def test_large_samples_are_taken_one_by_one_and_small_ones_together():
     assert sizes(1, 720, 1280, 93) == [1]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("nft", marks=pytest.mark.slow), "sft"])
-def test_taken_one_by_one_samples_are_the_same_up_to_rounding(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.slow
+def test_taken_one_by_one_samples_are_the_same_up_to_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found: list[Any] = []
     for limit in (generating.VAE_SAMPLE_BYTES, 0):
         monkeypatch.setattr(generating, "VAE_SAMPLE_BYTES", limit)
-        found.append(pictures(tmp_path / str(limit)) if kind == "nft" else losses(tmp_path / str(limit)))
+        found.append(pictures(tmp_path / str(limit)))
     together, alone = found
-    assert np.abs(together - alone).max() <= (1 if kind == "nft" else 1e-5)
+    assert np.abs(together - alone).max() <= 1
 
 
 def recipe(train_policy: dict[str, Any]) -> dict[str, Any]:
@@ -55,8 +53,6 @@ def recipe(train_policy: dict[str, Any]) -> dict[str, Any]:
         },
         "train": {"num_iterations": 1, "train_batch_per_replica": 8, "train_policy": {"mini_batch": 4} | train_policy},
     }
-    if train_policy["type"] == "sft":
-        return values
     values["policy"]["diffusers"]["sample"] = {"num_steps": 2}
     values["rollout"] = {"n_generation": 4, "n_generation_mini_batch": 4, "samples_per_shard": 4}
     return values | {"rewards": [{"fn": {"name": "ocr"}}]}
@@ -70,11 +66,3 @@ def pictures(folder: Path) -> np.ndarray:
     artifact = Artifact(input_of(run.slots.iteration(0, "rollout")))
     shards = list(read_samples(artifact))
     return np.stack([sample.pixels for sample in shards]).astype(int)
-
-
-def losses(folder: Path) -> np.ndarray:
-    """Those of supervised steps."""
-    run = make_run(folder, recipe({"type": "sft", "steps_per_iteration": 2, "dataset": {"name": "rendered_text"}}))
-    for request in (partial(requests.policy, run), lambda: run.prepared.embed):
-        make(request(), folder)
-    return np.array([make(requests.finetune(run, 0), folder).summary["loss"]], dtype=float)

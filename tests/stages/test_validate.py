@@ -53,7 +53,7 @@ def run_of(tmp_path: Path, name: str, seed: int = 0, batch_size: int = 2, model:
     values["train"]["seed"] = seed
     values["validation"]["batch_size"] = batch_size
     run = make_run(tmp_path, values, name)
-    for request in (requests.policy(run), run.prepared.embed_held_out, run.prepared.encode_held_out):
+    for request in (requests.policy(run), run.prepared.held_out.embeds[0], run.prepared.held_out.encodes[0]):
         make(request, tmp_path)
     return run
 
@@ -64,8 +64,8 @@ def by_hand(run: Run) -> dict[str, list[float]]:
     request = requests.validate(run, 0)
     assert isinstance(request.config, Validate)
     model = load_model(request.config.model, ("transformer",), CPU)
-    latents = Latents(request.one("data"))
-    embeddings = Embeddings(request.one("embeddings"), list(latents.index["prompt_id"]))
+    latents = Latents(request.inputs["data"])
+    embeddings = Embeddings(request.inputs["embeddings"], list(latents.index["prompt_id"]))
     losses: dict[str, list[float]] = {}
     for item, prompt in zip(latents.index["item_id"], latents.index["prompt_id"], strict=True):
         conditioning = {name: value[None] for name, value in embeddings[prompt].items()}

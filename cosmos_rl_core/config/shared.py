@@ -1,0 +1,75 @@
+"""Sections that the settings of several stages share."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.config.train import OptimizerName
+
+
+class ModelRef(Section):
+    """The base pipeline: its place and its identity."""
+
+    plugin = ("models", "adapter")
+    path: str = Field(json_schema_extra=NOT_IDENTITY)
+    """Directory of the pipeline, or ``package:<name>``."""
+    adapter: str
+    """The model plugin that reads it."""
+    digest: str
+    """Digest of the pipeline's files, pinned by the plan."""
+    guardrail: tuple[Literal["guardrail"], ...] = ()
+    """``("guardrail",)`` if prompts, and the media of rollouts and evaluations, pass the pipeline's guardrail."""
+    complex_human_instruction: tuple[str, ...] | None = None
+    """Text put before prompts; None means the stock pipeline's own."""
+    embedded_guidance_scale: float | None = None
+    """Guidance that the transformer takes as an input; None if it takes none."""
+
+
+class MediaShape(Section):
+    """Size of the generated media."""
+
+    size: tuple[int, int]
+    """Height and width in pixels."""
+    frames: int
+    """Frames; 1 for images."""
+
+
+class OptimizerSteps(Section):
+    """A range of optimizer steps, with every schedule resolved to its values."""
+
+    lrs: tuple[float, ...]
+    """Learning rate of each step."""
+    ema_decays: tuple[float | None, ...]
+    """Decay of the average after each step; None if the average does not change."""
+    betas: tuple[float, float]
+    epsilon: float
+    weight_decay: float
+    grad_norm_clip: float
+    first_step: int
+    """Optimizer steps done before this range."""
+    optimizer: OptimizerName = "AdamW"
+    max_nonfinite: int = Field(default=0, json_schema_extra=NOT_IDENTITY)
+    """Consecutive steps that may be skipped because their gradients are not finite. Affects success, not the result."""
+
+
+class Init(Section):
+    """Trained weights that a policy begins with."""
+
+    source: str = Field(default="", json_schema_extra=NOT_IDENTITY)
+    """Run and policy version, ``sft@16``, or the folder."""
+    path: str = Field(default="", json_schema_extra=NOT_IDENTITY)
+    """The folder; "" for another run's policy, which is then the input ``init``."""
+    digest: str
+    """Digest of the manifest of the other run's policy, or of the folder's files, pinned by the plan."""
+    lora: LoraConfig | None = None
+    """Settings of the adapter; None for all weights."""
+
+
+class Split(Section):
+    """A share of a dataset. The digest of a medium decides where it is, so that equal media are never on both sides."""
+
+    side: Literal["train", "held_out"]
+    held_out_share: float
+    """Expected share of the media that are held out."""

@@ -1,0 +1,36 @@
+"""Choice of the frames that are taken of a medium. Nothing is read here."""
+
+import math
+from typing import NamedTuple
+
+from cosmos_rl_core.datasets._base import ItemError
+
+
+class Windows(NamedTuple):
+    """Clips that a medium gives, and their frames."""
+
+    frames: int
+    """Frames of a clip."""
+    clips: int = 1
+    """Clips of a medium. The first starts at the beginning, the last ends at the end, the others are evenly spaced."""
+    fps: float | None = None
+    """Frames a second of a clip, chosen among those of the file; None takes every frame."""
+
+    def indices(self, frames: int, fps: float) -> list[list[int]]:
+        """Return the indices of the frames of each clip of a medium with ``frames`` frames at ``fps``.
+
+        Raises :class:`ItemError` if there are too few.
+        """
+        step = fps / self.fps if self.fps is not None and fps > 0 else 1.0
+        # The last frame that is taken is the one shown at that time, thus the floor.
+        taken = math.floor((frames - 1) / step) + 1
+        room = taken - self.frames
+        if room < self.clips - 1:
+            raise ItemError(f"{frames} frames, expected at least {self.least(fps)}")
+        starts = [window * room // (self.clips - 1) for window in range(self.clips)] if self.clips > 1 else [0]
+        return [[math.floor((start + k) * step) for k in range(self.frames)] for start in starts]
+
+    def least(self, fps: float) -> int:
+        """Return the fewest frames that a medium at ``fps`` needs."""
+        step = fps / self.fps if self.fps is not None and fps > 0 else 1.0
+        return math.ceil((self.frames + self.clips - 2) * step) + 1

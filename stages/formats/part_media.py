@@ -1,0 +1,67 @@
+"""The media that the last part of a dataset adds, as clips of one size."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+import numpy as np
+import pandas as pd
+
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.datasets import _clips, _sources
+from cosmos_rl_core.datasets._base import ItemError
+from cosmos_rl_core.datasets._windows import Windows
+from cosmos_rl_core.errors import DatasetError
+from stages.formats.parts import Parts
+
+AGAIN = "bring the dataset up to date: cosmos-flows preprocess"
+
+
+class PartMedia:
+    """Clips of the media of a part, each named by the digest of its medium and the number of its window."""
+
+    def __init__(
+        self, parts: Parts, sources: Mapping[str, DatasetOptions], windows: Windows, size: tuple[int, int]
+    ) -> None:
+        self._sources = {name: _sources.source_of(options) for name, options in sources.items()}
+        self._windows, self._size = windows, size
+        self._rows = {row["medium"]: row for row in parts.added("medium").to_dict("records")}
+        places = [(medium, window) for medium in self._rows for window in range(windows.clips)]
+        self._places = {_name(medium, window, windows.clips): (medium, window) for medium, window in places}
+        self._listed = False
+
+    @property
+    def ids(self) -> list[str]:
+        """Return the names of the clips."""
+        return list(self._places)
+
+    def table(self, layout: Sequence[Sequence[str]]) -> pd.DataFrame:
+        """Return a row a clip: ``latents_id``, ``medium`` and the number of its ``shard``."""
+        rows = [(one, self._places[one][0], number) for number, ids in enumerate(layout) for one in ids]
+        return pd.DataFrame(rows, columns=["latents_id", "medium", "shard"])
+
+    def pixels(self, ids: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield clips, uint8 RGB ``[frames, height, width, 3]``, decoding each medium once.
+
+        Raises :class:`DatasetError` if a file has gone, is not the one that was indexed, or cannot be decoded.
+        """
+        if not self._listed:
+            # A source opens what it has listed.
+            _sources.stamps(self._sources)
+            self._listed = True
+        for medium, group in groupby(ids, key=lambda one: self._places[one][0]):
+            names = list(group)
+            clips = self._read(medium, [self._places[one][1] for one in names])
+            yield from zip(names, clips, strict=True)
+
+    def _read(self, medium: str, windows: list[int]) -> list[np.ndarray]:
+        row = self._rows[medium]
+        try:
+            wanted = self._windows.indices(row["frames"], row["fps"])
+            with _sources.opened(self._sources, row["unit"], row["name"], medium) as copy:
+                return _clips.read(copy, row["kind"], [wanted[window] for window in windows], self._size)
+        except ItemError as error:
+            raise DatasetError(f"{row['unit']}: {error}; mend or remove the file, and {AGAIN}") from error
+
+
+def _name(medium: str, window: int, windows: int) -> str:
+    return medium if windows == 1 else f"{medium}-{window:02d}"

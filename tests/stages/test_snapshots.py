@@ -1,0 +1,276 @@
+"""Training on a prepared dataset: which captions and latents are made, by whom they are shared, and what is read."""
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cosmos_rl_core.config.dataset import DatasetConfig, read_dataset
+from cosmos_rl_core.config.recipe import check
+from cosmos_rl_core.datasets import _clips
+from cosmos_rl_core.datasets._base import ItemError, prompt_id
+from cosmos_rl_core.datasets._windows import Windows
+from cosmos_rl_core.errors import ArtifactError, ConfigError, DatasetError
+from cosmos_rl_core.storage import media as media_files
+from flows.operations.preprocess import missing, preprocess
+from flows.planning import requests
+from flows.planning.plan import freeze, make_plan
+from flows.planning.run import Run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of, standing
+from stages.contracts import Split
+from stages.formats.parts import Parts, side_of
+from stages.formats.prepared import EMPTY, Embeddings, Latents
+from stages.training.loading import load_model
+from tests.stages.conftest import make
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Six pictures, the first two with one caption."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(6):
+        add(folder, number, f"picture {max(number, 1)}")
+    return folder
+
+
+def add(folder: Path, number: int, caption: str) -> None:
+    pixels = np.random.default_rng(number).integers(0, 256, (40, 64, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / f"{number:04d}.png")
+    (folder / f"{number:04d}.json").write_text(json.dumps({"prompt": caption}), encoding="utf-8")
+
+
+def prepare(folder: Path, tmp_path: Path, **settings: Any) -> None:
+    values = {"name": "mine", "sources": {"here": {"name": "local", "local_dir": str(folder)}}} | settings
+    preprocess(
+        DatasetConfig.model_validate(values),
+        str(tmp_path),
+        lambda _, request: [make(request, tmp_path / "outcome" / secrets.token_hex(4))],
+    )
+
+
+def recipe(dataset: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    diffusers = {"inference_size": [32, 64], "max_prompt_length": 12}
+    train = {"num_iterations": 1, "train_batch_per_replica": 4, "optm_lr": 1e-3}
+    sft = {"type": "sft", "mini_batch": 2, "steps_per_iteration": 2, "dataset": {"name": "snapshot"} | dataset}
+    policy = {"model_name_or_path": "package:tiny-sd3", "diffusers": diffusers, "lora": {"r": 2}}
+    return {"policy": policy, "train": train | {"train_policy": sft}} | sections
+
+
+def plan(tmp_path: Path, name: str = "run", **dataset: Any) -> Run:
+    values = recipe({"dataset": "mine"} | dataset)
+    made = make_plan(check(values, "test"), name, "test.toml", (), str(tmp_path))
+    return Run(freeze(made, str(tmp_path)), str(tmp_path))
+
+
+def make_prepared(run: Run, tmp_path: Path) -> list[str]:
+    """Make what does not stand; return the names."""
+    made: list[str] = []
+    for name, request in run.prepared.steps().items():
+        if standing(request.slot)[1] is None:
+            make(request, tmp_path / "outcome" / secrets.token_hex(4))
+            made.append(name)
+    return made
+
+
+def counts(run: Run) -> list[tuple[Any, Any]]:
+    """Captions, without the empty one, and latents of each part."""
+    pairs = zip(run.prepared.data.embeds, run.prepared.data.encodes, strict=True)
+    summaries: list[Any] = [[Artifact(input_of(one.slot)).manifest.summary for one in pair] for pair in pairs]
+    return [(embed["prompts"] - 1, encode["items"]) for embed, encode in summaries]
+
+
+def latents_of(run: Run, split: Split | None = None) -> Latents:
+    inputs = run.prepared.data.inputs()
+    return Latents(
+        inputs["data"], Parts([*map(Artifact, inputs["parts"])], [*map(Artifact, inputs["captions"])]), split
+    )
+
+
+def test_new_files_cost_their_own_captions_and_latents_alone(pictures: Path, tmp_path: Path):
+    prepare(pictures, tmp_path)
+    first = plan(tmp_path, "first")
+    assert make_prepared(first, tmp_path) == ["embed-part-0000", "encode-part-0000"]
+    assert counts(first) == [(5, 6)]
+    for number in (6, 7):
+        add(pictures, number, f"picture {number - 1}")
+    (pictures / "0000.json").unlink()
+    (pictures / "0000.png").unlink()
+    prepare(pictures, tmp_path)
+    second = plan(tmp_path, "second")
+    assert make_prepared(second, tmp_path) == ["embed-part-0001", "encode-part-0001"]
+    # Picture 6 has the caption of picture 5.
+    assert counts(second) == [(5, 6), (1, 2)]
+    assert make_prepared(plan(tmp_path, "third"), tmp_path) == []
+    assert [len(latents_of(run).index) for run in (first, second)] == [6, 7]
+
+
+def test_a_run_keeps_its_snapshot(pictures: Path, tmp_path: Path):
+    prepare(pictures, tmp_path)
+    run = plan(tmp_path)
+    add(pictures, 6, "another")
+    prepare(pictures, tmp_path)
+    pinned = plan(tmp_path).plan.data_snapshot
+    assert pinned is not None
+    assert pinned == run.plan.data_snapshot
+    assert (pinned.number, pinned.items, pinned.prompts) == (1, 6, 5)
+    newer = plan(tmp_path, "newer").plan.data_snapshot
+    assert newer is not None
+    assert (newer.number, newer.items) == (2, 7)
+    first = plan(tmp_path, "first", number=1).plan.data_snapshot
+    assert first == pinned
+    with pytest.raises(ConfigError, match="there is no snapshot 3 of the dataset 'mine'"):
+        plan(tmp_path, "missing", number=3)
+    with pytest.raises(ConfigError, match=r"there is no dataset 'yours' in the store .*name one of: mine"):
+        plan(tmp_path, "other", dataset="yours")
+    path = tmp_path / "dataset" / "mine" / "snapshots" / "1.json"
+    path.unlink()
+    with pytest.raises(ArtifactError, match=r"1\.json has gone; restore it"):
+        run.prepared.data  # noqa: B018
+
+
+def test_latents_are_the_models_own_of_the_pictures_cut_to_size(pictures: Path, tmp_path: Path):
+    prepare(pictures, tmp_path)
+    run = plan(tmp_path)
+    make_prepared(run, tmp_path)
+    latents, model = latents_of(run), load_model(run.plan.base, ("vae",), CPU)
+    items = Parts([Artifact(part) for part in run.prepared.data.parts]).items.set_index("item")
+    texts = Embeddings([input_of(request.slot) for request in run.prepared.embeddings], latents.prompt_ids)
+    texts_of = load_model(run.plan.base, ("text",), CPU)
+    for item_id, text_id in latents.index[["item_id", "prompt_id"]].itertuples(index=False):
+        row = items.loc[item_id]
+        pixels = _clips.fit(Image.open(pictures / f"{row['name']}.png"), (32, 64))
+        assert torch.equal(latents[item_id], model.encode_media(torch.tensor(pixels)[None, None])[0])
+        assert text_id == row["prompt_id"]
+        (expected,) = texts_of.encode_prompts([row["caption"]], 12)
+        found = texts[text_id]
+        assert all(torch.allclose(found[name], expected[name], atol=1e-5) for name in expected)
+    assert texts[EMPTY].keys() == texts[latents.prompt_ids[0]].keys()
+
+
+def test_supervised_steps_read_latents_of_every_part(pictures: Path, tmp_path: Path):
+    prepare(pictures, tmp_path)
+    add(pictures, 6, "another")
+    prepare(pictures, tmp_path)
+    run = plan(tmp_path)
+    make_prepared(run, tmp_path)
+    make(requests.policy(run), tmp_path / "outcome" / "policy")
+    request = requests.finetune(run, 0)
+    manifest = make(request, tmp_path / "outcome" / "finetune")
+    assert np.isfinite(float(manifest.summary["loss"] or "nan"))
+    assert [len(request.inputs[role]) for role in ("embeddings", "data", "parts")] == [2, 2, 2]
+
+
+def test_both_sides_of_a_split_are_apart_by_the_bytes_of_media(pictures: Path, tmp_path: Path):
+    for number in range(6, 40):
+        add(pictures, number, f"picture {number}")
+    # The same picture under two names, with two captions.
+    (pictures / "0100.png").write_bytes((pictures / "0003.png").read_bytes())
+    (pictures / "0100.json").write_text('{"prompt": "again"}', encoding="utf-8")
+    prepare(pictures, tmp_path)
+    train, held_out = (plan(tmp_path, side, side=side, held_out_share=0.3) for side in ("train", "held_out"))
+    assert train.prepared.steps().keys() == held_out.prepared.steps().keys()
+    assert [r.slot for r in train.prepared.steps().values()] == [r.slot for r in held_out.prepared.steps().values()]
+    items = Parts([Artifact(part) for part in train.prepared.data.parts]).items
+    sides = [side_of(items, Split(side=side, held_out_share=0.3)) for side in ("train", "held_out")]
+    assert sum(map(len, sides)) == len(items) == 41
+    assert not {*sides[0]["medium"]} & {*sides[1]["medium"]}
+    expected = {m for m in items["medium"] if int(m, 16) / 2**256 < 0.3}
+    assert {*sides[1]["medium"]} == expected
+    assert 4 <= len(expected) <= 20
+    values = recipe({"dataset": "mine"}, validation={"dataset": {"name": "rendered_text"}, "batch_size": 1})
+    values["validation"]["data"] = {"name": "snapshot", "dataset": "mine", "side": "held_out"}
+    with pytest.raises(ConfigError, match=r"validation\.data has media that are trained on"):
+        make_plan(check(values, "test"), "both", "test.toml", (), str(tmp_path))
+
+
+def test_a_file_that_is_not_the_indexed_one_is_never_encoded(pictures: Path, tmp_path: Path):
+    prepare(pictures, tmp_path)
+    run = plan(tmp_path)
+    encode: Request = run.prepared.data.encodes[0]
+    whole = (pictures / "0003.png").read_bytes()
+    (pictures / "0003.png").write_bytes((pictures / "0004.png").read_bytes())
+    with pytest.raises(DatasetError, match="here/0003 has changed since it was indexed"):
+        make(encode, tmp_path / "outcome")
+    (pictures / "0003.png").unlink()
+    with pytest.raises(DatasetError, match="here/0003 has changed since it was indexed"):
+        make(encode, tmp_path / "outcome")
+    (pictures / "0003.png").write_bytes(whole)
+    assert make(encode, tmp_path / "outcome").summary["items"] == 6
+
+
+def test_items_without_a_caption_and_short_videos_are_found_by_the_plan(pictures: Path, tmp_path: Path):
+    (pictures / "0005.json").unlink()
+    prepare(pictures, tmp_path, captioned=False)
+    with pytest.raises(ConfigError, match=r"1 items of snapshot 1 of 'mine' have no caption, e\.g\. 0005"):
+        plan(tmp_path)
+    # Written by a captioner, it is embedded like the others.
+    prepare(pictures, tmp_path, caption={"by": "text", "text": "a picture"})
+    run = plan(tmp_path, "captioned")
+    make_prepared(run, tmp_path)
+    assert counts(run) == [(5, 6)]
+    latents = latents_of(run)
+    assert prompt_id("a picture") in latents.prompt_ids
+    Embeddings([input_of(run.prepared.data.embeds[0].slot)], latents.prompt_ids)
+
+
+def test_frames_of_a_clip_are_at_its_own_rate_and_windows_are_evenly_spaced():
+    assert Windows(3).indices(10, 24.0) == [[0, 1, 2]]
+    assert Windows(3, 3).indices(9, 24.0) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    # 24 frames a second, 12 wanted: every second one. 10 frames last until frame 8 at that rate.
+    assert Windows(3, 2, 12.0).indices(10, 24.0) == [[0, 2, 4], [4, 6, 8]]
+    assert Windows(4, fps=30.0).indices(4, 15.0) == [[0, 0, 1, 1]]
+    assert Windows(1).indices(1, 0.0) == [[0]]
+    for windows in (Windows(5), Windows(5, 3), Windows(5, 2, 10.0), Windows(5, 1, 60.0)):
+        least = windows.least(24.0)
+        assert max(max(one) for one in windows.indices(least, 24.0)) < least
+        with pytest.raises(ItemError, match=f"{least - 1} frames, expected at least {least}"):
+            windows.indices(least - 1, 24.0)
+
+
+def test_windows_of_a_video_are_decoded_once_and_equal_its_frames(tmp_path: Path):
+    frames = np.random.default_rng(0).integers(0, 256, (9, 16, 24, 3), dtype=np.uint8)
+    (tmp_path / "video.mkv").write_bytes(media_files.encode(frames)[1])
+    with (tmp_path / "video.mkv").open("rb") as file:
+        first, last = _clips.read(file, "video", [[0, 2, 4], [4, 6, 8]], (16, 24))
+    assert np.array_equal(first, frames[[0, 2, 4]])
+    assert np.array_equal(last, frames[[4, 6, 8]])
+    with (tmp_path / "video.mkv").open("rb") as file, pytest.raises(ItemError, match="1 frames can be decoded"):
+        _clips.read(file, "video", [[8, 9]], (16, 24))
+
+
+def test_recipes_of_a_dataset_are_encoded_with_it(pictures: Path, tmp_path: Path):
+    values = recipe({"dataset": "mine"})
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "sft.toml").write_text(toml_of(values), encoding="utf-8")
+    file = tmp_path / "recipes" / "mine.toml"
+    source = f'[sources.here]\nname = "local"\nlocal_dir = "{pictures}"'
+    file.write_text(f'name = "mine"\nrecipes = ["sft.toml"]\n{source}\n', encoding="utf-8")
+    config = read_dataset(str(file))
+    preprocess(config, str(tmp_path), lambda _, request: [make(request, tmp_path / "outcome")])
+    assert [name for name, _ in missing(config, str(tmp_path))] == ["embed-part-0000", "encode-part-0000"]
+    for name, request in missing(config, str(tmp_path)):
+        make(request, tmp_path / "outcome" / name)
+    assert missing(config, str(tmp_path)) == []
+    # A run of other steps and another seed reads the same.
+    values["train"] |= {"seed": 5, "num_iterations": 3}
+    made = make_plan(check(values, "test"), "other", "test.toml", (), str(tmp_path))
+    assert make_prepared(Run(made, str(tmp_path)), tmp_path) == []
+
+
+def toml_of(values: dict[str, Any], path: str = "") -> str:
+    """Tables of plain values, as TOML."""
+    own = [f"{key} = {json.dumps(value)}" for key, value in values.items() if not isinstance(value, dict)]
+    tables = [
+        toml_of(value, f"{path}.{key}" if path else key) for key, value in values.items() if isinstance(value, dict)
+    ]
+    return "\n".join([*([f"[{path}]"] if path else []), *own, *tables])
