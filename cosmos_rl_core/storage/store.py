@@ -151,6 +151,17 @@ def stamps(url: str) -> dict[str, str]:
     return {name: _stamp(entry) for name, entry in names.items() if not any(map(_is_hidden, name.split("/")))}
 
 
+def stamp(url: str) -> str | None:
+    """Return the stamp of one object, like :func:`stamps`, or None if it does not exist."""
+    fs, path = _resolve(url)
+    with suppress(FileNotFoundError), _unavailable("look up", url, FileNotFoundError):
+        if not isinstance(fs, LocalFileSystem):
+            return _stamp(fs.info(path))
+        if os.path.isfile(path):
+            return _local_stamp(os.stat(path))
+    return None
+
+
 def _local_stamps(folder: str, prefix: str, above: frozenset[str]) -> Iterator[tuple[str, str]]:
     """Yield names and stamps of files. Links are followed, but not to a folder that holds them."""
     here = os.path.realpath(folder)
@@ -163,8 +174,11 @@ def _local_stamps(folder: str, prefix: str, above: frozenset[str]) -> Iterator[t
             if entry.is_dir():
                 yield from _local_stamps(entry.path, f"{prefix}{entry.name}/", above | {here})
             elif entry.is_file():
-                status = entry.stat()
-                yield f"{prefix}{entry.name}", f"{status.st_size} {status.st_mtime_ns}"
+                yield f"{prefix}{entry.name}", _local_stamp(entry.stat())
+
+
+def _local_stamp(status: os.stat_result) -> str:
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def _stamp(entry: Mapping[str, Any]) -> str:
