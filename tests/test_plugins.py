@@ -5,6 +5,7 @@ import inspect
 import itertools
 import json
 import re
+import tarfile
 import textwrap
 import typing
 from dataclasses import replace
@@ -74,6 +75,15 @@ def folder_of_rows(folder: Path) -> str:
 
 FOLDERS = {"hf": folder_of_rows}
 """What plugins are given that read folders of another layout."""
+
+
+def shard_of_pictures(folder: Path) -> str:
+    """What a dataset that reads tar shards is given: the same two images."""
+    folder_of_pictures(folder)
+    with tarfile.open(folder / "000.tar", "w") as tar:
+        for file in sorted({*folder.iterdir()} - {folder / "000.tar"}):
+            tar.add(file, file.name)
+    return str(folder / "000.tar")
 
 
 def described_fields(options: type[Section]) -> set[str]:
@@ -298,6 +308,8 @@ def test_a_dataset_plugin_conforms(name: str, tmp_path: Path):
     if "path" in module.Options.model_fields:
         given = {"path": str(tmp_path / "prompts.txt")}
         (tmp_path / "prompts.txt").write_text("a dog\na cat\n", encoding="utf-8")
+    if "urls" in module.Options.model_fields:
+        given = {"urls": shard_of_pictures(tmp_path)}
     options = options_of("datasets", name, DatasetOptions, "name", **given)
     offered = ["prompts", *(["digest"] if hasattr(module, "Media") else [])]
     for function in offered:
@@ -306,6 +318,8 @@ def test_a_dataset_plugin_conforms(name: str, tmp_path: Path):
         assert found == ["options"], f"{module.__file__}:1: {function} takes {found}, expected ['options']"
     if hasattr(module, "Media"):
         check_offers(module.Media, datasets_base.Media)
+    if hasattr(module, "Source"):
+        check_offers(module.Source, datasets_base.Source)
     if options is None:
         pytest.skip("its settings have no defaults")
     prompts = module.prompts(options)

@@ -7,7 +7,6 @@ clip if videos give several. Items are sorted by id.
 """
 
 import itertools
-import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
@@ -21,17 +20,14 @@ import numpy as np
 from PIL import Image
 from pydantic import Field, PositiveInt
 
-from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _clips
 from cosmos_rl_core.datasets._base import Item, ItemError, Prompt, prompt_id
+from cosmos_rl_core.datasets._files import IMAGES, VIDEOS, caption_in, kind_of, line, parsed
 from cosmos_rl_core.errors import ConfigError, mistakes_in
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.file_digests import files_digest
-
-IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
-VIDEOS = frozenset({".mp4", ".mkv", ".mov", ".webm"})
 
 Files = dict[str, list[str]]
 """Names of files, relative to the folder, by stem."""
@@ -135,7 +131,7 @@ class Source:
         media, captions = self._media.get(unit, []), self._captions.get(unit, [])
         if mistakes := _misfits(unit, media, captions):
             raise ItemError("; ".join(mistakes))
-        return [Item(unit, _kind(PurePath(media[0])), *(_caption(self._root, captions[0]) if captions else (None, {})))]
+        return [Item(unit, kind_of(media[0]), *(_caption(self._root, captions[0]) if captions else (None, {})))]
 
     def open(self, name: str) -> BinaryIO:
         """Open the medium of a stem."""
@@ -236,28 +232,9 @@ def _misfits(item_id: str, media: list[str], captions: list[str]) -> list[str]:
 
 
 def _caption(local_dir: str, file: str) -> tuple[str, dict[str, Any]]:
-    """Return the caption in a file, without surrounding white space, and the other values beside it.
-
-    Raises :class:`ItemError` if there is no caption.
-    """
+    """Return the caption in a file and the values beside it. Raises :class:`ItemError` if there is none."""
     name = PurePath(file).name
-    caption: Any
-    metadata: dict[str, Any] = {}
-    data = store.read(store.join(local_dir, file))
-    try:
-        caption = data.decode("utf-8-sig")
-        if name.lower().endswith(".json"):
-            about = json.loads(caption)
-            metadata = about if isinstance(about, dict) else {}
-            caption = metadata.pop("prompt", None)
-        canonical_json([caption, metadata])  # ValueError on NaN and on half a surrogate pair
-    except ValueError as error:
-        raise ItemError(f"{name}: cannot be read: {_line(error)}") from error
-    if not isinstance(caption, str):
-        raise ItemError(f'{name}: no caption; expected an object with the text "prompt"')
-    if not caption.strip():
-        raise ItemError(f"{name}: the caption is empty")
-    return caption.strip(), metadata
+    return caption_in(name, parsed(name, store.read(store.join(local_dir, file))))
 
 
 def _fault(file: Path, options: Options) -> str | None:
@@ -276,13 +253,13 @@ def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
     try:
         if options.clips > 1:
             start = _start(file, options, clip)
-        for picture in itertools.islice(_clips.pictures(str(file), _kind(file)), start, start + frames):
+        for picture in itertools.islice(_clips.pictures(str(file), kind_of(str(file))), start, start + frames):
             count += 1
             yield picture
     except ConfigError:
         raise
     except _clips.DAMAGED as error:
-        raise ConfigError(f"{file.name}: cannot be read: {_line(error)}") from error
+        raise ConfigError(f"{file.name}: cannot be read: {line(error)}") from error
     if count < frames:
         found = f"{start + count} frames, expected at least {start + frames}"
         raise ConfigError(f"{file.name}: {found}")
@@ -291,7 +268,7 @@ def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
 def _start(file: Path, options: Options, clip: int) -> int:
     """Return the first frame of a clip. Raises :class:`ConfigError` if frames are too few for clips that differ."""
     count = 1
-    if _kind(file) == "video":
+    if kind_of(str(file)) == "video":
         # Without decoding: a packet is a frame.
         with av.open(str(file)) as container:
             count = sum(packet.size > 0 for packet in container.demux(video=0))
@@ -300,11 +277,3 @@ def _start(file: Path, options: Options, clip: int) -> int:
         expected = f"{options.frames + last} for {options.clips} clips of {options.frames}"
         raise ConfigError(f"{file.name}: {count} frames, expected at least {expected}")
     return clip * room // last
-
-
-def _kind(file: PurePath) -> Literal["image", "video"]:
-    return "video" if file.suffix.lower() in VIDEOS else "image"
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

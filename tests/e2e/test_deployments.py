@@ -48,7 +48,7 @@ NAMES = {
         "sana-video-sft-lora",
         "tiny-sft",
     },
-    "preprocess": {"local", "tiny"},
+    "preprocess": {"local", "tiny", "web"},
     "stage": {"run"},
     "infra": {"check"},
 }
