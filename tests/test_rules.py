@@ -36,8 +36,13 @@ TENSOR_FACTORIES = {
     )
 }  # fmt: skip
 
-UNPICKLES = ("cosmos_rl_core/importers/native_weights.py", "tests/core/test_native_weights.py")
-"""What reads the files of others that are pickles, and the test that writes such a file."""
+UNPICKLES = (
+    "cosmos_rl_core/importers/native_weights.py",
+    "tests/core/test_native_weights.py",
+    "tests/core/test_pickled_embeddings.py",
+    "tests/flows/test_import_embeddings.py",
+)
+"""What reads the files of others that are pickles, and the tests that write such files."""
 
 READS_ENVIRONMENT = (
     "flows/",

@@ -293,6 +293,19 @@ def import_weights(
 
 
 @command(app)
+def import_embeddings(
+    folder: Annotated[str, Argument(help="A folder with t5_xxl/ or text_embedding/, and metas/")],
+    directory: Annotated[str, Argument(help="A new directory for the safetensors files")],
+) -> None:
+    """Convert text embeddings that cosmos-rl's scripts pickled to safetensors, without unpickling them.
+
+    Examples:
+        cosmos-flows import-embeddings datasets/cosmos_nemo_assets embeddings
+    """
+    print_parts(import_module("flows.operations.import_embeddings").import_embeddings(folder, directory))
+
+
+@command(app)
 def schema(
     recipe: Annotated[str | None, Argument(help="A recipe with plugins to include")] = None,
 ) -> None:
