@@ -46,6 +46,8 @@ NAMES = {
         "sana-image-sft-lora",
         "sana-video-sft",
         "sana-video-sft-lora",
+        "wan-sft-lora",
+        "cosmos-2b-sft-lora",
         "tiny-sft",
     },
     "preprocess": {"local", "tiny", "web"},

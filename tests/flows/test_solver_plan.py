@@ -110,7 +110,7 @@ def test_training_on_data_makes_no_rollouts_and_minds_no_scheduler(plan_with):
         "timesteps_fraction = 1.0": "",
         "batch_size_per_optimize = 4": "",
         "n_generation = 4": "",
-        "[[rewards]]": '[[rewards]]\nrole = "monitor"',
+        "[[rewards]]": '[validation]\ndataset = { name = "ocr", split = "test" }\n[[rewards]]\nrole = "monitor"',
     }
     plan = plan_with("FlowMatchLCMScheduler", {}, 'train.train_policy.dataset={ name = "rendered_text" }', **sft)
     assert plan.recipe.policy.diffusers.sample.solver == "euler"

@@ -201,7 +201,9 @@ def test_what_does_not_fit_into_memory_is_tried_again_with_half_as_much_at_once(
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "crowd")
     # Any stage can tell, so one that starts without torch.
-    light = request_on_two_ranks.model_copy(update={"stage": "report", "config": Report(title="", reward="")})
+    light = request_on_two_ranks.model_copy(
+        update={"stage": "report", "version": Report.version, "config": Report(title="", reward="")}
+    )
     launcher = launcher_of(light)
     with pytest.raises(StageError, match="8 do not fit") as caught:
         launcher.make("crowd", [light])
@@ -215,7 +217,9 @@ def test_a_process_that_c_plus_plus_aborts_for_want_of_memory_ran_out_of_it(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "abort")
-    light = request_on_two_ranks.model_copy(update={"stage": "report", "config": Report(title="", reward="")})
+    light = request_on_two_ranks.model_copy(
+        update={"stage": "report", "version": Report.version, "config": Report(title="", reward="")}
+    )
     with pytest.raises(StageError, match="exit code -6") as caught:
         launcher_of(light).make("abort", [light])
     assert caught.value.kind == "out_of_memory"
@@ -225,7 +229,9 @@ def test_a_stage_that_failed_ends_at_once_whatever_still_works_in_it(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "stuck")
-    light = request_on_two_ranks.model_copy(update={"stage": "report", "config": Report(title="", reward="")})
+    light = request_on_two_ranks.model_copy(
+        update={"stage": "report", "version": Report.version, "config": Report(title="", reward="")}
+    )
     path = tmp_path / "request.json"
     path.write_text(light.model_dump_json(), encoding="utf-8")
     command = [sys.executable, "-m", "stages.execution.runner", str(path)]
