@@ -14,7 +14,7 @@ from stages import contracts
 from stages.artifacts.layouts import cut
 from stages.artifacts.request import Request
 from stages.context import Context
-from stages.formats.prepared import Embeddings, Latents
+from stages.formats.prepared import EMPTY, Embeddings, Latents
 from stages.training.given import own_frames
 from stages.training.trainer import MicroBatch, Trainer, check_clocks, my_share
 
@@ -54,6 +54,7 @@ class _Draws:
 
     def __init__(self, request: Request, config: contracts.Finetune, trainer: Trainer, latents: Latents) -> None:
         self.seed, self.density, self.given_frames = request.seed, config.density, config.algorithm.given_frames
+        self.text_dropout = config.algorithm.text_dropout
         self.latents, self.device = latents, trainer.group.device
         self.items: list[tuple[str, str]] = [*zip(latents.index["item_id"], latents.index["prompt_id"], strict=True)]
         self.conditioning = Embeddings(request.inputs["embeddings"], latents.prompt_ids)
@@ -70,9 +71,13 @@ class _Draws:
         # A sample's conditioning: its prompt's embeddings, and a drawn number of its own first frames.
         generators = [seeds.generator("given frames", *key) for key in keys]
         own = [
-            self.conditioning[prompt_id] | own_frames(latents, self.given_frames, generator)
-            for (_, prompt_id), latents, generator in zip(items, x_0, generators, strict=True)
+            self.conditioning[self._text(prompt_id, key)] | own_frames(latents, self.given_frames, generator)
+            for (_, prompt_id), key, latents, generator in zip(items, keys, x_0, generators, strict=True)
         ]
         conditioning = stack(own, self.device)
         batch = Batch(x_0, noise.to(self.device), t, None, generated(conditioning))
         return MicroBatch(batch, conditioning, weight, keys=tuple(keys))
+
+    def _text(self, prompt_id: str, key: DrawKey) -> str:
+        """Return the prompt that a sample is trained on: its own or, drawn by its key, the empty one."""
+        return EMPTY if seeds.generator("text dropout", *key).random() < self.text_dropout else prompt_id

@@ -157,6 +157,9 @@ class SupervisedOptions(AlgorithmOptions):
     rewarded: ClassVar[bool] = False
     steps_per_iteration: int = Field(default=100, ge=1)
     """Number of optimizer steps of an iteration, each on ``train.train_batch_per_replica`` samples of the dataset."""
+    text_dropout: float = Field(default=0.0, ge=0, le=1, json_schema_extra={"neutral": 0.0})
+    """Probability of training a sample on the empty prompt in place of its caption, so that guidance has a prediction
+    without text to move away from. Drawn for each item and pass."""
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]

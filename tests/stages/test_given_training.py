@@ -17,7 +17,7 @@ from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.policies import read_part
-from stages.formats.prepared import NEGATIVE, Embeddings, Latents
+from stages.formats.prepared import EMPTY, NEGATIVE, Embeddings, Latents
 from stages.formats.sample_tensors import key_of
 from stages.training.draws import LatentDraws, Stored
 from tests.stages.conftest import make, make_iteration, make_run
@@ -129,13 +129,14 @@ def sft(folder: Path) -> dict[str, Any]:
             "mini_batch": 3,
             "steps_per_iteration": 1,
             "max_num_conditional_frames": 2,
+            "text_dropout": 0.5,
         },
     }
     del recipe["rollout"], recipe["rewards"], recipe["policy"]["diffusers"]["sample"]
     return recipe
 
 
-def test_supervised_training_gives_each_item_its_own_first_frames_and_regresses_on_the_others(tmp_path: Path):
+def test_supervised_training_gives_each_item_its_own_first_frames_and_drops_texts(tmp_path: Path):
     run = make_run(tmp_path, sft(tmp_path / "inputs"))
     for request in (requests.policy(run), run.prepared.embed, run.prepared.encode):
         make(request, tmp_path)
@@ -143,10 +144,11 @@ def test_supervised_training_gives_each_item_its_own_first_frames_and_regresses_
     dataset = run.recipe.train.train_policy.dataset
     media: Any = plugins.load("datasets", dataset.name).Media(dataset)
     model = cosmos_predict2_5.load(run.recipe.policy.model_name_or_path, ("transformer", "vae"), CPU)
-    texts = Embeddings([input_of(run.prepared.embed.slot)], [prompt.id for prompt in media.prompts])
+    texts = Embeddings([input_of(run.prepared.embed.slot)], [*(prompt.id for prompt in media.prompts), EMPTY])
     sigmas, density = schedule_of(model.scheduler, FINE_GRID).sigmas, run.recipe.policy.diffusers.density
     losses: list[float] = []
     counts: set[int] = set()
+    dropped: list[bool] = []
     for epoch in (0, 1):
         for index in range(len(media)):
             pixels, prompt = media.item(index)
@@ -157,10 +159,12 @@ def test_supervised_training_gives_each_item_its_own_first_frames_and_regresses_
             )
             noise, t = training_noise(tuple(x_0.shape), key, 0), sft_time(sigmas, density, key)
             count = int(seeds.generator("given frames", SEED, 0, epoch, key.sample_id).integers(0, 3))
-            velocity = velocity_of(model, x_0, count, texts[prompt.id], t, noise)
+            dropped.append(seeds.generator("text dropout", *key).random() < 0.5)
+            velocity = velocity_of(model, x_0, count, texts[EMPTY if dropped[-1] else prompt.id], t, noise)
             losses.append(float((velocity - (noise - x_0))[:, count:].square().mean()))
             counts.add(count)
     assert counts == {0, 1, 2}
+    assert 0 < sum(dropped) < len(dropped)
     metrics = table_of(Artifact(input_of(run.slots.policy(1))), "metrics.parquet").iloc[0]
     assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
     before, after = (read_part(input_of(slot), "current") for slot in (run.slots.policy(0), run.slots.policy(1)))
