@@ -96,7 +96,7 @@ def missing(config: DatasetConfig, store_url: str) -> list[tuple[str, Request]]:
     Each has a name. Raises :class:`ConfigError` with the mistakes of a recipe.
     """
     runs = [Run(plan_of(Settings(recipe, store_url)), store_url) for recipe in config.recipes]
-    named = {request.slot: (name, request) for run in runs for name, request in run.prepared.steps().items()}
+    named = {request.slot: (name, request) for run in runs[::-1] for name, request in run.prepared.steps().items()}
     return [one for one in named.values() if standing_manifest(one[1]) is None]
 
 

@@ -44,9 +44,12 @@ class Prepared:
     store_url: str
 
     def steps(self) -> dict[str, Request]:
-        """Return every Request by its name, in order."""
+        """Return every Request once, by its name, in order."""
         named = {"embed": self.embed} if self.plan.embedded_prompts else {}
-        return named | _named(self.data, "") | _named(self.held_out, "-held-out")
+        named |= _named(self.data, "") | _named(self.held_out, "-held-out")
+        # Both sides of a split are parts of one dataset.
+        first = {request.slot: name for name, request in reversed(named.items())}
+        return {name: request for name, request in named.items() if first[request.slot] == name}
 
     @cached_property
     def embeddings(self) -> tuple[Request, ...]:

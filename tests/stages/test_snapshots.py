@@ -187,6 +187,12 @@ def test_both_sides_of_a_split_are_apart_by_the_bytes_of_media(pictures: Path, t
     expected = {m for m in items["medium"] if int(m, 16) / 2**256 < 0.3}
     assert {*sides[1]["medium"]} == expected
     assert 4 <= len(expected) <= 20
+    both = recipe(
+        {"dataset": "mine", "side": "train"}, validation={"dataset": {"name": "rendered_text"}, "batch_size": 1}
+    )
+    both["validation"]["data"] = {"name": "snapshot", "dataset": "mine", "side": "held_out"}
+    made = make_plan(check(both, "test"), "split", "test.toml", (), str(tmp_path))
+    assert [*Run(made, str(tmp_path)).prepared.steps()] == ["embed-part-0000", "encode-part-0000"]
     values = recipe({"dataset": "mine"}, validation={"dataset": {"name": "rendered_text"}, "batch_size": 1})
     values["validation"]["data"] = {"name": "snapshot", "dataset": "mine", "side": "held_out"}
     with pytest.raises(ConfigError, match=r"validation\.data has media that are trained on"):
