@@ -16,7 +16,7 @@ from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.prepared import EMPTY, Embeddings, Latents
 from stages.training.given import own_frames
-from stages.training.trainer import MicroBatch, Trainer, check_clocks, my_share
+from stages.training.trainer import CPU, Make, MicroBatch, Trainer, check_clocks, made_ahead, my_share
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
@@ -30,11 +30,15 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     copies = [EMA] if config.keeps_ema else []
     trainer = Trainer.load(config, algorithm, request=request, components=(), context=context, copies=copies)
     draws = _Draws(request, config, trainer, latents)
-    for index in range(len(config.steps.lrs)):
-        step = config.steps.first_step + index
+
+    def share(step: int) -> list[Make]:
         items = _items(len(latents.index), config.batch_size, request.seed, step)
-        micro_batches = [[partial(draws, chunk)] for chunk in cut(items, layout["mini_batch"])]
-        trainer.step(index, my_share(micro_batches, group), config.batch_size, 1)
+        return my_share([[partial(draws, chunk)] for chunk in cut(items, layout["mini_batch"])], group)
+
+    first = config.steps.first_step
+    with made_ahead(map(share, range(first, first + len(config.steps.lrs)))) as steps:
+        for index, micro_batches in enumerate(steps):
+            trainer.step(index, micro_batches, config.batch_size, 1)
     trainer.write(copies, iteration)
     return trainer.summary()
 
@@ -55,7 +59,7 @@ class _Draws:
     def __init__(self, request: Request, config: contracts.Finetune, trainer: Trainer, latents: Latents) -> None:
         self.seed, self.density, self.given_frames = request.seed, config.density, config.algorithm.given_frames
         self.text_dropout = config.algorithm.text_dropout
-        self.latents, self.device = latents, trainer.group.device
+        self.latents = latents
         self.items: list[tuple[str, str]] = [*zip(latents.index["item_id"], latents.index["prompt_id"], strict=True)]
         self.conditioning = Embeddings(request.inputs["embeddings"], latents.prompt_ids)
         self.sigmas = trainer.model.schedule(FINE_GRID, config.media.size, config.media.frames).sigmas
@@ -64,18 +68,18 @@ class _Draws:
         items = [self.items[index] for index, _ in drawn]
         # Keyed by item and pass, so a range of steps may begin anywhere; the iteration is no part of it.
         keys = [DrawKey(self.seed, 0, epoch, item) for (item, _), (_, epoch) in zip(items, drawn, strict=True)]
-        x_0 = torch.stack([self.latents[item] for item, _ in items]).to(self.device)
+        x_0 = torch.stack([self.latents[item] for item, _ in items])
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, 0) for key in keys])
         times = [sft_time(self.sigmas, self.density, key) for key in keys]
-        t = torch.tensor(times, dtype=torch.float32, device=self.device)
+        t = torch.tensor(times, dtype=torch.float32, device=CPU)
         # A sample's conditioning: its prompt's embeddings, and a drawn number of its own first frames.
         generators = [seeds.generator("given frames", *key) for key in keys]
         own = [
             self.conditioning[self._text(prompt_id, key)] | own_frames(latents, self.given_frames, generator)
             for (_, prompt_id), key, latents, generator in zip(items, keys, x_0, generators, strict=True)
         ]
-        conditioning = stack(own, self.device)
-        batch = Batch(x_0, noise.to(self.device), t, None, generated(conditioning))
+        conditioning = stack(own, CPU)
+        batch = Batch(x_0, noise, t, None, generated(conditioning))
         return MicroBatch(batch, conditioning, weight, keys=tuple(keys))
 
     def _text(self, prompt_id: str, key: DrawKey) -> str:

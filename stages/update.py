@@ -27,7 +27,7 @@ from stages.formats.samples import read_index
 from stages.formats.tables import read_table, to_parquet
 from stages.training.draws import DataDraws, Draw, LatentDraws, Stored, TransitionDraws
 from stages.training.drift import DriftWatch
-from stages.training.trainer import Trainer, check_clocks, my_share
+from stages.training.trainer import Make, Trainer, check_clocks, made_ahead, my_share
 
 _STILL = (OLD, REFERENCE)
 """Copies that do not change before the last step is done."""
@@ -54,21 +54,26 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     if BEHAVIOUR in algorithm.needs.roles:
         bare = [config.below is not None and not rollout.manifest.inputs.get(INIT) for rollout in rollouts]
         behaviours = _add_behaviours(request, trainer.weights, copies, bare, context)
-    stored = Stored.read(request, table, behaviours, group.device)
+    stored = Stored.read(request, table, behaviours)
     draws = _draws(request, algorithm, trainer.model, stored)
     contents = [rollout.manifest.content for rollout in rollouts]
     if (limit := algorithm.needs.max_logp_drift) is not None:
         trainer.watcher = DriftWatch(limit, trainer, contents)
     per_pass = len(steps) // config.algorithm.mu_iterations
-    for index, batches in enumerate(steps):
-        epoch = index // per_pass
+
+    def share(index: int) -> list[Make]:
         # Each kind is dealt by itself, so that all ranks do the same number of forwards.
-        share = chain.from_iterable(
+        epoch, batches = index // per_pass, steps[index]
+        dealt = (
             my_share([[partial(draw, keys, epoch, n) for n in range(times)] for keys in batches], group)
             for draw, times in draws
         )
-        if not trainer.step(index, share, sum(map(len, batches)), draws[0][1]):
-            break  # the policy has drifted too far
+        return [*chain.from_iterable(dealt)]
+
+    with made_ahead(map(share, range(len(steps)))) as made:
+        for index, micro_batches in enumerate(made):
+            if not trainer.step(index, micro_batches, sum(map(len, steps[index])), draws[0][1]):
+                break  # the policy has drifted too far
 
     if config.old_decay is not None:
         trainer.weights.lerp_(OLD, config.old_decay)

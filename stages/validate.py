@@ -1,5 +1,6 @@
 """Diffusion loss of a policy on held-out media, at fixed noise and noise levels."""
 
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from cosmos_rl_core.models._base import Conditioning, Model, stack
 from cosmos_rl_core.parallel.precision import computes_in
+from cosmos_rl_core.storage import store
 from cosmos_rl_core.training.noise_levels import DrawKey, training_noise
 from stages import contracts
 from stages.artifacts.layouts import cut
@@ -33,15 +35,20 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     tiles = context.layout({"tiles": planned})["tiles"]
     model, _ = load_policy(request, config, components=(), context=context, reference=False)
     rows: list[dict[str, Any]] = []
-    for first in range(0, len(tiles), ranks.data_world_size):
-        context.progress("validating", first, len(tiles))
-        # Ranks that share weights must do equal numbers of passes: a rank without a tile drops the result of another.
-        is_mine = first + ranks.data_rank < len(tiles)
-        items = tiles[first + ranks.data_rank if is_mine else first]
-        given = stack([embeddings[prompt_of[item]] for item in items], ranks.device)
-        x_0 = torch.stack([latents[item] for item in items]).to(ranks.device)
-        losses = _losses(request.seed, config, model, items, x_0, given)
-        rows += losses if is_mine and ranks.leads else []
+
+    def read(items: list[str]) -> tuple[Tensor, list[Conditioning]]:
+        return torch.stack([latents[item] for item in items]), [embeddings[prompt_of[item]] for item in items]
+
+    # Ranks that share weights must do equal numbers of passes: a rank without a tile drops the result of another.
+    firsts = range(0, len(tiles), ranks.data_world_size)
+    mine = [first + ranks.data_rank for first in firsts]
+    dealt = [tiles[own if own < len(tiles) else first] for first, own in zip(firsts, mine, strict=True)]
+    with closing(store.ahead(dealt, read)) as made:
+        for own, (items, (x_0, given)) in zip(mine, made, strict=True):
+            context.progress("validating", own - ranks.data_rank, len(tiles))
+            conditioning = stack(given, ranks.device)
+            losses = _losses(request.seed, config, model, items, x_0.to(ranks.device), conditioning)
+            rows += losses if own < len(tiles) and ranks.leads else []
     table = pd.DataFrame([row for ranks_rows in ranks.gather(rows) for row in ranks_rows])
     table = table.sort_values(["item_id", "t"], ignore_index=True)
     if ranks.rank == 0:

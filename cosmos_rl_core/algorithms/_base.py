@@ -11,7 +11,7 @@ A plugin calls methods of tensors and never imports torch, because plans read it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from cosmos_rl_core import plugins
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import pandas as pd
-    from torch import Tensor
+    from torch import Tensor, device
 
     from cosmos_rl_core.config.train import AlgorithmOptions
 
@@ -52,6 +52,11 @@ class Batch:
         """Return the model's input, ``(1 - t) x_0 + t noise``, the shape of ``x_0``."""
         t = self.t.view(self.per_sample)
         return (1 - t) * self.x_0 + t * self.noise
+
+    def to(self, device: device) -> Batch:
+        """Return the batch on a device."""
+        tensors = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean over each sample's generated dimensions: ``[B, ...] -> [B]``; float64 with a mask."""
@@ -90,6 +95,11 @@ class Transitions:
     def t(self) -> Tensor:
         """Return the noise level of each sample ``[B]``, float64 in [0, 1]."""
         return self.at.t
+
+    def to(self, device: device) -> Transitions:
+        """Return the transitions on a device."""
+        tensors = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
 
 class Coefficients(NamedTuple):
@@ -28,6 +28,10 @@ class Coefficients(NamedTuple):
     def at(self, index: Tensor) -> Coefficients:
         """Return the rows ``index``, ``[B]`` int64, one for each sample of a batch."""
         return Coefficients(*(column[index] for column in self))
+
+    def to(self, device: device) -> Coefficients:
+        """Return the columns on a device."""
+        return Coefficients(*(column.to(device) for column in self))
 
 
 def model_input(x: Tensor, at: Coefficients) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -46,6 +46,7 @@ STREAMED_BYTES = 2**22
 """Number of bytes that a stream fetches at a time."""
 
 Name = TypeVar("Name")
+Found = TypeVar("Found")
 
 _LOCAL = LocalFileSystem()
 
@@ -294,10 +295,11 @@ def sizes(urls: Sequence[str]) -> list[int | None]:
         return list(pool.map(size, urls))
 
 
-def ahead(names: Iterable[Name], read: Callable[[Name], bytes]) -> Iterator[tuple[Name, bytes]]:
-    """Yield each name and ``read(name)``, in order, while the next ones are read in the background.
+def ahead(names: Iterable[Name], read: Callable[[Name], Found]) -> Generator[tuple[Name, Found]]:
+    """Yield each name and ``read(name)``, in order, while the next ones are read by threads in the background.
 
-    Memory holds at most ``AT_ONCE`` of them besides the one that the caller works on.
+    Memory holds at most ``AT_ONCE`` of them besides the one that the caller works on. An error is raised in the turn of
+    its name. The threads end with the iterator: close it if it may not be read to its end.
     """
     left = iter(names)
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -1,4 +1,7 @@
-"""Micro-batches of an update. Every draw depends on the sample, the pass and the noise level, never on the batch."""
+"""Micro-batches of an update. Every draw depends on the sample, the pass and the noise level, never on the batch.
+
+They are made on the CPU, from stored tensors that are read meanwhile: in the background, by several threads.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,7 +27,7 @@ from stages.artifacts.request import Request
 from stages.formats.prepared import EMPTY, NEGATIVE, Embeddings, Latents
 from stages.formats.sample_tensors import SampleTensors, place_of
 from stages.training.given import NUM_GIVEN, own_frames
-from stages.training.trainer import MicroBatch
+from stages.training.trainer import CPU, MicroBatch
 
 Draw = Callable[[list[str], int, int, float], MicroBatch]
 """From sample keys, the pass, which of their noise levels or recorded steps, and a weight to a micro-batch."""
@@ -42,10 +45,9 @@ class Stored:
     behaviours: list[str]
     """The name of the weights that made each rollout."""
     guidance_scale: float
-    device: torch.device
 
     @classmethod
-    def read(cls, request: Request, table: pd.DataFrame, behaviours: list[str], device: torch.device) -> "Stored":
+    def read(cls, request: Request, table: pd.DataFrame, behaviours: list[str]) -> "Stored":
         """Return the samples that ``table`` (``key, prompt_id, advantage, used``) marks as used.
 
         Raises :class:`ArtifactError` if the rollouts lack one of them.
@@ -56,7 +58,7 @@ class Stored:
         tensors = SampleTensors(request.inputs["rollouts"], prompt_ids)
         conditioning = Embeddings(request.inputs["embeddings"], [*prompt_ids.values(), NEGATIVE])
         advantages = dict(zip(used["key"], used["advantage"], strict=True))
-        return cls(tensors, prompt_ids, advantages, conditioning, behaviours, guidance_scale, device)
+        return cls(tensors, prompt_ids, advantages, conditioning, behaviours, guidance_scale)
 
     def micro_batch(
         self, ids: list[str], batch: Batch | Transitions, conditioning: Conditioning, weight: float, **named: Any
@@ -65,19 +67,19 @@ class Stored:
         (place,) = {place_of(key)[0] for key in ids}
         negative = None
         if self.guidance_scale != 1:
-            negative = stack([self.conditioning[NEGATIVE]] * len(ids), self.device)
+            negative = stack([self.conditioning[NEGATIVE]] * len(ids), CPU)
         guidance = {"negative": negative, "guidance_scale": self.guidance_scale}
         return MicroBatch(batch, conditioning, weight, behaviour=self.behaviours[place], **guidance, **named)
 
     def stack(self, ids: list[str], names: Iterable[str]) -> Tensor:
-        """Return one stored tensor of each sample, ``[B, ...]``, on the device; ``names`` has one a sample."""
+        """Return one stored tensor of each sample, ``[B, ...]``; ``names`` has one a sample."""
         found = [self.tensors[sample_id][name] for sample_id, name in zip(ids, names, strict=False)]
-        return torch.stack(found).to(self.device)
+        return torch.stack(found)
 
     def condition(self, ids: list[str]) -> Conditioning:
         """Return the samples' conditioning, batched, with the frames that their rollouts were given."""
         own = [self.conditioning[self.prompt_ids[sample_id]] | self._given(sample_id) for sample_id in ids]
-        return stack(own, self.device)
+        return stack(own, CPU)
 
     def _given(self, sample_id: str) -> Conditioning:
         """Return the given frames of a sample, which are the first frames of its own latents."""
@@ -89,7 +91,7 @@ class Stored:
 
     def advantages_of(self, ids: list[str]) -> Tensor:
         """Return the advantages ``[B]``, float32."""
-        return torch.tensor([self.advantages[i] for i in ids], dtype=torch.float32, device=self.device)
+        return torch.tensor([self.advantages[i] for i in ids], dtype=torch.float32, device=CPU)
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,9 @@ class LatentDraws:
         times = [random_times(self.sigmas, self.num_times, key)[place] for key in keys]
         x_0 = self.stored.stack(ids, repeat("latents"))
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, place) for key in keys])
-        t = torch.tensor(times, dtype=torch.float32, device=self.stored.device)
+        t = torch.tensor(times, dtype=torch.float32, device=CPU)
         conditioning, advantages = self.stored.condition(ids), self.stored.advantages_of(ids)
-        batch = Batch(x_0, noise.to(self.stored.device), t, advantages, generated(conditioning))
+        batch = Batch(x_0, noise, t, advantages, generated(conditioning))
         dropout_keys = tuple((*key, place) for key in keys)
         return self.stored.micro_batch(ids, batch, conditioning, weight, keys=dropout_keys)
 
@@ -123,7 +125,7 @@ class TransitionDraws:
 
     def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
         steps = [self.step(sample_id, place) for sample_id in ids]
-        at = table_of(self.kernel, self.stored.device).at(torch.tensor(steps, device=self.stored.device))
+        at = table_of(self.kernel, CPU).at(torch.tensor(steps, device=CPU))
         x = self.stored.stack(ids, (f"state.{step}" for step in steps))
         conditioning = self.stored.condition(ids)
         batch = Transitions(
@@ -149,9 +151,9 @@ class TransitionDraws:
 
     def _history(self, ids: list[str], steps: list[int], x: Tensor) -> Tensor:
         """Return what each step looks back at; zeros for a step that does not look back."""
-        zero = torch.zeros(x.shape[1:], dtype=x.dtype, device="cpu")
+        zero = torch.zeros(x.shape[1:], dtype=x.dtype, device=CPU)
         found = [self.stored.tensors[i].get(f"history.{step}", zero) for i, step in zip(ids, steps, strict=True)]
-        return torch.stack(found).to(x.device)
+        return torch.stack(found)
 
 
 class DataDraws:
@@ -176,7 +178,6 @@ class DataDraws:
         return 1 if self.term.on_first_only else None
 
     def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
-        device = self.steps.stored.device
         items = [self._item(sample_id, epoch, place) for sample_id in ids]
         levels = [self._noised(sample_id, epoch, place) for sample_id in ids]
         x_0 = [self.latents[item] for item, _ in items]
@@ -185,11 +186,11 @@ class DataDraws:
             | own_frames(latents, self.term.given_frames, self._generator("data given frames", sample_id, epoch, place))
             for sample_id, latents, (_, prompt_id) in zip(ids, x_0, items, strict=True)
         ]
-        conditioning = stack(own, device)
+        conditioning = stack(own, CPU)
         batch = Batch(
-            x_0=torch.stack(x_0).to(device),
-            noise=torch.stack([noise for _, noise in levels]).to(device),
-            t=torch.tensor([t for t, _ in levels], dtype=torch.float32, device=device),
+            x_0=torch.stack(x_0),
+            noise=torch.stack([noise for _, noise in levels]),
+            t=torch.tensor([t for t, _ in levels], dtype=torch.float32, device=CPU),
             advantages=None,
             mask=generated(conditioning),
         )

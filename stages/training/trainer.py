@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice, tee
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from cosmos_rl_core.algorithms._base import Algorithm, Batch, Loss, Transitions
@@ -16,6 +20,7 @@ from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.parallel.sharding import Shards
+from cosmos_rl_core.storage import store
 from cosmos_rl_core.training.optimizer import (
     load_optimizer_state,
     loss_share,
@@ -60,6 +65,22 @@ class MicroBatch:
     """Name of the weights that made the samples' rollout."""
     keys: tuple[DropoutKey, ...] = ()
     """Keys of each sample's dropout; empty if nothing may be dropped."""
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """Return the micro-batch on a device."""
+        negative = None if self.negative is None else _to(self.negative, device)
+        return replace(
+            self, batch=self.batch.to(device), conditioning=_to(self.conditioning, device), negative=negative
+        )
+
+
+def _to(conditioning: Conditioning, device: torch.device) -> Conditioning:
+    return {name: tensor.to(device) for name, tensor in conditioning.items()}
+
+
+CPU = torch.device("cpu")
+Make = Callable[[], MicroBatch]
+"""Makes a micro-batch on the CPU, in any thread."""
 
 
 class Watcher:
@@ -134,8 +155,9 @@ class Trainer:
         """
         totals: dict[str, float] = {}
         peaks: dict[str, float] = {}
-        for micro in micro_batches:
+        for made in micro_batches:
             self._sign_of_life(index)
+            micro = made.to(self.group.device)
             # Also during the backward pass: gradient checkpointing repeats the forward there.
             with dropping(self.model.transformer, micro.keys):
                 loss = self._loss(micro)
@@ -292,15 +314,27 @@ def _clocks(policy: Input) -> dict[str, int]:
     return artifact.json(CLOCKS) if artifact.names(CLOCKS) else {"iteration": 0, "optimizer_step": 0}
 
 
-def my_share(items: list[list[Callable[[float], MicroBatch]]], group: Group) -> Iterator[MicroBatch]:
-    """Yield this rank's micro-batches: those of every ``data_world_size``-th item.
+def my_share(items: list[list[Callable[[float], MicroBatch]]], group: Group) -> list[Make]:
+    """Return what makes this rank's micro-batches: those of every ``data_world_size``-th item.
 
     An item's micro-batches are the noise levels of the same samples, so that a rank reads its own samples only. Ranks
-    with fewer items repeat one with weight 0: all do the same number of passes. Each micro-batch is built when the
-    iterator reaches it, so that memory holds one.
+    with fewer items repeat one with weight 0: all do the same number of passes.
     """
+    share: list[Make] = []
     for first in range(0, len(items), group.data_world_size):
         index = first + group.data_rank
         weight = 1.0 if index < len(items) else 0.0
-        for make in items[index if weight else first]:
-            yield make(weight)
+        share += [partial(make, weight) for make in items[index if weight else first]]
+    return share
+
+
+@contextmanager
+def made_ahead(shares: Iterable[list[Make]]) -> Iterator[Iterator[Iterator[MicroBatch]]]:
+    """Give the micro-batches of each optimizer step, made in the background while earlier ones compute.
+
+    Memory holds a few of them (:func:`cosmos_rl_core.storage.store.ahead`). What fails to be made raises in its turn.
+    The threads end with the context.
+    """
+    shares, again = tee(shares)
+    with closing(store.ahead(chain.from_iterable(shares), lambda make: make())) as made:
+        yield ((micro for _, micro in islice(made, len(share))) for share in again)

@@ -244,3 +244,47 @@ def test_links_to_folders_are_followed_once(tmp_path):
     assert store.stamps(str(tmp_path)).keys() == {"real/a.txt", "linked/a.txt"}
     with pytest.raises(FileNotFoundError):
         store.stamps(str(tmp_path / "away"))
+
+
+def test_what_is_read_ahead_comes_in_order_though_a_later_one_is_there_first():
+    last_is_there = threading.Event()
+
+    def read(number: int) -> int:
+        if number == 0:
+            assert last_is_there.wait(60)
+        if number == store.AT_ONCE - 1:
+            last_is_there.set()
+        return 10 * number
+
+    assert list(store.ahead(range(9), read)) == [(number, 10 * number) for number in range(9)]
+
+
+def test_no_more_is_read_ahead_than_is_allowed():
+    read: list[int] = []
+    for number, _ in store.ahead(iter(range(20)), lambda number: read.append(number)):
+        # The caller works on one, and after it so many may be there.
+        assert max(read) <= number + store.AT_ONCE
+    assert sorted(read) == [*range(20)]
+
+
+def test_an_error_of_reading_ahead_is_raised_in_its_turn_and_ends_the_threads():
+    def read(number: int) -> int:
+        if number >= 2:
+            raise ArtifactError(f"{number} is damaged")
+        return number
+
+    threads = threading.active_count()
+    coming = store.ahead(range(9), read)
+    assert [next(coming), next(coming)] == [(0, 0), (1, 1)]
+    with pytest.raises(ArtifactError, match=r"^2 is damaged$"):
+        next(coming)
+    assert threading.active_count() == threads
+
+
+def test_reading_ahead_ends_with_its_reader():
+    threads, read = threading.active_count(), list[int]()
+    coming = store.ahead(range(1000), lambda number: read.append(number))
+    assert next(coming) == (0, None)
+    coming.close()
+    assert threading.active_count() == threads
+    assert len(read) <= 1 + store.AT_ONCE

@@ -148,7 +148,7 @@ def test_the_stored_density_is_that_of_the_generated_frames_alone_and_the_ratio_
 
 
 def stored(run: Run) -> Stored:
-    return Stored.read(requests.update(run, 0), advantages_of(run), ["current"], CPU)
+    return Stored.read(requests.update(run, 0), advantages_of(run), ["current"])
 
 
 def advantages_of(run: Run) -> Any:

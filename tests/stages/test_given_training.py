@@ -98,7 +98,7 @@ def test_neither_nfts_loss_nor_its_gradient_depends_on_what_is_predicted_at_give
     """Of none of its three policies, and by the mask that the stage gives it."""
     options = run.recipe.train.train_policy
     algorithm = plugins.load("algorithms", options.type).Algorithm(options)
-    stored = Stored.read(requests.update(run, 0), advantages_of(run), ["current"], CPU)
+    stored = Stored.read(requests.update(run, 0), advantages_of(run), ["current"])
     draws = LatentDraws(stored, (SEED, 0), schedule_of(base(run).scheduler, 2).sigmas, 2)
     micro = draws(sorted(stored.prompt_ids), 0, 0, 1.0)
     batch, given = micro.batch, (micro.conditioning["conditional_mask"] == 1).expand(-1, 4, -1, 2, 2)

@@ -3,6 +3,7 @@
 import io
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,24 @@ def test_the_members_read_last_are_kept_and_no_others(slot: str):
     assert [members.read("a.tar", name) for name in ("a2", "a0")] == [SHARDS[0]["a2"], SHARDS[0]["a0"]]
     with pytest.raises(ArtifactError, match="is missing; it was there"):
         members.read("a.tar", "a1")
+
+
+def test_threads_that_share_the_members_read_the_same_and_keep_no_more(slot: str):
+    members = members_of(slot, kept=3)
+    names = [f"{letter}{n}" for letter in "ab" for n in range(4)] * 50
+
+    def read(name: str) -> bytes:
+        return members.read(f"{name[0]}.tar", name)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(read, names)] == [SHARDS["ab".index(name[0])][name] for name in names]
+    for name in ("a0", "a1", "a2", "a0"):
+        read(name)
+    file_of(slot, "a.tar").unlink()
+    assert read("a1") == SHARDS[0]["a1"]
+    # Only the last three are kept, however many threads there were.
+    with pytest.raises(ArtifactError, match="is missing; it was there"):
+        read("a3")
 
 
 def test_a_member_that_is_not_there_is_named(slot: str):
