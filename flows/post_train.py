@@ -22,7 +22,7 @@ def post_train(run: Run, exported: Selection | None = None, judged: Selection | 
     """
     slots, num_iterations = run.slots, run.recipe.train.num_iterations
     yield Wave(Step("policy", "policy", slots.policy(0), partial(requests.policy, run)))
-    # Text embeddings, and latents of media: runs share them.
+    # Text embeddings and latents, which runs share. Prompts of a large set are embedded when iterations need them.
     for name, request in run.prepared.steps().items():
         yield Wave(Step.of(name, request))
     for k in range(num_iterations + 1):
@@ -55,11 +55,22 @@ def iteration(run: Run, k: int, *, last: bool) -> Iterator[Wave]:
         return
     stale, samples = run.recipe.train.staleness > 0, run.slots.iteration(k, "rollout")
     if k == 0 or not stale:
+        yield from embedding(run, k)
         yield Wave(rollout(k))
     yield Wave(*map(reward, run.recipe.rewards))
+    if stale and not last:
+        yield from embedding(run, k + 1)
     # A stale rollout reads nothing of this update, so both run side by side.
     beside = [rollout(k + 1)] if stale and not last else []
     yield Wave(step("update", "update", partial(requests.update, run, k)), *beside)
+
+
+def embedding(run: Run, k: int) -> Iterator[Wave]:
+    """Yield the wave that embeds the prompts of iteration k and of the next ones, if k is the first of them."""
+    together = run.prepared.iterations_together
+    if together is not None and k % together == 0:
+        request = run.prepared.embed_at(k)
+        yield Wave(Step(f"iteration-{k:04d}/embed", "embed", request.slot, lambda: request, k))
 
 
 def evaluation(run: Run, k: int) -> Iterator[Wave]:

@@ -106,13 +106,13 @@ class Caption(StageConfig):
 
 
 class Embed(StageConfig):
-    """Text embeddings, made once: one safetensors file a prompt, in tar shards.
+    """Text embeddings: one safetensors file a text, in a pool that all runs of a store share, so each is made once.
 
     Of ``prompts``, or of the captions that the last of the input ``parts`` adds to a dataset.
     """
 
     name = "embed"
-    version = 1
+    version = 2
     distributed = True
     inputs = {"parts": "many", "captions": "many"}
     model: ModelRef
@@ -123,7 +123,6 @@ class Embed(StageConfig):
     max_prompt_length: int
     prefixed: bool = False
     """Whether the stored embeddings are outputs of the base's first, frozen module."""
-    prompts_per_shard: int = 256
 
 
 class Encode(StageConfig):

@@ -1,42 +1,64 @@
 """Text embeddings of prompts. The only stage that loads text encoders."""
 
-from collections.abc import Iterator
-
-from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.models._base import Conditioning, Model
 from cosmos_rl_core.models._loading import PREFIX
 from stages import contracts
+from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Request
 from stages.context import Context
+from stages.formats.embeddings import EMPTY, INDEX, NEGATIVE, Pool, Text, index_of
 from stages.formats.parts import Parts
-from stages.formats.prepared import EMBEDDINGS, EMPTY, NEGATIVE, PROMPTS, write_shards
 from stages.training.loading import load_model
 
 
 def run(request: Request, context: Context) -> dict[str, int]:
-    """Write ``embeddings/<n>.tar`` of ``<prompt id>.safetensors`` and ``index.json`` (prompt id to shard)."""
-    config = request.settings(contracts.Embed)
+    """Encode the texts that the store's pool lacks, and write ``index.json``: the pool's file of each prompt."""
+    config, ranks = request.settings(contracts.Embed), context.ranks
+    texts = _texts(request, config)
+    distinct = sorted({*texts.values()})
+    mine = _entries(config, distinct[ranks.rank :: ranks.world_size], Pool(request, ranks.numerics), context)
+    entries = {text: entry for some in ranks.gather(mine) for text, entry in some.items()}
+    if ranks.rank == 0:
+        context.attempt.put_json(INDEX, index_of({one: entries[text] for one, text in texts.items()}))
+    return {"prompts": sum(not text.is_negative for text in texts.values())}
+
+
+def _entries(config: contracts.Embed, texts: list[Text], pool: Pool, context: Context) -> dict[Text, FileEntry]:
+    """Return the pool's files of these texts. Those that no process has made are made."""
+    found = dict(pool.find(texts))
+    missing = [text for text, entry in found.items() if entry is None]
+    done = len(texts) - len(missing)
+    if done:
+        context.outcome.note(f"{done} of {len(texts)} texts were embedded before")
+    model = None
+    for text in missing:
+        context.progress("making embeddings", done, len(texts))
+        model = model or _load(config, context)
+        found[text] = pool.put(text, _encode(model, text, config.max_prompt_length))
+        done += 1
+    return {text: entry for text, entry in found.items() if entry is not None}
+
+
+def _load(config: contracts.Embed, context: Context) -> Model:
     components = ("text", *config.model.guardrail, *((PREFIX,) if config.prefixed else ()))
-    model = load_model(config.model, components, context.ranks.device)
-    negative = model.negative_prompt if config.negative_prompt is None else config.negative_prompt
-    unconditional = {NEGATIVE: negative} | ({EMPTY: ""} if negative else {})
-    texts = {prompt.id: prompt.text for prompt in config.prompts} | _captions(request)
-    all_ids = [*texts, *unconditional]
-
-    def encode(ids: list[str]) -> Iterator[tuple[str, Conditioning]]:
-        prompts, length = [i for i in ids if i in texts], config.max_prompt_length
-        yield from zip(prompts, model.encode_prompts([texts[i] for i in prompts], length), strict=True)
-        yield from ((i, model.encode_negative(unconditional[i], length)) for i in ids if i in unconditional)
-
-    layout = write_shards(context, EMBEDDINGS, all_ids, config.prompts_per_shard, encode)
-    if context.ranks.rank == 0:
-        shard_of = {i: number for number, ids in enumerate(layout) for i in ids}
-        context.attempt.put_json(PROMPTS, shard_of)
-    return {"prompts": len(all_ids)}
+    return load_model(config.model, components, context.ranks.device)
 
 
-def _captions(request: Request) -> dict[str, str]:
-    """Return the captions that the last of the parts adds, by prompt id; none without parts."""
-    if not request.inputs.get("parts"):
-        return {}
-    new = Parts.of(request).added("prompt_id")
-    return dict(zip(new["prompt_id"], new["caption"], strict=True))
+def _encode(model: Model, text: Text, length: int) -> Conditioning:
+    if text.is_negative:
+        return model.encode_negative(model.negative_prompt if text.text is None else text.text, length)
+    assert text.text is not None
+    (embedding,) = model.encode_prompts([text.text], length)
+    return embedding
+
+
+def _texts(request: Request, config: contracts.Embed) -> dict[str, Text]:
+    """Return what is encoded, by id: prompts, captions that the last of the parts adds, negative and empty prompt."""
+    texts = {prompt.id: prompt.text for prompt in config.prompts}
+    if request.inputs.get("parts"):
+        new = Parts.of(request).added("prompt_id")
+        texts |= dict(zip(new["prompt_id"], new["caption"], strict=True))
+    unconditional = {NEGATIVE: config.negative_prompt, EMPTY: ""}
+    return {one: Text(one, text) for one, text in texts.items()} | {
+        one: Text.negative(text) for one, text in unconditional.items()
+    }

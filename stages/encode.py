@@ -15,7 +15,7 @@ from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.part_media import PartMedia
 from stages.formats.parts import Parts
-from stages.formats.prepared import ITEMS, LATENTS, write_shards
+from stages.formats.prepared import ITEMS, write_shards
 from stages.formats.tables import to_parquet
 from stages.training.loading import load_media, load_model
 
@@ -39,7 +39,7 @@ def run(request: Request, context: Context) -> dict[str, int]:
             latents = model.encode_media(torch.tensor(pixels, device="cpu")[None])[0]
             yield one, {"latents": latents.cpu()}
 
-    layout = write_shards(context, LATENTS, media.ids, config.items_per_shard, encode)
+    layout = write_shards(context, media.ids, config.items_per_shard, encode)
     if context.ranks.rank == 0:
         context.attempt.put(ITEMS, to_parquet(media.table(layout)))
     return {"items": len(media.ids)}

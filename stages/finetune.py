@@ -14,7 +14,8 @@ from stages import contracts
 from stages.artifacts.layouts import cut
 from stages.artifacts.request import Request
 from stages.context import Context
-from stages.formats.prepared import EMPTY, Embeddings, Latents
+from stages.formats.embeddings import EMPTY, Embeddings
+from stages.formats.prepared import Latents
 from stages.training.given import own_frames
 from stages.training.trainer import CPU, Make, MicroBatch, Trainer, check_clocks, made_ahead, my_share
 

@@ -18,8 +18,8 @@ from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages import contracts
 from stages.artifacts.request import Request
 from stages.context import Context
+from stages.formats.embeddings import NEGATIVE, Embeddings
 from stages.formats.generating import SamplePlan, plan_samples, vae_batches, with_media, write_samples
-from stages.formats.prepared import NEGATIVE, Embeddings
 from stages.formats.samples import StoredSample
 from stages.training.given import GivenMedia
 from stages.training.loading import load_policy

@@ -16,8 +16,9 @@ from stages import contracts
 from stages.artifacts.layouts import cut
 from stages.artifacts.request import Request
 from stages.context import Context
+from stages.formats.embeddings import Embeddings
 from stages.formats.losses import summary_of
-from stages.formats.prepared import Embeddings, Latents
+from stages.formats.prepared import Latents
 from stages.formats.tables import to_parquet
 from stages.training.loading import load_policy
 

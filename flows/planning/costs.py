@@ -1,5 +1,6 @@
 """Bytes that a run will write, and numbers that it trains."""
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -12,6 +13,8 @@ from cosmos_rl_core.sampling.solvers import planned_kernel
 from cosmos_rl_core.weights.parts import CURRENT, EMA, OLD, OPTIMIZER, REFERENCE
 
 GB = 10**9
+TOGETHER = 256
+"""Most prompts of rollouts that one stage embeds; more only if one iteration has more."""
 
 
 def base_path(recipe: Recipe) -> str:
@@ -43,6 +46,25 @@ def embedding_bytes(recipe: Recipe) -> int:
     policy = recipe.policy
     length = policy.diffusers.max_prompt_length
     return sizes.FLOAT32_BYTES * sizes.embedding_elements(base_path(recipe), length, policy.lora)
+
+
+def iterations_together(recipe: Recipe, num_prompts: int) -> int | None:
+    """Return of how many iterations one stage embeds the prompts; None if one stage embeds all ``num_prompts``.
+
+    It depends neither on the number of iterations nor on the one that a run has come to.
+    """
+    wanted = recipe.prompts_per_iteration
+    if not recipe.train.train_policy.rewarded or num_prompts <= max(wanted, TOGETHER):
+        return None
+    return max(1, TOGETHER // wanted)
+
+
+def embedded_prompts(recipe: Recipe, num_prompts: int) -> int:
+    """Return how many of the ``num_prompts`` prompts that a run trains on it embeds, at most."""
+    if (together := iterations_together(recipe, num_prompts)) is None:
+        return num_prompts
+    iterations = together * math.ceil(recipe.train.num_iterations / together)
+    return min(num_prompts, iterations * recipe.prompts_per_iteration)
 
 
 def policy_parts(recipe: Recipe) -> dict[str, int]:

@@ -10,12 +10,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from cosmos_rl_core import outside_plugins, shipped
+from cosmos_rl_core import outside_plugins, seeds, shipped
 from cosmos_rl_core.canonical import differences, digest
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe, check, read_values
 from cosmos_rl_core.config.train import SnapshotOptions
+from cosmos_rl_core.datasets import _shares
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.datasets._shares import Share
 from cosmos_rl_core.errors import ArtifactError, ConfigError
@@ -95,6 +96,19 @@ class Plan(Section):
         """Return every prompt that training conditions on: those trained on, then the other prompts of the data."""
         known = {prompt.id for prompt in self.prompts}
         return (*self.prompts, *(prompt for prompt in self.data_prompts if prompt.id not in known))
+
+    def prompts_of(self, k: int) -> tuple[Prompt, ...]:
+        """Return the prompts of iteration k.
+
+        Each pass over the prompts has its own order. A pass ends when too few prompts are left for a whole iteration.
+        Of a mixture each set has passes of its own.
+        """
+        wanted, seed = self.recipe.prompts_per_iteration, self.recipe.train.seed
+        if self.shares:
+            return tuple(self.prompts[i] for i in _shares.chosen(self.shares, wanted, seed, k))
+        epoch, place = divmod(k, len(self.prompts) // wanted)
+        order = seeds.permutation(len(self.prompts), seed, "prompt order", epoch)
+        return tuple(self.prompts[i] for i in order[place * wanted : (place + 1) * wanted])
 
     @property
     def num_prompts(self) -> int:
@@ -205,8 +219,9 @@ def make_plan(
     datasets = read_datasets(recipe, store_url, mistakes)
     checks.check_training(recipe, (*datasets.prompts, *datasets.validation_prompts), mistakes)
     if model is not None:
-        embedded = (*datasets.prompts, *datasets.data.prompts, *datasets.held_out.prompts)
-        checks.check_model(recipe, len({prompt.id for prompt in embedded}), mistakes)
+        trained, others = len(datasets.prompts), {p.id for p in (*datasets.data.prompts, *datasets.held_out.prompts)}
+        others -= {prompt.id for prompt in datasets.prompts}
+        checks.check_model(recipe, costs.embedded_prompts(recipe, trained) + len(others), mistakes)
     elif not damages:
         mistakes.append(_nothing_to_size(recipe.policy.model_name_or_path))
     if mistakes or model is None:

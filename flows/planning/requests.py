@@ -1,10 +1,8 @@
 """The Request of each stage, made from the plan of a run and from the artifacts that stand."""
 
-from cosmos_rl_core import plugins, seeds
+from cosmos_rl_core import plugins
 from cosmos_rl_core.config.recipe import RewardConfig
 from cosmos_rl_core.config.train import RewardedOptions, SupervisedOptions
-from cosmos_rl_core.datasets import _shares
-from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
 from cosmos_rl_core.weights.parts import CURRENT, EMA, INIT, REFERENCE, STATE
@@ -40,7 +38,7 @@ def rollout(run: Run, k: int) -> Request:
         lora=run.recipe.policy.lora,
         below=None if bare else run.plan.below,
         param_dtype=run.recipe.train.param_dtype,
-        prompts=prompts_of(run, k),
+        prompts=run.plan.prompts_of(k),
         n_generation=settings.n_generation,
         media=run.plan.media,
         sample=run.recipe.policy.diffusers.sample.rollout,
@@ -54,24 +52,10 @@ def rollout(run: Run, k: int) -> Request:
     inputs = {
         "policy": (_behaviour(run, k),),
         INIT: () if bare else _init(run),
-        "embeddings": inputs_of([run.prepared.embed]),
+        "embeddings": inputs_of([run.prepared.embed_at(k)]),
         **(run.prepared.data.inputs() if given_frames[1] > 0 else {}),
     }
     return run.plan.request(run.slots.iteration(k, "rollout"), config, k, inputs)
-
-
-def prompts_of(run: Run, k: int) -> tuple[Prompt, ...]:
-    """Return the prompts of iteration k.
-
-    Each pass over the prompts has its own order. A pass ends when too few prompts are left for a whole iteration. Of a
-    mixture each set has passes of its own.
-    """
-    prompts, wanted = run.plan.prompts, run.recipe.prompts_per_iteration
-    if run.plan.shares:
-        return tuple(prompts[i] for i in _shares.chosen(run.plan.shares, wanted, run.recipe.train.seed, k))
-    epoch, place = divmod(k, len(prompts) // wanted)
-    order = seeds.permutation(len(prompts), run.recipe.train.seed, "prompt order", epoch)
-    return tuple(prompts[i] for i in order[place * wanted : (place + 1) * wanted])
 
 
 def reward(run: Run, scoring: RewardConfig, samples: str, k: int | None) -> Request:
@@ -120,7 +104,7 @@ def update(run: Run, k: int) -> Request:
         "rollouts": (input_of(run.slots.iteration(k, "rollout"), INDEX, TENSORS),),
         "behaviours": (_behaviour(run, k),),
         "scores": tuple(input_of(run.slots.iteration(k, f"reward-{r.fn.label}")) for r in trained),
-        "embeddings": inputs_of(run.prepared.embeddings),
+        "embeddings": inputs_of(run.prepared.embeddings_at(k)),
         **(run.prepared.data.inputs() if run.needs.data_term is not None else {}),
     }
     return run.plan.request(run.slots.iteration(k, "update"), config, k, inputs)
@@ -147,7 +131,7 @@ def finetune(run: Run, k: int) -> Request:
     inputs = {
         "policy": (_state(run, k),),
         INIT: _init(run),
-        "embeddings": inputs_of(run.prepared.embeddings),
+        "embeddings": inputs_of(run.prepared.embeddings_at(k)),
         **run.prepared.data.inputs(),
     }
     return run.plan.request(run.slots.iteration(k, "finetune"), config, k, inputs)

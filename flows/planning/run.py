@@ -44,23 +44,56 @@ class Prepared:
     store_url: str
 
     def steps(self) -> dict[str, Request]:
-        """Return every Request once, by its name, in order."""
-        named = {"embed": self.embed} if self.plan.embedded_prompts else {}
+        """Return the Requests that come before iteration 0, each once, by its name, in order."""
+        named: dict[str, Request] = {}
+        if self.iterations_together is None and self.plan.embedded_prompts:
+            named["embed"] = self.embed
+        if self.iterations_together is not None and self.plan.data_prompts:
+            named["embed-data"] = self._embed_data
         named |= _named(self.data, "") | _named(self.held_out, "-held-out")
         # Both sides of a split are parts of one dataset.
         first = {request.slot: name for name, request in reversed(named.items())}
         return {name: request for name, request in named.items() if first[request.slot] == name}
 
     @cached_property
-    def embeddings(self) -> tuple[Request, ...]:
-        """Return the Requests for everything that training conditions on. The first has the negative prompt."""
-        return (*((self.embed,) if self.plan.embedded_prompts else ()), *self.data.embeds)
+    def iterations_together(self) -> int | None:
+        """Return of how many iterations one stage embeds the prompts; None if it embeds those of all iterations."""
+        return costs.iterations_together(self.plan.recipe, len(self.plan.prompts))
+
+    def embed_at(self, k: int) -> Request:
+        """Return the Request for the prompts of the rollout of iteration k, and of the others embedded with them."""
+        if (together := self.iterations_together) is None:
+            return self.embed
+        first = k - k % together
+        if first not in self._embeds:
+            drawn = {prompt.id: prompt for i in range(first, first + together) for prompt in self.plan.prompts_of(i)}
+            prompts = tuple(drawn[one] for one in sorted(drawn))
+            self._embeds[first] = self._embed(prompts, self._negative_prompt)
+        return self._embeds[first]
+
+    def embeddings_at(self, k: int) -> tuple[Request, ...]:
+        """Return the Requests for all that iteration k conditions on. The first has the negative prompt."""
+        prompts = (self.embed_at(k),) if self.plan.embedded_prompts else ()
+        media = (self._embed_data,) if self.iterations_together is not None and self.plan.data_prompts else ()
+        return (*prompts, *media, *self.data.embeds)
 
     @cached_property
     def embed(self) -> Request:
-        """Return the Request for the prompts of rollouts and of media that are no prepared dataset."""
-        negative_prompt = self.plan.recipe.policy.diffusers.sample.negative_prompt
-        return self._embed(self.plan.embedded_prompts, negative_prompt)
+        """Return the Request for all prompts of rollouts, and of media that are no prepared dataset."""
+        return self._embed(self.plan.embedded_prompts, self._negative_prompt)
+
+    @cached_property
+    def _embed_data(self) -> Request:
+        return self._embed(self.plan.data_prompts, self._negative_prompt)
+
+    @cached_property
+    def _embeds(self) -> dict[int, Request]:
+        """Requests for the prompts of several iterations, by the first of them."""
+        return {}
+
+    @property
+    def _negative_prompt(self) -> str | None:
+        return self.plan.recipe.policy.diffusers.sample.negative_prompt
 
     @cached_property
     def encode(self) -> Request:

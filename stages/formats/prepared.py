@@ -1,7 +1,4 @@
-"""Prepared data by id: embeddings of prompts and latents of media items.
-
-They are ``<id>.safetensors`` in ``<folder>/<n>.tar``, with an index of the shards.
-"""
+"""Latents of media by id: ``<id>.safetensors`` in ``latents/<n>.tar``, with an index of the shards."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
@@ -12,7 +9,6 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.models._base import Conditioning
 from cosmos_rl_core.storage import shards
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.artifact import Artifact
@@ -24,22 +20,15 @@ from stages.formats.members import KEPT_BYTES, Members
 from stages.formats.parts import Parts, side_of
 from stages.formats.tables import read_table
 
-EMBEDDINGS, LATENTS = "embeddings", "latents"
-"""The folders of shards."""
-PROMPTS = "index.json"
-"""The number of the shard of each prompt id."""
+LATENTS = "latents"
+"""The folder of shards."""
 ITEMS = "index.parquet"
 """A row each latents: ``latents_id``, the number of their ``shard``, and for a media set ``item_id`` and ``prompt_id``,
 for a part of a dataset the digest of the ``medium``."""
-NEGATIVE = "_negative"
-"""The id of the negative prompt, for guidance. No prompt id begins with an underscore."""
-EMPTY = "_empty"
-"""The id of the empty prompt, for text dropout. Stored only if the negative prompt is not empty."""
 
 
 def write_shards(
     context: Context,
-    folder: str,
     ids: list[str],
     per_shard: int,
     encode: Callable[[list[str]], Iterable[tuple[str, dict[str, Tensor]]]],
@@ -53,66 +42,28 @@ def write_shards(
     mine = range(ranks.rank, len(layout), ranks.world_size)
     done, total = 0, sum(len(layout[number]) for number in mine)
     for number in mine:
-        name = _shard_name(folder, number)
+        name = _shard_name(number)
         check = holds([name], layout[number])
-        context.progress(f"making {folder}", done, total)
+        context.progress("making latents", done, total)
         if not context.attempt.adopt(number, check):
             members: dict[str, bytes] = {}
             for one, tensors in encode(layout[number]):
                 members[f"{one}.safetensors"] = to_bytes(tensors)
-                context.progress(f"making {folder}", done + len(members), total)
+                context.progress("making latents", done + len(members), total)
             context.attempt.finish(number, {name: shards.pack(members)}, check)
         done += len(layout[number])
     return layout
 
 
-def _shard_name(folder: str, number: int) -> str:
-    return f"{folder}/{number:05d}.tar"
+def _shard_name(number: int) -> str:
+    return f"{LATENTS}/{number:05d}.tar"
 
 
-class _Shards:
-    """Tensors by id, on the CPU, each read on access. At most ``kept_bytes`` stay in memory."""
+class Latents:
+    """Float32 latents of a media set, or of the parts of a dataset, by item id, unbatched, on the CPU.
 
-    def __init__(self, folder: str, kept_bytes: int) -> None:
-        self._folder, self._kept_bytes = folder, kept_bytes
-        self._places: dict[str, tuple[Members, int]] = {}
-
-    def _add(self, artifact: Artifact, shard_of: dict[str, int], artifacts: int) -> None:
-        """Add what an artifact has, one of so many ``artifacts``. An id that is known stays where it is."""
-        members = Members(artifact, self._kept_bytes // artifacts)
-        for one, shard in shard_of.items():
-            self._places.setdefault(one, (members, shard))
-
-    def _read(self, one: str) -> dict[str, Tensor]:
-        members, shard = self._places[one]
-        return load_tensors(members.read(_shard_name(self._folder, shard), f"{one}.safetensors"))
-
-
-class Embeddings(_Shards):
-    """Conditioning by prompt id, unbatched, from one or several artifacts.
-
-    The negative prompt is that of the first artifact. Raises :class:`ArtifactError` at once if one of ``prompt_ids``
-    was not embedded.
+    Each is read on access. At most ``kept_bytes`` stay in memory.
     """
-
-    def __init__(self, sources: Sequence[Input], prompt_ids: Iterable[str], kept_bytes: int = KEPT_BYTES) -> None:
-        super().__init__(EMBEDDINGS, kept_bytes)
-        for source in sources:
-            artifact = Artifact(source)
-            self._add(artifact, artifact.json(PROMPTS), len(sources))
-        self._empty = EMPTY if EMPTY in self._places else NEGATIVE
-        if missing := sorted({*prompt_ids} - {EMPTY} - {*self._places}):
-            raise ArtifactError(
-                f"{', '.join(source.url for source in sources)} has no embedding of {', '.join(missing[:5])}; embed "
-                "the prompts of this plan"
-            )
-
-    def __getitem__(self, prompt_id: str) -> Conditioning:
-        return self._read(self._empty if prompt_id == EMPTY else prompt_id)
-
-
-class Latents(_Shards):
-    """Float32 latents of a media set, or of the parts of a dataset, by item id, unbatched."""
 
     index: pd.DataFrame
     """A row an item, in the set's order: ``item_id``, ``prompt_id`` and ``latents_id``, under which its latents are."""
@@ -124,11 +75,13 @@ class Latents(_Shards):
         split: Split | None = None,
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
-        super().__init__(LATENTS, kept_bytes)
         artifacts = [Artifact(source) for source in sources]
         tables = [read_table(artifact, ITEMS) for artifact in artifacts]
+        self._places: dict[str, tuple[Members, int]] = {}
         for artifact, table in zip(artifacts, tables, strict=True):
-            self._add(artifact, table.set_index("latents_id")["shard"].to_dict(), len(artifacts))
+            members = Members(artifact, kept_bytes // len(artifacts))
+            shards_of = zip(table["latents_id"], table["shard"], strict=True)
+            self._places |= {one: (members, shard) for one, shard in shards_of} | self._places
         encoded: Any = pd.concat(tables, ignore_index=True)
         items = encoded if parts is None else _items_of(parts, encoded, split)
         self.index = items[["item_id", "prompt_id", "latents_id"]]
@@ -156,7 +109,9 @@ class Latents(_Shards):
         return pool[int(generator.integers(len(pool)))]
 
     def __getitem__(self, item_id: str) -> Tensor:
-        return self._read(self._latents_ids[item_id])["latents"]
+        one = self._latents_ids[item_id]
+        members, shard = self._places[one]
+        return load_tensors(members.read(_shard_name(shard), f"{one}.safetensors"))["latents"]
 
 
 def _items_of(parts: Parts, encoded: Any, split: Split | None) -> Any:

@@ -13,7 +13,6 @@ from cosmos_rl_core.config.schema import recipe_schema
 from cosmos_rl_core.datasets._base import prompt_id
 from cosmos_rl_core.datasets._shares import Share, chosen, most
 from cosmos_rl_core.errors import ConfigError
-from flows.planning import requests
 from flows.planning.plan import Settings, plan_of, read_plan
 from tests.hand_made import planned
 
@@ -110,11 +109,11 @@ def test_the_plan_pins_the_sets_and_the_ids_stay_those_of_the_texts(mixed, tmp_p
     assert [(share.weight, share.num_prompts) for share in run.plan.shares] == [(3, 9), (1, 4)]
     assert read_plan(str(tmp_path / "store"), "mixed").shares == run.plan.shares
     for k in range(6):
-        drawn = [prompt.text for prompt in requests.prompts_of(run, k)]
+        drawn = [prompt.text for prompt in run.plan.prompts_of(k)]
         assert len(set(drawn)) == 8
         assert sum('"A' in text for text in drawn) == 6
     longer = planned(path, tmp_path, run_id="longer", iterations=50)
-    assert [requests.prompts_of(run, k) for k in range(9)] == [requests.prompts_of(longer, k) for k in range(9)]
+    assert [run.plan.prompts_of(k) for k in range(9)] == [longer.plan.prompts_of(k) for k in range(9)]
     mixed((2, f"{many('A', 9)}"), (1, f"A0 {many('B', 4)}"))
     with pytest.raises(ConfigError, match=r"shares: .*planned otherwise|planned otherwise(.|\n)*shares"):
         planned(path, tmp_path, run_id="mixed")

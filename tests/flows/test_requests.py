@@ -17,7 +17,7 @@ def test_each_epoch_uses_every_prompt_once(recipe, words, tmp_path, num_words):
     every = sorted(prompt.id for prompt in run.plan.prompts)
     per_epoch = num_words // 2
     epochs = [
-        [prompt.id for k in range(per_epoch) for prompt in requests.prompts_of(run, epoch * per_epoch + k)]
+        [prompt.id for k in range(per_epoch) for prompt in run.plan.prompts_of(epoch * per_epoch + k)]
         for epoch in range(4)
     ]
     assert [sorted(epoch) for epoch in epochs] == [every] * 4
@@ -27,7 +27,7 @@ def test_each_epoch_uses_every_prompt_once(recipe, words, tmp_path, num_words):
 def test_an_epoch_of_whole_iterations_leaves_the_rest_to_later_ones(recipe, words, tmp_path):
     words(*(f'a sign that says "{letter}"' for letter in "ABCDE"))
     run = planned(recipe(), tmp_path)
-    epochs = [[prompt.id for k in (0, 1) for prompt in requests.prompts_of(run, 2 * epoch + k)] for epoch in range(8)]
+    epochs = [[prompt.id for k in (0, 1) for prompt in run.plan.prompts_of(2 * epoch + k)] for epoch in range(8)]
     assert all(len(set(epoch)) == 4 for epoch in epochs)
     assert len({prompt for epoch in epochs for prompt in epoch}) == 5
 
@@ -36,8 +36,8 @@ def test_the_prompts_of_an_iteration_depend_on_the_seed_alone(recipe, tmp_path):
     one = planned(recipe(), tmp_path, run_id="one")
     longer = planned(recipe(), tmp_path, run_id="longer", iterations=50)
     other = planned(recipe(), tmp_path, run_id="other", overrides=("train.seed=1",))
-    assert [requests.prompts_of(one, k) for k in range(20)] == [requests.prompts_of(longer, k) for k in range(20)]
-    assert [requests.prompts_of(one, k) for k in range(20)] != [requests.prompts_of(other, k) for k in range(20)]
+    assert [one.plan.prompts_of(k) for k in range(20)] == [longer.plan.prompts_of(k) for k in range(20)]
+    assert [one.plan.prompts_of(k) for k in range(20)] != [other.plan.prompts_of(k) for k in range(20)]
 
 
 def test_learning_rates_are_resolved_to_each_iterations_steps(recipe, tmp_path):

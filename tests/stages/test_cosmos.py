@@ -14,8 +14,8 @@ from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from flows.planning import requests
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
+from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.formats.policies import read_part
-from stages.formats.prepared import EMPTY, NEGATIVE, Embeddings
 from stages.formats.samples import read_unit
 from tests import tiny_pipelines
 from tests.hand_made import rewards

@@ -23,20 +23,17 @@ from tests.stages.test_pins import recipe
 
 NFT = {"type": "nft", "batch_size_per_optimize": 4, "timesteps_fraction": 0.5, "dataset": FEW_PROMPTS}
 STAGES = [
-    pytest.param("embed", marks=pytest.mark.slow),
     pytest.param("rollout", marks=pytest.mark.slow),
     "reward",
     "update",
 ]
 HALF_WAY = {
-    "embed": ("making embeddings", 0),
     "rollout": ("sampling", 4),
     "reward": ("scoring", 1),
     "update": ("training", 0),
 }
 """Phase and step at which each is killed."""
 KINDS = {
-    "embed": {"invalidated", "layout", "manifest", "numerics"},
     "rollout": {"invalidated", "layout", "manifest", "marker", "numerics"},
     "reward": {"invalidated", "layout", "manifest", "marker", "numerics"},
     "update": {"invalidated", "layout", "manifest", "numerics"},

@@ -16,8 +16,9 @@ from flows.planning import requests
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
+from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.formats.policies import read_part
-from stages.formats.prepared import EMPTY, NEGATIVE, Embeddings, Latents
+from stages.formats.prepared import Latents
 from stages.formats.sample_tensors import key_of
 from stages.training.draws import LatentDraws, Stored
 from tests.stages.conftest import make, make_iteration, make_run

@@ -16,7 +16,7 @@ from flows.planning import requests
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
-from stages.formats.prepared import Embeddings
+from stages.formats.embeddings import Embeddings
 from stages.formats.samples import read_unit
 from tests import tiny_pipelines
 from tests.stages.conftest import make, make_run

@@ -11,15 +11,17 @@ import pandas as pd
 import pytest
 import torch
 
-from cosmos_rl_core.canonical import canonical_json
+from cosmos_rl_core.canonical import canonical_json, sha256
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import shards
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Input
 from stages.artifacts.slots import input_of
+from stages.formats.embeddings import Embeddings, index_of
 from stages.formats.members import Members
-from stages.formats.prepared import Embeddings, Latents
+from stages.formats.prepared import Latents
 from stages.formats.tables import to_parquet
 from tests.hand_made import make, report
 
@@ -123,16 +125,18 @@ def tensor_of(n: int) -> torch.Tensor:
     return torch.full((MEMBER_BYTES // 4,), float(n), device="cpu")
 
 
-def large_set(folder: str, tensor: str, index: dict[str, bytes], tmp_path: Path) -> Input:
-    """Sixteen shards of four tensors each."""
+def large_set(tmp_path: Path) -> Input:
+    """Latents in sixteen shards of four."""
+    table = pd.DataFrame(dict.fromkeys(("item_id", "prompt_id", "latents_id"), IDS))
     files = {
-        f"{folder}/{k:05d}.tar": shards.pack(
-            {f"i{n:02d}.safetensors": to_bytes({tensor: tensor_of(n)}) for n in range(4 * k, 4 * k + 4)}
+        f"latents/{k:05d}.tar": shards.pack(
+            {f"i{n:02d}.safetensors": to_bytes({"latents": tensor_of(n)}) for n in range(4 * k, 4 * k + 4)}
         )
         for k in range(NUM_SHARDS)
     }
-    make(report(str(tmp_path / folder)), files | index)
-    return input_of(str(tmp_path / folder))
+    index = to_parquet(table.assign(shard=[n // PER_SHARD for n in range(len(IDS))]))
+    make(report(str(tmp_path / "latents")), files | {"index.parquet": index})
+    return input_of(str(tmp_path / "latents"))
 
 
 def peak_bytes(read: Callable[[str], torch.Tensor]) -> int:
@@ -152,18 +156,21 @@ def peak_bytes(read: Callable[[str], torch.Tensor]) -> int:
 
 @pytest.mark.parametrize(("kept", "num_shards"), [(0, 3), (6, 5)])
 def test_latents_of_a_large_set_take_the_memory_of_a_few_shards(kept: int, num_shards: int, tmp_path: Path):
-    table = pd.DataFrame(dict.fromkeys(("item_id", "prompt_id", "latents_id"), IDS)).assign(
-        shard=[n // PER_SHARD for n in range(len(IDS))]
-    )
-    source = large_set("latents", "latents", {"index.parquet": to_parquet(table)}, tmp_path)
-    latents = Latents([source], kept_bytes=kept * MEMBER_BYTES)
+    latents = Latents([large_set(tmp_path)], kept_bytes=kept * MEMBER_BYTES)
     assert peak_bytes(latents.__getitem__) < num_shards * PER_SHARD * MEMBER_BYTES
 
 
-def test_embeddings_of_a_large_set_take_the_memory_of_a_few_shards(tmp_path: Path):
-    shard_of = {item_id: n // PER_SHARD for n, item_id in enumerate(IDS)}
-    source = large_set("embeddings", "embeds", {"index.json": canonical_json(shard_of)}, tmp_path)
-    embeddings = Embeddings([source], IDS, kept_bytes=0)
-    assert peak_bytes(lambda prompt_id: embeddings[prompt_id]["embeds"]) < 3 * PER_SHARD * MEMBER_BYTES
+def test_embeddings_of_a_large_set_take_the_memory_that_is_kept_of_them(tmp_path: Path):
+    entries: dict[str, FileEntry] = {}
+    for n, one in enumerate(IDS):
+        data, path = to_bytes({"embeds": tensor_of(n)}), f"embeddings/key/{one}.safetensors"
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+        entries[one] = FileEntry(path=path, size=len(data), sha256=sha256(data))
+    make(report(str(tmp_path / "slot")), {"index.json": canonical_json(index_of(entries))})
+    source = input_of(str(tmp_path / "slot"))
+    for kept in (0, 6):
+        embeddings = Embeddings([source], IDS, kept_bytes=kept * MEMBER_BYTES)
+        assert peak_bytes(lambda one, found=embeddings: found[one]["embeds"]) < (kept + 4) * MEMBER_BYTES
     with pytest.raises(ArtifactError, match="has no embedding of j; embed the prompts of this plan"):
         Embeddings([source], ["i00", "j"])

@@ -17,7 +17,7 @@ from flows.planning.run import Run
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
-from stages.formats import prepared
+from stages.formats import embeddings
 from stages.formats.samples import read_unit
 from tests import tiny_pipelines
 from tests.stages.conftest import make, make_run
@@ -69,8 +69,8 @@ def test_it_is_embedded_once_without_the_instruction_and_steers_rollouts_and_eva
         partial(requests.evaluate, run, 0),
     ):
         make(request(), tmp_path)
-    stored = prepared.Embeddings([input_of(run.prepared.embed.slot)], [prepared.NEGATIVE, prepared.EMPTY])
-    for name, text in ((prepared.NEGATIVE, NEGATIVE), (prepared.EMPTY, "")):
+    stored = embeddings.Embeddings([input_of(run.prepared.embed.slot)], [embeddings.NEGATIVE, embeddings.EMPTY])
+    for name, text in ((embeddings.NEGATIVE, NEGATIVE), (embeddings.EMPTY, "")):
         expected = stock.encode_prompt(PROMPT, negative_prompt=text, max_sequence_length=LENGTH, device=CPU)[2:]
         assert all(torch.equal(stored[name][key], value[0]) for key, value in zip(KEYS, expected, strict=True))
 

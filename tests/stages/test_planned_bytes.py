@@ -18,6 +18,7 @@ from flows.planning.memory import GRADIENTS, OPTIMIZER, PARTS, TRANSFORMER
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
+from stages.formats.embeddings import entries_of
 from stages.formats.policies import read_part
 from stages.training import trainer
 from tests.stages.conftest import make, make_on_ranks
@@ -93,10 +94,8 @@ def require_files_as_planned(run: Run, lora: dict[str, Any] | None) -> None:
     assert {nbytes(each.values()) for each in tensors} == {costs.sample_bytes(run.recipe)}
     each = costs.embedding_bytes(run.recipe)
     assert each is not None
-    for data in (
-        data for shard in files_of(run.prepared.embed.slot, "embeddings/") for data in shards.unpack(shard).values()
-    ):
-        assert len(data) == pytest.approx(each, rel=0.1)
+    for entry in entries_of(Artifact(input_of(run.prepared.embed.slot))).values():
+        assert entry.size == pytest.approx(each, rel=0.1)
 
 
 @pytest.mark.processes

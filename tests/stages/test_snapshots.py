@@ -25,8 +25,9 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of, standing
 from stages.contracts import Split
+from stages.formats.embeddings import EMPTY, Embeddings
 from stages.formats.parts import Parts, side_of
-from stages.formats.prepared import EMPTY, Embeddings, Latents
+from stages.formats.prepared import Latents
 from stages.training.loading import load_model
 from tests.stages.conftest import make
 
@@ -83,10 +84,10 @@ def make_prepared(run: Run, tmp_path: Path) -> list[str]:
 
 
 def counts(run: Run) -> list[tuple[Any, Any]]:
-    """Captions, without the empty one, and latents of each part."""
+    """Captions and latents of each part."""
     pairs = zip(run.prepared.data.embeds, run.prepared.data.encodes, strict=True)
     summaries: list[Any] = [[Artifact(input_of(one.slot)).manifest.summary for one in pair] for pair in pairs]
-    return [(embed["prompts"] - 1, encode["items"]) for embed, encode in summaries]
+    return [(embed["prompts"], encode["items"]) for embed, encode in summaries]
 
 
 def latents_of(run: Run, split: Split | None = None) -> Latents:
@@ -144,7 +145,7 @@ def test_latents_are_the_models_own_of_the_pictures_cut_to_size(pictures: Path, 
     make_prepared(run, tmp_path)
     latents, model = latents_of(run), load_model(run.plan.base, ("vae",), CPU)
     items = Parts([Artifact(part) for part in run.prepared.data.parts]).items.set_index("item")
-    texts = Embeddings([input_of(request.slot) for request in run.prepared.embeddings], latents.prompt_ids)
+    texts = Embeddings([input_of(request.slot) for request in run.prepared.embeddings_at(0)], latents.prompt_ids)
     texts_of = load_model(run.plan.base, ("text",), CPU)
     for item_id, text_id in latents.index[["item_id", "prompt_id"]].itertuples(index=False):
         row = items.loc[item_id]

@@ -12,8 +12,8 @@ import torch
 from flows.planning import requests
 from flows.planning.run import Run
 from stages.artifacts.slots import input_of
+from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.formats.policies import read_part
-from stages.formats.prepared import EMPTY, NEGATIVE, Embeddings
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.test_given_rollouts import values as given_values

@@ -25,8 +25,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.generations import invalidate
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
+from stages.formats.embeddings import NEGATIVE, Embeddings
 from stages.formats.policies import read_part
-from stages.formats.prepared import NEGATIVE, Embeddings
 from stages.formats.samples import read_samples
 from stages.formats.tables import read_table
 from tests import hand_made

@@ -1,0 +1,148 @@
+"""Text embeddings: files in a pool that all runs of a store share, and the index of those that an artifact has.
+
+A file of the pool is ``embeddings/<key>/<name>.safetensors`` beside the slots of datasets. The key is the digest of
+what decides its bits besides the text: the encoder's settings and the numerics. The name is the prompt's id, so that a
+text is encoded once, whichever other prompts it comes with. Each is written once, whole, with a digest of its own.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from cosmos_rl_core.canonical import digest, sha256
+from cosmos_rl_core.datasets._base import prompt_id
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.weights.policy_weights import to_bytes
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.files import read_entry
+from stages.artifacts.records import FileEntry
+from stages.artifacts.request import Input, Request
+from stages.formats.members import KEPT_BYTES
+
+POOL = "embeddings"
+"""The pool's folder, beside the slots that it belongs to."""
+INDEX = "index.json"
+"""Of each id the path of its file, its size and its sha256."""
+NEGATIVE = "_negative"
+"""The id of the negative prompt, for guidance. No prompt id begins with an underscore."""
+EMPTY = "_empty"
+"""The id of the empty prompt, for text dropout."""
+
+
+class Text(NamedTuple):
+    """A text to encode."""
+
+    name: str
+    """Names its file in the pool."""
+    text: str | None
+    """None means the negative prompt that the stock pipeline has by default."""
+    is_negative: bool = False
+    """Whether it is encoded as the stock pipeline encodes its negative prompt."""
+
+    @classmethod
+    def negative(cls, text: str | None) -> "Text":
+        """Return a negative prompt, or the empty prompt that replaces a dropped text."""
+        return cls("negative" if text is None else f"negative-{prompt_id(text)}", text, is_negative=True)
+
+
+class Pool:
+    """The files of one encoder and its numerics, beside the slot of a Request."""
+
+    def __init__(self, request: Request, numerics: Mapping[str, Any]) -> None:
+        # The texts are all that files of one key may differ in.
+        bare = request.config.model_copy(update={"prompts": (), "negative_prompt": None})
+        made_by = {"recipe": request.model_copy(update={"config": bare}).recipe, "numerics": numerics}
+        self._key = digest(made_by)
+        self._root = _beside(request.slot)
+
+    def find(self, texts: Sequence[Text]) -> Iterator[tuple[Text, FileEntry | None]]:
+        """Yield each text and its file, every byte checked; None for a text that no process has encoded.
+
+        Raises :class:`ArtifactError` for a damaged file.
+        """
+        paths = {self._path(text): text for text in texts}
+        for path, data in store.ahead(paths, lambda path: store.read_if_exists(store.join(self._root, path))):
+            yield paths[path], None if data is None else self._checked(paths[path], data)
+
+    def put(self, text: Text, embedding: Conditioning) -> FileEntry:
+        """Write the file of a text, unless another process has, and return its entry."""
+        data, path = self._sealed(text, embedding), self._path(text)
+        if not store.put_if_absent(url := store.join(self._root, path), data):
+            data = store.read(url)
+        return self._checked(text, data)
+
+    def _path(self, text: Text) -> str:
+        return f"{POOL}/{self._key[:32]}/{text.name}.safetensors"
+
+    def _sealed(self, text: Text, embedding: Conditioning) -> bytes:
+        # One entry: the library writes several in any order.
+        names = {"key": self._key, **text._asdict(), "tensors": sha256(to_bytes(embedding))}
+        return save({name: embedding[name].contiguous() for name in sorted(embedding)}, {"digest": digest(names)})
+
+    def _checked(self, text: Text, data: bytes) -> FileEntry:
+        path = self._path(text)
+        try:
+            whole = self._sealed(text, load(data)) == data
+        except SafetensorError:
+            whole = False
+        if not whole:
+            url = store.join(self._root, path)
+            raise ArtifactError(
+                f"{url} is damaged, or not the embedding of its prompt; restore it, or remove it to have it made again"
+            )
+        return FileEntry(path=path, size=len(data), sha256=sha256(data))
+
+
+def index_of(entries: Mapping[str, FileEntry]) -> dict[str, Any]:
+    """Return the index of an artifact for JSON: path, size and sha256 of each id."""
+    return {one: [entry.path, entry.size, entry.sha256] for one, entry in entries.items()}
+
+
+def entries_of(artifact: Artifact) -> dict[str, FileEntry]:
+    """Return the files of the pool that an artifact of the stage ``embed`` has, by id."""
+    listed: dict[str, list[Any]] = artifact.json(INDEX)
+    return {one: FileEntry(path=path, size=size, sha256=found) for one, (path, size, found) in listed.items()}
+
+
+class Embeddings:
+    """Conditioning by prompt id, unbatched, on the CPU, from one or several artifacts; each is read on access.
+
+    The negative prompt is that of the first artifact. At most ``kept_bytes`` of files stay in memory. Raises
+    :class:`ArtifactError` at once if one of ``prompt_ids`` was not embedded.
+    """
+
+    def __init__(self, sources: Sequence[Input], prompt_ids: Iterable[str], kept_bytes: int = KEPT_BYTES) -> None:
+        self._places: dict[str, tuple[str, FileEntry]] = {}
+        for source in sources:
+            entries = entries_of(Artifact(source))
+            self._places |= {one: (_beside(source.url), entry) for one, entry in entries.items()} | self._places
+        if missing := sorted({*prompt_ids} - self._places.keys()):
+            raise ArtifactError(
+                f"{', '.join(source.url for source in sources)} has no embedding of {', '.join(missing[:5])}; embed "
+                "the prompts of this plan"
+            )
+        self._kept_bytes, self._size = kept_bytes, 0
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+
+    def __getitem__(self, prompt_id: str) -> Conditioning:
+        """Return a prompt's conditioning. Raises :class:`ArtifactError` if its file is missing or damaged."""
+        root, entry = self._places[prompt_id]
+        data = self._kept.pop(prompt_id, None)
+        if data is None:
+            data = read_entry(root, entry)
+            self._size += len(data)
+        self._kept[prompt_id] = data
+        while self._size > self._kept_bytes and len(self._kept) > 0:
+            _, oldest = self._kept.popitem(last=False)
+            self._size -= len(oldest)
+        return load(data)
+
+
+def _beside(slot: str) -> str:
+    """Return the folder that a slot is in."""
+    return slot.rstrip("/").rpartition("/")[0]
