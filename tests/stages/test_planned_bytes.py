@@ -18,7 +18,7 @@ from flows.planning.memory import GRADIENTS, OPTIMIZER, PARTS, TRANSFORMER
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
-from stages.formats.embeddings import entries_of
+from stages.formats.embeddings import Embeddings
 from stages.formats.policies import read_part
 from stages.training import trainer
 from tests.stages.conftest import make, make_on_ranks
@@ -94,8 +94,9 @@ def require_files_as_planned(run: Run, lora: dict[str, Any] | None) -> None:
     assert {nbytes(each.values()) for each in tensors} == {costs.sample_bytes(run.recipe)}
     each = costs.embedding_bytes(run.recipe)
     assert each is not None
-    for entry in entries_of(Artifact(input_of(run.prepared.embed.slot))).values():
-        assert entry.size == pytest.approx(each, rel=0.1)
+    ids = [prompt.id for prompt in run.plan.prompts]
+    stored = Embeddings([input_of(run.prepared.embed.slot)], ids)
+    assert {nbytes(stored[one].values()) for one in ids} == {each}
 
 
 @pytest.mark.processes
