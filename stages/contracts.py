@@ -147,6 +147,8 @@ class Encode(StageConfig):
     fps: float | None = Field(default=None, json_schema_extra={"neutral": None})
     """Frames a second of the clips of parts; None takes every frame."""
     media: MediaShape
+    deviations: bool = Field(default=False, json_schema_extra={"neutral": False})
+    """Whether the standard deviation of the VAE's posterior is stored beside its mode."""
     items_per_shard: int = 64
     """Items in one shard: the unit that a retry keeps."""
 
@@ -244,6 +246,8 @@ class Training(OnPolicy):
     steps: OptimizerSteps
     keeps_ema: bool
     """Whether the policy has the part ``ema``."""
+    posterior: Literal["mode", "sample"] = Field(default="mode", json_schema_extra={"neutral": "mode"})
+    """Whether latents of media are the mode of their posterior, or drawn from it in each pass."""
 
 
 class Update(Training):

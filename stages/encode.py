@@ -15,7 +15,7 @@ from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.part_media import PartMedia
 from stages.formats.parts import Parts
-from stages.formats.prepared import ITEMS, write_shards
+from stages.formats.prepared import DEVIATION, ITEMS, MODE, write_shards
 from stages.formats.tables import to_parquet
 from stages.training.loading import load_media, load_model
 
@@ -36,8 +36,12 @@ def run(request: Request, context: Context) -> dict[str, int]:
         for one, pixels in media.pixels(ids):
             if pixels.shape != expected:
                 raise ConfigError(f"item {one} of the dataset is {pixels.shape}, expected {expected}")
-            latents = model.encode_media(torch.tensor(pixels, device="cpu")[None])[0]
-            yield one, {"latents": latents.cpu()}
+            batch = torch.tensor(pixels, device="cpu")[None]
+            if config.deviations:
+                mode, deviation = model.encode_posterior(batch)
+                yield one, {MODE: mode[0].cpu(), DEVIATION: deviation[0].cpu()}
+            else:
+                yield one, {MODE: model.encode_media(batch)[0].cpu()}
 
     layout = write_shards(context, media.ids, config.items_per_shard, encode)
     if context.ranks.rank == 0:

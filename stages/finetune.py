@@ -69,7 +69,7 @@ class _Draws:
         items = [self.items[index] for index, _ in drawn]
         # Keyed by item and pass, so a range of steps may begin anywhere; the iteration is no part of it.
         keys = [DrawKey(self.seed, 0, epoch, item) for (item, _), (_, epoch) in zip(items, drawn, strict=True)]
-        x_0 = torch.stack([self.latents[item] for item, _ in items])
+        x_0 = torch.stack([self.latents.trained(key.sample_id, key) for key in keys])
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, 0) for key in keys])
         times = [sft_time(self.sigmas, self.density, key) for key in keys]
         t = torch.tensor(times, dtype=torch.float32, device=CPU)

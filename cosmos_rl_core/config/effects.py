@@ -89,6 +89,9 @@ def _of_levels(recipe: Recipe) -> Iterator[Row]:
         "use_rl_sigma_and_noise = false"
     )
     yield "policy.diffusers", density, no_media, " ".join(TimeDensity.model_fields), why
+    no_samples = options.rewarded and term is None
+    why_mode = f"{options.type} trains on no media here; given frames are of the mode"
+    yield "policy.diffusers", density, no_samples, "posterior", why_mode
     uniform, why = density.weighting_scheme == "uniform", "weighting_scheme = 'uniform'"
     yield "policy.diffusers", density, uniform and not no_media, "logit_mean logit_std", why
 

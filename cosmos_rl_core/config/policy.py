@@ -161,6 +161,9 @@ class TimeDensity(Section):
     """Standard deviation of logit(t) before the shift."""
 
 
+Posterior = Literal["mode", "sample"]
+
+
 class DiffusersConfig(TimeDensity):
     """Sizes, inputs and sampling of the model."""
 
@@ -183,6 +186,10 @@ class DiffusersConfig(TimeDensity):
     """Guidance-distilled transformers only: the guidance that is an input of the transformer, in training too.
     Default: the default ``guidance_scale`` of the stock pipeline's call. ``sample.guidance_scale`` is the weight
     between two predictions, which these pipelines call ``true_cfg_scale``."""
+    posterior: Posterior = Field(default="mode", json_schema_extra={"neutral": "mode"})
+    """Latents of the media that are trained on: the ``mode`` of the VAE's posterior, or a ``sample``, drawn anew in
+    each pass. Samples double the bytes of stored latents. Given frames of rollouts, and held-out losses, are of the
+    mode. Not for VAEs without a posterior, such as SANA's."""
     sample: SampleConfig = SampleConfig()
     """Sampling of rollouts and evaluations."""
 

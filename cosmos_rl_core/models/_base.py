@@ -134,6 +134,14 @@ class Model(ABC):
         The latents are the mode of the posterior, not a draw from it.
         """
 
+    def encode_posterior(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mode and standard deviation of the posterior of what :meth:`encode_media` encodes.
+
+        Both are normalised, so that ``mode + deviation * noise`` is a draw: the stock VAE's own, shifted and scaled, up
+        to rounding. Only for VAEs of which the spec says that they have a posterior.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define encode_posterior")
+
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
         """Decode normalised latents ``[B, *latent_shape]`` to uint8 RGB ``[B, frames, height, width, 3]``.

@@ -33,8 +33,13 @@ class ImageModel(Model):
     @torch.no_grad()
     def encode_media(self, pixels: Tensor) -> Tensor:
         """Encode one frame a sample: ``[B, 1, height, width, 3]`` to ``[B, C, H, W]``."""
-        images = pixels_to_unit(pixels[:, 0].to(self._device)).permute(0, 3, 1, 2)
-        return (self._mode(self._vae.encode(images)) - self._shift) * self._vae.config.scaling_factor
+        return self._normalised(self._mode(self._encoded(pixels)))
+
+    @torch.no_grad()
+    def encode_posterior(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mode and standard deviation of the posterior of one frame a sample, each ``[B, C, H, W]``."""
+        posterior = self._encoded(pixels).latent_dist
+        return self._normalised(posterior.mode()), posterior.std * self._vae.config.scaling_factor
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
@@ -42,6 +47,12 @@ class ImageModel(Model):
         latents = latents.to(self._device, torch.float32) / self._vae.config.scaling_factor + self._shift
         pixels = unit_to_pixels(self._vae.decode(latents, return_dict=False)[0])
         return pixels.permute(0, 2, 3, 1)[:, None].contiguous()
+
+    def _encoded(self, pixels: Tensor) -> Any:
+        return self._vae.encode(pixels_to_unit(pixels[:, 0].to(self._device)).permute(0, 3, 1, 2))
+
+    def _normalised(self, latents: Tensor) -> Tensor:
+        return (latents - self._shift) * self._vae.config.scaling_factor
 
     def _mode(self, encoded: Any) -> Tensor:
         """Return the mode of the VAE's posterior."""
@@ -61,9 +72,15 @@ class VideoModel(Model):
     @torch.no_grad()
     def encode_media(self, pixels: Tensor) -> Tensor:
         """Encode ``[B, frames, height, width, 3]`` to ``[B, C, T, H, W]``."""
-        videos = pixels_to_unit(pixels.to(self._device)).permute(0, 4, 1, 2, 3)
         mean, inverse_std = self._statistics()
-        return (self._vae.encode(videos).latent_dist.mode() - mean) * inverse_std
+        return (self._posterior(pixels).mode() - mean) * inverse_std
+
+    @torch.no_grad()
+    def encode_posterior(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mode and standard deviation of the posterior of videos, each ``[B, C, T, H, W]``."""
+        mean, inverse_std = self._statistics()
+        posterior = self._posterior(pixels)
+        return (posterior.mode() - mean) * inverse_std, posterior.std * inverse_std
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
@@ -72,6 +89,9 @@ class VideoModel(Model):
         latents = latents.to(self._device, torch.float32) / inverse_std + mean
         pixels = unit_to_pixels(self._vae.decode(latents, return_dict=False)[0])
         return pixels.permute(0, 2, 3, 4, 1).contiguous()
+
+    def _posterior(self, pixels: Tensor) -> Any:
+        return self._vae.encode(pixels_to_unit(pixels.to(self._device)).permute(0, 4, 1, 2, 3)).latent_dist
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
         """Return mean and inverse standard deviation of the latents by channel, ``[1, C, 1, 1, 1]`` float32.

@@ -30,6 +30,8 @@ class Vae:
     """Function of the VAE's settings: its geometry, or None if they do not state it."""
     defaults: Settings = field(default_factory=dict)
     """Defaults of the class for the settings that ``geometry`` reads."""
+    posterior: bool = False
+    """The encoder returns a normal distribution, ``latent_dist``. The model then defines ``encode_posterior``."""
 
 
 def _kl(vae: Settings) -> Geometry:
@@ -40,9 +42,10 @@ def _wan(vae: Settings) -> Geometry:
     return Geometry(vae["z_dim"], vae["scale_factor_spatial"], vae["scale_factor_temporal"])
 
 
-KL_VAE = {"AutoencoderKL": Vae(_kl, {"latent_channels": 4, "block_out_channels": (64,)})}
+KL_VAE = {"AutoencoderKL": Vae(_kl, {"latent_channels": 4, "block_out_channels": (64,)}, posterior=True)}
 """The VAE of most image models."""
-WAN_VAE = {"AutoencoderKLWan": Vae(_wan, {"z_dim": 16, "scale_factor_spatial": 8, "scale_factor_temporal": 4})}
+_WAN_DEFAULTS = {"z_dim": 16, "scale_factor_spatial": 8, "scale_factor_temporal": 4}
+WAN_VAE = {"AutoencoderKLWan": Vae(_wan, _WAN_DEFAULTS, posterior=True)}
 """The VAE of Wan, which other video models have too."""
 
 

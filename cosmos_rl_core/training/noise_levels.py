@@ -37,6 +37,11 @@ def training_noise(shape: tuple[int, ...], key: DrawKey, time_index: int) -> Ten
     return torch.from_numpy(seeds.normal(shape, "training noise", *key, time_index))
 
 
+def posterior_noise(shape: tuple[int, ...], key: DrawKey) -> Tensor:
+    """Draw the standard normal noise that a posterior is sampled with in one pass, float32 on the CPU."""
+    return torch.from_numpy(seeds.normal(shape, "posterior", *key))
+
+
 def sft_time(sigmas: tuple[float, ...], config: TimeDensity, key: DrawKey) -> float:
     """Draw the noise level of a sample in one epoch from a fine schedule's ``sigmas`` without its final 0.
 

@@ -58,7 +58,7 @@ def check_model(recipe: Recipe, embedded: int, mistakes: Mistakes) -> None:
     if recipe.validation is not None:
         scale = diffusers.sample.guidance_scale
         mistakes.catch(guidance.stock_scale, directories.spec(path), scale)
-    for check in (_check_given_frames, costs.policy_parts, _check_shared_videos):
+    for check in (_check_given_frames, _check_posterior, costs.policy_parts, _check_shared_videos):
         mistakes.catch(check, recipe)
     texts = ("text embeddings", embedded, costs.embedding_bytes, "take fewer prompts")
     mistakes.catch(costs.check_budget, recipe, *texts)
@@ -115,6 +115,18 @@ def _check_given_frames(recipe: Recipe) -> None:
         raise ConfigError(
             f"{setting} leaves none of {total} latent frames (train_frames = {frames}) to generate; lower it, or raise "
             "policy.diffusers.train_frames"
+        )
+
+
+def _check_posterior(recipe: Recipe) -> None:
+    """Raise :class:`ConfigError` if samples are wanted of a posterior that the model's VAE does not have."""
+    if recipe.policy.diffusers.posterior == "mode":
+        return
+    path = costs.base_path(recipe)
+    known, vae = directories.spec(path).vaes, directories.settings(path, "vae").get("_class_name", "none")
+    if vae not in known or not known[vae].posterior:
+        raise ConfigError(
+            f"policy.diffusers.posterior = 'sample': {vae}, the VAE of this model, has no posterior; set it to 'mode'"
         )
 
 

@@ -97,6 +97,7 @@ def update(run: Run, k: int) -> Request:
         reference=costs.reference_after(recipe, k),
         data_split=split_of(data_of(recipe)) if run.needs.data_term is not None else None,
         density=recipe.policy.diffusers.density,
+        posterior=recipe.policy.diffusers.posterior if run.needs.data_term is not None else "mode",
     )
     inputs = {
         "policy": (_state(run, k),),
@@ -124,6 +125,7 @@ def finetune(run: Run, k: int) -> Request:
         data_split=split_of(data_of(recipe)),
         media=run.plan.media,
         density=recipe.policy.diffusers.density,
+        posterior=recipe.policy.diffusers.posterior,
         batch_size=recipe.train.train_batch_per_replica,
         steps=_steps(run, k * options.steps_per_iteration, options.steps_per_iteration),
         keeps_ema=recipe.train.ema_enable,

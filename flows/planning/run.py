@@ -130,6 +130,7 @@ class Prepared:
             windows=options.windows_per_item,
             fps=options.fps,
             media=self.plan.media,
+            deviations=self._samples,
         )
         parts, captions = snapshot.parts, snapshot.captions
         until = range(1, len(parts) + 1)
@@ -148,9 +149,15 @@ class Prepared:
 
     def _encode(self, data: DatasetOptions | None, digest: str) -> Request:
         assert data is not None, "a step encodes media only if the recipe names them"
-        base, media = self.plan.base, self.plan.media
-        config = contracts.Encode(model=base, dataset=data, dataset_digest=digest, media=media)
+        media = self.plan.media
+        config = contracts.Encode(
+            model=self.plan.base, dataset=data, dataset_digest=digest, media=media, deviations=self._samples
+        )
         return self._shared(config)
+
+    @property
+    def _samples(self) -> bool:
+        return self.plan.recipe.policy.diffusers.posterior == "sample"
 
     def _shared(self, config: StageConfig, inputs: dict[str, tuple[Input, ...]] | None = None) -> Request:
         # Nothing is drawn, so runs with different seeds share these artifacts.

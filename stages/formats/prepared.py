@@ -8,20 +8,24 @@ import pandas as pd
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
+from cosmos_rl_core.config.policy import Posterior
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import shards
+from cosmos_rl_core.training.noise_levels import DrawKey, posterior_noise
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import cut, holds
 from stages.artifacts.request import Input, Request
 from stages.context import Context
-from stages.contracts import OnPolicy, Split
+from stages.contracts import OnPolicy, Split, Training
 from stages.formats.members import KEPT_BYTES, Members
 from stages.formats.parts import Parts, side_of
 from stages.formats.tables import read_table
 
 LATENTS = "latents"
 """The folder of shards."""
+MODE, DEVIATION = "latents", "deviation"
+"""The mode of the posterior of an item and, if samples of it are trained on, its standard deviation."""
 ITEMS = "index.parquet"
 """A row each latents: ``latents_id``, the number of their ``shard``, and for a media set ``item_id`` and ``prompt_id``,
 for a part of a dataset the digest of the ``medium``."""
@@ -74,7 +78,9 @@ class Latents:
         parts: Parts | None = None,
         split: Split | None = None,
         kept_bytes: int = KEPT_BYTES,
+        posterior: Posterior = "mode",
     ) -> None:
+        self._posterior = posterior
         artifacts = [Artifact(source) for source in sources]
         tables = [read_table(artifact, ITEMS) for artifact in artifacts]
         self._places: dict[str, tuple[Members, int]] = {}
@@ -96,7 +102,8 @@ class Latents:
         config = request.config
         assert isinstance(config, OnPolicy)
         parts = Parts.of(request) if request.inputs.get("parts") else None
-        return cls(request.inputs["data"], parts, config.data_split)
+        posterior = config.posterior if isinstance(config, Training) else "mode"
+        return cls(request.inputs["data"], parts, config.data_split, posterior=posterior)
 
     @property
     def prompt_ids(self) -> list[str]:
@@ -109,9 +116,20 @@ class Latents:
         return pool[int(generator.integers(len(pool)))]
 
     def __getitem__(self, item_id: str) -> Tensor:
+        """Return the mode of an item's posterior."""
+        return self._read(item_id)[MODE]
+
+    def trained(self, item_id: str, key: DrawKey) -> Tensor:
+        """Return what a sample is trained on: the mode of the posterior, or a draw from it that the key decides."""
+        if self._posterior == "mode":
+            return self[item_id]
+        stored = self._read(item_id)
+        return stored[MODE] + stored[DEVIATION] * posterior_noise(tuple(stored[MODE].shape), key)
+
+    def _read(self, item_id: str) -> dict[str, Tensor]:
         one = self._latents_ids[item_id]
         members, shard = self._places[one]
-        return load_tensors(members.read(_shard_name(shard), f"{one}.safetensors"))["latents"]
+        return load_tensors(members.read(_shard_name(shard), f"{one}.safetensors"))
 
 
 def _items_of(parts: Parts, encoded: Any, split: Split | None) -> Any:

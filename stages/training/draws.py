@@ -181,7 +181,8 @@ class DataDraws:
     def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
         items = [self._item(sample_id, epoch, place) for sample_id in ids]
         levels = [self._noised(sample_id, epoch, place) for sample_id in ids]
-        x_0 = [self.latents[item] for item, _ in items]
+        keys = [self._key(sample_id, epoch, place) for sample_id in ids]
+        x_0 = [self.latents.trained(item, key) for (item, _), key in zip(items, keys, strict=True)]
         own = [
             self.conditioning[EMPTY if self._drop(sample_id, epoch, place) else prompt_id]
             | own_frames(latents, self.term.given_frames, self._generator("data given frames", sample_id, epoch, place))
@@ -205,9 +206,12 @@ class DataDraws:
         """Return noise level and noise."""
         if self.term.as_rollout:
             return self.steps.kernel.steps[self.steps.step(sample_id, place)].t, self.steps.initial_noise(sample_id)
-        key = DrawKey(*self.key, epoch, f"{sample_id}/{place}")
+        key = self._key(sample_id, epoch, place)
         shape = tuple(self.steps.stored.tensors[sample_id]["latents"].shape)
         return sft_time(self.fine.sigmas, self.density, key), training_noise(shape, key, 0)
+
+    def _key(self, sample_id: str, epoch: int, place: int) -> DrawKey:
+        return DrawKey(*self.key, epoch, f"{sample_id}/{place}")
 
     def _drop(self, sample_id: str, epoch: int, place: int) -> bool:
         return self._generator("text dropout", sample_id, epoch, place).random() < self.term.text_dropout

@@ -93,6 +93,33 @@ def test_encoding_is_what_decoding_undoes(family: Family, dtype: ParamDtype, rec
     assert expected.float().std() > 3
 
 
+def test_a_draw_from_the_posterior_is_the_stock_vaes_own(family: Family):
+    """Its ``DiagonalGaussianDistribution`` draws; shifted and scaled as encode_media does with its mode."""
+    settings = directories.settings(family.folder, "vae")
+    has = directories.spec(family.folder).vaes[settings["_class_name"]].posterior
+    vae, pixels = family.stock.vae, random_pixels(family)
+    unit = (pixels.to(family.device).float() / 127.5 - 1).permute(0, 4, 1, 2, 3)
+    of_videos = any(isinstance(module, nn.Conv3d) for module in vae.modules())
+    with torch.no_grad():
+        encoded = vae.encode(unit if of_videos else unit[:, :, 0])
+    assert hasattr(encoded, "latent_dist") == has
+    if not has:
+        return
+    mode, deviation = family.model.encode_posterior(pixels)
+    assert torch.equal(mode, family.model.encode_media(pixels))
+    assert deviation.min() > 0
+    posterior = encoded.latent_dist
+    drawn = posterior.sample(torch.Generator(family.device).manual_seed(3))
+    noise = ((drawn - posterior.mode()) / posterior.std).view_as(mode)
+    # What decoding undoes: the model's own latents of the drawn ones.
+    pictures = family.model.decode(mode + deviation * noise)
+    with torch.no_grad():
+        images = vae.decode(drawn).sample.float()
+    expected = _media.unit_to_pixels(images if of_videos else images[:, :, None]).permute(0, 2, 3, 4, 1)
+    assert levels_off(pictures, expected.cpu().numpy(), "float32") <= 1
+    assert not torch.equal(pictures, family.model.decode(mode))
+
+
 @pytest.mark.parametrize("kept_in", [torch.float32, torch.bfloat16])
 def test_every_pixel_level_survives_scaling_and_rounding(kept_in: torch.dtype, device: torch.device):
     """Also in bfloat16, whose 8 bits are at most a quarter of a level off."""

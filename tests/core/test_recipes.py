@@ -85,6 +85,9 @@ PICKSCORE = CLIPPED | {"reward_fn": "pickscore"}
 ENDLESS = {"num_iterations": 1000, "seed": 42}
 
 
+SAMPLED = {f"{DIFFUSERS}.posterior": "sample"}
+
+
 def sft(model: str, size: list[int], frames: int, lr: float, epsilon: float, warmup: int, lora: Any = None) -> Any:
     adapters = dict(zip(("r", "lora_alpha", "target_modules"), lora or (), strict=False))
     return {
@@ -219,8 +222,8 @@ EXPECTED = {
     "sana-image-sft-lora": sft(SANA, [1024, 1024], 1, 1e-4, 1e-5, 0, SANA_LORA),
     "sana-video-sft": sft(SANA_VIDEO, [480, 832], 41, 1e-6, 1e-6, 20),
     "sana-video-sft-lora": sft(SANA_VIDEO, [480, 832], 41, 1e-6, 1e-6, 20, SANA_LORA),
-    "stable-diffusion-3-5-image-sft": sft(SD3, [1024, 1024], 1, 1e-4, 1e-5, 0),
-    "stable-diffusion-3-5-image-sft-lora": sft(SD3, [1024, 1024], 1, 1e-4, 1e-5, 0, SD3_LORA),
+    "stable-diffusion-3-5-image-sft": sft(SD3, [1024, 1024], 1, 1e-4, 1e-5, 0) | SAMPLED,
+    "stable-diffusion-3-5-image-sft-lora": sft(SD3, [1024, 1024], 1, 1e-4, 1e-5, 0, SD3_LORA) | SAMPLED,
     WFM_DDRL.format("2b"): ddrl(WFM_DDRL.format("2b")),
     WFM_DDRL.format("14b"): ddrl(WFM_DDRL.format("14b"), policy__model_name_or_path=FOURTEEN_B),
     GRPO: grpo(GRPO, {"name": "local", "local_dir": "path_to_your_local_train_dataset"}),

@@ -87,6 +87,8 @@ def check_kind(upstream: Upstream) -> None:
 def implied(upstream: Upstream) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield settings that no key sets, because cosmos-rl fixes them in its code, each with a reason."""
     if rows.is_supervised(upstream):
+        if rows.is_sd3(upstream):
+            yield {"policy.diffusers.posterior": "sample"}, "cosmos-rl draws SD3's latents from the VAE's posterior"
         if rows.validates(upstream):
             yield {"validation.n_generation": 1}, "cosmos-rl validates supervised training with one sample a prompt"
         return

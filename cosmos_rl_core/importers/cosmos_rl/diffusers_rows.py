@@ -43,6 +43,12 @@ def is_sana(upstream: Upstream) -> bool:
     return "sana" in str(upstream["policy.model_name_or_path"]).lower()
 
 
+def is_sd3(upstream: Upstream) -> bool:
+    """Return whether the model is Stable Diffusion 3 or 3.5."""
+    name = str(upstream["policy.model_name_or_path"]).lower()
+    return "stable-diffusion-3" in name or "sd3" in name
+
+
 def validates(upstream: Upstream) -> bool:
     """Return whether there are evaluations."""
     return upstream["validation.enable"] is True

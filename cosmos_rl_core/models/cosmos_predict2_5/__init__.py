@@ -33,7 +33,9 @@ def _text_width(transformer: Settings) -> int:
 
 SPEC = ModelSpec(
     pipeline_classes=("Cosmos2_5_PredictBasePipeline",),
-    vaes={"AutoencoderKLWan": Vae(_geometry, {"z_dim": 16, "temperal_downsample": (False, True, True)})},
+    vaes={
+        "AutoencoderKLWan": Vae(_geometry, {"z_dim": 16, "temperal_downsample": (False, True, True)}, posterior=True)
+    },
     transformer_class="CosmosTransformer3DModel",
     transformer_defaults={
         "patch_size": (1, 2, 2),

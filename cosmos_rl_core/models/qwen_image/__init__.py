@@ -10,7 +10,11 @@ def _geometry(vae: Settings) -> Geometry:
 
 SPEC = ModelSpec(
     pipeline_classes=("QwenImagePipeline",),
-    vaes={"AutoencoderKLQwenImage": Vae(_geometry, {"z_dim": 16, "temperal_downsample": (False, True, True)})},
+    vaes={
+        "AutoencoderKLQwenImage": Vae(
+            _geometry, {"z_dim": 16, "temperal_downsample": (False, True, True)}, posterior=True
+        )
+    },
     transformer_class="QwenImageTransformer2DModel",
     transformer_defaults={"in_channels": 64, "joint_attention_dim": 3584},
     refused_settings={

@@ -26,6 +26,11 @@ class QwenImage(VideoModel):
         """Encode one frame a sample: ``[B, 1, height, width, 3]`` to ``[B, C, H, W]``."""
         return super().encode_media(pixels)[:, :, 0]
 
+    def encode_posterior(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mode and standard deviation of the posterior of one frame a sample, each ``[B, C, H, W]``."""
+        mode, deviation = super().encode_posterior(pixels)
+        return mode[:, :, 0], deviation[:, :, 0]
+
     def decode(self, latents: Tensor) -> Tensor:
         """Decode ``[B, C, H, W]`` to ``[B, 1, height, width, 3]``."""
         return super().decode(latents[:, :, None])

@@ -10,6 +10,7 @@ def _geometry(vae: Settings) -> Geometry:
 SPEC = ModelSpec(
     pipeline_classes=("SanaPipeline",),
     vaes={
+        # It encodes to latents themselves, without a posterior.
         "AutoencoderDC": Vae(
             _geometry, {"latent_channels": 32, "encoder_block_out_channels": (128, 256, 512, 512, 1024, 1024)}
         )

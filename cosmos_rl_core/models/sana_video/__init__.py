@@ -12,7 +12,7 @@ _LTX2_DEFAULTS = {"latent_channels": 128, "spatial_compression_ratio": None, "te
 
 SPEC = ModelSpec(
     pipeline_classes=("SanaVideoPipeline",),
-    vaes=WAN_VAE | {"AutoencoderKLLTX2Video": Vae(_ltx2, _LTX2_DEFAULTS)},
+    vaes=WAN_VAE | {"AutoencoderKLLTX2Video": Vae(_ltx2, _LTX2_DEFAULTS, posterior=True)},
     transformer_class="SanaVideoTransformer3DModel",
     transformer_defaults={
         "patch_size": (1, 2, 2),
