@@ -48,7 +48,7 @@ class Index(StageConfig):
     """One part of a dataset: what is new in its sources, and what has gone, since the parts before it."""
 
     name = "index"
-    version = 1
+    version = 2
     torch = False
     inputs = {"parts": "many"}
     ITEMS: ClassVar[str] = "items.parquet"

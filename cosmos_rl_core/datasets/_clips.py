@@ -2,16 +2,38 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import IO
+from contextlib import contextmanager
+from typing import IO, Any
 
 import av
 import numpy as np
-from PIL import Image, ImageOps
+from av.container import InputContainer
+from PIL import Image
+from PIL.Image import Transpose
 
 from cosmos_rl_core.datasets._base import ItemError
+from cosmos_rl_core.datasets._files import line
 
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+"""Formats that Pillow decodes by itself: for EPS it starts another program."""
+VIDEO_FORMATS = "mov,matroska,avi,mpegts,mpeg,flv,ogg,asf"
+"""Formats of FFmpeg whose frames are in the file: a playlist opens further files, and SDP waits for a stream."""
+SIDEWAYS = frozenset({Transpose.TRANSPOSE, Transpose.ROTATE_270, Transpose.TRANSVERSE, Transpose.ROTATE_90})
+"""Turns that swap height and width."""
 DAMAGED = (OSError, EOFError, ValueError, SyntaxError, IndexError, Image.DecompressionBombError, av.FFmpegError)
 """Errors of Pillow and FFmpeg for damaged files."""
+
+_ORIENTATION = 0x0112
+"""The tag of EXIF."""
+_TURNS: dict[Any, Transpose] = {
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
 
 
 def read(file: IO[bytes], kind: str, wanted: Sequence[Sequence[int]], size: tuple[int, int]) -> list[np.ndarray]:
@@ -20,29 +42,59 @@ def read(file: IO[bytes], kind: str, wanted: Sequence[Sequence[int]], size: tupl
     Raises :class:`ItemError` if the file is damaged, or has fewer frames.
     """
     needed, found = {*itertools.chain(*wanted)}, dict[int, np.ndarray]()
-    try:
+    with damage():
         for index, picture in enumerate(itertools.islice(pictures(file, kind), max(needed) + 1)):
             if index in needed:
                 found[index] = fit(picture, size)
-    except DAMAGED as error:
-        raise ItemError(f"cannot be read: {' '.join(str(error).split()) or type(error).__name__}") from error
     if len(found) < len(needed):
         raise ItemError(f"{len(found)} frames can be decoded, expected {len(needed)}")
     return [np.stack([found[index] for index in clip]) for clip in wanted]
 
 
+@contextmanager
+def damage() -> Iterator[None]:
+    """Turn errors of Pillow and FFmpeg into :class:`ItemError`."""
+    try:
+        yield
+    except ItemError:
+        raise
+    except DAMAGED as error:
+        reason = error.strerror if isinstance(error, av.FFmpegError) else None
+        raise ItemError(f"cannot be read: {reason or line(error)}") from error
+
+
 def pictures(file: IO[bytes] | str, kind: str) -> Iterator[Image.Image]:
     """Yield the pictures of a medium, upright, as RGB."""
     if kind == "video":
-        with av.open(file, "r") as container:
+        with video(file) as container:
             for frame in container.decode(video=0):
                 yield frame.to_image().rotate(frame.rotation, expand=True)
         return
-    with Image.open(file) as picture:
+    with image(file) as (picture, turn):
+        upright = picture if turn is None else picture.transpose(turn)
+        yield upright.convert("RGB")
+
+
+@contextmanager
+def image(file: IO[bytes] | str) -> Iterator[tuple[Image.Image, Transpose | None]]:
+    """Decode an image, and give it as it is stored, with the turn that makes it upright.
+
+    Raises one of ``DAMAGED``, also if it has more than 8 bits a channel.
+    """
+    with Image.open(file, formats=IMAGE_FORMATS) as picture:
         if picture.mode.startswith(("I", "F")):
             raise ValueError(f"mode {picture.mode}, expected 8 bits a channel")
-        upright = ImageOps.exif_transpose(picture)
-        yield upright.convert("RGB")
+        picture.load()
+        # `ImageOps.exif_transpose` writes the EXIF anew, which fails on what other programs write.
+        yield picture, _TURNS.get(picture.getexif().get(_ORIENTATION))
+
+
+def video(file: IO[bytes] | str) -> InputContainer:
+    """Open a video. Raises one of ``DAMAGED`` if it is of no format whose frames are in the file."""
+    try:
+        return av.open(file, "r", options={"format_whitelist": VIDEO_FORMATS})
+    except av.ArgumentError as error:
+        raise ValueError(f"{error.strerror}; expected a video in one of the formats {VIDEO_FORMATS}") from error
 
 
 def fit(picture: Image.Image, size: tuple[int, int]) -> np.ndarray:

@@ -4,11 +4,10 @@ import io
 from collections.abc import Iterator
 from typing import BinaryIO
 
-import av
-from PIL import Image, ImageOps
+from PIL import Image
 
+from cosmos_rl_core.datasets import _clips
 from cosmos_rl_core.datasets._base import ItemError
-from cosmos_rl_core.datasets._clips import DAMAGED
 
 QUALITY = 90
 
@@ -19,26 +18,19 @@ def pictures(file: BinaryIO, kind: str, frames: int, *, num_frames: int, max_sid
     ``file`` is a local copy: an error of reading it counts as damage. Raises :class:`ItemError` if nothing can be
     decoded.
     """
-    try:
-        found = _frames(file, frames, num_frames) if kind == "video" else _image(file)
+    with _clips.damage():
+        found = _frames(file, frames, num_frames) if kind == "video" else _clips.pictures(file, kind)
         made = [_jpeg(picture, max_side) for picture in found]
-    except DAMAGED as error:
-        raise ItemError(f"cannot be decoded: {' '.join(str(error).split())}") from error
     if not made:
         raise ItemError("no frame can be decoded")
     return made
-
-
-def _image(file: BinaryIO) -> Iterator[Image.Image]:
-    with Image.open(file) as picture:
-        yield ImageOps.exif_transpose(picture).convert("RGB")
 
 
 def _frames(file: BinaryIO, total: int, count: int) -> Iterator[Image.Image]:
     """Yield the middles of ``count`` equal parts of a video, fewer if it is shorter."""
     count = min(count, total)
     wanted = {(2 * part + 1) * total // (2 * count) for part in range(count)}
-    with av.open(file, "r") as container:
+    with _clips.video(file) as container:
         for number, frame in enumerate(container.decode(video=0)):
             if number in wanted:
                 yield frame.to_image().rotate(frame.rotation, expand=True)

@@ -2,15 +2,7 @@
 
 from typing import IO, BinaryIO, NamedTuple
 
-import av
-from PIL import Image
-
 from cosmos_rl_core.datasets import _clips, _copies
-from cosmos_rl_core.datasets._base import ItemError
-
-_ORIENTATION = 0x0112
-"""The tag of EXIF."""
-_QUARTER_TURNS = {5, 6, 7, 8}
 
 
 class Facts(NamedTuple):
@@ -35,27 +27,23 @@ def probe(file: BinaryIO, kind: str) -> Facts:
     :class:`ItemError` with the reason if the file is damaged. Errors of reading ``file`` pass unchanged.
     """
     copy, found, size = _copies.copied(file)
-    with copy:
-        try:
-            shape = _video(copy) if kind == "video" else _image(copy)
-        except _clips.DAMAGED as error:
-            raise ItemError(f"cannot be read: {' '.join(str(error).split()) or type(error).__name__}") from error
+    with copy, _clips.damage():
+        shape = _video(copy) if kind == "video" else _image(copy)
     return Facts(found, size, *shape)
 
 
 def _image(file: IO[bytes]) -> tuple[int, int, int, float]:
-    with Image.open(file) as picture:
-        picture.load()
-        turned = picture.getexif().get(_ORIENTATION, 1) in _QUARTER_TURNS
-        width, height = picture.size[::-1] if turned else picture.size
+    with _clips.image(file) as (picture, turn):
+        width, height = picture.size[::-1] if turn in _clips.SIDEWAYS else picture.size
         return height, width, 1, 0.0
 
 
 def _video(file: IO[bytes]) -> tuple[int, int, int, float]:
-    with av.open(file, "r") as container:
+    with _clips.video(file) as container:
         if not container.streams.video:
             raise ValueError("it has no video stream")
-        first = next(container.decode(video=0))
+        if (first := next(container.decode(video=0), None)) is None:
+            raise ValueError("no frame can be decoded")
         turned = first.rotation % 180 != 0
         height, width = (first.width, first.height) if turned else (first.height, first.width)
         rate = container.streams.video[0].average_rate

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import av
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
+from cosmos_rl_core.datasets import _clips
 from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.vlms._base import Clip
 
@@ -15,9 +15,6 @@ Source = np.ndarray | str | Path | BinaryIO
 """uint8 RGB pixels, or a file: its path, or its bytes as a file that can be searched."""
 Sample = Callable[[int, float], Sequence[int]]
 """Returns the frames to take from a video, in order, given their number and the frames per second."""
-
-_DAMAGED = (OSError, EOFError, ValueError, SyntaxError, IndexError, Image.DecompressionBombError, av.FFmpegError)
-"""Errors of Pillow and FFmpeg for damaged files."""
 
 
 def image(source: Source) -> Clip:
@@ -62,19 +59,15 @@ def _read(reader: Callable[[Any], Any], source: str | Path | BinaryIO) -> Any:
         raise ItemError(f"found {type(source).__name__}, expected pixels as an array, a path, or a file")
     name = f"{source}: " if isinstance(source, str | Path) else ""
     try:
-        return reader(str(source) if isinstance(source, Path) else source)
+        with _clips.damage():
+            return reader(str(source) if isinstance(source, Path) else source)
     except ItemError as error:
         raise ItemError(f"{name}{error}") from error
-    except _DAMAGED as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ItemError(f"{name}cannot be read: {reason}") from error
 
 
 def _image(file: str | BinaryIO) -> np.ndarray:
-    with Image.open(file) as opened:
-        if opened.mode.startswith(("I", "F")):
-            raise ItemError(f"mode {opened.mode}, expected 8 bits a channel")
-        turned = ImageOps.exif_transpose(opened)
+    with _clips.image(file) as (opened, turn):
+        turned = opened if turn is None else opened.transpose(turn)
         if turned.has_transparency_data:
             over = turned.convert("RGBA")
             turned = Image.alpha_composite(Image.new("RGBA", over.size, (255, 255, 255, 255)), over)
@@ -82,7 +75,7 @@ def _image(file: str | BinaryIO) -> np.ndarray:
 
 
 def _video(file: str | BinaryIO, sample: Sample) -> Clip:
-    with av.open(file, "r") as container:
+    with _clips.video(file) as container:
         if not container.streams.video:
             raise ItemError("it has no video stream")
         rate = container.streams.video[0].average_rate

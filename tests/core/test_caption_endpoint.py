@@ -178,7 +178,7 @@ def test_what_every_medium_would_meet_ends_the_stage(server: CaptionServer, stat
 def test_a_medium_that_cannot_be_decoded_is_not_sent(server: CaptionServer):
     (found,) = captions(server, Medium("0000", "image", 1, partial(io.BytesIO, b"GIF8")))
     assert isinstance(found, RefusedError)
-    assert "cannot be decoded" in str(found)
+    assert "cannot be read" in str(found)
     assert server.asked == []
 
 
