@@ -38,6 +38,7 @@ WINDOWS, WINDOW_CAPTION = "t2w_windows", "qwen2p5_7b_caption"
 _SAMPLE = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
 _ABOUT_THE_TAR = re.compile(r"__[^/]*__(/|$)")
 _LOOKED_UP_AT_ONCE = 16
+_SHORTER = "a shard became shorter while it was read; start again"
 _COPIED_BYTES = 2**25
 
 
@@ -141,7 +142,8 @@ class Source:
     def open(self, name: str) -> BinaryIO:
         """Open the medium of a sample. Raises :class:`ItemError` if it has none, or its caption is damaged."""
         shard, key = self._of(name)
-        self._caption(shard, key)
+        if key not in shard.captioned:
+            self._caption(shard, key)
         return shard.open(self._medium(shard.samples[key], key))
 
     def _item(self, shard: "_Shard", key: str) -> Item:
@@ -150,6 +152,7 @@ class Source:
         with suppress(ItemError):
             kind = kind_of(self._medium(shard.samples[key], key).file.name)
             caption, metadata = self._caption(shard, key)
+            shard.captioned.add(key)
         return Item(f"{shard.unit}/{key}", kind, caption, metadata)
 
     def _medium(self, sample: _Sample, key: str) -> _Place:
@@ -170,8 +173,7 @@ class Source:
         name = PurePath(place.file.name).name
         if place.file.size > MAX_CAPTION_BYTES:
             raise ItemError(f"{name}: {place.file.size} bytes, expected at most {MAX_CAPTION_BYTES} of a caption")
-        with shard.open(place) as file:
-            value = parsed(name, file.read())
+        value = parsed(name, shard.read(place))
         if isinstance(value, dict) and WINDOWS in value:
             return _of_windows(name, value, self._options.caption_key or WINDOW_CAPTION), value
         return caption_in(name, value, self._options.caption_key or PROMPT)
@@ -206,6 +208,8 @@ class _Shard:
     def __init__(self, unit: str, urls: Iterable[str], stamps: dict[str, str]):
         self.unit = unit
         self.samples: dict[str, _Sample] = defaultdict(dict)
+        self.captioned = set[str]()
+        """Samples whose captions were read and are not damaged."""
         self._files: list[IO[bytes]] = []
         try:
             for number, url in enumerate(urls):
@@ -233,6 +237,13 @@ class _Shard:
     def open(self, place: _Place) -> BinaryIO:
         """Open a file in the tars; it stays open when they are closed."""
         return cast("BinaryIO", BufferedReader(_Section(self._files[place.tar], place.file)))
+
+    def read(self, place: _Place) -> bytes:
+        """Read a small file in the tars."""
+        data = os.pread(self._files[place.tar].fileno(), place.file.size, place.file.start)
+        if len(data) < place.file.size:
+            raise DatasetError(_SHORTER)
+        return data
 
     def close(self) -> None:
         """Close the tars, and delete the copies."""
@@ -271,7 +282,7 @@ class _Section(RawIOBase):
         wanted = min(len(buffer), max(0, self._size - self._at))
         data = os.pread(self._tar, wanted, self._start + self._at)
         if wanted and not data:
-            raise DatasetError("a shard became shorter while it was read; start again")
+            raise DatasetError(_SHORTER)
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
