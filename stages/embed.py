@@ -2,6 +2,7 @@
 
 from cosmos_rl_core.models._base import Conditioning, Model
 from cosmos_rl_core.models._loading import PREFIX
+from cosmos_rl_core.pipelines import directories
 from stages import contracts
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Request
@@ -16,7 +17,9 @@ def run(request: Request, context: Context) -> dict[str, int]:
     config, ranks = request.settings(contracts.Embed), context.ranks
     texts = _texts(request, config)
     distinct = sorted({*texts.values()})
-    mine = _entries(config, distinct[ranks.rank :: ranks.world_size], Pool(request, ranks.numerics), context)
+    spec = directories.spec(directories.resolve_path(config.model.path))
+    pool = Pool(request, ranks.numerics, spec.unread_padding)
+    mine = _entries(config, distinct[ranks.rank :: ranks.world_size], pool, context)
     entries = {text: entry for some in ranks.gather(mine) for text, entry in some.items()}
     if ranks.rank == 0:
         context.attempt.put_json(INDEX, index_of({one: entries[text] for one, text in texts.items()}))

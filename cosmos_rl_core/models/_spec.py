@@ -108,6 +108,9 @@ class ModelSpec:
     """Most text tokens that the stock pipeline takes; None for any number."""
     pads_text: bool = True
     """Every prompt has ``max_prompt_length`` tokens; False: only the tokens of its text, and at most that."""
+    unread_padding: Mapping[str, str | None] = field(default_factory=dict)
+    """Tensors of a prompt's conditioning, ``[tokens, ...]``, whose last rows may be padding that the transformer does
+    not read: of each the name of its mask, 0 at padding; None if padding is zero. Such rows are not stored."""
     float32_modules: tuple[str, ...] = ()
     """Modules that the transformer's class keeps float32 in half-precision runs, by a part of their name."""
     context_parallel: bool = False

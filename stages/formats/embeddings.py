@@ -5,14 +5,17 @@ what decides its bits besides the text: the encoder's settings and the numerics.
 text is encoded once, whichever other prompts it comes with. Each is written once, whole, with a digest of its own.
 """
 
+import json
+import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch.nn.functional import pad
 
-from cosmos_rl_core.canonical import digest, sha256
+from cosmos_rl_core.canonical import canonical_json, digest, sha256
 from cosmos_rl_core.datasets._base import prompt_id
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import Conditioning
@@ -32,6 +35,8 @@ NEGATIVE = "_negative"
 """The id of the negative prompt, for guidance. No prompt id begins with an underscore."""
 EMPTY = "_empty"
 """The id of the empty prompt, for text dropout."""
+_ABOUT = "about"
+"""The entry of a file's metadata: its digest, and the rows of tensors whose padding it leaves out."""
 
 
 class Text(NamedTuple):
@@ -53,12 +58,12 @@ class Text(NamedTuple):
 class Pool:
     """The files of one encoder and its numerics, beside the slot of a Request."""
 
-    def __init__(self, request: Request, numerics: Mapping[str, Any]) -> None:
+    def __init__(self, request: Request, numerics: Mapping[str, Any], unread_padding: Mapping[str, str | None]) -> None:
         # The texts are all that files of one key may differ in.
         bare = request.config.model_copy(update={"prompts": (), "negative_prompt": None})
         made_by = {"recipe": request.model_copy(update={"config": bare}).recipe, "numerics": numerics}
         self._key = digest(made_by)
-        self._root = _beside(request.slot)
+        self._root, self._unread_padding = _beside(request.slot), unread_padding
 
     def find(self, texts: Sequence[Text]) -> Iterator[tuple[Text, FileEntry | None]]:
         """Yield each text and its file, every byte checked; None for a text that no process has encoded.
@@ -70,8 +75,14 @@ class Pool:
             yield paths[path], None if data is None else self._checked(paths[path], data)
 
     def put(self, text: Text, embedding: Conditioning) -> FileEntry:
-        """Write the file of a text, unless another process has, and return its entry."""
-        data, path = self._sealed(text, embedding), self._path(text)
+        """Write the file of a text, unless another process has, and return its entry. Padding is left out of it."""
+        stored = dict(embedding)
+        for name, mask in self._unread_padding.items():
+            rows = embedding[name if mask is None else mask]
+            read = rows.reshape(len(rows), -1).any(dim=1).nonzero()
+            stored[name] = embedding[name][: int(read[-1]) + 1 if len(read) else 0]
+        lengths = {name: len(embedding[name]) for name in self._unread_padding}
+        data, path = self._sealed(text, stored, lengths), self._path(text)
         if not store.put_if_absent(url := store.join(self._root, path), data):
             data = store.read(url)
         return self._checked(text, data)
@@ -79,16 +90,17 @@ class Pool:
     def _path(self, text: Text) -> str:
         return f"{POOL}/{self._key[:32]}/{text.name}.safetensors"
 
-    def _sealed(self, text: Text, embedding: Conditioning) -> bytes:
+    def _sealed(self, text: Text, stored: Conditioning, lengths: dict[str, int]) -> bytes:
+        about = {"key": self._key, **text._asdict(), "lengths": lengths, "tensors": sha256(to_bytes(stored))}
         # One entry: the library writes several in any order.
-        names = {"key": self._key, **text._asdict(), "tensors": sha256(to_bytes(embedding))}
-        return save({name: embedding[name].contiguous() for name in sorted(embedding)}, {"digest": digest(names)})
+        entry = canonical_json({"digest": digest(about), "lengths": lengths}).decode()
+        return save({name: stored[name].contiguous() for name in sorted(stored)}, {_ABOUT: entry})
 
     def _checked(self, text: Text, data: bytes) -> FileEntry:
         path = self._path(text)
         try:
-            whole = self._sealed(text, load(data)) == data
-        except SafetensorError:
+            whole = self._sealed(text, load(data), _lengths(data)) == data
+        except (SafetensorError, ValueError, KeyError, struct.error):
             whole = False
         if not whole:
             url = store.join(self._root, path)
@@ -96,6 +108,12 @@ class Pool:
                 f"{url} is damaged, or not the embedding of its prompt; restore it, or remove it to have it made again"
             )
         return FileEntry(path=path, size=len(data), sha256=sha256(data))
+
+
+def _lengths(data: bytes) -> dict[str, int]:
+    """Return the rows with padding of the tensors whose padding a file leaves out."""
+    (size,) = struct.unpack_from("<Q", data)
+    return json.loads(json.loads(data[8 : 8 + size])["__metadata__"][_ABOUT])["lengths"]
 
 
 def index_of(entries: Mapping[str, FileEntry]) -> dict[str, Any]:
@@ -140,7 +158,11 @@ class Embeddings:
         while self._size > self._kept_bytes and len(self._kept) > 0:
             _, oldest = self._kept.popitem(last=False)
             self._size -= len(oldest)
-        return load(data)
+        found = load(data)
+        for name, length in _lengths(data).items():
+            rows = found[name]
+            found[name] = pad(rows, (*(0, 0) * (rows.ndim - 1), 0, length - len(rows)))
+        return found
 
 
 def _beside(slot: str) -> str:

@@ -132,6 +132,24 @@ def test_a_velocity_does_not_depend_on_its_batch(family: Family, dtype: ParamDty
 
 
 @torch.no_grad()
+def test_only_padding_that_the_transformer_does_not_read_is_left_out_of_the_store(family: Family):
+    """The same bits whatever is there; of a model that reads padding, another last row gives another velocity."""
+    unread = directories.spec(family.folder).unread_padding
+    t, noise = torch.full((1,), 0.5, device=family.device), family.noise[:1]
+    (embedding,) = family.model.encode_prompts(["a b"], LENGTH)
+    expected = family.model.velocity(noise, t, stack([embedding], family.device))
+    changed = dict(embedding)
+    for name, mask in (unread or {"prompt_embeds": None}).items():
+        rows = embedding[mask or name].reshape(len(embedding[name]), -1).any(dim=1)
+        padding = ~rows if unread else torch.arange(len(rows), device=rows.device) == len(rows) - 1
+        assert padding.any()
+        changed[name] = embedding[name].clone()
+        changed[name][padding] = 0 if unread and mask is None else 3.0
+    found = family.model.velocity(noise, t, stack([changed], family.device))
+    assert torch.equal(found, expected) == bool(unread)
+
+
+@torch.no_grad()
 def test_without_guidance_the_negative_is_never_asked_for(family: Family, dtype: ParamDtype):
     t = torch.tensor([0.3, 0.7], device=family.device)
     with computes_in(dtype, family.device):

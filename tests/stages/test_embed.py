@@ -11,12 +11,14 @@ from safetensors.torch import load, save
 from cosmos_rl_core.config.shared import ModelRef
 from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import Embed
 from stages.formats.embeddings import EMPTY, INDEX, NEGATIVE, Embeddings, entries_of
 from stages.training.loading import load_model
+from tests import tiny_pipelines
 from tests.stages.conftest import make
 
 CPU = torch.device("cpu")
@@ -114,3 +116,25 @@ def test_an_id_that_was_not_embedded_is_named(tmp_path: Path):
     with pytest.raises(ArtifactError, match=rf"has no embedding of {prompt_id('b')}; embed the prompts of this plan"):
         read(asked, "b")
     assert Artifact(input_of(asked.slot)).names() == [INDEX]
+
+
+@pytest.mark.parametrize("family", ["wan", "sana", "sana_video", "sd3"])
+def test_padding_is_put_back_and_takes_no_room_where_it_is_not_read(family: str, tmp_path: Path):
+    ref = ModelRef(path=str(tiny_pipelines.save(family, tmp_path / "base")), adapter=family, digest="d")
+    asked = request(tmp_path, "a b")
+    config = asked.settings(Embed).model_copy(update={"model": ref, "max_prompt_length": 40})
+    make(asked := asked.model_copy(update={"config": config}), tmp_path / "outcome")
+    model = load_model(ref, ("text",), CPU)
+    (expected,) = model.encode_prompts(["a b"], 40)
+    (found,) = read(asked, "a b")
+    assert found.keys() == expected.keys()
+    rows = expected.get("prompt_attention_mask", expected["prompt_embeds"]).reshape(len(expected["prompt_embeds"]), -1)
+    padding = ~rows.any(dim=1)
+    for name in expected:
+        assert found[name].shape == expected[name].shape
+        read_of = ~padding if name == "prompt_embeds" else slice(None)
+        assert torch.equal(found[name][read_of], expected[name][read_of])
+    assert not found["prompt_embeds"][padding].any()
+    stored = entries_of(Artifact(input_of(asked.slot)))[prompt_id("a b")].size
+    whole = len(to_bytes(expected))
+    assert stored > whole if family == "sd3" else stored < 0.6 * whole

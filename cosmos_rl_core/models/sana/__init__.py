@@ -19,6 +19,7 @@ SPEC = ModelSpec(
     transformer_defaults={"patch_size": 1, "in_channels": 32, "timestep_scale": 1.0, "caption_channels": 2304},
     refused_settings={"guidance_embeds": "SANA-Sprint, a distilled model, with guidance as an input"},
     text_width=lambda transformer: transformer["caption_channels"],
+    unread_padding={"prompt_embeds": "prompt_attention_mask"},
     takes_instruction=True,
     stock_multiple=32,
 )

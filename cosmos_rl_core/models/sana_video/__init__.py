@@ -23,6 +23,7 @@ SPEC = ModelSpec(
     refused_settings={"guidance_embeds": "a distilled model, with guidance as an input"},
     positions=rope_positions,
     text_width=lambda transformer: transformer["caption_channels"],
+    unread_padding={"prompt_embeds": "prompt_attention_mask"},
     takes_instruction=True,
     stock_multiple=32,
 )

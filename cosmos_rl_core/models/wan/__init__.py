@@ -13,6 +13,7 @@ SPEC = ModelSpec(
     },
     positions=rope_positions,
     text_width=lambda transformer: transformer["text_dim"],
+    unread_padding={"prompt_embeds": None},
     float32_modules=("rope", "time_embedder", "scale_shift_table", "norm1", "norm2", "norm3"),
     context_parallel=True,
     stock_multiple=16,
