@@ -336,7 +336,7 @@ def gc(
         cosmos-flows gc nft-1a2b3c4d --superseded
         cosmos-flows gc nft-1a2b3c4d --dry-run --json
     """
-    collect = import_module("flows.operations.gc").gc
+    collect = import_module("flows.garbage.run").gc
     found = collect(store, run_id, superseded=superseded, dry_run=dry_run, older_than_h=older_than)
     print_json(found) if as_json else print_parts(*found.lines())
 

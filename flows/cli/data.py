@@ -6,10 +6,12 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from flows.cli.command import OwnExitCode, StoreOption, command, print_parts
-from flows.defaults import DEFAULT_STORE
+from flows.cli.command import JsonOption, OwnExitCode, StoreOption, command, print_json, print_parts
+from flows.defaults import DEFAULT_STORE, GRACE_H, SNAPSHOTS_KEPT
 
-data_app = typer.Typer(no_args_is_help=True, help="Look at datasets, and write captions into folders.")
+data_app = typer.Typer(no_args_is_help=True, help="Look at datasets, delete what nothing reads, write captions.")
+RECIPE = "Keep what this recipe would read of the newest snapshots, too; may be repeated"
+OLDER_THAN = "Hours: keep what was written since then. 0 only if nothing works on the store"
 SNAPSHOT = "Name of a dataset, or NAME@NUMBER of a snapshot; default: the newest"
 
 
@@ -29,6 +31,29 @@ def data_show(
     """
     operation = import_module("flows.operations.show_data")
     print_parts(*operation.show(store, snapshot, output, first, all_pages=all_pages))
+
+
+@command(data_app, "gc")
+def data_gc(
+    store: StoreOption = DEFAULT_STORE,
+    keep: Annotated[int, Option(min=1, help="Newest snapshots of each dataset that stay")] = SNAPSHOTS_KEPT,
+    recipe: Annotated[list[str] | None, Option(help=RECIPE)] = None,
+    older_than: Annotated[float, Option(min=0, help=OLDER_THAN)] = GRACE_H,
+    dry_run: Annotated[bool, Option(help="Print what would be deleted; change nothing")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete prepared data that no run and no kept snapshot reads: parts, captions, embeddings, latents.
+
+    A run reads them until its folder in the store is removed. Runs and preparations may work meanwhile.
+
+    Examples:
+        cosmos-flows data gc --dry-run
+        cosmos-flows data gc --keep 1 --store s3://bucket/prefix
+        cosmos-flows data gc --recipe my_sft.toml
+    """
+    collect = import_module("flows.garbage.datasets").gc_datasets
+    found = collect(store, keep=keep, recipes=recipe or (), dry_run=dry_run, older_than_h=older_than)
+    print_json(found) if as_json else print_parts(*found.lines())
 
 
 @command(data_app, "caption-files")

@@ -1,1 +1,1 @@
-"""Commands beside training: rerun, garbage collection, export, checks."""
+"""Commands beside training: rerun, export, checks."""

@@ -16,6 +16,7 @@ from flows.running.wave import standing_manifest
 from stages import contracts
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.garbage import renew
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of, named_manifest
@@ -71,6 +72,8 @@ def preprocess(
         index: Manifest | None = None
         if verify or of_same is None or of_same.stamps != stamps:
             request = _index(config, store_url, stamps, parts, verify=verify)
+            # Nothing names the part yet. One that was made long ago must not be taken for garbage meanwhile.
+            renew(request.slot)
             (index,) = launch("index", request)
             parts = (*parts, input_of(request.slot))
         captions, made = _captions(config, store_url, parts, known if of_same else (), known, launch)
@@ -213,6 +216,7 @@ def _captions(
             captioner=config.caption, part=part, sources=config.sources, max_left_out=config.max_left_out
         )
         request = _request(store_url, "caption", settings, {"parts": parts, "captions": captions or known})
+        renew(request.slot)
         made += launch("caption", request)
         captions = (*captions, input_of(request.slot))
     return captions, tuple(made)

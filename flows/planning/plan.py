@@ -34,7 +34,8 @@ from stages.artifacts.request import FORMAT, Input, Request
 from stages.contracts import STAGES, Init, MediaShape, ModelRef, StageConfig
 
 PLAN = "plan"
-_FILE = "plan.json"
+PLAN_FILE = "plan.json"
+"""Name of the file of a run that is written first."""
 
 
 @dataclass(frozen=True)
@@ -317,7 +318,7 @@ def freeze(plan: Plan, store_url: str) -> Plan:
     anything else differs from the written plan.
     """
     root = run_url(store_url, plan.run_id)
-    url = store.join(root, _FILE)
+    url = store.join(root, PLAN_FILE)
     store.check_writable(root)
     if store.read_if_exists(url) is None:
         plan = plan.model_copy(update={"races_decided": store.decides_races(root)})
@@ -341,7 +342,7 @@ def read_plan(store_url: str, run_id: str) -> Plan:
     Raises :class:`ConfigError` if there is none, and :class:`ArtifactError` if it is damaged.
     """
     root = run_url(store_url, run_id)
-    url = store.join(root, _FILE)
+    url = store.join(root, PLAN_FILE)
     data = store.read_if_exists(url)
     if data is None:
         raise _no_run(store.absolute(store_url), run_id)

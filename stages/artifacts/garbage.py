@@ -1,13 +1,19 @@
-"""Files of a slot that belong to no artifact: what killed attempts and lost races left."""
+"""Files of a slot that belong to no artifact, and the end of a slot that nothing reads."""
 
-from collections.abc import Iterator
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import unseal
-from stages.artifacts.generations import current_generation, is_committed
+from cosmos_rl_core.storage.store import Listed
+from stages.artifacts.generations import current_generation, has_begun, invalidate, is_committed
 from stages.artifacts.records import Marker
 from stages.artifacts.slots import read_manifest
+
+RENEWED = "renewed"
+"""Name of a file that only dates its slot."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,54 @@ def clear(slot: str, attempt: str) -> None:
     for name in garbage(slot, superseded=False, before_s=float("inf")).old:
         if name.startswith(mine):
             store.remove(store.join(slot, name))
+
+
+def renew(slot: str) -> None:
+    """Date a slot as written now, if there is anything in it. Call it before its artifact is used once more.
+
+    :func:`erase` then sees either the new date, or this caller that the generation has ended.
+    """
+    if has_begun(slot):
+        store.write(store.join(slot, RENEWED), secrets.token_bytes(4))
+
+
+def erase(slot: str, *, before_s: float, wanted: Callable[[], bool]) -> dict[str, int]:
+    """Delete the files of a slot, except the ends of its generations; return their sizes by their paths in the slot.
+
+    Deletes nothing if ``wanted()``, or if anything was written since ``before_s``. Both are asked again after the
+    generation was ended: whoever looks at the slot from then on makes its artifact again. Manifests go first, so that
+    nothing half is ever taken for whole; after a kill another call deletes the rest.
+    """
+    if _is_used(slot, before_s) or wanted():
+        return {}
+    if has_begun(slot, generation := current_generation(slot)):
+        invalidate(slot, generation, "nothing reads it (cosmos-flows data gc)")
+    if _is_used(slot, before_s) or wanted():
+        return {}
+    found = erasable(store.listed(slot))
+    sizes = {name: found[name].size for name in sorted(found, key=_manifests_first)}
+    for name in sizes:
+        store.remove(store.join(slot, name))
+    return sizes
+
+
+def erasable(found: Mapping[str, Listed]) -> dict[str, Listed]:
+    """Return the entries of a slot's listing without ends of generations and temporary files."""
+    ends = re.compile(r"invalidated\.[0-9]+\.json")
+    return {name: entry for name, entry in found.items() if not (ends.fullmatch(name) or store.is_temporary(name))}
+
+
+def is_young(found: Mapping[str, Listed], before_s: float) -> bool:
+    """Return whether any entry was written since ``before_s``."""
+    return any(entry.written_s > before_s for entry in found.values())
+
+
+def _is_used(slot: str, before_s: float) -> bool:
+    return is_young(erasable(store.listed(slot)), before_s)
+
+
+def _manifests_first(name: str) -> tuple[bool, str]:
+    return not name.startswith("manifest."), name
 
 
 def _attempt(name: str) -> str:

@@ -1,6 +1,8 @@
 """Snapshots of a dataset: which parts it has. Each is written once; the newest is the head.
 
-A run pins a snapshot and never moves. Nothing is deleted from a part, so that every snapshot stays whole.
+A run pins a snapshot and never moves. Nothing is deleted from a part, so that every snapshot stays whole. An old one
+that no run pins may be removed as a whole: a record says so, its parts may go, and its own file stays, so that no
+number is ever used twice.
 """
 
 from typing import Any, Self
@@ -8,7 +10,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from cosmos_rl_core.canonical import sha256
-from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE, unseal
 from stages.artifacts.records import Sealed, parsed
@@ -38,12 +40,18 @@ class Snapshot(Sealed):
     """Digest of the bytes of the snapshot before it; None for the first."""
 
     @classmethod
-    def read(cls, store_url: str, dataset: str, number: int) -> Self | None:
-        """Return a snapshot; None if there is none of that number.
+    def read(cls, store_url: str, dataset: str, number: int, *, removed: bool = False) -> Self | None:
+        """Return a snapshot; None if there is none of that number. With ``removed``, also one that was removed.
 
-        Raises :class:`ArtifactError` if it is damaged, or was written as another one.
+        Raises :class:`ArtifactError` if it is damaged, or was written as another one, and :class:`ConfigError` if it
+        was removed and ``removed`` is not set.
         """
         url = url_of(store_url, dataset, number)
+        if not removed and is_removed(store_url, dataset, number):
+            raise ConfigError(
+                f"snapshot {number} of the dataset {dataset!r} was removed by `cosmos-flows data gc`; use a newer one: "
+                "another number or none in the settings, and another --run-id for a run"
+            )
         data = store.read_if_exists(url)
         if data is None:
             return None
@@ -58,6 +66,30 @@ class Snapshot(Sealed):
         return sha256(self.sealed())
 
 
+class Removed(Sealed):
+    """A record that a snapshot was removed: its parts may be gone."""
+
+    kind = "removed"
+    dataset: str
+    number: int = Field(ge=1)
+
+
+def is_removed(store_url: str, dataset: str, number: int) -> bool:
+    """Return whether a snapshot was removed, also if the record cannot be read."""
+    return store.size(_removal(store_url, dataset, number)) is not None
+
+
+def remove(store_url: str, dataset: str, number: int) -> None:
+    """Record that a snapshot is removed, before anything of it is deleted."""
+    record = Removed(dataset=dataset, number=number)
+    store.put_if_absent(_removal(store_url, dataset, number), record.sealed())
+
+
+def take_back(store_url: str, dataset: str, number: int) -> None:
+    """Delete the record of a removal. Only for who holds the lease of removals, if nothing of the snapshot is gone."""
+    store.remove(_removal(store_url, dataset, number))
+
+
 def root_of(store_url: str, dataset: str) -> str:
     """Return the folder of a dataset in its store."""
     return store.join(store.absolute(store_url), "dataset", dataset)
@@ -66,6 +98,10 @@ def root_of(store_url: str, dataset: str) -> str:
 def url_of(store_url: str, dataset: str, number: int) -> str:
     """Return where a dataset keeps a snapshot."""
     return store.join(root_of(store_url, dataset), "snapshots", f"{number}.json")
+
+
+def _removal(store_url: str, dataset: str, number: int) -> str:
+    return store.join(root_of(store_url, dataset), "snapshots", f"removed.{number}.json")
 
 
 def names(store_url: str) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import app as cli
+from tests.flows import prepared
 
 RECIPE = """
 [policy]
@@ -81,3 +82,18 @@ def main(monkeypatch, capsys):
         return end.value.code, *capsys.readouterr()
 
     return main
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Three captioned pictures."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    prepared.add(folder, 0, 1, 2)
+    return folder
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    """A store that is not there yet."""
+    return str(tmp_path / "store")

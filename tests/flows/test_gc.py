@@ -13,7 +13,7 @@ import pytest
 from cosmos_rl_core.errors import LeaseError, UnavailableError
 from cosmos_rl_core.storage import store
 from flows.defaults import GRACE_H
-from flows.operations.gc import gc
+from flows.garbage.run import gc
 from flows.operations.rerun import rerun
 from flows.planning import requests
 from flows.planning.run import Run
@@ -181,7 +181,7 @@ def test_nothing_goes_of_what_an_allocation_is_to_make_or_reads(recipe, tmp_path
 
 GC = """
 from cosmos_rl_core.errors import LeaseError
-from flows.operations.gc import gc
+from flows.garbage.run import gc
 
 try:
     print(*list(gc(sys.argv[1], "hand", superseded=False, dry_run=False, older_than_h=0.0).lines())[-1:])

@@ -1,0 +1,1 @@
+"""Files of a store that nothing reads, and their end."""

@@ -1,0 +1,220 @@
+"""Delete prepared data that no run and no snapshot reads: parts, captions, embeddings and latents below ``dataset/``.
+
+Roots are the newest snapshots of each dataset and every plan of the store. Runs and preparations may work meanwhile:
+
+- A run writes its plan before it looks for an artifact. Here a generation is ended first, then the plans are read
+  again, then its files go. So either the plan is seen here and the files stay, or the run sees the end and makes the
+  artifact again.
+- A run reads its snapshot after it has written its plan. Here the removal of a snapshot is recorded first, then the
+  plans are read again. So either the record is taken back, or the run is refused at its beginning.
+- A preparation names a part in a snapshot only after it has made the part. A new one is younger than the grace period;
+  one that stands already is dated anew (:func:`stages.artifacts.garbage.renew`) before it is looked for.
+- One process at a time does this: it holds a lease.
+
+Not covered: a preparation that takes longer than the grace period from a part to its snapshot; a store whose listings
+lag behind its writes; Requests made by hand, and runs of other stores that read here; and a run that goes beyond its
+planned iterations. Shared embeddings of those iterations may go between its look and its read, and it makes them again
+when its command is given again.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, Literal
+
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.lease import Lease
+from cosmos_rl_core.storage.store import Listed
+from flows.defaults import GRACE_H, SNAPSHOTS_KEPT
+from flows.garbage.roots import MANIFEST, Numbers, Roots, numbers_of
+from flows.garbage.run import HOUR_S
+from flows.planning.plan import Settings, plan_of
+from flows.planning.run import Run
+from stages.artifacts.garbage import erasable, erase, garbage, is_young
+from stages.artifacts.slots import read_manifest
+
+_SLOT = re.compile(r"[0-9a-f]{64}")
+Fate = Literal["unused", "young", "used"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Files of one kind with one fate."""
+
+    fate: Fate
+    """``unused`` is deleted; ``young`` is unused too, but was written too lately."""
+    what: str
+    """Stage of the artifacts, or what else the files are."""
+    artifacts: int
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class DatasetGarbage:
+    """Prepared data of a store, by whether anything reads it."""
+
+    url: str
+    deleted: bool
+    """False after ``--dry-run``."""
+    older_than_h: float
+    rows: list[Row]
+    removed: Numbers
+    """Snapshots that were removed or would be."""
+    cannot_run: list[str]
+    """Runs that were planned on a snapshot while it was removed."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of what was deleted or would be."""
+        return sum(row.bytes for row in self.rows if row.fate == "unused")
+
+    def lines(self) -> Iterator[Any]:
+        """Yield what to print: lines, and a table if there is anything."""
+        if self.rows:
+            yield self._table()
+        for dataset, numbers in self.removed.items():
+            yield f"{'removed' if self.deleted else 'would remove'} snapshots of {dataset}: {_ranges(numbers)}"
+        for run in self.cannot_run:
+            yield f"run {run} was planned on a removed snapshot and cannot run: remove its folder, use another --run-id"
+        freed = f"{'freed' if self.deleted else 'would free'} {self.bytes / 1e6:.1f} MB"
+        yield freed if self.bytes or self.removed else f"nothing to delete in {self.url}"
+
+    def _table(self) -> Any:
+        rich = import_module("rich.table")
+        numbers = (rich.Column(title, justify="right") for title in ("artifacts", "files", "MB"))
+        table = rich.Table("", "", *numbers, box=None, pad_edge=False, header_style="bold")
+        words = {
+            "unused": "deleted" if self.deleted else "would delete",
+            "young": f"kept until {self.older_than_h:g} h old",
+            "used": "kept",
+        }
+        for row in self.rows:
+            count = str(row.artifacts) if row.artifacts else ""
+            table.add_row(words[row.fate], row.what, count, str(row.files), f"{row.bytes / 1e6:.1f}")
+        return table
+
+
+def gc_datasets(
+    store_url: str,
+    *,
+    keep: int = SNAPSHOTS_KEPT,
+    recipes: Sequence[str] = (),
+    dry_run: bool = False,
+    older_than_h: float = GRACE_H,
+) -> DatasetGarbage:
+    """Delete what neither the newest ``keep`` snapshots of a dataset nor a plan reaches; with ``dry_run`` only find it.
+
+    What ``recipes`` would read of the newest snapshots stays too. Anything written less than ``older_than_h`` hours ago
+    by the store's clock stays, and a snapshot that was the newest then. Artifacts that stay lose the files of attempts
+    that ended without them; half-written files of ended processes go after ``GRACE_H`` at least.
+
+    Raises :class:`ArtifactError` or :class:`ConfigError`, and deletes nothing, if a plan or a snapshot cannot be read;
+    :class:`LeaseError` if another process does the same.
+    """
+    store.check_readable(store_url)
+    root = store.join(store.absolute(store_url), "dataset")
+    if not store.names(root):
+        return DatasetGarbage(root, not dry_run, older_than_h, [], {}, [])
+    with ExitStack() as held:
+        check = (lambda: None) if dry_run else held.enter_context(Lease(store.join(root, "lease"))).check
+        now_s = store.clock_s(root)
+        before_s = now_s - HOUR_S * older_than_h
+        listing = store.listed(root)
+        roots = Roots(store_url, numbers_of(root, listing), keep, dry_run=dry_run)
+        for recipe in recipes:
+            roots.add(Run(plan_of(Settings(recipe, store_url)), store_url))
+        roots.look()
+        removed = roots.old_snapshots(listing, before_s)
+        slots = _slots(listing)
+        live = {slot: store.join(root, slot) for slot in slots if slot in roots.slots}
+        dead = {slot: garbage(url, superseded=False, before_s=before_s).old for slot, url in live.items()}
+        if not dry_run:
+            check()
+            removed = roots.remove(removed)
+        tally = _Tally()
+        for slot, files in sorted(slots.items()):
+            stage, url = _stage_of(store.join(root, slot), files), store.join(root, slot)
+            if slot in roots.slots:
+                gone = dead.get(slot, {})
+                tally.add("unused", f"dead attempts at {stage}", _deleted(url, gone, dry_run=dry_run))
+                tally.add("used", stage, {name: files[name].size for name in files.keys() - gone.keys()}, 1)
+                continue
+            sizes = {name: entry.size for name, entry in files.items()}
+            if is_young(files, before_s):
+                tally.add("young", stage, sizes, 1)
+                continue
+            check()
+            erased = sizes if dry_run else erase(url, before_s=before_s, wanted=partial(roots.wants, slot))
+            tally.add("unused" if erased else "used", stage, erased or sizes, 1)
+        half = _half_written(root, min(before_s, now_s - HOUR_S * GRACE_H))
+        tally.add("unused", "half-written", _deleted(root, half, dry_run=dry_run))
+    return DatasetGarbage(root, not dry_run, older_than_h, tally.rows(), removed, roots.cannot_run)
+
+
+class _Tally:
+    """Numbers of artifacts, files and bytes by fate and kind."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[Fate, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+
+    def add(self, fate: Fate, what: str, sizes: Mapping[str, int], artifacts: int = 0) -> None:
+        """Count the files of so many artifacts, if there are any."""
+        if sizes:
+            counts = self._counts[fate, what]
+            counts[:] = map(sum, zip(counts, (artifacts, len(sizes), sum(sizes.values())), strict=True))
+
+    def rows(self) -> list[Row]:
+        """Return a row a fate and kind: first what goes."""
+        order = ("unused", "young", "used")
+        places = sorted(self._counts, key=lambda place: (order.index(place[0]), place[1]))
+        return [Row(*place, *self._counts[place]) for place in places]
+
+
+def _deleted(url: str, sizes: Mapping[str, int], *, dry_run: bool) -> Mapping[str, int]:
+    """Delete files, unless ``dry_run`` is set. Return their sizes."""
+    for name in () if dry_run else sizes:
+        store.remove(store.join(url, name))
+    return sizes
+
+
+def _half_written(root: str, before_s: float) -> dict[str, int]:
+    """Return sizes of half-written files. Others write here too, whose leases nobody has asked for."""
+    found = store.abandoned(root).items()
+    return {name: entry.size for name, entry in found if entry.written_s <= before_s}
+
+
+def _slots(listing: Mapping[str, Listed]) -> dict[str, dict[str, Listed]]:
+    """Return the files of each slot that may be deleted, as a whole; no slot that has only ends of generations."""
+    found: dict[str, dict[str, Listed]] = defaultdict(dict)
+    for path, entry in listing.items():
+        folder, _, name = path.partition("/")
+        if _SLOT.fullmatch(folder):
+            found[folder][name] = entry
+    return {slot: files for slot, every in found.items() if (files := erasable(every))}
+
+
+def _stage_of(slot: str, names: Iterable[str]) -> str:
+    """Return the stage of a slot's newest artifact."""
+    generations = [int(match[1]) for match in map(MANIFEST.fullmatch, names) if match]
+    try:
+        manifest = read_manifest(slot, max(generations)) if generations else None
+    except ArtifactError:
+        return "damaged"
+    return manifest.stage if manifest else "unfinished"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return numbers in words, neighbours as a range."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ", ".join(" to ".join(map(str, one)) for one in ranges)

@@ -1,0 +1,183 @@
+"""Roots of a store's prepared data: its snapshots and runs, and what they read below ``dataset/``."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import RESTORE, unseal
+from cosmos_rl_core.storage.store import Listed
+from flows.planning.plan import PLAN_FILE, run_url
+from flows.planning.run import Run
+from flows.planning.steps import open_run
+from flows.post_train import post_train
+from stages.artifacts import snapshots
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import place_of
+from stages.artifacts.slots import named_manifest
+from stages.artifacts.snapshots import Snapshot
+from stages.contracts import STAGES
+
+MANIFEST = re.compile(r"manifest\.([1-9][0-9]*)\.json")
+_SNAPSHOT = re.compile(r"([^/]+)/snapshots/([1-9][0-9]*)\.json")
+_BEFORE_A_PLAN = {".probe", "lease"}
+"""Folders of a run that may be there before its plan is."""
+Numbers = dict[str, list[int]]
+"""Numbers of snapshots by dataset."""
+
+
+class Roots:
+    """Slots that snapshots and runs reach. They only grow in number."""
+
+    def __init__(self, store_url: str, numbers: Mapping[str, Sequence[int]], keep: int, *, dry_run: bool) -> None:
+        self.slots: set[str] = set()
+        """Names of slots."""
+        self.cannot_run: list[str] = []
+        self._store_url, self._numbers, self._keep = store_url, numbers, keep
+        self._dry_run = dry_run
+        self._newest = {dataset: found[-1] for dataset, found in numbers.items()}
+        self._pins: set[tuple[str, int]] = set()
+        self._read: set[str] = set()
+
+    def look(self) -> None:
+        """Read the plans, and the newest snapshots, that have come since the last look.
+
+        Raises :class:`ArtifactError` or :class:`ConfigError` if one cannot be read.
+        """
+        for name in sorted(store.names(store.join(store.absolute(self._store_url), "runs")) - self._read):
+            if self._is_planned(name):
+                try:
+                    self.add(open_run(self._store_url, name))
+                except (ArtifactError, ConfigError) as error:
+                    raise type(error)(
+                        f"nothing is deleted while it is not known what the run {name!r} reads: {error}\n"
+                        f"mend it, or remove {run_url(self._store_url, name)} if nobody needs the run"
+                    ) from error
+                self._read.add(name)
+        for dataset in self._newest:
+            while (snapshot := Snapshot.read(self._store_url, dataset, self._newest[dataset] + 1)) is not None:
+                self._add_snapshot(snapshot)
+                self._newest[dataset] = snapshot.number
+
+    def _is_planned(self, name: str) -> bool:
+        """Return whether a run has a plan. Raises :class:`ArtifactError` if it has anything else without one."""
+        url = run_url(self._store_url, name)
+        if store.size(plan := store.join(url, PLAN_FILE)) is not None:
+            return True
+        # Looked at in this order: a run that is being planned has its first other file after its plan.
+        found = {one for one in store.names(url) - _BEFORE_A_PLAN if not store.is_temporary(one)}
+        if found and store.size(plan) is None:
+            raise ArtifactError(
+                f"nothing is deleted while it is not known what the run {name!r} reads: {plan} is missing, but there "
+                f"is {min(found)}; {RESTORE}, or remove {url} if nobody needs the run"
+            )
+        return bool(found)
+
+    def add(self, run: Run) -> None:
+        """Add what a run reads. A removal of its snapshots is taken back, unless something of them is gone."""
+        pins = {(pinned.dataset, pinned.number) for pinned in run.plan.snapshots}
+        if not all(self._stands(*pin) for pin in pins):
+            self.cannot_run.append(run.plan.run_id)
+            return
+        self._pins |= pins
+        self._add(_read_by(run))
+
+    def _stands(self, dataset: str, number: int) -> bool:
+        if not snapshots.is_removed(self._store_url, dataset, number):
+            return True
+        snapshot = Snapshot.read(self._store_url, dataset, number, removed=True)
+        if self._dry_run or snapshot is None:
+            return False
+        try:
+            # Manifests go first, so what has one has all its files.
+            for source in (*snapshot.parts, *snapshot.captions):
+                named_manifest(source)
+        except ArtifactError:
+            return False
+        snapshots.take_back(self._store_url, dataset, number)
+        return True
+
+    def old_snapshots(self, listing: Mapping[str, Listed], before_s: float) -> Numbers:
+        """Return the snapshots that may be removed, by dataset, and add what the others reach.
+
+        One that was the newest since ``before_s`` stays: somebody may be planning on it.
+        """
+        old: Numbers = defaultdict(list)
+        for dataset, numbers in self._numbers.items():
+            for number in numbers:
+                if snapshots.is_removed(self._store_url, dataset, number):
+                    continue
+                snapshot = Snapshot.read(self._store_url, dataset, number)
+                assert snapshot is not None
+                following = listing.get(_file_of(dataset, number + 1))
+                recent = following is None or following.written_s > before_s or number > numbers[-1] - self._keep
+                if recent or (dataset, number) in self._pins:
+                    self._add_snapshot(snapshot)
+                else:
+                    old[dataset].append(number)
+        return dict(old)
+
+    def remove(self, old: Numbers) -> Numbers:
+        """Remove snapshots that no run has pinned meanwhile; return those."""
+        every = [(dataset, number) for dataset, numbers in old.items() for number in numbers]
+        for one in every:
+            snapshots.remove(self._store_url, *one)
+        self.look()
+        removed: Numbers = defaultdict(list)
+        for dataset, number in every:
+            if snapshots.is_removed(self._store_url, dataset, number):
+                removed[dataset].append(number)
+        return dict(removed)
+
+    def wants(self, name: str) -> bool:
+        """Return whether a slot is reached now."""
+        self.look()
+        return name in self.slots
+
+    def _add_snapshot(self, snapshot: Snapshot) -> None:
+        self._add(source.url for source in (*snapshot.parts, *snapshot.captions))
+
+    def _add(self, urls: Iterable[str]) -> None:
+        # By their places, because the store may have been moved since these were written.
+        places = (place_of(url).split("/") for url in urls)
+        self.slots |= {place[1] for place in places if place[0] == "dataset"}
+
+
+def _read_by(run: Run) -> Iterator[str]:
+    """Yield the slots that a run reads and did not make alone."""
+
+    def never(k: int) -> bool:
+        return False
+
+    for wave in post_train(run, never, never):
+        yield from (step.slot for step in wave.steps if not step.slot.startswith(f"{run.url}/"))
+    yield from (source.url for source in run.plan.init_inputs)
+    for pinned in run.plan.snapshots:
+        snapshot = pinned.read(run.store_url)
+        yield from (source.url for source in (*snapshot.parts, *snapshot.captions))
+    versions = {name: STAGES[name].version for name in ("embed", "encode")}
+    if versions.items() <= run.plan.stage_versions.items():
+        return
+    # Settings of another version may have had other fields, and with them another slot. Artifacts name what they read.
+    for name in store.listed(run.url):
+        if MANIFEST.fullmatch(name.rpartition("/")[2]):
+            body = unseal(store.read(url := store.join(run.url, name)), Manifest.kind, url)
+            yield from (source["url"] for some in body.get("inputs", {}).values() for source in some)
+
+
+def numbers_of(root: str, listing: Mapping[str, Listed]) -> dict[str, list[int]]:
+    """Return the snapshots of each dataset. Raises :class:`ArtifactError` if one before the newest is missing."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for match in filter(None, map(_SNAPSHOT.fullmatch, listing)):
+        found[match[1]].append(int(match[2]))
+    for dataset, numbers in found.items():
+        numbers.sort()
+        if missing := sorted({*range(1, numbers[-1])} - {*numbers}):
+            first, newest = (store.join(root, _file_of(dataset, number)) for number in (missing[0], numbers[-1]))
+            raise ArtifactError(f"{first} is missing, but there is {newest}; {RESTORE}; nothing was deleted")
+    return dict(found)
+
+
+def _file_of(dataset: str, number: int) -> str:
+    return f"{dataset}/snapshots/{number}.json"
