@@ -58,9 +58,10 @@ def run(request: Request, context: Context) -> dict[str, int]:
         else:
             refused.append(item | {"reason": reasons[item["medium"]]})
     refuse(refused)
-    context.attempt.put(config.CAPTIONS, to_parquet(table_of(captions, CAPTIONS)))
-    context.attempt.put(config.REFUSED, to_parquet(table_of(refused, REFUSED)))
-    context.attempt.put(config.ASKED, to_parquet(pd.DataFrame(answers, columns=_ANSWER)))
+    if context.ranks.rank == 0:
+        context.attempt.put(config.CAPTIONS, to_parquet(table_of(captions, CAPTIONS)))
+        context.attempt.put(config.REFUSED, to_parquet(table_of(refused, REFUSED)))
+        context.attempt.put(config.ASKED, to_parquet(pd.DataFrame(answers, columns=_ANSWER)))
     return {"captioned": len(captions), "left_out": len(refused) + before, "asked": len(asked)}
 
 
@@ -80,20 +81,28 @@ def _media(config: contracts.Caption, asked: pd.DataFrame) -> dict[str, Medium]:
 def _answers(
     context: Context, config: contracts.Caption, media: dict[str, Medium], refuse: Callable[[Rows], None]
 ) -> Rows:
-    """Return a row a medium, each shard asked for or adopted from an earlier attempt. ``refuse`` may end it early."""
+    """Return a row a medium, each shard asked for or adopted from an earlier attempt. Collective.
+
+    Every rank makes its own shards. ``refuse`` may end it early.
+    """
     captioner: Captioner = plugins.load("captioners", config.captioner.by).Captioner(config.captioner)
     layout: list[list[str]] = context.layout({"media": cut([*media], config.media_per_shard)})["media"]
-    rows: Rows = []
-    for number, shard in enumerate(layout):
+    mine = range(context.ranks.rank, len(layout), context.ranks.world_size)
+    total = sum(len(layout[number]) for number in mine)
+    rows, rows_of = Rows(), dict[int, Rows]()
+    for number in mine:
+        shard = layout[number]
         name, check = f"{contracts.RECORDS}answers/{number:05d}.json", _has(shard)
         if not context.attempt.adopt(number, check):
-            made = _ask(context, captioner, [media[digest] for digest in shard], shard, (len(rows), len(media)))
+            made = _ask(context, captioner, [media[digest] for digest in shard], shard, (len(rows), total))
             final = all(row["final"] for row in made)
             context.attempt.finish(number, {name: canonical_json(made)}, check, offered=final)
-        rows += json.loads(context.attempt.read(name))
-        context.progress("captioning", len(rows), len(media))
+        rows_of[number] = json.loads(context.attempt.read(name))
+        rows += rows_of[number]
+        context.progress("captioning", len(rows), total)
         refuse([row for row in rows if row["caption"] is None])
-    return rows
+    by_number = sorted((number, some) for found in context.ranks.gather([*rows_of.items()]) for number, some in found)
+    return [row for _, some in by_number for row in some]
 
 
 def _ask(

@@ -105,6 +105,21 @@ class Caption(StageConfig):
     """Media in one shard: what a retry keeps."""
 
 
+class Describe(Caption):
+    """The same captions by a captioner with torch, whose ranks share the media."""
+
+    name = "describe"
+    version = 1
+    distributed = True
+    torch = True
+    media_per_shard: int = 8
+
+    @property
+    def param_dtype(self) -> str:
+        """Return the type that the captioner computes in."""
+        return getattr(self.captioner, "param_dtype", "float32")
+
+
 class Embed(StageConfig):
     """Text embeddings: one safetensors file a text, in a pool that all runs of a store share, so each is made once.
 
@@ -366,7 +381,7 @@ class Report(StageConfig):
 
 
 _STAGES = (
-    *(Index, Caption, Embed, Encode, Policy, Rollout, Reward, Update, Finetune, Export, Evaluate, Validate),
+    *(Index, Caption, Describe, Embed, Encode, Policy, Rollout, Reward, Update, Finetune, Export, Evaluate, Validate),
     Report,
 )
 STAGES: dict[str, type[StageConfig]] = {stage.name: stage for stage in _STAGES}

@@ -80,6 +80,8 @@ class CaptionerOptions(Section):
     """Base of every captioner's ``Options``."""
 
     plugin = ("captioners", "by")
+    torch: ClassVar[bool] = False
+    """Whether captions need torch: the ranks of the stage ``describe`` then write them, not the stage ``caption``."""
     by: str
     """The captioner: the name of a file in ``cosmos_rl_core/captioners``, or of a plugin from outside."""
 
@@ -87,6 +89,13 @@ class CaptionerOptions(Section):
     def asked(self) -> str:
         """Return the instruction that captions answer; "" if there is none."""
         return ""
+
+    def pinned(self) -> Self:
+        """Return the settings with the digests of all files that decide captions.
+
+        Raises :class:`ConfigError` if these files cannot be used.
+        """
+        return self
 
 
 AnyDataset = Annotated[SerializeAsAny[DatasetOptions], plugin_options(DatasetOptions)]

@@ -87,7 +87,7 @@ def resolve_path(model_name_or_path: str) -> str:
     """
     path = shipped.path_of(model_name_or_path, "pipeline")
     if not path.is_dir() and path.suffix != ".pt":
-        path = _cached_path(model_name_or_path)
+        path = cached_path(model_name_or_path, "a diffusers pipeline")
     if native := _native_weights(path):
         raise ConfigError(
             f"{model_name_or_path!r} has weights of cosmos's own code ({native.name}), expected the directory of a "
@@ -207,12 +207,15 @@ def _hub_name(name: str) -> tuple[str, str | None] | None:
     return found[1], found[2] or REVISIONS.get(found[1])
 
 
-def _cached_path(name: str) -> Path:
-    """Return the snapshot of a hub repository in the local cache; nothing is downloaded."""
+def cached_path(name: str, what: str) -> Path:
+    """Return the snapshot of a hub repository in the local cache; nothing is downloaded.
+
+    Raises :class:`ConfigError`, which says that ``what`` is expected, if there is none.
+    """
     if (hub_name := _hub_name(name)) is None:
         raise ConfigError(
-            f"{name!r} is not a directory here: pass the local directory of a diffusers pipeline, or a name on the "
-            "Hugging Face hub, owner/name or owner/name@revision"
+            f"{name!r} is not a directory here: pass the local directory of {what}, or a name on the Hugging Face "
+            "hub, owner/name or owner/name@revision"
         )
     repository, revision = hub_name
     try:

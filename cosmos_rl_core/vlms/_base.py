@@ -97,17 +97,26 @@ def architecture(path: str | Path) -> str:
 def processor_of(path: str | Path, changes: Changes | None = None) -> Processor:
     """Return the processor of the VLM in the folder ``path``. Imports no torch.
 
-    Raises :class:`ConfigError` if no plugin serves its class, listing the known ones, or if two do; and with every
-    mistake in its settings. Plugins of installed packages are imported only if no other plugin serves it.
+    Raises :class:`ConfigError` like :func:`serving`, and with every mistake in its settings.
+    """
+    _, processor = serving(path)
+    return processor(str(path), changes or {})
+
+
+def serving(path: str | Path) -> tuple[str, type[Processor]]:
+    """Return the name of the plugin that serves the VLM in the folder ``path``, and the class of its processor.
+
+    Raises :class:`ConfigError` if no plugin serves its class, listing the known ones, or if two do. Plugins of
+    installed packages are imported only if no other plugin serves it.
     """
     name = architecture(path)
     known: dict[str, dict[str, Any]] = {}
     for names in ((*plugins.own("vlms"), *plugins.loaded("vlms")), plugins.installed("vlms")):
         known |= {plugin: plugins.load("vlms", plugin).PROCESSORS for plugin in names}
-        serving = sorted(plugin for plugin, processors in known.items() if name in processors)
-        if len(serving) > 1:
-            raise ConfigError(f"the VLM plugins {', '.join(serving)} all serve {name!r}; leave one out")
-        if serving:
-            return known[serving[0]][name](str(path), changes or {})
+        claims = sorted(plugin for plugin, processors in known.items() if name in processors)
+        if len(claims) > 1:
+            raise ConfigError(f"the VLM plugins {', '.join(claims)} all serve {name!r}; leave one out")
+        if claims:
+            return claims[0], known[claims[0]][name]
     every = sorted(f"{served} ({plugin})" for plugin, processors in known.items() for served in processors)
     raise ConfigError(f"no VLM plugin serves {name!r}, which {path}/{CONFIG} names; known: {', '.join(every)}")

@@ -1,7 +1,7 @@
 """VLMs of transformers that write texts about images and videos."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -12,6 +12,15 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.vlms._base import Changes, architecture
 from cosmos_rl_core.vlms._prompts import Message, Prompts
 from cosmos_rl_core.weights.reading import align, read_module
+
+
+class Answer(NamedTuple):
+    """Text that a VLM wrote."""
+
+    text: str
+    """The text, without special tokens."""
+    whole: bool
+    """Whether the model ended it before it had as many tokens as it may have."""
 
 
 class Vlm:
@@ -32,8 +41,12 @@ class Vlm:
         """Return the arguments of the model's forward for a batch, like :meth:`.Prompts.prepare`."""
         return self.prompts.prepare(conversations)
 
-    @torch.no_grad()
     def generate(self, batch: dict[str, Tensor], max_new_tokens: int) -> list[str]:
+        """Return the texts of :meth:`answers`."""
+        return [answer.text for answer in self.answers(batch, max_new_tokens)]
+
+    @torch.no_grad()
+    def answers(self, batch: dict[str, Tensor], max_new_tokens: int) -> list[Answer]:
         """Return the answer to each conversation of a batch, of at most ``max_new_tokens``: always the likeliest token.
 
         The same batch gives the same answers. The padding of other batches changes the last bits, and may change a
@@ -46,8 +59,11 @@ class Vlm:
                 "frames, or a smaller size"
             )
         there = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
-        tokens = self.model.generate(**there, max_new_tokens=max_new_tokens)
-        return self.prompts.tokenizer.batch_decode(tokens[:, length:], skip_special_tokens=True)
+        tokens = self.model.generate(**there, max_new_tokens=max_new_tokens)[:, length:]
+        texts = self.prompts.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        stops = self.model.generation_config.eos_token_id
+        ends = {stops} if isinstance(stops, int) else {*(stops or ())}
+        return [Answer(text, not ends.isdisjoint(row)) for text, row in zip(texts, tokens.tolist(), strict=True)]
 
     def describe(self, media: Sequence[dict[str, Any]], instruction: str, max_new_tokens: int) -> list[str]:
         """Return a text about each medium, without surrounding white space.
@@ -60,13 +76,19 @@ class Vlm:
         return [text.strip() for text in self.generate(batch, max_new_tokens)]
 
 
-def load(path: str, device: torch.device, dtype: torch.dtype, changes: Changes | None = None) -> Vlm:
-    """Return the VLM in the folder ``path``. ``changes`` replace settings of its files about media.
+def load(
+    path: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    changes: Changes | None = None,
+    max_side: int | None = None,
+) -> Vlm:
+    """Return the VLM in the folder ``path``. ``changes`` and ``max_side`` are those of :class:`.Prompts`.
 
     Raises :class:`ConfigError` if no plugin serves its class, or with every mistake in its files, and
     :class:`ArtifactError` if its weights are not all there.
     """
-    prompts = Prompts(path, changes)
+    prompts = Prompts(path, changes, max_side)
     cls = getattr(transformers, name := architecture(path), None)
     if cls is None:
         raise ConfigError(f"transformers {transformers.__version__} has no {name}, which {path!r} needs; upgrade it")

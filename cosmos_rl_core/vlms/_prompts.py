@@ -14,7 +14,7 @@ from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.errors import ConfigError, first_line, mistakes_in
 from cosmos_rl_core.vlms import _media
 from cosmos_rl_core.vlms._base import Changes, Clip, Kind, Processor, Visual, processor_of
-from cosmos_rl_core.vlms._settings import BOTH, ImageSettings, json_object
+from cosmos_rl_core.vlms._settings import BOTH, LEGACY_TEMPLATE, ImageSettings, json_object
 
 Message = Mapping[str, Any]
 """A turn of a conversation, as in transformers: ``role``, and ``content``, a text or a list of parts.
@@ -24,7 +24,6 @@ with media as in :data:`cosmos_rl_core.vlms._media.Source`. A video of pixels al
 """
 
 ROLES = ("system", "user", "assistant")
-LEGACY_TEMPLATE = "chat_template.json"
 _KEYS = {"text": {"type", "text"}, "image": {"type", "image"}, "video": {"type", "video", "fps"}}
 _TYPE_IDS: dict[Kind, int] = {"image": 1, "video": 2}
 """Numbers of transformers for the kinds of tokens; those of text are 0."""
@@ -33,11 +32,13 @@ _TYPE_IDS: dict[Kind, int] = {"image": 1, "video": 2}
 class Prompts:
     """Makes the inputs of the VLM in a folder, on the CPU. Reads no weights."""
 
-    def __init__(self, path: str, changes: Changes | None = None) -> None:
+    def __init__(self, path: str, changes: Changes | None = None, max_side: int | None = None) -> None:
         """Read processor, tokenizer and chat template of the folder ``path``.
 
-        ``changes`` replace settings of its files. Raises :class:`ConfigError` with every mistake in them.
+        ``changes`` replace settings of its files. A medium with a height or width above ``max_side`` is scaled to the
+        size that it would have if it were no larger. Raises :class:`ConfigError` with every mistake in the settings.
         """
+        self._max_side = max_side
         self.processor: Processor = processor_of(path, changes)
         self.tokenizer = _tokenizer(path)
         self._template = _chat_template(path)
@@ -113,8 +114,8 @@ class Prompts:
 
     def _pixels(self, kind: Kind, clip: Clip, settings: ImageSettings) -> Tensor:
         frames, height, width, _ = clip.pixels.shape
-        size = self.processor.size(kind, frames, height, width)
-        pixels = torch.from_numpy(np.ascontiguousarray(clip.pixels.transpose(0, 3, 1, 2)))
+        size = self.processor.size(kind, frames, *within(height, width, self._max_side))
+        pixels = torch.from_numpy(np.array(clip.pixels.transpose(0, 3, 1, 2), order="C"))
         return normalise(resize(pixels, size), settings)
 
     def _replaced(self, text: str, media: list[tuple[Kind, Visual]]) -> str:
@@ -128,6 +129,14 @@ class Prompts:
             )
         pieces[1::2] = [visual.text for _, visual in media]
         return "".join(pieces)
+
+
+def within(height: int, width: int, max_side: int | None) -> tuple[int, int]:
+    """Return a height and width of the same shape, none above ``max_side``, and at least 1."""
+    longest = max(height, width)
+    if max_side is None or longest <= max_side:
+        return height, width
+    return max(1, round(height * max_side / longest)), max(1, round(width * max_side / longest))
 
 
 def resize(pixels: Tensor, size: tuple[int, int]) -> Tensor:

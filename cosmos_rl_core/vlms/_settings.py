@@ -13,6 +13,8 @@ from cosmos_rl_core.errors import ConfigError, mistakes_in
 CONFIG = "config.json"
 """Name of the file with the settings of the model itself."""
 BOTH, IMAGE, VIDEO = "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"
+LEGACY_TEMPLATE = "chat_template.json"
+"""Name of the file in which older versions of transformers write a processor's chat template."""
 FILES = {"image": (IMAGE,), "video": (VIDEO, IMAGE)}
 """Files with the settings of a kind of medium, the first that is there. :data:`BOTH` comes before them if it has a
 table for the kind."""

@@ -8,6 +8,7 @@ from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.captioners._base import digest_of
 from cosmos_rl_core.config.dataset import DatasetConfig
+from cosmos_rl_core.config.train import CaptionerOptions
 from cosmos_rl_core.datasets import _sources
 from cosmos_rl_core.storage import store
 from flows.planning.plan import Settings, plan_of
@@ -43,6 +44,7 @@ class Added:
 
 def unchanged(config: DatasetConfig, store_url: str) -> Snapshot | None:
     """Return the newest snapshot if the dataset's files are as they were; None otherwise. Reads none of them."""
+    config = _pinned(config)
     head = snapshots.newest(store_url, config.name)
     same = head is not None and _made_from(head) == (_settings(config), _captioner(config), _stamps(config))
     return head if same else None
@@ -58,6 +60,7 @@ def preprocess(
     ``verify`` all files are read, and a part is added also if none differs: a killed verification goes on, and the
     next one reads them again. With ``merge`` several parts become one, for which all files are read.
     """
+    config = _pinned(config)
     if config.caption is not None:
         plugins.load("captioners", config.caption.by).Captioner(config.caption).check()
     settings, captioner = _settings(config), _captioner(config)
@@ -170,11 +173,23 @@ def _settings(config: DatasetConfig) -> str:
     return digest(config.identity() | {"captioned": _captioned(config)} | code)
 
 
+def _pinned(config: DatasetConfig) -> DatasetConfig:
+    """Return the settings with the digests of all files that decide captions."""
+    if config.caption is None:
+        return config
+    return config.model_copy(update={"caption": config.caption.pinned()})
+
+
 def _captioner(config: DatasetConfig) -> str | None:
     """Return the digest of what writes captions, and of the code around it."""
     if config.caption is None:
         return None
-    return digest([contracts.Caption.version, digest_of(config.caption, outside_plugins.pins(""))])
+    return digest([_stage_of(config.caption).version, digest_of(config.caption, outside_plugins.pins(""))])
+
+
+def _stage_of(captioner: CaptionerOptions) -> type[contracts.Caption]:
+    """Return the stage that runs a captioner."""
+    return contracts.Describe if captioner.torch else contracts.Caption
 
 
 def _captioned(config: DatasetConfig) -> bool:
@@ -211,13 +226,12 @@ def _captions(
     made: list[Manifest] = []
     if config.caption is None:
         return (), ()
+    stage = _stage_of(config.caption)
     for part in range(len(captions), len(parts)):
-        settings = contracts.Caption(
-            captioner=config.caption, part=part, sources=config.sources, max_left_out=config.max_left_out
-        )
-        request = _request(store_url, "caption", settings, {"parts": parts, "captions": captions or known})
+        settings = stage(captioner=config.caption, part=part, sources=config.sources, max_left_out=config.max_left_out)
+        request = _request(store_url, stage.name, settings, {"parts": parts, "captions": captions or known})
         renew(request.slot)
-        made += launch("caption", request)
+        made += launch(stage.name, request)
         captions = (*captions, input_of(request.slot))
     return captions, tuple(made)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cosmos_rl_core.canonical import digest
-from cosmos_rl_core.captioners import text
+from cosmos_rl_core.captioners import text, vlm
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _sources, local, rendered_text
 from flows.planning import requests
@@ -20,7 +20,9 @@ from flows.planning.run import Run
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
-from stages.contracts import STAGES, Caption, Encode, Index, MediaShape
+from stages.contracts import STAGES, Caption, Describe, Encode, Index, MediaShape
+from tests.core.vlms import tiny
+from tests.core.vlms.cases import QWEN3
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_run
 
@@ -80,6 +82,10 @@ def all_stages(tmp_path: Path) -> dict[str, Manifest]:
     settings = Caption(captioner=captioner, part=0, sources=sources)
     parts = {"parts": (input_of(index.slot),)}
     step(Request(stage="caption", slot=f"{tmp_path}/caption", seed=0, config=settings, inputs=parts))
+    model = tiny.save_talker(tmp_path / "vlm", QWEN3)
+    talker = vlm.Options(model=model, instruction="?", max_new_tokens=12, param_dtype="float32").pinned()
+    described = Describe(captioner=talker, part=0, sources=sources, max_left_out=1.0)
+    step(Request(stage="describe", slot=f"{tmp_path}/describe", seed=0, config=described, inputs=parts))
     nft = {"type": "nft", "batch_size_per_optimize": 4, "timesteps_fraction": 0.5, "dataset": {"name": "ocr"}}
     run = make_run(tmp_path, recipe(nft, lora={"r": 2, "target_modules": ["to_q", "to_v"]}), "nft")
     step(requests.policy(run))

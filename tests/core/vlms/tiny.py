@@ -5,6 +5,7 @@ Imports no torch before :func:`save_model`.
 
 import importlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ TEMPLATE = """\
 {% endif -%}"""
 """Writes what the templates of Qwen2.5-VL and Qwen3-VL write, without their system prompt and tools."""
 
+LETTERS, STOPS = "abcdefghijklmnopqrstuvwxyz", "aeiouqrz"
+"""Tokens of the answers of :func:`save_talker`."""
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     QWEN25: {
         "image": {"patch_size": 4, "min_pixels": 128, "max_pixels": 1024},
@@ -98,4 +101,25 @@ def save_model(folder: Path, architecture: str) -> str:
         values = config(architecture)
         cls = getattr(transformers, architecture)
         cls(cls.config_class(**values)).save_pretrained(folder)
+    return save(folder, architecture)
+
+
+def save_talker(folder: Path, architecture: str, tokens: Sequence[str] = LETTERS, stops: Sequence[str] = STOPS) -> str:
+    """Write everything, with random weights that answer with some of ``tokens``, and end with one of ``stops``.
+
+    Other media have other answers, of one to four letters.
+    """
+    torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
+    words = vocabulary()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        cls = getattr(transformers, architecture)
+        model = cls(cls.config_class(**config(architecture)))
+        for parameter in model.parameters():
+            parameter.mul_(4 if parameter.ndim > 1 else 1)
+        said = torch.zeros(len(words), 1, device="cpu")
+        said[[words[token] for token in tokens]] = 1
+        model.lm_head.weight.mul_(said)
+    model.generation_config.eos_token_id = [words[token] for token in stops]
+    model.save_pretrained(folder)
     return save(folder, architecture)

@@ -1,0 +1,10 @@
+"""Captions of one part of a dataset by a model that every rank loads. The ranks share the media."""
+
+from stages import caption
+from stages.artifacts.request import Request
+from stages.context import Context
+
+
+def run(request: Request, context: Context) -> dict[str, int]:
+    """Write what :mod:`stages.caption` writes, equal on any number of ranks."""
+    return caption.run(request, context)
