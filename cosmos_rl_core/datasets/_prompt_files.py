@@ -33,7 +33,7 @@ def prompts_in(path: Path, data: bytes) -> tuple[Prompt, ...]:
         return prompts_of(path, _values(path.suffix.lower(), text))
     except ConfigError:
         raise
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
@@ -50,7 +50,7 @@ def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]]) -> tuple[P
         try:
             text, metadata = _taken_apart(value)
             name, longer = prompt_id(text), prompt_id(text + canonical_json(metadata).decode())
-        except ValueError as error:  # also NaN, or half a surrogate pair
+        except (ValueError, RecursionError) as error:  # also NaN, or half a surrogate pair
             mistakes.append(f"{place}: {error}")
             continue
         known = prompts.get(name)
@@ -96,5 +96,5 @@ def _values(extension: str, text: str) -> list[tuple[str, Any]]:
 def _object(line: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

@@ -21,10 +21,8 @@ class Windows(NamedTuple):
 
         Raises :class:`ItemError` if there are too few.
         """
-        step = fps / self.fps if self.fps is not None and fps > 0 else 1.0
-        # The last frame that is taken is the one shown at that time, thus the floor.
-        taken = math.floor((frames - 1) / step) + 1
-        room = taken - self.frames
+        step = self._step(fps)
+        room = _taken(frames, step) - self.frames
         if room < self.clips - 1:
             raise ItemError(f"{frames} frames, expected at least {self.least(fps)}")
         starts = [window * room // (self.clips - 1) for window in range(self.clips)] if self.clips > 1 else [0]
@@ -32,5 +30,16 @@ class Windows(NamedTuple):
 
     def least(self, fps: float) -> int:
         """Return the fewest frames that a medium at ``fps`` needs."""
-        step = fps / self.fps if self.fps is not None and fps > 0 else 1.0
-        return math.ceil((self.frames + self.clips - 2) * step) + 1
+        step, taken = self._step(fps), self.frames + self.clips - 1
+        about = math.ceil((taken - 1) * step) + 1
+        # The quotient is rounded, so that one frame more or less may be needed.
+        return next(frames for frames in range(about - 1, about + 2) if _taken(frames, step) >= taken)
+
+    def _step(self, fps: float) -> float:
+        """Return the distance of two frames of a clip, in frames of the medium."""
+        return fps / self.fps if self.fps is not None and fps > 0 else 1.0
+
+
+def _taken(frames: int, step: float) -> int:
+    """Return how many frames of a medium with ``frames`` are taken; the last is the one shown at that time."""
+    return math.floor((frames - 1) / step) + 1

@@ -9,7 +9,6 @@ that of its first window, and all windows are kept as metadata. Nothing of a tar
 import os
 import re
 import threading
-from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -179,10 +178,13 @@ class Source:
         return caption_in(name, value, self._options.caption_key or PROMPT)
 
     def _of(self, name: str) -> tuple["_Shard", str]:
-        """Return the shard of an item, and the sample's key there."""
-        slashes = (place for place, letter in enumerate(name) if letter == "/")
-        place = next(place for place in slashes if name[:place] in self._tars)
-        return self._shard(name[:place]), name[place + 1 :]
+        """Return the shard of an item, and the sample's key there. Raises ``KeyError`` if it is not there."""
+        for place, letter in enumerate(name):
+            if letter == "/" and name[:place] in self._tars:
+                shard, key = self._shard(name[:place]), name[place + 1 :]
+                if key in shard.samples:
+                    return shard, key
+        raise KeyError(name)
 
     def _shard(self, unit: str) -> "_Shard":
         """Return a unit's tars, open. Those that were asked for last are kept, for all threads."""
@@ -207,7 +209,7 @@ class _Shard:
 
     def __init__(self, unit: str, urls: Iterable[str], stamps: dict[str, str]):
         self.unit = unit
-        self.samples: dict[str, _Sample] = defaultdict(dict)
+        self.samples: dict[str, _Sample] = {}
         self.captioned = set[str]()
         """Samples whose captions were read and are not damaged."""
         self._files: list[IO[bytes]] = []
@@ -227,10 +229,10 @@ class _Shard:
                 named = _SAMPLE.fullmatch(file.name)
                 if named is None or _ABOUT_THE_TAR.match(file.name):
                     continue
-                key, extension = named[1], named[2].lower()
-                if extension in self.samples[key]:
+                sample, extension = self.samples.setdefault(named[1], {}), named[2].lower()
+                if extension in sample:
                     raise tars.TarError(f"{file.name!r} comes twice, in capitals and small letters or in two tars")
-                self.samples[key][extension] = _Place(number, file)
+                sample[extension] = _Place(number, file)
         except tars.TarError as error:
             raise ItemError(f"{url}: {error}") from error
 

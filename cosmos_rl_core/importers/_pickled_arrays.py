@@ -6,6 +6,7 @@ write them in protocols 2 to 5. All else is refused by its name.
 
 import math
 import pickletools
+import reprlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -213,6 +214,8 @@ class _Reader:
         else:
             module, attribute = self._top(2)
             del self._stack[-2:]
+            if not isinstance(module, str) or not isinstance(attribute, str):
+                raise PickleError(f"a name of {_described(module)} and {_described(attribute)}")
         found = f"{module}.{attribute}"
         if found not in _KNOWN:
             raise PickleError(f"{found[:200]}, expected numpy's arrays alone")
@@ -241,12 +244,12 @@ class _Reader:
 
     def _dtype(self, code: Any, *_: Any) -> _Dtype:
         if code not in _DTYPES:
-            raise PickleError(f"the dtype {str(code)[:100]!r}, expected numbers: {', '.join(sorted(_DTYPES))}")
+            raise PickleError(f"the dtype {reprlib.repr(code)}, expected numbers: {', '.join(sorted(_DTYPES))}")
         return _Dtype(code)
 
     def _encode(self, text: Any, encoding: Any) -> bytes:
         if not isinstance(text, str) or encoding != "latin1":
-            raise PickleError(f"a text in {str(encoding)[:100]!r}, expected bytes in latin1")
+            raise PickleError(f"a text in {reprlib.repr(encoding)}, expected bytes in latin1")
         self._take(len(text))
         return text.encode("latin1")
 
@@ -269,10 +272,10 @@ class _Reader:
             raise PickleError(f"an array of {_described(dtype)} from {_described(data)}")
         sizes = shape if isinstance(shape, tuple) and len(shape) <= MAX_DIMENSIONS else (None,)
         if any(type(each) is not int or each < 0 for each in sizes):
-            raise PickleError(f"an array of shape {str(shape)[:100]}")
+            raise PickleError(f"an array of shape {reprlib.repr(shape)}")
         kind = np.dtype(f"{'>' if dtype.order == '>' else '<'}{dtype.code}")
         if math.prod(shape) * kind.itemsize != len(data):
-            raise PickleError(f"an array of shape {str(shape)[:100]} and {dtype.code} in {len(data)} bytes")
+            raise PickleError(f"an array of shape {shape} and {dtype.code} in {len(data)} bytes")
         self._take(len(data))
         found = np.frombuffer(data, kind).reshape(shape, order=order)
         return np.ascontiguousarray(found, kind.newbyteorder("<")).reshape(shape)

@@ -51,7 +51,9 @@ def files(tar: BinaryIO) -> Iterator[File]:
     place, seen = 0, set[str]()
     named: dict[str, str] = {}
     while (header := _header(tar, place, end)) is not None:
-        size = 0 if header.isdir() else int(named.pop("size", header.size))
+        size = int(named.pop("size", header.size))
+        if header.isdir():
+            size = 0
         start, place = place + _BLOCK, place + _BLOCK + -(-size // _BLOCK) * _BLOCK
         if size < 0 or start + size > end:
             raise TarError(

@@ -1,9 +1,11 @@
 """One caption in a file for each medium of a folder, byte for byte as cosmos-predict2.5's script writes it."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.storage import store
 
 EXIT_CODES = {"images": 1, "videos": 2}
 """Exit code of that script if the folder of media is missing."""
@@ -34,11 +36,8 @@ def write_captions(folder: str, prompt: str, *, is_image: bool) -> Iterator[str]
     yield f"Creating prompt files with text: {prompt}"
     created = 0
     for medium in sorted(media.glob("*.jpg" if is_image else "*.mp4")):
-        try:
-            with (metas / f"{medium.stem}.txt").open("xb") as file:
-                file.write(data)
-        except FileExistsError:
-            continue
-        created += 1
+        file = metas / f"{medium.stem}.txt"
+        if not os.path.lexists(file) and store.put_if_absent(str(file), data):
+            created += 1
     yield f"Created {created} prompt files in {metas}"
     yield f"Total prompt files: {len([*metas.glob('*.txt')])}"

@@ -1,12 +1,10 @@
 """Pickled embeddings of cosmos-rl: read as numpy 1 and 2 write them, and refused where they hold anything else."""
 
-import io
 import json
 import os
 import pickle
 import pickletools
 import struct
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers._pickled_arrays import PickleError, arrays_in
 from cosmos_rl_core.importers.pickled_embeddings import INDEX, MAX_BYTES, import_embeddings
+from tests.tar_files import shard
 
 EMBEDDING = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float16)
 
@@ -118,16 +117,6 @@ def test_the_index_has_the_digests_of_files_and_captions(tmp_path: Path):
     assert index["a"]["sha256"] == sha256((tmp_path / "out/a.safetensors").read_bytes())
     with pytest.raises(ConfigError, match="out exists already"):
         import_embeddings(folder, tmp_path / "out")
-
-
-def shard(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
 
 
 def test_members_of_shards_are_read(tmp_path: Path):
@@ -304,6 +293,22 @@ def array(shape: bytes, data: bytes, dtype: bytes = F4) -> bytes:
 )  # fmt: skip
 def test_hostile_and_damaged_pickles_are_refused(data: bytes, reason: str):
     assert reason in refusal(data)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        b"\x8c\x01a\x93",
+        NDARRAY + b"(K\x01h\x1f\x85" + F4 + b"\x89C\0tb",
+        name("numpy", "dtype") + b"h\x1f\x85R",
+        name("_codecs", "encode") + text("a") + b"h\x1f\x86R",
+    ],
+    ids=["name", "shape", "dtype", "encoding"],
+)
+def test_a_value_that_is_too_large_to_write_out_is_not_written_out(end: bytes):
+    # Each list holds the one before it twice: 2 ** 32 lists are in the last.
+    doubled = b"".join(b"]\x94h" + bytes([n]) + b"ah" + bytes([n]) + b"a" for n in range(31))
+    assert len(refusal(proto(b"]\x94", doubled, end))) < 1000
 
 
 def test_a_pickle_that_is_cut_short_is_refused_wherever_it_is_cut():

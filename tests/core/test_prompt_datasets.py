@@ -84,6 +84,12 @@ def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path):
         prompts.prompts(prompts.Options(path=str(tmp_path / "bytes.txt")))
 
 
+@pytest.mark.parametrize(("name", "reason"), [("a.json", r"a\.json cannot be read: "), ("a.jsonl", "line 1: expected")])
+def test_json_that_is_too_deep_is_a_mistake(tmp_path: Path, name: str, reason: str):
+    with pytest.raises(ConfigError, match=reason):
+        texts_of(tmp_path / name, "[" * 100_000)
+
+
 def test_where_the_prompts_lie_is_no_part_of_what_a_run_is():
     assert prompts.Options(path="a.txt").identity() == prompts.Options(path="b.txt").identity()
 

@@ -11,25 +11,13 @@ import pytest
 from webdataset.writer import ShardWriter
 
 from cosmos_rl_core.storage import tars
+from tests.tar_files import made
 
 LONG = "/".join(["a folder with a long name"] * 8) + "/ü.txt"
 
 
 def contents(data: bytes) -> dict[str, bytes]:
     return {name: data[start : start + size] for name, start, size in tars.files(io.BytesIO(data))}
-
-
-def made(*members: tuple[str, bytes, dict[str, Any]], format: int = tarfile.GNU_FORMAT) -> bytes:
-    """A tar of members, each with a name, bytes and other fields of its header."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=format) as tar:
-        for name, data, fields in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            for field, value in fields.items():
-                setattr(member, field, value)
-            tar.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
 
 
 def one(name: str = "0.txt", data: bytes = b"text", **fields: Any) -> bytes:
@@ -157,6 +145,12 @@ def test_many_headers_before_a_file_are_read_one_after_the_other():
 def test_damaged_records_are_refused(records: bytes, reason: str):
     with pytest.raises(tars.TarError, match=reason):
         contents(made(("x", records, {"type": tarfile.XHDTYPE}), ("0.txt", b"a", {})))
+
+
+def test_a_size_of_a_folder_is_not_that_of_the_file_after_it():
+    folder = ("folder", b"", {"type": tarfile.DIRTYPE})
+    records = ("x", b"12 size=512\n", {"type": tarfile.XHDTYPE})
+    assert contents(made(records, folder, ("0.txt", b"a", {}))) == {"0.txt": b"a"}
 
 
 def test_one_name_for_all_files_is_refused():

@@ -4,7 +4,6 @@ import io
 import json
 import secrets
 import subprocess
-import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,22 +21,13 @@ from cosmos_rl_core.datasets.web import SHARDS_KEPT, Options, Source, prompts
 from cosmos_rl_core.errors import ConfigError, DatasetError, UnavailableError
 from cosmos_rl_core.storage import http, store
 from tests.file_server import FileServer, serving
+from tests.tar_files import shard
 
 
 def picture(seed: int) -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def shard(files: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
 
 
@@ -204,6 +194,14 @@ def test_a_shard_that_changes_after_it_was_listed_is_refused(folder: Path):
     (folder / "000.tar").write_bytes(samples(0, 1, 3))
     with pytest.raises(DatasetError, match=r"000\.tar has changed since it was listed"):
         source.items("000.tar")
+
+
+def test_an_item_that_has_gone_is_not_found(folder: Path):
+    source = source_of(folder)
+    for name in ("002.tar/0000", "000.tar/0009", "0000"):
+        with pytest.raises(KeyError):
+            source.open(name)
+    assert [item.name for item in source.items("000.tar")] == ["000.tar/0000", "000.tar/0001"]
 
 
 def test_a_caption_comes_from_text_or_json_with_the_other_values(folder: Path):

@@ -1,12 +1,14 @@
 """Pages that show a dataset, and captions that are written into files."""
 
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from cosmos_rl_core.errors import NoSpaceError
 from flows.operations.caption_files import write_captions
 from flows.operations.show_data import show
 from tests.flows.test_preprocess import add, config_of, prepare
@@ -106,6 +108,19 @@ def test_captions_go_into_files_where_there_are_none_byte_for_byte(tmp_path: Pat
     assert (tmp_path / "metas/a.txt").read_bytes() == PROMPT.encode()
     assert (tmp_path / "metas/b.txt").read_bytes() == b"by hand"
     assert list(write_captions(str(tmp_path), PROMPT, is_image=False))[1].startswith("Created 0 prompt files")
+
+
+def test_a_disk_that_is_full_leaves_no_caption_that_is_cut_short(tmp_path: Path):
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos/a.mp4").touch()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, before[1]))
+    try:
+        with pytest.raises(NoSpaceError):
+            list(write_captions(str(tmp_path), PROMPT, is_image=False))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((tmp_path / "metas").iterdir()) == []
 
 
 def test_a_missing_folder_of_media_has_the_scripts_exit_codes(tmp_path: Path, main):

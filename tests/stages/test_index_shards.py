@@ -8,9 +8,10 @@ from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.datasets.web import Options
 from cosmos_rl_core.errors import UnavailableError
 from cosmos_rl_core.storage import http
-from tests.core.test_web_dataset import picture, samples, shard
+from tests.core.test_web_dataset import picture, samples
 from tests.file_server import serving
 from tests.stages.test_index import Dataset, counts
+from tests.tar_files import shard
 
 
 def test_only_the_shard_that_changed_is_read_again(tmp_path: Path):

@@ -244,6 +244,15 @@ def test_frames_of_a_clip_are_at_its_own_rate_and_windows_are_evenly_spaced():
             windows.indices(least - 1, 24.0)
 
 
+@pytest.mark.parametrize("frames", [250, 394])
+def test_the_fewest_frames_are_those_that_rounding_leaves(frames: int):
+    windows = Windows(frames, 4, 12.0)
+    least = windows.least(25.0)
+    assert max(max(one) for one in windows.indices(least, 25.0)) < least
+    with pytest.raises(ItemError, match=f"{least - 1} frames, expected at least {least}"):
+        windows.indices(least - 1, 25.0)
+
+
 def test_windows_of_a_video_are_decoded_once_and_equal_its_frames(tmp_path: Path):
     frames = np.random.default_rng(0).integers(0, 256, (9, 16, 24, 3), dtype=np.uint8)
     (tmp_path / "video.mkv").write_bytes(media_files.encode(frames)[1])
