@@ -162,6 +162,8 @@ class Encode(StageConfig):
     fps: float | None = Field(default=None, json_schema_extra={"neutral": None})
     """Frames a second of the clips of parts; None takes every frame."""
     media: MediaShape
+    buckets: tuple[tuple[int, int], ...] = Field(default=(), json_schema_extra={"neutral": []})
+    """Heights and widths: each medium of parts is cut to that nearest to its own ratio. None: all to ``media``."""
     deviations: bool = Field(default=False, json_schema_extra={"neutral": False})
     """Whether the standard deviation of the VAE's posterior is stored beside its mode."""
     items_per_shard: int = 64

@@ -27,15 +27,12 @@ def run(request: Request, context: Context) -> dict[str, int]:
     """
     config = request.settings(contracts.Encode)
     media = _media(request, config)
-    expected = (config.media.frames, *config.media.size, 3)
     # A part that only removes items needs no weights.
     model = load_model(config.model, ("vae",), context.ranks.device) if media.ids else None
 
     def encode(ids: list[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
         assert model is not None
         for one, pixels in media.pixels(ids):
-            if pixels.shape != expected:
-                raise ConfigError(f"item {one} of the dataset is {pixels.shape}, expected {expected}")
             batch = torch.tensor(pixels, device="cpu")[None]
             if config.deviations:
                 mode, deviation = model.encode_posterior(batch)
@@ -65,7 +62,7 @@ def _media(request: Request, config: contracts.Encode) -> _Clips:
     if not request.inputs.get("parts"):
         return _MediaSet(config)
     windows = Windows(config.media.frames, config.windows, config.fps)
-    return PartMedia(Parts.of(request), config.sources, windows, config.media.size)
+    return PartMedia(Parts.of(request), config.sources, windows, config.buckets or (config.media.size,))
 
 
 class _MediaSet:
@@ -75,6 +72,7 @@ class _MediaSet:
         assert config.dataset is not None
         # Every rank checks before any writes a shard: machines may hold different copies of the files.
         self._media = load_media(config.dataset, config.dataset_digest)
+        self._expected = (config.media.frames, *config.media.size, 3)
         self._index_of = {item_id: index for index, item_id in enumerate(self._media.item_ids)}
 
     @property
@@ -83,7 +81,10 @@ class _MediaSet:
 
     def pixels(self, ids: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
         for item_id in ids:
-            yield item_id, self._media.item(self._index_of[item_id])[0]
+            pixels = self._media.item(self._index_of[item_id])[0]
+            if pixels.shape != self._expected:
+                raise ConfigError(f"item {item_id} of the dataset is {pixels.shape}, expected {self._expected}")
+            yield item_id, pixels
 
     def table(self, layout: Sequence[Sequence[str]]) -> pd.DataFrame:
         prompt_ids = [self._media.prompt_of(index).id for index in range(len(self._media))]

@@ -8,10 +8,11 @@ import torch
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import Batch, algorithm_of
 from cosmos_rl_core.models._base import generated, stack
+from cosmos_rl_core.pipelines.buckets import Size
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, sft_time, training_noise
 from cosmos_rl_core.weights.parts import EMA
 from stages import contracts
-from stages.artifacts.layouts import cut
+from stages.artifacts.layouts import cut_alike
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.embeddings import EMPTY, Embeddings
@@ -34,7 +35,9 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
     def share(step: int) -> list[Make]:
         items = _items(len(latents.index), config.batch_size, request.seed, step)
-        return my_share([[partial(draws, chunk)] for chunk in cut(items, layout["mini_batch"])], group)
+        # The largest first, so that ranks that work side by side wait little for each other.
+        chunks = sorted(cut_alike(items, layout["mini_batch"], draws.size), key=len, reverse=True)
+        return my_share([[partial(draws, chunk)] for chunk in chunks], group)
 
     first = config.steps.first_step
     with made_ahead(map(share, range(first, first + len(config.steps.lrs)))) as steps:
@@ -63,7 +66,14 @@ class _Draws:
         self.latents = latents
         self.items: list[tuple[str, str]] = [*zip(latents.index["item_id"], latents.index["prompt_id"], strict=True)]
         self.conditioning = Embeddings(request.inputs["embeddings"], latents.prompt_ids)
-        self.sigmas = trainer.model.schedule(FINE_GRID, config.media.size, config.media.frames).sigmas
+        self.whole, frames = config.media.size, config.media.frames
+        sizes = {latents.size(item) or self.whole for item, _ in self.items}
+        # Some pipelines shift noise levels by the size.
+        self.sigmas = {size: trainer.model.schedule(FINE_GRID, size, frames).sigmas for size in sizes}
+
+    def size(self, drawn: tuple[int, int]) -> Size:
+        """Return height and width in pixels of an item that is drawn. A micro-batch holds items of one size."""
+        return self.latents.size(self.items[drawn[0]][0]) or self.whole
 
     def __call__(self, drawn: list[tuple[int, int]], weight: float) -> MicroBatch:
         items = [self.items[index] for index, _ in drawn]
@@ -71,7 +81,7 @@ class _Draws:
         keys = [DrawKey(self.seed, 0, epoch, item) for (item, _), (_, epoch) in zip(items, drawn, strict=True)]
         x_0 = torch.stack([self.latents.trained(key.sample_id, key) for key in keys])
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, 0) for key in keys])
-        times = [sft_time(self.sigmas, self.density, key) for key in keys]
+        times = [sft_time(self.sigmas[self.size(drawn[0])], self.density, key) for key in keys]
         t = torch.tensor(times, dtype=torch.float32, device=CPU)
         # A sample's conditioning: its prompt's embeddings, and a drawn number of its own first frames.
         generators = [seeds.generator("given frames", *key) for key in keys]

@@ -13,7 +13,7 @@ from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.training.noise_levels import DrawKey, training_noise
 from stages import contracts
-from stages.artifacts.layouts import cut
+from stages.artifacts.layouts import cut_alike
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.embeddings import Embeddings
@@ -32,7 +32,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     latents = Latents.of(request)
     prompt_of: dict[str, str] = latents.index.set_index("item_id")["prompt_id"].to_dict()
     embeddings = Embeddings(request.inputs["embeddings"], prompt_of.values())
-    planned = cut(list(prompt_of), context.shrunk(config.batch_size))
+    planned = cut_alike(list(prompt_of), context.shrunk(config.batch_size), latents.size)
     tiles = context.layout({"tiles": planned})["tiles"]
     model, _ = load_policy(request, config, components=(), context=context, reference=False)
     rows: list[dict[str, Any]] = []

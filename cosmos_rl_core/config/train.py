@@ -57,6 +57,10 @@ class SnapshotOptions(DatasetOptions):
     are evenly spaced. 1 takes the beginning only."""
     fps: float | None = Field(default=None, gt=0)
     """Frames a second of the clips. Default: every frame of the file."""
+    crop: Literal["centre", "buckets"] = Field(default="centre", json_schema_extra={"neutral": "centre"})
+    """``centre`` scales and crops all media to ``inference_size``. ``buckets`` takes for each medium the size nearest
+    to its own ratio, among sizes of about that area: 1:1, 4:3, 3:2, 16:9 and their inverses. For supervised training
+    and held-out losses; rollouts have one size."""
 
 
 class RewardOptions(Section):

@@ -50,7 +50,7 @@ def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int
     the transformer's patches and positions or the stock pipeline do not allow.
     """
     geometry, patch = vae_geometry(pipeline), patch_shape(pipeline)
-    _check_sides(pipeline, size, geometry, patch)
+    _check_sides(pipeline, size)
     _check_frames(frames, geometry, patch)
     length = 1 if geometry.temporal is None else 1 + (frames - 1) // geometry.temporal
     shape = (length, size[0] // geometry.spatial, size[1] // geometry.spatial)
@@ -66,11 +66,17 @@ def latent_shape(pipeline: str, size: tuple[int, int], frames: int) -> tuple[int
     return (geometry.channels, *shape)
 
 
-def _check_sides(pipeline: str, size: tuple[int, int], geometry: Geometry, patch: tuple[int, int, int]) -> None:
-    stock_multiple = directories.spec(pipeline).stock_multiple
-    multiples = [math.lcm(stock_multiple, geometry.spatial * side) for side in patch[1:]]
-    if any(side < 1 or side % multiple for side, multiple in zip(size, multiples, strict=True)):
-        expected = multiples[0] if multiples[0] == multiples[1] else multiples
+def multiples(pipeline: str) -> tuple[int, int]:
+    """Return the pixels that height and width must be multiples of. Raises like :func:`vae_geometry`."""
+    stock_multiple, spatial = directories.spec(pipeline).stock_multiple, vae_geometry(pipeline).spatial
+    _, height, width = patch_shape(pipeline)
+    return math.lcm(stock_multiple, spatial * height), math.lcm(stock_multiple, spatial * width)
+
+
+def _check_sides(pipeline: str, size: tuple[int, int]) -> None:
+    allowed = multiples(pipeline)
+    if any(side < 1 or side % multiple for side, multiple in zip(size, allowed, strict=True)):
+        expected = allowed[0] if allowed[0] == allowed[1] else list(allowed)
         raise ConfigError(
             f"inference_size {list(size)}: height and width must be multiples of {expected} pixels for this model"
         )

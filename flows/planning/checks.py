@@ -6,10 +6,12 @@ from typing import ParamSpec, TypeVar
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.policy import Solver
 from cosmos_rl_core.config.recipe import Recipe, RewardConfig
+from cosmos_rl_core.config.train import SnapshotOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel import sequence_shares
 from cosmos_rl_core.pipelines import checkpoints, directories, guidance, sizes
+from cosmos_rl_core.pipelines.buckets import Size, buckets
 from cosmos_rl_core.sampling.schedule import check_flow
 from cosmos_rl_core.sampling.solvers import solver_of
 from flows.planning import costs
@@ -58,7 +60,7 @@ def check_model(recipe: Recipe, embedded: int, mistakes: Mistakes) -> None:
     if recipe.validation is not None:
         scale = diffusers.sample.guidance_scale
         mistakes.catch(guidance.stock_scale, directories.spec(path), scale)
-    for check in (_check_given_frames, _check_posterior, costs.policy_parts, _check_shared_videos):
+    for check in (_check_given_frames, _check_posterior, buckets_of, costs.policy_parts, _check_shared_videos):
         mistakes.catch(check, recipe)
     texts = ("text embeddings", embedded, costs.embedding_bytes, "take fewer prompts")
     mistakes.catch(costs.check_budget, recipe, *texts)
@@ -92,12 +94,30 @@ def _check_shared_videos(recipe: Recipe) -> None:
     if num_peers == 1:
         return
     path = costs.base_path(recipe)
-    shape = sizes.latent_shape(path, diffusers.inference_size, diffusers.train_frames)
     spec, transformer = directories.spec(path), directories.settings(path, "transformer")
-    try:
-        sequence_shares.check(spec, transformer, shape, num_peers)
-    except ConfigError as error:
-        raise ConfigError(f"launch.cp_size = {num_peers}: {error}") from error
+    for size in {diffusers.inference_size: None} | dict.fromkeys(buckets_of(recipe)):
+        shape = sizes.latent_shape(path, size, diffusers.train_frames)
+        try:
+            sequence_shares.check(spec, transformer, shape, num_peers)
+        except ConfigError as error:
+            raise ConfigError(f"launch.cp_size = {num_peers}: {error}") from error
+
+
+def buckets_of(recipe: Recipe) -> tuple[Size, ...]:
+    """Return the sizes that media are cut to, each to the nearest; none if all have one size.
+
+    Raises :class:`ConfigError` for sizes that the model cannot train on, and for media of rollouts.
+    """
+    policy, validation = recipe.train.train_policy, recipe.validation
+    media = [policy.dataset, getattr(policy, "data", None), validation and validation.data]
+    cut = [isinstance(options, SnapshotOptions) and options.crop == "buckets" for options in media]
+    if cut[1]:
+        raise ConfigError(
+            f"train.train_policy.data: crop = 'buckets' gives media of several sizes, and rollouts of {policy.type} "
+            "have one, inference_size; set it to 'centre'"
+        )
+    diffusers = recipe.policy.diffusers
+    return buckets(costs.base_path(recipe), diffusers.inference_size, diffusers.train_frames) if any(cut) else ()
 
 
 def _check_given_frames(recipe: Recipe) -> None:

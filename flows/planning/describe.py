@@ -35,6 +35,7 @@ def describe_plan(plan: Plan, store_url: str) -> str:
         "algorithm": f"{train.train_policy.type}, {train.num_iterations} iterations, seed {train.seed}",
         "prompts": f"{plan.num_prompts} to train on, {len(plan.validation_prompts)} held out",
         "data": [f"{p.items} items, {p.dataset}@{p.number}" for p in plan.snapshots],
+        "buckets": ", ".join(f"{height} x {width}" for height, width in plan.buckets) or [],
     }
     stages = _stages(plan, store_url)
     if train.train_policy.rewarded:

@@ -84,6 +84,8 @@ class Plan(Section):
     prefixed: bool = Field(default=False, json_schema_extra=NOT_IDENTITY)
     """Whether text embeddings are stored behind a frozen prefix of the transformer. Pinned, so that all embeddings of
     a run have one format."""
+    buckets: tuple[tuple[int, int], ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
+    """Heights and widths that media are cut to, each to the nearest; none if all have one size."""
     plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """Plugins from outside the package, with the digests of their files. They do not change the default run id: an
     edited file is refused, and does not start another run."""
@@ -242,6 +244,7 @@ def make_plan(
         init=init,
         init_inputs=init_inputs,
         prefixed=inits.leave_prefix(recipe, init),
+        buckets=checks.buckets_of(recipe),
         plugins=outside_plugins.pins(model.adapter),
         stage_versions={name: stage.version for name, stage in STAGES.items()},
         races_decided=True,

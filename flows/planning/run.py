@@ -130,6 +130,7 @@ class Prepared:
             windows=options.windows_per_item,
             fps=options.fps,
             media=self.plan.media,
+            buckets=self.plan.buckets if options.crop == "buckets" else (),
             deviations=self._samples,
         )
         parts, captions = snapshot.parts, snapshot.captions

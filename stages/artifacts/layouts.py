@@ -35,6 +35,17 @@ def cut(items: list[Item], size: int) -> list[list[Item]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
+def cut_alike(items: Sequence[Item], size: int, kind: Callable[[Item], Any]) -> list[list[Item]]:
+    """Divide a list into parts of at most ``size`` items of one kind, each kind in order, by its first item.
+
+    Without the divisions the order is the same for every ``size``.
+    """
+    kinds: dict[Any, list[Item]] = {}
+    for item in items:
+        kinds.setdefault(kind(item), []).append(item)
+    return [part for alike in kinds.values() for part in cut(alike, size)]
+
+
 def evenly(items: list[Item], count: int) -> list[list[Item]]:
     """Divide a list into ``count`` consecutive parts whose sizes differ by 1 at most."""
     bounds = [len(items) * part // count for part in range(count + 1)]

@@ -1,4 +1,4 @@
-"""The media that the last part of a dataset adds, as clips of one size."""
+"""The media that the last part of a dataset adds, as clips of one size, or of the nearest of several."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -11,7 +11,9 @@ from cosmos_rl_core.datasets import _clips, _sources
 from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import DatasetError
+from cosmos_rl_core.pipelines.buckets import Size, nearest
 from stages.formats.parts import Parts
+from stages.formats.prepared import SIZE
 
 AGAIN = "bring the dataset up to date: cosmos-flows preprocess"
 
@@ -20,10 +22,10 @@ class PartMedia:
     """Clips of the media of a part, each named by the digest of its medium and the number of its window."""
 
     def __init__(
-        self, parts: Parts, sources: Mapping[str, DatasetOptions], windows: Windows, size: tuple[int, int]
+        self, parts: Parts, sources: Mapping[str, DatasetOptions], windows: Windows, sizes: tuple[Size, ...]
     ) -> None:
         self._sources = {name: _sources.source_of(options) for name, options in sources.items()}
-        self._windows, self._size = windows, size
+        self._windows, self._sizes = windows, sizes
         self._rows = {row["medium"]: row for row in parts.added("medium").to_dict("records")}
         places = [(medium, window) for medium in self._rows for window in range(windows.clips)]
         self._places = {_name(medium, window, windows.clips): (medium, window) for medium, window in places}
@@ -35,9 +37,13 @@ class PartMedia:
         return list(self._places)
 
     def table(self, layout: Sequence[Sequence[str]]) -> pd.DataFrame:
-        """Return a row a clip: ``latents_id``, ``medium`` and the number of its ``shard``."""
+        """Return a row a clip: ``latents_id``, ``medium`` and the number of its ``shard``; of several sizes its own."""
         rows = [(one, self._places[one][0], number) for number, ids in enumerate(layout) for one in ids]
-        return pd.DataFrame(rows, columns=["latents_id", "medium", "shard"])
+        table = pd.DataFrame(rows, columns=["latents_id", "medium", "shard"])
+        if len(self._sizes) == 1:
+            return table
+        found = pd.DataFrame([self._size_of(row[1]) for row in rows], columns=[*SIZE], dtype="int64")
+        return table.join(found)
 
     def pixels(self, ids: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
         """Yield clips, uint8 RGB ``[frames, height, width, 3]``, decoding each medium once.
@@ -53,12 +59,16 @@ class PartMedia:
             clips = self._read(medium, [self._places[one][1] for one in names])
             yield from zip(names, clips, strict=True)
 
+    def _size_of(self, medium: str) -> Size:
+        row = self._rows[medium]
+        return nearest(self._sizes, (int(row["height"]), int(row["width"])))
+
     def _read(self, medium: str, windows: list[int]) -> list[np.ndarray]:
         row = self._rows[medium]
         try:
             wanted = self._windows.indices(row["frames"], row["fps"])
             with _sources.opened(self._sources, row["unit"], row["name"], medium) as copy:
-                return _clips.read(copy, row["kind"], [wanted[window] for window in windows], self._size)
+                return _clips.read(copy, row["kind"], [wanted[window] for window in windows], self._size_of(medium))
         except ItemError as error:
             raise DatasetError(f"{row['unit']}: {error}; mend or remove the file, and {AGAIN}") from error
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cosmos_rl_core.config.policy import Posterior
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.pipelines.buckets import Size
 from cosmos_rl_core.storage import shards
 from cosmos_rl_core.training.noise_levels import DrawKey, posterior_noise
 from cosmos_rl_core.weights.policy_weights import to_bytes
@@ -28,7 +29,9 @@ MODE, DEVIATION = "latents", "deviation"
 """The mode of the posterior of an item and, if samples of it are trained on, its standard deviation."""
 ITEMS = "index.parquet"
 """A row each latents: ``latents_id``, the number of their ``shard``, and for a media set ``item_id`` and ``prompt_id``,
-for a part of a dataset the digest of the ``medium``."""
+for a part of a dataset the digest of the ``medium`` and, of several sizes, :data:`SIZE`."""
+SIZE = ("height", "width")
+"""Columns with the size in pixels that a medium was cut to."""
 
 
 def write_shards(
@@ -91,6 +94,8 @@ class Latents:
         encoded: Any = pd.concat(tables, ignore_index=True)
         items = encoded if parts is None else _items_of(parts, encoded, split)
         self.index = items[["item_id", "prompt_id", "latents_id"]]
+        places = zip(*(items[name].astype(int) for name in SIZE), strict=True) if {*SIZE} <= {*items} else ()
+        self._sizes: dict[str, Size] = dict(zip(items["item_id"], places, strict=False))
         self._latents_ids = dict(zip(self.index["item_id"], self.index["latents_id"], strict=True))
         by_prompt = self.index.groupby("prompt_id")["item_id"]
         self._items = {str(p): [(item, str(p)) for item in items] for p, items in by_prompt}
@@ -114,6 +119,10 @@ class Latents:
         """Choose an item of the prompt, or any item if the prompt has none, and return it with its own prompt's id."""
         pool = self._items.get(prompt_id, self._all_items)
         return pool[int(generator.integers(len(pool)))]
+
+    def size(self, item_id: str) -> Size | None:
+        """Return height and width in pixels of an item; None if all items have one size."""
+        return self._sizes.get(item_id)
 
     def __getitem__(self, item_id: str) -> Tensor:
         """Return the mode of an item's posterior."""
