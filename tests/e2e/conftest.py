@@ -3,6 +3,8 @@
 The run and its copies are made by the same waves without Prefect, unless a test asks for ``with_prefect``.
 """
 
+import fcntl
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.processes)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Variables that lead a flow to a server on a free port of this machine."""
     server = PrefectServer(tmp_path_factory.mktemp("prefect"))
@@ -46,11 +48,18 @@ def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Flows:
-    """The run that nobody interrupted, warm."""
-    flows = Flows(tmp_path_factory.mktemp("reference"), {})
+    """The run that nobody interrupted, warm. The first of pytest's workers that needs it makes it for all of them."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "reference"
+    flows = Flows(folder, {})
     flows.program = NO_PREFECT
-    flows.run()
-    assert flows.nothing_is_left()
+    made = folder / "made"
+    with (folder / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            flows.run()
+            assert flows.nothing_is_left()
+            made.touch()
     return flows
 
 
@@ -82,7 +91,7 @@ def with_prefect(flows: Flows, prefect_environment: dict[str, str]) -> None:
     flows.use_prefect(prefect_environment)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def reference_on_two_ranks(
     reference: Flows, copy_of: Callable[[Flows], Flows], prefect_environment: dict[str, str]
 ) -> Flows:

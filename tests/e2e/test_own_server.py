@@ -32,7 +32,7 @@ print(min(after - before for before, after in zip(times[30:], times[31:])))
 once."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def own_prefect_home(prefect_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database that is there already, as on a laptop: making an empty one takes a server ten seconds."""
     home, name = tmp_path_factory.mktemp("own-prefect"), "prefect.db"

@@ -1,0 +1,1 @@
+"""Whole runs: killed, deployed, watched, on servers of their own."""
