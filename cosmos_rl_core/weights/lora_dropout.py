@@ -52,13 +52,17 @@ class KeyedDropout(nn.Module):
         return generator.integers(0, _LEVELS, shape, dtype=np.uint16) < self.dropped
 
 
+def dropouts_of(model: nn.Module) -> list[KeyedDropout]:
+    """Return the dropout of every adapter in ``model``; empty without dropout. It walks through all modules."""
+    return [module for module in model.modules() if isinstance(module, KeyedDropout)]
+
+
 @contextmanager
-def dropping(model: nn.Module, keys: Sequence[DropoutKey]) -> Iterator[None]:
-    """Turn on the dropout of the adapters in ``model``, with one key for each sample of the batch; without keys, off.
+def dropping(layers: Sequence[KeyedDropout], keys: Sequence[DropoutKey]) -> Iterator[None]:
+    """Turn on the dropout of ``layers``, with one key for each sample of the batch; without keys, off.
 
     The ``with`` block must contain the backward pass, which repeats forwards under gradient checkpointing. May nest.
     """
-    layers = [module for module in model.modules() if isinstance(module, KeyedDropout)]
     before = [layer.keys for layer in layers]
     try:
         for layer in layers:

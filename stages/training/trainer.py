@@ -29,7 +29,7 @@ from cosmos_rl_core.training.optimizer import (
     optimizer_step,
     state_shards,
 )
-from cosmos_rl_core.weights.lora_dropout import DropoutKey, dropping
+from cosmos_rl_core.weights.lora_dropout import DropoutKey, dropouts_of, dropping
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OPTIMIZER, REFERENCE, SCHEDULE
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, to_bytes
 from stages.artifacts.artifact import Artifact
@@ -114,6 +114,8 @@ class Trainer:
         self.steps, self.group = config.steps, context.ranks
         self.param_dtype: ParamDtype = config.param_dtype
         self.watcher = Watcher()
+        # Found once, since a walk through the modules of a transformer takes milliseconds.
+        self._dropouts = dropouts_of(model.transformer)
         self.rows: list[dict[str, float]] = []
         self._num_nonfinite = 0
         settings = {"betas": self.steps.betas, "eps": self.steps.epsilon, "weight_decay": self.steps.weight_decay}
@@ -159,7 +161,7 @@ class Trainer:
             self._sign_of_life(index)
             micro = made.to(self.group.device)
             # Also during the backward pass: gradient checkpointing repeats the forward there.
-            with dropping(self.model.transformer, micro.keys):
+            with dropping(self._dropouts, micro.keys):
                 loss = self._loss(micro)
                 self.watcher.saw(index, micro, loss)
                 loss_share(loss.per_sample, num_samples, num_times, micro.weight).backward()
@@ -220,7 +222,7 @@ class Trainer:
             with (
                 self.weights.use(micro.behaviour if part == BEHAVIOUR else part),
                 computes_in(self.param_dtype, self.group.device),
-                dropping(self.model.transformer, keys),
+                dropping(self._dropouts, keys),
             ):
                 return guided_velocity(
                     self.model,

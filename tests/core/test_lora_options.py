@@ -15,7 +15,7 @@ from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.weights import export
-from cosmos_rl_core.weights.lora_dropout import KeyedDropout, dropping
+from cosmos_rl_core.weights.lora_dropout import KeyedDropout, dropouts_of, dropping
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import add_lora, initial_lora, prepare
 from tests.families import CPU, SCHEDULERS, Family, family_of, moved, run_stock, stock_pipeline, tensors_of, write_files
@@ -131,7 +131,7 @@ def test_an_adapter_sees_its_input_with_a_share_left_out_and_the_rest_scaled_up(
     x = torch.linspace(-1, 1, 2 * 40 * 6, device=CPU).view(2, 40, 6)
     plain, strength = layer(x), 8 / 4
     a, b = (tensors[f"{name}.lora_{part}.default.weight"] for part in "AB")
-    with dropping(blocks, [(1, "s0"), (1, "s1")]):
+    with dropping(dropouts_of(blocks), [(1, "s0"), (1, "s1")]):
         mask = layer.lora_dropout["default"](torch.ones_like(x))
         assert torch.allclose(layer(x), layer.base_layer(x) + strength * (x * mask) @ a.T @ b.T, atol=1e-5)
         other = blocks.blocks[0]["to_k"].lora_dropout["default"](torch.ones_like(x))
@@ -147,20 +147,20 @@ def test_the_draws_of_a_sample_are_its_own():
     ones, drop = torch.ones(2, 30, 6, device=CPU), blocks.blocks[0]["to_q"].lora_dropout["default"]
     keys = [(1, 0, "s0"), (1, 0, "s1")]
     before = torch.get_rng_state()
-    with dropping(blocks, keys):
+    with dropping(dropouts_of(blocks), keys):
         both = drop(ones)
         assert torch.equal(drop(ones), both)
         # Rows of a sample one after the other, as where frames are flattened into the batch.
         assert torch.equal(drop(ones.view(60, 6)).view(2, 30, 6), both)
         with pytest.raises(ValueError, match=r"blocks\.0\.to_q got 3 rows, expected a multiple of 2 samples"):
             drop(torch.ones(3, 6, device=CPU))
-        with dropping(blocks, ()):
+        with dropping(dropouts_of(blocks), ()):
             assert torch.equal(drop(ones), ones)
         assert torch.equal(drop(ones), both)
     for i in range(2):
-        with dropping(blocks, keys[i : i + 1]):
+        with dropping(dropouts_of(blocks), keys[i : i + 1]):
             assert torch.equal(drop(ones[i : i + 1])[0], both[i])
-    with dropping(blocks, [(1, 1, "s0")]):
+    with dropping(dropouts_of(blocks), [(1, 1, "s0")]):
         assert not torch.equal(drop(ones[:1])[0], both[0])
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -179,11 +179,11 @@ def test_a_velocity_with_dropout_does_not_depend_on_its_batch(family: Family):
     weights.load(CURRENT, moved(tensors_of(weights, CURRENT), 0.05))
     keys = [(0, "a"), (0, "b")]
     plain = model.velocity(family.noise, t, family.conditioning)
-    with dropping(model.transformer, keys):
+    with dropping(dropouts_of(model.transformer), keys):
         together = model.velocity(family.noise, t, family.conditioning)
     for i in range(2):
         own = {name: tensor[i : i + 1] for name, tensor in family.conditioning.items()}
-        with dropping(model.transformer, keys[i : i + 1]):
+        with dropping(dropouts_of(model.transformer), keys[i : i + 1]):
             alone = model.velocity(family.noise[i : i + 1], t[i : i + 1], own)
         assert torch.allclose(alone[0], together[i], rtol=0, atol=1e-5)
     assert (together - plain).flatten(1).abs().amax(1).min() > 1e-2

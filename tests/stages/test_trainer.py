@@ -24,7 +24,7 @@ from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.parallelism import Parallelism
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.training.optimizer import optimizer_state
-from cosmos_rl_core.weights.lora_dropout import dropping
+from cosmos_rl_core.weights.lora_dropout import dropouts_of, dropping
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import prepare
 from flows.planning import requests
@@ -310,7 +310,7 @@ def test_only_the_policys_own_forward_drops_out(folder: str, conditioning: Condi
     batch = cast(Batch, micro.batch)
     with torch.no_grad():
         plain = trainer.model.velocity(batch.x_t, batch.t, conditioning)
-        with dropping(trainer.model.transformer, micro.keys):
+        with dropping(dropouts_of(trainer.model.transformer), micro.keys):
             dropped = trainer.model.velocity(batch.x_t, batch.t, conditioning)
         assert torch.equal(trainer.model.velocity(batch.x_t, batch.t, conditioning), plain)
     trainer.step(0, [micro], 2, 1)
