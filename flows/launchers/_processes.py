@@ -22,7 +22,7 @@ from flows.running.work_folders import hold
 from stages.contracts import STAGES
 
 REPLY_TIMEOUT_S = 120.0
-"""Wait for the fork server in seconds: its imports from a slow disk. Later replies come at once."""
+"""Wait for the fork server in seconds: its imports from a slow disk. Other replies come at once."""
 PROCESSES, TORCHRUN = "cosmos_rl_core.processes", "torch.distributed.run"
 OPTIONS = ("--rdzv-backend", "c10d", "--max-restarts", "0")
 """Options of torchrun without restarts: a retry is a new attempt."""
@@ -117,14 +117,17 @@ class WarmServer:
         """Return whether the server runs and can fork."""
         return self._server.poll() is None
 
-    def start(self, request: Path, log: Path) -> "WarmProcess":
-        """Fork a runner for a request. Raises :class:`StageError` if the server has ended."""
-        order = {"request": str(request), "log": str(log)}
+    def start(self, stage: str, request: Path, log: Path) -> "WarmProcess":
+        """Fork a runner for a stage's request. Raises :class:`StageError` if the server has ended."""
+        order = {"stage": stage, "request": str(request), "log": str(log)}
         try:
             self._orders.write(json.dumps(order).encode() + b"\n")
             while "returncode" in (reply := self._read()):
                 self._ended[reply["pid"]] = reply["returncode"]
         except BrokenPipeError as error:
+            if self._server.wait() > 0:
+                why = "the fork server could not import what stages need; its output is above"
+                raise StageError.of("crash", why) from error
             why = "the fork server ended; the next attempt starts a new one"
             raise StageError.of("killed", why) from error
         # The system reuses process ids.
@@ -145,7 +148,7 @@ class WarmServer:
         return bool(select.select([self._replies], [], [], timeout_s)[0])
 
     def _read(self) -> dict[str, Any]:
-        """Return the next reply. Kill a server that does not answer: it only forks, which takes no time."""
+        """Return the next reply. Kill a server that does not answer: it only imports and forks."""
         if not self._answers(REPLY_TIMEOUT_S):
             kill_tree(self._server.pid)
         line = self._replies.readline()

@@ -65,7 +65,7 @@ class JobLauncher:
             return process
         if self._warm is None or not self._warm.is_running:
             self._warm = WarmServer(self._config)
-        return self._warm.start(request, log)
+        return self._warm.start(job.request.stage, request, log)
 
     def reattach(self, job: Job) -> None:
         """Return None: no process outlives its flow."""

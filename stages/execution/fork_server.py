@@ -1,7 +1,8 @@
 """A fork server for single-process CPU stages: ``python -m stages.execution.fork_server``.
 
-The server imports everything once, then forks a runner for each request. It reads and writes JSON lines.
-In: ``{"request": path, "log": path}``.
+The server imports everything once, then forks a runner for each request. It imports torch before the first stage that
+may use it: a run that only indexes, scores or reports never does. It reads and writes JSON lines.
+In: ``{"stage": name, "request": path, "log": path}``.
 Out: ``{"pid": n}`` at once, ``{"pid": n, "returncode": c}`` at the end.
 It computes nothing itself, so it has no thread pool and no CUDA context that a fork could break.
 
@@ -17,7 +18,7 @@ import selectors
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import IO, Any, TextIO
 
@@ -27,10 +28,22 @@ from cosmos_rl_core.processes import die_with_parent
 from stages.contracts import STAGES
 from stages.execution import runner
 
-LIGHT = ("onnxruntime", "pandas", "pyarrow.parquet", "rapidocr")
-TORCH = ("diffusers", "peft", "torch", "transformers")
-PRELOADED = (*LIGHT, *TORCH, *(f"stages.{name}" for name in STAGES))
+LIGHT = (
+    "onnxruntime",
+    "pandas",
+    "pyarrow.parquet",
+    "rapidocr",
+    *(f"stages.{name}" for name, stage in STAGES.items() if not stage.torch),
+)
 """Modules that are imported before the first fork."""
+TORCH = (
+    "diffusers",
+    "peft",
+    "torch",
+    "transformers",
+    *(f"stages.{name}" for name, stage in STAGES.items() if stage.torch),
+)
+"""Modules that are imported before the first fork of a stage that may import torch."""
 
 REAP_INTERVAL_S = 0.02
 
@@ -41,11 +54,8 @@ def main() -> None:
     replies = sys.stdout
     # Unbuffered, so that select sees everything that was written.
     requests = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115
-    with uncollected():
-        for name in PRELOADED:
-            importlib.import_module(name)
     _remember_packages()
-    _freeze_heap()
+    _preload(LIGHT)
     _reply(replies, {"ready": os.getpid()})
     selector = selectors.DefaultSelector()
     selector.register(requests, selectors.EVENT_READ)
@@ -55,7 +65,10 @@ def main() -> None:
             line = requests.readline()
             if not line:
                 return
-            _fork(json.loads(line), replies, imports_of)
+            order = json.loads(line)
+            if STAGES[order["stage"]].torch:
+                _preload(TORCH)
+            _fork(order, replies, imports_of)
         for pid in list(imports_of):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
@@ -63,6 +76,16 @@ def main() -> None:
                 _reply(replies, {"pid": pid, "returncode": os.waitstatus_to_exitcode(status)})
                 with imports_of.pop(pid) as imports:
                     _import(imports)
+
+
+def _preload(names: Sequence[str]) -> None:
+    """Import the modules that are not imported yet."""
+    missing = [name for name in names if name not in sys.modules]
+    with uncollected():
+        for name in missing:
+            importlib.import_module(name)
+    if missing:
+        _freeze_heap()
 
 
 def _fork(order: dict[str, Any], replies: TextIO, imports_of: dict[int, IO[bytes]]) -> None:

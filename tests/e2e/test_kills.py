@@ -74,7 +74,7 @@ def test_a_flow_killed_inside_a_shard_of_a_rollout_goes_on_from_the_finished_sha
     assert flows.nothing_is_left()
     assert not flows.markers(LAST_ROLLOUT, LAST_SHARD)
     assert flows.manifests() == before
-    said = flows.run()
+    said = flows.run(*COLD)
     assert "finished shards of an earlier attempt were adopted" in said
     require_untouched(flows, before)
     require_same_run(flows, reference)
@@ -139,7 +139,7 @@ def test_a_flow_killed_while_its_fork_server_starts_leaves_no_process(flows: Flo
     run = flows.start()
     run.wait_until(lambda: flows.running(FORK_SERVER))
     run.kill()
-    # Less than the imports take.
+    # Soon, whatever it imports at the moment.
     assert eventually(lambda: not flows.processes(), 3)
 
 
@@ -153,13 +153,13 @@ def test_forks_end_with_their_own_code_or_with_their_server(tmp_path: Path) -> N
 
     server = WarmServer(LaunchConfig())
     try:
-        assert _returncodes([server.start(broken, log)], 30) == [64]
+        assert _returncodes([server.start("report", broken, log)], 30) == [64]
         assert server.is_running
-        forks = [server.start(endless, log) for _ in range(2)]
+        forks = [server.start("report", endless, log) for _ in range(2)]
         assert [fork.poll() for fork in forks] == [None, None]
         psutil.Process(psutil.Process(forks[0].pid).ppid()).kill()
         with pytest.raises(StageError) as error:
-            server.start(endless, log)
+            server.start("report", endless, log)
         assert error.value.kind == "killed"
         assert _returncodes(forks, 10) == [-signal.SIGKILL] * 2
         assert not server.is_running

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from cosmos_rl_core.processes import PARENT
 from stages.execution import runner
-from stages.execution.fork_server import PRELOADED
+from stages.execution.fork_server import LIGHT, TORCH
 
 GRACE_S = 2.0
 """What the other ranks have for their last words once one has failed."""
@@ -29,7 +29,8 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     # Of plugins, which stages load by name, those that most ranks need.
     [
-        *PRELOADED,
+        *LIGHT,
+        *TORCH,
         "tests.stages.ranks",
         "cosmos_rl_core.models.cosmos_predict2_5.model",
         "cosmos_rl_core.models.wan.model",

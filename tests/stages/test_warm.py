@@ -19,7 +19,7 @@ def score(server: WarmServer, request: Request, folder: Path) -> None:
     folder.mkdir()
     path = folder / "request.json"
     path.write_text(request.model_dump_json(), encoding="utf-8")
-    process = server.start(path, folder / "log.txt")
+    process = server.start(request.stage, path, folder / "log.txt")
     deadline_s = time.monotonic() + PATIENCE_S
     while (code := process.poll()) is None:
         assert time.monotonic() < deadline_s
