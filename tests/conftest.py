@@ -76,10 +76,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None]:
-    """Collect garbage again once all tests are imported."""
+    """Collect garbage again once all tests are imported, but never again among what these imports made."""
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 
