@@ -7,7 +7,6 @@ text is encoded once, whichever other prompts it comes with. Each is written onc
 
 import json
 import struct
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import read_entry
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Input, Request
-from stages.formats.members import KEPT_BYTES
+from stages.formats.members import KEPT_BYTES, Kept
 
 POOL = "embeddings"
 """The pool's folder, beside the slots that it belongs to."""
@@ -130,8 +129,8 @@ def entries_of(artifact: Artifact) -> dict[str, FileEntry]:
 class Embeddings:
     """Conditioning by prompt id, unbatched, on the CPU, from one or several artifacts; each is read on access.
 
-    The negative prompt is that of the first artifact. At most ``kept_bytes`` of files stay in memory. Raises
-    :class:`ArtifactError` at once if one of ``prompt_ids`` was not embedded.
+    The negative prompt is that of the first artifact. At most ``kept_bytes`` of files stay in memory. Threads may share
+    it. Raises :class:`ArtifactError` at once if one of ``prompt_ids`` was not embedded.
     """
 
     def __init__(self, sources: Sequence[Input], prompt_ids: Iterable[str], kept_bytes: int = KEPT_BYTES) -> None:
@@ -144,20 +143,12 @@ class Embeddings:
                 f"{', '.join(source.url for source in sources)} has no embedding of {', '.join(missing[:5])}; embed "
                 "the prompts of this plan"
             )
-        self._kept_bytes, self._size = kept_bytes, 0
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._kept = Kept(kept_bytes)
 
     def __getitem__(self, prompt_id: str) -> Conditioning:
         """Return a prompt's conditioning. Raises :class:`ArtifactError` if its file is missing or damaged."""
         root, entry = self._places[prompt_id]
-        data = self._kept.pop(prompt_id, None)
-        if data is None:
-            data = read_entry(root, entry)
-            self._size += len(data)
-        self._kept[prompt_id] = data
-        while self._size > self._kept_bytes and len(self._kept) > 0:
-            _, oldest = self._kept.popitem(last=False)
-            self._size -= len(oldest)
+        data = self._kept.get(prompt_id, lambda: read_entry(root, entry))
         found = load(data)
         for name, length in _lengths(data).items():
             rows = found[name]

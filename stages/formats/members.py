@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import shards
@@ -14,6 +15,28 @@ KEPT_BYTES = 2**28
 """Bytes of the latest reads that are kept in memory."""
 
 
+class Kept:
+    """The latest reads, of at most so many bytes together. Threads may share it."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes, self._size = most_bytes, 0
+        self._data: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, read: Callable[[], bytes]) -> bytes:
+        """Return what is kept under a key, else what ``read`` returns."""
+        data = self._data.get(key)
+        if data is None:
+            data = read()
+        with self._lock:
+            self._size += len(data) - len(self._data.pop(key, b""))
+            self._data[key] = data
+            while self._size > self._most_bytes:
+                _, oldest = self._data.popitem(last=False)
+                self._size -= len(oldest)
+        return data
+
+
 class Members:
     """The members of an artifact's shards. A safetensors file of its own is a shard whose only member has its name.
 
@@ -23,11 +46,9 @@ class Members:
     """
 
     def __init__(self, artifact: Artifact, kept_bytes: int = KEPT_BYTES) -> None:
-        self.artifact, self.kept_bytes = artifact, kept_bytes
+        self.artifact = artifact
         self._tables: dict[str, dict[str, Member]] = {}
-        self._kept: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
-        self._size = 0
-        self._keeping, self._scanning = threading.Lock(), threading.Lock()
+        self._kept, self._scanning = Kept(kept_bytes), threading.Lock()
 
     def read(self, shard: str, name: str, tensor: TensorPiece | None = None) -> bytes:
         """Read one member, or one of its tensors and nothing else of it.
@@ -35,25 +56,13 @@ class Members:
         Raises :class:`ArtifactError` if it is missing or differs from what was committed.
         """
         pieces: tuple[Piece, ...] = (tensor,) if tensor else self._member(shard, name).pieces
+        entry = self.artifact.entry(shard)
         key = (shard, pieces[0].start, pieces[-1].end)
-        data = self._kept.get(key)
-        if data is None:
-            data = read_pieces(self.artifact.url, self.artifact.entry(shard), name, pieces)
-        self._keep(key, data)
-        return data
+        return self._kept.get(key, lambda: read_pieces(self.artifact.url, entry, name, pieces))
 
     def tensors(self, shard: str, name: str) -> dict[str, TensorPiece]:
         """Return the types and shapes of a safetensors member's tensors, by name. Raises like :meth:`read`."""
         return self._member(shard, name).tensors
-
-    def _keep(self, key: tuple[str, int, int], data: bytes) -> None:
-        """Keep a read as the latest one, and drop the oldest ones beyond the limit."""
-        with self._keeping:
-            self._size += len(data) - len(self._kept.pop(key, b""))
-            self._kept[key] = data
-            while self._size > self.kept_bytes:
-                _, oldest = self._kept.popitem(last=False)
-                self._size -= len(oldest)
 
     def _member(self, shard: str, name: str) -> Member:
         if shard not in self._tables:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save
 
 from cosmos_rl_core.canonical import canonical_json, sha256
 from cosmos_rl_core.errors import ArtifactError
@@ -163,7 +164,8 @@ def test_latents_of_a_large_set_take_the_memory_of_a_few_shards(kept: int, num_s
 def test_embeddings_of_a_large_set_take_the_memory_that_is_kept_of_them(tmp_path: Path):
     entries: dict[str, FileEntry] = {}
     for n, one in enumerate(IDS):
-        data, path = to_bytes({"embeds": tensor_of(n)}), f"embeddings/key/{one}.safetensors"
+        data = save({"embeds": tensor_of(n)}, {"about": '{"lengths": {}}'})
+        path = f"embeddings/key/{one}.safetensors"
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(data)
         entries[one] = FileEntry(path=path, size=len(data), sha256=sha256(data))
