@@ -13,9 +13,9 @@ from cosmos_rl_core.errors import ConfigError
 from stages import contracts
 from stages.artifacts.request import Request
 from stages.context import Context
+from stages.formats.latents import DEVIATION, ITEMS, MODE, write_shards
 from stages.formats.part_media import PartMedia
 from stages.formats.parts import Parts
-from stages.formats.prepared import DEVIATION, ITEMS, MODE, write_shards
 from stages.formats.tables import to_parquet
 from stages.training.loading import load_media, load_model
 

@@ -16,7 +16,7 @@ from stages.artifacts.layouts import cut_alike
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.embeddings import EMPTY, Embeddings
-from stages.formats.prepared import Latents
+from stages.formats.latents import Latents
 from stages.training.given import own_frames
 from stages.training.trainer import CPU, Make, MicroBatch, Trainer, check_clocks, made_ahead, my_share
 

@@ -17,8 +17,8 @@ from stages.artifacts.layouts import cut_alike
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.embeddings import Embeddings
+from stages.formats.latents import Latents
 from stages.formats.losses import summary_of
-from stages.formats.prepared import Latents
 from stages.formats.tables import to_parquet
 from stages.training.loading import load_policy
 

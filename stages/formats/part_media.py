@@ -12,8 +12,8 @@ from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import DatasetError
 from cosmos_rl_core.pipelines.buckets import Size, nearest
+from stages.formats.latents import SIZE
 from stages.formats.parts import Parts
-from stages.formats.prepared import SIZE
 
 AGAIN = "bring the dataset up to date: cosmos-flows preprocess"
 

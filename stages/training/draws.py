@@ -25,7 +25,7 @@ from cosmos_rl_core.training.noise_levels import DrawKey, random_times, sft_time
 from stages import contracts
 from stages.artifacts.request import Request
 from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
-from stages.formats.prepared import Latents
+from stages.formats.latents import Latents
 from stages.formats.sample_tensors import SampleTensors, place_of
 from stages.training.given import NUM_GIVEN, own_frames
 from stages.training.trainer import CPU, MicroBatch

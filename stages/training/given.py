@@ -10,7 +10,7 @@ from cosmos_rl_core import seeds
 from cosmos_rl_core.models._base import Conditioning, given_frames
 from stages import contracts
 from stages.artifacts.request import Request
-from stages.formats.prepared import Latents
+from stages.formats.latents import Latents
 
 NUM_GIVEN, GIVEN_ITEM = "given_frames", "given_item"
 """Columns of a sample's index row; the item is there only if it gave a frame."""

@@ -27,9 +27,9 @@ from stages.artifacts.layouts import cut_alike, difference
 from stages.artifacts.slots import input_of
 from stages.contracts import METRICS, Validate
 from stages.formats.embeddings import Embeddings
+from stages.formats.latents import Latents
 from stages.formats.parts import Parts
 from stages.formats.policies import read_part
-from stages.formats.prepared import Latents
 from stages.formats.tables import read_table
 from stages.training.loading import load_model
 from tests import tiny_pipelines

@@ -22,7 +22,7 @@ from stages.contracts import Encode, MediaShape, ModelRef
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
-from stages.formats.prepared import Latents
+from stages.formats.latents import Latents
 from stages.formats.tables import read_table
 from stages.training.loading import load_media, load_model
 from tests.stages.conftest import make, make_on_ranks

@@ -22,7 +22,7 @@ from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import NEGATIVE, Embeddings
-from stages.formats.prepared import Latents
+from stages.formats.latents import Latents
 from stages.formats.sample_tensors import key_of
 from stages.training.draws import DataDraws, Stored, TransitionDraws
 from tests import tiny_pipelines

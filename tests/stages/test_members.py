@@ -21,8 +21,8 @@ from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Input
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import Embeddings, index_of
+from stages.formats.latents import Latents
 from stages.formats.members import Members
-from stages.formats.prepared import Latents
 from stages.formats.tables import to_parquet
 from tests.hand_made import make, report
 

@@ -13,8 +13,8 @@ from cosmos_rl_core.config.recipe import read_values
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
+from stages.formats.latents import Latents
 from stages.formats.policies import read_part
-from stages.formats.prepared import Latents
 from tests.own_data import CAPTIONS, RECIPE, files_with, overrides_for
 from tests.reward_server import TOKEN, Frame, RewardServer, reward_server
 from tests.stages.conftest import make_iteration, make_run

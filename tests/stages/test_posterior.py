@@ -19,8 +19,8 @@ from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import Embeddings
+from stages.formats.latents import Latents
 from stages.formats.policies import read_part
-from stages.formats.prepared import Latents
 from stages.formats.tables import read_table
 from stages.training.loading import load_media, load_model
 from tests import tiny_pipelines

@@ -26,8 +26,8 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of, standing
 from stages.contracts import Split
 from stages.formats.embeddings import EMPTY, Embeddings
+from stages.formats.latents import Latents
 from stages.formats.parts import Parts, side_of
-from stages.formats.prepared import Latents
 from stages.training.loading import load_model
 from tests.stages.conftest import make
 

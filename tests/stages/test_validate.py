@@ -19,8 +19,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.contracts import Validate
 from stages.formats.embeddings import Embeddings
+from stages.formats.latents import Latents
 from stages.formats.losses import summary_of
-from stages.formats.prepared import Latents
 from stages.formats.tables import read_table
 from stages.training.loading import load_model
 from tests.stages.conftest import make, make_on_ranks, make_run
