@@ -68,6 +68,7 @@ def pictures(file: IO[bytes] | str, kind: str) -> Iterator[Image.Image]:
     if kind == "video":
         with video(file) as container:
             for frame in container.decode(video=0):
+                check_whole(frame)
                 yield frame.to_image().rotate(frame.rotation, expand=True)
         return
     with image(file) as (picture, turn):
@@ -95,6 +96,12 @@ def video(file: IO[bytes] | str) -> InputContainer:
         return av.open(file, "r", options={"format_whitelist": VIDEO_FORMATS})
     except av.ArgumentError as error:
         raise ValueError(f"{error.strerror}; expected a video in one of the formats {VIDEO_FORMATS}") from error
+
+
+def check_whole(frame: av.VideoFrame) -> None:
+    """Raise ``ValueError`` for a frame in which the decoder has filled what it could not read."""
+    if frame.is_corrupt:
+        raise ValueError(f"the frame at {frame.time or 0:g} s is damaged")
 
 
 def fit(picture: Image.Image, size: tuple[int, int]) -> np.ndarray:
