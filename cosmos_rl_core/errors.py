@@ -59,8 +59,13 @@ class ConfigError(CosmosRLError, ValueError):
 
 def mistakes_in(place: str | Path, mistakes: Sequence[str]) -> ConfigError:
     """Return one error that lists the mistakes in a file or folder."""
+    return ConfigError(listed(f"{place}:", mistakes))
+
+
+def listed(first: str, mistakes: Sequence[str]) -> str:
+    """Return a message with a line for each mistake after its first line."""
     more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
-    return ConfigError("\n    ".join([f"{place}:", *mistakes[:MAX_MISTAKES], *more]))
+    return "\n    ".join([first, *mistakes[:MAX_MISTAKES], *more])
 
 
 class ArtifactError(CosmosRLError):

@@ -1,6 +1,7 @@
 """Latents of media, which training reads instead of pixels. Loads the VAE alone."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
@@ -8,8 +9,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.datasets._windows import Windows
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, DatasetError, listed
 from stages import contracts
 from stages.artifacts.request import Request
 from stages.context import Context
@@ -19,6 +21,9 @@ from stages.formats.parts import Parts
 from stages.formats.tables import to_parquet
 from stages.training.loading import load_media, load_model
 
+MAX_THREADS = 8
+"""Files that a rank checks at once."""
+
 
 def run(request: Request, context: Context) -> dict[str, int]:
     """Write ``latents/<n>.tar`` of ``<latents id>.safetensors``, and ``index.parquet``, a row each, in order.
@@ -27,6 +32,7 @@ def run(request: Request, context: Context) -> dict[str, int]:
     """
     config = request.settings(contracts.Encode)
     media = _media(request, config)
+    media.check(context)
     # A part that only removes items needs no weights.
     model = load_model(config.model, ("vae",), context.ranks.device) if media.ids else None
 
@@ -52,6 +58,8 @@ class _Clips(Protocol):
     @property
     def ids(self) -> list[str]: ...
 
+    def check(self, context: Context) -> None: ...
+
     def pixels(self, ids: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]: ...
 
     def table(self, layout: Sequence[Sequence[str]]) -> pd.DataFrame: ...
@@ -65,11 +73,18 @@ def _media(request: Request, config: contracts.Encode) -> _Clips:
     return PartMedia(Parts.of(request), config.sources, windows, config.buckets or (config.media.size,))
 
 
+_UNUSABLE = (
+    "cannot be used; mend or remove it and its caption, and plan another run (--run-id), because this one is pinned to "
+    "the files as they are"
+)
+
+
 class _MediaSet:
     """The items of a media set, under their own ids."""
 
     def __init__(self, config: contracts.Encode) -> None:
         assert config.dataset is not None
+        self._name = config.dataset.name
         # Every rank checks before any writes a shard: machines may hold different copies of the files.
         self._media = load_media(config.dataset, config.dataset_digest)
         self._expected = (config.media.frames, *config.media.size, 3)
@@ -79,9 +94,27 @@ class _MediaSet:
     def ids(self) -> list[str]:
         return list(self._media.item_ids)
 
+    def check(self, context: Context) -> None:
+        """Raise :class:`DatasetError` with every file that cannot be used. Each rank looks at a share. Collective."""
+        ranks = context.ranks
+        mine = range(ranks.rank, len(self._media), ranks.world_size)
+        found: list[str] = []
+        # Decoding releases the interpreter lock.
+        with ThreadPoolExecutor(MAX_THREADS) as pool:
+            for done, fault in enumerate(pool.map(self._media.fault, mine), 1):
+                found += [fault] if fault else []
+                context.progress("checking media", done, len(mine))
+        faults = sorted(fault for each in ranks.gather(found) for fault in each)
+        if faults:
+            raise DatasetError(listed(f"{len(faults)} media of the dataset {self._name!r} {_UNUSABLE}:", faults))
+
     def pixels(self, ids: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
         for item_id in ids:
-            pixels = self._media.item(self._index_of[item_id])[0]
+            try:
+                pixels = self._media.item(self._index_of[item_id])[0]
+            except ItemError as error:
+                message = listed(f"a medium of the dataset {self._name!r} {_UNUSABLE}:", [str(error)])
+                raise DatasetError(message) from error
             if pixels.shape != self._expected:
                 raise ConfigError(f"item {item_id} of the dataset is {pixels.shape}, expected {self._expected}")
             yield item_id, pixels

@@ -338,7 +338,8 @@ def test_a_dataset_plugin_conforms(name: str, tmp_path: Path):
         for i in reversed(indices):
             pixels, prompt = backwards.item(i)
             assert pixels.dtype == np.uint8
-            assert pixels.ndim == 4
+            assert pixels.shape == (*forwards.shape, 3)
+            assert forwards.fault(i) is None
             np.testing.assert_array_equal(pixels, first[i][0])
             assert prompt == first[i][1] == forwards.prompt_of(i)
             assert prompt in forwards.prompts

@@ -42,6 +42,8 @@ class Media(Protocol):
     """All prompts of items."""
     item_ids: tuple[str, ...]
     """Id of each item: stable when items are added, safe as a file name."""
+    shape: tuple[int, int, int]
+    """Frames, height and width of every item. Known from the options: planning opens no medium."""
 
     def __len__(self) -> int: ...
 
@@ -50,7 +52,14 @@ class Media(Protocol):
         ...
 
     def item(self, index: int) -> tuple[np.ndarray, Prompt]:
-        """Return item ``index``: uint8 RGB pixels ``[frames, height, width, 3]`` (images: 1 frame), and its prompt."""
+        """Return item ``index``: uint8 RGB pixels ``[frames, height, width, 3]`` (images: 1 frame), and its prompt.
+
+        Raises :class:`ItemError` if its file cannot be used.
+        """
+        ...
+
+    def fault(self, index: int) -> str | None:
+        """Return why the file of item ``index`` cannot be used, with its name, or None. Decodes little of it."""
         ...
 
 

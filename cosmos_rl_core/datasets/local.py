@@ -10,21 +10,20 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, Literal
 
-import av
 import numpy as np
 from PIL import Image
 from pydantic import Field, PositiveInt
 
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.datasets import _clips
+from cosmos_rl_core.datasets import _clips, _probe
 from cosmos_rl_core.datasets._base import Item, ItemError, Prompt, prompt_id
-from cosmos_rl_core.datasets._files import IMAGES, VIDEOS, caption_in, kind_of, line, parsed
+from cosmos_rl_core.datasets._files import IMAGES, VIDEOS, caption_in, kind_of, parsed
 from cosmos_rl_core.errors import ConfigError, mistakes_in
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.file_digests import files_digest
@@ -60,12 +59,12 @@ class _Item:
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
-    """Return each caption once, in the order of the items. Reads and decodes all files.
+    """Return each caption once, in the order of the items. Opens no medium.
 
-    Raises one :class:`ConfigError` with every mistake: media without caption or the reverse, unreadable files, videos
-    that are too short, names that cannot be ids.
+    Raises one :class:`ConfigError` with every mistake: media without caption or the reverse, captions that cannot be
+    read, names that cannot be ids.
     """
-    return tuple(dict.fromkeys(item.prompt for item in _items(options, decode=True)))
+    return tuple(dict.fromkeys(item.prompt for item in _items(options)))
 
 
 def digest(options: Options) -> str:
@@ -79,7 +78,8 @@ class Media:
 
     def __init__(self, options: Options):
         self._options = options
-        self._items = _items(options, decode=False)
+        self._items = _items(options)
+        self.shape = (options.frames, *options.size)
         self.prompts = tuple(dict.fromkeys(item.prompt for item in self._items))
         self.item_ids = tuple(item.item_id for item in self._items)
 
@@ -93,11 +93,22 @@ class Media:
     def item(self, index: int) -> tuple[np.ndarray, Prompt]:
         """Return item ``index``: uint8 RGB pixels ``[frames, height, width, 3]``, and its caption.
 
-        Raises ``IndexError`` beyond the set, and :class:`ConfigError` with the file's name if it cannot be read.
+        Raises ``IndexError`` beyond the set, and :class:`ItemError` with the file's name if it cannot be read.
         """
         item, options = self._item(index), self._options
         pictures = _pictures(item.medium, options, item.clip)
         return np.stack([_clips.fit(picture, options.size) for picture in pictures]), item.prompt
+
+    def fault(self, index: int) -> str | None:
+        """Return why the medium of item ``index`` is damaged or too short, or None. Of a video one frame is decoded."""
+        item = self._item(index)
+        if item.clip < self._options.clips - 1:
+            return None  # the last clip of a medium needs all that the others need
+        try:
+            _start(item.medium, self._options, item.clip)
+        except ItemError as error:
+            return str(error)
+        return None
 
     def _item(self, index: int) -> _Item:
         if not 0 <= index < len(self):
@@ -141,8 +152,8 @@ class Source:
         return [*self._media.get(unit, ()), *self._captions.get(unit, ())]
 
 
-def _items(options: Options, *, decode: bool) -> list[_Item]:
-    """Return all items by id. Raises :class:`ConfigError` with every mistake; ``decode`` checks the media too."""
+def _items(options: Options) -> list[_Item]:
+    """Return all items by id. Raises :class:`ConfigError` with every mistake."""
     media, captions = _find(options.local_dir)
     items: list[_Item] = []
     mistakes: list[str] = []
@@ -152,11 +163,6 @@ def _items(options: Options, *, decode: bool) -> list[_Item]:
             items += [_clip(item, clip, options.clips) for clip in range(options.clips)]
         except ConfigError as error:
             mistakes += str(error).splitlines()
-    if decode:
-        # Decoding takes most of the time and releases the interpreter lock.
-        with ThreadPoolExecutor() as pool:
-            files = [Path(options.local_dir, name) for name in sorted(itertools.chain(*media.values()))]
-            mistakes += filter(None, pool.map(_fault, files, itertools.repeat(options)))
     if not media and not captions:
         mistakes.append("no image or video with a caption")
     if mistakes:
@@ -237,43 +243,34 @@ def _caption(local_dir: str, file: str) -> tuple[str, dict[str, Any]]:
     return caption_in(name, parsed(name, store.read(store.join(local_dir, file))))
 
 
-def _fault(file: Path, options: Options) -> str | None:
-    """Return why a medium cannot be used, or None. Decodes it up to the end of its last clip."""
-    try:
-        for _ in _pictures(file, options, options.clips - 1):
-            pass
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
 def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
-    """Yield the RGB pictures of a clip. Raises :class:`ConfigError` if there are too few."""
-    count, start, frames = 0, 0, options.frames
-    try:
-        if options.clips > 1:
-            start = _start(file, options, clip)
-        for picture in itertools.islice(_clips.pictures(str(file), kind_of(str(file))), start, start + frames):
+    """Yield the RGB pictures of a clip. Raises :class:`ItemError` if there are too few."""
+    start = _start(file, options, clip) if options.clips > 1 else 0
+    end, count = start + options.frames, 0
+    with _named(file):
+        for picture in itertools.islice(_clips.pictures(str(file), kind_of(str(file))), start, end):
             count += 1
             yield picture
-    except ConfigError:
-        raise
-    except _clips.DAMAGED as error:
-        raise ConfigError(f"{file.name}: cannot be read: {line(error)}") from error
-    if count < frames:
-        found = f"{start + count} frames, expected at least {start + frames}"
-        raise ConfigError(f"{file.name}: {found}")
+        if start + count < end:
+            raise ItemError(f"{start + count} frames, expected at least {end}")
 
 
 def _start(file: Path, options: Options, clip: int) -> int:
-    """Return the first frame of a clip. Raises :class:`ConfigError` if frames are too few for clips that differ."""
-    count = 1
-    if kind_of(str(file)) == "video":
-        # Without decoding: a packet is a frame.
-        with av.open(str(file)) as container:
-            count = sum(packet.size > 0 for packet in container.demux(video=0))
-    room, last = count - options.frames, options.clips - 1
-    if room < last:
-        expected = f"{options.frames + last} for {options.clips} clips of {options.frames}"
-        raise ConfigError(f"{file.name}: {count} frames, expected at least {expected}")
-    return clip * room // last
+    """Return the first frame of a clip. Raises :class:`ItemError` if frames are too few for clips that differ."""
+    with _named(file):
+        count = _probe.shape(str(file), kind_of(str(file))).frames
+        room, last = count - options.frames, options.clips - 1
+        if room < last:
+            several = f" for {options.clips} clips of {options.frames}" if last else ""
+            raise ItemError(f"{count} frames, expected at least {options.frames + last}{several}")
+    return clip * room // last if last else 0
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Put the name of a medium before the reason why it cannot be used."""
+    try:
+        with _clips.damage():
+            yield
+    except ItemError as error:
+        raise ItemError(f"{file.name}: {error}") from error

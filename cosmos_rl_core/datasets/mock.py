@@ -51,6 +51,7 @@ class Media:
 
     def __init__(self, options: Options):
         self._options = options
+        self.shape = (options.frames, *options.size)
         self.prompts = prompts(options)
         self.item_ids = tuple(f"{index:08d}" for index in range(options.num_items))
 
@@ -65,5 +66,8 @@ class Media:
 
     def item(self, index: int) -> tuple[np.ndarray, Prompt]:
         """Return item ``index``: uniform uint8 RGB pixels ``[frames, height, width, 3]``, and its prompt."""
-        prompt, shape = self.prompt_of(index), (self._options.frames, *self._options.size, 3)
+        prompt, shape = self.prompt_of(index), (*self.shape, 3)
         return seeds.generator("mock", index).integers(0, 256, shape, dtype=np.uint8), prompt
+
+    def fault(self, index: int) -> None:
+        """Return None: no files are read."""

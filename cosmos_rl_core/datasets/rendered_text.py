@@ -111,6 +111,7 @@ class Media:
     def __init__(self, options: Options):
         self._options = options
         self._words = words(options)
+        self.shape = (1, *options.size)
         self.prompts = prompts(options)
         self.item_ids = tuple(f"{index:08d}" for index in range(options.num_items))
 
@@ -128,6 +129,9 @@ class Media:
         """
         rng, which = self._begin(index)
         return draw(self._words[which], self._options, rng)[None], self.prompts[which]
+
+    def fault(self, index: int) -> None:
+        """Return None: items are drawn."""
 
     def _begin(self, index: int) -> tuple[np.random.Generator, int]:
         """Return the item's generator after its first draw, and that draw: the index of the word."""

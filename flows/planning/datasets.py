@@ -148,15 +148,15 @@ def held_out_of(recipe: Recipe) -> DatasetOptions | None:
 
 
 def _trained_media(recipe: Recipe, store_url: str) -> Media:
-    """Return the media that are trained on; of a set that supervised training reads, the digest alone.
+    """Return the media that are trained on; of files that supervised training reads, the digest alone.
 
     Raises :class:`ConfigError` for media that are needed and missing, or given and not read.
     """
     policy = recipe.train.train_policy
     if not policy.rewarded:
-        if isinstance(policy.dataset, SnapshotOptions):
-            return _of_snapshot(recipe, policy.dataset, store_url)
-        return Media(digest=_media_plugin(policy.dataset).digest(policy.dataset))
+        media = _media(recipe, policy.dataset, "train.train_policy.dataset", store_url)
+        # The captions of a folder are the prompts of the run.
+        return media if media.snapshot else media._replace(prompts=())
     data, most = data_of(recipe), policy.given_frames[1]
     if data is None and most > 0:
         raise ConfigError(
@@ -188,14 +188,14 @@ def _media(recipe: Recipe, data: DatasetOptions | None, place: str, store_url: s
     plugin = _media_plugin(data)
     diffusers = recipe.policy.diffusers
     with plugins.errors_of("datasets", data.name):
-        media = Media(plugin.prompts(data), plugin.digest(data))
-        found = plugin.Media(data).item(0)[0].shape[:3]
+        media = plugin.Media(data)
+        found, planned = media.shape, Media(media.prompts, plugin.digest(data))
     if found != (expected := (diffusers.train_frames, *diffusers.inference_size)):
         raise ConfigError(
             f"{place} gives media of {_times(found)} (frames, height, width), policy.diffusers trains "
             f"on {_times(expected)}; make its settings equal"
         )
-    return media
+    return planned
 
 
 def _of_snapshot(recipe: Recipe, options: SnapshotOptions, store_url: str) -> Media:

@@ -12,6 +12,7 @@ from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import DatasetError
 from cosmos_rl_core.pipelines.buckets import Size, nearest
+from stages.context import Context
 from stages.formats.latents import SIZE
 from stages.formats.parts import Parts
 
@@ -35,6 +36,9 @@ class PartMedia:
     def ids(self) -> list[str]:
         """Return the names of the clips."""
         return list(self._places)
+
+    def check(self, context: Context) -> None:
+        """Do nothing: the media were looked at when they were indexed."""
 
     def table(self, layout: Sequence[Sequence[str]]) -> pd.DataFrame:
         """Return a row a clip: ``latents_id``, ``medium`` and the number of its ``shard``; of several sizes its own."""

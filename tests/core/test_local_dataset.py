@@ -51,6 +51,18 @@ def mistakes_of(chosen):
     return str(caught.value).split("\n    ")
 
 
+def faults_of(chosen):
+    """What is wrong with the media, though the set was planned."""
+    items = local.Media(chosen)
+    assert items.prompts == local.prompts(chosen)
+    found = [(items.fault(index), index) for index in range(len(items))]
+    for fault, index in found:
+        if fault:
+            with pytest.raises(ConfigError, match=fault.partition(":")[0]):
+                items.item(index)
+    return [fault for fault, _ in found if fault]
+
+
 def test_both_layouts_hold_the_same_items(tmp_path):
     for stem, color in (("b", 200), ("a", 100), ("c", 50)):
         caption = "a sign" if stem == "c" else f"picture {stem}"
@@ -196,18 +208,18 @@ def test_clips_of_a_video_begin_and_end_with_it(tmp_path):
     for index, start in enumerate((0, 1, 3, 0, 1, 2)):
         np.testing.assert_array_equal(items.item(index)[0], VIDEO[start : start + 3])
         assert items.prompt_of(index) == local.prompts(chosen)[0]
-    assert mistakes_of(chosen.model_copy(update={"clips": 4})) == [
-        f"{tmp_path}:",
-        "b.mkv: 5 frames, expected at least 6 for 4 clips of 3",
+    assert faults_of(chosen) == []
+    # A medium is named once, whatever the number of its clips.
+    assert faults_of(chosen.model_copy(update={"clips": 4})) == [
+        "b.mkv: 5 frames, expected at least 6 for 4 clips of 3"
     ]
     assert options(tmp_path).identity()["clips"] == 1
     assert chosen.identity()["clips"] == 3
 
 
 def test_every_mistake_of_a_flat_folder_is_reported_at_once(tmp_path):
-    for stem in ("good", "list", "blank", "number", "broken", "short", "cut", "two", "a b"):
-        write_flat(tmp_path, stem, VIDEO[:5] if stem != "short" else VIDEO[:4], {"prompt": "p"})
-    write_flat(tmp_path, "image", picture(1), {"prompt": "p"})
+    for stem in ("good", "list", "blank", "number", "broken", "two", "a b"):
+        write_flat(tmp_path, stem, VIDEO[:5], {"prompt": "p"})
     (tmp_path / "list.json").write_text("[]", encoding="utf-8")
     (tmp_path / "blank.json").write_text('{"prompt": " "}', encoding="utf-8")
     (tmp_path / "number.json").write_text('{"prompt": 3}', encoding="utf-8")
@@ -217,7 +229,6 @@ def test_every_mistake_of_a_flat_folder_is_reported_at_once(tmp_path):
     (tmp_path / "bytes.mkv").write_bytes(b"no video")
     (tmp_path / "silent.mkv").write_bytes((tmp_path / "good.mkv").read_bytes())
     (tmp_path / "two.mp4").write_bytes((tmp_path / "good.mkv").read_bytes())
-    (tmp_path / "cut.mkv").write_bytes((tmp_path / "good.mkv").read_bytes()[:3000])
     found = mistakes_of(options(tmp_path, (16, 32), 5))
     expected = [
         f"{tmp_path}:",
@@ -230,11 +241,28 @@ def test_every_mistake_of_a_flat_folder_is_reported_at_once(tmp_path):
         'number.json: no caption; expected an object with the text "prompt"',
         "silent.mkv: no caption",
         "two.mkv: more than one medium: two.mkv, two.mp4",
-        "bytes.mkv: cannot be read: ",
-        "cut.mkv: ",
-        "image.png: 1 frames, expected at least 5",
-        "short.mkv: 4 frames, expected at least 5",
     ]
+    assert len(found) == len(expected), found
+    assert all(line.startswith(start) for line, start in zip(found, expected, strict=True)), found
+
+
+def test_media_that_are_damaged_or_short_are_named_after_planning(tmp_path):
+    for stem in ("good", "empty", "cut", "page", "garbage"):
+        write_flat(tmp_path, stem, VIDEO[:5], {"prompt": "p"})
+    write_flat(tmp_path, "short", VIDEO[:4], {"prompt": "p"})
+    write_flat(tmp_path, "image", picture(1), {"prompt": "p"})
+    whole = (tmp_path / "good.mkv").read_bytes()
+    start = len(whole) // 4
+    for stem, data in (
+        ("empty", b""),
+        ("cut", whole[:3000]),
+        ("page", b"<!doctype html><title>404</title>"),
+        ("garbage", whole[:start] + bytes(len(whole) - start)),
+    ):
+        (tmp_path / f"{stem}.mkv").write_bytes(data)
+    found = faults_of(options(tmp_path, (16, 32), 5))
+    expected = ["cut.mkv: ", "empty.mkv: cannot be read: ", "garbage.mkv: ", "image.png: 1 frames, expected at least 5",
+                "page.mkv: cannot be read: ", "short.mkv: 4 frames, expected at least 5"]  # fmt: skip
     assert len(found) == len(expected), found
     assert all(line.startswith(start) for line, start in zip(found, expected, strict=True)), found
 
@@ -249,9 +277,12 @@ def test_every_mistake_of_folders_is_reported_at_once(tmp_path):
     Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "images" / "deep.png")
     first, *found = mistakes_of(options(tmp_path))
     assert first == f"{tmp_path}:"
-    assert found[:2] == ["alone.txt: no image or video of that name", "silent.png: no caption"]
-    assert found[2].startswith("broken.png: cannot be read: ")
-    assert found[3:] == ["deep.png: cannot be read: mode I;16, expected 8 bits a channel"]
+    assert found == ["alone.txt: no image or video of that name", "silent.png: no caption"]
+    (tmp_path / "metas" / "alone.txt").unlink()
+    (tmp_path / "images" / "silent.png").unlink()
+    broken, deep = faults_of(options(tmp_path))
+    assert broken.startswith("broken.png: cannot be read: ")
+    assert deep == "deep.png: cannot be read: mode I;16, expected 8 bits a channel"
 
 
 def test_a_folder_that_cannot_be_one_is_named(tmp_path):

@@ -2,8 +2,10 @@
 
 import json
 
+import av
 import numpy as np
 import pytest
+from PIL import Image
 
 from cosmos_rl_core.algorithms import ddrl
 from cosmos_rl_core.datasets import local, ocr, rendered_text
@@ -98,14 +100,29 @@ def test_encoded_media_are_shared_by_runs_that_ask_for_the_same(recipe, pictures
 
 def test_every_mistake_of_the_data_is_found_at_plan_time(recipe, pictures, tmp_path):
     (pictures / "0.json").unlink()
-    (pictures / "1.png").write_bytes(b"no picture")
+    (pictures / "1.json").write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         plan_with(recipe(), local_data(pictures))
     _, where, *lines = str(caught.value).splitlines()
     assert where == f"  {pictures}:"
     assert lines[0] == "    0.png: no caption"
-    assert lines[1].startswith("    1.png: cannot be read")
+    assert lines[1].startswith("    1.json: cannot be read")
     assert len(lines) == 2
+
+
+def test_no_medium_is_opened_for_decoding_at_plan_time(recipe, pictures, tmp_path, monkeypatch):
+    def opened(*_, **__):
+        raise AssertionError
+
+    monkeypatch.setattr(Image, "open", opened)
+    monkeypatch.setattr(av, "open", opened)
+    whole = (pictures / "1.png").read_bytes()
+    (pictures / "1.png").write_bytes(whole[:40] + bytes(len(whole) - 40))
+    assert len(plan_with(recipe(), local_data(pictures)).data_prompts) == 2
+    assert len(supervised(tmp_path, folder_toml(pictures)).prompts) == 2
+    # Nor is its size read: the options say it.
+    with pytest.raises(ConfigError, match=r"train_policy\.dataset gives media of 1 x 32 x 32"):
+        supervised(tmp_path, folder_toml(pictures).replace("[32, 64]", "[32, 32]"))
 
 
 @pytest.mark.parametrize(

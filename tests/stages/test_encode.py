@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import local, rendered_text
 from cosmos_rl_core.datasets._base import Media
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, DatasetError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.storage import media as media_files
 from cosmos_rl_core.storage import shards
@@ -198,6 +199,50 @@ def test_media_of_another_size_are_refused(tmp_path: Path):
     config = config_of("package:tiny-sd3", rendered_text.Options(num_items=1), (32, 32), 1)
     with pytest.raises(ConfigError, match=r"is \(1, 32, 64, 3\), expected \(1, 32, 32, 3\)"):
         make(asked(config, tmp_path), tmp_path)
+
+
+def test_all_media_that_cannot_be_used_are_named_before_anything_is_encoded(
+    wan_path: str, videos: local.Options, tmp_path: Path
+):
+    folder = Path(videos.local_dir, "videos")
+    whole = (folder / "clip-1.mkv").read_bytes()
+    (folder / "clip-1.mkv").write_bytes(whole[:300] + bytes(len(whole) - 300))
+    (folder / "clip-3.mkv").write_bytes(media_files.encode(np.zeros((4, 16, 16, 3), np.uint8))[1])
+    (folder / "clip-4.mkv").write_bytes(b"")
+    # Nothing but the media is read: there are no weights at this path.
+    config = config_of(wan_path, videos, (16, 16), 5)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(tmp_path / "nowhere")})})
+    with pytest.raises(DatasetError) as caught:
+        make(asked(config, tmp_path), tmp_path)
+    assert caught.value.exit_code == 65
+    first, *found = str(caught.value).split("\n    ")
+    assert first.startswith("3 media of the dataset 'local' cannot be used; mend or remove")
+    assert [line.partition(": ")[0] for line in found] == ["clip-1.mkv", "clip-3.mkv", "clip-4.mkv"]
+    assert found[1] == "clip-3.mkv: 4 frames, expected at least 5"
+    assert not (tmp_path / "slot" / "shards").exists()
+
+
+def test_a_frame_that_is_found_damaged_when_it_is_decoded_is_an_error(
+    wan_path: str, videos: local.Options, tmp_path: Path
+):
+    file = Path(videos.local_dir, "videos", "clip-2.mkv").with_suffix(".mp4")
+    file.with_suffix(".mkv").unlink()
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("libx264", rate=24)
+        stream.height, stream.width, stream.pix_fmt = 16, 16, "yuv420p"
+        for frame in np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), dtype=np.uint8):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    with av.open(str(file)) as container:
+        place = [packet.pos for packet in container.demux(video=0)][3]
+    assert place
+    with file.open("r+b") as damaged:
+        damaged.seek(place)
+        damaged.write(b"\xff" * 8)
+    with pytest.raises(
+        DatasetError, match=r"a medium of the dataset 'local' cannot be used; [^\n]+\n    clip-2\.mp4: "
+    ):
+        make(asked(config_of(wan_path, videos, (16, 16), 5), tmp_path), tmp_path)
 
 
 def test_where_the_folder_lies_is_no_part_of_what_is_asked(wan_path: str, videos: local.Options, tmp_path: Path):
