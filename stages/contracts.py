@@ -73,6 +73,10 @@ class Index(StageConfig):
     """Least height and width in pixels."""
     min_frames: int = 1
     """Fewest frames."""
+    max_frames: int | None = Field(default=None, json_schema_extra={"neutral": None})
+    """Most frames; None for any number."""
+    max_seconds: float | None = Field(default=None, json_schema_extra={"neutral": None})
+    """Longest duration of a video in seconds; None for any."""
     duplicates: Literal["keep", "drop"] = Field(default="keep", json_schema_extra={"neutral": "keep"})
     """Whether an item whose medium is already there under the same caption is left out."""
     max_left_out: float = Field(default=0.05, json_schema_extra=NOT_IDENTITY)

@@ -140,8 +140,20 @@ def _misfits(row: dict[str, Any], config: contracts.Index) -> Iterator[str]:
         yield f"{row['height']} x {row['width']} pixels, expected at least {height} x {width}"
     if row["frames"] < frames:
         yield f"{row['frames']} frames, expected at least {frames}"
+    if config.max_frames is not None and row["frames"] > config.max_frames:
+        yield f"{row['frames']} frames, expected at most {config.max_frames}"
+    if config.max_seconds is not None and row["kind"] == "video":
+        yield from _too_long(row["frames"], row["fps"], config.max_seconds)
     if config.captioned and row["caption"] is None:
         yield "no caption"
+
+
+def _too_long(frames: int, fps: float, most_s: float) -> Iterator[str]:
+    """Yield why a video may not be as long as it is."""
+    if not fps:
+        yield f"its frames per second are unknown, so whether it is at most {most_s:g} s long is too"
+    elif frames / fps > most_s:
+        yield f"{frames / fps:.2f} s, expected at most {most_s:g} s"
 
 
 def _without_duplicates(rows: Rows, standing: Any, known: set[str]) -> Rows:

@@ -30,6 +30,11 @@ class DatasetConfig(Section):
     """Least height and width of a medium in pixels. Smaller ones are left out."""
     min_frames: int = Field(default=1, ge=1)
     """Fewest frames of a medium. Shorter ones are left out."""
+    max_frames: int | None = Field(default=None, ge=1, json_schema_extra={"neutral": None})
+    """Most frames of a medium. Longer ones are left out. Default: any number."""
+    max_seconds: float | None = Field(default=None, gt=0, json_schema_extra={"neutral": None})
+    """Longest duration of a video in seconds: its frames by its frames per second. Longer ones are left out. Default:
+    any duration."""
     duplicates: Literal["keep", "drop"] = Field(default="keep", json_schema_extra={"neutral": "keep"})
     """``drop`` leaves out an item whose medium (the same bytes) is already there under the same caption, in any source.
     It comes in when the other one goes. Media under several captions are all kept."""
@@ -48,6 +53,8 @@ class DatasetConfig(Section):
     def _check(self) -> Self:
         if self.caption is not None and not self.captioned:
             raise ValueError("captioned = false keeps items without a caption, and [caption] writes them; remove one")
+        if self.max_frames is not None and self.max_frames < self.min_frames:
+            raise ValueError(f"max_frames = {self.max_frames} is less than min_frames = {self.min_frames}")
         return self
 
 

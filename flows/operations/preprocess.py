@@ -205,6 +205,8 @@ def _index(config: DatasetConfig, store_url: str, stamps: str, parts: tuple[Inpu
         captioned=_captioned(config),
         min_size=config.min_size,
         min_frames=config.min_frames,
+        max_frames=config.max_frames,
+        max_seconds=config.max_seconds,
         duplicates=config.duplicates,
         max_left_out=config.max_left_out,
     )

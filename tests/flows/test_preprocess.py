@@ -291,6 +291,11 @@ def test_the_command_starts_nothing_if_nothing_is_new(clips: Path, tmp_path: Pat
         ('name = "clips"', "sources: Field required"),
         ('name = "clips"\n[sources.a]\nname = "locl"', "did you mean 'local'"),
         ('name = "a/b"\n[sources.a]\nname = "local"\nlocal_dir = "x"', "name: String should match pattern"),
+        (
+            'name = "clips"\nmin_frames = 9\nmax_frames = 8\n[sources.a]\nname = "local"\nlocal_dir = "x"',
+            "max_frames = 8 is less than min_frames = 9",
+        ),
+        ('name = "clips"\nmax_seconds = 0\n[sources.a]\nname = "local"\nlocal_dir = "x"', "max_seconds: "),
         ('name = "clips"\nmin_frame = 2\n[sources.a]\nname = "local"\nlocal_dir = "x"', "min_frames"),
     ],
 )

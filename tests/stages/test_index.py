@@ -19,7 +19,7 @@ from cosmos_rl_core.datasets import _sources, hf
 from cosmos_rl_core.datasets._base import prompt_id
 from cosmos_rl_core.datasets.local import Options
 from cosmos_rl_core.errors import DatasetError
-from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage import media, store
 from stages import contracts, index
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input, Request
@@ -252,6 +252,50 @@ def test_videos_have_their_frames_and_rate(tmp_path: Path):
     left_out = dataset.left_out().set_index("name")["reason"]
     assert left_out["short"] == "2 frames, expected at least 5"
     assert "cannot be read" in left_out["cut"]
+
+
+def test_long_videos_are_left_out_with_the_reason(tmp_path: Path):
+    folder = tmp_path / "source"
+    for stem, frames in (("a", 12), ("b", 13), ("c", 25)):
+        video(folder / f"{stem}.mp4", 0, frames)
+    image(folder / "d.png", 0)
+    for settings, expected in (
+        ({"max_seconds": 1.0}, {"b": "1.08 s, expected at most 1 s", "c": "2.08 s, expected at most 1 s"}),
+        ({"max_frames": 13}, {"c": "25 frames, expected at most 13"}),
+        (
+            {"max_frames": 24, "max_seconds": 2.0, "min_frames": 2},
+            {"c": "25 frames, expected at most 24; 2.08 s, expected at most 2 s", "d": "1 frames, expected at least 2"},
+        ),
+    ):
+        name = "-".join(settings)
+        dataset = Dataset(folder, tmp_path / name, max_left_out=1.0, captioned=False, **settings)
+        dataset.make()
+        table = dataset.left_out()
+        assert dict(zip(table["name"], table["reason"], strict=True)) == expected
+        assert {*dataset.all.items["name"]} == {*"abcd"} - {*expected}
+
+
+def test_a_video_of_an_unknown_rate_may_be_too_long(tmp_path: Path):
+    folder = tmp_path / "source"
+    # FFV1 says nothing of a rate, and the packets that are copied have no durations.
+    (tmp_path / "whole.mkv").write_bytes(media.encode(np.zeros((2, 32, 48, 3), np.uint8))[1])
+    folder.mkdir()
+    with av.open(str(tmp_path / "whole.mkv")) as whole, av.open(str(folder / "a.mkv"), "w") as one:
+        stream = one.add_stream_from_template(whole.streams.video[0])
+        packet = next(whole.demux(video=0))
+        packet.stream, packet.duration, packet.pts, packet.dts = stream, 0, 0, 0
+        one.mux(packet)
+    dataset = Dataset(folder, tmp_path, max_left_out=1.0, captioned=False, max_seconds=9)
+    dataset.make()
+    assert dataset.left_out()["reason"].tolist() == [
+        "its frames per second are unknown, so whether it is at most 9 s long is too"
+    ]
+
+
+def test_bounds_that_are_not_set_have_no_part_in_the_recipe():
+    plain = contracts.Index(sources={}, stamps="")
+    assert plain.identity().keys().isdisjoint({"max_frames", "max_seconds"})
+    assert contracts.Index(sources={}, stamps="", max_seconds=2).identity()["max_seconds"] == 2.0
 
 
 def test_pictures_are_as_large_as_they_are_shown(folder: Path, tmp_path: Path):
