@@ -1,8 +1,12 @@
 """Text embeddings of prompts. The only stage that loads text encoders."""
 
+from collections.abc import Iterator
+from contextlib import closing
+
 from cosmos_rl_core.models._base import Conditioning, Model
 from cosmos_rl_core.models._loading import PREFIX
 from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.storage import store
 from stages import contracts
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Request
@@ -27,24 +31,28 @@ def run(request: Request, context: Context) -> dict[str, int]:
 
 
 def _entries(config: contracts.Embed, texts: list[Text], pool: Pool, context: Context) -> dict[Text, FileEntry]:
-    """Return the pool's files of these texts. Those that no process has made are made."""
+    """Return the pool's files of these texts. Those that no process has made are made, and written meanwhile."""
     found = dict(pool.find(texts))
     missing = [text for text, entry in found.items() if entry is None]
     done = len(texts) - len(missing)
     if done:
         context.outcome.note(f"{done} of {len(texts)} texts were embedded before")
-    model = None
-    for text in missing:
-        context.progress("making embeddings", done, len(texts))
-        model = model or _load(config, context)
-        found[text] = pool.put(text, _encode(model, text, config.max_prompt_length))
-        done += 1
+    context.progress("making embeddings", done, len(texts))
+    with closing(store.ahead(_encoded(config, missing, context), lambda encoded: pool.put(*encoded))) as stored:
+        for number, ((text, _), entry) in enumerate(stored, 1):
+            context.progress("making embeddings", done + number, len(texts))
+            found[text] = entry
     return {text: entry for text, entry in found.items() if entry is not None}
 
 
-def _load(config: contracts.Embed, context: Context) -> Model:
+def _encoded(config: contracts.Embed, texts: list[Text], context: Context) -> Iterator[tuple[Text, Conditioning]]:
+    """Yield each text with its embedding. Loads the encoders if there is any."""
+    if not texts:
+        return
     components = ("text", *config.model.guardrail, *((PREFIX,) if config.prefixed else ()))
-    return load_model(config.model, components, context.ranks.device)
+    model = load_model(config.model, components, context.ranks.device)
+    for text in texts:
+        yield text, _encode(model, text, config.max_prompt_length)
 
 
 def _encode(model: Model, text: Text, length: int) -> Conditioning:
