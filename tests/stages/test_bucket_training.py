@@ -112,6 +112,31 @@ def test_each_picture_is_cut_to_its_own_bucket_and_encoded_there(pictures: Path,
     assert Counter(found) == {(32, 64): 3, (40, 40): 3, (32, 48): 2, (64, 32): 1, (48, 32): 1}
 
 
+def test_draws_and_parts_without_new_media_go_with_buckets(pictures: Path, tmp_path: Path):
+    values = values_of("package:tiny-sd3")
+    values["policy"]["diffusers"]["posterior"] = "sample"
+    prepare(pictures, tmp_path)
+    make_prepared(planned(values, tmp_path, "before"), tmp_path)
+    for ending in ("png", "json"):
+        (pictures / f"0000.{ending}").unlink()
+    prepare(pictures, tmp_path)
+    run = planned(values, tmp_path)
+    make_prepared(run, tmp_path)
+    make(requests.policy(run), tmp_path)
+    assert [len(read_table(Artifact(source), "index.parquet")) for source in run.prepared.data.inputs()["data"]] == [
+        10,
+        0,
+    ]
+    drawn = Latents.of(requests.finetune(run, 0))
+    assert len(drawn.index) == 9
+    for item in drawn.index["item_id"]:
+        assert drawn.size(item) in SIZES
+        latents = drawn.trained(item, DrawKey(0, 0, 0, item))
+        assert latents.shape == drawn[item].shape
+        assert not torch.equal(latents, drawn[item])
+    assert np.isfinite(make(requests.finetune(run, 0), tmp_path).summary["loss"] or np.nan)
+
+
 def test_the_default_crops_as_before_and_is_no_part_of_what_is_asked(pictures: Path, tmp_path: Path):
     prepare(pictures, tmp_path)
     plans = [
@@ -185,13 +210,17 @@ def test_a_retry_and_another_micro_batch_train_on_the_same(pictures: Path, tmp_p
 
 
 @pytest.mark.processes
-def test_two_ranks_train_on_what_one_trains_on(pictures: Path, tmp_path: Path):
-    """Five micro-batches of four sizes, so that at the end one of the ranks repeats one without weight."""
+@pytest.mark.parametrize("shard", [1, 2])
+def test_two_ranks_train_on_what_one_trains_on(shard: int, pictures: Path, tmp_path: Path):
+    """At the same time on other sizes, with weights of their own and with shared ones.
+
+    If the number of micro-batches is odd, one of the ranks repeats one without weight.
+    """
     run = started(pictures, "package:tiny-sd3", tmp_path, train_batch_per_replica=7)
     request = requests.finetune(run, 0)
     make(request, tmp_path)
     both = request.model_copy(update={"slot": f"{run.url}/both"})
-    make_on_ranks(both, tmp_path, 2)
+    make_on_ranks(both, tmp_path, 2, dp_shard_size=shard)
     assert metrics(both.slot)["loss"].tolist() == pytest.approx(metrics(request.slot)["loss"], rel=1e-6)
     parts = [read_part(input_of(slot), "current") for slot in (request.slot, both.slot)]
     assert all(torch.allclose(parts[0][name], parts[1][name], atol=1e-6) for name in parts[0])
