@@ -8,10 +8,11 @@ from cosmos_rl_core.models._loading import PREFIX
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.storage import store
 from stages import contracts
+from stages.artifacts.pool import INDEX, TEXTS, index_of
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Request
 from stages.context import Context
-from stages.formats.embeddings import EMPTY, INDEX, NEGATIVE, Pool, Text, index_of
+from stages.formats.embeddings import EMPTY, NEGATIVE, Pool, Text
 from stages.formats.parts import Parts
 from stages.training.loading import load_model
 
@@ -21,6 +22,8 @@ def run(request: Request, context: Context) -> dict[str, int]:
     config, ranks = request.settings(contracts.Embed), context.ranks
     texts = _texts(request, config)
     distinct = sorted({*texts.values()})
+    # Before the pool is looked into: what a layout names is not deleted there.
+    context.layout({TEXTS: sorted({text.name for text in distinct})})
     spec = directories.spec(directories.resolve_path(config.model.path))
     pool = Pool(request, ranks.numerics, spec.unread_padding)
     mine = _entries(config, distinct[ranks.rank :: ranks.world_size], pool, context)

@@ -9,6 +9,9 @@ Roots are the newest snapshots of each dataset and every plan of the store. Runs
   plans are read again. So either the record is taken back, or the run is refused at its beginning.
 - A preparation names a part in a snapshot only after it has made the part. A new one is younger than the grace period;
   one that stands already is dated anew (:func:`stages.artifacts.garbage.renew`) before it is looked for.
+- An embedding names its texts in a layout before it looks for their files (:mod:`stages.artifacts.pool`). Here a sweep
+  is announced first, then all layouts and indexes are read, then files go. So either the names are seen here, or the
+  stage sees the sweep and is tried again.
 - One process at a time does this: it holds a lease.
 
 Not covered: a preparation that takes longer than the grace period from a part to its snapshot; a store whose listings
@@ -17,9 +20,8 @@ planned iterations. Shared embeddings of those iterations may go between its loo
 when its command is given again.
 """
 
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -31,14 +33,15 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import Lease
 from cosmos_rl_core.storage.store import Listed
 from flows.defaults import GRACE_H, SNAPSHOTS_KEPT
-from flows.garbage.roots import MANIFEST, Numbers, Roots, numbers_of
+from flows.garbage.pool import Pool, files_of
+from flows.garbage.roots import MANIFEST, Numbers, Roots, numbers_of, slots_in
 from flows.garbage.run import HOUR_S
 from flows.planning.plan import Settings, plan_of
 from flows.planning.run import Run
-from stages.artifacts.garbage import erasable, erase, garbage, is_young
+from stages.artifacts.garbage import erase, garbage, is_young
 from stages.artifacts.slots import read_manifest
 
-_SLOT = re.compile(r"[0-9a-f]{64}")
+FILES = "files of text embeddings"
 Fate = Literal["unused", "young", "used"]
 
 
@@ -131,30 +134,68 @@ def gc_datasets(
             roots.add(Run(plan_of(Settings(recipe, store_url)), store_url))
         roots.look()
         removed = roots.old_snapshots(listing, before_s)
-        slots = _slots(listing)
-        live = {slot: store.join(root, slot) for slot in slots if slot in roots.slots}
-        dead = {slot: garbage(url, superseded=False, before_s=before_s).old for slot, url in live.items()}
+        work = _Work(root, listing, roots, before_s, dry_run=dry_run, check=check)
         if not dry_run:
             check()
             removed = roots.remove(removed)
-        tally = _Tally()
-        for slot, files in sorted(slots.items()):
-            stage, url = _stage_of(store.join(root, slot), files), store.join(root, slot)
-            if slot in roots.slots:
-                gone = dead.get(slot, {})
-                tally.add("unused", f"dead attempts at {stage}", _deleted(url, gone, dry_run=dry_run))
-                tally.add("used", stage, {name: files[name].size for name in files.keys() - gone.keys()}, 1)
-                continue
-            sizes = {name: entry.size for name, entry in files.items()}
-            if is_young(files, before_s):
-                tally.add("young", stage, sizes, 1)
-                continue
-            check()
-            erased = sizes if dry_run else erase(url, before_s=before_s, wanted=partial(roots.wants, slot))
-            tally.add("unused" if erased else "used", stage, erased or sizes, 1)
+        work.free_slots()
+        work.free_pool()
         half = _half_written(root, min(before_s, now_s - HOUR_S * GRACE_H))
-        tally.add("unused", "half-written", _deleted(root, half, dry_run=dry_run))
-    return DatasetGarbage(root, not dry_run, older_than_h, tally.rows(), removed, roots.cannot_run)
+        work.tally.add("unused", "half-written", _deleted(root, half, dry_run=dry_run))
+    return DatasetGarbage(root, not dry_run, older_than_h, work.tally.rows(), removed, roots.cannot_run)
+
+
+class _Work:
+    """Slots and pool of a store, to be freed. All that can be damaged is read when it is made."""
+
+    def __init__(
+        self,
+        root: str,
+        listing: Mapping[str, Listed],
+        roots: Roots,
+        before_s: float,
+        *,
+        dry_run: bool,
+        check: Callable[[], None],
+    ) -> None:
+        self.tally = _Tally()
+        self._root, self._listing, self._roots, self._before_s = root, listing, roots, before_s
+        self._dry_run, self._check = dry_run, check
+        self._slots = slots_in(listing)
+        live = {slot: store.join(root, slot) for slot in self._slots if slot in roots.slots}
+        self._dead = {slot: garbage(url, superseded=False, before_s=before_s).old for slot, url in live.items()}
+        stay = {slot: files for slot, files in self._slots.items() if slot in live or is_young(files, before_s)}
+        self._pool = Pool(root)
+        self._unnamed = self._pool.unnamed(listing, stay)
+
+    def free_slots(self) -> None:
+        """Delete artifacts that nothing reaches, and dead attempts at others."""
+        for slot, files in sorted(self._slots.items()):
+            url = store.join(self._root, slot)
+            stage, sizes = _stage_of(url, files), {name: entry.size for name, entry in files.items()}
+            if slot in self._roots.slots:
+                gone = self._dead.get(slot, {})
+                self.tally.add("unused", f"dead attempts at {stage}", _deleted(url, gone, dry_run=self._dry_run))
+                self.tally.add("used", stage, {name: sizes[name] for name in sizes.keys() - gone.keys()}, 1)
+                continue
+            if is_young(files, self._before_s):
+                self.tally.add("young", stage, sizes, 1)
+                continue
+            self._check()
+            wanted = partial(self._roots.wants, slot)
+            erased = sizes if self._dry_run else erase(url, before_s=self._before_s, wanted=wanted)
+            self.tally.add("unused" if erased else "used", stage, erased or sizes, 1)
+
+    def free_pool(self) -> None:
+        """Delete files of text embeddings that no artifact names."""
+        sizes = {path: self._listing[path].size for path in files_of(self._listing)}
+        old = {path: sizes[path] for path in self._unnamed if self._listing[path].written_s <= self._before_s}
+        self._check()
+        gone = old if self._dry_run else self._pool.sweep(old, self._listing)
+        young = self._unnamed - old.keys()
+        self.tally.add("unused", FILES, gone)
+        self.tally.add("young", FILES, {path: sizes[path] for path in young})
+        self.tally.add("used", FILES, {path: sizes[path] for path in sizes.keys() - gone.keys() - young})
 
 
 class _Tally:
@@ -187,16 +228,6 @@ def _half_written(root: str, before_s: float) -> dict[str, int]:
     """Return sizes of half-written files. Others write here too, whose leases nobody has asked for."""
     found = store.abandoned(root).items()
     return {name: entry.size for name, entry in found if entry.written_s <= before_s}
-
-
-def _slots(listing: Mapping[str, Listed]) -> dict[str, dict[str, Listed]]:
-    """Return the files of each slot that may be deleted, as a whole; no slot that has only ends of generations."""
-    found: dict[str, dict[str, Listed]] = defaultdict(dict)
-    for path, entry in listing.items():
-        folder, _, name = path.partition("/")
-        if _SLOT.fullmatch(folder):
-            found[folder][name] = entry
-    return {slot: files for slot, every in found.items() if (files := erasable(every))}
 
 
 def _stage_of(slot: str, names: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.post_train import post_train
 from stages.artifacts import snapshots
+from stages.artifacts.garbage import erasable
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import place_of
 from stages.artifacts.slots import named_manifest
@@ -20,6 +21,7 @@ from stages.artifacts.snapshots import Snapshot
 from stages.contracts import STAGES
 
 MANIFEST = re.compile(r"manifest\.([1-9][0-9]*)\.json")
+_SLOT = re.compile(r"[0-9a-f]{64}")
 _SNAPSHOT = re.compile(r"([^/]+)/snapshots/([1-9][0-9]*)\.json")
 _BEFORE_A_PLAN = {".probe", "lease"}
 """Folders of a run that may be there before its plan is."""
@@ -177,6 +179,16 @@ def numbers_of(root: str, listing: Mapping[str, Listed]) -> dict[str, list[int]]
             first, newest = (store.join(root, _file_of(dataset, number)) for number in (missing[0], numbers[-1]))
             raise ArtifactError(f"{first} is missing, but there is {newest}; {RESTORE}; nothing was deleted")
     return dict(found)
+
+
+def slots_in(listing: Mapping[str, Listed]) -> dict[str, dict[str, Listed]]:
+    """Return the files of each slot that may be deleted, as a whole; no slot that has only ends of generations."""
+    found: dict[str, dict[str, Listed]] = defaultdict(dict)
+    for path, entry in listing.items():
+        folder, _, name = path.partition("/")
+        if _SLOT.fullmatch(folder):
+            found[folder][name] = entry
+    return {slot: files for slot, every in found.items() if (files := erasable(every))}
 
 
 def _file_of(dataset: str, number: int) -> str:

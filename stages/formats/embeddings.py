@@ -22,14 +22,11 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import read_entry
+from stages.artifacts.pool import ENDING, POOL, check_not_swept, entries_of
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Input, Request
 from stages.formats.members import KEPT_BYTES, Kept
 
-POOL = "embeddings"
-"""The pool's folder, beside the slots that it belongs to."""
-INDEX = "index.json"
-"""Of each id the path of its file, its size and its sha256."""
 NEGATIVE = "_negative"
 """The id of the negative prompt, for guidance. No prompt id begins with an underscore."""
 EMPTY = "_empty"
@@ -67,8 +64,9 @@ class Pool:
     def find(self, texts: Sequence[Text]) -> Iterator[tuple[Text, FileEntry | None]]:
         """Yield each text and its file, every byte checked; None for a text that no process has encoded.
 
-        Raises :class:`ArtifactError` for a damaged file.
+        Raises :class:`ArtifactError` for a damaged file, and :class:`UnavailableError` while files are being deleted.
         """
+        check_not_swept(self._root)
         paths = {self._path(text): text for text in texts}
         for path, data in store.ahead(paths, lambda path: store.read_if_exists(store.join(self._root, path))):
             yield paths[path], None if data is None else self._checked(paths[path], data)
@@ -87,7 +85,7 @@ class Pool:
         return self._checked(text, data)
 
     def _path(self, text: Text) -> str:
-        return f"{POOL}/{self._key[:32]}/{text.name}.safetensors"
+        return f"{POOL}/{self._key[:32]}/{text.name}{ENDING}"
 
     def _sealed(self, text: Text, stored: Conditioning, lengths: dict[str, int]) -> bytes:
         about = {"key": self._key, **text._asdict(), "lengths": lengths, "tensors": sha256(to_bytes(stored))}
@@ -113,17 +111,6 @@ def _lengths(data: bytes) -> dict[str, int]:
     """Return the rows with padding of the tensors whose padding a file leaves out."""
     (size,) = struct.unpack_from("<Q", data)
     return json.loads(json.loads(data[8 : 8 + size])["__metadata__"][_ABOUT])["lengths"]
-
-
-def index_of(entries: Mapping[str, FileEntry]) -> dict[str, Any]:
-    """Return the index of an artifact for JSON: path, size and sha256 of each id."""
-    return {one: [entry.path, entry.size, entry.sha256] for one, entry in entries.items()}
-
-
-def entries_of(artifact: Artifact) -> dict[str, FileEntry]:
-    """Return the files of the pool that an artifact of the stage ``embed`` has, by id."""
-    listed: dict[str, list[Any]] = artifact.json(INDEX)
-    return {one: FileEntry(path=path, size=size, sha256=found) for one, (path, size, found) in listed.items()}
 
 
 class Embeddings:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from cosmos_rl_core.canonical import canonical_json, sha256
 from cosmos_rl_core.config.dataset import DatasetConfig
 from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.storage import store
@@ -19,6 +20,8 @@ from flows.planning.plan import Plan, freeze, make_plan
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
+from stages.artifacts.pool import ENDING, INDEX, POOL, index_of
+from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
 from stages.artifacts.snapshots import Snapshot
@@ -46,9 +49,9 @@ def prepare(clips: Path, url: str, launch: Launch | None = None, *, merge: bool 
     return preprocess(DatasetConfig.model_validate(values), url, launch or in_this_process, merge=merge)[0]
 
 
-def plan_on(url: str, name: str, *, width: int = 64, **dataset: Any) -> Plan:
+def plan_on(url: str, name: str, *, width: int = 64, length: int = 12, **dataset: Any) -> Plan:
     """What a supervised run on the dataset would be."""
-    diffusers = {"inference_size": [32, width], "max_prompt_length": 12}
+    diffusers = {"inference_size": [32, width], "max_prompt_length": length}
     sft = {"type": "sft", "mini_batch": 2, "steps_per_iteration": 2}
     sft |= {"dataset": {"name": "snapshot", "dataset": "clips"} | dataset}
     train = {"num_iterations": 1, "train_batch_per_replica": 4, "optm_lr": 1e-3, "train_policy": sft}
@@ -67,6 +70,17 @@ def make_prepared(run: Run) -> list[str]:
         if standing(request.slot)[1] is None:
             hand_made.make(request, {"a": b"12345", "b": b"678"})
     return [request.slot for request in requests]
+
+
+def embed(request: Request, *names: str) -> Manifest:
+    """Makes by hand embeddings in files of the pool with these names."""
+    entries: dict[str, FileEntry] = {}
+    for name in names:
+        path, data = f"{POOL}/key/{name}{ENDING}", f"embedding of {name}".encode()
+        url = f"{request.slot.rpartition('/')[0]}/{path}"
+        store.put_if_absent(url, data)
+        entries[name] = FileEntry(path=path, size=len(data), sha256=sha256(data))
+    return hand_made.make(request, {INDEX: canonical_json(index_of(entries))})
 
 
 def age(url: str, hours: float = 100.0) -> None:

@@ -18,6 +18,7 @@ from flows.planning.plan import freeze
 from flows.planning.run import Run
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.pool import ENDING, POOL
 from stages.artifacts.slots import input_of, standing
 from stages.artifacts.snapshots import Snapshot
 from tests import hand_made
@@ -246,11 +247,13 @@ def test_on_s3(pictures: Path, seaweed: SeaweedFS):
     run = run_on(store_url, "run", number=2)
     kept = make_prepared(run)
     gone = make_prepared(Run(plan_on(store_url, "never-run"), store_url))
+    store.write(f"{store_url}/dataset/{POOL}/key/unnamed{ENDING}", b"1")
     assert collect(store_url, keep=1)["young embed"] == (2, 6)
     said = counts(gc_datasets(store_url, keep=1, older_than_h=0.0))
     assert said == {
         "unused embed": (2, 6),
         "unused encode": (2, 6),
+        "unused files of text embeddings": (0, 1),
         "used embed": (2, 6),
         "used encode": (2, 6),
         "used index": (4, 32),

@@ -13,10 +13,11 @@ from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.pool import INDEX, entries_of
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import Embed
-from stages.formats.embeddings import EMPTY, INDEX, NEGATIVE, Embeddings, entries_of
+from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.training.loading import load_model
 from tests import tiny_pipelines
 from tests.stages.conftest import make

@@ -17,10 +17,11 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import shards
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.pool import index_of
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Input
 from stages.artifacts.slots import input_of
-from stages.formats.embeddings import Embeddings, index_of
+from stages.formats.embeddings import Embeddings
 from stages.formats.latents import Latents
 from stages.formats.members import Members
 from stages.formats.tables import to_parquet

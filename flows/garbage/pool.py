@@ -1,0 +1,47 @@
+"""Delete files of the pool of text embeddings that no artifact names."""
+
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.store import Listed
+from flows.garbage.roots import slots_in
+from stages.artifacts.pool import ENDING, POOL, Named, is_announced, named_in, sweeping
+
+AT_ONCE = 16
+"""Files that are deleted in parallel. Meanwhile no embedding begins."""
+
+
+class Pool:
+    """The pool beside the slots of datasets, and which of its files they name."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._named = cache(named_in)
+
+    def unnamed(self, listing: Mapping[str, Listed], slots: Mapping[str, Iterable[str]]) -> set[str]:
+        """Return the paths of the files that none of these slots names; ``slots`` gives their files by their names.
+
+        Raises :class:`ArtifactError` if what one names cannot be read.
+        """
+        known = [self._named(store.join(self._root, slot), frozenset(files)) for slot, files in slots.items()]
+        every = Named(*(frozenset().union(*sets) for sets in zip(*known, strict=True))) if known else Named()
+        return {path for path in files_of(listing) if not every.has(path)}
+
+    def sweep(self, paths: Collection[str], listing: Mapping[str, Listed]) -> dict[str, int]:
+        """Delete those of some files that no slot names now, return their sizes, and end a sweep that was killed."""
+        if not paths and not is_announced(listing):
+            return {}
+        with sweeping(self._root):
+            listing = store.listed(self._root)
+            gone = self.unnamed(listing, slots_in(listing)) & {*paths}
+            with ThreadPoolExecutor(AT_ONCE) as threads:
+                list(threads.map(store.remove, [store.join(self._root, path) for path in sorted(gone)]))
+        return {path: listing[path].size for path in gone}
+
+
+def files_of(listing: Mapping[str, Listed]) -> set[str]:
+    """Return the files of the pool in a listing of ``dataset/``."""
+    found = (path for path in listing if path.startswith(f"{POOL}/") and path.endswith(ENDING))
+    return {path for path in found if not store.is_temporary(path)}
