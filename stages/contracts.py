@@ -147,13 +147,14 @@ class Embed(StageConfig):
 class Encode(StageConfig):
     """Latents of media, made once: one safetensors file an item, in tar shards.
 
-    Of a media set, or of the media that the last of the input ``parts`` adds to a dataset.
+    Of a media set, or of the media that the last of the input ``parts`` adds to a dataset; with parts that come
+    ``later``, of those that are still there after them.
     """
 
     name = "encode"
     version = 2
     distributed = True
-    inputs = {"parts": "many"}
+    inputs = {"parts": "many", "later": "many"}
     model: ModelRef
     dataset: AnyDataset | None = None
     """The media set; None for parts."""

@@ -13,6 +13,7 @@ from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import ConfigError, DatasetError, listed
 from stages import contracts
+from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.latents import DEVIATION, ITEMS, MODE, write_shards
@@ -70,7 +71,8 @@ def _media(request: Request, config: contracts.Encode) -> _Clips:
     if not request.inputs.get("parts"):
         return _MediaSet(config)
     windows = Windows(config.media.frames, config.windows, config.fps)
-    return PartMedia(Parts.of(request), config.sources, windows, config.buckets or (config.media.size,))
+    later = [Artifact(source) for source in request.inputs.get("later", ())]
+    return PartMedia(Parts.of(request), config.sources, windows, config.buckets or (config.media.size,), later)
 
 
 _UNUSABLE = (

@@ -46,6 +46,8 @@ class Pinned(Section):
     """Its items on the side that is used."""
     prompts: int
     """Their different captions."""
+    later: tuple[tuple[int, ...], ...] = ()
+    """Of each part the later parts that say which of its media are still there; empty if all media are."""
 
     def read(self, store_url: str) -> Snapshot:
         """Return the snapshot. Raises :class:`ArtifactError` if it has gone or is another one."""
@@ -215,14 +217,16 @@ def _of_snapshot(recipe: Recipe, options: SnapshotOptions, store_url: str) -> Me
     # Pandas takes long to import, and nothing else here needs it.
     parts = import_module("stages.formats.parts")
     made, captions = ([Artifact(source) for source in some] for some in (head.parts, head.captions))
-    items = parts.side_of(parts.Parts(made, captions).items, split_of(options))
+    every = parts.Parts(made, captions)
+    items = parts.side_of(every.items, split_of(options))
     if not len(items):
         raise ConfigError(f"snapshot {head.number} of {name!r} has no item with side = {options.side!r}")
     _check_items(items, windows_of(recipe, options), f"snapshot {head.number} of {name!r}")
     texts = dict(zip(items["prompt_id"], items["caption"], strict=True))
     prompts = tuple(Prompt(id=prompt, text=text) for prompt, text in sorted(texts.items()))
-    pinned = Pinned(dataset=name, number=head.number, digest=head.digest, items=len(items), prompts=len(prompts))
-    return Media(prompts, snapshot=pinned)
+    counts = {"items": len(items), "prompts": len(prompts)}
+    later = tuple(every.later()) if any(every.later()) else ()
+    return Media(prompts, snapshot=Pinned(dataset=name, number=head.number, digest=head.digest, later=later, **counts))
 
 
 def _check_items(items: Any, windows: Windows, where: str) -> None:

@@ -17,7 +17,7 @@ from flows.planning.datasets import Pinned, data_of, held_out_of
 from flows.planning.plan import Plan, Slots, run_url
 from stages import contracts
 from stages.artifacts.request import Input, Request
-from stages.artifacts.slots import drop, input_of
+from stages.artifacts.slots import drop, input_of, standing
 from stages.contracts import MEDIA, TENSORS, StageConfig
 
 
@@ -136,8 +136,22 @@ class Prepared:
         parts, captions = snapshot.parts, snapshot.captions
         until = range(1, len(parts) + 1)
         embeds = tuple(self._shared(embed, {"parts": parts[:n], "captions": captions[:n]}) for n in until)
-        encodes = tuple(self._shared(encode, {"parts": parts[:n]}) for n in until)
+        later = pinned.later or ((),) * len(parts)
+        encodes = tuple(self._encode_part(encode, parts, n, later[n - 1]) for n in until)
         return PreparedMedia(embeds, encodes, parts, captions)
+
+    def _encode_part(
+        self, config: contracts.Encode, parts: tuple[Input, ...], until: int, later: tuple[int, ...]
+    ) -> Request:
+        """Return the Request for the latents of the last of the parts ``until`` a number.
+
+        Its media may have gone with ``later`` parts. Latents that were made before stay in use.
+        """
+        inputs = {"parts": parts[:until]}
+        several = (inputs | {"later": tuple(parts[k] for k in later[:n])} for n in range(len(later), 0, -1))
+        requests = [self._shared(config, one) for one in (*several, inputs)]
+        # Nothing is made while any of these stands, so that every later look finds the same one.
+        return next((one for one in requests if standing(one.slot)[1] is not None), requests[0])
 
     def _embed(self, prompts: tuple[Prompt, ...], negative_prompt: str | None = None) -> Request:
         # Embeddings depend on texts alone; runs whose prompts have other metadata share them.

@@ -12,6 +12,7 @@ from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import DatasetError
 from cosmos_rl_core.pipelines.buckets import Size, nearest
+from stages.artifacts.artifact import Artifact
 from stages.context import Context
 from stages.formats.latents import SIZE
 from stages.formats.parts import Parts
@@ -20,14 +21,26 @@ AGAIN = "bring the dataset up to date: cosmos-flows preprocess"
 
 
 class PartMedia:
-    """Clips of the media of a part, each named by the digest of its medium and the number of its window."""
+    """Clips of the media of a part, each named by the digest of its medium and the number of its window.
+
+    With parts that come ``later``, of those media alone that are still there after them, under their new names.
+    """
 
     def __init__(
-        self, parts: Parts, sources: Mapping[str, DatasetOptions], windows: Windows, sizes: tuple[Size, ...]
+        self,
+        parts: Parts,
+        sources: Mapping[str, DatasetOptions],
+        windows: Windows,
+        sizes: tuple[Size, ...],
+        later: Sequence[Artifact] = (),
     ) -> None:
         self._sources = {name: _sources.source_of(options) for name, options in sources.items()}
         self._windows, self._sizes = windows, sizes
-        self._rows = {row["medium"]: row for row in parts.added("medium").to_dict("records")}
+        rows = parts.added("medium")
+        if later:
+            there = Parts([*parts.artifacts, *later]).items
+            rows = there[there["medium"].isin(rows["medium"])].drop_duplicates("medium").sort_values("medium")
+        self._rows = {row["medium"]: row for row in rows.to_dict("records")}
         places = [(medium, window) for medium in self._rows for window in range(windows.clips)]
         self._places = {_name(medium, window, windows.clips): (medium, window) for medium, window in places}
         self._listed = False

@@ -107,6 +107,23 @@ class Parts:
         """Return the items that are there after the last part, in order; of captioned parts those with a caption."""
         return self._there[self._there["caption"].notna()].reset_index(drop=True) if self.captions else self._there
 
+    def later(self) -> list[tuple[int, ...]]:
+        """Return of each part the later parts that say which of its media are still there, and under which name.
+
+        They add or remove items with media that the part is the first to have. None if no such item is removed.
+        """
+        items = self.all_items
+        first = items.groupby("medium")["part"].transform("min")
+        removing = [set[int]() for _ in self.artifacts]
+        adding = [set[int]() for _ in self.artifacts]
+        for part, number in {*zip(first, items["part"], strict=True)}:
+            adding[part].add(number)
+        for number, removed in enumerate(self._removed):
+            for part in {*first[items["item"].isin(removed) & (items["part"] < number)]}:
+                removing[part].add(number)
+        pairs = enumerate(zip(removing, adding, strict=True))
+        return [tuple(sorted((gone | new) - {part})) if gone else () for part, (gone, new) in pairs]
+
     def added(self, column: str) -> Any:
         """Return the items of the last part with a value of ``column`` that no earlier part has, one for each value."""
         last = self.all_items["part"] == len(self.artifacts) - 1
@@ -146,11 +163,15 @@ class Parts:
         return dict(zip(table["unit"], table["stamp"], strict=True))
 
     @cached_property
+    def _removed(self) -> list[Any]:
+        """Return the items that each part removes."""
+        return [read_table(one, Index.REMOVED)["item"] for one in self.artifacts]
+
+    @cached_property
     def _there(self) -> Any:
         """Return the items that are there after the last part, whether they have a caption or not."""
         there = pd.Series(data=True, index=self.all_items.index)
-        for number, one in enumerate(self.artifacts):
-            removed = read_table(one, Index.REMOVED)["item"]
+        for number, removed in enumerate(self._removed):
             there &= ~(self.all_items["item"].isin(removed) & (self.all_items["part"] < number))
         return self.all_items[there].reset_index(drop=True)
 

@@ -191,7 +191,7 @@ def test_a_valid_recipe_is_checked_against_the_world_at_once(recipe, words):
         (("[rollout]", "[rollout"), "is not TOML: "),
         (
             ("[rollout]", "[launch.stage_processes]\nrolout = 2\n[rollout]"),
-            "launch.stage_processes.rolout: unknown distributed stage; known: embed, ",
+            "launch.stage_processes.rolout: unknown distributed stage; known: describe, ",
         ),
     ],
 )

@@ -115,6 +115,36 @@ def test_new_files_cost_their_own_captions_and_latents_alone(pictures: Path, tmp
     assert [len(latents_of(run).index) for run in (first, second)] == [6, 7]
 
 
+def test_media_that_have_gone_or_have_other_names_do_not_hold_up_a_run(pictures: Path, tmp_path: Path):
+    prepare(pictures, tmp_path)
+    late = plan(tmp_path, "late")
+    for ending in ("png", "json"):
+        (pictures / f"0000.{ending}").unlink()
+        (pictures / f"0001.{ending}").rename(pictures / f"0007.{ending}")
+        (pictures / f"0008.{ending}").write_bytes((pictures / f"0002.{ending}").read_bytes())
+    prepare(pictures, tmp_path)
+    for ending in ("png", "json"):
+        (pictures / f"0002.{ending}").unlink()
+    add(pictures, 9, "another")
+    prepare(pictures, tmp_path)
+    first = plan(tmp_path, "first")
+    assert first.plan.data_snapshot is not None
+    assert first.plan.data_snapshot.later == ((1, 2), (), ())
+    assert make_prepared(first, tmp_path)[1::2] == ["encode-part-0000", "encode-part-0001", "encode-part-0002"]
+    assert [encoded for _, encoded in counts(first)] == [5, 0, 1]
+    assert len(latents_of(first).index) == 6
+    with pytest.raises(DatasetError, match=r"here/000. has changed since it was indexed"):
+        make_prepared(late, tmp_path)
+
+    # What was encoded before is used again.
+    for ending in ("png", "json"):
+        (pictures / f"0003.{ending}").unlink()
+    prepare(pictures, tmp_path)
+    second = plan(tmp_path, "second")
+    assert make_prepared(second, tmp_path) == ["embed-part-0003", "encode-part-0003"]
+    assert len(latents_of(second).index) == 5
+
+
 def test_a_run_keeps_its_snapshot(pictures: Path, tmp_path: Path):
     prepare(pictures, tmp_path)
     run = plan(tmp_path)
