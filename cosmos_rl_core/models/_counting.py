@@ -1,11 +1,10 @@
-"""Count a pipeline without its weights: ``python -m cosmos_rl_core.models._counting QUESTION``, JSON in and out.
+"""Count a pipeline without its weights: a question in JSON, and the answer printed as JSON.
 
 Every component is built on the meta device from its ``config.json``. The caller is
 :mod:`cosmos_rl_core.pipelines.counting`.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,3 @@ def main(question: str) -> None:
     outside_plugins.use(asked["plugins"], verify=False)
     count = {"shapes": shapes, "forward_flops": forward_flops}[asked["count"]]
     print(json.dumps(count(*asked["arguments"])))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -1,6 +1,10 @@
-"""Shapes and arithmetic of a pipeline without its weights. A process of its own counts, since that needs torch."""
+"""Shapes and arithmetic of a pipeline without its weights.
+
+A process of its own counts, since that needs torch: ``python -m cosmos_rl_core.pipelines.counting QUESTION``.
+"""
 
 import functools
+import importlib
 import json
 import subprocess
 import sys
@@ -8,6 +12,7 @@ from typing import Any
 
 from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.imports import uncollected
 from cosmos_rl_core.pipelines import directories
 
 
@@ -31,9 +36,15 @@ def _count(count: str, pipeline: str, *arguments: Any) -> Any:
     """Raise :class:`ConfigError` with the last line of the process if it fails."""
     pins = [pin.model_dump(mode="json") for pin in outside_plugins.pins(directories.adapter_name(pipeline))]
     question = json.dumps({"plugins": pins, "count": count, "arguments": [pipeline, *arguments]})
-    command = [sys.executable, "-m", "cosmos_rl_core.models._counting", question]
+    command = [sys.executable, "-m", "cosmos_rl_core.pipelines.counting", question]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode != 0:
         reason = (ended.stderr.strip().splitlines() or ["no reason was printed"])[-1]
         raise ConfigError(f"the pipeline {pipeline!r} cannot be built from its config files: {reason}")
     return json.loads(ended.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    with uncollected():
+        counts = importlib.import_module("cosmos_rl_core.models._counting")
+    counts.main(sys.argv[1])
