@@ -22,6 +22,8 @@ from cosmos_rl_core.rewards._answers import brief
 
 ENQUEUE_URL, FETCH_URL = "REMOTE_REWARD_ENQUEUE_URL", "REMOTE_REWARD_FETCH_URL"
 TOKEN = "REMOTE_REWARD_TOKEN"
+PREFIXES = ("REMOTE_REWARD_", "DIFFUSION_REWARD_", "WFM_REWARD_")
+"""Beginnings of the variables' names, of which the first that is set counts."""
 NO_REPLICA = "COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA"
 FIXED_TIMEOUT = "REMOTE_REWARD_ENQUEUE_TIMEOUT_S"
 """Seconds to send a body of any size; replaces all timeouts but the one of connecting."""
@@ -75,8 +77,11 @@ class Service:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """Read the environment. White space around URLs and token is removed; an empty token means no token.
 
+        Each variable may also begin with another one of :data:`PREFIXES`.
+
         Raises one :class:`ConfigError` with every variable that is missing or wrong; never shows the token.
         """
+        environment = _with_first_prefix(environment)
         urls = {name: environment.get(name, "").strip() for name in (ENQUEUE_URL, FETCH_URL)}
         token = environment.get(TOKEN, "").strip()
         mistakes = [
@@ -108,6 +113,22 @@ class Service:
     def connect_timeout_s(self) -> float:
         """Return the seconds in which a connection must be made."""
         return self.timeouts_s["REMOTE_REWARD_ENQUEUE_CONNECT_TIMEOUT_S"]
+
+
+def is_named(environment: Mapping[str, str]) -> bool:
+    """Return whether the environment names a reward service."""
+    return bool(_with_first_prefix(environment).get(ENQUEUE_URL))
+
+
+def _with_first_prefix(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with the variables of the other prefixes under the name that begins with the first."""
+    found = dict(environment)
+    for prefix in PREFIXES[1:]:
+        for name, value in environment.items():
+            same = PREFIXES[0] + name.removeprefix(prefix)
+            if name.startswith(prefix) and value.strip() and not found.get(same, "").strip():
+                found[same] = value
+    return found
 
 
 _SECONDS = TypeAdapter[float](Annotated[float, Field(ge=0, allow_inf_nan=False)])

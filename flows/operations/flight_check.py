@@ -211,7 +211,7 @@ def _store(url: str, _: LaunchConfig) -> str:
 
 
 def _reward_service(*_: object) -> str:
-    if not os.environ.get(reward_client.ENQUEUE_URL):
+    if not reward_client.is_named(os.environ):
         raise NotSetUp(f"{reward_client.ENQUEUE_URL} is not set; only remote rewards need it")
     with reward_client.Client(reward_client.Service.from_environment(), TIMEOUT_S) as client:
         return client.check()

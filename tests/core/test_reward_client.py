@@ -13,6 +13,7 @@ from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.rewards import remote
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._client import MAX_REPLY_BYTES, Client, Service
+from flows.launchers.variables import passed
 from tests.reward_server import Raw, RewardServer, reward_server
 
 PICTURE = np.full((1, 8, 8, 3), 7, np.uint8)
@@ -50,6 +51,32 @@ def test_white_space_around_urls_and_token_does_not_count(server: RewardServer, 
     for name, value in server.environment().items():
         monkeypatch.setenv(name, f" {value}\n")
     assert isinstance(scores()[0], dict)
+
+
+def test_variables_may_have_other_prefixes_and_the_first_that_is_set_counts():
+    def service(*prefixes: str) -> Service:
+        names = ("ENQUEUE_URL", "FETCH_URL", "TOKEN", "ENQUEUE_TIMEOUT_S")
+        values = {
+            f"{prefix}_{name}": "9" if name.endswith("_S") else f"http://{prefix.lower().replace('_', '-')}/x"
+            for prefix in prefixes
+            for name in names
+        }
+        return Service.from_environment(values)
+
+    first, second, third = "REMOTE_REWARD", "DIFFUSION_REWARD", "WFM_REWARD"
+    for prefixes, host in (((third,), "wfm"), ((third, second), "diffusion"), ((third, second, first), "remote")):
+        found = service(*prefixes)
+        assert found.enqueue_url == found.fetch_url == found.token == f"http://{host}-reward/x"
+        assert found.enqueue_timeout_s(2**30) == 9
+    mixed = Service.from_environment(
+        {"WFM_REWARD_ENQUEUE_URL": "http://w/e", "WFM_REWARD_FETCH_URL": "http://w/p", "REMOTE_REWARD_FETCH_URL": " "}
+        | {"DIFFUSION_REWARD_ENQUEUE_URL": "http://d/e"}
+    )
+    assert (mixed.enqueue_url, mixed.fetch_url) == ("http://d/e", "http://w/p")
+    assert passed({"WFM_REWARD_TOKEN": "t", "DIFFUSION_REWARD_TOKEN": "t", "OTHER_REWARD_TOKEN": "t"}) == [
+        "DIFFUSION_REWARD_TOKEN",
+        "WFM_REWARD_TOKEN",
+    ]
 
 
 @pytest.mark.parametrize("token", ["a b", "Bearer abc", "a\nb", "a\tb", "clé", "a\x00"])
