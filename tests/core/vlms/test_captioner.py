@@ -309,6 +309,23 @@ def test_a_model_that_is_not_here_is_refused(model: str, expected: str):
     assert expected in str(refused.value)
 
 
+def test_a_name_on_the_hub_is_the_folder_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = Path(tiny.save_talker(tmp_path / "model", QWEN3))
+    repository = tmp_path / "hub" / "models--owner--talker"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40, encoding="utf-8")
+    (repository / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    for file in folder.iterdir():
+        (repository / "snapshots" / ("0" * 40) / file.name).symlink_to(file)
+    named, here = (options_of(model).pinned() for model in ("owner/talker", folder))
+    assert named.model == "owner/talker"
+    assert named.identity() == here.identity()
+    assert [str(one) for one in vlm.Captioner(named).captions([medium(pixels(1, 20, 30))])] == captions(
+        str(folder), medium(pixels(1, 20, 30))
+    )
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
