@@ -105,5 +105,8 @@ class Source(Protocol):
         ...
 
     def open(self, name: str) -> BinaryIO:
-        """Open the medium of an item, by the item's name, as a file that can be searched."""
+        """Open the medium of an item, by the item's name, as a file that can be searched.
+
+        Raises :class:`ItemError` if it cannot be used, ``FileNotFoundError`` or ``KeyError`` if it has gone.
+        """
         ...

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from cosmos_rl_core.config.train import AnyDataset
 from cosmos_rl_core.datasets import _sources
@@ -40,8 +40,7 @@ def show(store_url: str, name: str, output: str | None, first: int, *, all_pages
     title = f"{snapshot.dataset}@{snapshot.number}"
     folder = Path(output or title)
     folder.mkdir(parents=True, exist_ok=True)
-    sources = {label: _sources.source_of(options) for label, options in _options(snapshot).items()}
-    away = _listed(sources)
+    sources, away = _listed(snapshot)
     starts = list(range(0, len(rows), first) if all_pages else range(1)) or [0]
     for page, start in enumerate(starts):
         values = {
@@ -76,17 +75,17 @@ def find(store_url: str, name: str) -> Snapshot:
     return found
 
 
-def _options(snapshot: Snapshot) -> dict[str, Any]:
-    return {name: TypeAdapter(AnyDataset).validate_python(options) for name, options in snapshot.sources.items()}
-
-
-def _listed(sources: Mapping[str, Source]) -> str:
-    """List the files of the sources, which opens need. Return why that is not possible, "" otherwise."""
+def _listed(snapshot: Snapshot) -> tuple[dict[str, Source], str]:
+    """Return the sources, with their files listed, or none and why that is not possible."""
     try:
+        options = {name: TypeAdapter(AnyDataset).validate_python(one) for name, one in snapshot.sources.items()}
+        sources = {name: _sources.source_of(one) for name, one in options.items()}
         _sources.stamps(sources)
+    except ValidationError as error:
+        return {}, error.errors()[0]["msg"]
     except ConfigError as error:
-        return str(error)
-    return ""
+        return {}, str(error)
+    return sources, ""
 
 
 def _facts(snapshot: Snapshot, parts: Parts) -> list[str]:

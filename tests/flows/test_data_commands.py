@@ -11,6 +11,7 @@ from PIL import Image
 from cosmos_rl_core.errors import NoSpaceError
 from flows.operations.caption_files import write_captions
 from flows.operations.show_data import show
+from stages.artifacts import snapshots
 from tests.flows.test_preprocess import add, config_of, prepare
 
 PROMPT = "A video of sks teal robot."
@@ -74,6 +75,17 @@ def test_media_that_have_changed_or_gone_are_said_to_be(tmp_path: Path):
     clips.rename(tmp_path / "away")
     page, _ = shown(tmp_path)
     assert page.count("no folder at") == 3
+
+
+def test_a_source_of_another_machine_is_said_to_be_unknown(tmp_path: Path):
+    add(tmp_path / "clips", 0)
+    prepare(config_of(tmp_path / "clips"), tmp_path)
+    snapshot = snapshots.newest(str(tmp_path / "store"), "clips")
+    assert snapshot is not None
+    elsewhere = {"mine": {"name": "theirs"}}
+    snapshots.put(str(tmp_path / "store"), snapshot.model_copy(update={"number": 2, "sources": elsewhere}))
+    page, _ = shown(tmp_path)
+    assert "unknown dataset &#39;theirs&#39;" in page
 
 
 @pytest.mark.parametrize(

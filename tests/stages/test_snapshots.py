@@ -313,6 +313,15 @@ def test_recipes_of_a_dataset_are_encoded_with_it(pictures: Path, tmp_path: Path
     assert make_prepared(Run(made, str(tmp_path)), tmp_path) == []
 
 
+def test_mistakes_of_recipes_are_found_before_anything_is_indexed(pictures: Path, tmp_path: Path):
+    values = recipe({"dataset": "mine"})
+    values["train"]["optm_lrr"] = 1.0
+    (tmp_path / "sft.toml").write_text(toml_of(values), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"optm_lrr[\s\S]*nowhere\.toml"):
+        prepare(pictures, tmp_path, recipes=[str(tmp_path / "sft.toml"), "nowhere.toml"])
+    assert not (tmp_path / "dataset").exists()
+
+
 def toml_of(values: dict[str, Any], path: str = "") -> str:
     """Tables of plain values, as TOML."""
     own = [f"{key} = {json.dumps(value)}" for key, value in values.items() if not isinstance(value, dict)]
