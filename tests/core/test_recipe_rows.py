@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig
+from cosmos_rl_core.datasets import prompt_set
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.cosmos_rl.translation import Entry, translate, translated
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
@@ -197,17 +198,28 @@ def test_what_only_its_user_can_say_is_left_open_not_made_up(tmp_path: Path):
     local_rewards = read(SD3, train__train_policy__use_remote_reward=False)
     assert "rewards" not in translate(local_rewards).values
     other_prompts = read(SD3, train__train_policy__dataset__name="my/prompts")
-    assert "dataset" not in translate(other_prompts).values["train"]["train_policy"]
+    other_split = read(SD3, train__train_policy__dataset__split="validation")
+    for values in (other_prompts, other_split):
+        assert "dataset" not in translate(values).values["train"]["train_policy"]
     for values, name in ((local_rewards, "rewards"), (other_prompts, "train.train_policy.dataset")):
         assert translate(values).summary.endswith(f"; still to set: {name}")
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("name", prompt_set.SETS)
+def test_the_prompt_sets_that_cosmos_rl_knows_keep_their_names(name: str, split: str):
+    values = read(SD3, train__train_policy__dataset__name=name, train__train_policy__dataset__split=[split])
+    dataset = translate(values).values["train"]["train_policy"]["dataset"]
+    assert prompt_set.Options(**dataset) == prompt_set.Options(set=name, split=split)  # pyright: ignore[reportArgumentType]
 
 
 def test_epochs_become_iterations_where_the_prompts_can_be_counted(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert translate(read(COSMOS_NFT)).summary.endswith("; still to set: train.num_iterations")
-    file = tmp_path / ".cache/cosmos_rl/diffusion_nft/pickscore/train.txt"
+    file = tmp_path / "downloads/diffusion_nft/pickscore/train.txt"
     file.parent.mkdir(parents=True)
     file.write_text("a prompt\n" * 25433, encoding="utf-8")
+    monkeypatch.setenv("COSMOS_CACHE_DIR", str(tmp_path / "downloads"))
     assert setting(read(COSMOS_NFT), "train.num_iterations") == 25433 * 12 * 10 // 576 == 5298
     assert setting(read(COSMOS_NFT, train__max_num_steps=7), "train.num_iterations") == 7
 

@@ -6,16 +6,14 @@ from typing import Any
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.cosmos_rl.rows import Answer, Row, Upstream, count, number, taken
+from cosmos_rl_core.storage import cache
 
 ENDLESS_EPOCHS = 1000
 """Passes from which on cosmos-rl's recipes mean "until stopped"."""
 ENDLESS_ITERATIONS = 1000
 """Iterations of a run that cosmos-rl would continue until stopped."""
-PROMPT_SETS: dict[str, str] = dict.fromkeys(("pickscore", "ocr", "dance_grpo_t2v"), ".txt")
-PROMPT_SETS["geneval"] = "_metadata.jsonl"
+PROMPT_SETS = {"pickscore": ".txt", "ocr": ".txt", "dance_grpo_t2v": ".txt", "geneval": "_metadata.jsonl"}
 """Suffixes of the files of cosmos-rl's named prompt sets, after the name of the split."""
-PROMPT_FOLDER = "~/.cache/cosmos_rl/diffusion_nft"
-"""Folder of cosmos-rl's downloads, unless COSMOS_CACHE_DIR names another."""
 
 VALIDATION_GUIDANCE = 4.5
 """Guidance scale of the held-out samples of cosmos-rl's supervised training."""
@@ -93,10 +91,12 @@ def _dataset_size(upstream: Upstream) -> int | None:
     if is_supervised(upstream):
         folder = upstream[f"{DATASET}.local_dir"]
         return len(list(Path(str(folder)).glob("*.json"))) or None if folder else None
-    file = prompt_file(upstream, "train.train_policy.dataset")
-    if file is None or not Path(file).is_file():
+    named, downloads = prompt_set(upstream, DATASET), cache.of_cosmos_rl()
+    if named is None or downloads is None:
         return None
-    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    name, split = named
+    file = downloads / "diffusion_nft" / name / f"{split}{PROMPT_SETS[name]}"
+    lines = file.read_bytes().splitlines() if file.is_file() else ()
     return sum(bool(line.strip()) for line in lines) or None
 
 
@@ -235,13 +235,11 @@ def warmup_row(key: str, value: Any, upstream: Upstream) -> Answer:
     return {key: round(total * value)}, f"{value:g} of {total} steps"
 
 
-def prompt_file(upstream: Upstream, place: str) -> str | None:
-    """Return the path of a prompt set that cosmos-rl names; None for other names."""
+def prompt_set(upstream: Upstream, place: str) -> tuple[str, str] | None:
+    """Return name and split of a prompt set that cosmos-rl knows; None for others."""
     name, split = str(upstream[f"{place}.name"]), upstream[f"{place}.split"]
     split = split[0] if isinstance(split, list) and split else split
-    if name not in PROMPT_SETS:
-        return None
-    return str(Path(PROMPT_FOLDER).expanduser() / name / f"{split or 'train'}{PROMPT_SETS[name]}")
+    return (name, split or "train") if name in PROMPT_SETS and split in (None, "", "train", "test") else None
 
 
 # Model, media and sampling.
@@ -356,15 +354,16 @@ def misspelt_fraction_row(_: str, value: Any, upstream: Upstream) -> Answer:
 
 
 def prompts_row(place: str) -> Row:
-    """Return a row for the prompt set at ``place``: its name becomes the file that cosmos-rl downloads."""
+    """Return a row for the prompt set at ``place``, which has the same name here."""
 
     def row(_: str, value: Any, upstream: Upstream) -> Answer:
-        if (file := prompt_file(upstream, place)) is None:
+        if (named := prompt_set(upstream, place)) is None:
             known = ", ".join(PROMPT_SETS)
-            why = f'set it to {{ name = "prompts", path = "a text file" }}; known by name: {known}'
+            why = f'set it to {{ name = "prompts", path = "a text file" }}; known by name, train and test: {known}'
             return {place: None}, why
-        why = "cosmos-rl's download folder, unless COSMOS_CACHE_DIR names another"
-        return {f"{place}.name": "prompts", f"{place}.path": file}, why
+        name, split = named
+        why = "the plan downloads it if it is not in COSMOS_CACHE_DIR or ~/.cache/cosmos_rl"
+        return {f"{place}.name": "prompt_set", f"{place}.set": name, f"{place}.split": split}, why
 
     return row
 
