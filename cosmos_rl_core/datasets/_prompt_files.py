@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.errors import ConfigError, mistakes_in
 
 FORMATS = (".txt", ".jsonl", ".json")
+_PAGE = re.compile(r"\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
@@ -30,6 +32,8 @@ def prompts_in(path: Path, data: bytes) -> tuple[Prompt, ...]:
     """
     try:
         text = io.StringIO(data.decode("utf-8-sig"), newline=None).read()
+        if _PAGE.match(text):
+            raise ConfigError(f"{path} is a web page, as a download that failed leaves it; expected prompts")
         return prompts_of(path, _values(path.suffix.lower(), text))
     except ConfigError:
         raise

@@ -68,9 +68,15 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
 
 
 def digest(options: Options) -> str:
-    """Return the digest of names and bytes of all files. Raises :class:`ConfigError` if the folder is missing."""
+    """Return the digest of names and bytes of all files. Raises :class:`ConfigError` if one cannot be read."""
     media, captions = _find(options.local_dir)
-    return files_digest({n: Path(options.local_dir, n) for n in itertools.chain(*media.values(), *captions.values())})
+    files = {n: Path(options.local_dir, n) for n in itertools.chain(*media.values(), *captions.values())}
+    try:
+        return files_digest(files)
+    except OSError as error:
+        raise ConfigError(
+            f"{options.local_dir}: {error.filename or 'a file'} cannot be read: {error.strerror}"
+        ) from error
 
 
 class Media:
@@ -175,7 +181,15 @@ def _clip(item: _Item, clip: int, clips: int) -> _Item:
 
 
 def _find(local_dir: str) -> tuple[Files, Files]:
-    """Return media and captions of a folder by stem. Raises :class:`ConfigError` if it is missing or mixes layouts."""
+    """Return media and captions of a folder by stem.
+
+    Raises :class:`ConfigError` if it is missing, not on a disk or mixes layouts.
+    """
+    if "://" in local_dir:
+        raise ConfigError(
+            f"{local_dir} is not on a disk; copy it to one, or prepare a dataset from it (cosmos-flows preprocess) and "
+            'name that with name = "snapshot"'
+        )
     try:
         return _layout(local_dir, store.stamps(local_dir))
     except FileNotFoundError as error:

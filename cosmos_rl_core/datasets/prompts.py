@@ -27,4 +27,4 @@ class Options(DatasetOptions):
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
     """Return the prompts of the file. Raises one :class:`ConfigError` with every mistake in it."""
-    return read_prompts(Path(options.path))
+    return read_prompts(Path(options.path).expanduser())

@@ -146,6 +146,8 @@ def stamps(url: str) -> dict[str, str]:
     fs, path = _resolve(url)
     with _unavailable("list", url, FileNotFoundError):
         if isinstance(fs, LocalFileSystem):
+            if not os.path.isdir(path):
+                raise FileNotFoundError(path)
             return dict(_local_stamps(path, "", frozenset()))
         found = cast("dict[str, dict[str, Any]]", fs.find(path, detail=True))
     names = {name.removeprefix(path).lstrip("/"): entry for name, entry in found.items()}

@@ -288,6 +288,12 @@ def test_every_mistake_of_folders_is_reported_at_once(tmp_path):
 def test_a_folder_that_cannot_be_one_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"no folder at .*nowhere"):
         local.prompts(options(tmp_path / "nowhere"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"no folder at .*file"):
+        local.prompts(options(tmp_path / "file"))
+    (tmp_path / "file").unlink()
+    with pytest.raises(ConfigError, match=r"s3://b/clips is not on a disk; copy it to one"):
+        local.digest(options("s3://b/clips"))
     assert mistakes_of(options(tmp_path)) == [f"{tmp_path}:", "no image or video with a caption"]
     write_folders(tmp_path, "a", picture(1), "p")
     write_folders(tmp_path, "b", VIDEO, "p")
@@ -314,6 +320,13 @@ def test_a_file_lost_after_the_folder_was_opened_is_named(tmp_path):
     (tmp_path / "a.png").unlink()
     with pytest.raises(ConfigError, match=r"a\.png: cannot be read"):
         items.item(0)
+
+
+def test_a_file_that_cannot_be_read_is_named_by_the_digest(tmp_path):
+    write_flat(tmp_path, "a", picture(1), {"prompt": "p"})
+    (tmp_path / "b.png").symlink_to("/proc/self/mem")  # reading its first byte fails, also for root
+    with pytest.raises(ConfigError, match=r"a file cannot be read: Input/output error"):
+        local.digest(options(tmp_path))
 
 
 def test_the_digest_is_of_names_and_bytes(tmp_path):

@@ -90,6 +90,21 @@ def test_json_that_is_too_deep_is_a_mistake(tmp_path: Path, name: str, reason: s
         texts_of(tmp_path / name, "[" * 100_000)
 
 
+@pytest.mark.parametrize("page", ["<!DOCTYPE html>\n<html>404</html>", "\n <HTML><body>", "\ufeff<html lang='en'>"])
+def test_a_web_page_is_no_list_of_prompts(tmp_path: Path, page: str):
+    (tmp_path / "p.txt").write_text(page, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"p\.txt is a web page, as a download that failed leaves it"):
+        prompts.prompts(prompts.Options(path=str(tmp_path / "p.txt")))
+    (tmp_path / "p.txt").write_text("<htmlish> art\n", encoding="utf-8")
+    assert len(prompts.prompts(prompts.Options(path=str(tmp_path / "p.txt")))) == 1
+
+
+def test_a_path_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "p.txt").write_text("a cat\n", encoding="utf-8")
+    assert [prompt.text for prompt in prompts.prompts(prompts.Options(path="~/p.txt"))] == ["a cat"]
+
+
 def test_where_the_prompts_lie_is_no_part_of_what_a_run_is():
     assert prompts.Options(path="a.txt").identity() == prompts.Options(path="b.txt").identity()
 
