@@ -8,7 +8,7 @@ import diffusers
 import pytest
 
 from tests.benchmarks import __main__ as bench
-from tests.benchmarks import flops, models
+from tests.benchmarks import data, flops, models
 from tests.benchmarks.models import Shape
 
 
@@ -55,3 +55,14 @@ def test_the_peak_of_a_device_that_is_not_listed_is_unknown():
     assert flops.peak_flops("NVIDIA H200", "bfloat16") == 989e12
     assert flops.peak_flops("NVIDIA H200 NVL", "bfloat16") is None
     assert flops.peak_flops("NVIDIA H200", "float32") is None
+
+
+@pytest.mark.slow
+def test_the_preparation_of_data_is_measured_in_parts(tmp_path: Path):
+    settings = ["--items", "12", "--sizes", "2", "4", "--repeats", "1", "--output", str(tmp_path)]
+    assert data.main(settings) == 0
+    found = {path.name[11:]: json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.iterdir()}
+    assert found.keys() == {f"cpu-data-{part}.json" for part in data.PARTS}
+    (steps,) = found["cpu-data-ahead.json"]["measured"]
+    assert set(steps["times_local"]) == {"local", "slow", "slow, read when needed"}
+    assert all(row["core"]["ratio"] for row in found["cpu-data-speed.json"]["measured"])

@@ -1,0 +1,20 @@
+"""Run a stage like :mod:`stages.execution.runner`, and print the most memory that was resident, in bytes."""
+
+import re
+import sys
+from pathlib import Path
+
+from stages.execution import runner
+
+
+def main(argv: list[str]) -> int:
+    """Run the stage; returns its exit code."""
+    code = runner.main(argv)
+    # Not getrusage: it also counts what the parent had at the fork.
+    (kibibytes,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
+    print(1024 * int(kibibytes))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
