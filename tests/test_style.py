@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_rules import LAYERS, parse, place, refuse, sources, violations
+from tests.test_rules import LAYERS, nodes, place, refuse, sources, violations
 
 pytestmark = pytest.mark.xdist_group("sources")
 MAX_METHODS = 20
@@ -23,7 +23,7 @@ FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    yield from (node for node in ast.walk(parse(path)) if isinstance(node, FUNCTION))
+    yield from (node for node in nodes(path) if isinstance(node, FUNCTION))
 
 
 def test_docstrings_of_functions_begin_with_a_verb():
@@ -59,7 +59,7 @@ def private_names() -> set[str]:
     """Private functions, classes, constants and attributes that the product defines."""
     found: set[str] = set()
     for path in sources(*LAYERS):
-        for node in ast.walk(parse(path)):
+        for node in nodes(path):
             if isinstance(node, FUNCTION | ast.ClassDef):
                 found.add(node.name)
             elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -91,8 +91,8 @@ def test_names_of_files_are_written_once():
     """Elsewhere they are constants, so that a search finds who reads and who writes a file."""
     places: dict[str, list[str]] = defaultdict(list)
     for path in sources("stages", "flows"):
-        words = {id(node.value) for node in ast.walk(parse(path)) if isinstance(node, ast.Expr)}
-        for node in ast.walk(parse(path)):
+        words = {id(node.value) for node in nodes(path) if isinstance(node, ast.Expr)}
+        for node in nodes(path):
             text = node.value if isinstance(node, ast.Constant) and id(node) not in words else None
             if isinstance(text, str) and FILE_NAME.fullmatch(text):
                 places[text].append(place(path, getattr(node, "lineno", 1)))
