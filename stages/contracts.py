@@ -315,6 +315,9 @@ class Finetune(Training):
         **_DATA,
     }
     algorithm: AnySupervised
+    weights: dict[str, float] = Field(default={}, json_schema_extra={"neutral": {}})
+    """Shares of samples that are drawn from each source of a prepared dataset; without any, items are drawn equally
+    often."""
     media: MediaShape
     density: TimeDensity
     batch_size: int

@@ -1,8 +1,10 @@
 """Policy k to policy k + 1 by supervised steps on the latents of media."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from cosmos_rl_core import seeds
@@ -31,10 +33,10 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     layout = context.layout({"mini_batch": context.shrunk(config.algorithm.mini_batch)})
     copies = [EMA] if config.keeps_ema else []
     trainer = Trainer.load(config, algorithm, request=request, components=(), context=context, copies=copies)
-    draws = _Draws(request, config, trainer, latents)
+    draws, sources = _Draws(request, config, trainer, latents), latents.index["source"].to_numpy()
 
     def share(step: int) -> list[Make]:
-        items = _items(len(latents.index), config.batch_size, request.seed, step)
+        items = items_of_step(sources, config.weights, config.batch_size, request.seed, step)
         # The largest first, so that ranks that work side by side wait little for each other.
         chunks = sorted(cut_alike(items, layout["mini_batch"], draws.size), key=len, reverse=True)
         return my_share([[partial(draws, chunk)] for chunk in chunks], group)
@@ -47,14 +49,36 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     return trainer.summary()
 
 
-def _items(size: int, batch_size: int, seed: int, step: int) -> list[tuple[int, int]]:
-    """Return (item, pass) of each sample of one optimizer step.
+def items_of_step(
+    source: np.ndarray, weights: Mapping[str, float], batch_size: int, seed: int, step: int
+) -> list[tuple[int, int]]:
+    """Return (item, pass) of each sample of one optimizer step; ``source`` names the source of each item.
 
-    Every pass over the data has its own order, which is computed by random access.
+    Every pass over the data has its own order, which is computed by random access. With weights each source has passes
+    of its own, and the source of each sample is drawn.
     """
-    positions = range(step * batch_size, (step + 1) * batch_size)
-    orders = {epoch: seeds.permutation(size, seed, "data order", epoch) for epoch in {p // size for p in positions}}
-    return [(orders[p // size][p % size], p // size) for p in positions]
+    positions = np.arange(step * batch_size, (step + 1) * batch_size)
+    if not weights:
+        return _in_order(positions, np.arange(len(source)), seed)
+    names = sorted(weights)
+    until = np.cumsum([weights[name] for name in names])
+    # The first draws of a generator do not depend on how many there are.
+    draws = seeds.generator(seed, "data sources").random((step + 1) * batch_size) * until[-1]
+    drawn = np.searchsorted(until, draws, side="right").clip(max=len(names) - 1)
+    found: dict[int, tuple[int, int]] = {}
+    for number, name in enumerate(names):
+        mine = np.flatnonzero(drawn == number)
+        now = mine >= positions[0]
+        ordered = _in_order(np.flatnonzero(now), np.flatnonzero(source == name), seed, name)
+        found |= dict(zip(mine[now].tolist(), ordered, strict=True))
+    return [found[position] for position in positions.tolist()]
+
+
+def _in_order(positions: np.ndarray, items: np.ndarray, seed: int, *source: str) -> list[tuple[int, int]]:
+    """Return (item, pass) at positions in the passes over some items, one pass after the other."""
+    size = len(items)
+    orders = {p: seeds.permutation(size, seed, "data order", p, *source) for p in {*(positions // size).tolist()}}
+    return [(int(items[orders[p // size][p % size]]), p // size) for p in positions.tolist()]
 
 
 class _Draws:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny, model_validator
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
@@ -61,6 +61,9 @@ class SnapshotOptions(DatasetOptions):
     """``centre`` scales and crops all media to ``inference_size``. ``buckets`` takes for each medium the size nearest
     to its own ratio, among sizes of about that area: 1:1, 4:3, 3:2, 16:9 and their inverses. For supervised training
     and held-out losses; rollouts have one size."""
+    weights: dict[str, PositiveFloat] = Field(default={}, json_schema_extra={"neutral": {}})
+    """Shares of the samples that supervised training draws from each source of the dataset, relative to each other.
+    Default: every item equally often."""
 
 
 class RewardOptions(Section):

@@ -1,5 +1,6 @@
 """The datasets of a recipe: prompts, and media of the size that the policy is trained on."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
@@ -18,6 +19,8 @@ from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.snapshots import Snapshot
 from stages.contracts import Split
+
+TRAINED = "train.train_policy.dataset"
 
 
 class Media(NamedTuple):
@@ -156,7 +159,7 @@ def _trained_media(recipe: Recipe, store_url: str) -> Media:
     """
     policy = recipe.train.train_policy
     if not policy.rewarded:
-        media = _media(recipe, policy.dataset, "train.train_policy.dataset", store_url)
+        media = _media(recipe, policy.dataset, TRAINED, store_url)
         # The captions of a folder are the prompts of the run.
         return media if media.snapshot else media._replace(prompts=())
     data, most = data_of(recipe), policy.given_frames[1]
@@ -186,6 +189,8 @@ def _media(recipe: Recipe, data: DatasetOptions | None, place: str, store_url: s
     if data is None:
         return Media()
     if isinstance(data, SnapshotOptions):
+        if data.weights and place != TRAINED:
+            raise ConfigError(f"{place}.weights: supervised training alone draws sources by weight; leave it out")
         return _of_snapshot(recipe, data, store_url)
     plugin = _media_plugin(data)
     diffusers = recipe.policy.diffusers
@@ -222,6 +227,7 @@ def _of_snapshot(recipe: Recipe, options: SnapshotOptions, store_url: str) -> Me
     if not len(items):
         raise ConfigError(f"snapshot {head.number} of {name!r} has no item with side = {options.side!r}")
     _check_items(items, windows_of(recipe, options), f"snapshot {head.number} of {name!r}")
+    _check_weights(items, options.weights, f"snapshot {head.number} of {name!r}")
     texts = dict(zip(items["prompt_id"], items["caption"], strict=True))
     prompts = tuple(Prompt(id=prompt, text=text) for prompt, text in sorted(texts.items()))
     counts = {"items": len(items), "prompts": len(prompts)}
@@ -243,6 +249,21 @@ def _check_items(items: Any, windows: Windows, where: str) -> None:
             f"{short.sum()} items of {where} have too few frames, e.g. {first['name']} has {first['frames']}, expected "
             f"at least {windows.least(first['fps'])}; leave them out with min_frames in the file of the dataset"
         )
+
+
+def _check_weights(items: Any, weights: Mapping[str, float], where: str) -> None:
+    """Raise :class:`ConfigError` unless each source that items come from has a weight, and no other has one."""
+    sources = {*items["unit"].str.partition("/")[0]}
+    if weights and sources != weights.keys():
+        raise ConfigError(
+            f"{TRAINED}.weights names {', '.join(sorted(weights))}; the items of {where} that are used come from "
+            f"{', '.join(sorted(sources))}: give each of these a weight"
+        )
+
+
+def weights_of(options: DatasetOptions | None) -> dict[str, float]:
+    """Return the shares of the sources of a prepared dataset; none if its items are drawn equally often."""
+    return dict(options.weights) if isinstance(options, SnapshotOptions) else {}
 
 
 def split_of(options: DatasetOptions | None) -> Split | None:

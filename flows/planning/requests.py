@@ -7,7 +7,7 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
 from cosmos_rl_core.weights.parts import CURRENT, EMA, INIT, REFERENCE, STATE
 from flows.planning import costs
-from flows.planning.datasets import data_of, split_of
+from flows.planning.datasets import data_of, split_of, weights_of
 from flows.planning.run import Run, inputs_of
 from stages import contracts
 from stages.artifacts.request import Input, Request
@@ -123,6 +123,7 @@ def finetune(run: Run, k: int) -> Request:
         gradient_checkpointing=recipe.policy.model_gradient_checkpointing,
         algorithm=options,
         data_split=split_of(data_of(recipe)),
+        weights=weights_of(data_of(recipe)),
         media=run.plan.media,
         density=recipe.policy.diffusers.density,
         posterior=recipe.policy.diffusers.posterior,

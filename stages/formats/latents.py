@@ -73,7 +73,8 @@ class Latents:
     """
 
     index: pd.DataFrame
-    """A row an item, in the set's order: ``item_id``, ``prompt_id`` and ``latents_id``, under which its latents are."""
+    """A row an item, in the set's order: ``item_id``, ``prompt_id``, ``latents_id``, under which its latents are, and
+    the name of its ``source``, "" for a media set."""
 
     def __init__(
         self,
@@ -92,8 +93,8 @@ class Latents:
             shards_of = zip(table["latents_id"], table["shard"], strict=True)
             self._places |= {one: (members, shard) for one, shard in shards_of} | self._places
         encoded: Any = pd.concat(tables, ignore_index=True)
-        items = encoded if parts is None else _items_of(parts, encoded, split)
-        self.index = items[["item_id", "prompt_id", "latents_id"]]
+        items = encoded.assign(source="") if parts is None else _items_of(parts, encoded, split)
+        self.index = items[["item_id", "prompt_id", "latents_id", "source"]]
         places = zip(*(items[name].astype(int) for name in SIZE), strict=True) if {*SIZE} <= {*items} else ()
         self._sizes: dict[str, Size] = dict(zip(items["item_id"], places, strict=False))
         self._latents_ids = dict(zip(self.index["item_id"], self.index["latents_id"], strict=True))
@@ -146,7 +147,10 @@ def _items_of(parts: Parts, encoded: Any, split: Split | None) -> Any:
     items = side_of(parts.items, split)
     if missing := sorted({*items["medium"]} - {*encoded["medium"]}):
         raise ArtifactError(f"{len(missing)} media have no latents, e.g. {missing[0]}; encode the parts of this plan")
-    both = items[["item", "medium", "prompt_id"]].merge(encoded, on="medium").sort_values(["item", "latents_id"])
+    items = items.assign(source=items["unit"].str.partition("/")[0])
+    both = (
+        items[["item", "medium", "prompt_id", "source"]].merge(encoded, on="medium").sort_values(["item", "latents_id"])
+    )
     clip = both.groupby("item").cumcount()
     several = clip.groupby(both["item"]).transform("max") > 0
     numbered = both["item"] + "-" + clip.map("{:02d}".format)

@@ -25,6 +25,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of, standing
 from stages.contracts import Split
+from stages.finetune import items_of_step
 from stages.formats.embeddings import EMPTY, Embeddings
 from stages.formats.latents import Latents
 from stages.formats.parts import Parts, side_of
@@ -329,3 +330,43 @@ def toml_of(values: dict[str, Any], path: str = "") -> str:
         toml_of(value, f"{path}.{key}" if path else key) for key, value in values.items() if isinstance(value, dict)
     ]
     return "\n".join([*([f"[{path}]"] if path else []), *own, *tables])
+
+
+def test_sources_are_drawn_by_weight_and_each_item_once_a_pass(pictures: Path, tmp_path: Path):
+    others = tmp_path / "others"
+    others.mkdir()
+    for number in range(100, 102):
+        add(others, number, f"other {number}")
+    sources = {name: {"name": "local", "local_dir": str(at)} for name, at in (("many", pictures), ("few", others))}
+    prepare(pictures, tmp_path, sources=sources)
+    run = plan(tmp_path, weights={"many": 1, "few": 3})
+    make_prepared(run, tmp_path)
+    source = latents_of(run).index["source"]
+    assert source.value_counts().to_dict() == {"many": 6, "few": 2}
+    source = source.to_numpy()
+    drawn = [one for step in range(500) for one in items_of_step(source, {"many": 1, "few": 3}, 8, 5, step)]
+    few = [(item, epoch) for item, epoch in drawn if source[item] == "few"]
+    # Four standard deviations of 4000 draws.
+    assert abs(len(few) - 3000) < 4 * (4000 * 0.75 * 0.25) ** 0.5
+    assert len({*few}) == len(few) == 2 * (few[-1][1] + 1) - (len(few) % 2)
+    assert [epoch for _, epoch in few] == sorted(epoch for _, epoch in few)
+    many = [one for one in drawn if source[one[0]] == "many"]
+    assert len({*many}) == len(many)
+    again = items_of_step(source, {"few": 3, "many": 1}, 8, 5, 7)
+    assert again == drawn[56:64]
+    make(requests.policy(run), tmp_path / "outcome" / "policy")
+    assert requests.finetune(run, 0).config.model_dump()["weights"] == {"many": 1, "few": 3}
+    manifest = make(requests.finetune(run, 0), tmp_path / "outcome" / "finetune")
+    assert np.isfinite(float(manifest.summary["loss"] or "nan"))
+
+
+def test_weights_of_other_sources_than_the_items_have_are_refused(pictures: Path, tmp_path: Path):
+    prepare(pictures, tmp_path)
+    with pytest.raises(ConfigError, match=r"weights names her, here; the items of snapshot 1 .* come from here: give"):
+        plan(tmp_path, weights={"here": 1, "her": 2})
+    with pytest.raises(ConfigError, match="greater than 0"):
+        plan(tmp_path, weights={"here": 0})
+    values = recipe({"dataset": "mine"}, validation={"dataset": {"name": "rendered_text"}, "batch_size": 1})
+    values["validation"]["data"] = {"name": "snapshot", "dataset": "mine", "weights": {"here": 1}}
+    with pytest.raises(ConfigError, match=r"validation\.data\.weights: supervised training alone draws"):
+        make_plan(check(values, "test"), "both", "test.toml", (), str(tmp_path))
