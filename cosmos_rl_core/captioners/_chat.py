@@ -10,6 +10,7 @@ import httpx
 
 from cosmos_rl_core.captioners._base import RefusedError
 from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.http_client import client
 
 LONGEST_PAUSE_S = 60.0
 """Longest pause between two tries that the client chooses itself."""
@@ -39,14 +40,8 @@ class Chat:
     ) -> None:
         self._url, self._token, self._stop = f"{url}/chat/completions", token, stop
         self._timeout_s, self._tries, self._pause_s = timeout_s, tries, pause_s
-        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
-        try:
-            # Concurrency is bounded by the caller's threads.
-            limits = httpx.Limits(max_connections=None)
-            self._http = httpx.Client(headers=headers, timeout=timeout_s, limits=limits)
-        except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
-            reason = f"this environment's proxies or certificates: {error}"
-            raise ConfigError(f"HTTP requests cannot be made with {reason}") from error
+        # Concurrency is bounded by the caller's threads.
+        self._http = client(token, timeout=timeout_s, limits=httpx.Limits(max_connections=None))
 
     def __enter__(self) -> Self:
         return self

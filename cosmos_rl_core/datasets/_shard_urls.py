@@ -8,6 +8,7 @@ from typing import Any
 
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ConfigError, mistakes_in
+from cosmos_rl_core.http_client import without_secrets
 from cosmos_rl_core.storage import http, store
 
 MAX_URLS = 100_000
@@ -32,7 +33,7 @@ def is_http(url: str) -> bool:
 
 def shown(url: str) -> str:
     """Return a URL for messages and tables, without what may be secret."""
-    return http.shown(url) if is_http(url) else url
+    return without_secrets(url) if is_http(url) else url
 
 
 def _path(url: str) -> str:

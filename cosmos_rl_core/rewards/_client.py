@@ -18,6 +18,7 @@ from httpx import Response
 from pydantic import Field, TypeAdapter
 
 from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.http_client import client, without_secrets
 from cosmos_rl_core.rewards._answers import brief
 
 ENQUEUE_URL, FETCH_URL = "REMOTE_REWARD_ENQUEUE_URL", "REMOTE_REWARD_FETCH_URL"
@@ -139,12 +140,6 @@ def fits_header(text: str) -> bool:
     return text.isascii() and text.isprintable() and text == text.strip()
 
 
-def without_secrets(url: str) -> str:
-    """Return a URL without user, password and query."""
-    parsed = httpx.URL(url)
-    return f"{parsed.scheme}://{parsed.netloc.decode()}{parsed.path}"
-
-
 def _fault(url: str) -> str | None:
     """Return why no request can be sent to a URL, or None."""
     if not url:
@@ -199,12 +194,7 @@ class Client:
 
     def __init__(self, service: Service, timeout_s: float):
         self._service, self._timeout_s = service, timeout_s
-        authorization = {"Authorization": f"Bearer {service.token}"} if service.token else {}
-        try:
-            self._http = httpx.Client(headers={"Accept-Encoding": "identity", **authorization})
-        except (ValueError, ImportError, OSError, httpx.InvalidURL) as error:
-            reason = f"this environment's proxies or certificates: {error}"
-            raise ConfigError(f"HTTP requests cannot be made with {reason}") from error
+        self._http = client(service.token)
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ from typing import BinaryIO, TypeVar
 import httpx
 
 from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.http_client import without_secrets
 
 RETRY_FOR_S = 60.0
 """Seconds without a further byte after which a file counts as unavailable."""
@@ -25,12 +26,6 @@ Found = TypeVar("Found")
 
 class _PassingError(Exception):
     """An answer that the same request may not meet again."""
-
-
-def shown(url: str) -> str:
-    """Return a URL without user, password and query, which may be secrets."""
-    parsed = httpx.URL(url)
-    return f"{parsed.scheme}://{parsed.netloc.decode()}{parsed.path}"
 
 
 def fault(url: str) -> str | None:
@@ -60,7 +55,7 @@ def stamp(url: str) -> str:
     found = [said.get(name, "") for name in ("Content-Length", "ETag", "Last-Modified")]
     if not found[0] or not any(found[1:]):
         needed = "Content-Length, and ETag or Last-Modified"
-        raise ConfigError(f"{shown(url)}: a change could not be noticed; the server must state {needed}")
+        raise ConfigError(f"{without_secrets(url)}: a change could not be noticed; the server must state {needed}")
     return " ".join(value.strip('"') for value in found if value)
 
 
@@ -103,9 +98,9 @@ def _require(answer: httpx.Response, url: str) -> None:
     if status in _PASSING or (status >= 500 and status != httpx.codes.NOT_IMPLEMENTED):
         raise _PassingError(f"the server answers {status}")
     if status in (httpx.codes.NOT_FOUND, httpx.codes.GONE):
-        raise FileNotFoundError(f"no file at {shown(url)}: the server answers {status}")
+        raise FileNotFoundError(f"no file at {without_secrets(url)}: the server answers {status}")
     if not answer.is_success:
-        raise ConfigError(f"{shown(url)}: the server answers {status} to {answer.request.method}")
+        raise ConfigError(f"{without_secrets(url)}: the server answers {status} to {answer.request.method}")
 
 
 def _patiently(url: str, call: Callable[[], Found], progress: Callable[[], int] = lambda: 0) -> Found:
@@ -116,14 +111,16 @@ def _patiently(url: str, call: Callable[[], Found], progress: Callable[[], int] 
         try:
             return call()
         except _NEVER as error:
-            raise ConfigError(f"{shown(url)}: {error}") from error
+            raise ConfigError(f"{without_secrets(url)}: {error}") from error
         except (httpx.TransportError, _PassingError) as error:
             if progress() > before:
                 began_s, delay_s = time.monotonic(), FIRST_DELAY_S
             if time.monotonic() + delay_s > began_s + RETRY_FOR_S:
-                raise UnavailableError(f"cannot read {shown(url)}: {str(error) or type(error).__name__}") from error
+                raise UnavailableError(
+                    f"cannot read {without_secrets(url)}: {str(error) or type(error).__name__}"
+                ) from error
         except httpx.RequestError as error:
-            raise ConfigError(f"{shown(url)}: {error}") from error
+            raise ConfigError(f"{without_secrets(url)}: {error}") from error
         # Jitter keeps many processes from retrying at the same moment.
         time.sleep(delay_s * random.uniform(0.5, 1))
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)

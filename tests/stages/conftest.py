@@ -71,6 +71,20 @@ def make_iteration(run: Run, folder: Path) -> None:
     make(requests.update(run, 0), folder)
 
 
+def make_evaluated_iteration(run: Run, folder: Path) -> None:
+    """The first iteration of a run without data, and the evaluation of the policy that it leads to."""
+    for request in (partial(requests.policy, run), lambda: run.prepared.embed, partial(requests.rollout, run, 0)):
+        make(request(), folder)
+    for reward in rewards(run, run.slots.iteration(0, "rollout"), 0):
+        make(reward, folder)
+    for request in (
+        partial(requests.update, run, 0),
+        partial(requests.export, run, 1),
+        partial(requests.evaluate, run, 1),
+    ):
+        make(request(), folder)
+
+
 def make_on_ranks(
     request: Request,
     tmp_path: Path,

@@ -1,6 +1,5 @@
 """Cosmos-Predict2.5 through every stage of an iteration of NFT, to the stock pipeline with what was trained."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.formats.policies import read_part
 from stages.formats.samples import read_unit
 from tests import tiny_pipelines
-from tests.hand_made import rewards
-from tests.stages.conftest import make, make_run
+from tests.stages.conftest import make, make_evaluated_iteration, make_run
 from tests.stages.test_wan import LORA, recipe
 
 CPU = torch.device("cpu")
@@ -41,16 +39,7 @@ def values(tmp_path: Path, prompt_dir: str) -> dict[str, Any]:
 
 def test_an_iteration_and_the_stock_pipelines_evaluation_of_it(values: dict[str, Any], tmp_path: Path):
     run = make_run(tmp_path, values)
-    for request in (partial(requests.policy, run), lambda: run.prepared.embed, lambda: requests.rollout(run, 0)):
-        make(request(), tmp_path)
-    for reward in rewards(run, run.slots.iteration(0, "rollout"), 0):
-        make(reward, tmp_path)
-    for request in (
-        partial(requests.update, run),
-        lambda _: requests.export(run, 1),
-        lambda _: requests.evaluate(run, 1),
-    ):
-        make(request(0), tmp_path)
+    make_evaluated_iteration(run, tmp_path)
 
     before, after = (read_part(input_of(slot), "current") for slot in (run.slots.policy(0), run.slots.policy(1)))
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4

@@ -1,6 +1,5 @@
 """Every model plugin through every stage of one iteration, as it ships: from its prompts to the stock pipeline."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.pipelines import directories
-from flows.planning import requests
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.contracts import METRICS
@@ -17,8 +15,7 @@ from stages.formats.samples import read_unit
 from stages.formats.tables import read_table
 from tests import tiny_pipelines
 from tests.families import LENGTH, SIZE, frames_of, stock_pipeline
-from tests.hand_made import rewards
-from tests.stages.conftest import make, make_run
+from tests.stages.conftest import make_evaluated_iteration, make_run
 from tests.stages.test_wan import LORA, recipe
 
 
@@ -36,16 +33,7 @@ def test_an_iteration_and_its_evaluation(name: str, prompt_dir: str, tmp_path: P
     values["policy"]["diffusers"]["sample"] |= {"guidance_scale": 3.0, "eval_num_steps": 2}
     values["validation"] = {"n_generation": 1, "dataset": {"name": "ocr", "local_dir": str(held_out), "split": "test"}}
     run = make_run(tmp_path, values)
-    for request in (partial(requests.policy, run), lambda: run.prepared.embed, lambda: requests.rollout(run, 0)):
-        make(request(), tmp_path)
-    for reward in rewards(run, run.slots.iteration(0, "rollout"), 0):
-        make(reward, tmp_path)
-    for request in (
-        partial(requests.update, run),
-        lambda _: requests.export(run, 1),
-        lambda _: requests.evaluate(run, 1),
-    ):
-        make(request(0), tmp_path)
+    make_evaluated_iteration(run, tmp_path)
 
     before, after = (read_part(input_of(slot), "current") for slot in (run.slots.policy(0), run.slots.policy(1)))
     assert max(float((after[part] - before[part]).abs().max()) for part in before) > 1e-4
