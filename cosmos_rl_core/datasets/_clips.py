@@ -8,7 +8,7 @@ from typing import IO, Any
 import av
 import numpy as np
 from av.container import InputContainer
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
 from cosmos_rl_core.datasets._base import ItemError
@@ -82,7 +82,12 @@ def image(file: IO[bytes] | str) -> Iterator[tuple[Image.Image, Transpose | None
 
     Raises one of ``DAMAGED``, also if it has more than 8 bits a channel.
     """
-    with Image.open(file, formats=IMAGE_FORMATS) as picture:
+    try:
+        opened = Image.open(file, formats=IMAGE_FORMATS)
+    except UnidentifiedImageError as error:
+        # Pillow names the open file, with an address that differs each time.
+        raise ValueError(f"cannot identify image file; expected one of {', '.join(IMAGE_FORMATS)}") from error
+    with opened as picture:
         if picture.mode.startswith(("I", "F")):
             raise ValueError(f"mode {picture.mode}, expected 8 bits a channel")
         picture.load()
