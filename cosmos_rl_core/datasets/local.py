@@ -1,9 +1,10 @@
 """A folder of images or videos with captions, in one of two layouts.
 
-Flat: ``<stem>.json``, an object whose ``prompt`` is the caption (other keys are ignored), beside the medium of the same
-stem. Folders: media in ``images/`` or ``videos/``; captions in ``metas/``, as text in ``<stem>.txt`` or as an object in
-``<stem>.json``. Hidden files and other extensions are ignored. The id of an item is its stem, with the number of the
-clip if videos give several. Items are sorted by id.
+Flat: the caption beside the medium of the same stem, as text in ``<stem>.txt`` or as an object in ``<stem>.json`` whose
+``prompt`` is the caption (other keys are ignored). Folders: media in ``images/`` or ``videos/``, captions of the same
+two kinds in ``metas/``. Hidden files, other extensions and other folders are ignored, and so is text beside no medium
+in a flat folder. The id of an item is its stem, with the number of the clip if videos give several. Items are sorted by
+id.
 """
 
 import itertools
@@ -131,7 +132,7 @@ class Source:
         self._captions: dict[str, list[str]] = {}
 
     def stamps(self) -> dict[str, str]:
-        """Return sizes and times, or ETags, of the files of each item. Raises :class:`ConfigError` on no folder."""
+        """Return sizes and times, or ETags, of the files of each item. Raises :class:`ConfigError` on no item."""
         try:
             found = store.stamps(self._root)
         except FileNotFoundError as error:
@@ -140,6 +141,8 @@ class Source:
             # A disk that is not mounted must not end every item.
             raise _no_folder(self._root)
         self._media, self._captions = _layout(self._root, found)
+        if not self._media and not self._captions:
+            raise ConfigError(_nothing_in(self._root, found))
         units = sorted(self._media.keys() | self._captions.keys())
         return {unit: "; ".join(f"{name} {found[name]}" for name in self._files(unit)) for unit in units}
 
@@ -200,6 +203,17 @@ def _no_folder(local_dir: str) -> ConfigError:
     return ConfigError(f"no folder at {local_dir} with files in it; expected images or videos with captions")
 
 
+def _nothing_in(local_dir: str, names: Iterable[str]) -> str:
+    """Return why a folder of files has no item, with the folders below it that have media."""
+    folders = sorted({str(PurePath(name).parent) for name in names if _is_medium(name)})
+    below = f"; there are media in {', '.join(folders[:5])}: name one folder" if folders else ""
+    return f"no image or video in {local_dir}; expected them there, or in its folder images/ or videos/{below}"
+
+
+def _is_medium(name: str) -> bool:
+    return PurePath(name).suffix.lower() in IMAGES | VIDEOS
+
+
 def _layout(local_dir: str, names: Iterable[str]) -> tuple[Files, Files]:
     """Return media and captions by stem, given the names of all files, relative to the folder."""
     by_folder: dict[str, list[str]] = defaultdict(list)
@@ -208,9 +222,12 @@ def _layout(local_dir: str, names: Iterable[str]) -> tuple[Files, Files]:
     folders = [name for name in ("images", "videos") if name in by_folder]
     if len(folders) > 1:
         raise ConfigError(f"{local_dir} has both images/ and videos/; expected one of them")
-    media = by_folder[folders[0] if folders else "."]
-    captions, extensions = (by_folder["metas"], {".txt", ".json"}) if folders else (media, {".json"})
-    return _by_stem(media, IMAGES | VIDEOS), _by_stem(captions, extensions)
+    media = _by_stem(by_folder[folders[0] if folders else "."], IMAGES | VIDEOS)
+    if folders:
+        return media, _by_stem(by_folder["metas"], {".txt", ".json"})
+    # Text beside no medium is a note or a licence.
+    beside = [name for name in by_folder["."] if name.lower().endswith(".json") or PurePath(name).stem in media]
+    return media, _by_stem(beside, {".txt", ".json"})
 
 
 def _by_stem(names: Iterable[str], extensions: Collection[str]) -> Files:

@@ -78,6 +78,16 @@ def test_both_layouts_hold_the_same_items(tmp_path):
             assert items.prompt_of(index) == flat.item(index)[1]
 
 
+def test_captions_of_a_flat_folder_may_be_text(tmp_path):
+    for stem in ("a", "b"):
+        write_flat(tmp_path, stem, picture(1), {"prompt": f"picture {stem}"})
+    (tmp_path / "a.json").unlink()
+    (tmp_path / "a.txt").write_text("a text\n", encoding="utf-8")
+    assert [prompt.text for prompt in local.prompts(options(tmp_path))] == ["a text", "picture b"]
+    (tmp_path / "b.txt").write_text("another", encoding="utf-8")
+    assert mistakes_of(options(tmp_path))[1:] == ["b.png: more than one caption: b.json, b.txt"]
+
+
 def test_items_of_one_caption_share_a_prompt(tmp_path):
     for stem in ("a", "b"):
         write_flat(tmp_path, stem, picture(1), {"prompt": "twice"})

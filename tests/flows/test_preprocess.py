@@ -217,6 +217,15 @@ def test_a_disk_that_is_not_mounted_removes_nothing(clips: Path, tmp_path: Path)
         prepare(config_of(clips), tmp_path)
 
 
+def test_a_folder_whose_media_lie_further_down_is_no_empty_dataset(clips: Path, tmp_path: Path):
+    (clips / "notes.md").write_text("notes", encoding="utf-8")
+    (tmp_path / "all").mkdir()
+    clips.rename(tmp_path / "all" / "pictures")
+    with pytest.raises(ConfigError, match=r"no image or video in .*all; .* there are media in pictures: name one"):
+        prepare(config_of(tmp_path / "all"), tmp_path)
+    assert snapshots.newest(str(tmp_path / "store"), "clips") is None
+
+
 def test_files_and_store_may_be_in_s3(clips: Path, s3_url: str, tmp_path: Path):
     root = f"{s3_url}/{secrets.token_hex(4)}"
     for file in clips.iterdir():
