@@ -68,7 +68,8 @@ def find(store_url: str, name: str) -> Snapshot:
     dataset, number = match.groups()
     newest = snapshots.newest(store_url, dataset)
     if newest is None:
-        raise ConfigError(f"no dataset {dataset!r} in {store_url}; `cosmos-flows preprocess` makes one")
+        known = ", ".join(sorted(snapshots.names(store_url))) or "none"
+        raise ConfigError(f"no dataset {dataset!r} in {store_url}, known: {known}; `cosmos-flows preprocess` makes one")
     found = newest if number is None else Snapshot.read(store_url, dataset, int(number))
     if found is None:
         raise ConfigError(f"{dataset} has no snapshot {number}; its newest is {newest.number}")

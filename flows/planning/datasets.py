@@ -108,7 +108,12 @@ def read_datasets(recipe: Recipe, store_url: str, mistakes: Mistakes) -> Dataset
         shown = f"e.g. {min(overlap)}"
         mistakes.append(f"{len(overlap)} validation prompts are also trained on, {shown}")
     if _trains_on_held_out(recipe, found):
-        mistakes.append("validation.data has media that are trained on; use another split")
+        advice = (
+            'set side = "train" there and side = "held_out" here, with the same held_out_share'
+            if isinstance(held_out_of(recipe), SnapshotOptions)
+            else "use another split"
+        )
+        mistakes.append(f"validation.data has media that are trained on; {advice}")
     return found
 
 
@@ -212,12 +217,16 @@ def _of_snapshot(recipe: Recipe, options: SnapshotOptions, store_url: str) -> Me
     """
     name, number = options.dataset, options.number
     head = Snapshot.read(store_url, name, number) if number else snapshots.newest(store_url, name)
+    if head is None and (newest := snapshots.newest(store_url, name)):
+        raise ConfigError(
+            f"there is no snapshot {number} of the dataset {name!r} in the store {store.absolute(store_url)}; "
+            f"its newest is {newest.number}"
+        )
     if head is None:
-        which = f"snapshot {number} of the dataset {name!r}" if number else f"dataset {name!r}"
         known = ", ".join(sorted(snapshots.names(store_url))) or "none"
         raise ConfigError(
-            f"there is no {which} in the store {store.absolute(store_url)}; prepare it (cosmos-flows preprocess), or "
-            f"name one of: {known}"
+            f"there is no dataset {name!r} in the store {store.absolute(store_url)}; prepare it (cosmos-flows "
+            f"preprocess), or name one of: {known}"
         )
     # Pandas takes long to import, and nothing else here needs it.
     parts = import_module("stages.formats.parts")
