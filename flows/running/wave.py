@@ -25,6 +25,7 @@ from stages.execution.execution import Execution
 from stages.execution.outcome import Status, read_failures, read_status
 
 POLL_INTERVAL_S = 0.05
+DIGEST_LENGTH = 64
 LOG_TAIL = 30
 """Number of last log lines in the error of a failed stage."""
 
@@ -116,6 +117,12 @@ class Waves:
         self._jobs.close()
 
 
+def place_of(request: Request) -> str:
+    """Return where a stage is, such as ``0003/update``. Prepared data has the stage and a short digest."""
+    parent, name = request.slot.rsplit("/", 2)[-2:]
+    return f"{request.stage} {name[:12]}" if len(name) == DIGEST_LENGTH else f"{parent}/{name}"
+
+
 def standing_manifest(request: Request) -> Manifest | None:
     """Return the committed artifact that stands for this Request, or None."""
     _, manifest = standing(request.slot)
@@ -175,7 +182,7 @@ class _Running:
         """Return why there is no artifact; None if there is one. Error files of ranks come before exit codes."""
         if standing_manifest(self.request) is not None:
             return None
-        where = "/".join(self.request.slot.rsplit("/", 2)[-2:])
+        where = place_of(self.request)
         failures = read_failures(self.job.directory)
         if failures and not failures[0].collective:
             kind, message = failures[0].kind, failures[0].message

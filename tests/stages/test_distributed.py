@@ -13,7 +13,7 @@ import pytest
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import StageError
 from flows.running.display import Display
-from flows.running.wave import Waves
+from flows.running.wave import Waves, place_of
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
@@ -139,6 +139,12 @@ def launcher_of(request: Request, **options: Any) -> Waves:
 def make(request: Request) -> None:
     """One try, as a flow makes it, without the flow."""
     launcher_of(request, processes=2, stall_timeout_s=STARTUP_S).make("ranks", [request])
+
+
+def test_a_failure_names_prepared_data_by_its_stage(request_on_two_ranks: Request):
+    request = request_on_two_ranks
+    assert place_of(request.model_copy(update={"slot": "store/dataset/" + "0a" * 32})) == "embed 0a0a0a0a0a0a"
+    assert place_of(request.model_copy(update={"slot": "store/runs/a/iterations/0003/update"})) == "0003/update"
 
 
 @pytest.mark.slow
