@@ -42,8 +42,11 @@ class Media(Protocol):
     """All prompts of items."""
     item_ids: tuple[str, ...]
     """Id of each item: stable when items are added, safe as a file name."""
-    shape: tuple[int, int, int]
-    """Frames, height and width of every item. Known from the options: planning opens no medium."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return frames, height and width of every item. Known from the options: planning opens no medium."""
+        ...
 
     def __len__(self) -> int: ...
 

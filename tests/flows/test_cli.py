@@ -156,7 +156,7 @@ def test_an_import_as_json_has_every_key_and_its_notes_go_to_stderr(tmp_path):
     assert (found["schema"], found["mistakes"]) == ("diffusers", [])
     keys = {key["key"]: key for key in found["keys"]}
     assert keys["train.optm_lr"]["settings"] == {"train.optm_lr": found["values"]["train"]["optm_lr"]}
-    planning = invoke("plan", SD3, "--json")
+    planning = invoke("plan", SD3, "--json", "--set", f"train.train_policy.dataset.local_dir={tmp_path}")
     assert (planning.exit_code, planning.stdout) == (64, "")
 
 

@@ -62,7 +62,7 @@ by_name = pytest.mark.parametrize("path", HUB_RECIPES, ids=name_of)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> dict[str, Path]:
-    """Folders of captioned pictures and clips, and a file of prompts."""
+    """Folders of captioned pictures and clips, a file of prompts, and a set of them."""
     folder = tmp_path_factory.mktemp("data")
     for kind in ("pictures", "clips"):
         (folder / kind).mkdir()
@@ -73,8 +73,10 @@ def data(tmp_path_factory) -> dict[str, Path]:
         (folder / f"pictures/{index}.json").write_text(caption, encoding="utf-8")
         (folder / f"clips/{index}.mkv").write_bytes(clip)
         (folder / f"clips/{index}.json").write_text(caption, encoding="utf-8")
-    (folder / "prompts.txt").write_text("\n".join(f"prompt {index}" for index in range(64)), encoding="utf-8")
-    return {kind: folder / kind for kind in ("pictures", "clips", "prompts.txt")}
+    (folder / "set").mkdir()
+    for name in ("prompts.txt", "set/train.txt"):
+        (folder / name).write_text("\n".join(f"prompt {index}" for index in range(64)), encoding="utf-8")
+    return {kind: folder / kind for kind in ("pictures", "clips", "prompts.txt", "set")}
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +110,9 @@ def tiny(values: dict[str, Any], data: dict[str, Path], bases: dict[str, Path]) 
     for place, dataset in places.items():
         if dataset and dataset["name"] == "prompts":
             changes[f"{place}.path"] = str(data["prompts.txt"])
+        elif dataset and dataset["name"] == "prompt_set":
+            # The one set whose number of prompts is not known.
+            changes |= {f"{place}.set": "ocr", f"{place}.local_dir": str(data["set"])}
         elif dataset:
             changes |= {f"{place}.size": SIZE, f"{place}.frames": frames}
             if dataset["name"] == "local":
