@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny, mode
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.rewards._facts import Facts
 
 
 def plugin_options(base: type[Section]) -> BeforeValidator:
@@ -70,6 +71,8 @@ class RewardOptions(Section):
     """Base of every reward's ``Options``."""
 
     plugin = ("rewards", "name")
+    facts: ClassVar[Facts] = Facts()
+    """What is known of the reward before it runs."""
     name: str
     """The reward: the name of a file in ``cosmos_rl_core/rewards``, or of a plugin from outside."""
 

@@ -13,11 +13,17 @@ from pydantic import Field
 
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._facts import Facts
 
 
 class Options(RewardOptions):
     """Settings of the compression."""
 
+    facts = Facts(
+        scores={"jpeg": "minus kilobytes, below 0"},
+        source="DDPO, arXiv:2305.13301, section 5.1",
+        evidence="real weights",
+    )
     name: Literal["jpeg"] = "jpeg"  # pyright: ignore[reportIncompatibleVariableOverride]
     quality: int = Field(default=95, ge=1, le=100)
     """JPEG quality, 1 to 100. A higher quality is more sensitive to fine detail."""

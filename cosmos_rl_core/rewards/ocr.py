@@ -18,6 +18,7 @@ from pydantic import Field
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.storage.file_digests import Remembered
 
 LINE_HEIGHT = 48
@@ -28,6 +29,12 @@ BATCH_SIZE = 16
 class Options(RewardOptions):
     """Settings of the recognition."""
 
+    facts = Facts(
+        scores={"ocr": "1 for the right text, 0 for none of it"},
+        source="FlowGRPO, arXiv:2505.05470, with the recognition model of rapidocr",
+        wire={"ocr": "ocr_reward"},
+        evidence="real weights",
+    )
     name: Literal["ocr"] = "ocr"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     line_width: int = Field(default=320, ge=LINE_HEIGHT, le=2048)

@@ -1,0 +1,33 @@
+"""What is known of a reward before it runs. Imports nothing heavy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts of a reward plugin: its input, its scores, its source, and how far it was checked."""
+
+    input: Literal["image", "video", "any"] = "any"
+    """What it scores: images (of a video, each frame), videos only, or both."""
+    scores: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    """Its scores by name, each with its scale in words, such as ``cosine in [-1, 1]``."""
+    source: str = ""
+    """Paper or repository that defines the scores."""
+    torch: bool = False
+    """Whether it needs torch: it then runs in a stage with a GPU or in a service, never in a light stage."""
+    groupwise: bool = False
+    """Whether a score depends on the other samples of the same prompt, which are then scored together."""
+    also: tuple[str, ...] = ()
+    """Other names under which reward services offer it."""
+    wire: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    """Names of scores that differ in a service's answers, by the name here."""
+    evidence: Literal["real weights", "tiny weights", "protocol"] | None = None
+    """Weights with which it was run: the real ones (or none are needed), tiny random ones of the true architecture, or
+    none: then only its protocol and its loading code are tested. None: nothing is stated."""
+    names_checked: bool = False
+    """Whether the mapping of the names of its weights was checked against the original implementation."""
