@@ -20,7 +20,8 @@ autodoc_typehints_format = "short"
 nitpick_ignore_regex = [
     (
         "py:.*",
-        r"(Tensor|device|dict\[str.*|(torch|numpy|np|pd|collections|diffusers|pathlib|annotated_types|_Pydantic).*|"
+        r"(Tensor|device|(dict|tuple)\[str.*|typing\.Literal.*|"
+        r"(torch|numpy|np|pd|collections|diffusers|pathlib|annotated_types|_Pydantic).*|"
         r"ConfigError|ArtifactError|UnavailableError|Coefficients|types\.Annotated|[A-Za-z]*(Options|Config))",
     ),
     ("py:.*", r"(cosmos_rl_core\.(config|sampling|parallel|outside_plugins)|stages\.(execution|artifacts))\..*"),

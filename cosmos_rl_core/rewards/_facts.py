@@ -1,4 +1,4 @@
-"""What is known of a reward before it runs. Imports nothing heavy."""
+"""Facts of a reward that planning and pages read before it runs. Imports nothing heavy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
