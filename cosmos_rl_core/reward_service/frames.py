@@ -1,0 +1,206 @@
+"""Frames: a line of JSON and an array, as clients of cosmos-rl's protocol send them.
+
+Nothing of a frame is unpickled: the header of the ``.npy`` bytes is read by itself, and their data is mapped.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+
+from cosmos_rl_core.rewards._answers import brief
+
+MAX_LINE_BYTES = 4 * 2**20
+"""Largest line of JSON."""
+MAX_HEADER_BYTES = 4096
+"""Largest header of an array; numpy's takes 128 bytes."""
+MAX_SAMPLES = 4096
+LATENT_CHANNELS = (16, 48)
+"""Channels of latents of Wan 2.1 and Wan 2.2."""
+SCORERS = "scorers"
+"""Key of the digests of the scorers that a client expects, by name."""
+Media = Literal["image", "video", "latent"]
+
+_MAGIC = b"\x93NUMPY\x01\x00"
+_PICKLES = (b"PK\x03\x04", b"\x80")
+"""Beginnings of what ``torch.save`` and ``pickle`` write."""
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame. The message says what was found and what was expected."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Facts of a frame; its array stays in the file."""
+
+    prompts: tuple[str, ...]
+    rewards: tuple[str, ...]
+    """Names of the rewards that are asked for, in their order."""
+    media: Media
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    offset: int
+    """Byte of the file at which the array's data begins."""
+    metadata: tuple[Mapping[str, Any], ...]
+    """Of each sample: the JSON values of its prompt."""
+    video_infos: tuple[Mapping[str, Any], ...] | None
+    scorers: Mapping[str, str]
+    """Digest of the scorer that the client expects, by the name of the reward."""
+
+    @property
+    def kind(self) -> str:
+        """Return what frames have in common that can be scored together."""
+        return f"{self.media} {self.dtype} {self.shape[1:]}"
+
+    def array(self, path: Path) -> np.ndarray:
+        """Return the array of the file, mapped, read-only."""
+        return np.memmap(path, self.dtype, "r", self.offset, self.shape, self.order)
+
+
+def read(path: Path) -> Frame:
+    """Read what a file says about itself. Raises :class:`FrameError` unless it is exactly one frame."""
+    with path.open("rb") as file:
+        about = _about(file.readline(MAX_LINE_BYTES + 1))
+        dtype, shape, order = _header(file)
+        offset, size = file.tell(), path.stat().st_size
+    data, expected = size - offset, math.prod(shape) * dtype.itemsize
+    if data != expected:
+        raise FrameError(f"{data} bytes after the array's header; its shape {shape} of {dtype} takes {expected}")
+    media = _media(about)
+    _check_array(media, dtype, shape)
+    prompts = _prompts(about, shape[0])
+    return Frame(
+        prompts=tuple(prompts),
+        rewards=_rewards(about),
+        media=media,
+        dtype=dtype,
+        shape=shape,
+        order=order,
+        offset=offset,
+        metadata=tuple(_metadata(about, shape[0])),
+        video_infos=_rows(about, "video_infos", shape[0]),
+        scorers=_scorers(about),
+    )
+
+
+def _about(line: bytes) -> dict[str, Any]:
+    if not line.endswith(b"\n"):
+        found = f"no newline in the first {MAX_LINE_BYTES} bytes" if len(line) > MAX_LINE_BYTES else "no newline"
+        raise FrameError(f"{found}; expected a line of JSON, a newline and the bytes of an .npy file")
+    try:
+        about = json.loads(line, parse_constant=_refuse)
+        # Half a surrogate pair, which JSON can spell, fits no file.
+        json.dumps(about, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else brief(error)
+        raise FrameError(f"the first line is no JSON: {reason}") from error
+    if not isinstance(about, dict):
+        raise FrameError("the first line is no JSON object")
+    return about
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
+    """Return dtype, shape and order of the array whose header begins here."""
+    magic = file.read(len(_MAGIC))
+    if magic.startswith(_PICKLES):
+        raise FrameError("the array is a pickle, as torch.save writes it, and pickles are not read; use numpy.save")
+    if magic != _MAGIC:
+        raise FrameError(f"the array begins with {magic!r}; expected an .npy file of version 1.0, from numpy.save")
+    try:
+        fortran: bool
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=MAX_HEADER_BYTES)
+    except Exception as error:  # what numpy raises depends on the nonsense that it reads
+        raise FrameError(f"the header of the .npy bytes cannot be read: {brief(error)}") from error
+    if dtype.hasobject or dtype.names is not None or dtype.kind not in "uif":
+        raise FrameError(f"an array of {brief(dtype)}; expected numbers")
+    return dtype, tuple(map(int, shape)), "F" if fortran else "C"
+
+
+def _media(about: Mapping[str, Any]) -> Media:
+    """Return the form of the samples; what is absent or unknown counts as latents, as in cosmos-rl."""
+    match str(about.get("media_type")).lower():
+        case "image":
+            return "image"
+        case "video":
+            return "video"
+        case _:
+            return "latent"
+
+
+_EXPECTED = {
+    "image": "uint8 [samples, height, width, 3]",
+    "video": "uint8 [samples, 3, frames, height, width]",
+    "latent": "float16 [samples, 16 or 48, frames, height, width], other floats, or the bytes of bfloat16 as uint8",
+}
+
+
+def _check_array(media: Media, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    rank, channels = (4, (3,)) if media == "image" else (5, (3,) if media == "video" else LATENT_CHANNELS)
+    fits = len(shape) == rank and shape[-1 if media == "image" else 1] in channels and 0 not in shape
+    is_bytes = dtype == np.uint8
+    fits = fits and (is_bytes if media != "latent" else dtype.kind == "f" or (is_bytes and shape[-1] % 2 == 0))
+    if not fits:
+        raise FrameError(f"{media} as {dtype} {list(shape)}; expected {_EXPECTED[media]}")
+    if shape[0] > MAX_SAMPLES:
+        raise FrameError(f"{shape[0]} samples, at most {MAX_SAMPLES}")
+
+
+def _prompts(about: Mapping[str, Any], count: int) -> Sequence[str]:
+    prompts = about.get("prompts")
+    if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
+        raise FrameError("prompts: expected a list of texts")
+    if len(prompts) != count:
+        raise FrameError(f"{len(prompts)} prompts for {count} samples")
+    return prompts
+
+
+def _rewards(about: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the rewards with a weight above 0."""
+    asked = about.get("reward_fn")
+    weighed = isinstance(asked, dict) and all(
+        isinstance(weight, int | float) and not isinstance(weight, bool) for weight in asked.values()
+    )
+    if not isinstance(asked, dict) or not weighed:
+        raise FrameError("reward_fn: expected an object with a weight by the name of each reward")
+    if not (names := tuple(name for name, weight in asked.items() if weight > 0)):
+        raise FrameError("reward_fn: no reward has a weight above 0")
+    return names
+
+
+def _rows(about: Mapping[str, Any], key: str, count: int) -> tuple[Mapping[str, Any], ...] | None:
+    """Return a list of objects, one a sample, or None if the key is absent."""
+    if (rows := about.get(key)) is None:
+        return None
+    if not isinstance(rows, list) or len(rows) != count or not all(isinstance(row, dict) for row in rows):
+        raise FrameError(f"{key}: expected a list of {count} objects, one a sample")
+    return tuple(rows)
+
+
+def _metadata(about: Mapping[str, Any], count: int) -> Sequence[Mapping[str, Any]]:
+    """Return for each sample its prompt's metadata, its frames a second, and what cosmos-rl has for geneval."""
+    rows: list[dict[str, Any]] = [dict(row) for row in _rows(about, "metadata", count) or [{}] * count]
+    for row, info in zip(rows, _rows(about, "video_infos", count) or [{}] * count, strict=True):
+        row.update(info)
+    for key, value in about.items():
+        if key.startswith(("geneval_", "ocr_")):
+            values = value if isinstance(value, list) and len(value) == count else [value] * count
+            for row, own in zip(rows, values, strict=True):
+                row[key] = own
+    return rows
+
+
+def _scorers(about: Mapping[str, Any]) -> Mapping[str, str]:
+    expected = about.get(SCORERS, {})
+    if not isinstance(expected, dict) or not all(isinstance(digest, str) for digest in expected.values()):
+        raise FrameError(f"{SCORERS}: expected an object with a digest by the name of each reward")
+    return expected

@@ -1,0 +1,186 @@
+"""Scorers of a service: what each is, which processes it has, what it accepts."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import cosmos_rl_core
+from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.outside_plugins import named_by
+from cosmos_rl_core.reward_service import frames
+from cosmos_rl_core.reward_service.config import TOKEN, Config, Served
+from cosmos_rl_core.reward_service.pool import Pool, Start
+from cosmos_rl_core.reward_service.results import Identity
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+DEVICES = Path("/dev")
+DECODE_TIMEOUT_S = 1800.0
+"""Seconds within which the latents of a request must be decoded."""
+MODULE = "cosmos_rl_core.reward_service.worker"
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A served reward and its processes."""
+
+    served: Served
+    pool: Pool
+    code: Mapping[str, str]
+    """Digests of the files of a plugin from outside the package."""
+    decoder: str
+    """Version of the decoder of latents; "" without one."""
+
+    @property
+    def media(self) -> list[frames.Media]:
+        """Return the forms of samples that it accepts."""
+        images: list[frames.Media] = [] if self.served.facts.input == "video" else ["image"]
+        latents: list[frames.Media] = ["latent"] if self.decoder else []
+        return [*images, "video", *latents]
+
+    @property
+    def identity(self) -> Identity:
+        """Return name, version and digest; version and digest are "" until a process has loaded."""
+        name, version = self.served.names[0], self.pool.version
+        if not version:
+            return Identity(name, "", "")
+        told: dict[str, Any] = {
+            "plugin": self.served.plugin,
+            "options": self.served.options.identity(),
+            "version": version,
+            "batching": self.served.args.batching,
+        }
+        told |= {"code": dict(self.code)} if self.code else {}
+        told |= {"decoder": self.decoder} if self.decoder else {}
+        return Identity(name, version, digest(told))
+
+    def info(self) -> dict[str, Any]:
+        """Return what the service tells about it."""
+        facts, identity = self.served.facts, self.identity
+        told = {
+            "plugin": self.served.plugin,
+            "version": identity.version,
+            "digest": identity.digest,
+            "scores": {facts.wire.get(name, name): scale for name, scale in facts.scores.items()},
+            "input": facts.input,
+            "media": self.media,
+            "batching": self.served.args.batching,
+            "ready": self.pool.ready > 0,
+        }
+        return told | ({"error": self.pool.fault} if self.pool.fault else {})
+
+
+class RefusedError(Exception):
+    """A request that is not accepted, with its status."""
+
+    def __init__(self, status: int, detail: str, **told: Any) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.told = status, detail, told
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The rewards that a service offers."""
+
+    scorers: Mapping[str, Scorer]
+    """Scorers by each of their names."""
+    decoders: Mapping[str, Path]
+    """Folders of the decoders of latents, by their channels."""
+
+    def check(self, frame: frames.Frame) -> None:
+        """Raise :class:`RefusedError` for a frame that cannot be scored here."""
+        for name in frame.rewards:
+            scorer = self.scorers.get(name)
+            if scorer is None:
+                raise RefusedError(422, f"unknown reward {name!r}; known: {', '.join(sorted(self.scorers))}")
+            if frame.media not in scorer.media:
+                raise RefusedError(422, f"{name} takes {' or '.join(scorer.media)}, not {frame.media}")
+            if scorer.pool.broken:
+                raise RefusedError(503, scorer.pool.fault)
+            self._check_expected(name, frame.scorers.get(name), scorer)
+        if frame.media == "latent" and (channels := str(frame.shape[1])) not in self.decoders:
+            raise RefusedError(422, f"latents of {channels} channels; decoded are those of {', '.join(self.decoders)}")
+
+    def _check_expected(self, name: str, expected: str | None, scorer: Scorer) -> None:
+        if expected is None:
+            return
+        identity = scorer.identity
+        if not identity.digest:
+            raise RefusedError(503, f"{name} is still loading, so its digest is not known yet")
+        if expected != identity.digest:
+            found = f"{name} is {identity.version} (digest {identity.digest})"
+            raise RefusedError(409, f"{found}; the request expects {expected}", scorer=identity.as_json())
+
+
+class Devices:
+    """Devices of this machine, given to processes in turn."""
+
+    def __init__(self, config: Config) -> None:
+        named = config.settings.service.gpus or _visible(config.environment)
+        self._turn: Iterator[str] | None = cycle(named) if named else None
+
+    def environments(self, device: str, gpus: Sequence[str], count: int) -> list[dict[str, str]]:
+        """Return the variables of ``count`` processes that show each its device; ``gpus`` come before ``device``.
+
+        Without GPUs, ``cuda`` leaves the choice to the scorer.
+        """
+        if device != "cpu" and device.partition(":")[0] != "cuda":
+            raise ConfigError(f"device = {device!r}; expected cuda, cuda:<number> or cpu")
+        if device == "cpu":
+            return [{VISIBLE: ""}] * count
+        turn = cycle(gpus) if gpus else self._turn
+        if ":" in device:
+            return [{VISIBLE: device.partition(":")[2]}] * count
+        return [{VISIBLE: next(turn)} if turn else {} for _ in range(count)]
+
+
+def _visible(environment: Mapping[str, str]) -> list[str]:
+    if (named := environment.get(VISIBLE)) is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    return [str(i) for i in range(len([*DEVICES.glob("nvidia[0-9]*")]))]
+
+
+def environment_of(config: Config, interpreter: str) -> dict[str, str]:
+    """Return the environment of a process: the service's without its token, and where this package lies.
+
+    Another interpreter must have the package's dependencies itself. It gets this package from its sources, but not
+    from a folder of installed packages, which would bring it all others too.
+    """
+    environment = {name: value for name, value in config.environment.items() if name != TOKEN}
+    root = Path(str(cosmos_rl_core.__file__)).parents[1]
+    if interpreter == sys.executable or root.name != "site-packages":
+        paths = [str(root), environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return environment
+
+
+def scorer_of(served: Served, config: Config, devices: Devices, logs: Path, decoder: str) -> Scorer:
+    """Return a scorer whose processes are yet to be started."""
+    args, name = served.args, served.names[0]
+    pins = named_by(served.options, config.pins)
+    setup = {
+        "plugin": served.plugin,
+        "options": served.options.model_dump(mode="json"),
+        "plugins": [pin.model_dump(mode="json") for pin in pins],
+    }
+    base = environment_of(config, served.interpreter)
+    shown = devices.environments(args.device, args.gpus, args.processes)
+    command = (served.interpreter, "-m", MODULE)
+    starts = [Start(command, base | own, setup, logs / f"{name}.{i}.log") for i, own in enumerate(shown)]
+    together = args.fast_samples if args.batching == "fast" else 1
+    code = {file: sha for pin in pins for file, sha in pin.files.items()}
+    return Scorer(served, Pool(name, starts, args.timeout_s, together), code, decoder)
+
+
+def decoder_of(folders: Mapping[str, Path], config: Config, devices: Devices, logs: Path) -> Pool:
+    """Return the process that decodes latents, yet to be started."""
+    args = config.settings.decode_args
+    setup = {"decoders": {channels: str(path.resolve()) for channels, path in folders.items()}, "dtype": args.dtype}
+    (shown,) = devices.environments(args.device, (), 1)
+    command = (sys.executable, "-m", MODULE)
+    start = Start(command, environment_of(config, sys.executable) | shown, setup, logs / "decoder.log")
+    return Pool("the decoder", [start], DECODE_TIMEOUT_S)

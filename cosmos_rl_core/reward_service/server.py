@@ -1,0 +1,106 @@
+"""The running server: a socket, the application, signals, an orderly end."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.reward_service.app import app_of
+from cosmos_rl_core.reward_service.config import Config
+from cosmos_rl_core.reward_service.service import Service
+from cosmos_rl_core.reward_service.spool import Spool
+
+TRIED_PORTS = 100
+"""Number of ports that are tried, from the one of the settings on."""
+BACKLOG = 2048
+GRACE_S = 5
+"""Seconds for answers under way at the end."""
+log = logging.getLogger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to :func:`serve`, which lets running work end first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take no signal."""
+        yield
+
+
+def run(config: Config, said: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C. ``said`` gets lines for people, the first with the URL.
+
+    Raises :class:`ConfigError` if the folder or the ports are taken.
+    """
+    with Spool(Path(config.settings.service.spool)) as spool, listening(config) as server:
+        said(f"reward service at {url_of(server)}")
+        for note in config.notes:
+            said(f"note: {note}")
+        asyncio.run(serve(config, spool, server))
+
+
+async def serve(config: Config, spool: Spool, listening: socket.socket, stop: asyncio.Event | None = None) -> None:
+    """Serve on a socket until ``stop`` is set, SIGTERM or Ctrl-C. Running work is then finished first."""
+    stop = stop or asyncio.Event()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    service = Service(config, spool)
+    app = app_of(service, spool.worker_token())
+    settings = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        backlog=BACKLOG,
+        lifespan="off",
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    server = _Server(settings)
+    service.start()
+    serving = asyncio.create_task(server.serve([listening]))
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+        log.info("shutting down")
+    finally:
+        # Results can be fetched until the last one is there.
+        await service.drain()
+        server.should_exit = True
+        stopped.cancel()
+        await serving
+        await service.close()
+
+
+def listening(config: Config) -> socket.socket:
+    """Return a socket at the first free port from the settings' on."""
+    host, first = config.settings.host, config.settings.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    address = "127.0.0.1" if host == "localhost" else host
+    reason = ""
+    for port in range(first, min(first + TRIED_PORTS, 2**16)) if first else (0,):
+        server = socket.socket(family, socket.SOCK_STREAM)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind((address, port))
+            server.listen(BACKLOG)
+        except OSError as error:
+            server.close()
+            reason = str(error)
+            continue
+        return server
+    raise ConfigError(f"no port from {first} on can be listened at on {host}: {reason}")
+
+
+def url_of(server: socket.socket) -> str:
+    """Return the URL at which a socket listens."""
+    host, port = server.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"

@@ -1,0 +1,161 @@
+"""A process of a scorer or a decoder: reads a line of JSON a call, answers with one, ends with the service.
+
+Media are read from the spool by path; nothing of them goes through pipes.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from cosmos_rl_core import outside_plugins, plugins
+from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.processes import die_with_parent
+from cosmos_rl_core.reward_service import frames
+from cosmos_rl_core.rewards._answers import brief, entries, words
+from cosmos_rl_core.rewards._base import Reward, Sample
+
+UNAVAILABLE = (ConnectionError, TimeoutError, UnavailableError)
+"""Errors of a scorer that cannot work now."""
+WARM_UP_SIZE = 224
+Entry = dict[str, Any]
+
+
+class Work(Protocol):
+    """Work of a process."""
+
+    version: str
+
+    def answers(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return an answer to each request."""
+        ...
+
+
+class Scoring:
+    """Scores requests with a reward plugin."""
+
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        outside_plugins.use(setup["plugins"], verify=True)
+        module = plugins.load("rewards", setup["plugin"])
+        options = module.Options.model_validate(setup["options"])
+        self._reward: Reward = module.Reward(options)
+        if options.facts.torch:
+            _warm_up(self._reward, options.facts.input)
+        self.version = self._reward.version
+
+    def answers(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the entries of each request, scored in one call, and what was scored."""
+        started_s = time.perf_counter()
+        read = [_read(request) for request in requests]
+        try:
+            found = self._entries([sample for samples, _ in read for sample in samples])
+        except UNAVAILABLE as error:
+            return [{"unavailable": words(error)} for _ in requests]
+        seconds, rest = time.perf_counter() - started_s, iter(found)
+        return [
+            {"entries": [next(rest) for _ in samples], "input": about, "seconds": seconds} for samples, about in read
+        ]
+
+    def _entries(self, samples: Sequence[Sample]) -> list[Entry]:
+        """Return scores or an error for each sample; each is scored alone if the scorer raises for all."""
+        try:
+            return [_entry(scored) for scored in entries(self._reward.score(list(samples)), len(samples))]
+        except UNAVAILABLE:
+            raise
+        except Exception as error:
+            if len(samples) == 1:
+                return [{"error": words(error)}]
+            return [entry for sample in samples for entry in self._entries([sample])]
+
+
+def _entry(scored: Any) -> Entry:
+    if isinstance(scored, Exception):
+        return {"error": words(scored)}
+    if not isinstance(scored, dict):
+        return {"error": f"the scorer returned {brief(scored)} for a sample, expected its scores by name"}
+    return {"scores": {str(name): _plain(value) for name, value in scored.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return float(value) if isinstance(value, np.number) else brief(value)
+
+
+def _read(request: Mapping[str, Any]) -> tuple[list[Sample], dict[str, Any]]:
+    """Return the samples of a request, and what its result says of its array."""
+    path, decoded = Path(request["frame"]), request.get("decoded")
+    frame = frames.read(path)
+    array = np.load(decoded["pixels"], mmap_mode="r") if decoded else frame.array(path)
+    about = decoded["input"] if decoded else described(array.shape, "uint8", array.min(), array.max())
+    if frame.video_infos is not None:
+        about = {**about, "video_infos": [dict(info) for info in frame.video_infos]}
+    samples = [
+        Sample(f"{path.name}-{i}", sha256(prompt.encode()), prompt, _pixels(each, frame.media), metadata=metadata)
+        for i, (prompt, each, metadata) in enumerate(zip(frame.prompts, array, frame.metadata, strict=True))
+    ]
+    return samples, about
+
+
+def described(shape: Sequence[int], dtype: str, low: float, high: float) -> dict[str, Any]:
+    """Return what a result says of the array that was sent, as cosmos-rl's service does."""
+    return {"shape": list(shape), "dtype": f"torch.{dtype}", "min": f"{low:.3f}", "max": f"{high:.3f}"}
+
+
+def _pixels(sent: np.ndarray, media: frames.Media) -> np.ndarray:
+    """Return ``[frames, height, width, 3]`` of an image or of a video ``[3, frames, height, width]``."""
+    frames_last = sent[None] if media == "image" else sent.transpose(1, 2, 3, 0)
+    return np.array(frames_last, order="C")
+
+
+def _warm_up(reward: Reward, kind: str) -> None:
+    """Score a grey sample, so that weights that are missing are known before there is work.
+
+    Raises errors of files, packages and settings. That a scorer does not like grey is no fault.
+    """
+    pixels = np.full((8 if kind == "video" else 1, WARM_UP_SIZE, WARM_UP_SIZE, 3), 128, np.uint8)
+    try:
+        reward.score([Sample("warm-up", "warm-up", 'a sign that says "grey"', pixels)])
+    except UNAVAILABLE as error:
+        print(f"the first sample was not scored: {words(error)}")
+
+
+def main() -> int:
+    """Answer the calls of the service until it closes the pipe."""
+    die_with_parent()
+    # Scorers may print and read; the pipes are for the service alone.
+    calls, channel = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+
+    def send(answer: Any) -> None:
+        channel.write(json.dumps(answer).encode() + b"\n")
+        channel.flush()
+
+    setup = json.loads(calls.readline())
+    try:
+        decoder = "cosmos_rl_core.reward_service.decoder"
+        work: Work = import_module(decoder).Decoding(setup) if "decoders" in setup else Scoring(setup)
+        send({"ready": {"version": work.version}})
+    except Exception as error:
+        send({"failed": words(error)})
+        return 1
+    for line in calls:
+        requests = json.loads(line)["requests"]
+        try:
+            send(work.answers(requests))
+        except (OSError, ValueError) as error:
+            # A body that the disk no longer holds as it was, or no space for decoded pixels.
+            send([{"error": words(error)} for _ in requests])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
