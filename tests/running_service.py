@@ -104,17 +104,13 @@ class Command:
     process: "subprocess.Popen[str] | None" = None
     lines: list[str] = field(default_factory=list[str])
 
-    def start(self, **limits: Any) -> UpstreamClient:
+    def start(self) -> UpstreamClient:
         """Start it, and return a client of it as soon as it listens."""
         command = [sys.executable, "-m", "flows", "reward-service", str(self.path)]
-        self.process = subprocess.Popen(
-            command,
-            env=environment(self.token),
-            stdout=subprocess.PIPE,
-            stderr=self.path.with_suffix(".log").open("a"),
-            text=True,
-            **limits,
-        )
+        with self.path.with_suffix(".log").open("a") as log:
+            self.process = subprocess.Popen(
+                command, env=environment(self.token), stdout=subprocess.PIPE, stderr=log, text=True
+            )
         assert self.process.stdout is not None
         self.lines = [self.process.stdout.readline()]
         found = re.search(r"http://\S+", self.lines[0])

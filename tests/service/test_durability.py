@@ -1,0 +1,126 @@
+"""What was acknowledged outlives kills of the service: every uuid ends in its scores, none is lost or invented."""
+
+import http.client
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests import running_service as running
+from tests.running_service import Command, image_frame
+from tests.upstream_client import UpstreamClient
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Command]:
+    values = running.settings(tmp_path, {"reward_type": "probe", "options": {"seconds": 0.15}}, drain_s=20)
+    found = Command(running.write(tmp_path, values))
+    try:
+        yield found
+    finally:
+        if found.process is not None and found.process.poll() is None:
+            found.kill()
+
+
+def workers(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def unfinished_upload(client: UpstreamClient) -> http.client.HTTPConnection:
+    """A body of which the second half never comes."""
+    body = image_frame("a", size=64)
+    connection = http.client.HTTPConnection(client.url.removeprefix("http://"), timeout=30)
+    connection.putrequest("POST", "/api/reward/enqueue")
+    connection.putheader("Authorization", f"Bearer {client.token}")
+    connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders(body[: len(body) // 2])
+    return connection
+
+
+def test_a_killed_service_goes_on_with_every_accepted_request(command: Command, tmp_path: Path):
+    client = command.start()
+    running.wait_ready(client)
+    uuids = [client.enqueue(image_frame("a", first=i)) for i in range(12)]
+    upload = unfinished_upload(client)
+    first = client.result(uuids[0], "probe")
+    assert command.process is not None
+    scorers = workers(command.process.pid)
+    command.kill()
+    upload.close()
+    psutil.wait_procs(scorers, timeout=10)
+    assert not [scorer for scorer in scorers if scorer.is_running()]
+    incoming, frames = (tmp_path / "spool" / name for name in ("incoming", "frames"))
+    assert len([*incoming.iterdir()]) == 1
+    (frames / "never-accepted").write_bytes(b"renamed, and killed before the index had it")
+
+    client = command.start()
+    running.wait_ready(client)
+    assert [*incoming.iterdir()] == []
+    told = [client.result(uuid, "probe") for uuid in uuids]
+    assert [each["scores"]["probe_reward"] for each in told] == [[float(i)] for i in range(12)]
+    # What had a result keeps it, to the byte.
+    assert told[0] == first
+    with sqlite3.connect(tmp_path / "spool" / "index.sqlite") as index:
+        assert sorted(row[0] for row in index.execute("SELECT uuid FROM jobs")) == sorted(uuids)
+    assert command.terminate() == 0
+    assert [*frames.iterdir()] == []
+
+
+def test_sigterm_finishes_what_runs_and_leaves_the_rest_to_the_next_start(command: Command, tmp_path: Path):
+    client = command.start()
+    running.wait_ready(client)
+    uuids = [client.enqueue(image_frame("sleep 0.5", first=i)) for i in range(3)]
+    time.sleep(0.3)
+    assert command.terminate() == 0
+    with sqlite3.connect(tmp_path / "spool" / "index.sqlite") as index:
+        done = [row[0] for row in index.execute("SELECT uuid FROM jobs WHERE result IS NOT NULL")]
+    assert done == uuids[:1]
+    client = command.start()
+    assert [client.result(uuid, "probe")["scores"]["probe_reward"] for uuid in uuids] == [[0.0], [1.0], [2.0]]
+
+
+def test_a_full_disk_is_507_and_harms_nothing(command: Command, tmp_path: Path):
+    client = command.start()
+    running.wait_ready(client)
+    assert command.process is not None
+    # The kernel refuses to let files of this process grow further, as a full disk does.
+    resource.prlimit(command.process.pid, resource.RLIMIT_FSIZE, (2**20, 2**20))
+    status, told = client.post("enqueue", image_frame("a", size=800))
+    assert (status, told["detail"]) == (507, "the disk of the service is full; send the request again later")
+    assert [*(tmp_path / "spool" / "incoming").iterdir()] == []
+    assert client.scores(image_frame("a", first=3), "probe")["scores"]["probe_reward"] == [3.0]
+
+
+def test_two_services_never_share_a_spool(command: Command, tmp_path: Path):
+    command.start()
+    assert command.process is not None
+    second = [sys.executable, "-m", "flows", "reward-service", str(command.path)]
+    ended = subprocess.run(second, env=running.environment(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 64
+    assert f"another service, process {command.process.pid}, uses {tmp_path / 'spool'}" in ended.stderr
+
+
+def test_a_body_that_the_disk_has_lost_is_an_error_and_not_a_silence(command: Command, tmp_path: Path):
+    client = command.start()
+    running.wait_ready(client)
+    uuids = [client.enqueue(image_frame("a", first=i)) for i in range(6)]
+    assert command.process is not None
+    os.kill(command.process.pid, signal.SIGKILL)
+    command.process.communicate()
+    (tmp_path / "spool" / "frames" / uuids[4]).unlink()
+    (tmp_path / "spool" / "frames" / uuids[5]).write_bytes(b"damaged")
+    client = command.start()
+    told = [client.result(uuid, "probe") for uuid in uuids]
+    assert [each["scores"] and each["scores"]["probe_reward"] for each in told[:4]] == [[0.0], [1.0], [2.0], [3.0]]
+    assert "No such file" in told[4]["error"]
+    assert "no newline" in told[5]["error"]

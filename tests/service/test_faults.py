@@ -1,0 +1,215 @@
+"""Scorers that die, hang, lie, do not load: each accepted request ends in its scores or in an error that says why."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from cosmos_rl_core.reward_service import pool
+from tests import running_service as running
+from tests.running_service import image_frame
+from tests.upstream_client import UpstreamClient
+
+pytestmark = pytest.mark.processes
+
+
+@contextmanager
+def serving(tmp_path: Path, *scorers: dict[str, Any], ready: bool = True, **more: Any) -> Iterator[UpstreamClient]:
+    path = running.write(tmp_path, running.settings(tmp_path, *scorers, **more))
+    with running.in_thread(path, ready=ready) as client:
+        yield client
+
+
+def probe(**more: Any) -> dict[str, Any]:
+    args = {name: more.pop(name) for name in ("batching", "timeout_s", "processes", "venv_python") if name in more}
+    return {"reward_type": "probe", "options": more, **args}
+
+
+def scorer_pids() -> list[int]:
+    found = psutil.Process().children(recursive=True)
+    return [child.pid for child in found if "cosmos_rl_core.reward_service.worker" in child.cmdline()]
+
+
+def until(happened: Any, timeout_s: float = 20.0) -> Any:
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := happened()):
+        assert time.monotonic() < deadline_s, "it did not happen"
+        time.sleep(0.02)
+    return found
+
+
+def test_a_request_that_ends_its_process_twice_is_an_error_and_harms_no_other(tmp_path: Path):
+    with serving(tmp_path, probe()) as client:
+        good = [client.enqueue(image_frame("a", "b", first=i)) for i in range(3)]
+        bad = client.enqueue(image_frame("a", "die"))
+        good += [client.enqueue(image_frame("a", "b", first=i)) for i in range(3, 6)]
+        scores = [client.result(uuid, "probe")["scores"]["probe_reward"] for uuid in good]
+        told = client.result(bad, "probe")
+    assert scores == [[float(i), float(i + 1)] for i in range(6)]
+    assert told["scores"] is None
+    assert told["error"].startswith("probe ended by SIGKILL")
+    assert "the second process that this request ended" in told["error"]
+
+
+def test_a_request_whose_process_died_by_chance_is_scored_by_the_next(tmp_path: Path):
+    with serving(tmp_path, probe()) as client:
+        told = client.scores(image_frame(f"die-once {tmp_path / 'died'}", first=3), "probe")
+        numbers = client.get("/metrics")[1]
+    assert told["scores"]["probe_reward"] == [3.0]
+    assert 'reward_process_deaths_total{scorer="probe"} 1.0' in numbers
+
+
+def test_a_process_that_dies_idle_is_replaced(tmp_path: Path):
+    with serving(tmp_path, probe()) as client:
+        (pid,) = scorer_pids()
+        os.kill(pid, signal.SIGKILL)
+        assert client.scores(image_frame("a", first=9), "probe")["scores"]["probe_reward"] == [9.0]
+        assert pid not in scorer_pids()
+
+
+def test_the_exit_code_and_the_last_line_of_a_dead_process_are_told(tmp_path: Path):
+    with serving(tmp_path, probe()) as client:
+        told = client.scores(image_frame("exit"), "probe")
+    assert "probe ended with exit code 3; it printed: a scorer may print ['exit']" in told["error"]
+
+
+def test_a_process_that_does_not_answer_in_time_is_ended(tmp_path: Path):
+    with serving(tmp_path, probe(timeout_s=0.4)) as client:
+        told = client.scores(image_frame("sleep 60"), "probe")
+        assert told["error"].startswith("probe did not answer within 0.4 s")
+        assert client.scores(image_frame("a", first=5), "probe")["scores"]["probe_reward"] == [5.0]
+
+
+def test_a_scorer_that_is_away_for_long_fails_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool, "UNAVAILABLE_S", 0.01)
+    with serving(tmp_path, probe()) as client:
+        told = client.scores(image_frame("away"), "probe")
+    assert told["error"] == "probe: UnavailableError: the judge is away, in 6 tries"
+
+
+def calls(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().split()]
+
+
+def test_exact_scores_each_request_by_itself_and_fast_those_of_one_shape_together(tmp_path: Path):
+    exact, fast = tmp_path / "exact", tmp_path / "fast"
+    scorers = (
+        probe(log=str(exact)) | {"name": "exact"},
+        probe(log=str(fast), batching="fast") | {"name": "fast", "fast_samples": 6},
+    )
+    with serving(tmp_path, *scorers) as client:
+        found: dict[str, list[Any]] = {}
+        for name in ("exact", "fast"):
+            # While the first is scored, the others queue up.
+            bodies = [image_frame("sleep 0.7", reward=name)]
+            bodies += [image_frame("a", "b", reward=name, first=i) for i in range(5)]
+            bodies += [image_frame("a", reward=name, size=8)]
+            uuids = [client.enqueue(body) for body in bodies]
+            found[name] = [client.result(uuid, name)["scores"]["probe_reward"] for uuid in uuids]
+        known = client.get("/api/reward/info")[1]["scorers"]
+    assert found["exact"] == found["fast"]
+    assert found["exact"][1:6] == [[float(i), float(i + 1)] for i in range(5)]
+    assert calls(exact) == [1, 2, 2, 2, 2, 2, 1]
+    assert calls(fast) == [1, 6, 4, 1]
+    assert [known[name]["batching"] for name in ("exact", "fast")] == ["exact", "fast"]
+    assert known["exact"]["digest"] != known["fast"]["digest"]
+
+
+def test_a_poisonous_request_is_taken_out_of_a_batch(tmp_path: Path):
+    with serving(tmp_path, probe(batching="fast")) as client:
+        prompts = ["sleep 0.5", "a", "die", "raise", "b"]
+        uuids = [client.enqueue(image_frame(prompt, first=i)) for i, prompt in enumerate(prompts)]
+        told = [client.result(uuid, "probe") for uuid in uuids]
+    assert [each["scores"] and each["scores"]["probe_reward"] for each in told] == [[0.0], [1.0], None, None, [4.0]]
+    assert "second process" in told[2]["error"]
+    assert "not this one" in told[3]["error"]
+
+
+def test_a_scorer_that_does_not_load_is_told_and_others_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool, "BACK_OFF_S", (0.01, 0.05))
+    scorers = (probe(release="broken"), {"reward_type": "jpeg"}, probe(venv_python="/no/python") | {"name": "lost"})
+    with serving(tmp_path, *scorers, ready=False) as client:
+        early, told = client.post("enqueue", image_frame("a"))
+        until(lambda: client.post("enqueue", image_frame("a"))[0] == 503)
+        if early == 200:  # accepted before anybody knew
+            failed = client.result(told["uuid"], "probe")
+            assert "probe does not load: FileNotFoundError: no weights here" in failed["error"]
+        until(lambda: client.post("enqueue", image_frame("a", reward="lost"))[0] == 503)
+        status, health = client.get("/healthz")
+        known = client.get("/api/reward/info")[1]["scorers"]
+        assert client.scores(image_frame("a", reward="jpeg"), "jpeg")["scores"]["jpeg"][0] < 0
+    assert (status, health["status"], sorted(health["loading"])) == (503, "not ready", ["lost", "probe"])
+    assert health["faults"]["probe"] == "probe does not load: FileNotFoundError: no weights here"
+    assert "/no/python cannot be started" in health["faults"]["lost"]
+    assert (known["probe"]["ready"], known["probe"]["digest"]) == (False, "")
+
+
+def test_an_interpreter_without_our_packages_says_which_one_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool, "BACK_OFF_S", (0.01, 0.05))
+    bare = tmp_path / "bare"
+    # The same interpreter, without the packages that are installed beside it.
+    bare.write_text(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} -S "$@"\n')
+    bare.chmod(0o755)
+    with serving(tmp_path, probe(venv_python=str(bare)), ready=False) as client:
+        faults = until(lambda: client.get("/healthz")[1]["faults"])
+    assert "ModuleNotFoundError: No module named" in faults["probe"]
+
+
+def test_requests_of_one_scorer_are_scored_side_by_side_by_its_processes(tmp_path: Path):
+    with serving(tmp_path, probe(processes=2)) as client:
+        started_s = time.monotonic()
+        uuids = [client.enqueue(image_frame("sleep 0.6")) for _ in range(2)]
+        for uuid in uuids:
+            client.result(uuid, "probe")
+        assert time.monotonic() - started_s < 1.1
+
+
+def test_a_full_queue_asks_clients_to_come_again(tmp_path: Path):
+    with serving(tmp_path, probe(), max_queue=2) as client:
+        uuids = [client.enqueue(image_frame("sleep 0.5")) for _ in range(2)]
+        status, told = client.post("enqueue", image_frame("a"))
+        assert (status, told) == (429, {"detail": "2 requests wait, at most 2"})
+        for uuid in uuids:
+            client.result(uuid, "probe")
+        assert until(lambda: client.post("enqueue", image_frame("a"))[0] == 200)
+
+
+def test_results_are_forgotten_after_their_time(tmp_path: Path):
+    with serving(tmp_path, probe(), result_ttl_s=0.6) as client:
+        uuid = client.enqueue(image_frame("a"))
+        client.result(uuid, "probe")
+        until(lambda: client.form("pull", uuid=uuid, type="probe")[0] == 404)
+
+
+def test_bodies_and_results_leave_no_files_behind(tmp_path: Path):
+    with serving(tmp_path, probe()) as client:
+        for _ in range(3):
+            client.scores(image_frame("a"), "probe")
+        until(lambda: not [*(tmp_path / "spool" / "frames").iterdir()])
+        assert not [*(tmp_path / "spool" / "incoming").iterdir()]
+
+
+def test_a_worker_ends_with_its_service(tmp_path: Path):
+    with serving(tmp_path, probe()):
+        (pid,) = scorer_pids()
+    assert not psutil.pid_exists(pid)
+
+
+def test_pixels_of_a_large_request_never_pass_through_a_pipe(tmp_path: Path):
+    with serving(tmp_path, probe()) as client:
+        image = np.full((1, 1024, 1024, 3), 255, np.uint8)
+        body = json.dumps({"prompts": ["a"], "reward_fn": {"probe": 1.0}, "media_type": "image"}).encode() + b"\n"
+        np.save(tmp_path / "image.npy", image)
+        (pid,) = scorer_pids()
+        before = psutil.Process(pid).io_counters().read_chars
+        assert client.scores(body + (tmp_path / "image.npy").read_bytes(), "probe")["scores"]["probe_reward"] == [255.0]
+        assert psutil.Process(pid).io_counters().read_chars - before < 2**16
