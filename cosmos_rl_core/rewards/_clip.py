@@ -1,0 +1,141 @@
+"""Scorers by CLIP models of transformers: their settings, the identity of their files, and cosines. Without torch.
+
+Torch is loaded with the model, for the first sample that is scored.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._batches import each, in_batches
+from cosmos_rl_core.storage.file_digests import files_digest
+from cosmos_rl_core.vlms import _folders
+
+CONFIG, IMAGES = "config.json", "preprocessor_config.json"
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
+"""Files of which a tokenizer of CLIP has some."""
+H14 = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+L14 = "openai/clip-vit-large-patch14"
+
+
+class ClipOptions(RewardOptions):
+    """Base of the ``Options`` of scorers by a CLIP model."""
+
+    model: str = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
+    """Folder of the CLIP model in the layout of transformers, or its name on the Hugging Face hub, ``owner/name`` or
+    ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
+    processor: str | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
+    """Folder or name of the tokenizer and of the settings of images. Default: those of ``model``."""
+    batch_size: int = Field(default=8, ge=1)
+    """Number of images or texts in every forward pass; fewer are padded. Part of the identity, because it changes the
+    last bits."""
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the weights and of all that is computed with them. The cosines are float64."""
+
+
+class Clip:
+    """A CLIP model on the current GPU if there is one. It is loaded when it is first asked for embeddings."""
+
+    def __init__(self, options: ClipOptions) -> None:
+        self._options = options
+
+    @property
+    def folders(self) -> tuple[str, str]:
+        """Return the absolute paths of the model, and of tokenizer and settings of images."""
+        options = self._options
+        return resolve(options.model), resolve(options.processor or options.model)
+
+    @cached_property
+    def version(self) -> str:
+        """Return the versions of the packages and the digest of all files that decide embeddings.
+
+        Raises :class:`ConfigError` if a file is missing.
+        """
+        model, processor = self.folders
+        files = {f"model/{name}": Path(model, name) for name in (CONFIG, *_folders.weight_files(model))}
+        found = [name for name in TOKENIZER if Path(processor, name).is_file()]
+        files |= {f"processor/{name}": Path(processor, name) for name in (IMAGES, *found)}
+        if missing := [str(path) for path in files.values() if not path.is_file()]:
+            raise ConfigError(f"a CLIP model needs {', '.join(missing)}; fetch {'it' if len(missing) == 1 else 'them'}")
+        if not found:
+            raise ConfigError(f"{processor} has no tokenizer; expected some of {', '.join(TOKENIZER)}")
+        return f"{packages()}, sha256:{files_digest(files)[:16]}"
+
+    def images(self, samples: Sequence[Sample]) -> list[np.ndarray | Exception]:
+        """Return the embeddings of each sample's frames, ``[frames, dimensions]``, or why it has none."""
+        checked = each(samples, _frames)
+        flat = [frame for frames in checked if not isinstance(frames, Exception) for frame in frames]
+        found = iter(in_batches(flat, self._options.batch_size, self._loaded.images))
+        return [
+            frames if isinstance(frames, Exception) else np.stack([np.asarray(next(found)) for _ in frames])
+            for frames in checked
+        ]
+
+    def texts(self, prompts: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return the embedding of each prompt, ``[dimensions]``; a prompt that comes again is computed once."""
+        unique = [*dict.fromkeys(prompts)]
+        found = in_batches(unique, self._options.batch_size, self._loaded.texts)
+        return {prompt: np.asarray(row) for prompt, row in zip(unique, found, strict=True)}
+
+    def cosines(self, samples: Sequence[Sample]) -> list[float | Exception]:
+        """Return the cosine of each sample's pictures and its prompt, averaged over frames, or why it has none."""
+        if not samples:
+            return []
+        pictures, texts = self.images(samples), self.texts([sample.prompt for sample in samples])
+        return [
+            found if isinstance(found, Exception) else _cosine(found, texts[sample.prompt])
+            for sample, found in zip(samples, pictures, strict=True)
+        ]
+
+    @property
+    def logit_scale(self) -> float:
+        """Return the model's factor of cosines."""
+        return self._loaded.logit_scale
+
+    @cached_property
+    def _loaded(self) -> Any:
+        # Imported here, so that planning never loads torch.
+        models = import_module("cosmos_rl_core.rewards._clip_model")
+        return models.load(*self.folders, self._options.param_dtype)
+
+
+def resolve(name: str) -> str:
+    """Return the absolute path of a folder, or of a repository of the Hugging Face hub in the local cache."""
+    path = Path(name)
+    return str((path if path.is_dir() else directories.cached_path(name, "a CLIP model of transformers")).resolve())
+
+
+def packages() -> str:
+    """Return the packages that compute embeddings. Builds of one version of torch are not told apart."""
+    torch = version("torch").partition("+")[0]
+    return f"transformers {version('transformers')}, torch {torch}, pillow {version('pillow')}"
+
+
+def _frames(sample: Sample) -> np.ndarray:
+    """Return the sample's frames. Raises ``ValueError`` if they are no pictures."""
+    pixels = np.asarray(sample.pixels)
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.size == 0:
+        found = f"{pixels.dtype} {list(pixels.shape)}"
+        raise ValueError(f"expected uint8 pixels [frames, height, width, 3], got {found}")
+    return pixels
+
+
+def _cosine(frames: np.ndarray, text: np.ndarray) -> float:
+    """Return the mean cosine of embeddings ``[frames, dimensions]`` and one ``[dimensions]``."""
+    return float(np.mean([float((row * text).sum()) for row in unit(frames)]) / np.sqrt(float((text * text).sum())))
+
+
+def unit(embeddings: np.ndarray) -> np.ndarray:
+    """Return embeddings ``[n, dimensions]`` divided by their lengths."""
+    return embeddings / np.sqrt((embeddings * embeddings).sum(axis=1, keepdims=True))
