@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer import Argument
+from typer import Argument, Option
 from typer.core import TyperGroup
 
-from flows.cli.command import command
+from flows.cli.command import JsonOption, command, print_json, print_parts
 
 SERVE = "serve"
 
@@ -40,3 +40,31 @@ def serve(config: Annotated[Path, Argument(help="TOML: cosmos-rl's rewards.toml,
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     settings: Any = import_module("cosmos_rl_core.reward_service.config").read(config, os.environ)
     import_module("cosmos_rl_core.reward_service.server").run(settings, lambda line: typer.echo(line))
+
+
+@command(rewards_app, "check")
+def check(
+    url: Annotated[str, Argument(help="URL of the service: http://host:8080")],
+    reward: Annotated[list[str] | None, Option(help="A reward to try; may be repeated. Default: all it tells")] = None,
+    timeout_s: Annotated[float, Option(min=0.1, help="Seconds to wait for the scores of each")] = 120.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Try any service with a test frame: this one or cosmos-rl's. The token is REMOTE_REWARD_TOKEN.
+
+    Exit with 64 for a wrong URL, token or reward, with 75 for a service or scorer that does not work now.
+
+    Examples:
+        cosmos-flows reward-service check http://localhost:8080
+        cosmos-flows reward-service check http://localhost:8080 --reward pickscore
+    """
+    found: list[Any] = []
+    try:
+        tried = import_module("flows.operations.reward_check").check(url, reward or (), timeout_s, os.environ)
+        for finding in tried:
+            found.append(finding)
+            if not as_json:
+                state = "works" if finding.works else "FAILS"
+                print_parts(f"{finding.reward}: {state} in {finding.seconds:.1f} s: {finding.found}")
+    finally:
+        if as_json:
+            print_json(found)

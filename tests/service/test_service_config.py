@@ -1,6 +1,7 @@
 """Settings of the service: cosmos-rl's file as it is, ours beside it, and every mistake at once."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.reward_service import config
 from cosmos_rl_core.reward_service.scorers import Devices
 from tests import running_service as running
+from tests.pages import ROOT
 
 UPSTREAM = """
 host = "localhost"
@@ -95,6 +97,15 @@ def test_a_plugin_is_found_by_its_other_names_and_served_twice_under_names_of_on
     scorers = ({"reward_type": "probe_too", "name": "one"}, {"reward_type": "probe", "name": "two"})
     found = read(tmp_path, running.settings(tmp_path, *scorers))
     assert [(served.plugin, served.names) for served in found.served] == [("probe", ("one",)), ("probe", ("two",))]
+
+
+def test_the_page_shows_settings_that_work_and_names_every_field(tmp_path: Path):
+    page = (ROOT / "docs" / "reward-service.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```toml\n# rewards.toml\n(.*?)```", page, re.DOTALL)
+    assert [served.names for served in read(tmp_path, shown).served] == [("ocr",), ("jpeg",)]
+    fields = {**config.ServiceSettings.model_fields, **config.RewardArgs.model_fields, **config.Settings.model_fields}
+    named = set(re.findall(r"[\w]+", " ".join(re.findall(r"`([^`]*)`", page))))
+    assert {name for name in fields if name not in named} - {"reward_args", "service"} == set()
 
 
 def test_a_file_without_scorers_is_refused(tmp_path: Path):

@@ -1,0 +1,115 @@
+"""Check of a reward service: send a test frame, as a run would, and tell what came back."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, UnavailableError
+from cosmos_rl_core.http_client import client, without_secrets
+from cosmos_rl_core.rewards._answers import brief
+from cosmos_rl_core.rewards._client import ENQUEUE_URL, FETCH_URL, Client, RefusedError, Service, frame
+from cosmos_rl_core.storage import media
+
+ROOT = "/api/reward"
+PROMPT = 'a sign that says "test"'
+SIZE, NUM_FRAMES = 64, 9
+INFO_TIMEOUT_S = 10.0
+FAILED_CODES = (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED)
+"""Statuses of services that do not tell what they serve, such as cosmos-rl's."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Outcome for one reward."""
+
+    reward: str
+    works: bool
+    found: str
+    """Scores, or why there are none."""
+    seconds: float = 0.0
+
+
+def check(url: str, rewards: Sequence[str], timeout_s: float, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield a finding for each reward: those named, else all that the service tells of.
+
+    Raises at the end, or at once where nothing can be asked: :class:`ConfigError` for a wrong URL, token or reward,
+    :class:`UnavailableError` for a service or scorer that does not work now.
+    """
+    service = service_at(url, environment)
+    known = scorers_of(service)
+    asked = rewards or [*known]
+    if not asked:
+        raise ConfigError("the service does not tell what it serves, as cosmos-rl's does not: name one with --reward")
+    failures = list[CosmosRLError]()
+    with Client(service, timeout_s) as asking:
+        for reward in asked:
+            started_s = time.monotonic()
+            try:
+                told = _scored(asking, reward, known.get(reward, {}))
+                yield Finding(reward, True, _scores(told), time.monotonic() - started_s)
+            except (ConfigError, UnavailableError) as error:
+                failures.append(error)
+                yield Finding(reward, False, brief(error), time.monotonic() - started_s)
+    for error in sorted(failures, key=lambda error: error.exit_code):
+        raise error
+
+
+def service_at(url: str, environment: Mapping[str, str]) -> Service:
+    """Return the service at a URL, with or without the path of one of its endpoints, and the environment's token."""
+    root = url.rstrip("/")
+    for ending in ("/enqueue", "/pull", ROOT):
+        root = root.removesuffix(ending)
+    return Service.from_environment(
+        {**environment, ENQUEUE_URL: f"{root}{ROOT}/enqueue", FETCH_URL: f"{root}{ROOT}/pull"}
+    )
+
+
+def scorers_of(service: Service) -> dict[str, dict[str, Any]]:
+    """Return what a service tells of its scorers, by name; nothing where it tells nothing."""
+    url = service.enqueue_url.removesuffix("enqueue") + "info"
+    place = f"the reward service at {without_secrets(url)}"
+    try:
+        with client(service.token, timeout=INFO_TIMEOUT_S) as http:
+            answer = http.get(url)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UnavailableError(f"{place} did not answer: {type(error).__name__}: {error}") from error
+    if answer.status_code in FAILED_CODES:
+        return {}
+    if answer.status_code in (401, 403):
+        raise ConfigError(f"{place} answered {answer.status_code} {brief(answer.text)}: set REMOTE_REWARD_TOKEN")
+    try:
+        answer.raise_for_status()
+        return dict(answer.json()["scorers"])
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise UnavailableError(f"{place} answered {answer.status_code} {brief(answer.text)}") from error
+
+
+def _scored(asking: Client, reward: str, scorer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result of a test frame in a form that the scorer takes, by default an image."""
+    kind = "image" if "image" in scorer.get("media", ["image"]) else "video"
+    shape = (SIZE, SIZE, 3) if kind == "image" else (3, NUM_FRAMES, SIZE, SIZE)
+    pixels = np.random.default_rng(0).integers(0, 256, (1, *shape), np.uint8)
+    fps = None if kind == "image" else float(media.FPS)
+    try:
+        ticket = asking.enqueue(frame([PROMPT], reward, kind, pixels, fps))
+    except RefusedError as error:
+        raise ConfigError(f"{reward} was refused: {error}") from error
+    try:
+        return asking.result(ticket, reward)
+    except RefusedError as error:
+        raise UnavailableError(f"{reward} gave no scores: {error}") from error
+
+
+def _scores(told: Mapping[str, Any]) -> str:
+    scores = ", ".join(f"{name} {_first(values)}" for name, values in told["scores"].items())
+    scorer = told.get("scorer")
+    return f"{scores}; {scorer.get('version')}" if isinstance(scorer, dict) else scores
+
+
+def _first(values: Any) -> str:
+    value = values[0] if isinstance(values, list) and values else values
+    return f"{value:.4g}" if isinstance(value, float) else brief(value)
