@@ -1,6 +1,8 @@
 import io
+from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from cosmos_rl_core.rewards._base import Sample
@@ -15,7 +17,21 @@ def test_the_score_is_minus_the_kilobytes_of_the_jpeg():
     pixels = np.random.default_rng(0).integers(0, 256, (1, 16, 24, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels[0]).save(buffer, format="JPEG", quality=80)
-    assert Reward(Options(quality=80)).score([sample(pixels)]) == [{"jpeg": -len(buffer.getvalue()) / 1000}]
+    kilobytes = len(buffer.getvalue()) / 1000
+    others = {"jpeg_incompressibility": kilobytes, "jpeg_compressibility": -kilobytes / 500}
+    assert Reward(Options(quality=80)).score([sample(pixels)]) == [{"jpeg": -kilobytes, **others}]
+
+
+@pytest.mark.parametrize("score", ["jpeg", "jpeg_compressibility", "jpeg_incompressibility"])
+def test_the_direction_and_the_scale_are_those_of_the_score_that_is_named(score: Any):
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 16, 24, 3), dtype=np.uint8)
+    (default,), (named,) = (Reward(o).score([sample(pixels)]) for o in (Options(), Options(score=score)))
+    assert isinstance(default, dict)
+    assert named == default | {"jpeg": default[score]}
+
+
+def test_the_default_direction_keeps_the_identity_that_recipes_have():
+    assert Options().identity() == Options(score="jpeg").identity() == {"name": "jpeg", "quality": 95}
 
 
 def test_a_video_scores_the_mean_of_its_frames_and_flat_beats_noisy():

@@ -101,7 +101,10 @@ def test_the_samples_that_failed_are_named(service: UpstreamClient):
     ("body", "sentence"),
     [
         (b"no frame", "bad frame: no newline"),
-        (image_frame("a", reward="pickscroe"), "unknown reward 'pickscroe'; known: jpeg, probe, probe_too"),
+        (
+            image_frame("a", reward="pickscroe"),
+            "unknown reward 'pickscroe'; known: jpeg, jpeg_compressibility, jpeg_incompressibility, probe, probe_too",
+        ),
         (
             frame(["a"], {"probe": 1.0}, np.zeros((1, 16, 1, 2, 2), np.float16)),
             "probe takes image or video, not latent",
