@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -51,6 +52,13 @@ def images(count: int = 2, size: int = 4, first: int = 0) -> np.ndarray:
 
 def image_frame(*prompts: str, reward: str = "probe", first: int = 0, size: int = 4, **more: Any) -> bytes:
     return frame(prompts, {reward: 1.0}, images(len(prompts), size, first), media_type="image", **more)
+
+
+def free_port() -> int:
+    """A port that nobody listens at now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def wait_ready(client: UpstreamClient) -> None:

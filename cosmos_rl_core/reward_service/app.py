@@ -6,6 +6,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl
 from uuid import uuid4
@@ -33,6 +34,7 @@ RETRY_S = "5"
 MAX_FORM_BYTES, MAX_FORM_FIELDS = 2**24, 64
 READ_ANYWAY_BYTES = 2**26
 """Bytes of the body of a refused request that are read, so that its client sees the answer and not a broken pipe."""
+READ_ANYWAY_S = 5.0
 log = logging.getLogger(__name__)
 Form = dict[str, str]
 
@@ -69,7 +71,7 @@ class Endpoints:
         try:
             await self._admit(request)
         except RefusedError:
-            await _read_anyway(request)
+            await _read_anyway(_blocks(request, READ_ANYWAY_S))
             raise
         service.arriving += 1
         try:
@@ -107,7 +109,7 @@ class Endpoints:
         try:
             path = await self._service.spool.receive(uuid, blocks, most)
         except TooLargeError as error:
-            await _read_anyway(request)
+            await _read_anyway(blocks)
             raise _too_large(settings.max_body_mb) from error
         return await asyncio.to_thread(frames.read, path)
 
@@ -239,12 +241,13 @@ async def _blocks(request: Request, timeout_s: float) -> AsyncIterator[bytes]:
         yield block
 
 
-async def _read_anyway(request: Request) -> None:
+async def _read_anyway(blocks: AsyncIterator[bytes]) -> None:
     read = 0
-    async for block in _blocks(request, 5.0):
-        read += len(block)
-        if read > READ_ANYWAY_BYTES:
-            return
+    with suppress(RefusedError):  # the body has stopped arriving
+        async for block in blocks:
+            read += len(block)
+            if read > READ_ANYWAY_BYTES:
+                return
 
 
 async def _form(request: Request) -> Form:

@@ -33,7 +33,7 @@ class RewardArgs(Section):
     venv_python: str = "python"
     """Interpreter of its processes; ``python`` is the one of the service."""
     model_path: str = ""
-    """Weights, for plugins with an option of this name."""
+    """Weights, for plugins with an option of this name or ``model``."""
     dtype: str = "float16"
     """Number format, for plugins with an option of this name."""
     device: str = "cuda"
@@ -66,13 +66,8 @@ class RewardArgs(Section):
     timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds within which a process must answer; after that it is killed."""
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """Return the plugin's options, as they are written."""
-        return {name: getattr(self, name) for name in written(self, *_OPTIONS)} | self.options
 
-
-_OPTIONS = ("model_path", "dtype", "device", "endpoint_url", "endpoint_api_key")
+_OPTIONS = ("model_path", "dtype", "endpoint_url", "endpoint_api_key")
 """Fields of cosmos-rl that reach the plugins that have an option of the same name."""
 _UNUSED = {
     "download_path": "weights are read where the options name them",
@@ -252,14 +247,24 @@ def _served(settings: Settings) -> tuple[tuple[Served, ...], list[str]]:
 def _with_plugin(args: RewardArgs) -> Served:
     plugin = _plugin_of(args.reward_type)
     options: type[RewardOptions] = plugins.load("rewards", plugin).Options
-    given = {k: v for k, v in args.given.items() if k in args.options or k in options.model_fields}
-    chosen = validated(options, {"name": plugin} | given, f"options of {plugin}")
+    given, unused = _given(args, options)
+    chosen = validated(options, {"name": plugin} | given | args.options, f"options of {plugin}")
     if args.batching == "fast" and chosen.facts.groupwise:
         raise ConfigError(f'{plugin} compares the samples of a request, so batching = "fast" cannot mix requests')
-    # A device is also chosen by CUDA_VISIBLE_DEVICES, so that field always has an effect.
-    unused = tuple(name for name in args.given.keys() - given.keys() - {"device"})
     names = (args.name,) if args.name else (plugin, *chosen.facts.also)
     return Served(args, plugin, chosen, names, unused)
+
+
+def _given(args: RewardArgs, options: type[RewardOptions]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the fields of cosmos-rl that the plugin has options for, and those it has none for."""
+    given, unused = dict[str, Any](), list[str]()
+    for name in written(args, *_OPTIONS):
+        target = "model" if name == "model_path" and name not in options.model_fields else name
+        if target not in options.model_fields:
+            unused.append(name)
+        elif (value := getattr(args, name)) != "":
+            given[target] = value
+    return given, tuple(unused)
 
 
 def _plugin_of(name: str) -> str:

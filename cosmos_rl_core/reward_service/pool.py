@@ -199,19 +199,21 @@ class Pool:
 
     async def _serve(self, start: Start) -> None:
         """Keep one process at work."""
-        failures = 0
+        not_loaded = in_vain = 0
         while True:
             process = Process(start)
             try:
-                if await self._load(process):
-                    failures = 0 if await self._work(process) else failures
+                loaded = await self._load(process)
+                worked = loaded and await self._work(process)
             finally:
                 await process.kill()
-            failures += 1
-            if failures >= LOAD_ATTEMPTS and self.ready == 0:
+            not_loaded = 0 if loaded else not_loaded + 1
+            # Not for processes that a request ended: such requests are given up one by one, and others wait for that.
+            if not_loaded >= LOAD_ATTEMPTS and self.ready == 0:
                 self._give_up()
+            in_vain = 0 if worked else in_vain + 1
             first_s, longest_s = BACK_OFF_S
-            await asyncio.sleep(min(first_s * 2**failures, longest_s))
+            await asyncio.sleep(min(first_s * 2**in_vain, longest_s))
 
     async def _load(self, process: Process) -> bool:
         try:
@@ -234,37 +236,39 @@ class Pool:
             _fail(self._queue.popleft(), self.fault)
 
     async def _work(self, process: Process) -> bool:
-        """Work until the process ends. Return whether it answered at least once."""
-        answered = False
+        """Work until the process ends. Return whether it had any work."""
+        worked = False
         self.ready += 1
         try:
             while tasks := await self._next(process):
+                worked = True
                 self._running.update(tasks)
                 try:
                     if not await self._ask(process, tasks):
                         break
-                    answered = True
                 finally:
                     self._running.difference_update(tasks)
         finally:
             self.ready -= 1
-        return answered
+        return worked
 
     async def _next(self, process: Process) -> list[Task]:
         """Wait for tasks that are done in one call; none if the process ends first."""
         ended = asyncio.create_task(process.wait())
+        await asyncio.sleep(0)
         try:
-            while not (found := self._batch()):
+            # A process that has ended gets no work, which would count against its requests.
+            while ended.done() or not (found := self._batch()):
+                if ended.done():
+                    self.fault = f"{self.label} ended without work"
+                    log.error("%s", self.fault)
+                    return []
                 self._arrived.clear()
                 arrived = asyncio.create_task(self._arrived.wait())
                 try:
                     await asyncio.wait((arrived, ended), return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     arrived.cancel()
-                if ended.done():
-                    self.fault = f"{self.label} ended without work"
-                    log.error("%s", self.fault)
-                    return []
             return found
         finally:
             ended.cancel()

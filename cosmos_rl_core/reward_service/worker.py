@@ -16,7 +16,7 @@ import numpy as np
 
 from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.canonical import sha256
-from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.processes import die_with_parent
 from cosmos_rl_core.reward_service import frames
 from cosmos_rl_core.rewards._answers import brief, entries, words
@@ -123,7 +123,9 @@ def _warm_up(reward: Reward, kind: str) -> None:
     pixels = np.full((8 if kind == "video" else 1, WARM_UP_SIZE, WARM_UP_SIZE, 3), 128, np.uint8)
     try:
         reward.score([Sample("warm-up", "warm-up", 'a sign that says "grey"', pixels)])
-    except UNAVAILABLE as error:
+    except ConfigError:
+        raise
+    except (*UNAVAILABLE, ValueError) as error:
         print(f"the first sample was not scored: {words(error)}")
 
 

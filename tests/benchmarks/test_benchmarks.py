@@ -8,7 +8,7 @@ import diffusers
 import pytest
 
 from tests.benchmarks import __main__ as bench
-from tests.benchmarks import data, flops, models
+from tests.benchmarks import data, flops, models, rewards
 from tests.benchmarks.models import Shape
 
 
@@ -66,3 +66,14 @@ def test_the_preparation_of_data_is_measured_in_parts(tmp_path: Path):
     (steps,) = found["cpu-data-ahead.json"]["measured"]
     assert set(steps["times_local"]) == {"local", "slow", "slow, read when needed"}
     assert all(row["core"]["ratio"] for row in found["cpu-data-speed.json"]["measured"])
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_service_is_measured_beside_a_loop_of_the_same_scorer(tmp_path: Path):
+    few = ["--samples", "4", "--batch", "2", "--size", "256", "--sample-s", "0.002", "--repeats", "1"]
+    assert rewards.main([*few, "--output", str(tmp_path)]) == 0
+    (path,) = tmp_path.iterdir()
+    rows = json.loads(path.read_text(encoding="utf-8"))["measured"]
+    assert [(row["scorer"], row["processes"]) for row in rows] == [*rewards.CASES]
+    assert all(row["ratio"] == pytest.approx(row["scores_per_s"] / row["plain_scores_per_s"]) for row in rows)

@@ -196,6 +196,10 @@ def test_a_large_body_is_refused_whether_or_not_it_says_how_large(service: Upstr
     connection.request("POST", "/api/reward/enqueue", chunks, headers, encode_chunked=True)
     assert connection.getresponse().status == 413
     connection.close()
+    # Too large by its very last block.
+    connection.request("POST", "/api/reward/enqueue", iter([large[: 2**20], b"1"]), headers, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
 
 
 def test_a_compressed_body_is_refused_unread(service: UpstreamClient):

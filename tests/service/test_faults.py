@@ -34,9 +34,10 @@ def probe(**more: Any) -> dict[str, Any]:
     return {"reward_type": "probe", "options": more, **args}
 
 
-def scorer_pids() -> list[int]:
+def scorer_pids(tmp_path: Path) -> list[int]:
+    """Processes of scorers of the service with this folder, which their output goes to."""
     found = psutil.Process().children(recursive=True)
-    return [child.pid for child in found if "cosmos_rl_core.reward_service.worker" in child.cmdline()]
+    return [child.pid for child in found if str(tmp_path) in os.path.realpath(f"/proc/{child.pid}/fd/2")]
 
 
 def until(happened: Any, timeout_s: float = 20.0) -> Any:
@@ -60,6 +61,15 @@ def test_a_request_that_ends_its_process_twice_is_an_error_and_harms_no_other(tm
     assert "the second process that this request ended" in told["error"]
 
 
+def test_many_requests_that_end_their_processes_harm_none_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool, "BACK_OFF_S", (0.001, 0.01))
+    with serving(tmp_path, probe()) as client:
+        bad = [client.enqueue(image_frame("exit")) for _ in range(3)]
+        good = client.enqueue(image_frame("a", first=8))
+        assert all("second process" in client.result(uuid, "probe")["error"] for uuid in bad)
+        assert client.result(good, "probe")["scores"]["probe_reward"] == [8.0]
+
+
 def test_a_request_whose_process_died_by_chance_is_scored_by_the_next(tmp_path: Path):
     with serving(tmp_path, probe()) as client:
         told = client.scores(image_frame(f"die-once {tmp_path / 'died'}", first=3), "probe")
@@ -70,10 +80,10 @@ def test_a_request_whose_process_died_by_chance_is_scored_by_the_next(tmp_path: 
 
 def test_a_process_that_dies_idle_is_replaced(tmp_path: Path):
     with serving(tmp_path, probe()) as client:
-        (pid,) = scorer_pids()
+        (pid,) = scorer_pids(tmp_path)
         os.kill(pid, signal.SIGKILL)
         assert client.scores(image_frame("a", first=9), "probe")["scores"]["probe_reward"] == [9.0]
-        assert pid not in scorer_pids()
+        assert pid not in scorer_pids(tmp_path)
 
 
 def test_the_exit_code_and_the_last_line_of_a_dead_process_are_told(tmp_path: Path):
@@ -200,7 +210,7 @@ def test_bodies_and_results_leave_no_files_behind(tmp_path: Path):
 
 def test_a_worker_ends_with_its_service(tmp_path: Path):
     with serving(tmp_path, probe()):
-        (pid,) = scorer_pids()
+        (pid,) = scorer_pids(tmp_path)
     assert not psutil.pid_exists(pid)
 
 
@@ -209,7 +219,7 @@ def test_pixels_of_a_large_request_never_pass_through_a_pipe(tmp_path: Path):
         image = np.full((1, 1024, 1024, 3), 255, np.uint8)
         body = json.dumps({"prompts": ["a"], "reward_fn": {"probe": 1.0}, "media_type": "image"}).encode() + b"\n"
         np.save(tmp_path / "image.npy", image)
-        (pid,) = scorer_pids()
+        (pid,) = scorer_pids(tmp_path)
         before = psutil.Process(pid).io_counters().read_chars
         assert client.scores(body + (tmp_path / "image.npy").read_bytes(), "probe")["scores"]["probe_reward"] == [255.0]
         assert psutil.Process(pid).io_counters().read_chars - before < 2**16

@@ -72,6 +72,13 @@ def test_upstreams_file_is_read_as_it_is_and_what_has_no_effect_is_named(tmp_pat
     }
 
 
+def test_upstreams_place_of_weights_is_the_plugins_model(tmp_path: Path):
+    text = '[[reward_args]]\nreward_type = "clipscore"\nmodel_path = "weights"\ndtype = "float32"\n'
+    (served,) = read(tmp_path, text).served
+    assert (served.plugin, served.names, served.unused) == ("clip_score", ("clip_score", "clipscore"), ("dtype",))
+    assert served.options.model_dump()["model"] == "weights"
+
+
 def test_every_mistake_of_the_settings_is_reported_with_the_nearest_name(tmp_path: Path):
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, UPSTREAM.replace("redis_port", "redis_prot").replace("temporal_window", "temporal_windows"))
