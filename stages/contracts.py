@@ -223,11 +223,7 @@ class Rollout(OnPolicy, Samples):
     name = "rollout"
     version = 1
     distributed = True
-    inputs = {
-        "policy": "one",
-        "init": "many",
-        **_DATA,
-    }
+    inputs = {"policy": "one", "init": "many", **_DATA}
     sample: SolverConfig
     train_on: tuple[int, ...] = ()
     """Solver steps whose transitions are stored, -1 for a random other one; empty if only final latents are needed."""
@@ -261,6 +257,20 @@ class Reward(StageConfig):
     """Share of excluded samples above which the stage fails."""
 
 
+class Judge(Reward):
+    """The same scores by a reward with torch, whose ranks share the samples."""
+
+    name = "judge"
+    version = 1
+    distributed = True
+    torch = True
+
+    @property
+    def param_dtype(self) -> str:
+        """Return the type that the reward computes in."""
+        return getattr(self.reward, "param_dtype", "float32")
+
+
 class Training(OnPolicy):
     """The settings of every stage that trains."""
 
@@ -278,14 +288,7 @@ class Update(Training):
     name = "update"
     version = 1
     distributed = True
-    inputs = {
-        "policy": "one",
-        "init": "many",
-        "rollouts": "many",
-        "behaviours": "many",
-        "scores": "many",
-        **_DATA,
-    }
+    inputs = {"policy": "one", "init": "many", "rollouts": "many", "behaviours": "many", "scores": "many", **_DATA}
     ADVANTAGES: ClassVar[str] = "advantages.parquet"
     """A row a sample: rollout, reward, advantage, whether it is trained on."""
     TRANSITIONS: ClassVar[str] = "transitions.parquet"
@@ -309,11 +312,7 @@ class Finetune(Training):
     name = "finetune"
     version = 2
     distributed = True
-    inputs = {
-        "policy": "one",
-        "init": "many",
-        **_DATA,
-    }
+    inputs = {"policy": "one", "init": "many", **_DATA}
     algorithm: AnySupervised
     weights: dict[str, float] = Field(default={}, json_schema_extra={"neutral": {}})
     """Shares of samples that are drawn from each source of a prepared dataset; without any, items are drawn equally
@@ -358,11 +357,7 @@ class Validate(OnPolicy):
     name = "validate"
     version = 1
     distributed = True
-    inputs = {
-        "policy": "one",
-        "init": "many",
-        **_DATA,
-    }
+    inputs = {"policy": "one", "init": "many", **_DATA}
     LOSSES: ClassVar[str] = "losses.parquet"
     """A row an item and noise level."""
     num_levels: int = 8
@@ -391,7 +386,7 @@ class Report(StageConfig):
 
 
 _STAGES = (
-    *(Index, Caption, Describe, Embed, Encode, Policy, Rollout, Reward, Update, Finetune, Export, Evaluate, Validate),
-    Report,
+    *(Index, Caption, Describe, Embed, Encode, Policy, Rollout, Reward, Judge, Update, Finetune, Export, Evaluate),
+    *(Validate, Report),
 )
 STAGES: dict[str, type[StageConfig]] = {stage.name: stage for stage in _STAGES}

@@ -9,6 +9,7 @@ import pandas as pd
 from cosmos_rl_core import plugins
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ArtifactError, ConfigError, DivergenceError, RewardError, UnavailableError
+from cosmos_rl_core.foreign_errors import is_out_of_memory
 from cosmos_rl_core.rewards._answers import entries, scored, words
 from cosmos_rl_core.rewards._base import LatentSample, Reward, Sample
 from stages import contracts
@@ -46,25 +47,28 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         raise ConfigError(f"this process scores with {reward.version}, the request asks for {config.scorer}")
     total = num_units(samples)
     context.layout({"units": [unit_name(part, number) for number in range(total)]})
-    rows: Rows = []
-    answers: Rows = []
+    mine = range(context.ranks.rank, total, context.ranks.world_size)
+    found: list[tuple[int, Rows, Rows]] = []
     calls: Rows = []
-    for number in range(total):
-        context.progress("scoring", number, total)
+    for done, number in enumerate(mine):
+        context.progress("scoring", done, len(mine))
         names = f"scores/{number:05d}.json", f"{RECORDS}answers/{number:05d}.json"
         check = holds(names, [row["sample_id"] for row in read_rows(samples, number)])
         if not context.attempt.adopt(number, check):
             made = _score(reward, list(read_unit(samples, number, part)), config, calls)
             files = {name: canonical_json(table) for name, table in zip(names, made, strict=True)}
             context.attempt.finish(number, files, check, offered=_all_scored(made[1]))
-        for found, name in zip((rows, answers), names, strict=True):
-            found += json.loads(context.attempt.read(name))
-    context.progress("scoring", total, total)
-    table = pd.DataFrame(rows)
+        found.append((number, *(json.loads(context.attempt.read(name)) for name in names)))
+    context.progress("scoring", len(mine), len(mine))
+    units = sorted((unit for some in context.ranks.gather(found) for unit in some), key=lambda unit: unit[0])
+    table = pd.DataFrame([row for _, rows, _ in units for row in rows])
+    answers = [row for _, _, rows in units for row in rows]
+    calls = [row for some in context.ranks.gather(calls) for row in some]
     _refuse_too_many(answers, config)
-    context.attempt.put(contracts.Reward.SCORES, to_parquet(table))
-    context.attempt.put(contracts.Reward.ANSWERS, to_parquet(pd.DataFrame(answers)))
-    context.attempt.put(contracts.Reward.CALLS, to_parquet(pd.DataFrame(calls, columns=_CALL)))
+    if context.ranks.rank == 0:
+        context.attempt.put(contracts.Reward.SCORES, to_parquet(table))
+        context.attempt.put(contracts.Reward.ANSWERS, to_parquet(pd.DataFrame(answers)))
+        context.attempt.put(contracts.Reward.CALLS, to_parquet(pd.DataFrame(calls, columns=_CALL)))
     scores = table.loc[table["valid"], "score"].astype("float64")
     error = float(scores.sem()) if len(scores) > 1 else None
     failed = {"failed": len(table) - len(scores)} if len(scores) < len(table) else {}
@@ -122,13 +126,16 @@ def _outcomes(reward: Reward, samples: list[Any], label: str) -> list[Outcome]:
     """Return scores or a failure for each sample. If scoring them together fails, each is scored alone.
 
     Raises errors that are no sample's fault: :class:`UnavailableError`, a lost connection or a timeout, because the
-    scorer is away, and :class:`ConfigError`, because it would fail all samples.
+    scorer is away, :class:`ConfigError`, because it would fail all samples, and a lack of memory.
     """
     try:
         found = [scored(entry, label) for entry in entries(reward.score([*samples]), len(samples))]
     except _PASSING:
         raise
     except Exception as error:
+        # No sample is at fault, and each alone needs as much memory as all together.
+        if is_out_of_memory(error):
+            raise
         if len(samples) == 1:
             return [error]
         return [outcome for sample in samples for outcome in _outcomes(reward, [sample], label)]

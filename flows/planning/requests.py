@@ -63,7 +63,8 @@ def reward(run: Run, scoring: RewardConfig, samples: str, k: int | None) -> Requ
     folder, _, name = samples.rpartition("/")
     # Evaluations have no latents.
     reads = scoring.fn.reads(run.plan.media.frames) if name == "rollout" else "media"
-    config = contracts.Reward(
+    stage = contracts.Judge if scoring.fn.facts.torch else contracts.Reward
+    config = stage(
         reward=scoring.fn,
         reads=reads,
         scorer=plugins.load("rewards", scoring.fn.name).Reward(scoring.fn).version,

@@ -15,12 +15,14 @@ from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.captioners import text, vlm
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _sources, local, rendered_text
+from cosmos_rl_core.rewards import clip_score
 from flows.planning import requests
 from flows.planning.run import Run
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
-from stages.contracts import STAGES, Caption, Describe, Encode, Index, MediaShape
+from stages.contracts import INDEX, MEDIA, STAGES, Caption, Describe, Encode, Index, Judge, MediaShape
+from tests import tiny_scorers
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.hand_made import rewards
@@ -92,6 +94,7 @@ def all_stages(tmp_path: Path) -> dict[str, Manifest]:
     step(run.prepared.embed)
     step(requests.rollout(run, 0))
     step(rewards(run, run.slots.iteration(0, "rollout"), 0)[0])
+    step(judging(run, tmp_path))
     step(requests.update(run, 0))
     step(requests.export(run, 1))
     step(requests.evaluate(run, 1))
@@ -119,6 +122,15 @@ def all_stages(tmp_path: Path) -> dict[str, Manifest]:
         make(request, tmp_path)
     step(requests.validate(validated, 0))
     return made
+
+
+def judging(run: Run, tmp_path: Path) -> Request:
+    """Scores of the rollout by a tiny CLIP model."""
+    scorer = clip_score.Options.model_validate(tiny_scorers.settings("clip_score", tmp_path / "clip"))
+    version = clip_score.Reward(scorer).version
+    settings = Judge(reward=scorer, scorer=version, max_attempts=1, max_failed_fraction=0.0)
+    samples = {"samples": (input_of(run.slots.iteration(0, "rollout"), INDEX, MEDIA),)}
+    return Request(stage="judge", slot=f"{tmp_path}/judge", seed=0, config=settings, inputs=samples)
 
 
 @pytest.fixture(scope="module")

@@ -182,3 +182,8 @@ def test_a_reward_reads_the_metadata_of_prompts(tmp_path):
     table = table_of(found, contracts.Reward.SCORES)
     assert table["score"] == [1.0, 2.0, 3.0]
     assert set(table["scorer"]) == {"1"}
+
+
+def test_a_lack_of_memory_is_no_samples_fault_and_is_not_tried_sample_by_sample(tmp_path):
+    with pytest.raises(MemoryError, match="3 samples do not fit"):
+        scored(tmp_path, "fails(MemoryError(f'{len(samples)} samples do not fit'))")

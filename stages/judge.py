@@ -1,0 +1,12 @@
+"""Scores of generated samples by a reward with torch, which every rank loads. The ranks share the samples."""
+
+from typing import Any
+
+from stages import reward
+from stages.artifacts.request import Request
+from stages.context import Context
+
+
+def run(request: Request, context: Context) -> dict[str, Any]:
+    """Write what :mod:`stages.reward` writes, equal on any number of ranks."""
+    return reward.run(request, context)
