@@ -70,8 +70,10 @@ class Endpoints:
         service, uuid = self._service, str(uuid4())
         try:
             await self._admit(request)
-        except RefusedError:
-            await _read_anyway(_blocks(request, READ_ANYWAY_S))
+        except RefusedError as error:
+            # Nothing is read of a client without the token.
+            if error.status != 401:
+                await _read_anyway(_blocks(request, READ_ANYWAY_S))
             raise
         service.arriving += 1
         try:
@@ -174,10 +176,10 @@ class Endpoints:
         named = {name: scorer.info() for name, scorer in self._service.offer.scorers.items()}
         return JSONResponse({"format": FORMAT, "scorers": named})
 
-    async def health(self) -> Response:
-        """Answer 200 once all scorers are ready, else 503; faults are told by name."""
-        pools = self._service.pools
-        faults = {pool.label: pool.fault for pool in pools if pool.fault}
+    async def health(self, request: Request) -> Response:
+        """Answer 200 once all scorers are ready, else 503. Faults are told by name to who has the token."""
+        pools, trusted = self._service.pools, self._is_trusted(request, self._service.config.token)
+        faults = {pool.label: pool.fault for pool in pools if pool.fault and trusted}
         loading = [pool.label for pool in pools if not pool.ready]
         state = "draining" if self._service.draining else "not ready" if loading else "ready"
         told = {"status": state, "queued": self._service.queued, "loading": loading, "faults": faults}
@@ -190,9 +192,13 @@ class Endpoints:
 
     def _require(self, request: Request, token: str) -> None:
         """Raise :class:`RefusedError` unless a request has the token."""
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        if token and not hmac.compare_digest(given.encode(), token.encode()):
+        if not self._is_trusted(request, token):
             raise RefusedError(401, "the bearer token is missing or wrong")
+
+    def _is_trusted(self, request: Request, token: str) -> bool:
+        """Return whether a request has the token, after a time that does not depend on what it has instead."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        return not token or hmac.compare_digest(given.encode(), token.encode())
 
 
 class _Metrics:

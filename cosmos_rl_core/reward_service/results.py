@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.rewards._answers import brief, finite
-from cosmos_rl_core.rewards._facts import Facts
 
 MAX_NAMED = 3
 """Number of samples without scores that a message names."""
@@ -33,23 +33,27 @@ def failed(kind: str, error: str, identity: Identity, errors: Sequence[str | Non
 
 
 def scored(
-    kind: str, answer: Mapping[str, Any], count: int, facts: Facts, identity: Identity, decoded_s: float = 0.0
+    kind: str, answer: Mapping[str, Any], count: int, options: RewardOptions, identity: Identity, decoded_s: float = 0.0
 ) -> dict[str, Any]:
-    """Return the result of a process's answer. Without a score for each sample it is a failure that says why."""
+    """Return the result of a process's answer. Without a score for each sample it is a failure that says why.
+
+    The score is the one with the options' label. Of other numbers, those that are absent or not finite are null.
+    """
     if "error" in answer:
         return failed(kind, brief(answer["error"]), identity)
     given = answer.get("entries")
     if not isinstance(given, list) or len(given) != count:
         return failed(kind, f"the scorer answered {brief(given)} for {count} samples", identity)
-    names = _names(given, facts)
-    errors = [_fault(entry, names, facts) for entry in given]
+    errors = [_fault(entry, options.label) for entry in given]
     if any(error is not None for error in errors):
         named = [f"sample {i}: {error}" for i, error in enumerate(errors) if error is not None]
         more = [f"and {len(named) - MAX_NAMED} more"] if len(named) > MAX_NAMED else []
         text = f"{len(named)} of {count} samples have no score: {'; '.join([*named[:MAX_NAMED], *more])}"
         return failed(kind, text, identity, errors)
+    wire, rows = options.facts.wire, [entry["scores"] for entry in given]
+    names = dict.fromkeys(name for row in rows for name in row)
     return {
-        "scores": {facts.wire.get(name, name): [_value(e["scores"].get(name)) for e in given] for name in names},
+        "scores": {wire.get(name, name): [_value(row.get(name)) for row in rows] for name in names},
         "input_info": answer.get("input"),
         "duration": f"{answer.get('seconds', 0.0):.2f}",
         "decoded_duration": f"{decoded_s:.2f}",
@@ -58,31 +62,21 @@ def scored(
     }
 
 
-def _names(given: Sequence[Any], facts: Facts) -> list[str]:
-    """Return the names of all scores: those that the plugin declares, then others in their order."""
-    others = (name for entry in given if isinstance(entry, dict) for name in entry.get("scores") or {})
-    return list(dict.fromkeys([*facts.scores, *others]))
-
-
-def _fault(entry: Any, names: Sequence[str], facts: Facts) -> str | None:
-    """Return why a sample has no scores, or None."""
+def _fault(entry: Any, label: str) -> str | None:
+    """Return why a sample has no score, or None."""
     if not isinstance(entry, dict) or not isinstance(entry.get("scores"), dict):
         error = entry.get("error") if isinstance(entry, dict) else entry
         return brief(error) or "no reason"
-    scores = entry["scores"]
-    for name in names:
-        value = scores.get(name)
-        if name in facts.scores or not facts.scores:
-            if finite(value) is None and not (name not in facts.scores and isinstance(value, str)):
-                return f"the score {name!r} is {'missing' if value is None else brief(value)}"
-        elif isinstance(value, float) and finite(value) is None:
-            return f"the score {name!r} is {value}"
-    return None
+    if label not in entry["scores"]:
+        return f"no score named {label!r} among {brief(sorted(entry['scores']))}"
+    value = entry["scores"][label]
+    return None if finite(value) is not None else f"the score {label!r} is {brief(value)}, expected a finite number"
 
 
 def _value(value: Any) -> Any:
+    """Return a number that is finite, a text or a truth value; None for any other number."""
     number = finite(value)
-    return value if number is None else number
+    return number if number is not None or isinstance(value, float) else value
 
 
 def pushed(kind: str, told: Mapping[str, Any], count: int | None, identity: Identity) -> dict[str, Any]:

@@ -173,8 +173,8 @@ class Service:
             if job.expected not in (None, scorer.identity.digest):
                 raise ScorerError(f"the scorer is another one since the request was accepted: {scorer.identity}")
             self.seconds[scorer.served.names[0]] += answer.get("seconds", 0.0)
-            facts, identity = scorer.served.facts, scorer.identity
-            result = results.scored(job.type, answer, frame.shape[0], facts, identity, decoded_s)
+            options, identity = scorer.served.options, scorer.identity
+            result = results.scored(job.type, answer, frame.shape[0], options, identity, decoded_s)
         except ScorerError as error:
             result = results.failed(job.type, str(error), self._identity(job))
         await self._end(job, result)

@@ -69,6 +69,8 @@ class Reward:
                 return {"probe": "0.5"}
             case "other":
                 return {"else": 1.0}
+            case "beside":
+                return {"probe": float(sample.pixels.mean()), "length": float("inf"), "else": 1.0}
             case "list":
                 return [1.0]
             case _:

@@ -76,9 +76,9 @@ def test_a_request_that_expects_this_scorer_is_accepted_and_one_that_expects_ano
     [
         ("error", "ValueError: an error in place of scores"),
         ("raise", "ValueError: not this one: -0"),
-        ("nan", "the score 'probe' is nan"),
-        ("text", "the score 'probe' is 0.5"),
-        ("other", "the score 'probe' is missing"),
+        ("nan", "the score 'probe' is nan, expected a finite number"),
+        ("text", "the score 'probe' is 0.5, expected a finite number"),
+        ("other", "no score named 'probe' among ['else']"),
         ("list", "the scorer returned [1.0] for a sample"),
         ("one too many", "the reward returned 2 entries for 1 samples"),
     ],
@@ -90,10 +90,22 @@ def test_a_sample_that_fails_is_an_error_and_never_a_number(service: UpstreamCli
     assert reason in told["error"]
 
 
+def test_numbers_beside_the_score_that_a_sample_does_not_have_are_null(service: UpstreamClient):
+    told = service.scores(image_frame("plain", "beside", first=3), "probe")
+    assert told["scores"]["probe_reward"] == [3.0, 4.0]
+    assert told["scores"]["length"] == [5.0, None]
+    assert told["scores"]["else"] == [None, 1.0]
+
+
 def test_the_samples_that_failed_are_named(service: UpstreamClient):
     told = service.scores(image_frame("a", "raise", "b", "nan"), "probe")
     assert told["scores"] is None
-    assert told["errors"] == [None, "ValueError: not this one: -1", None, "the score 'probe' is nan"]
+    assert told["errors"] == [
+        None,
+        "ValueError: not this one: -1",
+        None,
+        "the score 'probe' is nan, expected a finite number",
+    ]
     assert told["error"].startswith("2 of 4 samples have no score")
 
 

@@ -1,5 +1,6 @@
 """Scorers that die, hang, lie, do not load: each accepted request ends in its scores or in an error that says why."""
 
+import http.client
 import json
 import os
 import signal
@@ -191,6 +192,19 @@ def test_a_full_queue_asks_clients_to_come_again(tmp_path: Path):
         for uuid in uuids:
             client.result(uuid, "probe")
         assert until(lambda: client.post("enqueue", image_frame("a"))[0] == 200)
+
+
+def test_a_body_that_stops_arriving_is_given_up(tmp_path: Path):
+    with serving(tmp_path, probe(), body_timeout_s=0.3) as client:
+        body = image_frame("a", size=64)
+        connection = http.client.HTTPConnection(client.url.removeprefix("http://"), timeout=30)
+        connection.putrequest("POST", "/api/reward/enqueue")
+        connection.putheader("Authorization", f"Bearer {client.token}")
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body[: len(body) // 2])
+        assert connection.getresponse().status == 408
+        connection.close()
+        assert [*(tmp_path / "spool" / "incoming").iterdir()] == []
 
 
 def test_results_are_forgotten_after_their_time(tmp_path: Path):
