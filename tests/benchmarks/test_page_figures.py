@@ -55,3 +55,13 @@ def test_the_seconds_without_a_change_and_from_a_slow_store_are_those_of_the_res
     assert f"{1000 * slow['latency_s']:.0f} ms later" in RESULTS
     assert f"{times['slow']:.2f} times" in RESULTS
     assert f"{times['slow, read when needed']:.2f} times" in RESULTS
+
+
+def test_the_speed_of_the_reward_service_is_that_of_the_results():
+    newest = json.loads(max(FOLDER.glob("*-cpu-rewards.json")).read_text(encoding="utf-8"))
+    for row in newest["measured"]:
+        rates = f"{row['scores_per_s']:.1f} | {row['plain_scores_per_s']:.1f} | {row['ratio']:.2f}"
+        assert f"| {row['scorer']} | {row['processes']} | {rates} |" in RESULTS
+    settings = newest["settings"]
+    assert f"{settings['samples']} pictures of {settings['size']} x {settings['size']}" in RESULTS
+    assert f"requests of {settings['batch']}" in RESULTS
