@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from cosmos_rl_core.config.recipe import RewardConfig
+from flows.auditing.heads import Heads
 from flows.planning import requests
 from flows.planning.run import Run
 from flows.planning.steps import Step, Wave
@@ -107,12 +108,16 @@ def steps(run: Run) -> list[Step]:
 def make(run: Run, launch: Callable[..., list[Manifest]]) -> Manifest:
     """Take the base policy through every wave. ``launch(name, *requests)`` makes a wave and returns its manifests.
 
-    Returns the manifest of the report.
+    Each iteration ends with a head, which names all that was made. Returns the manifest of the report.
     """
     manifests: list[Manifest] = []
+    heads = Heads(run)
     for wave in post_train(run):
         manifests = launch(wave.name, *(step.request() for step in wave.steps))
+        heads.add(manifests)
         trained = wave.steps[0]
         if trained.kind in ("update", "finetune") and trained.k is not None:
-            run.drop_old_state(trained.k + 1)
+            heads.touch(run.drop_old_state(trained.k + 1))
+            heads.write(trained.k)
+    heads.write(None)
     return manifests[0]

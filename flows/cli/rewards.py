@@ -35,7 +35,7 @@ def serve(config: Annotated[Path, Argument(help="TOML: cosmos-rl's rewards.toml,
     """Serve the rewards of a file, until SIGTERM or Ctrl-C.
 
     Examples:
-        cosmos-flows reward-service configs/rewards.toml
+        cosmos-flows reward-service serve rewards.toml
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     settings: Any = import_module("cosmos_rl_core.reward_service.config").read(config, os.environ)

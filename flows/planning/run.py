@@ -278,11 +278,18 @@ class Run:
     def _lease_url(self) -> str:
         return store.join(self.url, "lease")
 
-    def drop_old_state(self, newest: int) -> None:
-        """Delete training state and parts of rollouts that the recipe does not keep, now that ``newest`` is there."""
+    def drop_old_state(self, newest: int) -> list[str]:
+        """Delete training state and parts of rollouts that the recipe does not keep, now that ``newest`` is there.
+
+        Returns the slots that lost something.
+        """
         keep, kept = self.recipe.train.ckpt.max_keep, self.recipe.rollout.keep
+        gone = dict[str, list[str]]()
         if keep is not None and newest > keep:
-            drop(self.slots.policy(newest - keep), *TRAINING_ONLY)
+            gone[self.slots.policy(newest - keep)] = [*TRAINING_ONLY]
         for part, keep in ((TENSORS, kept.tensors), (MEDIA, kept.media)):
             if self.trains_on_rewards and keep is not None and newest > keep:
-                drop(self.slots.iteration(newest - 1 - keep, "rollout"), part)
+                gone.setdefault(self.slots.iteration(newest - 1 - keep, "rollout"), []).append(part)
+        for slot, parts in gone.items():
+            drop(slot, *parts)
+        return [*gone]

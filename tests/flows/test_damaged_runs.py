@@ -107,7 +107,7 @@ def damages(data: bytes) -> list[tuple[str, bytes]]:
 
 def test_a_resume_reads_every_kind_of_sealed_file(finished):
     kinds = {json.loads((finished.store / name).read_bytes())["body"]["kind"] for name in sealed(finished)}
-    assert kinds == {"plan", "manifest", "invalidated"}
+    assert kinds == {"plan", "manifest", "invalidated", "head"}
     others = {name.removeprefix("runs/hand/") for name in finished.read - {*sealed(finished)}}
     assert {name for name in others if not name.endswith(".parquet")} == {"metrics.jsonl", "lease/1.json"}
     finished.resume()
@@ -157,6 +157,9 @@ def test_the_records_of_another_run_are_refused(finished):
     with pytest.raises(ArtifactError, match=r"copy/plan\.json is the plan of run 'hand'"):
         finished.resume()
     (finished.store / "runs" / "copy" / "plan.json").unlink()
+    with pytest.raises(ArtifactError, match=r"copy/heads/00000\.json is head 0 of runs/hand"):
+        finished.resume()
+    shutil.rmtree(finished.store / "runs" / "copy" / "heads")
     with pytest.raises(ArtifactError, match=r"copy/policy/manifest\.1\.json was written for .* runs/hand/policy"):
         finished.resume()
 

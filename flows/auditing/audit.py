@@ -1,0 +1,229 @@
+"""Audit of a run: every file that its artifacts reach, and everything that follows from these files."""
+
+import json
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+
+from cosmos_rl_core.errors import ArtifactError, ConfigError, first_line
+from cosmos_rl_core.storage import store
+from flows.auditing import contents
+from flows.auditing.faults import Findings
+from flows.auditing.heads import HEADS, read_heads, url_of
+from flows.auditing.slot import Slot
+from flows.planning.plan import PLAN_FILE, run_url
+from flows.planning.run import Run
+from flows.planning.steps import Step, open_run
+from flows.post_train import steps
+from flows.watching.metrics import FILE
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.files import BLOCK_BYTES
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.pool import INDEX
+from stages.artifacts.records import FileEntry, Pinned, place_of
+from stages.artifacts.request import Input
+
+AT_ONCE = 8
+"""Files that are hashed at once."""
+MANIFEST_AWAY = "the manifest that it names is not there"
+
+
+def audit(
+    store_url: str, run_id: str, iteration: int | None = None, *, head: str | None = None, quick: bool = False
+) -> Findings:
+    """Return what is wrong with a run, and how much was looked at. Changes nothing.
+
+    ``iteration`` looks at one iteration and at what it reads; ``quick`` compares sizes and hashes no file.
+    ``head`` is the digest of a head that somebody kept: one of the run must have it.
+    Raises :class:`ConfigError` if there is no such run.
+    """
+    findings = Findings(store.absolute(store_url).rstrip("/"))
+    url = store.join(run_url(store_url, run_id), PLAN_FILE)
+    try:
+        run = open_run(store_url, run_id)
+    except ArtifactError as error:
+        findings.add(url, "plan", first_line(error))
+        return findings
+    except ConfigError:
+        if not store.names(run_url(store_url, run_id)):
+            raise
+        findings.add(url, "file", "missing, but there are other files of the run")
+        return findings
+    return Audit(run, findings, head, quick=quick).look(iteration)
+
+
+class Audit:
+    """A walk from the steps of a run to everything that they were made from."""
+
+    def __init__(self, run: Run, findings: Findings, kept: str | None, *, quick: bool) -> None:
+        self._run, self._findings, self._kept, self._quick = run, findings, kept, quick
+        self._slots: dict[str, Slot] = {}
+
+    def look(self, iteration: int | None) -> Findings:
+        """Look at all steps, or at those of one iteration, and return what was found."""
+        every = steps(self._run)
+        chosen = [step for step in every if iteration in (None, step.k)]
+        reached = [step for step in chosen if self._look_at(step.slot).standing is not None]
+        for step in reached:
+            self._follow(self._slots[step.slot].standing, whole=iteration is None)
+        self._look_at_heads()
+        if iteration is None:
+            self._look_for_missing(every)
+            self._look_at_metrics(every)
+        self._look_at_numerics()
+        self._hash(self._listed())
+        for step in reached:
+            contents.check(self._slots[step.slot].standing, self._at, self._findings)
+        self._findings.artifacts = sum(len(slot.manifests) for slot in self._slots.values())
+        return self._findings
+
+    def _look_at(self, url: str) -> Slot:
+        if url not in self._slots:
+            self._slots[url] = Slot(url, self._findings)
+        return self._slots[url]
+
+    def _follow(self, manifest: Manifest | None, *, whole: bool) -> None:
+        """Look at what an artifact was made from, and with ``whole`` at what that was made from."""
+        if manifest is None:
+            return
+        url = Manifest.url(manifest.slot, manifest.generation)
+        for role, sources in manifest.inputs.items():
+            for number, source in enumerate(sources):
+                slot_url, field = self._here(source.url), f"inputs.{role}[{number}]"
+                known = slot_url in self._slots
+                found = self._look_at(slot_url).named(source.manifest)
+                if found is None:
+                    self._findings.add(url, field, f"{self._findings.place(slot_url)}: {MANIFEST_AWAY}")
+                    continue
+                self._compare(url, field, source, found)
+                if whole and not known:
+                    self._follow(found, whole=True)
+
+    def _compare(self, url: str, field: str, source: Input, found: Manifest) -> None:
+        for name, expected in (("fingerprint", found.fingerprint), ("content", found.part_content(*source.parts))):
+            if getattr(source, name) != expected:
+                self._findings.add(url, f"{field}.{name}", f"not that of {self._findings.place(found.slot)}")
+
+    def _at(self, source: Input) -> Artifact:
+        """Return an input where it is now."""
+        return Artifact(source.model_copy(update={"url": self._here(source.url)}))
+
+    def _here(self, url: str) -> str:
+        """Return where a slot is now: the store may have been moved since it was written down."""
+        moved = store.join(self._findings.root, place_of(url))
+        return moved if place_of(url) != url and store.size(Manifest.url(moved, 1)) is not None else url
+
+    def _look_for_missing(self, every: list[Step]) -> None:
+        """Add the steps without an artifact that others come after."""
+        made = [step.slot for step in every if self._slots[step.slot].standing is not None]
+        last = max((i for i, step in enumerate(every) if step.slot in made), default=-1)
+        for step in every[:last]:
+            slot = self._slots[step.slot]
+            if slot.standing is None and not slot.ended and step.wave != every[last].wave:
+                self._findings.add(Manifest.url(step.slot, 1), "file", f"missing: {every[last].name} came after it")
+
+    def _look_at_numerics(self) -> None:
+        stages = {found.stage for slot in self._slots.values() for found in slot.manifests.values()}
+        for stage in sorted(stages):
+            url = store.join(self._run.url, "numerics", f"{stage}.json")
+            with self._findings.catching(url, "numerics"):
+                if Pinned.read(url, stage) is None:
+                    raise ArtifactError(f"missing, but there are artifacts of {stage}")
+
+    def _look_at_metrics(self, every: Iterable[Step]) -> None:
+        url = store.join(self._run.url, FILE)
+        with self._findings.catching(url, "lines"):
+            contents.check_metrics(self._run, every, store.read_if_exists(url), url, self._findings)
+
+    def _look_at_heads(self) -> None:
+        """Compare every record that heads name with its bytes, and the digest that was kept with those of heads."""
+        named: dict[str, str] = {}
+        kept = self._kept
+        with self._findings.catching(store.join(self._run.url, HEADS), "heads"):
+            for head, found in read_heads(self._run.url):
+                self._findings.head = f"{head.number}: {found}"
+                kept = None if kept == found else kept
+                for path, expected in head.records.items():
+                    if named.setdefault(path, expected) != expected:
+                        self._findings.add(
+                            url_of(self._run.url, head.number), path, "an earlier head names another digest"
+                        )
+        if kept is not None:
+            self._findings.add(store.join(self._run.url, HEADS), "digest", f"no head has the digest {kept}")
+        urls = {store.join(self._findings.root, path): expected for path, expected in named.items()}
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for (url, expected), data in zip(urls.items(), pool.map(store.read_if_exists, urls), strict=True):
+                if data is None:
+                    self._findings.add(url, "file", "missing; a head names it")
+                elif (digest := sha256(data).hexdigest()) != expected:
+                    self._findings.add(url, "bytes", f"sha256 {digest}, a head names {expected}")
+
+    def _listed(self) -> Iterator[tuple[Slot | None, str, FileEntry]]:
+        """Yield every file that a record names, with slot and URL; of the pool, each once and without a slot."""
+        pooled: dict[str, FileEntry] = {}
+        for slot in self._slots.values():
+            gone = {
+                entry.path
+                for generation, part in slot.dropped
+                for name, entry in slot.manifests[generation].files.items()
+                if name.startswith(f"{part}/")
+            }
+            for generation, part in sorted(slot.dropped):
+                self._findings.gone.append(f"{self._findings.place(slot.url)}, generation {generation}: {part}")
+            for path, entry in slot.entries.items():
+                if path not in gone:
+                    yield slot, store.join(slot.url, path), entry
+            pooled |= self._pooled(slot)
+        for url, entry in pooled.items():
+            yield None, url, entry
+
+    def _pooled(self, slot: Slot) -> dict[str, FileEntry]:
+        """Return the files of the pool that an artifact's index names, by URL."""
+        found: dict[str, FileEntry] = {}
+        for manifest in slot.manifests.values():
+            if manifest.stage != "embed" or (entry := manifest.files.get(INDEX)) is None:
+                continue
+            url = store.join(slot.url, entry.path)
+            with self._findings.catching(url, "index"):
+                try:
+                    rows = json.loads(store.read(url)).values()
+                    named = [FileEntry(path=path, size=size, sha256=digest) for path, size, digest in rows]
+                except (OSError, ValueError, AttributeError, TypeError):
+                    continue  # its bytes are wrong, which is found when they are hashed
+                found |= {store.join(slot.url.rpartition("/")[0], one.path): one for one in named}
+        return found
+
+    def _hash(self, files: Iterable[tuple[Slot | None, str, FileEntry]]) -> None:
+        """Compare sizes and digests of files, several at once."""
+        listed = list(files)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for (slot, url, entry), wrong in zip(listed, pool.map(self._wrong, listed), strict=True):
+                if wrong == MISSING and self._is_left_over(slot, entry):
+                    continue
+                self._findings.files += 1
+                self._findings.size += 0 if self._quick else entry.size
+                if wrong:
+                    self._findings.add(url, "bytes", wrong)
+
+    def _wrong(self, listed: tuple[Slot | None, str, FileEntry]) -> str:
+        """Return what is wrong with a file; "" if nothing is."""
+        _, url, entry = listed
+        found = store.size(url)
+        if found is None:
+            return MISSING
+        if found != entry.size:
+            return f"{found} bytes, expected {entry.size}"
+        if self._quick:
+            return ""
+        digest = sha256()
+        for start in range(0, entry.size, BLOCK_BYTES):
+            digest.update(store.read(url, start, min(start + BLOCK_BYTES, entry.size)))
+        return "" if digest.hexdigest() == entry.sha256 else f"sha256 {digest.hexdigest()}, expected {entry.sha256}"
+
+    @staticmethod
+    def _is_left_over(slot: Slot | None, entry: FileEntry) -> bool:
+        """Return whether only ended generations and markers name a file: it may have been deleted."""
+        return slot is not None and (slot.standing is None or entry not in slot.standing.files.values())
+
+
+MISSING = "missing"

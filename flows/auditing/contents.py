@@ -1,0 +1,196 @@
+"""Checks that samples follow from settings, scores from samples, rewards from scores, and metrics from all."""
+
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import pandas as pd
+
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import store
+from flows.auditing.faults import Findings
+from flows.planning.run import Run
+from flows.planning.steps import Step
+from flows.watching.metrics import steps_after, wave_lines
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Input
+from stages.artifacts.slots import standing
+from stages.formats.generating import plan_samples
+from stages.formats.samples import read_index
+
+Rows = list[dict[str, Any]]
+
+
+Read = Callable[[Input], Artifact]
+"""Returns an input for reading."""
+
+
+def check(manifest: Manifest | None, read: Read, findings: Findings) -> None:
+    """Check what an artifact holds against what it was made from.
+
+    Files with wrong bytes are found where they are hashed; here they only stop the check of their artifact.
+    """
+    checks = {"rollout": _check_samples, "evaluate": _check_samples, "reward": _check_scores, "update": _check_rewards}
+    if manifest is None or manifest.referred or (judge := checks.get(manifest.stage)) is None:
+        return
+    try:
+        judge(read(input_of(manifest)), read, findings)
+    except (ArtifactError, OSError, ValueError, KeyError, TypeError) as error:
+        findings.add(Manifest.url(manifest.slot, manifest.generation), "contents", f"cannot be checked: {error}")
+
+
+def input_of(manifest: Manifest) -> Input:
+    """Return an artifact as an input."""
+    return Input(
+        url=manifest.slot,
+        generation=manifest.generation,
+        manifest=manifest.digest,
+        fingerprint=manifest.fingerprint,
+        content=manifest.part_content(),
+    )
+
+
+def _check_samples(samples: Artifact, _: Read, findings: Findings) -> None:
+    """Check that a rollout or an evaluation has each planned sample once, in order, from its own seed."""
+    made = samples.manifest
+    config = contracts.STAGES[made.stage].model_validate(made.config | {"model": _model(made)})
+    assert isinstance(config, contracts.Samples)
+    same_noise = bool(getattr(config, "use_same_seed", False))
+    plans = plan_samples(config.prompts, config.n_generation, made.seed, made.iteration, same_noise=same_noise)
+    expected = [(plan.sample_id, plan.prompt.id, plan.member, plan.seed) for plan in plans]
+    rows = read_index(samples)
+    found = list(zip(*(rows[name] for name in ("sample_id", "prompt_id", "member", "seed")), strict=True))
+    url = Manifest.url(made.slot, made.generation)
+    if found != expected:
+        _compare(found, expected, url, "samples", findings)
+    for seed, count in Counter(rows["seed"]).items():
+        if count > 1:
+            findings.add(url, "samples", f"{count} have the seed {seed}")
+
+
+def _model(made: Manifest) -> dict[str, Any]:
+    """Return the model's settings, whose path is no part of the identity that manifests hold."""
+    return {"path": "", **made.config["model"]}
+
+
+def _compare(found: Sequence[Any], expected: Sequence[Any], url: str, what: str, findings: Findings) -> None:
+    if len(found) != len(expected):
+        findings.add(url, what, f"{len(found)}, expected {len(expected)}")
+        return
+    number = next(i for i, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other)
+    findings.add(url, f"{what}[{number}]", f"{found[number]}, expected {expected[number]}")
+
+
+def _check_scores(scores: Artifact, read: Read, findings: Findings) -> None:
+    """Check that there is one row a sample, in order: a score by the named scorer, or a reason why there is none."""
+    made = scores.manifest
+    (source,) = made.inputs["samples"]
+    samples = read_index(read(source))
+    ids = list(zip(samples["sample_id"], samples["prompt_id"], strict=True))
+    table = _table(scores, contracts.Reward.SCORES)
+    answers = _table(scores, contracts.Reward.ANSWERS).set_index("sample_id")
+    url = _url(scores, contracts.Reward.SCORES)
+    found = list(zip(table["sample_id"], table["prompt_id"], strict=True))
+    if found != ids:
+        _compare(found, ids, url, "rows", findings)
+        return
+    for number, row in enumerate(table.to_dict("records")):
+        error = answers["error"].get(row["sample_id"])
+        finite = row["score"] is not None and pd.notna(row["score"]) and abs(row["score"]) != float("inf")
+        if row["valid"] != finite or row["valid"] != (error == ""):
+            told = f"valid {row['valid']}, score {row['score']}, error {error!r}"
+            findings.add(url, f"row {number}, {row['sample_id']}", f"{told}: a score or a reason, not both")
+        if row["scorer"] != made.config["scorer"]:
+            findings.add(url, f"row {number}, {row['sample_id']}", f"scored by {row['scorer']}")
+
+
+def _check_rewards(update: Artifact, read: Read, findings: Findings) -> None:
+    """Check that the rewards that were trained on are the weighted scores of the very rollouts, each sample once."""
+    made = update.manifest
+    table = _table(update, contracts.Update.ADVANTAGES)
+    url = _url(update, contracts.Update.ADVANTAGES)
+    weights: dict[str, float] = made.config["reward_weights"]
+    for source in made.inputs["rollouts"]:
+        rollout = read(source)
+        rows = cast("pd.DataFrame", table[table["rollout"] == rollout.manifest.content])
+        ids = list(read_index(rollout)["sample_id"])
+        if list(rows["sample_id"]) != ids:
+            _compare(list(rows["sample_id"]), ids, url, "samples", findings)
+            continue
+        if made.config["algorithm"].get("shuffle_rewards"):
+            continue
+        for artifact in _scores_of(made, rollout, read):
+            label = artifact.manifest.slot.rpartition("/")[2].partition("-")[2]
+            scores = _table(artifact, contracts.Reward.SCORES)["score"].astype("float64") * weights[label]
+            _check_column(rows, f"reward.{label}", scores, url, findings)
+
+
+def _check_column(rows: pd.DataFrame, column: str, scores: Any, url: str, findings: Findings) -> None:
+    """Compare a column of rewards with weighted scores; both may lack values at the same places."""
+    pairs = zip(rows["sample_id"], rows[column], scores, strict=True)
+    for sample_id, found, expected in pairs:
+        if found != expected and not (pd.isna(found) and pd.isna(expected)):
+            findings.add(url, f"{column}, {sample_id}", f"{found}, its score gives {expected}")
+
+
+def _scores_of(update: Manifest, rollout: Artifact, read: Read) -> list[Artifact]:
+    artifacts = [read(source) for source in update.inputs["scores"]]
+    return [
+        artifact
+        for artifact in artifacts
+        for scored in artifact.manifest.inputs["samples"]
+        if rollout.manifest.part_content(*scored.parts) == scored.content
+    ]
+
+
+def check_metrics(run: Run, every: Iterable[Step], stored: bytes | None, url: str, findings: Findings) -> None:
+    """Compare ``metrics.jsonl`` with the lines that the artifacts give, up to the first step without one."""
+    lines: list[bytes] = []
+    step, complete = 0, True
+    for wave in _waves(every):
+        pairs = [(one.request(), found) for one in wave if (found := standing(one.slot)[1]) is not None]
+        lines += [line.encode() for line in wave_lines(pairs, step, run.headline_reward)]
+        step = max(step, *(steps_after(request) or 0 for request, _ in pairs)) if pairs else step
+        if len(pairs) < len(wave):
+            complete = False
+            break
+    told = (stored or b"").splitlines(keepends=True)
+    for number, (found, expected) in enumerate(zip(told, lines, strict=False)):
+        if found != expected:
+            findings.add(url, f"line {number + 1}", _difference(found, expected))
+            return
+    if len(told) < len(lines) or (complete and len(told) > len(lines)):
+        findings.add(url, "lines", f"{len(told)}, the artifacts give {len(lines)}")
+
+
+def _waves(every: Iterable[Step]) -> list[list[Step]]:
+    waves: dict[str, list[Step]] = {}
+    for step in every:
+        waves.setdefault(step.wave, []).append(step)
+    return list(waves.values())
+
+
+def _difference(found: bytes, expected: bytes) -> str:
+    """Return the first value that differs between two lines."""
+    try:
+        told, right = json.loads(found), json.loads(expected)
+    except ValueError:
+        return "no JSON"
+    name = next((name for name in right if told.get(name) != right[name]), None)
+    return (
+        f"{name} is {told.get(name)}, the artifacts give {right[name]}"
+        if name
+        else "other text than the artifacts give"
+    )
+
+
+def _table(artifact: Artifact, name: str) -> pd.DataFrame:
+    return pd.read_parquet(io.BytesIO(artifact.read(name)), engine="pyarrow")
+
+
+def _url(artifact: Artifact, name: str) -> str:
+    return store.join(artifact.url, artifact.entry(name).path)

@@ -1,0 +1,82 @@
+"""Faults that an audit found, and parts that it could not look at."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+from cosmos_rl_core.errors import ArtifactError, first_line
+
+SHOWN = 50
+"""Faults that are listed one by one."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is not as it was committed."""
+
+    file: str
+    """The file, relative to the store where it lies in it."""
+    field: str
+    """The field or the row that is wrong; ``bytes`` for a file as a whole."""
+    what: str
+    """What was found and what was expected."""
+
+
+@dataclass
+class Findings:
+    """Faults, and what was looked at."""
+
+    root: str
+    """The store."""
+    faults: list[Fault] = field(default_factory=list[Fault])
+    gone: list[str] = field(default_factory=list[str])
+    """What retention deleted, so that nothing about it can be proved any more."""
+    head: str = ""
+    """Number and digest of the newest head; "" without one."""
+    artifacts: int = 0
+    files: int = 0
+    size: int = 0
+    """Bytes that were hashed."""
+
+    def add(self, url: str, name: str, what: str) -> None:
+        """Add a fault, once."""
+        fault = Fault(self.place(url), name, what)
+        if fault not in self.faults:
+            self.faults.append(fault)
+
+    def place(self, url: str) -> str:
+        """Return a URL relative to the store."""
+        return url.removeprefix(f"{self.root}/")
+
+    @contextmanager
+    def catching(self, url: str, name: str) -> Iterator[None]:
+        """Add an :class:`ArtifactError` of the block as a fault of the file ``url``."""
+        try:
+            yield
+        except ArtifactError as error:
+            self.add(url, name, first_line(error))
+
+    def lines(self) -> list[str | Table]:
+        """Return what to print: a table of faults, or that there are none."""
+        seen = f"{self.artifacts} artifacts, {self.files} files, {self.size / 1e6:.1f} MB"
+        lines: list[str | Table] = []
+        if self.faults:
+            table = Table("file", "field", "what", box=None)
+            for fault in self.faults[:SHOWN]:
+                table.add_row(fault.file, fault.field, fault.what)
+            lines.append(table)
+        if (more := len(self.faults) - SHOWN) > 0:
+            lines.append(f"and {more} more; --json lists all")
+        lines += [f"newest head {self.head}"] * bool(self.head)
+        lines += [f"deleted by retention, so not provable: {name}" for name in self.gone]
+        lines.append(f"{len(self.faults)} faults in {seen}" if self.faults else f"nothing is wrong: {seen}")
+        return lines
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything for scripts."""
+        faults = [vars(fault) for fault in self.faults]
+        counts = {"artifacts": self.artifacts, "files": self.files, "bytes": self.size}
+        return {"faults": faults, "gone": self.gone, "head": self.head} | counts

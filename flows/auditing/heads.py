@@ -1,0 +1,125 @@
+"""Heads of a run: write-once records that name every record of its artifacts, each with the digest of the head before.
+
+Whoever keeps the digest of one head can show later that nothing up to it was edited, also if every digest inside the
+store was computed anew.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+from pydantic import Field
+
+from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import unseal
+from flows.planning.plan import PLAN_FILE
+from flows.planning.run import Run
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import Dropped, Invalidated, Layout, Sealed, parsed, place_of
+
+HEADS = "heads"
+"""Folder of a run with its heads."""
+BLOCK = 16
+"""Heads that are read at once."""
+
+
+class Head(Sealed):
+    """One head: what has come since the head before it."""
+
+    kind = "head"
+    run: str
+    """The run's folder in its store."""
+    number: int = Field(ge=0)
+    previous: str | None
+    """Digest of the bytes of the head before it; None for the first."""
+    iteration: int | None
+    """The iteration that ended; None at the end of the run."""
+    records: dict[str, str]
+    """Digests of records by their path in the store. A record is written once, so no later head names another."""
+
+
+def url_of(run_url: str, number: int) -> str:
+    """Return where a run keeps a head."""
+    return store.join(run_url, HEADS, f"{number:05d}.json")
+
+
+def read_heads(run_url: str) -> Iterator[tuple[Head, str]]:
+    """Yield the heads of a run in order, each with its digest.
+
+    Raises :class:`ArtifactError` if one is damaged, of another run, or does not continue the one before it.
+    """
+    previous: str | None = None
+    for start in count(0, BLOCK):
+        numbers = range(start, start + BLOCK)
+        for number, data in store.ahead(numbers, lambda number: store.read_if_exists(url_of(run_url, number))):
+            if data is None:
+                return
+            url = url_of(run_url, number)
+            head = parsed(Head, unseal(data, Head.kind, url), url)
+            if (head.run, head.number, head.previous) != (place_of(run_url), number, previous):
+                raise ArtifactError(
+                    f"{url} is head {head.number} of {head.run} and does not continue head {number - 1}"
+                )
+            previous = sha256(data)
+            yield head, previous
+
+
+class Heads:
+    """The heads of a run that is made: :meth:`add` what was made, :meth:`write` a head."""
+
+    def __init__(self, run: Run) -> None:
+        """Read the heads that there are. Raises like :func:`read_heads`."""
+        self._run = run
+        self._number, self._previous = 0, None
+        self._known: dict[str, str] = {}
+        self._slots: dict[str, None] = {}
+        for head, found in read_heads(run.url):
+            self._number, self._previous = head.number + 1, found
+            self._known |= head.records
+
+    def add(self, manifests: Iterable[Manifest]) -> None:
+        """Remember the slots of artifacts that no head names yet."""
+        for made in manifests:
+            if self._known.get(self._path(Manifest.url(made.slot, made.generation))) != made.digest:
+                self._slots[made.slot] = None
+
+    def touch(self, slots: Iterable[str]) -> None:
+        """Remember slots that have lost parts."""
+        self._slots |= dict.fromkeys(slots)
+
+    def write(self, iteration: int | None) -> None:
+        """Write a head with the records that no head names yet; none if there is no such record."""
+        found = {self._path(url): url for slot in self._slots for url in records_of(slot)}
+        if not self._known:
+            plan = store.join(self._run.url, PLAN_FILE)
+            found[self._path(plan)] = plan
+        new = {path: sha256(store.read(url)) for path, url in found.items() if path not in self._known}
+        self._slots.clear()
+        if not new:
+            return
+        head = Head(
+            run=place_of(self._run.url),
+            number=self._number,
+            previous=self._previous,
+            iteration=iteration,
+            records=dict(sorted(new.items())),
+        )
+        data = head.sealed()
+        if not store.put_if_absent(url_of(self._run.url, self._number), data):
+            raise ArtifactError(f"{url_of(self._run.url, self._number)} was written by another process meanwhile")
+        self._number, self._previous = self._number + 1, sha256(data)
+        self._known |= new
+
+    def _path(self, url: str) -> str:
+        return place_of(url)
+
+
+def records_of(slot: str) -> Iterator[str]:
+    """Yield the URLs of a slot's records: of its generations, of deleted parts, of finished shards."""
+    names = store.names(slot)
+    kinds = tuple(f"{kind.kind}." for kind in (Manifest, Layout, Invalidated, Dropped))
+    yield from (store.join(slot, name) for name in sorted(names) if name.startswith(kinds))
+    shards = store.join(slot, "shards")
+    for folder in sorted(store.names(shards)):
+        yield from (store.join(shards, folder, name) for name in sorted(store.names(store.join(shards, folder))))

@@ -1,0 +1,133 @@
+"""The records of one slot: plans of its work, its generations, their ends, what was deleted."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from typing import TypeVar
+
+from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import unseal
+from flows.auditing.faults import Findings
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import Dropped, FileEntry, Invalidated, Layout, Marker, Record, parsed, place_of
+from stages.artifacts.slots import read_manifest
+
+Read = TypeVar("Read", bound=Record)
+
+
+def marker_at(url: str, slot: str, shards: str, name: str) -> Marker:
+    """Return the marker of a finished shard. Raises :class:`ArtifactError` if it was written for another place."""
+    marker = parsed(Marker, unseal(store.read(url), Marker.kind, url), url)
+    found = marker.place, marker.layout, f"{marker.index:05d}.json"
+    if found != (place_of(slot), shards, name):
+        raise ArtifactError(f"written for shard {marker.index} of {marker.layout} in {marker.place}")
+    return marker
+
+
+class Slot:
+    """The generations of a slot, read and checked against each other. Faults go to ``findings``."""
+
+    def __init__(self, url: str, findings: Findings) -> None:
+        self.url, self._findings = url, findings
+        self.manifests: dict[int, Manifest] = {}
+        """The readable manifests by generation; one that refers to another slot is that of the other slot."""
+        self.entries: dict[str, FileEntry] = {}
+        """The files that its records name, by path."""
+        self.ended: dict[int, Invalidated] = {}
+        self.dropped: set[tuple[int, str]] = set()
+        """Generation and name of each part that was deleted for good."""
+        for generation in self._generations():
+            self._look(generation)
+        self._look_at_markers()
+
+    @property
+    def current(self) -> int:
+        """Return the first generation that was not ended."""
+        return next(number for number in count(1) if number not in self.ended)
+
+    @property
+    def standing(self) -> Manifest | None:
+        """Return the manifest that stands, or None."""
+        return self.manifests.get(self.current)
+
+    def named(self, data_digest: str) -> Manifest | None:
+        """Return the manifest with a digest, of any generation, or None."""
+        return next((found for found in self.manifests.values() if found.digest == data_digest), None)
+
+    def _generations(self) -> Iterator[int]:
+        """Yield the generations that have a record. One without any may follow a lost one, so look one further."""
+        missing = 0
+        for generation in count(1):
+            urls = [kind.url(self.url, generation) for kind in (Manifest, Layout, Invalidated)]
+            there = any(size is not None for size in store.sizes(urls))
+            missing = 0 if there else missing + 1
+            if missing > 1:
+                return
+            if there:
+                yield generation
+
+    def _look(self, generation: int) -> None:
+        end = self._read(Invalidated, generation)
+        if end is not None:
+            self.ended[generation] = end
+        url = Manifest.url(self.url, generation)
+        manifest = None
+        with self._findings.catching(url, "manifest"):
+            manifest = read_manifest(self.url, generation)
+            self._check_end(generation, end)
+            if manifest is not None:
+                self.manifests[generation] = manifest
+                if not manifest.referred:
+                    self.entries |= {entry.path: entry for entry in manifest.files.values()}
+                    self._look_for_dropped(generation, manifest)
+        layout = self._read(Layout, generation)
+        if layout is not None and manifest is not None and not manifest.referred and layout.recipe != manifest.recipe:
+            self._findings.add(Layout.url(self.url, generation), "recipe", "not that of the manifest beside it")
+        if generation > 1 and generation - 1 not in self.ended:
+            before = Invalidated.url(self.url, generation - 1)
+            self._findings.add(before, "file", f"missing, but there is generation {generation} after it")
+
+    def _check_end(self, generation: int, end: Invalidated | None) -> None:
+        """Raise :class:`ArtifactError` if the end names another manifest than the one that is there."""
+        if end is None or end.manifest is None:
+            return
+        data = store.read_if_exists(Manifest.url(self.url, generation))
+        if data is None:
+            raise ArtifactError(f"missing; {Invalidated.url(self.url, generation)} names it")
+        if sha256(data) != end.manifest:
+            raise ArtifactError(f"not the manifest that {Invalidated.url(self.url, generation)} ended")
+
+    def _look_for_dropped(self, generation: int, manifest: Manifest) -> None:
+        for part in sorted({name.partition("/")[0] for name in manifest.files if "/" in name}):
+            record = self._read(Dropped, generation, part)
+            if record is None:
+                continue
+            self.dropped.add((generation, part))
+            if (record.manifest, record.part) != (manifest.digest, part):
+                url = Dropped.url(self.url, generation, part)
+                self._findings.add(url, "manifest", "of another manifest than the one beside it, or of another part")
+
+    def _look_at_markers(self) -> None:
+        """Read the markers of finished shards, of all generations."""
+        folder = store.join(self.url, "shards")
+        for shards in sorted(store.names(folder)):
+            for name in sorted(store.names(store.join(folder, shards))):
+                url = store.join(folder, shards, name)
+                with self._findings.catching(url, "marker"):
+                    self._compare(url, marker_at(url, self.url, f"shards/{shards}", name))
+
+    def _compare(self, url: str, marker: Marker) -> None:
+        """Compare the files of a marker with those of manifests, and add those that no manifest has."""
+        for entry in marker.files.values():
+            if self.entries.setdefault(entry.path, entry) != entry:
+                self._findings.add(url, entry.path, "other size or digest than in the manifest")
+
+    def _read(self, kind: type[Read], generation: int, *part: str) -> Read | None:
+        found: list[Read | None] = [None]
+        url = kind.url(self.url, generation, *part)
+        read: Callable[[], Read | None] = partial(kind.read, self.url, generation, *part)
+        with self._findings.catching(url, kind.kind):
+            found[0] = read()
+        return found[0]
