@@ -114,6 +114,32 @@ class LeaseError(CosmosRLError):
     kind = "busy"
 
 
+class WarningError(CosmosRLError):
+    """Scores that exceed a limit of ``early_warning`` with ``on_trip = "stop"``. Equal scores exceed it again."""
+
+    kind = "data"
+
+
+class ApprovalError(CosmosRLError):
+    """Scores that exceed a limit, and that somebody has to approve before the run goes on."""
+
+    kind = "approval"
+    evidence = ""
+    """Digest of what is to be approved."""
+
+    @property
+    def exit_code(self) -> int:
+        """Return a code of its own. It is no kind of failure that a stage can end with."""
+        return 77
+
+    @classmethod
+    def on(cls, evidence: str, message: str) -> "ApprovalError":
+        """Build an error with the digest of the evidence."""
+        error = cls(message)
+        error.evidence = evidence
+        return error
+
+
 class StageError(CosmosRLError):
     """A failed stage process, with the kind and message of that process.
 

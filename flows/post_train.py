@@ -58,7 +58,9 @@ def iteration(run: Run, k: int, *, last: bool) -> Iterator[Wave]:
     if k == 0 or not stale:
         yield from embedding(run, k)
         yield Wave(rollout(k))
-    yield Wave(*map(reward, run.recipe.rewards))
+    yield Wave(*map(reward, run.scored))
+    if run.warns:
+        yield Wave(step("warn", "warn", partial(requests.warn, run, k)))
     if stale and not last:
         yield from embedding(run, k + 1)
     # A stale rollout reads nothing of this update, so both run side by side.

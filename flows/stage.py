@@ -13,6 +13,7 @@ from flows.planning.steps import find, open_run
 from flows.post_train import steps
 from flows.running.launch import launch
 from flows.running.session import Place, RunId, ends_in_state, working_on
+from flows.warning.gate import pass_gate
 from stages.artifacts.generations import has_begun
 from stages.execution.runner import require_own_version
 
@@ -49,12 +50,16 @@ def run(
         allow_numerics_change: Continue with other package versions, threads or devices than the run began with.
     """
     opened = open_run(store, run_id)
-    step = find(steps(opened), run_id, stage, iteration)
+    every = steps(opened)
+    step = find(every, run_id, stage, iteration)
     config = launch_of(cluster) if cluster else opened.recipe.launch
     with working_on(opened, config, allow_numerics_change) as waves:
         if force and has_begun(step.slot):
             require_own_version(step.request())
             for line in rerun(store, run_id, stage, iteration).lines():
                 waves.display.note(line)
+        judges = [one for one in every if step.kind == "update" and (one.kind, one.k) == ("warn", step.k)]
+        for judge in judges:
+            pass_gate(opened, launch(waves, judge.name, judge.request()), waves.display.note)
         launch(waves, step.name, step.request())
     return f"{step.name} stands"

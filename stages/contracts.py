@@ -10,9 +10,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from cosmos_rl_core.config.base import NOT_IDENTITY, Section
+from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.early_warning import Limit
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
-from cosmos_rl_core.config.shared import Init, MediaShape, ModelRef, OptimizerSteps, Split
+from cosmos_rl_core.config.shared import Init, MediaShape, ModelRef, OptimizerSteps, Split, StageConfig
 from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset, AnyReward, AnyRewarded, AnySupervised
 from cosmos_rl_core.datasets._base import Prompt
 
@@ -28,20 +29,6 @@ _DATA: dict[str, Literal["one", "many"]] = dict.fromkeys(("embeddings", "data", 
 """Roles of prepared data: text embeddings, latents, and the parts and captions of a dataset that say what they are."""
 METRICS = "metrics.parquet"
 """A row an optimizer step; every stage that trains writes it."""
-
-
-class StageConfig(Section):
-    """The closed settings of a stage. Each subclass is one stage, run by ``stages/<name>.py``."""
-
-    name: ClassVar[str]
-    version: ClassVar[int]
-    """Raised by every change of the bytes that equal settings and inputs give."""
-    distributed: ClassVar[bool] = False
-    """Whether it runs under ``torch.distributed.run`` (True) or as one plain process (False)."""
-    torch: ClassVar[bool] = True
-    """Whether it may import torch; a light stage starts in a second."""
-    inputs: ClassVar[dict[str, Literal["one", "many"]]] = {}
-    """Roles of the inputs."""
 
 
 class Index(StageConfig):
@@ -271,6 +258,22 @@ class Judge(Reward):
         return getattr(self.reward, "param_dtype", "float32")
 
 
+class Warn(StageConfig):
+    """The distance of a rollout's scores from those of iteration 0, and the limits that they exceed."""
+
+    name = "warn"
+    version = 1
+    torch = False
+    inputs = {"samples": "one", "scores": "many", "first": "many"}
+    EVIDENCE: ClassVar[str] = "evidence.json"
+    """The estimates of every score, and the limits that tripped. Its digest is what people approve."""
+    PAGE: ClassVar[str] = f"{RECORDS}warning.html"
+    """The limits that tripped, with the samples that exceed them most; written if there are any."""
+    rewards: tuple[str, ...]
+    """The reward of each of the inputs ``scores`` and ``first``, in their order."""
+    limits: tuple[Limit, ...]
+
+
 class Training(OnPolicy):
     """The settings of every stage that trains."""
 
@@ -371,10 +374,9 @@ class Report(StageConfig):
     name = "report"
     version = 2
     torch = False
-    inputs = {
-        "rollouts": "many", "scores": "many", "updates": "many", "evaluations": "many", "evaluation_scores": "many",
-        "validations": "many",
-    }  # fmt: skip
+    inputs = dict.fromkeys(
+        ("rollouts", "scores", "warnings", "updates", "evaluations", "evaluation_scores", "validations"), "many"
+    )
     PAGE: ClassVar[str] = "index.html"
     title: str
     reward: str
@@ -386,7 +388,7 @@ class Report(StageConfig):
 
 
 _STAGES = (
-    *(Index, Caption, Describe, Embed, Encode, Policy, Rollout, Reward, Judge, Update, Finetune, Export, Evaluate),
-    *(Validate, Report),
+    *(Index, Caption, Describe, Embed, Encode, Policy, Rollout, Reward, Judge, Warn, Update, Finetune),
+    *(Export, Evaluate, Validate, Report),
 )
 STAGES: dict[str, type[StageConfig]] = {stage.name: stage for stage in _STAGES}

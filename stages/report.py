@@ -9,7 +9,6 @@ from operator import itemgetter
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cosmos_rl_core.weights.parts import CURRENT, EMA, OLD
 from stages import contracts
@@ -21,8 +20,10 @@ from stages.formats.tables import read_table
 from stages.reporting.curves import Curve, Series
 from stages.reporting.inputs import Samples, scored_samples
 from stages.reporting.losses import HeldOutLoss, best, held_out_losses, steps_of, training_losses
-from stages.reporting.numbers import Estimate, number, signed
+from stages.reporting.numbers import Estimate
 from stages.reporting.over_time import Card, card, over_time
+from stages.reporting.page import render
+from stages.reporting.warnings import Warned, warned, z_scores
 
 PAIRS_SHOWN = 24
 """Held-out samples shown before and after."""
@@ -75,7 +76,9 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     reward = _change([samples.table["score"] for samples in ends], [samples.estimate for samples in ends])
     loss_ends = losses[:1] + losses[1:][-1:]
     scored = [part for s in (*rollouts, *evaluations) for part in (s.artifact, s.scores) if part]
-    page = _render(
+    warnings = [Artifact(source) for source in request.inputs.get("warnings", ())]
+    page = render(
+        "page.html",
         title=config.title,
         init=config.init,
         reward=config.reward,
@@ -89,6 +92,8 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         best=best(losses),
         steps=steps,
         curves=_curves(rollouts, [*zip(versions, evaluations, strict=True)], updates, losses),
+        warned=[one for pair in zip(warnings, rollouts, strict=False) for one in _warned(*pair)],
+        z_scores=z_scores(warnings),
         over_time=over_time(evaluations, versions),
         pairs=list(_pairs(*ends)) if len(ends) > 1 else [],
         iterations=iterations,
@@ -106,20 +111,6 @@ def _change(values: list[Any], estimates: list[Estimate]) -> Change:
     # Of each sample or item that both have.
     differences = (values[1] - values[0]).dropna() if len(ends) == 2 else pd.Series(dtype="float64")
     return Change(ends, differences)
-
-
-def _render(**values: Any) -> bytes:
-    """Fill in ``templates/page.html``. Every value is escaped."""
-    environment = Environment(
-        loader=PackageLoader("stages.reporting"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"number": number, "signed": signed}
-    return environment.get_template("page.html").render(values).encode()
 
 
 def _curves(
@@ -143,6 +134,11 @@ def _curves(
     by_step = Series("held-out loss ± 1 standard error", points, line=False)
     curves.append(Curve("Held-out loss", "optimizer steps done", [by_step]))
     return [curve for curve in curves if any(series.rows for series in curve.series)]
+
+
+def _warned(warning: Artifact, rollout: Samples) -> list[Warned]:
+    """Return what tripped in an iteration."""
+    return warned(warning.json(contracts.Warn.EVIDENCE), rollout)
 
 
 def _pairs(base: Samples, final: Samples) -> Iterator[tuple[Card, Card]]:

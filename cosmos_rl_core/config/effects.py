@@ -120,6 +120,8 @@ def _of_rewards(recipe: Recipe) -> Iterator[Row]:
         place, why = f"rewards ({reward.fn.label})", "role = 'monitor' trains nothing"
         yield place, reward, reward.role == "monitor", "weight", why
         yield place, reward, not (recipe.train.train_policy.rewarded or recipe.evaluates), "fn", none
+    if (warning := recipe.early_warning) is not None and not recipe.train.train_policy.rewarded:
+        yield "early_warning", warning, True, "on_trip limits", "supervised training makes no rollouts"
     if (validation := recipe.validation) is not None and not recipe.evaluates:
         why = "no held-out samples are made, because validation.dataset names no prompts"
         yield "validation", validation, True, "n_generation", why

@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, model_validator
 
 from cosmos_rl_core import shipped
-from cosmos_rl_core.config import effects
+from cosmos_rl_core.config import early_warning, effects
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
+from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.policy import NOT_IN_LORA, PolicyConfig
 from cosmos_rl_core.config.train import (
@@ -155,6 +156,8 @@ class Recipe(Section):
     """Number of samples, and their division into batches and files."""
     rewards: tuple[RewardConfig, ...] = ()
     """The rewards, each a table ``[[rewards]]``."""
+    early_warning: EarlyWarningConfig | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
+    """Limits on the scores of rollouts, judged before each update. Default: none."""
     validation: ValidationConfig | None = None
     """Held-out evaluation. Default: none."""
     launch: LaunchConfig = Field(default=LaunchConfig(), json_schema_extra=NOT_IDENTITY)
@@ -205,6 +208,8 @@ def _mistakes(recipe: Recipe) -> Iterator[str]:
     if weightless := [reward.fn.label for reward in training if reward.weight == 0]:
         yield f"rewards of weight 0 train nothing: {', '.join(weightless)}; give them role = 'monitor'"
     names = [reward.fn.label for reward in rewards]
+    if recipe.early_warning is not None:
+        yield from early_warning.mistakes(recipe.early_warning, names)
     if len(set(names)) != len(names):
         yield f"two rewards have the same name: {', '.join(names)}"
     weights = {abs(reward.weight) for reward in training}

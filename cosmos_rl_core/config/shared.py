@@ -1,6 +1,6 @@
-"""Sections that the settings of several stages share."""
+"""The base of the settings of stages, and sections that several of them share."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -73,3 +73,17 @@ class Split(Section):
     side: Literal["train", "held_out"]
     held_out_share: float
     """Expected share of the media that are held out."""
+
+
+class StageConfig(Section):
+    """The closed settings of a stage. Each subclass is one stage, run by ``stages/<name>.py``."""
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    """Raised by every change of the bytes that equal settings and inputs give."""
+    distributed: ClassVar[bool] = False
+    """Whether it runs under ``torch.distributed.run`` (True) or as one plain process (False)."""
+    torch: ClassVar[bool] = True
+    """Whether it may import torch; a light stage starts in a second."""
+    inputs: ClassVar[dict[str, Literal["one", "many"]]] = {}
+    """Roles of the inputs."""

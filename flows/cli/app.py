@@ -6,6 +6,7 @@ Exit codes:
 65 wrong data
 70 another failure
 75 something does not answer or is busy: try the same command later
+77 suspended by a warning, until `cosmos-flows approve`
 130, 143 ended by Ctrl-C, by SIGTERM: the same command continues
 """
 
@@ -20,6 +21,7 @@ import typer
 from typer import Argument, Option
 
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
+from flows.cli.approve import approve
 from flows.cli.command import (
     PROGRAM,
     ClusterOption,
@@ -229,6 +231,9 @@ def rerun(
     make_again = import_module("flows.operations.rerun").rerun
     found = make_again(store, run_id, stage, iteration, dry_run=dry_run)
     print_json(found) if as_json else print_parts(*found.lines())
+
+
+command(app)(approve)
 
 
 @command(app)

@@ -15,20 +15,21 @@ from stages.contracts import STAGES
 
 
 def settled(run: Run, *, remake: bool) -> Run:
-    """Record the stage versions of this code for the run, and return the run with them.
+    """Record the stage versions of this code and the early warning of the run, and return the run with them.
 
     Artifacts of other versions are stale from then on. If there are any and ``remake`` is not set, raises
     :class:`ConfigError` with the cost: newer code alone never ends a committed artifact.
     """
     ours = {name: stage.version for name, stage in STAGES.items()}
-    if run.plan.stage_versions == ours:
+    recorded = read_plan(run.store_url, run.plan.run_id)
+    if recorded.stage_versions == ours and recorded.early_warning == run.plan.early_warning:
         return run
     every = steps(run)
     manifests = ((step, _of_another_version(step)) for step in every)
     other = [(step, manifest) for step, manifest in manifests if manifest is not None]
     if other and not remake:
         raise ConfigError(_refusal(run, every, other))
-    go_on_with(run.url, run.plan.run_id, ours)
+    go_on_with(run.url, run.plan.run_id, ours, run.plan.early_warning)
     versions = read_plan(run.store_url, run.plan.run_id).stage_versions
     return replace(run, plan=run.plan.model_copy(update={"stage_versions": versions}))
 

@@ -13,6 +13,7 @@ from pydantic import Field
 from cosmos_rl_core import outside_plugins, seeds, shipped
 from cosmos_rl_core.canonical import differences, digest
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
+from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe, check, read_values
 from cosmos_rl_core.config.train import SnapshotOptions
@@ -89,6 +90,8 @@ class Plan(Section):
     plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """Plugins from outside the package, with the digests of their files. They do not change the default run id: an
     edited file is refused, and does not start another run."""
+    early_warning: EarlyWarningConfig | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
+    """Limits on the scores of rollouts: the recipe's, or those of the last recipe of the run that had any."""
     stage_versions: dict[str, int] = Field(json_schema_extra=NOT_IDENTITY)
     """Stage versions of its Requests: those of the code that planned it, or that last took ``--remake``."""
     races_decided: bool
@@ -228,10 +231,7 @@ def make_plan(
     elif not damages:
         mistakes.append(_nothing_to_size(recipe.policy.model_name_or_path))
     if mistakes or model is None:
-        advice = ["fetch the model again, or another copy of these files"] if damages else []
-        lines = [f"{source}:", *(f"  {mistake}" for mistake in [*mistakes, *damages, *advice])]
-        # Damaged files alone are no mistake in the recipe.
-        raise (ConfigError if mistakes else ArtifactError)("\n".join(lines))
+        raise _refusal(source, mistakes, damages)
     plan = Plan(
         run_id="?",
         recipe=recipe,
@@ -246,12 +246,20 @@ def make_plan(
         prefixed=inits.leave_prefix(recipe, init),
         buckets=checks.buckets_of(recipe),
         plugins=outside_plugins.pins(model.adapter),
+        early_warning=recipe.early_warning,
         stage_versions={name: stage.version for name, stage in STAGES.items()},
         races_decided=True,
     )
     if not run_id:
         name += f"-{digest(plan.identity())[:8] if model.digest else 'unknown'}"
     return plan.model_copy(update={"run_id": name})
+
+
+def _refusal(source: str, mistakes: list[str], damages: list[str]) -> ConfigError | ArtifactError:
+    """Return the error with every mistake. Damaged files alone are no mistake in the recipe."""
+    advice = ["fetch the model again, or another copy of these files"] if damages else []
+    lines = [f"{source}:", *(f"  {mistake}" for mistake in [*mistakes, *damages, *advice])]
+    return (ConfigError if mistakes else ArtifactError)("\n".join(lines))
 
 
 def _nothing_to_size(model: str) -> str:
@@ -336,6 +344,7 @@ def freeze(plan: Plan, store_url: str) -> Plan:
             "use the recipe it was planned with, or another --run-id"
         )
     now = {"recipe": plan.recipe, "model": plan.model, "plugins": plan.plugins}
+    now |= {"early_warning": plan.early_warning} if plan.recipe.early_warning is not None else {}
     return frozen.model_copy(update=now)
 
 
@@ -357,7 +366,9 @@ def read_plan(store_url: str, run_id: str) -> Plan:
         wanted = f"restore the one of {run_id!r} from a copy"
         raise ArtifactError(f"{url} is the plan of run {plan.run_id!r}; {wanted}")
     newest = versions.newest(root, run_id)
-    return plan if newest is None else plan.model_copy(update={"stage_versions": newest.versions})
+    if newest is None:
+        return plan
+    return plan.model_copy(update={"stage_versions": newest.versions, "early_warning": newest.early_warning})
 
 
 SHOWN = 10

@@ -76,6 +76,20 @@ def reward(run: Run, scoring: RewardConfig, samples: str, k: int | None) -> Requ
     return run.plan.request(slot, config, k, inputs)
 
 
+def warn(run: Run, k: int) -> Request:
+    """Return the Request that judges the scores of iteration k before its update."""
+    labels = tuple(reward.fn.label for reward in run.scored)
+
+    def scores(k: int) -> tuple[Input, ...]:
+        return tuple(input_of(run.slots.iteration(k, f"reward-{label}")) for label in labels)
+
+    assert run.plan.early_warning is not None
+    config = contracts.Warn(rewards=labels, limits=run.plan.early_warning.limits)
+    samples = input_of(run.slots.iteration(k, "rollout"), INDEX, MEDIA)
+    inputs = {"samples": (samples,), "scores": scores(k), "first": scores(0)}
+    return run.plan.request(run.slots.iteration(k, "warn"), config, k, inputs)
+
+
 def update(run: Run, k: int) -> Request:
     """Return the Request that trains policy version k on the rollout of iteration k."""
     recipe = run.recipe
@@ -209,6 +223,8 @@ def report(run: Run, iterations: int, judged: list[int]) -> Request:
     if run.trains_on_rewards:
         inputs["rollouts"] = tuple(input_of(iteration(k, "rollout"), INDEX, MEDIA) for k in ks)
         inputs["scores"] = tuple(input_of(iteration(k, f"reward-{judge}")) for k in ks)
+        if run.warns:
+            inputs["warnings"] = tuple(input_of(iteration(k, "warn")) for k in ks)
     if judge:
         inputs["evaluation_scores"] = tuple(input_of(f"{slot}-{judge}") for slot in samples)
     versions = tuple(judged) if run.evaluates else ()

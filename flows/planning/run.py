@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from cosmos_rl_core.algorithms._needs import Needs
-from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.config.recipe import Recipe, RewardConfig
 from cosmos_rl_core.config.train import DatasetOptions, SnapshotOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.storage import store
@@ -230,6 +230,16 @@ class Run:
     def trains_on_rewards(self) -> bool:
         """Return whether iterations are rollout, reward, update (True) or finetune (False)."""
         return self.recipe.train.train_policy.rewarded
+
+    @property
+    def scored(self) -> tuple[RewardConfig, ...]:
+        """Return the rewards that score every rollout."""
+        return self.recipe.rewards
+
+    @property
+    def warns(self) -> bool:
+        """Return whether the scores of a rollout are judged before its update."""
+        return self.trains_on_rewards and bool(self.plan.early_warning and self.plan.early_warning.limits)
 
     @property
     def headline_reward(self) -> str:

@@ -1,8 +1,9 @@
-"""Records of the stage versions that a run continued with. Without a record, those of its plan count."""
+"""Records of what a run continued with: stage versions and early warning. Without a record, those of its plan count."""
 
 import itertools
 
 from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE, seal, unseal
@@ -12,18 +13,19 @@ KIND = "versions"
 
 
 class Versions(Section):
-    """Stage versions that a run continued with. The newest record replaces the versions of the plan."""
+    """Stage versions and early warning that a run continued with. The newest record replaces those of the plan."""
 
     run_id: str
     number: int
     versions: dict[str, int]
+    early_warning: EarlyWarningConfig | None = None
 
 
-def go_on_with(root: str, run_id: str, versions: dict[str, int]) -> None:
-    """Record these stage versions for all Requests that the run at ``root`` makes from now on."""
+def go_on_with(root: str, run_id: str, versions: dict[str, int], early_warning: EarlyWarningConfig | None) -> None:
+    """Record stage versions and early warning for all Requests that the run at ``root`` makes from now on."""
     before = newest(root, run_id)
     number = 1 if before is None else before.number + 1
-    record = Versions(run_id=run_id, number=number, versions=versions)
+    record = Versions(run_id=run_id, number=number, versions=versions, early_warning=early_warning)
     store.put_if_absent(_url(root, record.number), seal(KIND, record.model_dump(mode="json")))
 
 

@@ -1,12 +1,17 @@
 """Prefect's Suspend and Pause: a suspended flow run ends its process, a paused one starts no stage until Resume."""
 
+from itertools import pairwise
+from uuid import uuid4
+
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
+from prefect.client.schemas.responses import SetStateStatus
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
 from prefect.exceptions import Pause
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Suspended
 
 from cosmos_rl_core.errors import StageError
 from flows.running.server import server_is_own
@@ -46,6 +51,46 @@ def wait_while_paused(waiting: Waiting) -> None:
             why = "the flow run was paused, and ended instead of being resumed"
             raise StageError.of("busy", f"{why}: it is {state.name} now: {state.message}")
         waiting.turn("paused in Prefect: no stage starts until Resume", ASK_S)
+
+
+def suspend(evidence: str, message: str) -> None:
+    """Suspend the flow run without a time limit and raise Prefect's ``Pause``: its process has to end.
+
+    Returns if it has no deployment, whose worker could resume it, or if the server does not answer.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
+        return
+    state = Suspended(message=message, pause_key=f"{evidence} {uuid4()}")
+    try:
+        with get_client(sync_client=True) as client:
+            result = client.set_flow_run_state(context.flow_run.id, state)
+    except httpx.HTTPError:
+        return
+    if result.status == SetStateStatus.ACCEPT:
+        announce_end()
+        raise Pause(state=result.state)
+
+
+def resumed(evidence: str) -> str | None:
+    """Return in words who resumed the flow run after it was suspended on this evidence; None if nobody did.
+
+    A retry, and an automation that sets another state, is no Resume. If the server does not answer, nobody did.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
+        return None
+    try:
+        with get_client(sync_client=True) as client:
+            states = client.read_flow_run_states(context.flow_run.id)
+    except httpx.HTTPError:
+        return None
+    ordered = sorted(states, key=lambda state: state.timestamp)
+    for state, following in pairwise(ordered):
+        asked = state.name == "Suspended" and (state.state_details.pause_key or "").startswith(evidence)
+        if asked and following.name == "Resuming":
+            return f"Resume of the flow run {context.flow_run.name} in Prefect"
+    return None
 
 
 def announce_end() -> None:

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
+from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError
 from cosmos_rl_core.rewards._base import ServedReward
 from flows.defaults import DEFAULT_STORE
 from flows.operations.upgrades import settled
@@ -33,6 +33,7 @@ from flows.running.launch import launch
 from flows.running.progress import Reporter
 from flows.running.tags import tags_of
 from flows.running.wave import Waves
+from flows.warning.gate import pass_gate
 from stages import contracts
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
@@ -97,6 +98,9 @@ def ends_in_state(work: Callable[P, str]) -> Callable[P, State[None]]:
         try:
             return Completed(message=work(*args, **kwargs))
         except CosmosRLError as error:
+            if isinstance(error, ApprovalError):
+                # Now that the lease is free: Resume may follow at once.
+                pauses.suspend(error.evidence, str(error))
             message = error.summary if isinstance(error, StageError) else str(error)
             return Failed(message=message, data=error)
 
@@ -182,6 +186,7 @@ def train(settings: Settings, algorithm: str | None) -> str:
             def launch_and_track(name: str, *requests: Request) -> list[Manifest]:
                 manifests = launch(waves, name, *requests)
                 tracker.done(requests, manifests)
+                pass_gate(run, manifests, note)
                 return manifests
 
             report = make(run, launch_and_track)

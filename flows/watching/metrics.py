@@ -24,6 +24,8 @@ name                                            meaning                         
 ``rollout/samples``, ``rollout/<number>``       the summary of a rollout                            no
 ``reward/<reward>_{mean,standard_error}``       scores of a rollout by one reward                   no
 ``reward/<reward>_{scored,failed}``             number of samples with and without a score          no
+``reward/<reward>_z``                           their mean as a z-score of those of iteration 0     no
+``reward/tripped``                              limits of early warning that tripped                no
 ``val/<reward>_{mean,standard_error}``          the same for held-out samples                       no
 ``val/<reward>_{scored,failed}``                                                                    no
 ``val/reward_{avg,std,max,min}``                scores of the headline reward                       yes
@@ -161,6 +163,10 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
     elif isinstance(config, contracts.Rollout):
         found = {f"rollout/{name}": value for name, value in manifest.summary.items()}
         yield Line(stage, k, step, {k: v for k, v in found.items() if not isinstance(v, str)})
+    elif isinstance(config, contracts.Warn):
+        names = ((name, name.removesuffix("_z")) for name in manifest.summary if name.endswith("_z"))
+        z = {f"reward/{label}_z": manifest.summary[name] for name, label in names}
+        yield Line(stage, k, step, z | {"reward/tripped": manifest.summary.get("tripped")})
     elif (after := steps_after(request)) is not None:
         names, rewards = TRAINED, {}
         if isinstance(config, contracts.Update) and algorithm_of(config.algorithm).needs.transitions:

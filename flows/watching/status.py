@@ -12,6 +12,7 @@ from flows.planning.run import Run
 from flows.planning.steps import Step, open_run
 from flows.post_train import steps
 from flows.running.progress import Progress, read_progress
+from flows.warning.warnings import Warned
 from flows.watching.best import Best, best_of
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
@@ -22,7 +23,7 @@ Word = Literal["stands", "stale", "waits", "damaged", "invalidated", "missing", 
 known yet. ``damaged``: a file has wrong bytes. ``invalidated``: its generation was ended. ``missing``: never made.
 ``interrupted``: the process that made it ended."""
 
-Life = Literal["running", "done", "failed", "stopped", "interrupted", "idle"]
+Life = Literal["running", "done", "failed", "stopped", "suspended", "interrupted", "idle"]
 """``running``: a process works on the run. Otherwise how the last process ended; ``idle`` if there was none."""
 
 
@@ -89,6 +90,21 @@ class Overview:
         """Return the best policy version so far; None if none was judged."""
         return best_of(self.run, self.states)
 
+    @property
+    def warnings(self) -> list[Warned]:
+        """Return the iterations whose scores exceed a limit of early warning, with what was decided, in order."""
+        judged = [state.manifest for state in self.states if state.step.kind == "warn" and state.word == "stands"]
+        return [warned for manifest in judged if manifest is not None and (warned := Warned.of(manifest)) is not None]
+
+    @property
+    def z_scores(self) -> tuple[int, dict[str, float]] | None:
+        """Return the newest iteration that was judged, and its rewards as z-scores of policy 0; None without any."""
+        judged = [state for state in self.states if state.step.kind == "warn" and state.word == "stands"]
+        if not judged or (manifest := judged[-1].manifest) is None:
+            return None
+        z = {name.removesuffix("_z"): value for name, value in manifest.summary.items() if name.endswith("_z")}
+        return judged[-1].step.k or 0, {name: value for name, value in z.items() if isinstance(value, float)}
+
     def again(self) -> "Overview":
         """Return the state of the run now. Reads only the stages that its process has reached since.
 
@@ -114,8 +130,9 @@ class Overview:
         Keys: ``run``, ``url``, ``init`` (what policy version 0 begins with, "" for the base), ``state``
         (:data:`Life`), ``error`` ("" unless failed), ``holder`` (``pid`` and ``host``, or null), ``wave``, ``phase``,
         ``step``, ``total`` and ``wave_seconds`` of the newest wave, ``standing``, ``best`` (``k``, ``by`` and
-        ``figure`` of the best policy version, or null), and ``stages``. Each stage has ``name``, ``stage``, ``k``
-        (iteration or policy version, or null), ``slot``, ``state`` (:data:`Word`), ``why``, ``generation``,
+        ``figure`` of the best policy version, or null), ``warnings`` (:meth:`Warned.as_json`), ``z_scores`` of the
+        newest iteration that was judged (by reward, or null), and ``stages``. Each stage has ``name``, ``stage``,
+        ``k`` (iteration or policy version, or null), ``slot``, ``state`` (:data:`Word`), ``why``, ``generation``,
         ``attempts``, and ``seconds``, ``reward`` and ``loss`` (or null).
         """
         return {
@@ -128,6 +145,8 @@ class Overview:
             "wave_seconds": self.progress.seconds,
             "standing": self.standing,
             "best": None if self.best is None else _fields(self.best, "k by figure"),
+            "warnings": [warned.as_json() for warned in self.warnings],
+            "z_scores": None if self.z_scores is None else self.z_scores[1],
             "stages": [
                 _fields(state.step, "name stage k slot")
                 | {"state": state.word}

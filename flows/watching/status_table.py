@@ -16,7 +16,16 @@ LOOK_S = 1.0
 BESIDE = 8
 """Lines of a terminal that are not rows of the table."""
 
-ENDS = {"done": "finished", "failed": "failed", "stopped": "was stopped", "interrupted": "was killed"}
+WARNINGS = 3
+"""Iterations whose warnings are shown."""
+
+ENDS = {
+    "done": "finished",
+    "failed": "failed",
+    "stopped": "was stopped",
+    "suspended": "was suspended by a warning",
+    "interrupted": "was killed",
+}
 
 
 def show(overview: Overview, console: Console) -> None:
@@ -54,9 +63,24 @@ def rendered(overview: Overview, height: int | None = None) -> Iterator[str | Ta
     yield from (f"{state.step.name} is {state.word}: {state.why}" for state in overview.states if state.why)
     if overview.best is not None:
         yield f"best: {overview.best}"
+    if (judged := overview.z_scores) is not None and judged[1]:
+        z = ", ".join(f"{name} {value:+.2f}" for name, value in judged[1].items())
+        yield f"z-scores of policy 0, iteration {judged[0]}: {z}"
+    yield from _warnings(overview)
     unfinished = overview.standing < len(overview.states) and overview.life != "running"
     go_on = "; to go on, give its command again or retry its flow run" if unfinished else ""
     yield f"{overview.standing} of {len(overview.states)} stages stand{go_on}"
+
+
+def _warnings(overview: Overview) -> Iterator[str]:
+    """Yield what tripped in the newest iterations, and what it waits for."""
+    warnings = overview.warnings
+    if len(warnings) > WARNINGS:
+        yield f"limits tripped in {len(warnings)} iterations, the newest of them:"
+    for warned in warnings[-WARNINGS:]:
+        yield from warned.lines()
+    if overview.life == "suspended" and any(one.waits for one in warnings):
+        yield f"to go on: cosmos-flows approve {overview.run.plan.run_id} --store {overview.run.store_url}"
 
 
 def _life(overview: Overview) -> str:

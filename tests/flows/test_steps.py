@@ -81,4 +81,4 @@ def test_the_readme_shows_the_loop_that_runs():
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     shown = readme.partition("```python\n# flows/post_train.py\n")[2].partition("```")[0]
     assert shown.rstrip() in inspect.getsource(loop)
-    assert shown.count("yield Wave") == 8
+    assert shown.count("yield Wave") == 9

@@ -6,6 +6,7 @@ be checked; ``COSMOS_PIN=1 pytest tests/stages/test_pins.py`` adds that machine'
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.captioners import text, vlm
+from cosmos_rl_core.config.early_warning import EarlyWarningConfig, Limit
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _sources, local, rendered_text
 from cosmos_rl_core.rewards import clip_score
@@ -95,6 +97,8 @@ def all_stages(tmp_path: Path) -> dict[str, Manifest]:
     step(requests.rollout(run, 0))
     step(rewards(run, run.slots.iteration(0, "rollout"), 0)[0])
     step(judging(run, tmp_path))
+    warning = EarlyWarningConfig(limits=(Limit(reward="ocr", above=0.0, below=1.0),))
+    step(requests.warn(replace(run, plan=run.plan.model_copy(update={"early_warning": warning})), 0))
     step(requests.update(run, 0))
     step(requests.export(run, 1))
     step(requests.evaluate(run, 1))

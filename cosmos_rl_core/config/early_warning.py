@@ -1,0 +1,62 @@
+"""Early warning: limits on the scores of rollouts, judged before each update."""
+
+from collections.abc import Collection, Iterator
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from cosmos_rl_core.config.base import Section
+
+OnTrip = Literal["mark", "suspend", "stop"]
+
+
+class Limit(Section):
+    """Bounds on the mean of one score over the samples of an iteration. It trips if the mean is outside of one."""
+
+    reward: str
+    """The reward that gives the score, by its name in ``[[rewards]]``."""
+    score: str | None = None
+    """Name of the score among those that the reward returns. Default: the score that has the reward's name."""
+    below: float | None = None
+    """Trip if the mean is below this number."""
+    above: float | None = None
+    """Trip if the mean is above this number."""
+    fall: float | None = Field(default=None, gt=0)
+    """Trip if the mean is lower than that of iteration 0 by more than this many of its standard errors. The standard
+    error is taken over prompts, because samples of one prompt are alike."""
+    rise: float | None = Field(default=None, gt=0)
+    """Trip if the mean is higher than that of iteration 0 by more than this many of its standard errors."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the score among those of the reward."""
+        return self.score or self.reward
+
+    @model_validator(mode="after")
+    def _bounds(self) -> "Limit":
+        if self.below is self.above is self.fall is self.rise is None:
+            raise ValueError(f"the limit on {self.reward} has no bound; give it below, above, fall or rise")
+        return self
+
+
+class EarlyWarningConfig(Section):
+    """Limits on the scores of every rollout, judged when it is scored and before the update that trains on it. Can be
+    changed when a run is continued; scores that were already judged are then judged again."""
+
+    on_trip: OnTrip = "mark"
+    """Effect of a limit that trips. ``mark`` records it and goes on. ``suspend`` ends the process; the run goes on
+    after ``cosmos-flows approve RUN``. ``stop`` ends the run as failed."""
+    limits: tuple[Limit, ...] = ()
+    """The limits, each a table ``[[early_warning.limits]]``."""
+
+
+def mistakes(warning: EarlyWarningConfig, rewards: Collection[str]) -> Iterator[str]:
+    """Yield a sentence for each limit on a score of none of the ``rewards``, and for each score with two limits."""
+    seen: set[tuple[str, str]] = set()
+    for limit in warning.limits:
+        if limit.reward not in rewards:
+            known = ", ".join(rewards) or "none"
+            yield f"early_warning.limits: there is no reward {limit.reward!r}; known: {known}"
+        if (limit.reward, limit.name) in seen:
+            yield f"early_warning.limits: two limits on {limit.name!r} of {limit.reward!r}; give all bounds in one"
+        seen.add((limit.reward, limit.name))

@@ -1,0 +1,77 @@
+"""Let a suspended run go on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cosmos_rl_core.errors import ConfigError
+from flows.planning.run import Run
+from flows.planning.steps import open_run
+from flows.post_train import steps
+from flows.warning.decisions import Decision, decide, person
+from flows.warning.warnings import SHOWN, Warned
+from stages.artifacts.slots import standing
+
+
+@dataclass(frozen=True)
+class Approval:
+    """An approved warning."""
+
+    run: str
+    warned: Warned
+    decision: Decision
+    already: bool
+    """Whether it had been approved before."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines to print."""
+        yield from (f"iteration {self.warned.k}: {sentence}" for sentence in self.warned.tripped)
+        what = f"evidence {self.warned.evidence[:SHOWN]}"
+        if self.already:
+            yield f"{what} was approved already, by {self.decision.by} at {self.decision.at}"
+        else:
+            yield f"approved {what}"
+        yield f"to go on, give the command of {self.run} again, or resume or retry its flow run"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the approval for scripts: the decision, what it is about, and whether it was there before."""
+        said = self.decision.model_dump(mode="json", exclude={"place"})
+        return {"run": self.run, "iteration": self.warned.k, "already": self.already, **said}
+
+
+def warnings_of(run: Run) -> list[Warned]:
+    """Return the warnings of the iterations that stand, in order."""
+    slots = (step.slot for step in steps(run) if step.kind == "warn")
+    manifests = (standing(slot)[1] for slot in slots)
+    return [warned for manifest in manifests if manifest is not None and (warned := Warned.of(manifest)) is not None]
+
+
+def approve(store_url: str, run_id: str, note: str = "") -> Approval:
+    """Approve the warning that a run waits for, naming the digest of its evidence.
+
+    Raises :class:`ConfigError` if the run does not exist or waits for nothing.
+    """
+    run = open_run(store_url, run_id)
+    found = warnings_of(run)
+    waits = [warned for warned in found if warned.waits]
+    if not waits:
+        return _approved_already(run_id, found)
+    warned = waits[-1]
+    return Approval(run_id, warned, decide(warned.manifest, "approved", warned.tripped, person(), note), False)
+
+
+def _approved_already(run_id: str, found: list[Warned]) -> Approval:
+    """Return the newest warning if it was approved. Raises :class:`ConfigError` otherwise."""
+    if not found:
+        raise ConfigError(f"{run_id} has nothing to approve: no limit of early_warning tripped")
+    warned, decided = found[-1], found[-1].decision
+    if decided is None:
+        raise ConfigError(f"{run_id} has nothing to approve yet: give its command again, and it is judged")
+    if decided.word == "stopped":
+        raise ConfigError(
+            f"iteration {warned.k} stopped {run_id}, which no approval changes (early_warning.on_trip = 'stop'); to go "
+            "on, give its command with other limits, or with `--set early_warning.on_trip=suspend`"
+        )
+    if decided.word == "marked":
+        raise ConfigError(f"{run_id} has nothing to approve: what tripped was marked, and the run went on")
+    return Approval(run_id, warned, decided, True)

@@ -1,0 +1,45 @@
+"""The gate before each update: it lets a run go on, or ends its process, by what tripped and what was decided on it."""
+
+from collections.abc import Callable, Sequence
+
+from cosmos_rl_core.config.early_warning import OnTrip
+from cosmos_rl_core.errors import ApprovalError, WarningError
+from flows.planning.run import Run
+from flows.running import pauses
+from flows.warning.decisions import decide
+from flows.warning.warnings import Warned
+from stages.artifacts.manifest import Manifest
+
+BY_RECIPE = "the recipe"
+
+
+def pass_gate(run: Run, manifests: Sequence[Manifest], note: Callable[[str], None]) -> None:
+    """Return if the run may go on after these artifacts, of which some may be warnings.
+
+    Raises :class:`ApprovalError` if somebody has to approve what tripped, and :class:`WarningError` if the run ends.
+    """
+    on_trip = run.plan.early_warning.on_trip if run.plan.early_warning else "mark"
+    for manifest in manifests:
+        if manifest.stage == "warn" and (warned := Warned.of(manifest)) is not None:
+            _judge(run.plan.run_id, warned, on_trip, note)
+
+
+def _judge(run_id: str, warned: Warned, on_trip: OnTrip, note: Callable[[str], None]) -> None:
+    decided = warned.decision
+    if decided is not None and decided.lets_pass:
+        return
+    if decided is not None and decided.word == "suspended" and (who := pauses.resumed(warned.evidence)) is not None:
+        note(f"iteration {warned.k}: {decide(warned.manifest, 'approved', warned.tripped, who)}")
+        return
+    said = "\n  ".join([f"iteration {warned.k} exceeds its limits:", *warned.tripped, f"samples: {warned.page}"])
+    if on_trip == "mark":
+        decide(warned.manifest, "marked", warned.tripped, BY_RECIPE)
+        note(said)
+    elif on_trip == "stop":
+        decide(warned.manifest, "stopped", warned.tripped, BY_RECIPE)
+        change = "to go on all the same, change early_warning in the recipe"
+        raise WarningError(f"{said}\n  the run is stopped (early_warning.on_trip = 'stop'); {change}")
+    else:
+        decide(warned.manifest, "suspended", warned.tripped, BY_RECIPE)
+        go_on = f"look at them, then `cosmos-flows approve {run_id}`, or Resume in Prefect, lets the run go on"
+        raise ApprovalError.on(warned.evidence, f"{said}\n  the run is suspended; {go_on}")

@@ -1,0 +1,171 @@
+"""Early warning: how far the scores of a rollout have moved from those of iteration 0, and which limits tripped.
+
+It only judges. What follows from a limit that tripped is decided in ``flows/warning``.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from cosmos_rl_core.canonical import canonical_json
+from cosmos_rl_core.config.early_warning import Limit
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.rewards._answers import finite
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
+from stages.context import Context
+from stages.formats.tables import read_table
+from stages.reporting.warnings import warning_page
+
+EXTREMES = 6
+"""Samples that the evidence names for each bound that is exceeded."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, standard deviation over samples, and standard error of a score; NaN where there are too few samples."""
+
+    n: int
+    mean: float
+    deviation: float
+    error: float
+
+    @classmethod
+    def of(cls, scores: Any, prompts: Any) -> "Spread":
+        """Return the spread of a Series of scores of samples of these prompts.
+
+        Samples of one prompt are alike, so the standard error is that of the prompts' means. With one prompt it is that
+        of the samples.
+        """
+        means = scores.groupby(prompts).mean()
+        independent = means if len(means) > 1 else scores
+        return cls(len(scores), float(scores.mean()), float(scores.std()), float(independent.sem()))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the numbers; those that are not finite are None."""
+        return {"n": self.n} | {name: finite(getattr(self, name)) for name in ("mean", "deviation", "error")}
+
+
+@dataclass(frozen=True)
+class Level:
+    """One score of a reward in an iteration, and in iteration 0."""
+
+    reward: str
+    score: str
+    now: Spread
+    first: Spread
+
+    @property
+    def z(self) -> float:
+        """Return how many standard deviations of policy 0's samples the mean has moved."""
+        return _ratio(self.now.mean - self.first.mean, self.first.deviation)
+
+    @property
+    def drift(self) -> float:
+        """Return how many standard errors of iteration 0's mean the mean has moved."""
+        return _ratio(self.now.mean - self.first.mean, self.first.error)
+
+    def exceeded(self, limit: Limit) -> Iterator[tuple[str, float]]:
+        """Yield each bound that is exceeded, and its number. What cannot be computed exceeds nothing."""
+        signed = {"below": -self.now.mean, "above": self.now.mean, "fall": -self.drift, "rise": self.drift}
+        for name, value in signed.items():
+            bound = getattr(limit, name)
+            if bound is not None and value > (-bound if name == "below" else bound):
+                yield name, bound
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the level for the evidence; what is not finite is None."""
+        spreads = {"now": self.now.as_json(), "first": self.first.as_json()}
+        return {"reward": self.reward, "score": self.score, **spreads, "z": finite(self.z), "drift": finite(self.drift)}
+
+
+def _ratio(moved: float, unit: float) -> float:
+    """Return how many units a mean has moved: infinitely many if all samples of iteration 0 are equal."""
+    if moved == 0:
+        return 0.0
+    return math.copysign(math.inf, moved) if unit == 0 else moved / unit
+
+
+def run(request: Request, context: Context) -> dict[str, Any]:
+    """Write ``evidence.json`` and, if a limit tripped, a page with the samples that exceed it most.
+
+    The evidence has ``scores`` and ``first``, the contents that were judged, by reward; ``levels``, a row a score of
+    every reward; and ``tripped``, a row a bound that is exceeded. Return how many are, and each reward's z-score.
+    """
+    config = request.settings(contracts.Warn)
+    scores, first = (
+        dict(zip(config.rewards, map(Artifact, request.inputs[role]), strict=True)) for role in ("scores", "first")
+    )
+    tables = {label: _scores(label, scores[label]) for label in scores}
+    levels = {
+        (level.reward, level.score): level
+        for label, table in tables.items()
+        for level in _levels(label, table, _scores(label, first[label]))
+    }
+    tripped = [row for limit in config.limits for row in _tripped(limit, levels, tables[limit.reward])]
+    evidence = {
+        "iteration": request.iteration,
+        "scores": {label: artifact.manifest.content for label, artifact in scores.items()},
+        "first": {label: artifact.manifest.content for label, artifact in first.items()},
+        "levels": [level.as_json() for level in levels.values()],
+        "tripped": tripped,
+    }
+    context.attempt.put(contracts.Warn.EVIDENCE, canonical_json(evidence))
+    if tripped:
+        context.attempt.put(contracts.Warn.PAGE, warning_page(evidence, request.one("samples")))
+    z = {f"{label}_z": finite(levels[label, label].z) for label in tables}
+    return {"tripped": len(tripped)} | {name: value for name, value in z.items() if value is not None}
+
+
+def _scores(label: str, artifact: Artifact) -> Any:
+    """Return a table of the samples that were scored: ``prompt_id``, and every finite number that the reward gave."""
+    table = read_table(artifact, contracts.Reward.SCORES).set_index("sample_id")
+    table = table[table["valid"]]
+    details = read_table(artifact, contracts.Reward.ANSWERS).set_index("sample_id")["details"]
+    rows = [_numbers(str(details[sample])) for sample in table.index]
+    found = pd.DataFrame(rows, index=table.index, dtype="float64")
+    return found.assign(**{label: table["score"].astype("float64"), "prompt_id": table["prompt_id"]})
+
+
+def _numbers(details: str) -> dict[str, float]:
+    return {name: number for name, value in json.loads(details).items() if (number := finite(value)) is not None}
+
+
+def _levels(label: str, now: Any, first: Any) -> Iterator[Level]:
+    """Yield the level of each score that a reward gave now or in iteration 0, that of its own name first."""
+    others = sorted({*now.columns, *first.columns} - {label, "prompt_id"})
+    for name in (label, *others):
+        yield Level(label, name, _spread(now, name), _spread(first, name))
+
+
+def _spread(table: Any, name: str) -> Spread:
+    known = table[name].dropna() if name in table else pd.Series(dtype="float64")
+    return Spread.of(known, table["prompt_id"].reindex(known.index))
+
+
+def _tripped(limit: Limit, levels: dict[tuple[str, str], Level], table: Any) -> Iterator[dict[str, Any]]:
+    """Yield a row for each bound of a limit that is exceeded, with the ids of the samples that are most extreme.
+
+    Raises :class:`ConfigError` if the reward does not give the score.
+    """
+    if (level := levels.get((limit.reward, limit.name))) is None:
+        known = ", ".join(score for reward, score in levels if reward == limit.reward)
+        raise ConfigError(f"early_warning.limits: {limit.reward} gives no score {limit.name!r}; it gives {known}")
+    for name, bound in level.exceeded(limit):
+        ordered = table[limit.name].dropna().sort_values(ascending=name in ("below", "fall"), kind="stable")
+        yield {
+            "reward": limit.reward,
+            "score": limit.name,
+            "bound": name,
+            "limit": bound,
+            "mean": level.now.mean,
+            "first": level.first.mean,
+            "z": finite(level.z),
+            "drift": finite(level.drift),
+            "samples": [[str(sample), float(score)] for sample, score in ordered.head(EXTREMES).items()],
+        }

@@ -1,0 +1,244 @@
+"""A run whose scores rise in one iteration: what becomes of it, and what people say to it. Stages are made by hand."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cosmos_rl_core.errors import ApprovalError, ArtifactError, ConfigError, WarningError
+from cosmos_rl_core.storage import store
+from flows import post_train
+from flows.operations.upgrades import settled
+from flows.planning.plan import Settings, freeze, plan_of, read_plan
+from flows.planning.run import Run
+from flows.running.wave import standing_manifest
+from flows.warning.decisions import decisions_on
+from flows.warning.gate import pass_gate
+from flows.warning.warnings import Warned
+from flows.watching.status import look
+from stages.artifacts.generations import invalidate
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.artifacts.slots import standing
+from tests import hand_made
+from tests.flows.by_hand import FILES
+from tests.stages.conftest import make as make_stage
+from tests.stages.test_report import sample_set, score_files, score_table
+
+LIMITS = """
+[early_warning]
+on_trip = "ON_TRIP"
+limits = [{ reward = "ocr", rise = 4.0 }]
+
+[[rewards]]"""
+CALM, HIGH = (0.0, 0.5), (4.0, 4.5)
+"""Scores of all samples of the first prompt of an iteration, and of the second."""
+
+
+class Loop:
+    """The run as `cosmos-flows run` makes it. Scores of iterations are given, warnings are judged by the real stage."""
+
+    def __init__(self, path: str, folder: Path) -> None:
+        self.path, self.folder, self.store = path, folder, str(folder / "store")
+        self.scores: dict[int, tuple[float, float]] = {1: HIGH}
+        self.notes: list[str] = []
+        self.made: list[str] = []
+
+    def run(self, *overrides: str) -> Run:
+        """Go on to the end, or to where the run ends before it."""
+        plan = plan_of(Settings(self.path, self.store, "hand", overrides=overrides))
+        run = settled(Run(freeze(plan, self.store), self.store), remake=False)
+        self.made.clear()
+
+        def launch(name: str, *requests: Request) -> list[Manifest]:
+            manifests = [standing_manifest(request) or self.make(request, name) for request in requests]
+            pass_gate(run, manifests, self.notes.append)
+            return manifests
+
+        post_train.make(run, launch)
+        return run
+
+    def make(self, request: Request, name: str) -> Manifest:
+        self.made.append(name)
+        if request.stage == "warn":
+            return make_stage(request, self.folder)
+        if request.stage not in ("rollout", "reward") or request.iteration is None:
+            data = f"{request.stage} {request.iteration}".encode()
+            return hand_made.make(request, dict.fromkeys(FILES.get(request.stage, ("current/w",)), data))
+        prompts = read_plan(self.store, "hand").prompts_of(request.iteration)
+        if request.stage == "rollout":
+            return hand_made.make(request, sample_set(prompts, 2, 1, request.iteration))
+        each = self.scores.get(request.iteration, CALM)
+        scores = [score + noise for score in each for noise in (0.0, 0.125)]
+        return hand_made.make(request, score_files(score_table(prompts, 2, scores)), ocr=sum(scores) / len(scores))
+
+    @property
+    def warning(self) -> Manifest:
+        """The warning of iteration 1."""
+        _, manifest = standing(f"{self.store}/runs/hand/iterations/0001/warn")
+        assert manifest is not None
+        return manifest
+
+    def contents(self) -> dict[str, str]:
+        """The content of every artifact, without warnings."""
+        found = {state.step.name: state.manifest for state in look(self.store, "hand").states}
+        return {name: m.content for name, m in found.items() if m is not None and m.stage not in ("warn", "report")}
+
+
+@pytest.fixture
+def loop(recipe, tmp_path: Path) -> Callable[[str], Loop]:
+    """A run with a limit, and with what should follow when it trips."""
+    return lambda on_trip: Loop(recipe(("\n[[rewards]]", LIMITS.replace("ON_TRIP", on_trip))), tmp_path)
+
+
+def test_marked_scores_are_noted_and_change_nothing_of_the_run(loop, recipe, tmp_path: Path):
+    marked = loop("mark")
+    marked.run()
+    (decision,) = decisions_on(marked.warning)
+    assert (decision.word, decision.by, decision.evidence) == ("marked", "the recipe", marked.warning.content)
+    assert decision.tripped[0].startswith("ocr rose from 0.3125 to 4.312")
+    assert "iteration 1 exceeds its limits" in marked.notes[0]
+    plain = Loop(recipe(), tmp_path / "plain")
+    plain.run()
+    assert not any(name.endswith("/warn") for name in plain.made)
+    assert marked.contents() == plain.contents()
+    # It is decided once.
+    marked.run()
+    assert (marked.made, len(decisions_on(marked.warning))) == ([], 1)
+
+
+def test_a_suspended_run_stops_at_the_same_place_until_somebody_approves(loop, main):
+    suspended = loop("suspend")
+    for made in (True, False):
+        with pytest.raises(ApprovalError, match="cosmos-flows approve hand") as asked:
+            suspended.run()
+        assert asked.value.exit_code == 77
+        assert asked.value.evidence == suspended.warning.content
+        assert (suspended.made[-1:] == ["iteration-0001/warn"]) == made
+    assert [decision.word for decision in decisions_on(suspended.warning)] == ["suspended"]
+    code, out, _ = main("approve", "hand", "--store", suspended.store, "--note", "as the prompts ask for")
+    assert (code, suspended.warning.content[:12] in out) == (0, True)
+    last = decisions_on(suspended.warning)[-1]
+    assert (last.word, last.note, last.number) == ("approved", "as the prompts ask for", 2)
+    assert "@" in last.by
+    suspended.run()
+    assert suspended.made[0] == "iteration-0001/update"
+    assert suspended.made[-1] == "report"
+    code, out, _ = main("approve", "hand", "--store", suspended.store)
+    assert (code, "was approved already" in out) == (0, True)
+
+
+def test_an_approved_run_has_the_bits_of_one_without_limits(loop, recipe, main, tmp_path: Path):
+    suspended = loop("suspend")
+    with pytest.raises(ApprovalError):
+        suspended.run()
+    main("approve", "hand", "--store", suspended.store)
+    suspended.run()
+    plain = Loop(recipe(), tmp_path / "plain")
+    plain.run()
+    assert suspended.contents() == plain.contents()
+
+
+def test_other_scores_ask_again_and_equal_ones_do_not(loop, main):
+    suspended = loop("suspend")
+    with pytest.raises(ApprovalError):
+        suspended.run()
+    first = suspended.warning
+    main("approve", "hand", "--store", suspended.store)
+    rewarded = f"{suspended.store}/runs/hand/iterations/0001/reward-ocr"
+    invalidate(rewarded, 1, "scored again")
+    suspended.run()
+    assert suspended.warning == first
+    invalidate(rewarded, 2, "scored again")
+    suspended.scores[1] = (4.5, 5.0)
+    with pytest.raises(ApprovalError, match=r"ocr rose from 0\.3125 to 4\.812"):
+        suspended.run()
+    assert suspended.warning.content != first.content
+    main("approve", "hand", "--store", suspended.store)
+    suspended.run()
+    assert suspended.made[:1] == ["iteration-0001/update"]
+
+
+def test_a_stopped_run_is_failed_until_its_recipe_says_otherwise(loop, main):
+    stopped = loop("stop")
+    for _ in range(2):
+        with pytest.raises(WarningError, match="on_trip = 'stop'") as end:
+            stopped.run()
+        assert (end.value.exit_code, end.value.retryable) == (65, False)
+    assert [decision.word for decision in decisions_on(stopped.warning)] == ["stopped"]
+    code, _, err = main("approve", "hand", "--store", stopped.store)
+    assert (code, "which no approval changes" in err) == (64, True)
+    judged = stopped.warning
+    with pytest.raises(ApprovalError):
+        stopped.run("early_warning.on_trip=suspend")
+    assert stopped.warning == judged
+    # The run keeps what it went on with, also for commands that read its plan.
+    kept = read_plan(stopped.store, "hand").early_warning
+    assert kept is not None
+    assert kept.on_trip == "suspend"
+    main("approve", "hand", "--store", stopped.store)
+    stopped.run("early_warning.on_trip=suspend")
+    assert stopped.made[-1] == "report"
+
+
+def test_wider_limits_judge_again_and_let_the_run_go_on(loop):
+    suspended = loop("suspend")
+    with pytest.raises(ApprovalError):
+        suspended.run()
+    suspended.run("early_warning.limits=[{ reward = 'ocr', rise = 1e6 }]")
+    assert Warned.of(suspended.warning) is None
+    assert look(suspended.store, "hand").standing == len(look(suspended.store, "hand").states)
+
+
+def test_nothing_to_approve_is_said_in_a_sentence(loop, main):
+    marked = loop("mark")
+    code, _, err = main("approve", "hand", "--store", marked.store)
+    assert (code, "there is no run 'hand'" in err or "does not exist" in err) == (64, True)
+    marked.scores.clear()
+    marked.run()
+    code, _, err = main("approve", "hand", "--store", marked.store)
+    assert (code, "no limit of early_warning tripped" in err) == (64, True)
+
+
+def test_a_changed_decision_is_damage(loop):
+    marked = loop("mark")
+    marked.run()
+    url = f"{marked.warning.slot}/decisions/{marked.warning.content}/0001.json"
+    data = store.read(url)
+    store.write(url, data.replace(b"marked", b"maoked"))
+    with pytest.raises(ArtifactError, match="damaged"):
+        decisions_on(marked.warning)
+    store.remove(url)
+    store.write(url.removesuffix("0001.json") + "0002.json", data)
+    with pytest.raises(ArtifactError, match="is missing, but a later one is there"):
+        decisions_on(marked.warning)
+
+
+def test_status_says_what_tripped_and_what_to_do(loop, main):
+    suspended = loop("suspend")
+    with pytest.raises(ApprovalError):
+        suspended.run()
+    _, out, _ = main("status", "hand", "--store", suspended.store)
+    assert "iteration 1: ocr rose from 0.3125 to 4.312" in out
+    assert "suspended by the recipe" in out
+    assert "/records/warning.html" in out
+    assert "z-scores of policy 0, iteration 1: ocr +" in out
+    _, out, _ = main("status", "hand", "--store", suspended.store, "--json")
+    (warned,) = json.loads(out)["warnings"]
+    assert (warned["iteration"], warned["evidence"]) == (1, suspended.warning.content)
+    assert warned["decisions"][0]["word"] == "suspended"
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ("[{ reward = 'ocr' }]", "has no bound; give it below, above, fall or rise"),
+        ("[{ reward = 'oar', rise = 1 }]", "there is no reward 'oar'; known: ocr"),
+        ("[{ reward = 'ocr', rise = 1 }, { reward = 'ocr', fall = 1 }]", "two limits on 'ocr' of 'ocr'"),
+        ("[{ reward = 'ocr', rise = -1 }]", "greater than 0"),
+    ],
+)
+def test_wrong_limits_are_mistakes_of_the_recipe(recipe, tmp_path: Path, limits: str, said: str):
+    with pytest.raises(ConfigError, match=said):
+        plan_of(Settings(recipe(), str(tmp_path), overrides=(f"early_warning.limits={limits}",)))
