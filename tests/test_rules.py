@@ -37,8 +37,9 @@ TENSOR_FACTORIES = {
 }  # fmt: skip
 
 UNPICKLES = (
-    "cosmos_rl_core/importers/native_weights.py",
+    "cosmos_rl_core/importers/pickled_tensors.py",
     "tests/core/test_native_weights.py",
+    "tests/core/test_prepared_scorers.py",
     "tests/core/test_pickled_embeddings.py",
     "tests/flows/test_import_embeddings.py",
 )

@@ -1,24 +1,21 @@
 """Conversion of weights of cosmos's own code, a ``.pt`` file, to a diffusers pipeline.
 
 Also a command: ``python -m cosmos_rl_core.importers.native_weights FILE BASE TARGET``. Diffusers renames the tensors,
-which must be exactly those of the base's transformer. This is the only module that unpickles, with ``weights_only``,
-which makes tensors and plain containers and runs no code.
+which must be exactly those of the base's transformer.
 """
 
 import hashlib
 import json
-import pickle
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from diffusers import CosmosTransformer3DModel
 from diffusers.loaders.single_file_utils import convert_cosmos_transformer_checkpoint_to_diffusers
-from torch import Tensor
 
 from cosmos_rl_core.errors import ConfigError, CosmosRLError
+from cosmos_rl_core.importers import pickled_tensors
 from cosmos_rl_core.pipelines import directories
 
 ORIGIN = "imported_from.json"
@@ -42,7 +39,9 @@ def import_weights(weights: Path, base: str, target: Path) -> str:
         config = directories.read_json(source, "transformer", "config.json")
         transformer = CosmosTransformer3DModel.from_config(config)
     assert isinstance(transformer, CosmosTransformer3DModel)
-    tensors = convert_cosmos_transformer_checkpoint_to_diffusers(_read(weights))
+    tensors = convert_cosmos_transformer_checkpoint_to_diffusers(
+        pickled_tensors.read(weights, "a .pt file of cosmos's own code")
+    )
     try:
         transformer.load_state_dict(tensors, assign=True)
     except RuntimeError as error:
@@ -59,20 +58,6 @@ def import_weights(weights: Path, base: str, target: Path) -> str:
     (partial / ORIGIN).write_text(origin, encoding="utf-8")
     partial.rename(target)
     return digest
-
-
-def _read(weights: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint by name, without its other values."""
-    if not weights.is_file():
-        raise ConfigError(f"no file at {weights}; expected a .pt file of cosmos's own code")
-    try:
-        values = torch.load(weights, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"{weights} is not a file of tensors only: {reason}") from error
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{weights} holds a {type(values).__name__}, expected tensors by name")
-    return {str(name): value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def main(arguments: list[str]) -> int:

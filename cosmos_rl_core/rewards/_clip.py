@@ -3,7 +3,7 @@
 Torch is loaded with the model, for the first sample that is scored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import version
@@ -44,11 +44,16 @@ class ClipOptions(RewardOptions):
     """Type of the weights and of all that is computed with them. The cosines are float64."""
 
 
+Fit = Callable[[np.ndarray, int], np.ndarray]
+"""Cuts or pads a frame ``[height, width, 3]`` to a square, given the side in pixels that the model takes."""
+
+
 class Clip:
     """A CLIP model on the current GPU if there is one. It is loaded when it is first asked for embeddings."""
 
-    def __init__(self, options: ClipOptions) -> None:
-        self._options = options
+    def __init__(self, options: ClipOptions, fit: Fit | None = None) -> None:
+        """Take settings and, in place of the centre that the settings of images cut out, another fit of frames."""
+        self._options, self._fit = options, fit
 
     @property
     def folders(self) -> tuple[str, str]:
@@ -76,7 +81,7 @@ class Clip:
         """Return the embeddings of each sample's frames, ``[frames, dimensions]``, or why it has none."""
         checked = each(samples, _frames)
         flat = [frame for frames in checked if not isinstance(frames, Exception) for frame in frames]
-        found = iter(in_batches(flat, self._options.batch_size, self._loaded.images))
+        found = iter(in_batches(flat, self._options.batch_size, self._embedded))
         return [
             frames if isinstance(frames, Exception) else np.stack([np.asarray(next(found)) for _ in frames])
             for frames in checked
@@ -103,11 +108,40 @@ class Clip:
         """Return the model's factor of cosines."""
         return self._loaded.logit_scale
 
+    def _embedded(self, frames: list[np.ndarray]) -> list[np.ndarray]:
+        loaded = self._loaded
+        return [*loaded.images([self._fit(frame, loaded.side) for frame in frames] if self._fit else frames)]
+
     @cached_property
     def _loaded(self) -> Any:
         # Imported here, so that planning never loads torch.
         models = import_module("cosmos_rl_core.rewards._clip_model")
         return models.load(*self.folders, self._options.param_dtype)
+
+
+class ClipReward:
+    """Base of rewards that are functions of the cosine of picture and prompt, averaged over video frames."""
+
+    def __init__(self, options: ClipOptions) -> None:
+        self._clip = Clip(options)
+
+    @property
+    def version(self) -> str:
+        """Return the versions of the packages and the digest of the model's files."""
+        return self._clip.version
+
+    def check_prompt(self, text: str) -> str | None:
+        """Return None: every prompt can be scored. Long ones are cut at the model's number of tokens."""
+        return None
+
+    def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
+        """Return the scores of each sample, or why it cannot be scored, in order."""
+        found = self._clip.cosines(samples)
+        return [one if isinstance(one, Exception) else self.scores(one) for one in found]
+
+    def scores(self, cosine: float) -> dict[str, float]:
+        """Return the scores by name that a cosine gives."""
+        raise NotImplementedError
 
 
 def resolve(name: str) -> str:

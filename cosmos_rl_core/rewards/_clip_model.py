@@ -16,8 +16,10 @@ class ClipModel:
 
     def __init__(self, model: Any, tokenizer: Any, processor: Any) -> None:
         """Take model, tokenizer and image processor of transformers."""
-        self._model, self._tokenizer, self._processor = model, tokenizer, processor
+        self.model, self._tokenizer, self._processor = model, tokenizer, processor
         self._length: int = model.config.text_config.max_position_embeddings
+        self.side: int = model.config.vision_config.image_size
+        """Height and width of the pictures that it takes, in pixels."""
         self.logit_scale = float(model.logit_scale.float().exp())
 
     @torch.no_grad()
@@ -25,7 +27,7 @@ class ClipModel:
         """Return the embeddings ``[n, dimensions]`` of uint8 frames ``[height, width, 3]`` of any sizes."""
         pictures = [Image.fromarray(frame) for frame in frames]
         pixels = self._processor(images=pictures, return_tensors="pt")["pixel_values"]
-        found = self._model.get_image_features(pixel_values=pixels.to(self._model.device, self._model.dtype))
+        found = self.model.get_image_features(pixel_values=pixels.to(self.model.device, self.model.dtype))
         return found.pooler_output.double().cpu().numpy()
 
     @torch.no_grad()
@@ -34,8 +36,8 @@ class ClipModel:
         # Every text has the full length, and no mask: attention looks back only, so padding after the end has no
         # effect, and the kernels never depend on the other texts.
         settings = {"padding": "max_length", "truncation": True, "max_length": self._length, "return_tensors": "pt"}
-        tokens = self._tokenizer(prompts, **settings)["input_ids"].to(self._model.device)
-        return self._model.get_text_features(input_ids=tokens).pooler_output.double().cpu().numpy()
+        tokens = self._tokenizer(prompts, **settings)["input_ids"].to(self.model.device)
+        return self.model.get_text_features(input_ids=tokens).pooler_output.double().cpu().numpy()
 
 
 def load(model: str, processor: str, dtype: Literal["float32", "bfloat16"]) -> ClipModel:

@@ -5,8 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY
-from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._clip import L14, Clip, ClipOptions
+from cosmos_rl_core.rewards._clip import L14, ClipOptions, ClipReward
 from cosmos_rl_core.rewards._facts import Facts
 
 
@@ -28,22 +27,9 @@ class Options(ClipOptions):
     ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
 
 
-class Reward:
+class Reward(ClipReward):
     """Score ``clip_score``: the cosine of the embeddings of picture and prompt, averaged over video frames."""
 
-    def __init__(self, options: Options) -> None:
-        self._clip = Clip(options)
-
-    @property
-    def version(self) -> str:
-        """Return the versions of the packages and the digest of the model's files."""
-        return self._clip.version
-
-    def check_prompt(self, text: str) -> str | None:
-        """Return None: every prompt can be scored. Long ones are cut at the model's number of tokens."""
-        return None
-
-    def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return ``{"clip_score": cosine}`` for each sample, or why it cannot be scored, in order."""
-        found = self._clip.cosines(samples)
-        return [one if isinstance(one, Exception) else {"clip_score": one} for one in found]
+    def scores(self, cosine: float) -> dict[str, float]:
+        """Return the cosine."""
+        return {"clip_score": cosine}

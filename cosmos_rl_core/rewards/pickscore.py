@@ -1,0 +1,39 @@
+"""Preference of people for pictures of a prompt: PickScore, a CLIP ViT-H-14 trained on their choices."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.rewards._clip import H14, ClipOptions, ClipReward
+from cosmos_rl_core.rewards._facts import Facts
+
+DIVISOR = 26.0
+"""Number by which flow_grpo and cosmos-rl's service divide the logit, so that scores are about 1."""
+
+
+class Options(ClipOptions):
+    """The PickScore model, and the tokenizer and image settings of the CLIP model that it was trained from."""
+
+    facts = Facts(
+        input="image",
+        scores={"pickscore": "logit / 26; about 0.65 to 0.95"},
+        source="Pick-a-Pic, arXiv:2305.01569, yuvalkirstain/PickScore_v1; divided by 26 as in flow_grpo",
+        torch=True,
+        evidence="tiny weights",
+        names_checked=True,
+    )
+    name: Literal["pickscore"] = "pickscore"  # pyright: ignore[reportIncompatibleVariableOverride]
+    model: str = Field(default="yuvalkirstain/PickScore_v1", min_length=1, json_schema_extra=NOT_IDENTITY)
+    """Folder of the model in the layout of transformers, or its name on the Hugging Face hub, ``owner/name`` or
+    ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
+    processor: str | None = Field(default=H14, json_schema_extra=NOT_IDENTITY)
+    """Folder or name of the tokenizer and of the settings of images."""
+
+
+class Reward(ClipReward):
+    """Score ``pickscore``: the model's logit of picture and prompt divided by 26, averaged over video frames."""
+
+    def scores(self, cosine: float) -> dict[str, float]:
+        """Return the scaled logit."""
+        return {"pickscore": self._clip.logit_scale * cosine / DIVISOR}
