@@ -1,0 +1,42 @@
+"""Every scorer with torch, as a process of the service: the scores are its own, to the bit, for any request."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.rewards._base import Sample
+from tests import running_service as running
+from tests import tiny_scorers
+from tests.upstream_client import frame
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+TORCH = [name for name in plugins.own("rewards") if plugins.load("rewards", name).Options.facts.torch]
+PROMPTS = ["a red car", 'a sign that says "a longer text"', "a"]
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_scores_do_not_depend_on_where_and_with_what_a_sample_is_scored(name: str, tmp_path: Path):
+    module, settings = plugins.load("rewards", name), tiny_scorers.settings(name, tmp_path)
+    facts, label = module.Options.facts, module.Options.model_validate({"name": name, **settings}).label
+    shape = (3, 3, 9, 64, 48) if facts.input == "video" else (3, 64, 48, 3)
+    array = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    frames = array.transpose(0, 2, 3, 4, 1) if facts.input == "video" else array[:, None]
+    samples = [Sample(f"{i}", f"{i}", prompt, frames[i]) for i, prompt in enumerate(PROMPTS)]
+    options = module.Options.model_validate({"name": name, **settings})
+    own = [scores[label] for scores in module.Reward(options).score(samples)]
+
+    media, key = ("video" if facts.input == "video" else "image"), facts.wire.get(label, label)
+    scorer = {"reward_type": name, "options": settings}
+    with running.in_thread(running.write(tmp_path, running.settings(tmp_path, scorer))) as client:
+        bodies = [frame(PROMPTS, {name: 1.0}, array, media_type=media)]
+        bodies += [
+            frame(PROMPTS[i : i + 1], {name: 1.0}, array[i : i + 1], media_type=media) for i in range(len(PROMPTS))
+        ]
+        uuids = [client.enqueue(body) for body in bodies]
+        found = [client.result(uuid, name, 120) for uuid in uuids]
+    assert [told.get("error") for told in found] == [None] * 4
+    assert found[0]["scores"][key] == own
+    assert [told["scores"][key][0] for told in found[1:]] == own
+    assert found[0]["scorer"]["version"] == module.Reward(options).version
