@@ -9,11 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
+from cosmos_rl_core import plugins
+from cosmos_rl_core.rewards._base import Sample
 from tests import running_service as running
 from tests.running_service import Command, image_frame
 from tests.upstream_client import UpstreamClient
@@ -24,7 +28,7 @@ pytestmark = pytest.mark.processes
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[Command]:
     values = running.settings(tmp_path, {"reward_type": "probe", "options": {"seconds": 0.15}}, drain_s=20)
-    found = Command(running.write(tmp_path, values))
+    found = Command(running.write(tmp_path, values | {"port": running.free_port()}))
     try:
         yield found
     finally:
@@ -74,6 +78,24 @@ def test_a_killed_service_goes_on_with_every_accepted_request(command: Command, 
         assert sorted(row[0] for row in index.execute("SELECT uuid FROM jobs")) == sorted(uuids)
     assert command.terminate() == 0
     assert [*frames.iterdir()] == []
+
+
+def test_our_client_outlives_a_kill_of_the_service(command: Command, monkeypatch: pytest.MonkeyPatch):
+    client = command.start()
+    running.wait_ready(client)
+    for path, name in (("enqueue", "ENQUEUE"), ("pull", "FETCH")):
+        monkeypatch.setenv(f"REMOTE_REWARD_{name}_URL", f"{client.url}/api/reward/{path}")
+    monkeypatch.setenv("REMOTE_REWARD_TOKEN", client.token)
+    module = plugins.load("rewards", "remote")
+    options = module.Options(name="remote", reward_fn="probe", score_key="probe_reward", batch_size=2, timeout_s=60)
+    samples = [Sample(f"{i}", f"{i}", "a", np.full((1, 4, 4, 3), i, np.uint8)) for i in range(12)]
+    with ThreadPoolExecutor(1) as pool:
+        scoring = pool.submit(module.Reward(options).score, samples)
+        time.sleep(0.7)
+        command.kill()
+        assert not scoring.done()
+        assert command.start().url == client.url
+        assert [scores["probe_reward"] for scores in scoring.result()] == [float(i) for i in range(12)]
 
 
 def test_sigterm_finishes_what_runs_and_leaves_the_rest_to_the_next_start(command: Command, tmp_path: Path):
