@@ -14,6 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from cosmos_rl_core.errors import ConfigError
+
 log = logging.getLogger(__name__)
 MAX_GROUP = 256
 """Number of changes that one commit makes durable."""
@@ -125,8 +127,14 @@ class Copies:
     """
 
     def __init__(self, url: str, ttl_s: float) -> None:
-        self._redis: Any = import_module("redis.asyncio").from_url(url)
-        self._failures = (OSError, import_module("redis").RedisError)
+        try:
+            redis = import_module("redis.asyncio")
+            self._redis: Any = redis.from_url(url)
+        except ImportError as error:
+            raise ConfigError("service.redis_url needs the package redis: pip install redis") from error
+        except ValueError as error:
+            raise ConfigError(f"service.redis_url is no URL of a Redis: {error}") from error
+        self._failures = (OSError, redis.RedisError)
         self._ttl_s = max(1, int(ttl_s))
         self.errors = 0
         """Number of results that were not copied or not found out about."""

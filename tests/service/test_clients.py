@@ -1,6 +1,7 @@
 """Our own client against this service, and copies of results that other replicas answer with."""
 
 import socketserver
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.reward_service.index import Copies
 from cosmos_rl_core.rewards._base import Sample
 from tests import running_service as running
 from tests.running_service import TOKEN, image_frame
@@ -101,6 +104,14 @@ def test_another_replica_answers_with_the_copy_in_redis(tmp_path: Path, redis_ur
             assert not deadline.wait(0.02)
     assert found == (200, told)
     assert [seconds for _, seconds in _Redis.values.values()] == [b"600"]
+
+
+@pytest.mark.parametrize(("url", "reason"), [("http://somewhere", "is no URL of a Redis"), (None, "needs the package")])
+def test_a_redis_that_cannot_be_used_is_the_users(monkeypatch: pytest.MonkeyPatch, url: str | None, reason: str):
+    if url is None:
+        monkeypatch.setitem(sys.modules, "redis.asyncio", None)
+    with pytest.raises(ConfigError, match=reason):
+        Copies(url or "redis://127.0.0.1", 60)
 
 
 @pytest.mark.processes
