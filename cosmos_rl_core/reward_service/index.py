@@ -14,11 +14,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError
 
 log = logging.getLogger(__name__)
 MAX_GROUP = 256
 """Number of changes that one commit makes durable."""
+FORMAT = 1
+"""Format of the database, its `user_version`."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     uuid TEXT NOT NULL,
@@ -62,8 +64,15 @@ class Index:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._changes: queue.SimpleQueue[_Change | None] = queue.SimpleQueue()
-        self._reader = _connected(path)
-        self._reader.executescript(_SCHEMA)
+        try:
+            self._reader = _connected(path)
+            (found,) = self._reader.execute("PRAGMA user_version").fetchone()
+            if found not in (0, FORMAT):
+                raise ArtifactError(f"{path} has the format {found}, expected {FORMAT}: a newer service wrote it")
+            self._reader.executescript(f"{_SCHEMA} PRAGMA user_version = {FORMAT};")
+        except sqlite3.DatabaseError as error:
+            advice = "move service.spool away to begin anew; requests without results are then lost"
+            raise ArtifactError(f"{path} cannot be used: {error}; {advice}") from error
         self._thread = threading.Thread(target=self._write, name="index", daemon=True)
         self._thread.start()
 

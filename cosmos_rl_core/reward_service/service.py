@@ -138,7 +138,18 @@ class Service:
             log.error("a request was left to the next start", exc_info=error)
 
     async def _request(self, uuid: str, jobs: list[Job], frame: frames.Frame | None) -> None:
-        """Bring a request to its end: a result for each of its jobs."""
+        """Bring a request to its end: a result for each of its jobs, whatever happens."""
+        try:
+            await self._results(uuid, jobs, frame)
+        except Exception as error:
+            log.exception("a mistake of the service itself")
+            for job in jobs:
+                # Those that have their results keep them.
+                await self._end(job, results.failed(job.type, f"the service failed: {error}", self._identity(job)))
+        self.spool.forget(uuid)
+        del self._waiting[uuid]
+
+    async def _results(self, uuid: str, jobs: list[Job], frame: frames.Frame | None) -> None:
         message: dict[str, Any] = {"frame": str(self.spool.frame(uuid))}
         decoded_s = 0.0
         try:
@@ -152,8 +163,6 @@ class Service:
                 await self._end(job, results.failed(job.type, str(error), self._identity(job)))
         else:
             await asyncio.gather(*(self._score(job, message, frame, decoded_s) for job in jobs))
-        self.spool.forget(uuid)
-        del self._waiting[uuid]
 
     async def _decode(self, uuid: str, frame: frames.Frame) -> dict[str, Any]:
         if self._decoder is None:

@@ -16,7 +16,7 @@ from anyio import to_thread
 
 from cosmos_rl_core.errors import ConfigError
 
-BLOCK_BYTES = 2**20
+BLOCK_BYTES = 2**18
 """Bytes of a body that are collected before they are written."""
 
 

@@ -16,7 +16,7 @@ def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def service(spool: Path) -> Iterator[UpstreamClient]:
-    values = running.settings(spool, {"reward_type": "probe"}, {"reward_type": "jpeg"}, max_body_mb=1)
+    values = running.settings(spool, {"reward_type": "probe"}, {"reward_type": "jpeg", "name": "jpeg"}, max_body_mb=1)
     with running.in_thread(running.write(spool, values)) as client:
         yield client
 

@@ -17,6 +17,8 @@ import psutil
 import pytest
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.reward_service.index import Index
 from cosmos_rl_core.rewards._base import Sample
 from tests import running_service as running
 from tests.running_service import Command, image_frame
@@ -130,6 +132,16 @@ def test_two_services_never_share_a_spool(command: Command, tmp_path: Path):
     ended = subprocess.run(second, env=running.environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 64
     assert f"another service, process {command.process.pid}, uses {tmp_path / 'spool'}" in ended.stderr
+
+
+def test_a_damaged_index_is_never_taken_for_an_empty_one(tmp_path: Path):
+    (tmp_path / "index.sqlite").write_bytes(b"damaged" * 1000)
+    with pytest.raises(ArtifactError, match="cannot be used: file is not a database"):
+        Index(tmp_path / "index.sqlite")
+    with sqlite3.connect(tmp_path / "newer.sqlite") as newer:
+        newer.execute("PRAGMA user_version = 2")
+    with pytest.raises(ArtifactError, match="has the format 2, expected 1"):
+        Index(tmp_path / "newer.sqlite")
 
 
 def test_a_body_that_the_disk_has_lost_is_an_error_and_not_a_silence(command: Command, tmp_path: Path):

@@ -109,7 +109,7 @@ def test_a_plugin_is_found_by_its_other_names_and_served_twice_under_names_of_on
 def test_the_page_shows_settings_that_work_and_names_every_field(tmp_path: Path):
     page = (ROOT / "docs" / "reward-service.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"```toml\n# rewards.toml\n(.*?)```", page, re.DOTALL)
-    assert [served.names for served in read(tmp_path, shown).served] == [("ocr",), ("jpeg",)]
+    assert [served.plugin for served in read(tmp_path, shown).served] == ["ocr", "jpeg"]
     fields = {**config.ServiceSettings.model_fields, **config.RewardArgs.model_fields, **config.Settings.model_fields}
     named = set(re.findall(r"[\w]+", " ".join(re.findall(r"`([^`]*)`", page))))
     assert {name for name in fields if name not in named} - {"reward_args", "service"} == set()
