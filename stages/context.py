@@ -35,6 +35,8 @@ class Context:
     outcome: Outcome
     halvings: int = 0
     """How often earlier attempts ran out of memory."""
+    processes: int = 1
+    """Processes over which a stage without torch may spread its work."""
 
     def shrunk(self, size: int) -> int:
         """Halve a number of samples that are in memory at once, once for each earlier attempt that ran out of it.

@@ -36,7 +36,7 @@ def without_effect(recipe: Recipe) -> Iterator[str]:
 def of_launch(launch: LaunchConfig) -> Iterator[str]:
     """Yield a sentence for each group of settings of ``[launch]`` that were written and that nothing reads."""
     yield from _sentences(_of_launch(launch))
-    if max([launch.processes, *launch.stage_processes.values()]) == 1 and launch.dp_shard_size > 1:
+    if launch.most_ranks == 1 and launch.dp_shard_size > 1:
         yield f"launch.dp_shard_size = {launch.dp_shard_size} without effect: every stage is one process"
 
 

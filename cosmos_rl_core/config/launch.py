@@ -15,6 +15,8 @@ from cosmos_rl_core.parallel.parallelism import Parallelism
 ON_POLICY = ("rollout", "update", "finetune", "validate")
 """Stages that run the transformer on latents, so that ranks can share the tokens of a video."""
 
+SIDE_BY_SIDE = ("reward",)
+"""Stages without torch whose work several processes share."""
 
 _TORCHRUN = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT"
 SET_BY_LAUNCHERS = {
@@ -54,7 +56,8 @@ class LaunchConfig(Section):
     processes: int = Field(default=1, ge=1)
     """Number of ranks of each distributed stage."""
     stage_processes: dict[str, Annotated[int, Field(ge=1)]] = {}
-    """Number of ranks of single stages, in place of ``processes``, e.g. ``{rollout = 8}``."""
+    """Number of ranks of single stages, in place of ``processes``, e.g. ``{rollout = 8}``. ``reward = n`` scores with
+    n processes side by side, each with a reward of its own: more requests to a service, or more cores."""
     dp_shard_size: int = Field(default=1, ge=1)
     """Number of ranks over which FSDP2 shards the weights; must divide the ranks of every distributed stage. 1
     keeps all weights on each rank; a number below the ranks keeps several sharded copies (HSDP)."""
@@ -100,11 +103,11 @@ class LaunchConfig(Section):
 
     @model_validator(mode="after")
     def _stages_have_room(self) -> "LaunchConfig":
-        most = max([self.processes, *self.stage_processes.values()])
+        most = max([self.most_ranks, *self.stage_processes.values()])
         if self.mode == "warm" and (most > 1 or self.stage_gpus):
             raise ValueError("mode = 'warm' is for one process on a CPU; use mode = 'cold' here")
         mistakes: dict[str, list[str]] = {}
-        for stage in dict.fromkeys((*ON_POLICY, *self.stage_processes, "any other stage")):
+        for stage in dict.fromkeys((*ON_POLICY, *self._stage_ranks, "any other stage")):
             try:
                 self.parallelism_of(stage)
             except ConfigError as error:
@@ -129,7 +132,7 @@ class LaunchConfig(Section):
             raise ValueError(f"launcher = {self.launcher!r} needs mode = 'cold'")
         if self.launcher == "kubernetes" and self.kubernetes is None:
             raise ValueError("launcher = 'kubernetes' needs a table [launch.kubernetes]")
-        for stage in ("every stage", *self.allocations.stages, *self.stage_processes):
+        for stage in ("every stage", *self.allocations.stages, *self._stage_ranks):
             processes, nodes = self.processes_of(stage), self.nodes_of(stage)
             if processes % nodes:
                 found = f"{processes} processes of {stage}"
@@ -167,3 +170,16 @@ class LaunchConfig(Section):
     def processes_of(self, stage: str) -> int:
         """Return the number of ranks of a stage."""
         return self.stage_processes.get(stage, self.processes)
+
+    @property
+    def most_ranks(self) -> int:
+        """Return the largest number of ranks of a stage."""
+        return max([self.processes, *self._stage_ranks.values()])
+
+    @property
+    def _stage_ranks(self) -> dict[str, int]:
+        return {stage: count for stage, count in self.stage_processes.items() if stage not in SIDE_BY_SIDE}
+
+    def side_by_side(self, stage: str) -> int:
+        """Return the number of processes that share the work of a stage without torch."""
+        return self.stage_processes.get(stage, 1) if stage in SIDE_BY_SIDE else 1

@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Iterable
 
-from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.config.launch import SIDE_BY_SIDE, LaunchConfig
 from cosmos_rl_core.errors import ConfigError
 from flows.launchers._base import JobLauncher
 from stages.contracts import STAGES
@@ -23,9 +23,10 @@ def load(run_url: str, config: LaunchConfig) -> JobLauncher:
 def misplaced(launch: LaunchConfig) -> list[str]:
     """Return a message for each setting that names an unknown stage, or a stage without ranks where it needs them."""
     distributed = sorted(name for name, stage in STAGES.items() if stage.distributed)
+    several = sorted({*distributed, *SIDE_BY_SIDE})
     kubernetes = {} if launch.kubernetes is None else launch.kubernetes.stages
     return [
-        *_unknown("stage_processes", launch.stage_processes, "distributed stage", distributed),
+        *_unknown("stage_processes", launch.stage_processes, "stage of several processes", several),
         *_unknown("stage_gpus", launch.stage_gpus, "distributed stage", distributed),
         *_unknown("stage_time_limits_s", launch.stage_time_limits_s, "stage", sorted(STAGES)),
         *_unknown("slurm.stages", launch.slurm.stages, "stage", sorted(STAGES)),

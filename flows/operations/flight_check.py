@@ -125,22 +125,18 @@ def _worker(*_: object) -> str:
     return f"{len(online)} online: {', '.join(online)}"
 
 
-def _most_ranks(launch: LaunchConfig) -> int:
-    return max([launch.processes, *launch.stage_processes.values()])
-
-
 def _gpus(_: str, launch: LaunchConfig) -> str:
     if shutil.which("nvidia-smi") is None:
         raise NotSetUp("no nvidia-smi on this machine; stages run on the CPU")
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     names = _output(query, TIMEOUT_S, "nvidia-smi failed").splitlines()
-    if len(names) < (wanted := _most_ranks(launch)):
+    if len(names) < (wanted := launch.most_ranks):
         raise ConfigError(f"found {len(names)} GPUs, expected {wanted}: one a process of a stage")
     return f"{len(names)} x {', '.join(sorted(set(names)))}"
 
 
 def _gpu_limit(_: str, launch: LaunchConfig) -> str:
-    name, wanted = launch.gpu_limit, _most_ranks(launch)
+    name, wanted = launch.gpu_limit, launch.most_ranks
     if name is None:
         raise NotSetUp("the cluster profile has no gpu_limit; its runs do not wait for GPUs")
     make = f"`cosmos-flows infra init --gpus N` makes {GPUS!r}"

@@ -97,6 +97,7 @@ class Waves:
         alone = Parallelism(compile=launch.compile)
         return Execution(
             parallelism=launch.parallelism_of(stage) if STAGES[stage].distributed else alone,
+            processes=launch.side_by_side(stage),
             gpus=launch.stage_gpus.get(stage, ()),
             threads=launch.threads,
             deterministic=launch.deterministic,

@@ -18,6 +18,8 @@ class Execution(Section):
     format: Literal[1] = 1
     parallelism: Parallelism = ALONE
     """Number of ranks and how they share the work. The runner refuses a process group of another size."""
+    processes: int = Field(default=1, ge=1)
+    """Processes over which a stage without torch spreads its work; they change no bits."""
     gpus: tuple[int, ...] = ()
     """Indices into the devices that the flow sees. Empty: the launcher chooses."""
     threads: int = Field(default=1, ge=1)

@@ -38,6 +38,12 @@ def test_a_stage_of_fewer_ranks_shares_among_those_it_has():
     }
 
 
+def test_processes_that_score_side_by_side_are_no_ranks():
+    launch = LaunchConfig(processes=4, stage_processes={"reward": 7}, dp_shard_size=4)
+    assert [launch.side_by_side(stage) for stage in ("reward", "rollout", "report")] == [7, 1, 1]
+    assert launch.most_ranks == 4
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -2,11 +2,13 @@ import io
 import json
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from cosmos_rl_core import plugins
 from cosmos_rl_core.datasets import rendered_text as rendered
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError, RewardError
@@ -52,6 +54,11 @@ def write_samples(slot, pairs, per_shard=2, damage=None, pictures=None):
     planned = plan_of(pairs)
     pixels = pictures or [drawn(shown) for _, shown in pairs]
     stored = [with_media(s, picture, None, {"policy": "c"}) for s, picture in zip(planned, pixels, strict=True)]
+    return write_units(slot, stored, per_shard, damage)
+
+
+def write_units(slot, stored, per_shard, damage=None):
+    """A committed artifact of stored samples."""
     config = contracts.Report(title=f"samples {per_shard}", reward="ocr")
     request = Request(stage="report", slot=slot, seed=0, config=config)
     generation, attempt_id, _ = Attempt.begin(request, print)
@@ -66,10 +73,10 @@ def write_samples(slot, pairs, per_shard=2, damage=None, pictures=None):
     return input_of(slot)
 
 
-def scoring(slot, source, max_attempts=1, max_failed_fraction=0.0, options=OPTIONS):
+def scoring(slot, source, max_attempts=1, max_failed_fraction=0.0, options: Any = OPTIONS, scorer=None):
     config = contracts.Reward(
         reward=options,
-        scorer=ocr.Reward(options).version,
+        scorer=scorer or plugins.load("rewards", options.name).Reward(options).version,
         max_attempts=max_attempts,
         max_failed_fraction=max_failed_fraction,
     )

@@ -1,0 +1,1 @@
+"""Scores of samples, and what training makes of them."""

@@ -1,0 +1,137 @@
+"""Scores of one portion of samples, with failures told apart: of a sample, of the scorer, of the stored data."""
+
+import json
+import time
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.errors import ArtifactError, ConfigError, DivergenceError, UnavailableError
+from cosmos_rl_core.foreign_errors import is_out_of_memory
+from cosmos_rl_core.rewards._answers import entries, scored, words
+from cosmos_rl_core.rewards._base import LatentSample, Reward, Sample
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
+from stages.contracts import MEDIA, TENSORS
+from stages.formats.samples import StoredSample, read_unit
+from stages.scoring.portions import Portion
+
+Rows = list[dict[str, Any]]
+Outcome = dict[str, Any] | Exception
+"""A sample's scores by name, or why it has none."""
+_AWAY = (UnavailableError, ConnectionError, TimeoutError)
+"""Errors of a scorer that is away, which are no sample's fault."""
+_PASSING = (ConfigError, *_AWAY)
+CALL = ["shard_samples", "attempt", "failed", "seconds"]
+NOT_FINITE = DivergenceError("the sample is not finite, so there is no picture to score")
+_UNITS_HELD = 2
+"""Units in memory, as bytes: a prompt of few samples lies in two at most."""
+
+
+class Made(NamedTuple):
+    """Tables of one portion, each with a row a sample or a call."""
+
+    scores: Rows
+    answers: Rows
+    calls: Rows
+
+    @property
+    def all_scored(self) -> bool:
+        """Return whether another attempt may adopt the portion: a sample that failed now may be scored then.
+
+        Samples that are not finite never can be.
+        """
+        return all(answer["error"] in ("", words(NOT_FINITE)) for answer in self.answers)
+
+
+class Scorer:
+    """The reward of a Request, which scores portions of its samples.
+
+    Raises :class:`ConfigError` if this process has another version of the reward than the Request asks for.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.config = request.settings(contracts.Reward)
+        self.samples = Artifact(request.one("samples"))
+        self.part = TENSORS if self.config.reads == "latents" else MEDIA
+        self.groupwise = self.config.reward.facts.groupwise
+        self.reward: Reward = plugins.load("rewards", self.config.reward.name).Reward(self.config.reward)
+        if self.reward.version != self.config.scorer:
+            found = f"this process scores with {self.reward.version}"
+            raise ConfigError(f"{found}, the request asks for {self.config.scorer}")
+        self._unit = lru_cache(_UNITS_HELD)(self._read_unit)
+
+    def score(self, portion: Portion) -> Made:
+        """Return the score rows of one portion, the answers that they come from, and the calls.
+
+        Failed samples are tried again together, up to ``max_attempts`` times in all; of a groupwise reward, all samples
+        of the prompt are. The reward never gets a sample that is not finite.
+        """
+        label, calls = self.config.reward.label, Rows()
+        stored = [self._unit(unit)[one] for unit, ids in portion.units.items() for one in ids]
+        results: dict[str, Outcome] = {s.sample_id: NOT_FINITE for s in stored if not s.finite}
+        waiting = finite = [_sample(one) for one in stored if one.finite]
+        for attempt in range(self.config.max_attempts if waiting else 0):
+            started_s = time.monotonic()
+            outcomes = self._outcomes(waiting, label)
+            results |= zip((sample.sample_id for sample in waiting), outcomes, strict=True)
+            failed = [s for s in waiting if isinstance(results[s.sample_id], Exception)]
+            call = len(waiting), attempt, len(failed), time.monotonic() - started_s
+            calls.append(dict(zip(CALL, call, strict=True)))
+            if not failed:
+                break
+            waiting = finite if self.groupwise else failed
+        return Made(*self._rows(stored, results), calls)
+
+    def _read_unit(self, number: int) -> dict[str, StoredSample]:
+        return {one.sample_id: one for one in read_unit(self.samples, number, self.part)}
+
+    def _outcomes(self, samples: list[Any], label: str) -> list[Outcome]:
+        """Return scores or a failure for each sample. If scoring them together fails, each is scored alone; of a
+        groupwise reward, all fail.
+
+        Raises errors that are no sample's fault: :class:`UnavailableError`, a lost connection or a timeout, because the
+        scorer is away, :class:`ConfigError`, because it would fail all samples, and a lack of memory.
+        """
+        try:
+            found = [scored(entry, label) for entry in entries(self.reward.score([*samples]), len(samples))]
+        except _PASSING:
+            raise
+        except Exception as error:
+            # No sample is at fault, and each alone needs as much memory as all together.
+            if is_out_of_memory(error):
+                raise
+            if len(samples) == 1 or self.groupwise:
+                return [error] * len(samples)
+            return [outcome for sample in samples for outcome in self._outcomes([sample], label)]
+        for outcome in found:
+            if isinstance(outcome, _AWAY):
+                raise outcome
+        return found
+
+    def _rows(self, stored: list[StoredSample], results: dict[str, Outcome]) -> tuple[Rows, Rows]:
+        rows, answers = Rows(), Rows()
+        for one in stored:
+            outcome = results[one.sample_id]
+            score, error, details = None, "", "{}"
+            if isinstance(outcome, Exception):
+                error = words(outcome)
+            else:
+                score, details = float(outcome[self.config.reward.label]), json.dumps(outcome, sort_keys=True)
+            sample = {"sample_id": one.sample_id, "prompt_id": one.row["prompt_id"]}
+            rows.append(sample | {"score": score, "valid": score is not None, "scorer": self.config.scorer})
+            answers.append({"sample_id": one.sample_id, "error": error, "details": details})
+        return rows, answers
+
+
+def _sample(stored: StoredSample) -> Sample | LatentSample:
+    """Return the sample for a reward. Raises :class:`ArtifactError` if its bytes cannot be decoded: that is damage."""
+    row = stored.row
+    try:
+        latents = stored.final_latents
+        kind, data = (Sample, stored.pixels) if latents is None else (LatentSample, latents)
+    except Exception as error:  # decoders raise whatever they like
+        what = f"sample {stored.sample_id}: its {stored.extension or 'latents'}"
+        raise ArtifactError(f"{what} cannot be decoded: {error}") from error
+    return kind(row["sample_id"], row["prompt_id"], row["prompt"], data, metadata=row["metadata"])
