@@ -115,7 +115,7 @@ def test_the_samples_that_failed_are_named(service: UpstreamClient):
         (b"no frame", "bad frame: no newline"),
         (
             image_frame("a", reward="pickscroe"),
-            "unknown reward 'pickscroe'; known: jpeg, jpeg_compressibility, jpeg_incompressibility, probe, probe_too",
+            "unknown reward 'pickscroe'; known: jpeg, probe, probe_too",
         ),
         (
             frame(["a"], {"probe": 1.0}, np.zeros((1, 16, 1, 2, 2), np.float16)),
@@ -123,6 +123,7 @@ def test_the_samples_that_failed_are_named(service: UpstreamClient):
         ),
         (image_frame("a")[:-1], "bad frame: 47 bytes after the array's header"),
     ],
+    ids=["no frame", "unknown reward", "latents", "too short"],
 )
 def test_what_cannot_be_scored_is_refused_at_once(service: UpstreamClient, body: bytes, sentence: str):
     status, told = service.post("enqueue", body)

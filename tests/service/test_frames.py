@@ -142,6 +142,7 @@ ABOUT = {"prompts": ["a"], "reward_fn": {"x": 1.0}, "media_type": "image"}
         (written(ABOUT | {"metadata": [{}, {}]}, PIXELS), "metadata: expected a list of 1 objects"),
         (written(ABOUT | {"scorers": {"x": 1}}, PIXELS), "scorers: expected an object"),
     ],
+    ids=lambda value: f"{len(value)} bytes" if isinstance(value, bytes) else value,
 )  # fmt: skip
 def test_what_is_no_frame_is_refused_with_a_sentence(tmp_path: Path, body: bytes, sentence: str):
     with pytest.raises(frames.FrameError) as refused:
