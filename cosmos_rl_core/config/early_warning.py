@@ -8,6 +8,10 @@ from pydantic import Field, model_validator
 from cosmos_rl_core.config.base import Section
 
 OnTrip = Literal["mark", "suspend", "stop"]
+STATISTICS = "pixel_statistics"
+"""Reward whose scores are monitored by default."""
+FRAMES_OF_FLICKER = 3
+"""Fewest frames of a video that has the statistic ``flicker``."""
 
 
 class Limit(Section):
@@ -46,13 +50,41 @@ class EarlyWarningConfig(Section):
     on_trip: OnTrip = "mark"
     """Effect of a limit that trips. ``mark`` records it and goes on. ``suspend`` ends the process; the run goes on
     after ``cosmos-flows approve RUN``. ``stop`` ends the run as failed."""
+    statistics: bool = True
+    """Whether the statistics of pixels of every rollout are monitored, with limits of their own: the reward
+    ``pixel_statistics``. A limit on one of its scores replaces the default one."""
     limits: tuple[Limit, ...] = ()
     """The limits, each a table ``[[early_warning.limits]]``."""
+
+
+DRIFT = 10.0
+"""Standard errors of the default limits. docs/results.md has how often they trip in runs with honest rewards."""
+_BOTH = {"fall": DRIFT, "rise": DRIFT}
+DEFAULTS: dict[str, dict[str, float]] = {
+    **dict.fromkeys(("luma", "contrast", "edge_density", "colour_entropy", "fine_energy", "flicker"), _BOTH),
+    # Fewer artefacts, and more differences between the samples of a prompt, are no warning.
+    "grid_energy": {"rise": DRIFT},
+    "group_diversity": {"fall": DRIFT},
+}
+"""Limits on the statistics of pixels."""
+
+
+def with_defaults(warning: EarlyWarningConfig | None, frames: int) -> EarlyWarningConfig:
+    """Return the settings with the default limits on statistics of samples of ``frames``, as a plan keeps them."""
+    warning = warning or EarlyWarningConfig()
+    if not warning.statistics:
+        return warning
+    own = {(limit.reward, limit.name) for limit in warning.limits}
+    absent = {"flicker"} if frames < FRAMES_OF_FLICKER else set[str]()
+    names = [name for name in DEFAULTS if name not in absent and (STATISTICS, name) not in own]
+    defaults = (Limit.model_validate({"reward": STATISTICS, "score": name, **DEFAULTS[name]}) for name in names)
+    return warning.model_copy(update={"limits": (*warning.limits, *defaults)})
 
 
 def mistakes(warning: EarlyWarningConfig, rewards: Collection[str]) -> Iterator[str]:
     """Yield a sentence for each limit on a score of none of the ``rewards``, and for each score with two limits."""
     seen: set[tuple[str, str]] = set()
+    rewards = dict.fromkeys([*rewards, *[STATISTICS] * warning.statistics])
     for limit in warning.limits:
         if limit.reward not in rewards:
             known = ", ".join(rewards) or "none"

@@ -157,7 +157,7 @@ class Recipe(Section):
     rewards: tuple[RewardConfig, ...] = ()
     """The rewards, each a table ``[[rewards]]``."""
     early_warning: EarlyWarningConfig | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """Limits on the scores of rollouts, judged before each update. Default: none."""
+    """Limits on the scores of rollouts, judged before each update. Default: those on statistics of pixels, marked."""
     validation: ValidationConfig | None = None
     """Held-out evaluation. Default: none."""
     launch: LaunchConfig = Field(default=LaunchConfig(), json_schema_extra=NOT_IDENTITY)

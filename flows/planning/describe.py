@@ -42,8 +42,8 @@ def describe_plan(plan: Plan, store_url: str) -> str:
         sample = recipe.policy.diffusers.sample
         solver = f"{sample.num_steps} {sample.solver} steps, guidance {sample.guidance_scale:g}"
         batch = f"{recipe.prompts_per_iteration} prompts x {recipe.rollout.n_generation} samples"
-        rewards = [f"{r.fn.label} ({r.role}, weight {r.weight:g})" for r in recipe.rewards]
-        subjects |= {"iteration": f"{batch}, {solver}", "rewards": ", ".join(rewards)}
+        rewards = [f"{r.fn.label} ({r.role}, weight {r.weight:g})" for r in Run(plan, store_url).scored]
+        subjects |= {"iteration": f"{batch}, {solver}", "rewards": ", ".join(rewards), "warns": _warns(plan)}
     if missing := missing_files(plan):
         command = directories.download_command(recipe.policy.model_name_or_path)
         missing += [] if command is None else [f"a run needs them: {command}"]
@@ -59,6 +59,16 @@ def describe_plan(plan: Plan, store_url: str) -> str:
     listed = {name: [said] if isinstance(said, str) else said for name, said in subjects.items()}
     between = "\n" + " " * 11
     return "\n".join(f"{name:<11}{between.join(lines)}" for name, lines in listed.items() if lines)
+
+
+def _warns(plan: Plan) -> str | list[str]:
+    """Return the limits on scores and what follows if one trips; nothing without limits."""
+    warning = plan.early_warning
+    if warning is None or not warning.limits:
+        return []
+    then = {"mark": "marks it", "suspend": "suspends the run until it is approved", "stop": "ends the run"}
+    names = ", ".join(dict.fromkeys(limit.name for limit in warning.limits))
+    return f"before each update, a mean outside its limits {then[warning.on_trip]}: {names}"
 
 
 def _writes(recipe: Recipe) -> list[str]:

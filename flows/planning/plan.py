@@ -12,6 +12,7 @@ from pydantic import Field
 
 from cosmos_rl_core import outside_plugins, seeds, shipped
 from cosmos_rl_core.canonical import differences, digest
+from cosmos_rl_core.config import early_warning
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.policy import LoraConfig
@@ -91,7 +92,8 @@ class Plan(Section):
     """Plugins from outside the package, with the digests of their files. They do not change the default run id: an
     edited file is refused, and does not start another run."""
     early_warning: EarlyWarningConfig | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """Limits on the scores of rollouts: the recipe's, or those of the last recipe of the run that had any."""
+    """Limits on the scores of rollouts: those of the last recipe of the run that had any, else the default ones when
+    the run was planned. None in plans from before there were any."""
     stage_versions: dict[str, int] = Field(json_schema_extra=NOT_IDENTITY)
     """Stage versions of its Requests: those of the code that planned it, or that last took ``--remake``."""
     races_decided: bool
@@ -246,13 +248,20 @@ def make_plan(
         prefixed=inits.leave_prefix(recipe, init),
         buckets=checks.buckets_of(recipe),
         plugins=outside_plugins.pins(model.adapter),
-        early_warning=recipe.early_warning,
+        early_warning=_early_warning(recipe),
         stage_versions={name: stage.version for name, stage in STAGES.items()},
         races_decided=True,
     )
     if not run_id:
         name += f"-{digest(plan.identity())[:8] if model.digest else 'unknown'}"
     return plan.model_copy(update={"run_id": name})
+
+
+def _early_warning(recipe: Recipe) -> EarlyWarningConfig | None:
+    """Return the limits with the default ones; None for supervised training, which makes no rollouts."""
+    if not recipe.train.train_policy.rewarded:
+        return None
+    return early_warning.with_defaults(recipe.early_warning, recipe.policy.diffusers.train_frames)
 
 
 def _refusal(source: str, mistakes: list[str], damages: list[str]) -> ConfigError | ArtifactError:

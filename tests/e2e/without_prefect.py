@@ -15,6 +15,7 @@ from flows.post_train import make
 from flows.running.display import Display
 from flows.running.progress import Reporter
 from flows.running.wave import Waves, standing_manifest
+from flows.warning.gate import pass_gate
 from flows.watching.tracking import Tracker
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
@@ -25,7 +26,7 @@ def missing_of(requests: Sequence[Request]) -> list[Request]:
     return [request for request in requests if standing_manifest(request) is None]
 
 
-def launch(waves: Waves, tracker: Tracker, name: str, *requests: Request) -> list[Manifest]:
+def launch(waves: Waves, tracker: Tracker, run: Run, name: str, *requests: Request) -> list[Manifest]:
     """Make a wave, trying again what may pass."""
     skipped = not missing_of(requests)
     for attempt in range(waves.config.max_attempts):
@@ -38,6 +39,7 @@ def launch(waves: Waves, tracker: Tracker, name: str, *requests: Request) -> lis
     manifests = [manifest for request in requests if (manifest := standing_manifest(request)) is not None]
     waves.display.done(name, manifests, skipped=skipped)
     tracker.done(requests, manifests)
+    pass_gate(run, manifests, waves.display.note)
     return manifests
 
 
@@ -49,7 +51,7 @@ def train(settings: Settings) -> None:
         waves = Waves(run.url, plan.recipe.launch, shown, settings.allow_numerics_change, lease.check)
         try:
             with Tracker(run, shown.note) as tracker:
-                make(run, partial(launch, waves, tracker))
+                make(run, partial(launch, waves, tracker, run))
         finally:
             waves.close()
 

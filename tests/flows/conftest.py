@@ -34,6 +34,9 @@ local_dir = "WORDS"
 [rollout]
 n_generation = 4
 
+[early_warning]
+statistics = false
+
 [[rewards]]
 fn = { name = "ocr", line_width = 96 }
 """

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_rl_core.config.early_warning import DEFAULTS, DRIFT, STATISTICS
 from cosmos_rl_core.errors import ApprovalError, ArtifactError, ConfigError, WarningError
 from cosmos_rl_core.storage import store
 from flows import post_train
@@ -26,12 +27,10 @@ from tests.flows.by_hand import FILES
 from tests.stages.conftest import make as make_stage
 from tests.stages.test_report import sample_set, score_files, score_table
 
-LIMITS = """
-[early_warning]
+LIMITS = """statistics = false
 on_trip = "ON_TRIP"
 limits = [{ reward = "ocr", rise = 4.0 }]
-
-[[rewards]]"""
+"""
 CALM, HIGH = (0.0, 0.5), (4.0, 4.5)
 """Scores of all samples of the first prompt of an iteration, and of the second."""
 
@@ -89,7 +88,7 @@ class Loop:
 @pytest.fixture
 def loop(recipe, tmp_path: Path) -> Callable[[str], Loop]:
     """A run with a limit, and with what should follow when it trips."""
-    return lambda on_trip: Loop(recipe(("\n[[rewards]]", LIMITS.replace("ON_TRIP", on_trip))), tmp_path)
+    return lambda on_trip: Loop(recipe(("statistics = false\n", LIMITS.replace("ON_TRIP", on_trip))), tmp_path)
 
 
 def test_marked_scores_are_noted_and_change_nothing_of_the_run(loop, recipe, tmp_path: Path):
@@ -99,13 +98,13 @@ def test_marked_scores_are_noted_and_change_nothing_of_the_run(loop, recipe, tmp
     assert (decision.word, decision.by, decision.evidence) == ("marked", "the recipe", marked.warning.content)
     assert decision.tripped[0].startswith("ocr rose from 0.3125 to 4.312")
     assert "iteration 1 exceeds its limits" in marked.notes[0]
+    # It is decided once.
+    marked.run()
+    assert (marked.made, len(decisions_on(marked.warning))) == ([], 1)
     plain = Loop(recipe(), tmp_path / "plain")
     plain.run()
     assert not any(name.endswith("/warn") for name in plain.made)
     assert marked.contents() == plain.contents()
-    # It is decided once.
-    marked.run()
-    assert (marked.made, len(decisions_on(marked.warning))) == ([], 1)
 
 
 def test_a_suspended_run_stops_at_the_same_place_until_somebody_approves(loop, main):
@@ -242,3 +241,43 @@ def test_status_says_what_tripped_and_what_to_do(loop, main):
 def test_wrong_limits_are_mistakes_of_the_recipe(recipe, tmp_path: Path, limits: str, said: str):
     with pytest.raises(ConfigError, match=said):
         plan_of(Settings(recipe(), str(tmp_path), overrides=(f"early_warning.limits={limits}",)))
+
+
+def test_statistics_of_pixels_are_monitored_unless_the_recipe_says_otherwise(recipe, tmp_path: Path):
+    def planned(*overrides: str) -> Run:
+        on = recipe(("statistics = false", 'on_trip = "mark"'))
+        return Run(plan_of(Settings(on, str(tmp_path), overrides=overrides)), str(tmp_path))
+
+    run = planned()
+    assert [(reward.fn.label, reward.role) for reward in run.scored] == [("ocr", "train"), (STATISTICS, "monitor")]
+    assert [reward.fn.label for reward in run.recipe.rewards] == ["ocr"]
+    assert run.plan.early_warning is not None
+    limits = {limit.name: limit for limit in run.plan.early_warning.limits}
+    # A picture has no flicker.
+    assert limits.keys() == DEFAULTS.keys() - {"flicker"}
+    assert (limits["group_diversity"].fall, limits["group_diversity"].rise) == (DRIFT, None)
+    own = planned(f"early_warning.limits=[{{ reward = '{STATISTICS}', score = 'luma', above = 0.9 }}]")
+    assert own.plan.early_warning is not None
+    (luma,) = [limit for limit in own.plan.early_warning.limits if limit.name == "luma"]
+    assert (luma.above, luma.rise) == (0.9, None)
+    assert len(own.plan.early_warning.limits) == len(limits)
+    off = planned("early_warning.statistics=false")
+    assert (off.warns, off.scored) == (False, off.recipe.rewards)
+    assert {one.plan.identity()["recipe"]["rewards"][0]["fn"]["name"] for one in (run, own, off)} == {"ocr"}
+    assert run.plan.run_id == off.plan.run_id
+
+
+def test_a_run_that_was_planned_before_goes_on_without_warnings_until_its_recipe_names_some(recipe, tmp_path: Path):
+    url = str(tmp_path / "store")
+    path = recipe(("[early_warning]\nstatistics = false\n\n", ""))
+    plan = plan_of(Settings(path, url, "hand"))
+    before = freeze(plan.model_copy(update={"early_warning": None}), url)
+    assert read_plan(url, "hand").early_warning is None
+    again = settled(Run(freeze(plan_of(Settings(path, url, "hand")), url), url), remake=False)
+    assert before.early_warning is again.plan.early_warning is None
+    named = plan_of(Settings(path, url, "hand", overrides=("early_warning.on_trip=suspend",)))
+    run = settled(Run(freeze(named, url), url), remake=False)
+    assert run.warns
+    assert read_plan(url, "hand").early_warning == run.plan.early_warning
+    # Without them in the recipe, the run keeps them.
+    assert freeze(plan_of(Settings(path, url, "hand")), url).early_warning == run.plan.early_warning

@@ -47,7 +47,8 @@ def prompt_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make_run(tmp_path: Path, values: dict[str, Any], name: str = "run") -> Run:
-    """Plan and freeze a recipe given as plain values."""
+    """Plan and freeze a recipe given as plain values. Without statistics of its own it has no early warning."""
+    values = {"early_warning": {"statistics": False}} | values
     plan = make_plan(check(values, "test"), name, "test.toml", store_url=str(tmp_path))
     return Run(freeze(plan, str(tmp_path)), str(tmp_path))
 

@@ -1,6 +1,6 @@
 """DiffusionNFT learns from rewards, and from nothing else.
 
-The shipped recipe, cut short, and the same with shuffled scores.
+The shipped recipe, cut short; the same with shuffled scores, and with a reward that can be hacked.
 """
 
 from pathlib import Path
@@ -8,17 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cosmos_rl_core.errors import WarningError
 from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
+from flows.warning.decisions import decisions_on
+from flows.warning.gate import pass_gate
 from stages import contracts
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.slots import input_of, standing
 from stages.formats.tables import read_table
 from tests.hand_made import rewards
 from tests.stages.conftest import make
 
 ITERATIONS = 8
+HACKED_BY = 12
+"""Iterations within which JPEG files as a reward leave nothing of the pictures."""
 SHUFFLED = "train.train_policy.shuffle_rewards=true"
 RECIPE = str(Path(__file__).parents[2] / "configs" / "tiny" / "nft.toml")
 
@@ -85,3 +91,35 @@ def test_the_held_out_reward_rises_with_true_scores_and_not_with_shuffled_ones(t
     assert rise > 3 * 0.015
     assert drift < 0.05
     assert rise - drift > 0.06
+
+
+def trains_until(run: Run, tmp_path: Path, iterations: int) -> int:
+    """The iteration that the statistics of its pictures stop, after so many at most."""
+    for k in range(iterations):
+        make(requests.rollout(run, k), tmp_path)
+        samples = run.slots.iteration(k, "rollout")
+        for reward in run.scored:
+            make(requests.reward(run, reward, samples, k), tmp_path)
+        try:
+            pass_gate(run, [make(requests.warn(run, k), tmp_path)], print)
+        except WarningError:
+            return k
+        make(requests.update(run, k), tmp_path)
+    return iterations
+
+
+@pytest.mark.slow
+def test_a_run_that_hacks_its_reward_is_stopped_by_its_statistics_and_an_honest_one_is_not(tmp_path: Path):
+    stops = "early_warning.on_trip=stop"
+    hacked = start(tmp_path, "hacked", stops, "rewards=[{ fn = { name = 'jpeg' } }]")
+    stopped = trains_until(hacked, tmp_path, HACKED_BY)
+    assert 0 < stopped < HACKED_BY
+    # Files get small by losing contrast long before the reward itself stands out.
+    assert "contrast of pixel_statistics fell" in decisions_on(warning_of(hacked, stopped))[0].tripped[0]
+    assert trains_until(start(tmp_path, "honest", stops), tmp_path, stopped + 1) == stopped + 1
+
+
+def warning_of(run: Run, k: int) -> Manifest:
+    _, manifest = standing(run.slots.iteration(k, "warn"))
+    assert manifest is not None
+    return manifest
