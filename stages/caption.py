@@ -14,7 +14,8 @@ import pandas as pd
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.canonical import canonical_json
-from cosmos_rl_core.captioners._base import Captioner, Medium, RefusedError, digest_of
+from cosmos_rl_core.captioners._base import Captioner, Medium, digest_of
+from cosmos_rl_core.chat.client import RefusedError
 from cosmos_rl_core.datasets import _sources
 from cosmos_rl_core.datasets._base import prompt_id
 from cosmos_rl_core.errors import DatasetError

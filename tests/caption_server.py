@@ -1,4 +1,4 @@
-"""A service of captions for tests: OpenAI's ``/v1/chat/completions``, every request checked, told how to behave."""
+"""A service that looks at pictures, for tests: OpenAI's ``/v1/chat/completions``, with each request checked."""
 
 import base64
 import io
@@ -82,16 +82,17 @@ def parse(body: bytes) -> Asked:
     """Raises ``KeyError`` or ``ValueError`` unless the body is a request for a chat about pictures."""
     request = json.loads(body)
     (message,) = request.pop("messages")
-    text, *images = message["content"]
+    if message["role"] != "user":
+        raise ValueError(message["role"])
+    (text,) = (part for part in message["content"] if part["type"] == "text")
     pictures: list[Image.Image] = []
-    for image in images:
-        start, _, data = image["image_url"]["url"].partition(",")
-        if (message["role"], text["type"], image["type"], start) != (
-            *("user", "text", "image_url"),
-            "data:image/jpeg;base64",
-        ):
-            raise ValueError(f"{message['role']} {text['type']} {image['type']} {start}")
+    for part in message["content"]:
+        if part is text:
+            continue
+        start, _, data = part["image_url"]["url"].partition(",")
         picture = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
+        if (part["type"], start) != ("image_url", f"data:image/{(picture.format or '').lower()};base64"):
+            raise ValueError(f"{part['type']} {start} {picture.format}")
         picture.load()
         pictures.append(picture)
     return Asked(request.pop("model"), text["text"], request, pictures)

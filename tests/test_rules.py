@@ -51,7 +51,7 @@ READS_ENVIRONMENT = (
     "cosmos_rl_core/parallel/distributed.py",
     "cosmos_rl_core/processes.py",
     "cosmos_rl_core/rewards/_client.py",
-    "cosmos_rl_core/captioners/endpoint.py",
+    "cosmos_rl_core/chat/service.py",
     "cosmos_rl_core/storage/s3.py",
     "stages/execution/torch_runtime.py",
     "stages/execution/runner.py",

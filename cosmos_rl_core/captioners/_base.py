@@ -8,16 +8,9 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal, Protocol
 
 from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.chat.client import RefusedError
 from cosmos_rl_core.config.train import CaptionerOptions
 from cosmos_rl_core.outside_plugins import Pin, named_by
-
-
-class RefusedError(ValueError):
-    """No caption for one medium; the message says why. ``final`` is False if a later attempt may get one."""
-
-    def __init__(self, reason: str, *, final: bool) -> None:
-        super().__init__(reason)
-        self.final = final
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from cosmos_rl_core.captioners._base import Medium, RefusedError
+from cosmos_rl_core.captioners._base import Medium
+from cosmos_rl_core.chat.client import RefusedError
 from cosmos_rl_core.config.train import CaptionerOptions
 
 

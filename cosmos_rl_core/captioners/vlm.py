@@ -12,7 +12,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from cosmos_rl_core.captioners._base import Medium, RefusedError
+from cosmos_rl_core.captioners._base import Medium
+from cosmos_rl_core.chat.client import RefusedError
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.train import CaptionerOptions
 from cosmos_rl_core.datasets._base import ItemError

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from cosmos_rl_core.captioners import endpoint
-from cosmos_rl_core.captioners._base import Medium, RefusedError
+from cosmos_rl_core.captioners._base import Medium
+from cosmos_rl_core.chat.client import RefusedError
 from cosmos_rl_core.config.train import CaptionerOptions
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from tests.caption_server import TOKEN, CaptionServer, Reply, completion, serving
@@ -99,7 +100,7 @@ def test_a_service_that_is_busy_or_away_is_asked_again(server: CaptionServer, st
 
 def test_it_counts_as_unavailable_after_the_last_try(server: CaptionServer):
     server.replies = [Reply(503, "overloaded")] * 3
-    with pytest.raises(UnavailableError, match=r"no caption of 0000 in 3 tries: 503 .overloaded"):
+    with pytest.raises(UnavailableError, match=r"no answer on 0000 in 3 tries: 503 .overloaded"):
         captions(server, image(), tries=3)
     assert len(server.asked) == 3
 
@@ -148,7 +149,7 @@ def test_nobody_at_the_address_is_unavailable():
         (completion(""), "the model answered nothing", True),
         (completion(" \n"), "the model answered nothing", True),
         (completion(None), "the model answered nothing", True),
-        (completion("A dog that", "length"), "the caption is cut at max_tokens; raise it", True),
+        (completion("A dog that", "length"), "the answer is cut at max_tokens; raise it", True),
         (Reply(400, "bad picture"), "the service answered 400 .bad picture.", False),
         (Reply(413, "x" * 999), r"the service answered 413 .x{199}\.\.\.$", False),
         (Reply(200, b"<html>"), "no completion: 200 <html>", False),

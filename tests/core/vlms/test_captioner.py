@@ -16,7 +16,8 @@ from transformers import AutoTokenizer
 
 from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.captioners import vlm
-from cosmos_rl_core.captioners._base import Medium, RefusedError, digest_of
+from cosmos_rl_core.captioners._base import Medium, digest_of
+from cosmos_rl_core.chat.client import RefusedError
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import media
 from cosmos_rl_core.vlms._prompts import Prompts

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import httpx
 
-from cosmos_rl_core.captioners._base import RefusedError
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.http_client import client
 
@@ -20,19 +19,27 @@ MAX_REPLY_BYTES = 2**22
 _PASSING = frozenset({408, 409, 425, 429})
 """Statuses below 500 that the same request may not meet again."""
 _OF_ALL = {
-    401: "its token is missing or wrong; see caption.token_variable",
-    403: "its token is missing or wrong; see caption.token_variable",
-    404: "check caption.url and caption.model",
-    405: "check caption.url",
+    401: "its token is missing or wrong; see token_variable",
+    403: "its token is missing or wrong; see token_variable",
+    404: "check url and model",
+    405: "check url",
 }
-"""Remedies by status that every medium would meet."""
+"""Remedies by status that every request would meet."""
+
+
+class RefusedError(ValueError):
+    """No answer to one request; the message says why. ``final`` is False if a later attempt may get one."""
+
+    def __init__(self, reason: str, *, final: bool) -> None:
+        super().__init__(reason)
+        self.final = final
 
 
 class Chat:
     """Sends requests, from several threads at once. A pause ends early when ``stop`` is set.
 
     Raises :class:`UnavailableError` if the service is away or busy for all tries, :class:`ConfigError` if it would
-    refuse every request, and :class:`RefusedError` if it gives no caption to this one.
+    refuse every request, and :class:`RefusedError` if it gives no answer to this one.
     """
 
     def __init__(
@@ -67,7 +74,7 @@ class Chat:
             if number < self._tries and self._stop.wait(max(asked_s, min(pause_s, LONGEST_PAUSE_S))):
                 break
             pause_s *= 2
-        raise UnavailableError(f"{self._url} gave no caption of {name} in {number} tries: {found}")
+        raise UnavailableError(f"{self._url} gave no answer on {name} in {number} tries: {found}")
 
     def _try(self, body: bytes) -> httpx.Response | str:
         """Return a whole reply, or why there was none."""
@@ -94,12 +101,12 @@ class Chat:
         if (status >= 500 and status != httpx.codes.NOT_IMPLEMENTED) or status in _PASSING:
             return
         if reply.is_redirect or status in _OF_ALL or status >= 500 or status < 400:
-            remedy = _OF_ALL.get(status, "check caption.url")
+            remedy = _OF_ALL.get(status, "check url")
             raise ConfigError(f"{self._url} answered {self._quote(reply)}: {remedy}")
         raise RefusedError(f"the service answered {self._quote(reply)}", final=False)
 
     def _text(self, reply: httpx.Response) -> str:
-        """Return the text of a reply. Raises :class:`RefusedError` if it is no whole caption."""
+        """Return the text of a reply. Raises :class:`RefusedError` if it is no whole answer."""
         try:
             choice = json.loads(reply.content)["choices"][0]
             message, end = choice["message"], choice.get("finish_reason")
@@ -109,13 +116,13 @@ class Chat:
         if refusal or end == "content_filter":
             raise RefusedError(f"the model refused: {_brief(str(refusal or end))}", final=True)
         if end == "length":
-            raise RefusedError("the caption is cut at max_tokens; raise it", final=True)
+            raise RefusedError("the answer is cut at max_tokens; raise it", final=True)
         if not isinstance(text, str) or not text.strip():
             raise RefusedError("the model answered nothing", final=True)
         try:
             text.encode()
         except UnicodeError as error:
-            raise RefusedError("the caption is no text that can be encoded", final=True) from error
+            raise RefusedError("the answer is no text that can be encoded", final=True) from error
         return text.strip()
 
     def _quote(self, reply: httpx.Response) -> str:

@@ -1,0 +1,1 @@
+"""Questions about pictures to models behind OpenAI-compatible services, such as vLLM's."""

@@ -1,0 +1,135 @@
+"""Judges behind OpenAI-compatible services: a rubric and pictures are sent, and a number is read in the answer."""
+
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.chat.service import ChatService, ChatSettings, Content, Question, picture_part, text_part
+from cosmos_rl_core.rewards._answers import brief, finite
+from cosmos_rl_core.rewards._base import Sample
+
+PROMPT = "{prompt}"
+"""What stands in a rubric for the prompt of the sample."""
+_FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
+
+
+class UnreadableError(ValueError):
+    """An answer that states no score."""
+
+
+class JudgeReward:
+    """Base of rewards that ask a judge about each sample. A subclass says what is asked and how an answer is read."""
+
+    def __init__(self, settings: ChatSettings, environment: Mapping[str, str] | None = None) -> None:
+        self._settings, self._service = settings, ChatService(settings, environment)
+
+    rubric: str
+    """What is asked, with :data:`PROMPT` where the prompt belongs."""
+    parser: str
+    """How an answer is read, in words that change when it is read differently."""
+
+    @property
+    def version(self) -> str:
+        """Return the model's name, the digest of rubric and parser, and the version of what encodes pictures."""
+        asked = digest({"rubric": self.rubric, "parser": self.parser})[:16]
+        return f"{self._settings.model} behind a chat endpoint, asked sha256:{asked}, pillow {version('pillow')}"
+
+    def check_prompt(self, text: str) -> str | None:
+        """Return None: a judge takes every prompt."""
+        return None
+
+    def check_service(self) -> None:
+        """Raise :class:`ConfigError` if the environment does not hold the token that the options name."""
+        self._service.token()
+
+    def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
+        """Return the scores that the judge states for each sample, or why it states none, in order."""
+        questions = [Question(sample.sample_id, partial(self._content, sample)) for sample in samples]
+        return [self._read(answer) for answer in self._service.answers(questions)]
+
+    def scores(self, answer: str) -> dict[str, float]:
+        """Return the scores by name that an answer states. Raises :class:`UnreadableError` if it states none."""
+        raise NotImplementedError
+
+    def _read(self, answer: str | ValueError) -> dict[str, float] | Exception:
+        if isinstance(answer, ValueError):
+            return answer
+        try:
+            return self.scores(answer)
+        except UnreadableError as error:
+            return error
+
+    def _content(self, sample: Sample) -> Content:
+        frames = _chosen(sample, self._settings.num_frames)
+        images = [picture_part(_png(frame, self._settings.max_side), "png") for frame in frames]
+        return [*images, text_part(self.rubric.replace(PROMPT, sample.prompt))]
+
+
+def by_pattern(answer: str, pattern: str) -> float:
+    """Return the number in the first group of a regular expression.
+
+    Raises :class:`UnreadableError` if the answer has none, or several different ones.
+    """
+    found = {number(match) for match in re.findall(pattern, answer)}
+    if len(found) != 1 or None in found:
+        stated = f"{len(found)} different values" if len(found) > 1 else "no number"
+        raise UnreadableError(f"the judge's answer has {stated} where {pattern!r} matches: {brief(answer)}")
+    return float(found.pop() or 0.0)
+
+
+def by_key(answer: str, key: str) -> float:
+    """Return the number that a JSON object has under a key. The object may stand in a fence of Markdown.
+
+    Raises :class:`UnreadableError` if the answer is none, or has no number there.
+    """
+    fenced = _FENCE.search(answer)
+    try:
+        stated: Any = json.loads(fenced[1] if fenced else answer)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"the judge's answer is no JSON object: {brief(answer)}") from error
+    value = finite(stated.get(key)) if isinstance(stated, dict) else None
+    if value is None:
+        raise UnreadableError(f"the judge's answer is no JSON object with a number {key!r}: {brief(answer)}")
+    return value
+
+
+def within(value: float, lowest: float, highest: float) -> float:
+    """Return a number of the scale. Raises :class:`UnreadableError` for any other."""
+    if not lowest <= value <= highest:
+        raise UnreadableError(f"the judge states {value:g}, expected {lowest:g} to {highest:g}")
+    return value
+
+
+def number(text: str) -> float | None:
+    """Return a finite number that is written as text, else None."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _chosen(sample: Sample, count: int) -> Iterator[np.ndarray]:
+    """Yield the middles of ``count`` equal parts of the sample's frames. Raises ``ValueError`` if they are none."""
+    pixels = np.asarray(sample.pixels)
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.size == 0:
+        found = f"{pixels.dtype} {list(pixels.shape)}"
+        raise ValueError(f"expected uint8 pixels [frames, height, width, 3], got {found}")
+    total, count = len(pixels), min(count, len(pixels))
+    return (pixels[(2 * part + 1) * total // (2 * count)] for part in range(count))
+
+
+def _png(frame: np.ndarray, max_side: int) -> bytes:
+    picture, buffer = Image.fromarray(frame), io.BytesIO()
+    picture.thumbnail((max_side, max_side))
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()
