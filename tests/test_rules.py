@@ -42,6 +42,7 @@ UNPICKLES = (
     "tests/core/test_prepared_scorers.py",
     "tests/core/test_pickled_embeddings.py",
     "tests/flows/test_import_embeddings.py",
+    "tests/flows/test_score_command.py",
 )
 """What reads the files of others that are pickles, and the tests that write such files."""
 

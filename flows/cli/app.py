@@ -36,7 +36,7 @@ from flows.cli.command import (
 from flows.cli.data import data_app
 from flows.cli.infra import infra_app
 from flows.cli.proof import proof_app
-from flows.cli.rewards import rewards_app
+from flows.cli.rewards import rewards_app, score_app
 from flows.defaults import DEFAULT_STORE, GRACE_H
 
 # Commands import what they need when they run: all imports together take seconds, and help and completion need none.
@@ -46,6 +46,7 @@ app.add_typer(infra_app, name="infra")
 app.add_typer(data_app, name="data")
 app.add_typer(rewards_app, name="reward-service")
 app.add_typer(proof_app)
+app.add_typer(score_app)
 RecipeArgument = Annotated[str, Argument(help="TOML: a path, package:tiny/nft, or one of cosmos-rl")]
 RunIdOption = Annotated[str | None, Option(help="Name of the run; default: from the recipe")]
 IterationsOption = Annotated[int | None, Option(min=1, help="Iterations; default: the recipe's number")]

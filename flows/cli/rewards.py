@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from flows.cli.command import JsonOption, command, print_json, print_parts
+from flows.cli.command import JsonOption, OwnExitCode, command, print_json, print_parts
 
 SERVE = "serve"
 
@@ -40,6 +41,69 @@ def serve(config: Annotated[Path, Argument(help="TOML: cosmos-rl's rewards.toml,
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     settings: Any = import_module("cosmos_rl_core.reward_service.config").read(config, os.environ)
     import_module("cosmos_rl_core.reward_service.server").run(settings, lambda line: typer.echo(line))
+
+
+score_app = typer.Typer()
+
+
+@command(score_app, "score")
+def score(
+    files: Annotated[list[str], Argument(help="Pictures and videos")],
+    reward: Annotated[str, Option(help="The reward: ocr, pixel_statistics, clip_score, ..., or one of --plugin")],
+    prompt: Annotated[str, Option(help="The prompt of all files")] = "",
+    prompts: Annotated[Path | None, Option(help="A text file with the prompt of each file on a line")] = None,
+    settings: Annotated[list[str] | None, Option("--set", help="A setting: option=value; may be repeated")] = None,
+    plugin: Annotated[list[str] | None, Option(help="A file with a reward of your own; may be repeated")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score your own pictures and videos with any reward. A file that has no score is a failure, never a number.
+
+    Exit with 65 if a file has no score, with 64 for an unknown reward or setting.
+
+    Examples:
+        cosmos-flows score a.png b.png --reward ocr --prompt 'a sign that says "K7"'
+        cosmos-flows score clips/*.mp4 --reward pixel_statistics --json
+        cosmos-flows score a.png --reward clip_score --set model=clip-vit-large-patch14 --prompt 'a dog'
+    """
+    core: Any = import_module("cosmos_rl_core.rewards._files")
+    import_module("cosmos_rl_core.outside_plugins").find(plugin or ())
+    scorer = core.FileScorer(reward, settings or ())
+    found = [*scorer.score(files, core.prompts_of(prompts, prompt, len(files)))]
+    failed = [one for one in found if one.error]
+    if as_json:
+        print_json({"reward": reward, "scorer": scorer.version, "files": found})
+    else:
+        print_parts(*_table(found, scorer.options.label), f"scored by {scorer.version}")
+    if failed:
+        raise OwnExitCode(65)
+
+
+def _table(found: Sequence[Any], label: str) -> Iterator[Any]:
+    """Yield a table with a row a file and a column a score, the reward's own first, then the failures."""
+    columns = list(dict.fromkeys([label, *(name for one in found for name in one.scores)]))
+    table = import_module("rich.table").Table("file", *columns, box=None)
+    for one in found:
+        values = [one.scores.get(name, "") for name in columns]
+        cells = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in values]
+        table.add_row(one.file, *(["FAILED"] if one.error else cells))
+    yield table
+    yield from (f"{one.file}: {one.error}" for one in found if one.error)
+
+
+@command(rewards_app, "prepare")
+def prepare(
+    reward: Annotated[str, Argument(help="The reward: hpsv2, aesthetic, ...")],
+    source: Annotated[Path, Argument(help="The published file")],
+    target: Annotated[Path, Argument(help="The folder to make")],
+) -> None:
+    """Convert published weights of a reward to safetensors, once. Nothing else reads a pickle.
+
+    Examples:
+        cosmos-flows reward-service prepare hpsv2 HPS_v2.1_compressed.pt weights/hpsv2
+        cosmos-flows reward-service prepare aesthetic sac+logos+ava1-l14-linearMSE.pth weights/aesthetic
+    """
+    import_module("cosmos_rl_core.rewards._files").prepare(reward, source, target)
+    typer.echo(f"{target}: the weights of {reward} from {source}")
 
 
 @command(rewards_app, "check")

@@ -1,0 +1,118 @@
+"""Scores of pictures and videos that lie in files, by any reward."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.config.recipe import validated, with_changes
+from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.datasets._base import ItemError
+from cosmos_rl_core.datasets._files import kind_of
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.rewards._answers import entries, scored, words
+from cosmos_rl_core.rewards._base import Reward, Sample, ServedReward
+from cosmos_rl_core.vlms import _media
+
+TOGETHER = 16
+"""Files that are read and scored at once, unless the reward compares samples of a prompt."""
+
+
+@dataclass(frozen=True)
+class FileScores:
+    """Scores of a file, or why it has none."""
+
+    file: str
+    prompt: str
+    scores: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+class FileScorer:
+    """A reward with its settings, for files."""
+
+    def __init__(self, name: str, settings: Sequence[str] = ()) -> None:
+        """Take a reward's name and settings ``option=value``.
+
+        Raises :class:`ConfigError` for unknown names and settings, missing weights, and a service that is not named.
+        """
+        module = plugins.load("rewards", name)
+        values = with_changes({"name": name}, Path(), settings, None)
+        self.options: RewardOptions = validated(module.Options, values, f"reward {name}")
+        self._reward: Reward = module.Reward(self.options)
+        if isinstance(self._reward, ServedReward):
+            self._reward.check_service()
+        self.version = self._reward.version
+
+    def score(self, files: Sequence[str], prompts: Sequence[str]) -> Iterator[FileScores]:
+        """Yield the scores of each file with its prompt, in order."""
+        size = max(1, len(files)) if self.options.facts.groupwise else TOGETHER
+        pairs = [*zip(files, prompts, strict=True)]
+        for start in range(0, len(pairs), size):
+            yield from self._together(pairs[start : start + size])
+
+    def _together(self, pairs: Sequence[tuple[str, str]]) -> Iterator[FileScores]:
+        read = [self._sample(file, prompt) for file, prompt in pairs]
+        found = iter(self._scored([sample for sample in read if isinstance(sample, Sample)]))
+        for (file, prompt), sample in zip(pairs, read, strict=True):
+            outcome = next(found) if isinstance(sample, Sample) else sample
+            if isinstance(outcome, Exception):
+                yield FileScores(file, prompt, error=words(outcome))
+            else:
+                yield FileScores(file, prompt, outcome)
+
+    def _scored(self, samples: list[Sample]) -> list[dict[str, Any] | Exception]:
+        """Return scores or an error for each sample; each is scored alone if the reward raises for all."""
+        try:
+            found = entries(self._reward.score([*samples]), len(samples))
+        except ConfigError:
+            raise
+        except Exception as error:
+            if len(samples) == 1:
+                return [error]
+            return [one for sample in samples for one in self._scored([sample])]
+        return [scored(one, self.options.label) for one in found]
+
+    def _sample(self, file: str, prompt: str) -> Sample | Exception:
+        if (reason := self._reward.check_prompt(prompt)) is not None:
+            return ValueError(reason)
+        try:
+            clip = _media.video(file, None, lambda total, _: range(total)) if kind_of(file) == "video" else None
+            pixels = (clip or _media.image(file)).pixels
+        except (ItemError, OSError) as error:
+            return error
+        return Sample(file, sha256(prompt.encode()), prompt, pixels)
+
+
+def prompts_of(file: Path | None, text: str, count: int) -> list[str]:
+    """Return a prompt for each of ``count`` files: a line of ``file`` each, or ``text`` for all.
+
+    Raises :class:`ConfigError` if the file has another number of lines, or both are given.
+    """
+    if file is None:
+        return [text] * count
+    if text:
+        raise ConfigError("--prompt and --prompts are both given; give one of them")
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    if len(lines) != count:
+        raise ConfigError(f"{file} has {len(lines)} lines for {count} files; give a line, its prompt, for each file")
+    return lines
+
+
+def prepare(name: str, source: Path, target: Path) -> None:
+    """Convert published weights of a reward to the new folder ``target``.
+
+    Raises :class:`ConfigError` if the reward needs none, and if ``target`` exists.
+    """
+    converter = getattr(plugins.load("rewards", name), "prepare", None)
+    if converter is None:
+        able = [one for one in plugins.own("rewards") if hasattr(plugins.load("rewards", one), "prepare")]
+        raise ConfigError(f"weights of {name} need no preparation; those of {', '.join(able)} do")
+    if target.exists():
+        raise ConfigError(f"{target} exists already; name a folder that does not")
+    converter(source, target)

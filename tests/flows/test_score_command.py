@@ -1,0 +1,105 @@
+"""Scores of people's own files, by the command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from cosmos_rl_core import outside_plugins
+from cosmos_rl_core.datasets import rendered_text
+from cosmos_rl_core.rewards.aesthetic import HEAD
+from cosmos_rl_core.storage import media
+from flows.cli.app import app
+from tests.outside import REWARD
+from tests.tiny_scorers.aesthetic import perceptron
+
+
+def run(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> list[Path]:
+    """A sign that says K7, one that says AE, and a file that is no picture."""
+    files = [tmp_path / name for name in ("k7.png", "ae.png", "broken.png")]
+    for file, word in zip(files, ("K7", "AE"), strict=False):
+        drawn = rendered_text.draw(word, rendered_text.Options(dirty=0), np.random.default_rng(0))
+        Image.fromarray(drawn).save(file)
+    files[2].write_bytes(b"no picture")
+    return files
+
+
+def test_each_file_has_its_score_and_a_failure_is_no_number(pictures: list[Path]):
+    prompt = rendered_text.prompt_text("K7")
+    ended = run("score", *pictures, "--reward", "ocr", "--set", "line_width=96", "--prompt", prompt, "--json")
+    assert ended.exit_code == 65
+    told = json.loads(ended.stdout)
+    assert told["reward"] == "ocr"
+    assert "sha256:" in told["scorer"]
+    assert [one["scores"] for one in told["files"]] == [{"ocr": 1.0}, {"ocr": 0.0}, {}]
+    assert [bool(one["error"]) for one in told["files"]] == [False, False, True]
+    assert "cannot identify image file" in told["files"][2]["error"]
+
+
+def test_the_table_names_files_scores_and_failures(pictures: list[Path], tmp_path: Path):
+    (tmp_path / "prompts.txt").write_text(f"{rendered_text.prompt_text('K7')}\nno word\n", encoding="utf-8")
+    ended = run("score", *pictures[:2], "--reward", "ocr", "--prompts", tmp_path / "prompts.txt")
+    assert ended.exit_code == 65
+    lines = [line.split() for line in ended.stdout.splitlines()]
+    assert lines[0] == ["file", "ocr"]
+    assert [line[-1] for line in lines[1:3]] == ["1", "FAILED"]
+    assert "needs the text to render between double quotes" in ended.stdout
+    assert run("score", pictures[0], "--reward", "ocr", "--prompts", tmp_path / "prompts.txt").exit_code == 64
+
+
+def test_videos_and_groups_are_scored_whole(tmp_path: Path):
+    video = np.zeros((4, 16, 16, 3), np.uint8)
+    video[1::2] = 255
+    (tmp_path / "a.mkv").write_bytes(media.encode(video)[1])
+    for name, level in (("a", 0), ("b", 51)):
+        Image.new("RGB", (16, 16), (level,) * 3).save(tmp_path / f"{name}.png")
+    files = [tmp_path / name for name in ("a.mkv", "a.png", "b.png")]
+    ended = run("score", *files, "--reward", "pixel_statistics", "--json")
+    assert ended.exit_code == 0
+    found = [one["scores"] for one in json.loads(ended.stdout)["files"]]
+    assert found[0]["flicker"] == 1.0
+    assert [one.get("group_diversity") for one in found] == [None, 0.2, 0.2]
+
+
+def test_unknown_names_list_the_known_ones(pictures: list[Path], tmp_path: Path):
+    for arguments, reason in (
+        (["--reward", "pickscroe"], "did you mean 'pickscore'? known: aesthetic, clip_score"),
+        (["--reward", "jpeg", "--set", "qualty=3"], "qualty: unknown key"),
+        (["--reward", "clip_score", "--set", "model=nowhere"], "'nowhere' is not a directory here"),
+        (["--reward", "jpeg", "--prompt", "a", "--prompts", "b"], "--prompt and --prompts are both given"),
+    ):
+        ended = run("score", pictures[0], *arguments)
+        assert (ended.exit_code, reason in ended.stderr) == (64, True), ended.stderr
+
+
+def test_a_reward_of_ones_own_scores_files(tmp_path: Path):
+    (tmp_path / "bright.py").write_text(REWARD, encoding="utf-8")
+    Image.new("RGB", (4, 4), (51,) * 3).save(tmp_path / "grey.png")
+    own = ("--reward", "bright", "--plugin", tmp_path / "bright.py", "--set", "factor=2")
+    ended = run("score", tmp_path / "grey.png", *own, "--json")
+    outside_plugins.find([])
+    assert json.loads(ended.stdout)["files"][0]["scores"] == {"bright": 0.4}
+
+
+def test_published_weights_are_prepared_once(tmp_path: Path):
+    tensors = perceptron()
+    torch.save({name: torch.tensor(values, device="cpu") for name, values in tensors.items()}, tmp_path / "head.pth")
+    ended = run("reward-service", "prepare", "aesthetic", tmp_path / "head.pth", tmp_path / "made")
+    assert ended.exit_code == 0, ended.stderr
+    made = safetensors.numpy.load_file(tmp_path / "made" / HEAD)
+    assert {name: values.tolist() for name, values in made.items()} == {n: v.tolist() for n, v in tensors.items()}
+    again = run("reward-service", "prepare", "aesthetic", tmp_path / "head.pth", tmp_path / "made")
+    assert (again.exit_code, "exists already" in again.stderr) == (64, True)
+    other = run("reward-service", "prepare", "jpeg", tmp_path / "head.pth", tmp_path / "other")
+    assert "weights of jpeg need no preparation; those of aesthetic, hpsv2" in other.stderr
