@@ -15,12 +15,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import EXIT_CODES
+from docs._ext import reward_table
 from flows.cli import app as cli
 from tests.pages import PAGES, ROOT, write_examples
 
 MAX_README_LINES = 150
-BLOCK = re.compile(r"^(?:<!-- (?P<mark>.*?) -->\n)?```bash\n(?P<lines>.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(?:<!-- (?P<mark>[^\n]*?) -->\n)?```bash\n(?P<lines>.*?)^```", re.MULTILINE | re.DOTALL)
 RUNS, TESTED, NOT_RUN = "runs", "tested by ", "not run: "
 
 
@@ -133,3 +135,16 @@ def test_the_readme_is_short_and_its_links_lead_to_files():
     assert len(text.splitlines()) <= MAX_README_LINES
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
     assert [target for target in targets if not (ROOT / target).is_file()] == []
+
+
+def test_the_table_of_rewards_has_a_row_for_each_and_states_its_evidence():
+    rows = [line.removeprefix("| ").split(" | ") for line in reward_table.markdown().splitlines()[2:]]
+    cells = {re.findall(r"`(\w+)`", row[0])[0]: row[1:] for row in rows}
+    assert [*cells] == [*plugins.own("rewards")]
+    assert cells["pickscore"][:2] == ["images", "`judge`"]
+    assert cells["ocr"][2] == "`ocr` (served as `ocr_reward`): 1 for the right text, 0 for none of it"
+    for name in cells:
+        facts = plugins.load("rewards", name).Options.facts
+        assert cells[name][4] == reward_table.EVIDENCE[facts.evidence]
+        assert cells[name][5].startswith("yes") == facts.names_checked
+    assert reward_table.MARK in (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")

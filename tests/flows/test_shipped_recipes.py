@@ -10,13 +10,14 @@ import pytest
 import yaml
 from PIL import Image
 
+from cosmos_rl_core import plugins
 from cosmos_rl_core.config.recipe import check, launch_of, read_values
 from cosmos_rl_core.config.toml import dumps
 from cosmos_rl_core.importers.cosmos_rl import translation
 from cosmos_rl_core.storage import media
 from flows.operations.pools import GPUS
 from flows.planning.plan import Plan, Settings, plan_of
-from tests import tiny_pipelines
+from tests import tiny_pipelines, tiny_scorers
 from tests.test_rules import HUB_RECIPES, ROOT
 
 UPSTREAM = ROOT / "tests/core/upstream_recipes"
@@ -74,8 +75,10 @@ def data(tmp_path_factory) -> dict[str, Path]:
         (folder / f"clips/{index}.mkv").write_bytes(clip)
         (folder / f"clips/{index}.json").write_text(caption, encoding="utf-8")
     (folder / "set").mkdir()
-    for name in ("prompts.txt", "set/train.txt"):
-        (folder / name).write_text("\n".join(f"prompt {index}" for index in range(64)), encoding="utf-8")
+    # The held-out part of the set ocr has a known number of lines.
+    for name, count in {"prompts.txt": 64, "set/train.txt": 64, "set/test.txt": 1018}.items():
+        lines = "\n".join(f"{Path(name).stem} {index}" for index in range(count))
+        (folder / name).write_text(lines, encoding="utf-8")
     return {kind: folder / kind for kind in ("pictures", "clips", "prompts.txt", "set")}
 
 
@@ -119,7 +122,29 @@ def tiny(values: dict[str, Any], data: dict[str, Path], bases: dict[str, Path]) 
                 changes[f"{place}.local_dir"] = str(data["clips" if frames > 1 else "pictures"])
     if "num_iterations" not in values["train"]:
         changes["train.num_iterations"] = 1
-    return tuple(f"{key}={json.dumps(value)}" for key, value in changes.items())
+    rewards = values.get("rewards", [])
+    if any(has_weights(reward["fn"]["name"]) for reward in rewards):
+        changes["rewards"] = [reward | {"fn": tiny_judge(reward["fn"], data)} for reward in rewards]
+    return tuple(f"{key}={inline(value)}" for key, value in changes.items())
+
+
+def has_weights(reward: str) -> bool:
+    return plugins.load("rewards", reward).Options.facts.torch
+
+
+def tiny_judge(fn: dict[str, Any], data: dict[str, Path]) -> dict[str, Any]:
+    """A reward, with torch on tiny weights."""
+    folder = data["set"].parent / fn["name"]
+    return fn | tiny_scorers.settings(fn["name"], folder) if has_weights(fn["name"]) else fn
+
+
+def inline(value: Any) -> str:
+    """A value as TOML on one line."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {inline(held)}' for key, held in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(inline, value))}]"
+    return json.dumps(value)
 
 
 def planned(path: Path, data: dict[str, Path], bases: dict[str, Path], cluster: str | None = None) -> Plan:
