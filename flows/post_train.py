@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from cosmos_rl_core.config.recipe import RewardConfig
+from cosmos_rl_core.config.train import RewardConfig
 from flows.auditing.heads import Heads
 from flows.planning import requests
 from flows.planning.run import Run

@@ -14,7 +14,7 @@ from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.early_warning import Limit
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
 from cosmos_rl_core.config.shared import Init, MediaShape, ModelRef, OptimizerSteps, Split, StageConfig
-from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset, AnyReward, AnyRewarded, AnySupervised
+from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset, AnyReward, AnyRewarded, AnySupervised, Gate
 from cosmos_rl_core.datasets._base import Prompt
 
 RECORDS = "records/"
@@ -299,6 +299,8 @@ class Update(Training):
     algorithm: AnyRewarded
     reward_weights: dict[str, float]
     """Weight of each reward in the sum that trains, without monitored rewards."""
+    gates: dict[str, Gate] = Field(default={}, json_schema_extra={"neutral": {}})
+    """Bounds on the scores of other rewards, by which samples count in training."""
     sample: SolverConfig
     """The sampler of the rollouts: the grid that noise levels are drawn from, or the density of stored steps."""
     old_decay: float | None

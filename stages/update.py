@@ -23,8 +23,8 @@ from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.policies import read_part
 from stages.formats.sample_tensors import key_of, place_of
-from stages.formats.samples import read_index
-from stages.formats.tables import read_table, to_parquet
+from stages.formats.tables import to_parquet
+from stages.scoring.rewards import rewarded
 from stages.training.draws import DataDraws, Draw, LatentDraws, Stored, TransitionDraws
 from stages.training.drift import DriftWatch
 from stages.training.trainer import Make, Trainer, check_clocks, made_ahead, my_share
@@ -138,48 +138,12 @@ def _advantages(request: Request, rollouts: list[Artifact], algorithm: Algorithm
     """
     tables: list[pd.DataFrame] = []
     for place, rollout in enumerate(rollouts):
-        table = _advantages_of(_scored(request, rollout), request, algorithm, place)
+        table = _advantages_of(rewarded(request, rollout), request, algorithm, place)
         table.insert(0, "rollout", rollout.manifest.content)
         tables.append(table.assign(key=[key_of(place, one) for one in table["sample_id"]]))
     found = pd.concat(tables, ignore_index=True)
     if not any(found["used"]):
         raise ArtifactError("no sample can be trained on: no group has min_group_size scored samples")
-    return found
-
-
-def _scored(request: Request, rollout: Artifact) -> pd.DataFrame:
-    """Return the samples of a rollout with their weighted rewards: ``reward`` and one column for each.
-
-    ``valid`` is False for a sample that one of the rewards could not score. Raises :class:`ArtifactError` unless there
-    are scores of this very rollout by every reward.
-    """
-    weights = request.settings(contracts.Update).reward_weights
-    samples = cast("pd.DataFrame", read_index(rollout)[["sample_id", "prompt_id", "finite"]])
-    samples = samples.assign(reward=0.0, valid=True)
-    scores = _scores_of(request, rollout)
-    if scores.keys() != weights.keys():
-        raise ArtifactError(
-            f"{rollout.url} has scores by {', '.join(scores) or 'no reward'}, this update trains on "
-            f"{', '.join(weights)}; score this rollout by each of them"
-        )
-    for label, artifact in scores.items():
-        found = read_table(artifact, contracts.Reward.SCORES).set_index("sample_id")
-        found = found.reindex(samples["sample_id"])
-        weighted = weights[label] * found["score"].astype("float64").to_numpy()
-        samples[f"reward.{label}"] = weighted
-        samples["reward"] += weighted
-        samples["valid"] &= found["valid"].fillna(value=False).astype(bool).to_numpy()
-    samples["reward"] = samples["reward"].where(samples["valid"])
-    return samples
-
-
-def _scores_of(request: Request, rollout: Artifact) -> dict[str, Artifact]:
-    """Return the scores of a rollout by label: those that were computed from its bytes."""
-    found: dict[str, Artifact] = {}
-    for artifact in map(Artifact, request.inputs["scores"]):
-        (scored,) = artifact.manifest.inputs["samples"]
-        if rollout.manifest.part_content(*scored.parts) == scored.content:
-            found[contracts.Reward.model_validate(artifact.manifest.config).reward.label] = artifact
     return found
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from cosmos_rl_core.errors import ArtifactError
 
+Mixing = Literal["sum", "gdpo"]
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pandas as pd
 
 STD_FLOOR = 1e-4
@@ -65,6 +69,24 @@ def group_advantages(
         deviation = overall if global_std else _deviation(rewards[scored], ddof)
         advantages[scored] = centred(rewards[scored]) / (deviation + STD_FLOOR)
     return advantages
+
+
+def decoupled(samples: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFrame:
+    """Return samples whose ``reward`` is the weighted sum of rewards that were each normalised within their prompts.
+
+    ``samples`` has the scores as ``score.<name>``. A score minus the mean of its prompt, over the population's
+    deviation + 1e-4, times the weight is ``reward.<name>``. So a weight counts as written, whatever the scale of the
+    score. Only valid samples count. What remains, the division by the deviation over the iteration, is that of
+    :func:`group_advantages` with ``global_std``.
+    Source: GDPO, arXiv:2601.05242.
+    """
+    columns: dict[str, np.ndarray] = {}
+    for name, weight in weights.items():
+        rewards = rewards_of(samples, f"score.{name}")
+        columns[f"reward.{name}"] = weight * group_advantages(
+            rewards, samples["prompt_id"].to_numpy(), min_group_size=1, global_std=False, ddof=0
+        )
+    return samples.assign(**columns, reward=np.sum([*columns.values()], axis=0))
 
 
 def _filled(rewards: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from cosmos_rl_core.algorithms._advantages import group_advantages, rewards_of
+from cosmos_rl_core.algorithms._advantages import Mixing, group_advantages, rewards_of
 from cosmos_rl_core.algorithms._base import Batch, Loss, Transitions
 from cosmos_rl_core.algorithms._needs import DataTerm, Needs
 from cosmos_rl_core.config.base import written
@@ -97,6 +97,10 @@ class PolicyGradientOptions(RewardedOptions):
     reward_average: bool = True
     """Average the advantages of all rewards, so that only the signs of the rewards' weights count; false takes the
     advantages of the weighted sum of rewards."""
+    mixing: Mixing = Field(default="sum", json_schema_extra={"neutral": "sum"})
+    """How several rewards become one. ``sum`` adds weighted scores, so that one of a large scale drowns the others.
+    ``gdpo`` (arXiv:2601.05242) first normalises each within its prompt, then adds them by their weights, then divides
+    by the deviation over the iteration; it needs reward_average and global_std = false."""
     exp_reward: bool = False
     """Replace an advantage A by -exp(-A), the transformation of DDRL's paper: negative, steep for bad samples."""
     adv_clip_min: float = Field(default=-5.0, le=0)
@@ -120,6 +124,9 @@ class PolicyGradientOptions(RewardedOptions):
     def _settings_have_an_effect(self) -> Self:
         if self.policy_weight == self.kl_beta == self.data_beta == 0:
             raise ValueError("policy_weight, kl_beta and data_beta are all 0: there is no loss")
+        others = ("reward_average", "global_std", "parity_advantages")
+        if self.mixing == "gdpo" and (given := [name for name in others if getattr(self, name)]):
+            raise ValueError(f"mixing = 'gdpo' is another way to mix rewards: set {', '.join(given)} to false")
         if self.update_ref_every_iter > 0 and self.kl_beta == 0 and self.on_policy:
             raise ValueError(
                 f"update_ref_every_iter = {self.update_ref_every_iter} renews a reference that nothing reads; "
@@ -178,7 +185,7 @@ class Algorithm:
                 rewards_of(self._scored(samples, column), column),
                 prompt_ids,
                 min_group_size=options.min_group_size,
-                global_std=options.global_std,
+                global_std=options.global_std or options.mixing == "gdpo",
                 ddof=1,
                 fill=options.parity_advantages,
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from cosmos_rl_core.algorithms._advantages import group_advantages, rewards_of
+from cosmos_rl_core.algorithms._advantages import Mixing, group_advantages, rewards_of
 from cosmos_rl_core.algorithms._base import Batch, Loss
 from cosmos_rl_core.algorithms._needs import Needs
 from cosmos_rl_core.config.train import RewardedOptions
@@ -48,11 +48,21 @@ class Options(RewardedOptions):
     """Share of the rollout's noise levels that each sample is trained on, rounded down: .99 of 10 is 9."""
     global_std: bool = True
     """Divide advantages by the deviation of all rewards of the iteration instead of the prompt's own."""
+    mixing: Mixing = Field(default="sum", json_schema_extra={"neutral": "sum"})
+    """How several rewards become one. ``sum`` adds weighted scores, so that one of a large scale drowns the others.
+    ``gdpo`` (arXiv:2601.05242) first normalises each within its prompt, then adds them by their weights, then divides
+    by the deviation over the iteration; it needs global_std = false."""
     unbiased_std: bool = False
     """Divide by the sample deviation, over n - 1, like cosmos-rl does with rewards of a service. With n rewards it is
     sqrt(n / (n - 1)) times the population's: 2 % more for 24, 41 % more for 2."""
     min_group_size: int = Field(default=2, ge=2)
     """Prompts with fewer scored samples than this are left out of the update."""
+
+    @model_validator(mode="after")
+    def _mixes_once(self) -> Self:
+        if self.mixing == "gdpo" and self.global_std:
+            raise ValueError("mixing = 'gdpo' normalises rewards within their prompts; set global_std = false")
+        return self
 
     @model_validator(mode="after")
     def _copies_remember(self) -> Self:
@@ -91,7 +101,7 @@ class Algorithm:
             rewards_of(samples, "reward"),
             samples["prompt_id"].to_numpy(),
             min_group_size=options.min_group_size,
-            global_std=options.global_std,
+            global_std=options.global_std or options.mixing == "gdpo",
             ddof=int(options.unbiased_std),
         )
         return samples.assign(advantage=advantages, used=~np.isnan(advantages))

@@ -117,8 +117,9 @@ def _of_rewards(recipe: Recipe) -> Iterator[Row]:
     """Yield rows on rewards and on held-out evaluation."""
     none = "there are no samples to score: supervised training makes none, and validation.dataset names no prompts"
     for reward in recipe.rewards:
-        place, why = f"rewards ({reward.fn.label})", "role = 'monitor' trains nothing"
-        yield place, reward, reward.role == "monitor", "weight", why
+        place, why = f"rewards ({reward.fn.label})", f"role = {reward.role!r} adds nothing to the sum that trains"
+        yield place, reward, reward.role != "train", "weight", why
+        yield place, reward, reward.role != "gate", "max_gated_fraction", "only role = 'gate' holds samples back"
         yield place, reward, not (recipe.train.train_policy.rewarded or recipe.evaluates), "fn", none
     if (warning := recipe.early_warning) is not None and not recipe.train.train_policy.rewarded:
         yield "early_warning", warning, True, "on_trip limits", "supervised training makes no rollouts"

@@ -18,9 +18,9 @@ from cosmos_rl_core.config.policy import NOT_IN_LORA, PolicyConfig
 from cosmos_rl_core.config.train import (
     AnyAlgorithm,
     AnyDataset,
-    AnyReward,
     EmaConfig,
     OptimizerConfig,
+    RewardConfig,
     RewardedOptions,
 )
 from cosmos_rl_core.errors import ConfigError
@@ -87,21 +87,6 @@ class RolloutConfig(Section):
     store_budget_gb: float = Field(default=1000.0, gt=0, json_schema_extra=NOT_IDENTITY)
     """Maximum size of the planned rollouts without pictures, and of the text embeddings, in units of 10^9 bytes.
     Planning refuses to exceed it."""
-
-
-class RewardConfig(Section):
-    """A reward and its role in training."""
-
-    fn: AnyReward
-    """The reward plugin and its settings."""
-    weight: float = 1.0
-    """Factor of the reward in the sum that trains."""
-    role: Literal["train", "monitor"] = "train"
-    """``train`` rewards enter the loss; ``monitor`` rewards are scored and reported only."""
-    max_attempts: int = Field(default=3, ge=1)
-    """Number of attempts to score a sample before it is excluded."""
-    max_failed_fraction: float = Field(default=0.05, ge=0, lt=1)
-    """Maximum share of excluded samples; above it the stage fails."""
 
 
 class ValidationConfig(Section):
@@ -192,7 +177,7 @@ def _mistakes(recipe: Recipe) -> Iterator[str]:
     the_batch = f"train.train_batch_per_replica = {batch}"
     the_group = f"rollout.n_generation = {group}"
     training = [reward for reward in rewards if reward.role == "train"]
-    if training and not options.rewarded:
+    if any(reward.role != "monitor" for reward in rewards) and not options.rewarded:
         yield f"{options.type} trains on data: give its rewards role = 'monitor'"
     if isinstance(options, RewardedOptions):
         if batch % group:
@@ -212,6 +197,9 @@ def _mistakes(recipe: Recipe) -> Iterator[str]:
         yield from early_warning.mistakes(recipe.early_warning, names)
     if len(set(names)) != len(names):
         yield f"two rewards have the same name: {', '.join(names)}"
+    gates = [reward.fn.label for reward in rewards if reward.role == "gate"]
+    if gates and getattr(options, "parity_advantages", False):
+        yield f"train.train_policy.parity_advantages gives excluded samples a number, also those of {', '.join(gates)}"
     weights = {abs(reward.weight) for reward in training}
     if getattr(options, "reward_average", False) and len(weights) > 1:
         found = ", ".join(f"{weight:g}" for weight in sorted(weights))

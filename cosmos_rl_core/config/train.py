@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny, model_validator
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.config.base import NOT_IDENTITY, Section
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section, written
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._facts import Facts
 
@@ -111,6 +111,67 @@ class CaptionerOptions(Section):
 AnyDataset = Annotated[SerializeAsAny[DatasetOptions], plugin_options(DatasetOptions)]
 AnyReward = Annotated[SerializeAsAny[RewardOptions], plugin_options(RewardOptions)]
 AnyCaptioner = Annotated[SerializeAsAny[CaptionerOptions], plugin_options(CaptionerOptions)]
+
+
+class Gate(Section):
+    """A bound on a score, for samples that count in training."""
+
+    min: float | None
+    max: float | None
+    on_fail: Literal["exclude", "worst"]
+    max_gated_fraction: float = Field(json_schema_extra=NOT_IDENTITY)
+    """Share of gated samples above which the update fails. Affects success, not the result."""
+
+    def why_not(self, score: float) -> str | None:
+        """Return the bound that a score exceeds, ``0.2 < min 0.5``; None if it passes."""
+        if self.min is not None and score < self.min:
+            return f"{score:g} < min {self.min:g}"
+        if self.max is not None and score > self.max:
+            return f"{score:g} > max {self.max:g}"
+        return None
+
+
+class RewardConfig(Section):
+    """A reward and its role in training."""
+
+    fn: AnyReward
+    """The reward plugin and its settings."""
+    weight: float = 1.0
+    """Factor of the reward in the sum that trains."""
+    role: Literal["train", "monitor", "gate"] = "train"
+    """``train`` rewards enter the loss; ``monitor`` rewards are scored and reported only. A ``gate`` has bounds: a
+    sample whose score is beyond them does not count in training with its own rewards. A sample that a gate cannot
+    score is excluded like any other that has no score."""
+    min: float | None = Field(default=None, json_schema_extra={"neutral": None})
+    """Lowest score that passes a gate. Default: none."""
+    max: float | None = Field(default=None, json_schema_extra={"neutral": None})
+    """Highest score that passes a gate. Default: none."""
+    on_fail: Literal["exclude", "worst"] = Field(default="exclude", json_schema_extra={"neutral": "exclude"})
+    """What becomes of a gated sample: ``exclude`` leaves it out like one without a score; ``worst`` gives it the
+    rewards of the sample of its prompt whose reward is lowest, so that the policy learns to avoid it."""
+    max_gated_fraction: float = Field(default=0.5, ge=0, le=1, json_schema_extra=NOT_IDENTITY)
+    """Maximum share of an iteration's samples that a gate may hold back; above it the update fails."""
+    max_attempts: int = Field(default=3, ge=1)
+    """Number of attempts to score a sample before it is excluded."""
+    max_failed_fraction: float = Field(default=0.05, ge=0, lt=1)
+    """Maximum share of excluded samples; above it the stage fails. Gated samples do not count."""
+
+    @model_validator(mode="after")
+    def _gate_has_bounds(self) -> Self:
+        low, high = self.min, self.max
+        given = written(self, "min", "max", "on_fail", "max_gated_fraction")
+        if self.role == "gate" and low is None and high is None:
+            raise ValueError("role = 'gate' needs a bound on the score: min, max or both")
+        if self.role != "gate" and (low is not None or high is not None or self.on_fail != "exclude"):
+            raise ValueError(f"{', '.join(given)} without effect: role = {self.role!r}; only a gate has bounds")
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"no score passes a gate with min = {low:g} above max = {high:g}")
+        return self
+
+    @property
+    def gate(self) -> Gate:
+        """Return the bounds."""
+        return Gate(min=self.min, max=self.max, on_fail=self.on_fail, max_gated_fraction=self.max_gated_fraction)
 
 
 class AlgorithmOptions(Section):

@@ -5,8 +5,8 @@ from typing import ParamSpec, TypeVar
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.policy import Solver
-from cosmos_rl_core.config.recipe import Recipe, RewardConfig
-from cosmos_rl_core.config.train import SnapshotOptions
+from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.config.train import RewardConfig, SnapshotOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel import sequence_shares

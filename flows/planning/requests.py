@@ -1,8 +1,7 @@
 """The Request of each stage, made from the plan of a run and from the artifacts that stand."""
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.config.recipe import RewardConfig
-from cosmos_rl_core.config.train import RewardedOptions, SupervisedOptions
+from cosmos_rl_core.config.train import RewardConfig, RewardedOptions, SupervisedOptions
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
 from cosmos_rl_core.weights.parts import CURRENT, EMA, INIT, REFERENCE, STATE
@@ -97,6 +96,7 @@ def update(run: Run, k: int) -> Request:
     assert isinstance(options, RewardedOptions)
     num_steps = options.mu_iterations * (batch // (options.batch_size_per_optimize or batch))
     trained = [reward for reward in recipe.rewards if reward.role == "train"]
+    gates = [reward for reward in recipe.rewards if reward.role == "gate"]
     config = contracts.Update(
         model=run.plan.model,
         lora=recipe.policy.lora,
@@ -105,6 +105,7 @@ def update(run: Run, k: int) -> Request:
         gradient_checkpointing=recipe.policy.model_gradient_checkpointing,
         algorithm=options,
         reward_weights={r.fn.label: r.weight for r in trained},
+        gates={r.fn.label: r.gate for r in gates},
         sample=recipe.policy.diffusers.sample.rollout,
         steps=_steps(run, k * num_steps, num_steps),
         keeps_ema=recipe.train.ema_enable,
@@ -119,7 +120,7 @@ def update(run: Run, k: int) -> Request:
         INIT: _init(run),
         "rollouts": (input_of(run.slots.iteration(k, "rollout"), INDEX, TENSORS),),
         "behaviours": (_behaviour(run, k),),
-        "scores": tuple(input_of(run.slots.iteration(k, f"reward-{r.fn.label}")) for r in trained),
+        "scores": tuple(input_of(run.slots.iteration(k, f"reward-{r.fn.label}")) for r in (*trained, *gates)),
         "embeddings": inputs_of(run.prepared.embeddings_at(k)),
         **(run.prepared.data.inputs() if run.needs.data_term is not None else {}),
     }

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, cast
 from cosmos_rl_core import plugins
 from cosmos_rl_core.algorithms._needs import Needs
 from cosmos_rl_core.config.early_warning import STATISTICS
-from cosmos_rl_core.config.recipe import Recipe, RewardConfig
-from cosmos_rl_core.config.train import DatasetOptions, SnapshotOptions
+from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.config.train import DatasetOptions, RewardConfig, SnapshotOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import Lease, holder_of

@@ -1,0 +1,100 @@
+"""Rewards that a rollout's samples train with: weighted scores, held back by gates, and mixed."""
+
+import math
+from typing import cast
+
+import numpy as np
+import pandas as pd
+
+from cosmos_rl_core.algorithms._advantages import decoupled
+from cosmos_rl_core.config.train import Gate
+from cosmos_rl_core.errors import ArtifactError, RewardError
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
+from stages.formats.samples import read_index
+from stages.formats.tables import read_table
+
+PREFIX = "reward."
+"""Beginning of the columns with a single reward."""
+
+
+def rewarded(request: Request, rollout: Artifact) -> pd.DataFrame:
+    """Return the samples of a rollout with their weighted rewards: ``reward`` and one column for each.
+
+    ``valid`` is False for a sample that one of the rewards or gates could not score, or that a gate excludes. With
+    gates, ``gate.<name>`` is the score and ``gated`` is why a sample does not count with its own rewards. With
+    ``mixing = "gdpo"`` rewards are normalised within their prompts, and ``score.<name>`` are the scores.
+
+    Raises :class:`ArtifactError` unless there are scores of this very rollout by every reward and gate, and
+    :class:`RewardError` if a gate holds back more than its ``max_gated_fraction``.
+    """
+    config = request.settings(contracts.Update)
+    samples = cast("pd.DataFrame", read_index(rollout)[["sample_id", "prompt_id", "finite"]])
+    samples = samples.assign(reward=0.0, valid=True)
+    scores = _scores_of(request, rollout)
+    if scores.keys() != {*config.reward_weights, *config.gates}:
+        raise ArtifactError(
+            f"{rollout.url} has scores by {', '.join(scores) or 'no reward'}, this update trains on "
+            f"{', '.join([*config.reward_weights, *config.gates])}; score this rollout by each of them"
+        )
+    raw: dict[str, np.ndarray] = {}
+    for label in (*config.reward_weights, *config.gates):
+        found = read_table(scores[label], contracts.Reward.SCORES).set_index("sample_id")
+        found = found.reindex(samples["sample_id"])
+        raw[label] = found["score"].astype("float64").to_numpy()
+        samples["valid"] &= found["valid"].fillna(value=False).astype(bool).to_numpy()
+    for label, weight in config.reward_weights.items():
+        samples[PREFIX + label] = weight * raw[label]
+        samples["reward"] += samples[PREFIX + label]
+    samples["reward"] = samples["reward"].where(samples["valid"])
+    mixing = getattr(config.algorithm, "mixing", "sum")
+    if mixing == "gdpo":
+        samples = samples.assign(**{f"score.{label}": raw[label] for label in config.reward_weights})
+    if config.gates:
+        samples = gated(samples.assign(**{f"gate.{label}": raw[label] for label in config.gates}), config.gates)
+    return decoupled(samples, config.reward_weights) if mixing == "gdpo" else samples
+
+
+def _scores_of(request: Request, rollout: Artifact) -> dict[str, Artifact]:
+    """Return the scores of a rollout by label: those that were computed from its bytes."""
+    found: dict[str, Artifact] = {}
+    for artifact in map(Artifact, request.inputs["scores"]):
+        (scored,) = artifact.manifest.inputs["samples"]
+        if rollout.manifest.part_content(*scored.parts) == scored.content:
+            found[contracts.Reward.model_validate(artifact.manifest.config).reward.label] = artifact
+    return found
+
+
+def gated(samples: pd.DataFrame, gates: dict[str, Gate]) -> pd.DataFrame:
+    """Return the samples with the column ``gated``; gated ones are not valid, or have the rewards of the worst."""
+    reasons: list[list[str]] = [[] for _ in range(len(samples))]
+    valid, worst = samples["valid"].to_numpy(bool), np.zeros(len(samples), bool)
+    for label, gate in gates.items():
+        scores: list[float] = samples[f"gate.{label}"].tolist()
+        told = [None if math.isnan(score) else gate.why_not(score) for score in scores]
+        _refuse_too_many(label, gate, sum(one is not None for one in told), len(samples))
+        for found, score, one in zip(reasons, scores, told, strict=True):
+            found += [f"{label} has no score"] * math.isnan(score) + [f"{label} {one}: {gate.on_fail}"] * bool(one)
+        failing = np.array([one is not None for one in told])
+        valid, worst = (valid & ~failing, worst) if gate.on_fail == "exclude" else (valid, worst | failing)
+    samples = samples.assign(valid=valid, reward=np.where(valid, samples["reward"].to_numpy(), np.nan))
+    return _with_worst(samples, worst & valid).assign(gated=["; ".join(found) for found in reasons])
+
+
+def _with_worst(samples: pd.DataFrame, worst: np.ndarray) -> pd.DataFrame:
+    """Return the samples where those marked have the rewards of the valid sample of their prompt with the lowest."""
+    names = [name for name in samples.columns if name == "reward" or name.startswith((PREFIX, "score."))]
+    prompts, rewards = samples["prompt_id"].to_numpy(), samples["reward"].to_numpy()
+    source = np.arange(len(samples))
+    for place in np.flatnonzero(worst):
+        source[place] = np.nanargmin(np.where(prompts == prompts[place], rewards, np.nan))
+    return samples.assign(**{name: samples[name].to_numpy()[source] for name in names})
+
+
+def _refuse_too_many(label: str, gate: Gate, gated: int, total: int) -> None:
+    if gated > gate.max_gated_fraction * total:
+        raise RewardError(
+            f"the gate {label} holds back {gated} of {total} samples, more than max_gated_fraction = "
+            f"{gate.max_gated_fraction:g}; look at its scores, change its bounds in another run, or raise the fraction"
+        )

@@ -1,0 +1,123 @@
+"""What trains: gates that hold samples back, and rewards that are mixed after each was normalised."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pydantic import ValidationError
+
+from cosmos_rl_core.algorithms import grpo, nft
+from cosmos_rl_core.algorithms._advantages import decoupled
+from cosmos_rl_core.algorithms._base import algorithm_of
+from cosmos_rl_core.config.train import Gate, RewardConfig
+from cosmos_rl_core.errors import RewardError
+from stages.scoring.rewards import gated
+
+PROMPTS = {"type": "nft", "dataset": {"name": "mock"}}
+
+
+def gate(on_fail: Any = "exclude", most: float = 0.9, **bounds: float) -> Gate:
+    return Gate(**({"min": None, "max": None} | bounds), on_fail=on_fail, max_gated_fraction=most)
+
+
+def samples(rewards: list[float | None], gate: list[float | None], prompts: str = "aaaa") -> pd.DataFrame:
+    """Samples with a reward, ``None`` if there is none, and the score of the gate ``g``."""
+    scores = np.array([np.nan if one is None else one for one in rewards])
+    judged = np.array([np.nan if one is None else one for one in gate])
+    return pd.DataFrame(
+        {
+            "sample_id": [f"s{i}" for i in range(len(rewards))],
+            "prompt_id": [*prompts],
+            "reward": scores,
+            "valid": ~np.isnan(scores) & ~np.isnan(judged),
+            "reward.r": scores,
+            "gate.g": judged,
+        }
+    )
+
+
+def test_a_gated_sample_is_left_out_with_the_reason():
+    found = gated(samples([1, 2, 3, 4], [0.5, 0.1, 0.9, None]), {"g": gate(min=0.2, max=0.8)})
+    assert [*found["valid"]] == [True, False, False, False]
+    assert [*found["gated"]] == ["", "g 0.1 < min 0.2: exclude", "g 0.9 > max 0.8: exclude", "g has no score"]
+    assert [*found["reward"].fillna(-9)] == [1, -9, -9, -9]
+
+
+def test_a_bound_itself_passes():
+    found = gated(samples([1, 2], [0.2, 0.8], "aa"), {"g": gate(min=0.2, max=0.8)})
+    assert [*found["valid"]] == [True, True]
+
+
+def test_the_worst_reward_of_the_prompt_replaces_that_of_a_gated_sample():
+    table = samples([5, 1, 7, None, 8, 9], [0.0, 1, 1, 0.0, 0.0, 1], "aaaabb")
+    found = gated(table, {"g": gate("worst", min=0.5)})
+    assert [*found["reward"].fillna(-9)] == [1, 1, 7, -9, 8, 9]
+    assert [*found["reward.r"].fillna(-9)] == [1, 1, 7, -9, 8, 9]
+    assert [*found["valid"]] == [True, True, True, False, True, True]
+    assert found["gated"].tolist()[0] == "g 0 < min 0.5: worst"
+
+
+def test_a_sample_that_the_gate_cannot_score_is_a_failure_and_no_pass():
+    found = gated(samples([1, 2], [None, 1], "aa"), {"g": gate("worst", min=0.5)})
+    assert [*found["valid"]] == [False, True]
+
+
+def test_a_gate_that_holds_back_too_many_ends_the_update():
+    table = samples([1, 2, 3, 4], [0.0, 0.0, 1, None])
+    with pytest.raises(RewardError, match=r"the gate g holds back 2 of 4 samples, more than max_gated_fraction = 0\.4"):
+        gated(table, {"g": gate(most=0.4, min=0.5)})
+    assert [*gated(table, {"g": gate(most=0.5, min=0.5)})["valid"]] == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"role": "gate"}, "needs a bound"),
+        ({"role": "gate", "min": 2, "max": 1}, "no score passes a gate with min = 2 above max = 1"),
+        ({"role": "monitor", "min": 2}, "min without effect: role = 'monitor'"),
+        ({"on_fail": "worst"}, "on_fail without effect: role = 'train'"),
+    ],
+)
+def test_bounds_belong_to_gates(settings: dict[str, Any], says: str):
+    with pytest.raises(ValidationError, match=says):
+        RewardConfig.model_validate({"fn": {"name": "jpeg"}, **settings})
+
+
+def mixed(weights: dict[str, float], **scores: list[float]) -> np.ndarray:
+    """Advantages of DiffusionNFT for scores of samples of two prompts."""
+    columns = {f"score.{name}": values for name, values in scores.items()}
+    count = len(next(iter(scores.values())))
+    table = pd.DataFrame(
+        {"sample_id": [*map(str, range(count))], "prompt_id": [*"aabb"][:count], "valid": True, **columns}
+    )
+    options = nft.Options.model_validate({**PROMPTS, "mixing": "gdpo", "global_std": False})
+    return algorithm_of(options).advantages(decoupled(table, weights))["advantage"].to_numpy()
+
+
+def test_a_weight_of_a_tenth_counts_a_tenth_whatever_the_scale():
+    # Normalised, a is -1, 1, -1, 1 and b is 1, -1, -1, 1: a large scale of b must not drown a.
+    a, b = [0.0, 2.0, 5.0, 9.0], [7000.0, 5000.0, -1000.0, 1000.0]
+    wanted = np.array([-0.9, 0.9, -1.1, 1.1])
+    np.testing.assert_allclose(mixed({"a": 1, "b": 0.1}, a=a, b=b), wanted / wanted.std(), rtol=3e-4)
+    # Parts of one half of 0.1 and of 10 divide the same way: only the ratio of weights counts.
+    np.testing.assert_allclose(mixed({"a": 10, "b": 1}, a=a, b=b), wanted / wanted.std(), rtol=3e-4)
+
+
+def test_equal_scores_of_a_prompt_carry_no_signal_in_the_mix():
+    found = mixed({"a": 1, "b": 1}, a=[3, 3, 0, 1], b=[2, 2, 4, 4])
+    np.testing.assert_allclose(found, np.array([0, 0, -1, 1]) * np.sqrt(2), rtol=3e-4)
+
+
+def test_other_ways_to_mix_are_refused_beside_it():
+    with pytest.raises(ValidationError, match="set global_std = false"):
+        nft.Options.model_validate({**PROMPTS, "mixing": "gdpo"})
+    with pytest.raises(ValidationError, match="set reward_average to false"):
+        grpo.Options.model_validate({**PROMPTS, "type": "grpo", "mixing": "gdpo"})
+    grpo.Options.model_validate({**PROMPTS, "type": "grpo", "mixing": "gdpo", "reward_average": False})
+
+
+def test_settings_that_are_not_used_change_no_identity():
+    plain = RewardConfig.model_validate({"fn": {"name": "jpeg"}}).identity()
+    assert {*plain} == {"fn", "weight", "role", "max_attempts", "max_failed_fraction"}
+    assert "mixing" not in nft.Options.model_validate(PROMPTS).identity()
