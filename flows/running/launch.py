@@ -26,13 +26,24 @@ def launch(waves: Waves, name: str, *requests: Request) -> list[Manifest]:
 
     Raises :class:`StageError` when retries are used up, and Prefect's ``Pause`` if the flow run is suspended.
     """
+    def worth_retrying(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
+        """Decide on another attempt. Prefect asks only while there is one left, so the last failure is not noted here.
+
+        Whoever began the flow shows that one.
+        """
+        error = state.result(raise_on_failure=False)
+        if not (isinstance(error, CosmosRLError) and error.retryable):
+            return False
+        waves.display.note(f"another attempt follows: {error}")
+        return True
+
     as_task = task(
         name=name.rpartition("/")[2],
         task_run_name=name,
         retries=waves.config.max_attempts - 1,
         retry_delay_seconds=exponential_backoff(waves.config.retry_delay_s),
         retry_jitter_factor=0.5,
-        retry_condition_fn=_worth_retrying,
+        retry_condition_fn=worth_retrying,
         cache_policy=NO_CACHE,
         persist_result=False,
     )
@@ -67,8 +78,3 @@ def _attempt(waves: Waves, name: str, requests: Sequence[Request]) -> Any:
         return Failed(message=str(error), data=error)
     except Pause as suspended:
         return Cancelled(message="the flow run was suspended", data=suspended)
-
-
-def _worth_retrying(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    error = state.result(raise_on_failure=False)
-    return isinstance(error, CosmosRLError) and error.retryable

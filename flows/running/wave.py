@@ -50,7 +50,8 @@ class Waves:
     def make(self, name: str, requests: Sequence[Request]) -> None:
         """Start the jobs of a wave, watch them until all have ended, and end them if anything fails here.
 
-        Raises :class:`StageError` if a stage failed; of several failures, one that a retry cannot help.
+        Raises :class:`StageError` if a stage failed; of several failures, one that a retry cannot help. The others are
+        printed.
         """
         running: list[_Running] = []
         with self._jobs.reserve(requests, self.waiting()), ExitStack() as at_the_end:
@@ -75,9 +76,11 @@ class Waves:
         self._out_of_memory -= ends.keys()
         self._out_of_memory |= {slot for slot in failed if failed[slot].kind == "out_of_memory"}
         if failed:
-            self.display.note(str(next(iter(failed.values()))))
             # Failures that a retry cannot help come first.
-            raise min(failed.values(), key=lambda error: error.retryable)
+            raised, *others = sorted(failed.values(), key=lambda error: error.retryable)
+            for error in others:
+                self.display.note(str(error))
+            raise raised
 
     def _start(self, requests: Sequence[Request], running: list["_Running"], at_the_end: ExitStack) -> None:
         jobs = [Job(request, self.execution_of(request)) for request in requests]

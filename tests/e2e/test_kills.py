@@ -55,7 +55,7 @@ def test_a_killed_rank_and_a_killed_torchrun_are_tried_again_with_the_same_resul
     flows.torchrun().kill()
     assert eventually(lambda: not any(worker.is_running() for worker in workers.values()), 10)
 
-    run.finish()
+    assert run.finish().count("another attempt follows: 0002/update ") == 2
     assert len(list((flows.root / "iterations/0002/update/logs").iterdir())) == 3
     require_untouched(flows, before)
     require_same_run(flows, reference_on_two_ranks)

@@ -203,7 +203,7 @@ def test_a_stopped_rank_counts_as_hung_and_nothing_of_it_is_left(
 
 
 def test_what_does_not_fit_into_memory_is_tried_again_with_half_as_much_at_once(
-    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
+    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "crowd")
     # Any stage can tell, so one that starts without torch.
@@ -215,6 +215,8 @@ def test_what_does_not_fit_into_memory_is_tried_again_with_half_as_much_at_once(
         launcher.make("crowd", [light])
     assert caught.value.kind == "out_of_memory"
     assert caught.value.retryable
+    # The caller says it, once.
+    assert "do not fit" not in capsys.readouterr().out
     launcher.make("crowd", [light])
     assert Artifact(input_of(light.slot)).json("at-once.json") == 4
 
