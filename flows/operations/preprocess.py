@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 from cosmos_rl_core import outside_plugins, plugins
@@ -25,6 +26,7 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of, named_manifest
 from stages.artifacts.snapshots import Snapshot
+from stages.formats.parts import Parts, items_table
 from stages.formats.tables import read_table
 
 SHOWN = 20
@@ -43,6 +45,20 @@ class Added:
     """Captions of parts, most often of the new one."""
     left_out: int
     """Number of items that are left out now."""
+    replaced: tuple[Input, ...] = ()
+    """The parts of the snapshot before that the new part takes the place of."""
+
+    @cached_property
+    def changes(self) -> tuple[Any, Any]:
+        """Return the items that are new and those that have gone, against the snapshot before."""
+        if self.index is None:
+            return items_table(()), items_table(())
+        part = Artifact(input_of(self.index.slot))
+        items, removed = (read_table(part, name) for name in (contracts.Index.ITEMS, contracts.Index.REMOVED))
+        if not self.replaced:
+            return items, removed
+        before: Any = Parts([Artifact(one) for one in self.replaced]).items
+        return items[~items["item"].isin(before["item"])], before[~before["item"].isin(items["item"])]
 
 
 def unchanged(config: DatasetConfig, store_url: str) -> Snapshot | None:
@@ -97,7 +113,8 @@ def preprocess(
         )
         if snapshots.put(store_url, ours):
             last = [named_manifest(one) for one in (*parts[-1:], *captions[-1:])]
-            return ours, Added(index, made, sum(cast("int", one.summary["left_out"]) for one in last))
+            left_out = sum(cast("int", one.summary["left_out"]) for one in last)
+            return ours, Added(index, made, left_out, head.parts if head and not of_same else ())
 
 
 def missing(config: DatasetConfig, store_url: str) -> list[tuple[str, Request]]:
@@ -133,7 +150,7 @@ def differing(added: Added) -> list[str]:
 
 def counts(added: Added) -> dict[str, int]:
     """Return the numbers of items that are new and removed, of all that are left out, and of new captions."""
-    new, removed = (int(cast("int", added.index.summary[name])) if added.index else 0 for name in ("items", "removed"))
+    new, removed = map(len, added.changes)
     captioned = sum(cast("int", one.summary["captioned"]) for one in added.captions)
     return {"new": new, "removed": removed, "left_out": added.left_out} | (
         {"captioned": captioned} if added.captions else {}
@@ -144,14 +161,10 @@ def table_row(added: Added) -> dict[str, float]:
     """Return what was added, for a table: items, bytes and seconds."""
     row: dict[str, float] = {**counts(added)}
     row["damaged"] = row.pop("left_out")
-    row |= {"changed": 0, "bytes": 0, "seconds": seconds(added)}
-    if added.index is not None:
-        part = Artifact(input_of(added.index.slot))
-        items: Any = read_table(part, contracts.Index.ITEMS)
-        removed: Any = read_table(part, contracts.Index.REMOVED)
-        changed = int(items["name"].isin(removed["name"]).sum())
-        row |= {"changed": changed, "bytes": int(items["size_bytes"].sum())}
-        row["new"], row["removed"] = row["new"] - changed, row["removed"] - changed
+    items, removed = added.changes
+    changed = int(items["name"].isin(removed["name"]).sum())
+    row |= {"changed": changed, "bytes": int(items["size_bytes"].sum()), "seconds": seconds(added)}
+    row["new"], row["removed"] = row["new"] - changed, row["removed"] - changed
     return row
 
 

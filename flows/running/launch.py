@@ -26,6 +26,7 @@ def launch(waves: Waves, name: str, *requests: Request) -> list[Manifest]:
 
     Raises :class:`StageError` when retries are used up, and Prefect's ``Pause`` if the flow run is suspended.
     """
+
     def worth_retrying(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
         """Decide on another attempt. Prefect asks only while there is one left, so the last failure is not noted here.
 

@@ -132,7 +132,7 @@ def test_under_other_settings_captions_are_kept_without_a_call(clips: Path, tmp_
         prepare(config_of(clips, caption=caption), tmp_path)
         assert prepare(config_of(clips, caption=caption | {"concurrency": 2}), tmp_path).endswith("nothing new")
         said = prepare(config_of(clips, caption=caption, min_size=(2, 2)), tmp_path)
-        assert said == "clips: snapshot 2: 3 new, 0 removed, 0 left out, 1 captioned"
+        assert said == "clips: snapshot 2: 0 new, 0 removed, 0 left out, 1 captioned"
         assert len(server.asked) == 1
     assert captions_of(tmp_path, 2) == ("picture 0", "1 of 8 x 8", "picture 2")
 
@@ -147,7 +147,7 @@ def test_parts_are_merged_into_one_and_the_earlier_snapshots_stay_whole(clips: P
     (clips / "0000.json").unlink()
     prepare(config, tmp_path)
     assert prepare(config, tmp_path, made, merge=True) == (
-        "clips: snapshot 3: 3 new, 0 removed, 0 left out, 1 captioned"
+        "clips: snapshot 3: 0 new, 0 removed, 0 left out, 1 captioned"
     )
     assert made == ["index", "caption"]
     assert captions_of(tmp_path, 3) == captions_of(tmp_path, 2) == ("a thing", "picture 2", "picture 3")
@@ -156,6 +156,15 @@ def test_parts_are_merged_into_one_and_the_earlier_snapshots_stay_whole(clips: P
     assert head is not None
     assert (len(head.parts), len(head.captions)) == (1, 1)
     assert prepare(config, tmp_path, merge=True) == prepare(config, tmp_path) == "clips: snapshot 3, nothing new"
+
+
+def test_a_merge_counts_what_changed_since_the_snapshot_before(clips: Path, tmp_path: Path):
+    prepare(config_of(clips), tmp_path)
+    add(clips, 3)
+    prepare(config_of(clips), tmp_path)
+    add(clips, 4)
+    (clips / "0000.json").write_text('{"prompt": "edited"}', encoding="utf-8")
+    assert prepare(config_of(clips), tmp_path, merge=True) == "clips: snapshot 3: 2 new, 1 removed, 0 left out"
 
 
 def test_a_token_that_is_not_there_is_named_before_anything_starts(clips: Path, tmp_path: Path):
@@ -254,7 +263,7 @@ def test_under_other_settings_all_files_are_read_again(clips: Path, tmp_path: Pa
     prepare(config_of(clips), tmp_path)
     assert unchanged(config_of(clips, max_left_out=1.0), str(tmp_path / "store")) is not None
     other = config_of(clips, min_size=(9, 9), max_left_out=1.0)
-    assert prepare(other, tmp_path) == "clips: snapshot 2: 0 new, 0 removed, 3 left out"
+    assert prepare(other, tmp_path) == "clips: snapshot 2: 0 new, 3 removed, 3 left out"
     assert names_of(tmp_path) == []
     assert names_of(tmp_path, 1) == ["0000", "0001", "0002"]
 
