@@ -2,8 +2,12 @@
 
 import errno
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 RETRYABLE_KINDS = frozenset({"unavailable", "out_of_memory", "killed", "hung", "crash"})
 """Kinds of failure that another attempt may survive; ``config`` and ``data`` errors come back."""
@@ -66,6 +70,23 @@ def listed(first: str, mistakes: Sequence[str]) -> str:
     """Return a message with a line for each mistake after its first line."""
     more = [f"and {len(mistakes) - MAX_MISTAKES} more"] if len(mistakes) > MAX_MISTAKES else []
     return "\n    ".join([first, *mistakes[:MAX_MISTAKES], *more])
+
+
+class Mistakes(list[str]):
+    """Messages about a file of settings, each once. The user sees all of them in one error."""
+
+    def catch(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Return the result of ``work``. If it raises :class:`ConfigError`, keep the message and return None."""
+        try:
+            return work(*args, **kwargs)
+        except ConfigError as error:
+            self.append(str(error))
+            return None
+
+    def append(self, message: str) -> None:
+        """Add a message, unless it is there."""
+        if message not in self:
+            super().append(message)
 
 
 class ArtifactError(CosmosRLError):

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cosmos_rl_core.captioners._base import Medium
 from cosmos_rl_core.chat.client import RefusedError
-from cosmos_rl_core.config.base import NOT_IDENTITY, Section
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section, UserPath
 from cosmos_rl_core.config.train import CaptionerOptions
 from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.errors import ConfigError
@@ -39,7 +39,7 @@ class Options(CaptionerOptions):
     torch = True
     by: Literal["vlm"] = "vlm"  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    model: str = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
+    model: UserPath = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the model, or its name on the Hugging Face hub, ``owner/name`` or ``owner/name@revision``, which is in
     the local cache. Its files decide captions, not their place."""
     instruction: str = Field(min_length=1)

@@ -1,11 +1,21 @@
 """Base of all configuration sections: closed, frozen, without NaN, with an exact identity."""
 
-from typing import Any, ClassVar
+import os
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 NOT_IDENTITY: dict[str, Any] = {"identity": False}
 """``json_schema_extra`` of a field that decides where or how a run computes, not its result."""
+
+
+def expanded(path: str) -> str:
+    """Return a path with the home directory in place of ``~`` at its begin."""
+    return os.path.expanduser(path)
+
+
+UserPath = Annotated[str, AfterValidator(expanded)]
+"""A path, or a name or URL in place of one. ``~`` is expanded when it is read, so that all later steps see one path."""
 
 
 class Section(BaseModel):

@@ -8,8 +8,9 @@ from pydantic import Field, PositiveInt, StringConstraints, model_validator
 from cosmos_rl_core import outside_plugins, shipped
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.config.recipe import read_toml, validated, with_changes
+from cosmos_rl_core.config.recipe import check, read_toml, read_values, validated, with_changes
 from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset
+from cosmos_rl_core.errors import ConfigError, Mistakes
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,47}$")]
 """Shorter than the digests that other folders of the store are named by."""
@@ -65,6 +66,24 @@ def read_dataset(path: str, overrides: Sequence[str] = (), cluster: str | None =
     """
     file = shipped.path_of(path, "dataset")
     values = with_changes(read_toml(file, "configs/data/local.toml or package:data/local"), file, overrides, cluster)
-    paths = values.get("plugins", [])
-    outside_plugins.find(path for path in paths if isinstance(path, str))
-    return validated(DatasetConfig, values, path)
+    mistakes = Mistakes()
+    # First, because the plugins of each file take the place of all found before.
+    for recipe in _texts(values.get("recipes")):
+        _check_recipe(recipe, mistakes)
+    mistakes.catch(outside_plugins.find, _texts(values.get("plugins")))
+    config = mistakes.catch(validated, DatasetConfig, values, path)
+    if mistakes or config is None:
+        raise ConfigError("\n".join(mistakes))
+    return config
+
+
+def _texts(values: object) -> list[str]:
+    """Return the strings of a list, whose other values are left for validation."""
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
+
+
+def _check_recipe(path: str, mistakes: Mistakes) -> None:
+    """Add the mistakes of a recipe that are found without a snapshot."""
+    if (values := mistakes.catch(read_values, path)) is not None:
+        mistakes.catch(outside_plugins.find, _texts(values.get("plugins")))
+        mistakes.catch(check, values, path)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.base import Section, UserPath
 
 ALL_LINEAR = "all-linear"
 """Value of ``target_modules`` for every linear module."""
@@ -202,12 +202,12 @@ class DiffusersConfig(TimeDensity):
 class PolicyConfig(Section):
     """The model and its trained part."""
 
-    model_name_or_path: str
+    model_name_or_path: UserPath
     """A diffusers pipeline: a local directory; a Hugging Face name in the local cache, ``owner/name`` or
     ``owner/name@revision``; or ``package:tiny-sd3``, the tiny model of this project."""
     from_scratch: bool = False
     """Draw the transformer's weights from the run's seed instead of loading them, to make a base model."""
-    init_from: str | None = Field(default=None, min_length=1, json_schema_extra={"neutral": None})
+    init_from: UserPath | None = Field(default=None, min_length=1, json_schema_extra={"neutral": None})
     """Trained weights that policy version 0 begins with, such as those of supervised training: ``"run@16"``, policy
     version 16 of a run of this store, ``"run"``, its newest one; the folder of an adapter (diffusers', peft's or
     cosmos-rl's safetensors); or a pipeline, for all weights. A folder is named with a slash. Of a run, what ``export``

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, model_va
 
 from cosmos_rl_core import shipped
 from cosmos_rl_core.config import early_warning, effects
-from cosmos_rl_core.config.base import NOT_IDENTITY, Section
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section, expanded
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.policy import NOT_IN_LORA, PolicyConfig
@@ -152,11 +152,10 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> "Recipe":
-        mistakes = list(_mistakes(self))
-        if info.context == _WRITTEN:
-            mistakes += effects.without_effect(self)
-        if mistakes:
-            raise ValueError("\n".join(mistakes))
+        if mistakes := list(_mistakes(self)):
+            # Alone they are no reason to look no further.
+            idle = effects.without_effect(self) if info.context == _WRITTEN else ()
+            raise ValueError("\n".join([*mistakes, *idle]))
         return self
 
     @property
@@ -265,7 +264,7 @@ def _place_files(values: Values, folder: Path) -> None:
     for key in ("plugins", "recipes"):
         if isinstance(paths := values.get(key), list):
             inside = [isinstance(at, str) and not at.startswith(shipped.PREFIX) for at in paths]
-            values[key] = [str(folder / at) if there else at for at, there in zip(paths, inside, strict=True)]
+            values[key] = [str(folder / expanded(at)) if there else at for at, there in zip(paths, inside, strict=True)]
 
 
 def launch_of(cluster: str) -> LaunchConfig:
@@ -297,7 +296,16 @@ def read_toml(path: str | Path, example: str) -> Values:
 
 def check(values: Values, source: str) -> Recipe:
     """Build a recipe from plain values, strictly typed. Raises one :class:`ConfigError` with all mistakes."""
-    return validated(Recipe, values, source)
+    recipe, idle = checked(values, source)
+    if idle:
+        raise ConfigError("\n  ".join([f"{source}:", *idle]))
+    return recipe
+
+
+def checked(values: Values, source: str) -> tuple[Recipe, list[str]]:
+    """Build a recipe like :func:`check`, and return it with a sentence for each mistake that stops no further check."""
+    recipe = validated(Recipe, values, source)
+    return recipe, list(effects.without_effect(recipe))
 
 
 _S = TypeVar("_S", bound=Section)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 import pyarrow as pa
 from pydantic import BaseModel, Field, ValidationError
 
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _arrow_files
 from cosmos_rl_core.datasets._base import Item, ItemError, Prompt
@@ -34,7 +34,7 @@ class Options(DatasetOptions):
 
     name: Literal["hf"] = "hf"  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    local_dir: str = Field(json_schema_extra=NOT_IDENTITY)
+    local_dir: UserPath = Field(json_schema_extra=NOT_IDENTITY)
     """Path of the folder, or ``s3://bucket/prefix``. The identity of a run holds the prompts, not the path."""
     split: str = ""
     """Split of a folder with several. Default: the only one."""

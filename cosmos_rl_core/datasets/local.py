@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 from pydantic import Field, PositiveInt
 
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _clips, _probe
 from cosmos_rl_core.datasets._base import Item, ItemError, Prompt, prompt_id
@@ -40,7 +40,7 @@ class Options(DatasetOptions):
 
     name: Literal["local"] = "local"  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    local_dir: str = Field(json_schema_extra=NOT_IDENTITY)
+    local_dir: UserPath = Field(json_schema_extra=NOT_IDENTITY)
     """Path of the folder. The identity of a run holds the digest of the files, not the path."""
     size: tuple[PositiveInt, PositiveInt] = (1024, 1024)
     """Height and width in pixels. Media are scaled until they just cover the size, then cropped evenly."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from cosmos_rl_core.config.base import UserPath
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.datasets._prompt_files import read_prompts
@@ -16,7 +17,7 @@ class Options(DatasetOptions):
 
     name: Literal["ocr"] = "ocr"  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    local_dir: str = ""
+    local_dir: UserPath = ""
     """Folder with ``train.txt`` and ``test.txt``. Default: the two-character words of this package."""
     split: Literal["train", "test"] = "train"
     """File to read."""

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _downloads
 from cosmos_rl_core.datasets._base import Prompt
@@ -53,7 +53,7 @@ class Options(DatasetOptions):
     to show with their counts, colours and places as metadata, ``dance_grpo_t2v`` prompts for videos."""
     split: Literal["train", "test"] = "train"
     """The file of the set. Those of ``dance_grpo_t2v`` are equal."""
-    local_dir: str = Field(default="", json_schema_extra=NOT_IDENTITY)
+    local_dir: UserPath = Field(default="", json_schema_extra=NOT_IDENTITY)
     """Folder with the files of the set. Nothing is downloaded then. Default: ``diffusion_nft/<set>`` in the folder
     that the environment variable ``COSMOS_CACHE_DIR`` names, or in ``~/.cache/cosmos_rl``."""
     base_url: str = Field(default="", json_schema_extra=NOT_IDENTITY)
@@ -79,7 +79,7 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
 
 def _file(options: Options) -> _downloads.File:
     source = SETS[options.set]
-    folder, url = Path(options.local_dir).expanduser(), ""
+    folder, url = Path(options.local_dir), ""
     if not options.local_dir:
         if (downloads := cache.of_cosmos_rl()) is None:
             raise ConfigError("there is no place for prompt sets; set COSMOS_CACHE_DIR, or local_dir of the dataset")

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.datasets._prompt_files import read_prompts
@@ -21,10 +21,10 @@ class Options(DatasetOptions):
 
     name: Literal["prompts"] = "prompts"  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    path: str = Field(json_schema_extra=NOT_IDENTITY)
+    path: UserPath = Field(json_schema_extra=NOT_IDENTITY)
     """Path of the file. The identity of a run holds the prompts, not the path."""
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
     """Return the prompts of the file. Raises one :class:`ConfigError` with every mistake in it."""
-    return read_prompts(Path(options.path).expanduser())
+    return read_prompts(Path(options.path))

@@ -19,7 +19,7 @@ from typing import IO, Any, BinaryIO, Literal, NamedTuple, cast
 
 from pydantic import Field, field_validator
 
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _shard_urls
 from cosmos_rl_core.datasets._base import Item, ItemError, Prompt, prompt_id
@@ -46,7 +46,7 @@ class Options(DatasetOptions):
 
     name: Literal["web"] = "web"  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    urls: tuple[str, ...] = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
+    urls: tuple[UserPath, ...] = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
     """Tars, with braces for many (``s3://bucket/clips/{000..012}.tar``), folders of tars, or an index of upstream's
     layout (``wdinfo.json``, with ``root`` and ``data_list``). A path, ``s3://`` or ``http(s)://``."""
     medium: str | None = None

@@ -1,6 +1,6 @@
 """Bring a dataset up to date with its files: index and caption what is new, and write the next snapshot."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -9,12 +9,9 @@ from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.captioners._base import digest_of
 from cosmos_rl_core.config.dataset import DatasetConfig
-from cosmos_rl_core.config.recipe import check, read_values
 from cosmos_rl_core.config.train import CaptionerOptions
 from cosmos_rl_core.datasets import _sources
-from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
-from flows.planning.checks import Mistakes
 from flows.planning.plan import Settings, plan_of
 from flows.planning.run import Run
 from flows.running.wave import standing_manifest
@@ -79,7 +76,6 @@ def preprocess(
     ``verify`` all files are read, and a part is added also if none differs: a killed verification goes on, and the
     next one reads them again. With ``merge`` several parts become one, for which all files are read.
     """
-    _check_recipes(config.recipes)
     config = _pinned(config)
     if config.caption is not None:
         plugins.load("captioners", config.caption.by).Captioner(config.caption).check()
@@ -172,18 +168,6 @@ def seconds(added: Added) -> float:
     """Return how long the stages took."""
     made = [*([added.index] if added.index else []), *added.captions]
     return round(sum(cast("float", one.summary["seconds"]) for one in made), 3)
-
-
-def _check_recipes(paths: Iterable[str]) -> None:
-    """Raise one :class:`ConfigError` with the mistakes of recipes that are found without a snapshot."""
-    mistakes = Mistakes()
-    for path in paths:
-        if (values := mistakes.catch(read_values, path)) is not None:
-            named = values.get("plugins", [])
-            mistakes.catch(outside_plugins.find, [one for one in named if isinstance(one, str)])
-            mistakes.catch(check, values, path)
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
 
 
 def _made_from(head: Snapshot) -> tuple[str, str | None, str]:

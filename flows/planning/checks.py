@@ -1,14 +1,13 @@
 """Checks of a recipe against its model, its prompts and its rewards, and the choice of its solver."""
 
-from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from collections.abc import Sequence
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.policy import Solver
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardConfig, SnapshotOptions
 from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, Mistakes
 from cosmos_rl_core.parallel import sequence_shares
 from cosmos_rl_core.pipelines import checkpoints, directories, guidance, sizes
 from cosmos_rl_core.pipelines.buckets import Size, buckets
@@ -16,27 +15,8 @@ from cosmos_rl_core.sampling.schedule import check_flow
 from cosmos_rl_core.sampling.solvers import solver_of
 from flows.planning import costs
 
-P = ParamSpec("P")
-T = TypeVar("T")
 SHOWN = 5
 """Prompts that an error lists."""
-
-
-class Mistakes(list[str]):
-    """Messages about a recipe, each once. The user sees all of them in one error."""
-
-    def catch(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Return the result of ``work``. If it raises :class:`ConfigError`, keep the message and return None."""
-        try:
-            return work(*args, **kwargs)
-        except ConfigError as error:
-            self.append(str(error))
-            return None
-
-    def append(self, message: str) -> None:
-        """Add a message, unless it is there."""
-        if message not in self:
-            super().append(message)
 
 
 def check_training(recipe: Recipe, prompts: Sequence[Prompt], mistakes: Mistakes) -> None:

@@ -11,10 +11,9 @@ from cosmos_rl_core.config.train import DatasetOptions, SnapshotOptions
 from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
 from cosmos_rl_core.datasets._shares import Share, most
 from cosmos_rl_core.datasets._windows import Windows
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, Mistakes
 from cosmos_rl_core.storage import store
 from flows.planning import costs
-from flows.planning.checks import Mistakes
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.snapshots import Snapshot

@@ -43,7 +43,7 @@ def resolve(recipe: Recipe, model: ModelRef, origin_of: Callable[[str], Origin])
     place = f"policy.init_from = {named!r}"
     if "/" not in named:
         found = _of_run(named, model, origin_of)
-    elif (folder := Path(named).expanduser()).is_dir() and not (folder / directories.INDEX).is_file():
+    elif (folder := Path(named)).is_dir() and not (folder / directories.INDEX).is_file():
         found = _of_adapter(folder.resolve(), recipe), ()
     else:
         found = _of_pipeline(named, recipe), ()

@@ -16,12 +16,12 @@ from cosmos_rl_core.config import early_warning
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.config.recipe import Recipe, check, read_values
+from cosmos_rl_core.config.recipe import Recipe, checked, read_values
 from cosmos_rl_core.config.train import SnapshotOptions
 from cosmos_rl_core.datasets import _shares
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.datasets._shares import Share
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, Mistakes
 from cosmos_rl_core.outside_plugins import Pin
 from cosmos_rl_core.pipelines import directories, guidance, weight_files
 from cosmos_rl_core.storage import store
@@ -29,7 +29,6 @@ from cosmos_rl_core.storage.sealed import seal, unseal
 from flows import launchers
 from flows.defaults import DEFAULT_STORE
 from flows.planning import checks, costs, inits, versions
-from flows.planning.checks import Mistakes
 from flows.planning.datasets import Pinned, read_datasets
 from stages.artifacts.records import parsed
 from stages.artifacts.request import FORMAT, Input, Request
@@ -190,9 +189,10 @@ def plan_of(settings: Settings, *, without_weights: bool = False) -> Plan:
     paths = values.get("plugins", [])
     mistakes.catch(outside_plugins.find, (path for path in paths if isinstance(path, str)))
     try:
-        recipe = check(values, settings.recipe)
+        recipe, idle = checked(values, settings.recipe)
     except ConfigError as error:
         raise ConfigError("\n  ".join([str(error), *mistakes])) from error
+    mistakes.extend(idle)
     source, known = settings.recipe, tuple(mistakes)
     return make_plan(recipe, settings.run_id, source, known, settings.store, without_weights=without_weights)
 

@@ -318,9 +318,11 @@ def test_mistakes_of_recipes_are_found_before_anything_is_indexed(pictures: Path
     values = recipe({"dataset": "mine"})
     values["train"]["optm_lrr"] = 1.0
     (tmp_path / "sft.toml").write_text(toml_of(values), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"optm_lrr[\s\S]*nowhere\.toml"):
-        prepare(pictures, tmp_path, recipes=[str(tmp_path / "sft.toml"), "nowhere.toml"])
-    assert not (tmp_path / "dataset").exists()
+    file, source = tmp_path / "mine.toml", f'[sources.here]\nname = "local"\nlocal_dir = "{pictures}"'
+    lines = 'name = "mine"\nrecipes = ["sft.toml", "nowhere.toml"]\nplugins = ["no.py"]\nmin_frame = 2\n'
+    file.write_text(lines + source, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"optm_lrr[\s\S]*nowhere\.toml[\s\S]*no\.py[\s\S]*min_frames"):
+        read_dataset(str(file))
 
 
 def toml_of(values: dict[str, Any], path: str = "") -> str:
