@@ -4,7 +4,9 @@ A folder has ``t5_xxl/<stem>.pickle`` or ``text_embedding/<stem>.pickle``, each 
 whose members are ``<key>.pickle``, each a list with a dict of arrays for each window of a video.
 """
 
+import errno
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,10 +39,10 @@ def import_embeddings(folder: Path, target: Path) -> dict[str, Any]:
     Raises one :class:`ConfigError` with every pickle that holds something else, and then writes nothing.
     """
     if target.exists():
-        raise ConfigError(f"{target} exists already; name a folder that does not")
+        raise _there_already(target)
     place = _place(folder)
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    # Of this call alone: another one may write for the same target.
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     index: dict[str, Any] = {}
     mistakes: list[str] = []
     try:
@@ -58,10 +60,24 @@ def import_embeddings(folder: Path, target: Path) -> dict[str, Any]:
         if mistakes:
             raise mistakes_in(place, mistakes)
         store.write(str(partial / INDEX), canonical_json(index))
-        partial.rename(target)
+        _give_name(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return index
+
+
+def _give_name(partial: Path, target: Path) -> None:
+    """Rename a folder, unless another process was first."""
+    try:
+        partial.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        raise _there_already(target) from error
+
+
+def _there_already(target: Path) -> ConfigError:
+    return ConfigError(f"{target} exists already; name a folder that does not")
 
 
 def _place(folder: Path) -> Path:

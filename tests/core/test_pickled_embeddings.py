@@ -6,6 +6,7 @@ import pickle
 import pickletools
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,26 @@ def test_the_index_has_the_digests_of_files_and_captions(tmp_path: Path):
     assert index["a"]["sha256"] == sha256((tmp_path / "out/a.safetensors").read_bytes())
     with pytest.raises(ConfigError, match="out exists already"):
         import_embeddings(folder, tmp_path / "out")
+
+
+def test_of_several_imports_at_once_one_writes_a_whole_folder_and_the_others_are_refused(tmp_path: Path):
+    (tmp_path / "t5_xxl").mkdir()
+    for number in range(20):
+        (tmp_path / f"t5_xxl/{number}.pickle").write_bytes(pickled([EMBEDDING]))
+
+    def tried(_: int) -> int | str:
+        try:
+            return len(import_embeddings(tmp_path, tmp_path / "out"))
+        except ConfigError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        said = [*pool.map(tried, range(4))]
+    assert [one for one in said if isinstance(one, int)] == [20]
+    refused = f"{tmp_path / 'out'} exists already; name a folder that does not"
+    assert [one for one in said if isinstance(one, str)] == [refused] * 3
+    assert len([*(tmp_path / "out").glob("*.safetensors")]) == 20
+    assert {path.name for path in tmp_path.iterdir()} == {"t5_xxl", "out"}
 
 
 def test_members_of_shards_are_read(tmp_path: Path):
