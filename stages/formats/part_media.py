@@ -1,6 +1,7 @@
 """The media that the last part of a dataset adds, as clips of one size, or of the nearest of several."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
@@ -8,7 +9,7 @@ import pandas as pd
 
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _clips, _sources
-from cosmos_rl_core.datasets._base import ItemError
+from cosmos_rl_core.datasets._base import ItemError, Source
 from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import DatasetError
 from cosmos_rl_core.pipelines.buckets import Size, nearest
@@ -34,7 +35,7 @@ class PartMedia:
         sizes: tuple[Size, ...],
         later: Sequence[Artifact] = (),
     ) -> None:
-        self._sources = {name: _sources.source_of(options) for name, options in sources.items()}
+        self._unlisted = {name: _sources.source_of(options) for name, options in sources.items()}
         self._windows, self._sizes = windows, sizes
         rows = parts.added("medium")
         if later:
@@ -43,7 +44,6 @@ class PartMedia:
         self._rows = {row["medium"]: row for row in rows.to_dict("records")}
         places = [(medium, window) for medium in self._rows for window in range(windows.clips)]
         self._places = {_name(medium, window, windows.clips): (medium, window) for medium, window in places}
-        self._listed = False
 
     @property
     def ids(self) -> list[str]:
@@ -67,14 +67,16 @@ class PartMedia:
 
         Raises :class:`DatasetError` if a file has gone, is not the one that was indexed, or cannot be decoded.
         """
-        if not self._listed:
-            # A source opens what it has listed.
-            _sources.stamps(self._sources)
-            self._listed = True
         for medium, group in groupby(ids, key=lambda one: self._places[one][0]):
             names = list(group)
             clips = self._read(medium, [self._places[one][1] for one in names])
             yield from zip(names, clips, strict=True)
+
+    @cached_property
+    def _sources(self) -> dict[str, Source]:
+        """Return the sources, listed: a source opens what it has listed."""
+        _sources.stamps(self._unlisted)
+        return self._unlisted
 
     def _size_of(self, medium: str) -> Size:
         row = self._rows[medium]
