@@ -1,35 +1,16 @@
 """A file that is downloaded once. Its sha256 lies beside it, as ``sha256sum`` writes it; later reads check it."""
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 from cosmos_rl_core import canonical
 from cosmos_rl_core.errors import ConfigError, UnavailableError
-from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage import http, store
 
-PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Pauses in seconds before a failed request is repeated."""
-TIMEOUT_S = 30.0
-"""Seconds to connect, and to wait for the next bytes."""
+RETRY_FOR_S = 8.0
+"""Seconds after which a file that cannot be downloaded counts as unavailable. Planning waits for it."""
 MAX_BYTES = 2**28
 """Largest size of a file in bytes."""
-_PASSING = frozenset({408, 425, 429})
-"""Statuses below 500 that a repetition of the same request may not meet again."""
-
-_NEVER = (
-    ConfigError,
-    ValueError,
-    httpx.InvalidURL,
-    httpx.UnsupportedProtocol,
-    httpx.LocalProtocolError,
-    httpx.DecodingError,
-    httpx.TooManyRedirects,
-)
-"""Errors of requests that no repetition can mend."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +31,7 @@ class File:
         return f"{'delete it to download it again, or ' if self.url else ''}put the whole file there"
 
 
-def read(file: File, pauses_s: Sequence[float] = PAUSES_S) -> bytes:
+def read(file: File) -> bytes:
     """Return the bytes of a file, downloaded if it is not there.
 
     Raises :class:`ConfigError` if they are not those that are expected, and :class:`UnavailableError` if they cannot be
@@ -60,7 +41,7 @@ def read(file: File, pauses_s: Sequence[float] = PAUSES_S) -> bytes:
         data = file.path.read_bytes()
     except FileNotFoundError as error:
         if file.url:
-            return _downloaded(file, pauses_s)
+            return _downloaded(file)
         raise ConfigError(f"no file at {file.path}") from error
     except OSError as error:
         raise ConfigError(f"{file.path} cannot be read: {error}") from error
@@ -79,49 +60,22 @@ def read(file: File, pauses_s: Sequence[float] = PAUSES_S) -> bytes:
     return data
 
 
-def _downloaded(file: File, pauses_s: Sequence[float]) -> bytes:
+def _downloaded(file: File) -> bytes:
     """Download and store a file. Nothing is stored unless its bytes are those that are expected."""
     offline = f"without a network, put the file at {file.path}"
-    why = ""
-    for pause_s in (0.0, *pauses_s):
-        time.sleep(pause_s)
-        try:
-            data = _fetched(file.url)
-        except _NEVER as error:
-            raise ConfigError(f"{file.url} cannot be downloaded: {error}; {offline}") from error
-        except (UnavailableError, httpx.TransportError) as error:
-            why = str(error) or type(error).__name__
-        else:
-            if fault := _fault(file, data) if data else "it is empty":
-                raise ConfigError(f"{file.url} is not the expected file: {fault}; {offline}")
-            # The digest comes first, so that no file of a killed download lacks it.
-            line = f"{canonical.sha256(data)}  {file.path.name}\n"
-            store.write(str(_record(file.path)), line.encode())
-            store.write(str(file.path), data)
-            return data
-    raise UnavailableError(f"{file.url} cannot be downloaded: {why}; {offline}")
-
-
-def _fetched(url: str) -> bytes:
-    """Return the body of one request. Raises :class:`UnavailableError` if a repetition can help.
-
-    httpx raises ``TransportError`` for a body that is shorter than its Content-Length.
-    """
-    headers = {"Accept-Encoding": "identity"}
-    with httpx.stream("GET", url, headers=headers, timeout=TIMEOUT_S, follow_redirects=True) as answer:
-        status = answer.status_code
-        if status >= 500 or status in _PASSING:
-            raise UnavailableError(f"the server answered {status}")
-        if status != httpx.codes.OK:
-            raise ConfigError(f"the server answered {status}")
-        if "html" in (kind := answer.headers.get("Content-Type", "")):
-            raise ConfigError(f"the server answered with a page ({kind})")
-        data = bytearray()
-        for block in answer.iter_bytes():
-            data += block
-            if len(data) > MAX_BYTES:
-                raise ConfigError(f"it is larger than {MAX_BYTES} bytes")
-        return bytes(data)
+    try:
+        data = http.read(file.url, MAX_BYTES, RETRY_FOR_S)
+    except (ConfigError, FileNotFoundError) as error:
+        raise ConfigError(f"{file.url} cannot be downloaded: {error}; {offline}") from error
+    except UnavailableError as error:
+        raise UnavailableError(f"{file.url} cannot be downloaded: {error}; {offline}") from error
+    if fault := _fault(file, data) if data else "it is empty":
+        raise ConfigError(f"{file.url} is not the expected file: {fault}; {offline}")
+    # The digest comes first, so that no file of a killed download lacks it.
+    line = f"{canonical.sha256(data)}  {file.path.name}\n"
+    store.write(str(_record(file.path)), line.encode())
+    store.write(str(file.path), data)
+    return data
 
 
 def _fault(file: File, data: bytes) -> str | None:

@@ -10,7 +10,7 @@ from typing import BinaryIO, TypeVar
 import httpx
 
 from cosmos_rl_core.errors import ConfigError, UnavailableError
-from cosmos_rl_core.http_client import without_secrets
+from cosmos_rl_core.http_client import client, without_secrets
 
 RETRY_FOR_S = 60.0
 """Seconds without a further byte after which a file counts as unavailable."""
@@ -51,7 +51,7 @@ def stamp(url: str) -> str:
         _require(answer, url)
         return answer.headers
 
-    said = _patiently(url, look)
+    said = _patiently(url, look, RETRY_FOR_S)
     found = [said.get(name, "") for name in ("Content-Length", "ETag", "Last-Modified")]
     if not found[0] or not any(found[1:]):
         needed = "Content-Length, and ETag or Last-Modified"
@@ -84,13 +84,34 @@ def copy(url: str, file: BinaryIO) -> None:
             for block in answer.iter_raw():
                 file.write(block)
 
-    _patiently(url, receive, file.tell)
+    _patiently(url, receive, RETRY_FOR_S, file.tell)
+
+
+def read(url: str, most_bytes: int, retry_for_s: float) -> bytes:
+    """Return the bytes at a URL. Raises like :func:`stamp`, also for a web page and for more than ``most_bytes``."""
+
+    def receive() -> bytes:
+        with _client(os.getpid()).stream("GET", url) as answer:
+            _require(answer, url)
+            if "html" in (kind := answer.headers.get("Content-Type", "")):
+                raise ConfigError(f"{without_secrets(url)}: the server answers with a page ({kind})")
+            data = bytearray()
+            for block in answer.iter_bytes():
+                data += block
+                if len(data) > most_bytes:
+                    raise ConfigError(f"{without_secrets(url)} is larger than {most_bytes} bytes")
+            return bytes(data)
+
+    try:
+        return _patiently(url, receive, retry_for_s)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"no URL: {error}") from error
 
 
 @cache
 def _client(_pid: int) -> httpx.Client:
     """Return the client of this process; a forked one must not use its parent's connections."""
-    return httpx.Client(headers={"Accept-Encoding": "identity"}, follow_redirects=True, timeout=TIMEOUT)
+    return client("", follow_redirects=True, timeout=TIMEOUT)
 
 
 def _require(answer: httpx.Response, url: str) -> None:
@@ -103,7 +124,12 @@ def _require(answer: httpx.Response, url: str) -> None:
         raise ConfigError(f"{without_secrets(url)}: the server answers {status} to {answer.request.method}")
 
 
-def _patiently(url: str, call: Callable[[], Found], progress: Callable[[], int] = lambda: 0) -> Found:
+def _patiently(
+    url: str,
+    call: Callable[[], Found],
+    retry_for_s: float,
+    progress: Callable[[], int] = lambda: 0,
+) -> Found:
     """Return the call's answer. Retry temporary failures after doubling waits, which begin anew after progress."""
     began_s, delay_s = time.monotonic(), FIRST_DELAY_S
     while True:
@@ -115,7 +141,7 @@ def _patiently(url: str, call: Callable[[], Found], progress: Callable[[], int] 
         except (httpx.TransportError, _PassingError) as error:
             if progress() > before:
                 began_s, delay_s = time.monotonic(), FIRST_DELAY_S
-            if time.monotonic() + delay_s > began_s + RETRY_FOR_S:
+            if time.monotonic() + delay_s > began_s + retry_for_s:
                 raise UnavailableError(
                     f"cannot read {without_secrets(url)}: {str(error) or type(error).__name__}"
                 ) from error

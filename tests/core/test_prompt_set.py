@@ -15,6 +15,7 @@ from cosmos_rl_core.datasets import _downloads, prompt_set
 from cosmos_rl_core.datasets._base import prompt_id
 from cosmos_rl_core.datasets._downloads import File
 from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.storage import http
 from cosmos_rl_core.storage.cache import of_cosmos_rl
 
 LINES = "\n".join(f"a cat with {number} legs" for number in range(20))
@@ -147,7 +148,7 @@ def test_a_download_that_is_not_the_set_leaves_nothing(
 
 
 def test_a_file_that_is_not_there_is_asked_for_once(site: Site, folder: Path):
-    with pytest.raises(ConfigError, match=r"the server answered 404; without a network"):
+    with pytest.raises(ConfigError, match=r"the server answers 404; without a network"):
         texts("ocr", base_url=site.url)
     assert len(site.asked) == 1
     for url in ("ftp://127.0.0.1", "http://[::1", "nothing"):
@@ -155,26 +156,30 @@ def test_a_file_that_is_not_there_is_asked_for_once(site: Site, folder: Path):
             texts("ocr", base_url=url)
 
 
-def test_failed_requests_are_repeated(site: Site, tmp_path: Path):
+def test_failed_requests_are_repeated(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http, "FIRST_DELAY_S", 0.001)
     whole, short = LINES.encode(), LINES.encode()[:100]
     site.files["f"] = whole
     site.first = [(503, b"", {}), (200, short, {"Content-Length": str(len(whole))}), (429, b"", {})]
     file = File(tmp_path / "f", f"{site.url}/f", lines=20)
-    assert _downloads.read(file, pauses_s=(0, 0, 0)) == whole
+    assert _downloads.read(file) == whole
     assert len(site.asked) == 4
 
 
-def test_a_body_that_stays_short_is_never_taken(site: Site, tmp_path: Path):
-    site.first = [(200, b"a\nb\n", {"Content-Length": "5"})] * 3
+def test_a_body_that_stays_short_is_never_taken(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(_downloads, "RETRY_FOR_S", 0.3)
+    site.first = [(200, b"a\nb\n", {"Content-Length": "5"})] * 100
     with pytest.raises(UnavailableError, match=r"cannot be downloaded: .*without a network, put the file at"):
-        _downloads.read(File(tmp_path / "f", f"{site.url}/f"), pauses_s=(0, 0))
-    assert len(site.asked) == 3
+        _downloads.read(File(tmp_path / "f", f"{site.url}/f"))
+    assert len(site.asked) > 1
     assert [*tmp_path.iterdir()] == []
 
 
-def test_without_a_network_the_error_says_where_the_file_belongs(tmp_path: Path):
+def test_without_a_network_the_error_says_where_the_file_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_downloads, "RETRY_FOR_S", 0.0)
     with pytest.raises(UnavailableError, match=rf"refused.*put the file at {tmp_path}/f"):
-        _downloads.read(File(tmp_path / "f", "http://127.0.0.1:9/f"), pauses_s=())
+        _downloads.read(File(tmp_path / "f", "http://127.0.0.1:9/f"))
 
 
 def test_a_file_that_changed_after_its_download_is_refused(site: Site, folder: Path):
