@@ -65,6 +65,20 @@ class Vlm:
         ends = {stops} if isinstance(stops, int) else {*(stops or ())}
         return [Answer(text, not ends.isdisjoint(row)) for text, row in zip(texts, tokens.tolist(), strict=True)]
 
+    @torch.no_grad()
+    def next_logits(self, batch: dict[str, Tensor], tokens: Sequence[int]) -> list[float]:
+        """Return the logits of some tokens as the next one after a batch of one conversation."""
+        there = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
+        (row,) = self.model(**there, use_cache=False, logits_to_keep=1).logits[:, -1]
+        return row[list(tokens)].double().tolist()
+
+    def first_token(self, word: str) -> int:
+        """Return the number of the first token of a word. Raises :class:`ConfigError` if the tokenizer gives none."""
+        found: list[int] = self.prompts.tokenizer.encode(word, add_special_tokens=False)
+        if not found:
+            raise ConfigError(f"the tokenizer has no token for {word!r}")
+        return found[0]
+
     def describe(self, media: Sequence[dict[str, Any]], instruction: str, max_new_tokens: int) -> list[str]:
         """Return a text about each medium, without surrounding white space.
 

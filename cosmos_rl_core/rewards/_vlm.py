@@ -1,0 +1,88 @@
+"""Scorers by vision-language models (VLMs): their settings, the identity of their files. Without torch.
+
+Torch is loaded with the model, for the first sample that is scored. Each sample is a forward of its own.
+"""
+
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.storage.file_digests import files_digest
+from cosmos_rl_core.vlms import _folders
+
+
+class VlmOptions(RewardOptions):
+    """Base of the ``Options`` of scorers by a VLM."""
+
+    model: str = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
+    """Folder of the model, or its name on the Hugging Face hub, ``owner/name`` or ``owner/name@revision``, which is in
+    the local cache. Its files decide scores, not their place."""
+    prompt_file: str | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
+    """File with the text that the model was trained with. Its text decides scores, not its place. Default: a file in
+    the model's folder, which the page on rewards names."""
+    param_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type of the weights and of all that is computed with them."""
+
+
+class VlmFiles:
+    """The files of a scorer."""
+
+    def __init__(self, options: VlmOptions, prompt_name: str) -> None:
+        """Take the options, and the name of the prompt's file in the model's folder."""
+        self._options, self._prompt_name = options, prompt_name
+
+    @cached_property
+    def folder(self) -> str:
+        """Return the absolute path of the model's folder. Raises :class:`ConfigError` if there is none."""
+        return _folders.resolve(self._options.model)
+
+    @cached_property
+    def prompt(self) -> str:
+        """Return the text that the model was trained with. Raises :class:`ConfigError` if there is no such file."""
+        path = self._prompt_path
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            name = self._options.name
+            advice = "write the text that the model was trained with there, or name its file: prompt_file"
+            raise ConfigError(f"{name} needs {path}, which cannot be read ({error}); {advice}") from error
+
+    @cached_property
+    def version(self) -> str:
+        """Return the versions of the packages and the digest of all files that decide scores.
+
+        Raises :class:`ConfigError` with what is missing.
+        """
+        _folders.check(self.folder, {}, "")
+        found = files_digest({"prompt": self._prompt_path})[:16] if self.prompt else ""
+        packages = f"transformers {version('transformers')}, torch {version('torch').partition('+')[0]}"
+        return f"{packages}, sha256:{_folders.digest(self.folder)[:16]}, prompt sha256:{found}"
+
+    @property
+    def _prompt_path(self) -> Path:
+        return Path(self._options.prompt_file or Path(self.folder, self._prompt_name))
+
+
+def device_and_dtype(param_dtype: str) -> tuple[Any, Any]:
+    """Return torch's current GPU, or the CPU without one, and a type by its name. Imports torch."""
+    torch = import_module("torch")
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return device, getattr(torch, param_dtype)
+
+
+def frames_of(sample: Sample) -> np.ndarray:
+    """Return the sample's frames. Raises ``ValueError`` if they are no pictures."""
+    pixels = np.asarray(sample.pixels)
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.size == 0:
+        found = f"{pixels.dtype} {list(pixels.shape)}"
+        raise ValueError(f"expected uint8 pixels [frames, height, width, 3], got {found}")
+    return pixels
