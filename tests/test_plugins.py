@@ -294,9 +294,8 @@ def test_a_vlm_plugin_conforms(name: str):
     assert module.PROCESSORS, f"{module.__file__}: PROCESSORS is empty"
     for architecture, processor in module.PROCESSORS.items():
         file = f"{module.__file__}:1"
-        assert hasattr(getattr(transformers, architecture, None), "generate"), (
-            f"{file}: {architecture} is no such class"
-        )
+        writes = hasattr(getattr(transformers, architecture, None), "generate")
+        assert writes == getattr(processor, "writes_texts", True), f"{file}: {architecture} is no such class"
         check_offers(processor, vlms_base.Processor)
         found = list(inspect.signature(processor).parameters)
         assert found == ["path", "changes"], f"{file}: a processor takes {found}, expected ['path', 'changes']"

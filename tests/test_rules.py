@@ -41,8 +41,10 @@ UNPICKLES = (
     "tests/core/test_native_weights.py",
     "tests/core/test_prepared_scorers.py",
     "tests/core/test_pickled_embeddings.py",
+    "tests/core/test_video_align.py",
     "tests/flows/test_import_embeddings.py",
     "tests/flows/test_score_command.py",
+    "tests/tiny_scorers/video_align.py",
 )
 """What reads the files of others that are pickles, and the tests that write such files."""
 

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL and Qwen3-VL, and models with their classes, such as Cosmos-Reason1 and Cosmos-Reason2.
+"""Qwen2.5-VL and Qwen3-VL, models with their classes, such as Cosmos-Reason1 and Cosmos-Reason2, and VideoReward.
 
 Sizes, sampling and texts are those of the processors of transformers 5.23, which need torchvision.
 """
@@ -176,7 +176,19 @@ class Qwen3VL(Qwen25VL):
         return {}
 
 
+class Qwen2VLReward(Qwen25VL):
+    """Processor of reward models that were made of Qwen2-VL, which does not count time."""
+
+    writes_texts = False
+    """It is no class of transformers that generates: the reward plugin loads the model."""
+
+    def time(self, clip: Clip) -> dict[str, list[float]]:
+        """Return nothing."""
+        return {}
+
+
 PROCESSORS = {
+    "Qwen2VLRewardModelBT": Qwen2VLReward,
     "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
     "Qwen3VLForConditionalGeneration": Qwen3VL,
 }

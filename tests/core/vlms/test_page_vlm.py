@@ -29,9 +29,7 @@ def test_a_family_is_one_file(page: str, tmp_path: Path):
     with pytest.raises(ConfigError) as refused:
         load(folder, torch.device("cpu"), torch.float32)
     assert f"no VLM plugin serves '{QWEN2}'" in str(refused.value)
-    assert "known: Qwen2_5_VLForConditionalGeneration (qwen_vl), Qwen3VLForConditionalGeneration (qwen_vl)" in str(
-        refused.value
-    )
+    assert "known: Qwen2VLRewardModelBT (qwen_vl), Qwen2_5_VLForConditionalGeneration (qwen_vl), " in str(refused.value)
     find([page])
     assert "qwen2_vl" in plugins.known("vlms")
     vlm = load(folder, torch.device("cpu"), torch.float32, {"video": {"num_frames": 4}})
