@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def test_scores_are_those_of_the_stock_model_with_its_adapters_beside_the_weight
 
 def _by_hand(folder: Path, prompt: str) -> list[float]:
     published = torch.load(folder / "published" / "checkpoint-7" / "model.pth", weights_only=True)
-    base = transformers.Qwen2VLForConditionalGeneration.from_pretrained(folder / "published" / "base")
+    base: Any = transformers.Qwen2VLForConditionalGeneration.from_pretrained(folder / "published" / "base")
     tensors = {name.removeprefix("base_model.model."): tensor for name, tensor in published.items()}
     base.resize_token_embeddings(tensors["model.embed_tokens.weight"].shape[0])
     with torch.no_grad():
@@ -72,7 +73,7 @@ def _by_hand(folder: Path, prompt: str) -> list[float]:
             return output + video_align.ALPHA / video_align.RANK * (inputs[0] @ down.T) @ up.T
 
         layer.self_attn.q_proj.register_forward_hook(beside)
-    changes = {"video": {"do_sample_frames": False, "size": {"shortest_edge": 128, "longest_edge": 512}}}
+    changes: Any = {"video": {"do_sample_frames": False, "size": {"shortest_edge": 128, "longest_edge": 512}}}
     prompts = Prompts(str(folder / "prepared"), changes)
     text = video_align.TEXT.replace("{text_prompt}", prompt)
     shown = {"type": "video", "video": pixels(8, 20, 30)[sampled(8, 8.0)], "fps": 8.0}
