@@ -65,7 +65,8 @@ def _by_hand(folder: Path, prompt: str) -> list[float]:
     base.resize_token_embeddings(tensors["model.embed_tokens.weight"].shape[0])
     with torch.no_grad():
         base.model.language_model.embed_tokens.weight.copy_(tensors["model.embed_tokens.weight"])
-    for i, layer in enumerate(base.model.language_model.layers):
+    layers: Any = base.model.language_model.layers
+    for i, layer in enumerate(layers):
         stem = f"model.layers.{i}.self_attn.q_proj.lora"
         down, up = (tensors[f"{stem}_{side}.default.weight"] for side in "AB")
 
