@@ -55,6 +55,8 @@ def recipe(train_policy: dict[str, Any], **policy: Any) -> dict[str, Any]:
         },
         "rollout": {**group, "samples_per_shard": 4},
         "rewards": [ocr | ({"role": "monitor"} if supervised else {})],
+        # Each reward of a recipe would have to be made.
+        "early_warning": {"statistics": False},
         "validation": {"n_generation": 1, "dataset": {"name": "ocr", "split": "test"}, "batch_size": 8},
     }
 
@@ -97,7 +99,7 @@ def all_stages(tmp_path: Path) -> dict[str, Manifest]:
     step(requests.rollout(run, 0))
     step(rewards(run, run.slots.iteration(0, "rollout"), 0)[0])
     step(judging(run, tmp_path))
-    warning = EarlyWarningConfig(limits=(Limit(reward="ocr", above=0.0, below=1.0),))
+    warning = EarlyWarningConfig(statistics=False, limits=(Limit(reward="ocr", above=0.0, below=1.0),))
     step(requests.warn(replace(run, plan=run.plan.model_copy(update={"early_warning": warning})), 0))
     step(requests.update(run, 0))
     step(requests.export(run, 1))
