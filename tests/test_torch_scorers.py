@@ -1,5 +1,6 @@
 """What every scorer with torch promises, run on tiny weights of its architecture, tested the moment its file exists."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.rewards._base import Reward, Sample
 from cosmos_rl_core.rewards._facts import Facts
 from tests import tiny_scorers
+
+WANTED = [{"class": "bicycle", "count": 4, "color": "red"}, {"class": "person", "count": 3}]
+TAGS = {"tag": "colors", "include": WANTED}
+"""What GenEval asks for; other scorers do not read it."""
 
 TORCH = [name for name in plugins.own("rewards") if plugins.load("rewards", name).Options.facts.torch]
 TINY = [name for name in TORCH if plugins.load("rewards", name).Options.facts.evidence == "tiny weights"]
@@ -32,7 +37,7 @@ def samples_of(kind: str, number: int) -> list[Sample]:
     rng, sizes = np.random.default_rng(0), [(40, 40), (32, 64), (48, 36)]
     counts = {"image": [1], "video": [4], "any": [1, 4]}[kind]
     return [
-        Sample(f"s{i}", f"p{i // 2}", f'a sign that says "k{i // 2}"' + " in red" * (i // 2), pixels)
+        Sample(f"s{i}", f"p{i // 2}", f'a sign that says "k{i // 2}"' + " in red" * (i // 2), pixels, metadata=TAGS)
         for i in range(number)
         for pixels in [frames(rng, *sizes[i % len(sizes)], counts[i % len(counts)])]
     ]
@@ -79,7 +84,7 @@ def test_scores_are_those_that_its_facts_name(scorer: tuple[str, Reward, Any]):
 def test_what_is_no_picture_fails_alone(scorer: tuple[str, Reward, Any]):
     name, reward, _ = scorer
     good = samples_of(facts_of(name).input, 1)[0]
-    bad = Sample("bad", "p", good.prompt, good.pixels[..., :1])
+    bad = replace(good, pixels=good.pixels[..., :1])
     scored, failed = reward.score([good, bad])
     assert [scored] == reward.score([good])
     assert isinstance(failed, ValueError)

@@ -79,7 +79,7 @@ class Clip:
 
     def images(self, samples: Sequence[Sample]) -> list[np.ndarray | Exception]:
         """Return the embeddings of each sample's frames, ``[frames, dimensions]``, or why it has none."""
-        checked = each(samples, _frames)
+        checked = each(samples, frames_of)
         flat = [frame for frames in checked if not isinstance(frames, Exception) for frame in frames]
         found = iter(in_batches(flat, self._options.batch_size, self._embedded))
         return [
@@ -156,7 +156,7 @@ def packages() -> str:
     return f"transformers {version('transformers')}, torch {torch}, pillow {version('pillow')}"
 
 
-def _frames(sample: Sample) -> np.ndarray:
+def frames_of(sample: Sample) -> np.ndarray:
     """Return the sample's frames. Raises ``ValueError`` if they are no pictures."""
     pixels = np.asarray(sample.pixels)
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.size == 0:
