@@ -45,7 +45,10 @@ class Scorer:
         batch = self._prompts.prepare([conversation])
         (tokens,) = batch["input_ids"].tolist()
         places = [tokens.index(token) for token in self._ids]
-        (rows,) = self._model(**{name: tensor.to(self._model.device) for name, tensor in batch.items()})
+        there = {name: tensor.to(self._model.device) for name, tensor in batch.items()}
+        # The original gives its language model no positions, so those in the text are taken, of patches too.
+        order = torch.arange(len(tokens), device=self._model.device).expand(3, 1, -1)
+        (rows,) = self._model(**there, position_ids=order)
         return [float(rows[place, i].double()) for i, place in enumerate(places)]
 
 

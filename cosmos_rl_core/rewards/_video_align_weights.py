@@ -38,6 +38,7 @@ def convert(source: Path, target: Path) -> None:
     for name in _SETTINGS:
         if (base / name).is_file():
             shutil.copyfile(base / name, target / name)
+    weights["rm_head.weight"] = _head(weights["rm_head.weight"])
     rows = weights["model.language_model.embed_tokens.weight"].shape[0]
     (target / "config.json").write_text(json.dumps(_resized(config, rows)), encoding="utf-8")
     (target / PROMPT).write_text(prompt, encoding="utf-8")
@@ -75,6 +76,13 @@ def _name(name: str) -> str:
     if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
         return f"model.language_model.{name.removeprefix('model.')}"
     return name
+
+
+def _head(published: Tensor) -> Tensor:
+    """Return the head with a row for each token. The published one has a single row, which scores at all of them."""
+    if len(published) not in (1, len(TOKENS)):
+        raise ConfigError(f"rm_head has {len(published)} rows, expected 1 or {len(TOKENS)}; fetch the checkpoint again")
+    return published.expand(len(TOKENS), -1)
 
 
 def _checkpoint(source: Path) -> Path:

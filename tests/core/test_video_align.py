@@ -14,6 +14,7 @@ from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._video_align import TOKENS
 from cosmos_rl_core.rewards.video_align import Options, Reward, prepare, sampled
 from cosmos_rl_core.vlms._prompts import Prompts
+from tests.core.vlms import tiny
 from tests.core.vlms.cases import pixels
 from tests.tiny_scorers import video_align
 
@@ -79,12 +80,17 @@ def _by_hand(folder: Path, prompt: str) -> list[float]:
     text = video_align.TEXT.replace("{text_prompt}", prompt)
     shown = {"type": "video", "video": pixels(8, 20, 30)[sampled(8, 8.0)], "fps": 8.0}
     batch = prompts.prepare([[{"role": "user", "content": [shown, {"type": "text", "text": text}]}]])
+    patches = batch["input_ids"].eq(tiny.vocabulary()["<|video_pad|>"])[..., None]
     with torch.no_grad():
-        hidden = base.model(**batch, use_cache=False).last_hidden_state[0]
+        # As in the original: the language model gets embeddings alone, without positions in time and picture.
+        embedded = base.model.language_model.embed_tokens(batch["input_ids"])
+        seen = base.model.visual(batch["pixel_values_videos"], grid_thw=batch["video_grid_thw"]).pooler_output
+        told = embedded.masked_scatter(patches, seen)
+        hidden = base.model.language_model(inputs_embeds=told).last_hidden_state[0]
     head = tensors["rm_head.modules_to_save.default.weight"]
     ids = [prompts.tokenizer.convert_tokens_to_ids(token) for token in TOKENS.values()]
     places = [batch["input_ids"][0].tolist().index(number) for number in ids]
-    return [float(hidden[place] @ head[i]) for i, place in enumerate(places)]
+    return [float(hidden[place] @ head[0]) for place in places]
 
 
 def test_a_prompt_with_a_special_token_is_refused_when_a_run_is_planned_and_fails_alone(folder: Path):

@@ -32,7 +32,7 @@ def published(folder: Path) -> None:
                 made[f"{stem}.lora_B.default.weight"] = torch.randn(tensor.shape[0], RANK)
         embeddings = "base_model.model.model.embed_tokens.weight"
         made[embeddings] = torch.cat([made[embeddings], torch.randn(len(TOKENS), made[embeddings].shape[1])])
-        head = torch.randn(len(TOKENS), made[embeddings].shape[1])
+        head = torch.randn(1, made[embeddings].shape[1])
         made["base_model.model.rm_head.modules_to_save.default.weight"] = head
         made["base_model.model.rm_head.original_module.weight"] = torch.zeros_like(head)
     (folder / "checkpoint-7").mkdir()
