@@ -24,5 +24,6 @@ nitpick_ignore_regex = [
         r"(torch|numpy|np|pd|collections|diffusers|pathlib|annotated_types|_Pydantic).*|"
         r"ConfigError|ArtifactError|UnavailableError|Coefficients|types\.Annotated|[A-Za-z]*(Options|Config))",
     ),
+    ("py:class", r"cosmos_rl_core\.rewards\._batches\.(Item|Found)"),
     ("py:.*", r"(cosmos_rl_core\.(config|sampling|parallel|outside_plugins)|stages\.(execution|artifacts))\..*"),
 ]
