@@ -35,6 +35,7 @@ def run(
     store: Place = DEFAULT_STORE,
     cluster: Place | None = None,
     allow_numerics_change: bool = False,
+    accept_scorer: bool = False,
 ) -> str:
     """Make one stage of an existing run, unless it stands.
 
@@ -48,12 +49,14 @@ def run(
         store: Directory or URL (s3://bucket/prefix) of all runs.
         cluster: Path of a cluster profile (TOML). Default: the profile of the run's plan.
         allow_numerics_change: Continue with other package versions, threads or devices than the run began with.
+        accept_scorer: Score what has no scores with another scorer of a reward service than the run began with.
     """
     opened = open_run(store, run_id)
     every = steps(opened)
     step = find(every, run_id, stage, iteration)
     config = launch_of(cluster) if cluster else opened.recipe.launch
-    with working_on(opened, config, allow_numerics_change) as waves:
+    accepted = {"allow_numerics_change": allow_numerics_change, "accept_scorer": accept_scorer}
+    with working_on(opened, config, **accepted) as waves:
         if force and has_begun(step.slot):
             require_own_version(step.request())
             for line in rerun(store, run_id, stage, iteration).lines():

@@ -1,9 +1,10 @@
 """Everything a stage receives besides its Request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stages.artifacts.attempt import Attempt
+from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 
 
@@ -35,8 +36,8 @@ class Context:
     outcome: Outcome
     halvings: int = 0
     """How often earlier attempts ran out of memory."""
-    processes: int = 1
-    """Processes over which a stage without torch may spread its work."""
+    execution: Execution = field(default_factory=Execution)
+    """How the stage runs."""
 
     def shrunk(self, size: int) -> int:
         """Halve a number of samples that are in memory at once, once for each earlier attempt that ran out of it.
@@ -49,13 +50,16 @@ class Context:
         """Report ``step`` of ``total``. It also is the sign of life that stall detection waits for."""
         self.outcome.progress(phase, step, total)
 
-    def layout(self, layout: dict[str, Any]) -> dict[str, Any]:
-        """Commit how the work is divided, or return the layout that an earlier attempt committed. Collective."""
+    def layout(self, layout: dict[str, Any], **made_by: str) -> dict[str, Any]:
+        """Commit how the work is divided, or return the layout that an earlier attempt committed. Collective.
+
+        Finished shards are adopted only of attempts with the same ``made_by``.
+        """
         committed = (
             [self.attempt.layout(layout, self.outcome.note, self.halvings), self.attempt.generation]
             if self.ranks.rank == 0
             else None
         )
         layout, generation = self.ranks.broadcast(committed)
-        self.attempt.use_layout(layout, generation)
+        self.attempt.use_layout(layout, generation, **made_by)
         return layout

@@ -8,12 +8,15 @@ import pandas as pd
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import DivergenceError, RewardError
 from cosmos_rl_core.rewards._answers import words
+from cosmos_rl_core.rewards._base import NamedReward
+from cosmos_rl_core.rewards._served import ServedScorer
 from stages import contracts
 from stages.artifacts.layouts import holds
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.contracts import RECORDS
 from stages.formats.tables import to_parquet
+from stages.scoring.pinned import settle
 from stages.scoring.portions import Portion, portions_of
 from stages.scoring.processes import side_by_side
 from stages.scoring.scorer import CALL, NOT_FINITE, Rows, Scorer
@@ -30,9 +33,11 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     scorer = Scorer(request)
     config = scorer.config
     portions = portions_of(scorer.samples, scorer.part, groupwise=scorer.groupwise)
-    context.layout(portions.layout)
+    served = _served(scorer, context)
+    # Scores of another scorer of the service are not adopted.
+    context.layout(portions.layout, **({"served": served.digest} if served else {}))
     mine = portions.all[context.ranks.rank :: context.ranks.world_size]
-    calls = _score(mine, scorer, request, context)
+    calls = _score(mine, scorer, request, context, served)
     found = [[json.loads(context.attempt.read(name)) for name in _names(portion)] for portion in mine]
     rows, answers = ([row for unit in found for row in unit[table]] for table in (0, 1))
 
@@ -59,13 +64,28 @@ def _names(portion: Portion) -> tuple[str, str]:
     return f"scores/{portion.number:05d}.json", f"{RECORDS}answers/{portion.number:05d}.json"
 
 
-def _score(mine: list[Portion], scorer: Scorer, request: Request, context: Context) -> Rows:
+def _served(scorer: Scorer, context: Context) -> ServedScorer | None:
+    """Return the scorer of the service that the run keeps to; None for other rewards and services that name none."""
+    if not isinstance(scorer.reward, NamedReward):
+        return None
+    how, label, served = context.execution, scorer.config.reward.label, None
+    if context.ranks.rank == 0:
+        accept, note = how.accept_scorer, context.outcome.note
+        served = settle(scorer.reward, label, how.scorer_record, accept=accept, note=note)
+    served = context.ranks.broadcast(served)
+    scorer.hold_to(served)
+    return served
+
+
+def _score(
+    mine: list[Portion], scorer: Scorer, request: Request, context: Context, served: ServedScorer | None
+) -> Rows:
     """Adopt portions that an earlier attempt finished, score the others, and return a row a call."""
     checks = {portion.number: holds(_names(portion), portion.ids) for portion in mine}
     waiting = [one for one in mine if not context.attempt.adopt(one.number, checks[one.number])]
     done, calls = len(mine) - len(waiting), dict[int, Rows]()
     context.progress("scoring", done, len(mine))
-    for portion, made in side_by_side(scorer, request, waiting, context.processes):
+    for portion, made in side_by_side(scorer, request, waiting, context.execution.processes, served):
         files = {
             name: canonical_json(table)
             for name, table in zip(_names(portion), (made.scores, made.answers), strict=True)

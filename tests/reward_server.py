@@ -49,7 +49,9 @@ def parse(body: bytes) -> Frame:
     if not newline or json.dumps(about).encode() != line:
         raise ValueError("the first line is not what json.dumps writes")
     media_type, shape = about["media_type"], _shape(array)
-    if list(about) != ["prompts", "reward_fn", *(["video_infos"] if media_type != "image" else []), "media_type"]:
+    if list(about) != ["prompts", "reward_fn", *(["video_infos"] if media_type != "image" else []), "media_type"] + (
+        ["scorers"] if "scorers" in about else []
+    ):
         raise ValueError(f"keys {list(about)}")
     rank, dtype, colours = {"image": (4, "|u1", -1), "video": (5, "|u1", 1), "latent": (5, "<f2", 1)}[media_type]
     if len(shape) != rank or len(about["prompts"]) != shape[0]:
@@ -94,6 +96,10 @@ class RewardServer:
     pull_answers: list[Answer] = field(default_factory=list[Answer])
     pulls_before_ready: int = 0
     """How often a request is asked for in vain."""
+    scorer: dict[str, str] | None = None
+    """Version and digest of what scores, if the service tells it."""
+    lost: set[str] = field(default_factory=set[str])
+    """Requests that were accepted and are no longer known."""
     frames: list[Frame] = field(default_factory=list[Frame])
     mistakes: list[str] = field(default_factory=list[str])
     """What was wrong with requests; empty where all were as they should be."""
@@ -113,7 +119,11 @@ class RewardServer:
         if self.enqueue_answers:
             return self.enqueue_answers.pop(0)
         try:
-            self.frames.append(parse(body))
+            frame = parse(body)
+            (name,) = frame.about["reward_fn"]
+            if (wanted := frame.about.get("scorers")) and wanted != {name: (self.scorer or {}).get("digest")}:
+                return 409, {"detail": "another scorer", "scorer": {"name": name, **(self.scorer or {})}}
+            self.frames.append(frame)
         except (ValueError, KeyError, IndexError, SyntaxError) as error:
             self.mistakes.append(f"frame: {error}")
             return 400, {"detail": f"bad frame: {error}"}
@@ -129,13 +139,20 @@ class RewardServer:
         self.pulls[uuid] = self.pulls.get(uuid, 0) + 1
         if self.pull_answers:
             return self.pull_answers.pop(0)
+        if uuid in self.lost:
+            return 404, {"message": f"unknown request {uuid}"}
         if not known:
             return 400, {"message": f"Not found scores for {uuid}"}
         frame = self.frames[int(uuid.removeprefix("uuid-"))]
         scores = self.scores(frame) if frame.about["reward_fn"] == {name: 1.0} else None
         if scores is None or self.pulls[uuid] <= self.pulls_before_ready:
             return 400, {"message": f"Not found scores for {uuid}"}
-        return 200, {"scores": scores, "duration": "0.35", "decoded_duration": "N/A", "type": name}
+        told = {"scores": scores, "duration": "0.35", "decoded_duration": "N/A", "type": name}
+        return 200, told | ({"scorer": {"name": name, **self.scorer}} if self.scorer else {})
+
+    def info(self, names: list[str]) -> dict[str, Any]:
+        """What it tells of itself."""
+        return {"format": 1, "scorers": {name: {"plugin": "x", **(self.scorer or {})} for name in names}}
 
     def _require(self, headers: dict[str, str], name: str, expected: str | None) -> None:
         if headers.get(name) != expected:
@@ -168,9 +185,12 @@ def reward_server() -> Iterator[RewardServer]:
                     self.wfile.write(part)
 
         def do_GET(self) -> None:
-            self.send_response(405)
-            self.send_header("Content-Length", "0")
+            tells = service.scorer is not None and self.path == "/api/reward/info"
+            data = json.dumps(service.info(["fn", "dance_grpo"])).encode() if tells else b""
+            self.send_response(200 if tells else 405)
+            self.send_header("Content-Length", str(len(data)))
             self.end_headers()
+            self.wfile.write(data)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Says nothing."""

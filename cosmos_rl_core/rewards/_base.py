@@ -6,6 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from cosmos_rl_core.rewards._served import ServedScorer
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -59,4 +61,17 @@ class ServedReward(Reward, Protocol):
 
     def check_service(self) -> None:
         """Raise :class:`ConfigError` if the environment does not name the service. Called when a run starts."""
+        ...
+
+
+@runtime_checkable
+class NamedReward(Reward, Protocol):
+    """A reward of a service that may name its scorer, to which a run then keeps."""
+
+    def scorer(self) -> ServedScorer | None:
+        """Ask the service which scorer it has; None if it does not tell."""
+        ...
+
+    def hold_to(self, scorer: ServedScorer | None) -> None:
+        """Take scores of this scorer only; of any if it is None."""
         ...

@@ -1,10 +1,5 @@
-"""Client of reward services that speak cosmos-rl's protocol: send a frame, then poll for its scores.
+"""Client of reward services that speak cosmos-rl's protocol: send a frame, then poll for its scores."""
 
-A frame is a JSON line and an array: ``{"prompts": [...], "reward_fn": {"<name>": 1.0}, ...}``, a newline, the bytes of
-an ``.npy`` file.
-"""
-
-import io
 import json
 import os
 import time
@@ -13,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
 import httpx
-import numpy as np
 from httpx import Response
 from pydantic import Field, TypeAdapter
 
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.http_client import client, without_secrets
 from cosmos_rl_core.rewards._answers import brief
+from cosmos_rl_core.rewards._served import FORMAT, ServedScorer
 
 ENQUEUE_URL, FETCH_URL = "REMOTE_REWARD_ENQUEUE_URL", "REMOTE_REWARD_FETCH_URL"
 TOKEN = "REMOTE_REWARD_TOKEN"
@@ -111,6 +106,11 @@ class Service:
         return self.timeouts_s.get(FIXED_TIMEOUT, grown)
 
     @property
+    def info_url(self) -> str:
+        """Return where services tell which scorers they have: beside the first URL."""
+        return str(httpx.URL(self.enqueue_url).join("info"))
+
+    @property
     def connect_timeout_s(self) -> float:
         """Return the seconds in which a connection must be made."""
         return self.timeouts_s["REMOTE_REWARD_ENQUEUE_CONNECT_TIMEOUT_S"]
@@ -154,25 +154,17 @@ def _fault(url: str) -> str | None:
     return None if parsed.port is None or 0 < parsed.port < 2**16 else f"has the port {parsed.port}"
 
 
+class LostError(UnavailableError):
+    """The service does not know a request that it accepted."""
+
+
 class RefusedError(ValueError):
     """The service did not score what it was sent, or answered without scores. The message quotes its answer."""
 
-
-def frame(prompts: list[str], reward_fn: str, media_type: str, array: np.ndarray, fps: float | None = None) -> bytes:
-    """Return the body of a request: one prompt and one entry of ``array`` per sample.
-
-    ``media_type`` is ``image`` (uint8 ``[B, height, width, 3]``), ``video`` (uint8 ``[B, 3, frames, height, width]``)
-    or ``latent`` (float16 ``[B, channels, frames, height, width]``). ``fps``, frames per second, is for videos, as
-    pixels or latents.
-    """
-    about: dict[str, Any] = {"prompts": prompts, "reward_fn": {reward_fn: 1.0}}
-    if fps is not None:
-        about["video_infos"] = [{"video_fps": fps}] * len(prompts)
-    body = io.BytesIO()
-    # Plain json.dumps leaves no newline in the line, and the service splits at the first.
-    body.write(json.dumps(about | {"media_type": media_type}).encode() + b"\n")
-    np.save(body, np.ascontiguousarray(array))
-    return body.getvalue()
+    def __init__(self, message: str, answer: Response | None = None) -> None:
+        super().__init__(message)
+        self.answer = answer
+        """The answer to a frame."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +187,8 @@ class Client:
     def __init__(self, service: Service, timeout_s: float):
         self._service, self._timeout_s = service, timeout_s
         self._http = client(service.token)
+        self.known = False
+        """Whether the second URL has ever answered as the service of a request does."""
 
     def __enter__(self) -> Self:
         return self
@@ -203,14 +197,15 @@ class Client:
         self._http.close()
 
     def check(self) -> str:
-        """Send both URLs one request that scores nothing; return their statuses as text.
+        """Send both URLs one request that scores nothing; return their statuses and the scorers as text.
 
         Raises :class:`ConfigError` like a run, and :class:`UnavailableError` without repetitions.
         """
         nothing = {"uuid": "check", "type": "check"}
         enqueue = self._checked("GET", self._service.enqueue_url)
         fetch = self._checked("POST", self._service.fetch_url, data=nothing)
-        return f"answers {enqueue} and {fetch}"
+        told = [str(ServedScorer.of(name, one) or name) for name, one in (self.scorers() or {}).items()]
+        return f"answers {enqueue} and {fetch}{'; ' if told else ''}{', '.join(told)}"
 
     def _checked(self, method: str, url: str, **request: Any) -> str:
         deadline_s = time.monotonic() + min(PULL_TIMEOUT_S, self._timeout_s)
@@ -226,14 +221,44 @@ class Client:
             raise UnavailableError(f"{_place(url)} answered {self._quote(answer)}")
         return f"{answer.status_code} at {without_secrets(url)}"
 
-    def enqueue(self, body: bytes) -> Ticket:
+    def scorers(self) -> dict[str, Any] | None:
+        """Return what the service tells of its scorers, by name; None if it tells nothing, as cosmos-rl's does.
+
+        Raises :class:`ConfigError` and :class:`UnavailableError` as other requests do.
+        """
+        url, deadline_s, found = self._service.info_url, time.monotonic() + self._timeout_s, ""
+        for _ in tries(deadline_s, RETRY_DELAYS_S):
+            answer = self._try("GET", url, deadline_s, PULL_TIMEOUT_S)
+            if not isinstance(answer, str):
+                if answer.status_code in (401, 403):
+                    self._require_understood(url, answer)
+                passing = answer.is_server_error and answer.status_code != httpx.codes.NOT_IMPLEMENTED
+                if not passing and answer.status_code not in _PASSING:
+                    return self._told(answer)
+                found = self._quote(answer)
+            else:
+                found = answer
+        raise UnavailableError(f"{_place(url)} did not answer: {found}")
+
+    def _told(self, answer: Response) -> dict[str, Any] | None:
+        try:
+            told = self._json(answer) if answer.status_code == httpx.codes.OK else {}
+        except RefusedError:
+            return None
+        if not isinstance(scorers := told.get("scorers"), dict):
+            return None
+        if told.get("format") != FORMAT:
+            raise ConfigError(f"{_place(self._service.info_url)} tells in format {told.get('format')!r}, not {FORMAT}")
+        return scorers
+
+    def enqueue(self, body: bytes, deadline_s: float | None = None) -> Ticket:
         """Send one frame. Raises :class:`RefusedError` if the service does not accept it."""
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline_s = time.monotonic() + self._timeout_s if deadline_s is None else deadline_s
         url, limit_s = self._service.enqueue_url, self._service.enqueue_timeout_s(len(body))
         headers = {"Content-Type": "application/octet-stream"}
         answer = self._post(url, deadline_s, limit_s, content=body, headers=headers)
         if not answer.is_success:
-            raise RefusedError(self._quote(answer))
+            raise RefusedError(self._quote(answer), answer)
         told = self._json(answer)
         if not isinstance(told.get("uuid"), str) or not told["uuid"]:
             raise UnavailableError(f"the reward service named no uuid: {self._quote(answer)}")
@@ -258,8 +283,9 @@ class Client:
         headers = {REPLICA_HEADER: ticket.replica} if ticket.replica else {}
         form, found = {"uuid": ticket.uuid, "type": reward_fn}, ""
         url, deadline_s = self._service.fetch_url, ticket.deadline_s
-        for _ in _tries(deadline_s, POLL_DELAYS_S):
+        for _ in tries(deadline_s, POLL_DELAYS_S):
             answer = self._post(url, deadline_s, PULL_TIMEOUT_S, data=form, headers=headers)
+            self.known = True
             if answer.status_code == httpx.codes.OK:
                 return answer
             found = self._quote(answer)
@@ -272,7 +298,7 @@ class Client:
     def _post(self, url: str, deadline_s: float, timeout_s: float, **request: Any) -> Response:
         """Return the answer, after as many tries as the deadline allows."""
         found = ""
-        for _ in _tries(deadline_s, RETRY_DELAYS_S):
+        for _ in tries(deadline_s, RETRY_DELAYS_S):
             answer = self._try("POST", url, deadline_s, timeout_s, **request)
             if isinstance(answer, str):
                 found = answer
@@ -307,7 +333,7 @@ class Client:
         """Raise :class:`ConfigError` for an answer that neither another sample nor another try can mend."""
         if answer.status_code == 404 and url == self._service.fetch_url:
             found = self._quote(answer)
-            raise UnavailableError(f"{_place(url)} does not know its request: {found}")
+            raise LostError(f"{_place(url)} does not know its request: {found}; check {FETCH_URL}")
         remedy = _REMEDIES.get(answer.status_code)
         if answer.is_redirect:
             remedy = "it redirects; set its final URL"
@@ -353,7 +379,7 @@ def _body(answer: Response, deadline_s: float) -> bytes:
     return bytes(body)
 
 
-def _tries(deadline_s: float, pauses_s: tuple[float, float]) -> Iterator[None]:
+def tries(deadline_s: float, pauses_s: tuple[float, float]) -> Iterator[None]:
     """Yield once per try, with growing pauses between, while the next try begins before the deadline."""
     pause_s, longest_s = pauses_s
     yield

@@ -15,13 +15,20 @@ from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._answers import brief, finite
 from cosmos_rl_core.rewards._base import LatentSample, Sample
-from cosmos_rl_core.rewards._client import Client, RefusedError, Service, Ticket, frame
+from cosmos_rl_core.rewards._client import RETRY_DELAYS_S, Client, LostError, RefusedError, Service, Ticket, tries
+from cosmos_rl_core.rewards._frame import frame
+from cosmos_rl_core.rewards._served import ScorerChangedError, ServedScorer, named
 from cosmos_rl_core.storage import media
 
 DECODED_CHANNELS = (16, 48)
 """Numbers of channels of latents that services decode: Wan2.1's and Wan2.2's."""
 IN_FLIGHT = 16
 """Number of concurrent requests; cosmos-rl's service silently drops the oldest of more than 60."""
+
+CONFLICT = 409
+"""Status of a service that has another scorer than the frame names."""
+LOSSES = 3
+"""Lost requests after which a fetch URL that never knew one counts as wrong."""
 
 Samples = Sequence[Sample | LatentSample]
 Entries = dict[int, dict[str, float] | Exception]
@@ -42,6 +49,9 @@ class Options(RewardOptions):
     score_key: str | None = Field(default=None, pattern=rf"^{_NAME}(\+{_NAME})*$")
     """The service's number to use if it returns several: ``overall_reward``, or a sum such as
     ``vq_reward+mq_reward``. Default: the number with the name of the reward."""
+    scorer_version: str = Field(default="", max_length=200, json_schema_extra={"neutral": ""})
+    """What scores, for a service that does not tell it, as cosmos-rl's: any text, such as a date or a digest of
+    weights. It is part of the identity of scores; change it when the service's scorer changes. Default: none."""
     clip_min: float | None = None
     """Lower bound of the score, before ``scale``. Default: none."""
     clip_max: float | None = None
@@ -86,7 +96,9 @@ class Reward:
 
     def __init__(self, options: Options):
         self._options = options
-        self.version = f"reward service, {options.reward_fn}"
+        named_here = f", {options.scorer_version}" if options.scorer_version else ""
+        self.version = f"reward service, {options.reward_fn}{named_here}"
+        self._held: ServedScorer | None = None
 
     def check_prompt(self, text: str) -> str | None:
         """Return None: only the service can check prompts."""
@@ -95,6 +107,15 @@ class Reward:
     def check_service(self) -> None:
         """Raise :class:`ConfigError` if the environment does not name the service."""
         Service.from_environment()
+
+    def scorer(self) -> ServedScorer | None:
+        """Ask the service what scores; None if it does not tell."""
+        with Client(Service.from_environment(), self._options.timeout_s) as client:
+            return named(client.scorers(), self._options.reward_fn)
+
+    def hold_to(self, scorer: ServedScorer | None) -> None:
+        """Take scores of this scorer only. Others raise :class:`ScorerChangedError`."""
+        self._held = scorer
 
     def score(self, samples: Samples) -> list[dict[str, float] | Exception]:
         """Return scores or an error for each sample, in order.
@@ -120,8 +141,8 @@ class Reward:
             try:
                 if isinstance(ticket, RefusedError):
                     raise ticket
-                scores = client.result(ticket, self._options.reward_fn)["scores"]
-                found |= dict(zip(batch, self._entries(scores, len(batch)), strict=True))
+                told = self._result(client, [samples[i] for i in batch], ticket)
+                found |= dict(zip(batch, self._entries(told["scores"], len(batch)), strict=True))
             except RefusedError as error:
                 if len(batch) == 1:
                     found[batch[0]] = error
@@ -129,15 +150,53 @@ class Reward:
                     found |= self._ask(client, samples, [[i] for i in batch])
         return found
 
-    def _enqueue(self, client: Client, samples: Samples) -> Ticket | RefusedError:
+    def _result(self, client: Client, samples: Samples, ticket: Ticket) -> dict[str, Any]:
+        """Return the service's answer. A frame that the service has lost is sent again, within the same deadline."""
+        lost: list[LostError] = []
+        for _ in tries(ticket.deadline_s, RETRY_DELAYS_S):
+            try:
+                told = client.result(ticket, self._options.reward_fn)
+            except LostError as error:
+                lost.append(error)
+                if len(lost) >= LOSSES and not client.known:
+                    break
+                again = self._enqueue(client, samples, ticket.deadline_s)
+                if isinstance(again, RefusedError):
+                    raise again from error
+                ticket = again
+            else:
+                self._check_scorer(told.get("scorer"))
+                return told
+        raise lost[-1]
+
+    def _check_scorer(self, told: Any) -> None:
+        """Raise :class:`ScorerChangedError` for an answer of another scorer than the one that this reward holds to."""
+        found = ServedScorer.of(self._options.reward_fn, told)
+        if self._held is not None and (found is None or found.digest != self._held.digest):
+            raise ScorerChangedError.of(self._options.label, self._held, found)
+
+    def _enqueue(self, client: Client, samples: Samples, deadline_s: float | None = None) -> Ticket | RefusedError:
         kind = _sent(samples[0])[0]
         arrays = np.stack([_sent(sample)[1] for sample in samples])
         fps = None if kind == "image" else float(media.FPS)
         prompts = [sample.prompt for sample in samples]
         try:
-            return client.enqueue(frame(prompts, self._options.reward_fn, kind, arrays, fps))
+            digest = self._held.digest if self._held else ""
+            body = frame(prompts, self._options.reward_fn, kind, arrays, fps, digest)
+            return client.enqueue(body, deadline_s)
         except RefusedError as error:
+            self._refuse_other(error)
             return error
+
+    def _refuse_other(self, error: RefusedError) -> None:
+        """Raise :class:`ScorerChangedError` if the service refused a frame because it has another scorer."""
+        if self._held is None or error.answer is None or error.answer.status_code != CONFLICT:
+            return
+        try:
+            told = error.answer.json()
+        except ValueError:
+            told = None
+        self._check_scorer(told.get("scorer") if isinstance(told, dict) else None)
 
     def _entries(self, scores: dict[str, Any], count: int) -> list[dict[str, float] | Exception]:
         """Return an entry per sample. Raises :class:`RefusedError` unless each key has a score for each sample."""

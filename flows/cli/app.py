@@ -89,6 +89,7 @@ def run(
     cluster: ClusterOption = None,
     allow_numerics_change: Annotated[bool, Option(help="Accept other versions or devices")] = False,
     remake: Annotated[bool, Option(help="Make artifacts of changed stages again")] = False,
+    accept_scorer: Annotated[bool, Option(help="Score the rest with a service's other scorer")] = False,
 ) -> None:
     """Run a recipe to the end; the same command continues after an interruption.
 
@@ -99,7 +100,7 @@ def run(
     """
     plan = _plan_of(recipe, store, run_id, iterations, overrides or (), cluster)
     algorithm = plan.recipe.train.train_policy.type
-    options = (iterations, overrides, cluster, allow_numerics_change, remake)
+    options = (iterations, overrides, cluster, allow_numerics_change, remake, accept_scorer)
     tags = import_module("flows.running.tags").tags_of(plan.recipe, plan.model.adapter)
     with import_module("flows.running.server").prefect_server():
         # Prefect reads its settings when it is imported.

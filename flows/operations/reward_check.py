@@ -11,7 +11,8 @@ import numpy as np
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, UnavailableError
 from cosmos_rl_core.http_client import client, without_secrets
 from cosmos_rl_core.rewards._answers import brief
-from cosmos_rl_core.rewards._client import ENQUEUE_URL, FETCH_URL, Client, RefusedError, Service, frame
+from cosmos_rl_core.rewards._client import ENQUEUE_URL, FETCH_URL, Client, RefusedError, Service
+from cosmos_rl_core.rewards._frame import frame
 from cosmos_rl_core.storage import media
 
 ROOT = "/api/reward"

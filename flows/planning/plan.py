@@ -52,6 +52,8 @@ class Settings:
     allow_numerics_change: bool = False
     remake: bool = False
     """Make artifacts of other stage versions again."""
+    accept_scorer: bool = False
+    """Go on with another scorer of a reward service than the run began with."""
 
 
 class Plan(Section):

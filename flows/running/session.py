@@ -54,7 +54,9 @@ def default_run_id(algorithm: str, recipe: str) -> str:
 
 
 @contextmanager
-def working_on(run: Run, config: LaunchConfig, allow_numerics_change: bool) -> Iterator[Waves]:
+def working_on(
+    run: Run, config: LaunchConfig, *, allow_numerics_change: bool = False, accept_scorer: bool = False
+) -> Iterator[Waves]:
     """Hold the run's lease, and report progress to its store and to people.
 
     On a worker the lines go to the flow run's log in the UI, elsewhere to the console.
@@ -71,7 +73,7 @@ def working_on(run: Run, config: LaunchConfig, allow_numerics_change: bool) -> I
                 pauses.stop_if_suspended()
 
             shown = Display(log, reporter)
-            waves = Waves(run.url, config, shown, allow_numerics_change, check)
+            waves = Waves(run.url, config, shown, allow_numerics_change, check, accept_scorer)
             with shown, closing(waves):
                 yield waves
     except Pause:
@@ -139,6 +141,7 @@ def flow_of(title: str, description: str | None, algorithm: str | None = None) -
         cluster: Place | None = None,
         allow_numerics_change: bool = False,
         remake: bool = False,
+        accept_scorer: bool = False,
     ) -> str:
         """Run a recipe to its end, or continue it.
 
@@ -152,9 +155,10 @@ def flow_of(title: str, description: str | None, algorithm: str | None = None) -
             cluster: Path of a cluster profile (TOML), e.g. deployments/clusters/local.toml.
             allow_numerics_change: Continue with other package versions, threads or devices than the run began with.
             remake: Make artifacts again whose stages have changed since an earlier version of this code made them.
+            accept_scorer: Score what has no scores with another scorer of a reward service than the run began with.
         """
         run_id, changes = run_id or default_run_id(title, recipe), tuple(overrides or ())
-        others = (iterations, changes, cluster, allow_numerics_change, remake)
+        others = (iterations, changes, cluster, allow_numerics_change, remake, accept_scorer)
         return train(Settings(recipe, store, run_id, *others), algorithm)
 
     return run
@@ -173,7 +177,8 @@ def train(settings: Settings, algorithm: str | None) -> str:
     _check_services(plan)
     plan = freeze(plan, settings.store)
     run = Run(plan, settings.store)
-    with working_on(run, plan.recipe.launch, settings.allow_numerics_change) as waves:
+    accepted = {"allow_numerics_change": settings.allow_numerics_change, "accept_scorer": settings.accept_scorer}
+    with working_on(run, plan.recipe.launch, **accepted) as waves:
         note = waves.display.note
         note(f"run {plan.run_id}: {run.url}")
         if not plan.races_decided:

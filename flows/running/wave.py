@@ -40,6 +40,8 @@ class Waves:
     allow_numerics_change: bool = False
     check: Callable[[], None] = lambda: None
     """Raises if the run must stop, for example because its lease is lost."""
+    accept_scorer: bool = False
+    """Whether another scorer of a reward service than the pinned one may go on."""
     _jobs: JobLauncher = field(init=False)
     _out_of_memory: set[str] = field(default_factory=set)
     """Slots whose last attempt ran out of memory. The next attempt holds half as many samples in memory at once."""
@@ -109,6 +111,8 @@ class Waves:
             rank_timeout_s=2 * launch.stall_timeout_s,
             numerics_record=store.join(self.run_url, "numerics", f"{stage}.json"),
             allow_numerics_change=self.allow_numerics_change,
+            scorer_record=store.join(self.run_url, "scorers"),
+            accept_scorer=self.accept_scorer,
             halve=request.slot in self._out_of_memory,
         )
 

@@ -88,13 +88,13 @@ class Attempt:
             log(f"unfinished shards are not adopted: made under other numerics ({changes})")
         return found.layout
 
-    def use_layout(self, layout: dict[str, Any], generation: int) -> None:
+    def use_layout(self, layout: dict[str, Any], generation: int, **made_by: str) -> None:
         """Work by this layout. Every rank calls it.
 
-        Attempts adopt shards of each other within one generation, layout and equal numerics.
+        Attempts adopt shards of each other within one generation, layout, equal numerics and equal ``made_by``.
         """
         self.generation = generation
-        key = self._made_from | {"layout": layout, "generation": generation}
+        key = self._made_from | {"layout": layout, "generation": generation} | made_by
         self.shards = f"shards/{digest(key)[:32]}"
 
     def put(self, name: str, data: bytes) -> None:

@@ -34,6 +34,10 @@ class Execution(Section):
     """URL of this stage's pinned numerics; None pins nothing."""
     allow_numerics_change: bool = False
     """Whether the stage runs even if its numerics differ from the pinned ones."""
+    scorer_record: str | None = None
+    """URL below which the run pins the scorers of reward services; None pins none."""
+    accept_scorer: bool = False
+    """Whether another scorer than the pinned one may score what has no scores."""
     halve: bool = False
     """Whether to hold half as many samples in memory at once as in the last attempt."""
 

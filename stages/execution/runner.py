@@ -103,7 +103,7 @@ def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifes
         try:
             with uncollected():
                 stage = importlib.import_module(f"stages.{request.stage}")
-            summary = stage.run(request, Context(attempt, ranks, outcome, halvings, execution.processes)) or {}
+            summary = stage.run(request, Context(attempt, ranks, outcome, halvings, execution)) or {}
             if (count := attempt.adopted) > 0:
                 outcome.note(f"{count} finished shards of an earlier attempt were adopted")
             files = _gather_files(ranks, attempt)

@@ -9,6 +9,7 @@ from cosmos_rl_core.errors import CosmosRLError, UnavailableError
 from cosmos_rl_core.foreign_errors import is_out_of_memory
 from cosmos_rl_core.processes import die_with_parent
 from cosmos_rl_core.rewards._answers import words
+from cosmos_rl_core.rewards._served import ServedScorer
 from stages.artifacts.request import Request
 from stages.scoring.portions import Portion
 from stages.scoring.scorer import Made, Scorer
@@ -18,7 +19,7 @@ _SCORERS: list[Scorer] = []
 
 
 def side_by_side(
-    scorer: Scorer, request: Request, portions: list[Portion], count: int
+    scorer: Scorer, request: Request, portions: list[Portion], count: int, served: ServedScorer | None
 ) -> Iterator[tuple[Portion, Made]]:
     """Yield each portion with its scores, as soon as it has them, scored by ``count`` processes.
 
@@ -30,7 +31,7 @@ def side_by_side(
         return
     # Spawned, because a fork would copy the threads' locks of whatever the reward has loaded.
     begin = request.model_dump_json().encode()
-    with ProcessPoolExecutor(count, get_context("spawn"), _begin, (begin,)) as pool:
+    with ProcessPoolExecutor(count, get_context("spawn"), _begin, (begin, served)) as pool:
         try:
             futures = {pool.submit(_score, portion): portion for portion in portions}
             for future in as_completed(futures):
@@ -39,10 +40,11 @@ def side_by_side(
             pool.shutdown(cancel_futures=True)
 
 
-def _begin(request: bytes) -> None:
+def _begin(request: bytes, served: ServedScorer | None) -> None:
     die_with_parent()
     outside_plugins.use(outside_plugins.named_in(request), verify=True)
     _SCORERS.append(Scorer(Request.model_validate_json(request)))
+    _SCORERS[0].hold_to(served)
 
 
 def _score(portion: Portion) -> Made:

@@ -9,7 +9,8 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ArtifactError, ConfigError, DivergenceError, UnavailableError
 from cosmos_rl_core.foreign_errors import is_out_of_memory
 from cosmos_rl_core.rewards._answers import entries, scored, words
-from cosmos_rl_core.rewards._base import LatentSample, Reward, Sample
+from cosmos_rl_core.rewards._base import LatentSample, NamedReward, Reward, Sample
+from cosmos_rl_core.rewards._served import ServedScorer
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
@@ -60,7 +61,15 @@ class Scorer:
         if self.reward.version != self.config.scorer:
             found = f"this process scores with {self.reward.version}"
             raise ConfigError(f"{found}, the request asks for {self.config.scorer}")
+        self.name = self.config.scorer
+        """What scored, as it stands beside each score."""
         self._unit = lru_cache(_UNITS_HELD)(self._read_unit)
+
+    def hold_to(self, served: ServedScorer | None) -> None:
+        """Take scores of this scorer of a service only; of any if it is None."""
+        if isinstance(self.reward, NamedReward) and served is not None:
+            self.reward.hold_to(served)
+            self.name = f"{self.config.scorer}, {served.digest}"
 
     def score(self, portion: Portion) -> Made:
         """Return the score rows of one portion, the answers that they come from, and the calls.
@@ -120,7 +129,7 @@ class Scorer:
             else:
                 score, details = float(outcome[self.config.reward.label]), json.dumps(outcome, sort_keys=True)
             sample = {"sample_id": one.sample_id, "prompt_id": one.row["prompt_id"]}
-            rows.append(sample | {"score": score, "valid": score is not None, "scorer": self.config.scorer})
+            rows.append(sample | {"score": score, "valid": score is not None, "scorer": self.name})
             answers.append({"sample_id": one.sample_id, "error": error, "details": details})
         return rows, answers
 

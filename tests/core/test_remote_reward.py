@@ -12,7 +12,8 @@ from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.rewards import remote
 from cosmos_rl_core.rewards._base import LatentSample, Sample, ServedReward
-from cosmos_rl_core.rewards._client import Service, frame
+from cosmos_rl_core.rewards._client import Service
+from cosmos_rl_core.rewards._frame import frame
 from tests.reward_server import TOKEN, Frame, RewardServer, brightness, reward_server
 
 NAME = "remote-dance_grpo-overall_reward"
@@ -158,7 +159,7 @@ def test_a_service_that_fails_for_a_moment_is_asked_again(server: RewardServer):
         ({"scores": lambda sent: None}, r"no dance_grpo scores of request uuid-0 after 0\.3 s.*Not found scores"),
         ({"enqueue_answers": [(503, {"detail": "starting"})] * 9}, "did not answer: 503"),
         ({"enqueue_answers": [(200, {"replica_id": "replica-7"})]}, "named no uuid"),
-        ({"pull_answers": [(404, {"message": "unknown"})]}, "does not know its request: 404"),
+        ({"pull_answers": [(404, {"message": "unknown"})] * 9}, "does not know its request: 404"),
     ],
 )
 def test_a_service_that_is_away_is_no_samples_fault(server: RewardServer, changes: dict[str, object], says: str):

@@ -13,6 +13,7 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.reward_service.index import Copies
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._served import ScorerChangedError, ServedScorer
 from tests import running_service as running
 from tests.running_service import TOKEN, image_frame
 from tests.upstream_client import UpstreamClient
@@ -53,6 +54,20 @@ def test_only_the_samples_that_fail_are_lost():
     assert scores == [samples[0].pixels.mean(), None, samples[2].pixels.mean(), None]
     assert "not this one" in str(found[1])
     assert "the score 'probe' is nan" in str(found[3])
+
+
+@pytest.mark.usefixtures("named")
+def test_our_client_keeps_to_the_scorer_that_the_service_names(service: UpstreamClient):
+    module = plugins.load("rewards", "remote")
+    reward = module.Reward(module.Options(reward_fn="jpeg", media="pixels"))
+    told = reward.scorer()
+    assert (told.name, len(told.digest)) == ("jpeg", 64)
+    free = reward.score([sample(0, "a")])
+    reward.hold_to(told)
+    assert reward.score([sample(0, "a")]) == free
+    reward.hold_to(ServedScorer("jpeg", "0", "0" * 64))
+    with pytest.raises(ScorerChangedError, match=rf"scored by jpeg 0 .*now it is jpeg .*{told.digest[:12]}"):
+        reward.score([sample(0, "a")])
 
 
 class _Redis(socketserver.StreamRequestHandler):

@@ -1,0 +1,57 @@
+"""Scorers behind a reward service: who they are, and that a run keeps to one of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.rewards._answers import brief
+
+FORMAT = 1
+"""Format of what services tell of their scorers."""
+
+
+@dataclass(frozen=True)
+class ServedScorer:
+    """A scorer of a service, as the service names it."""
+
+    name: str
+    version: str
+    digest: str
+    """Digest of the plugin, its settings, its version and its weights."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version} ({self.digest[:12]})"
+
+    @classmethod
+    def of(cls, name: str, told: Any) -> "ServedScorer | None":
+        """Return the scorer that a service tells of; None if what it tells is none."""
+        if not isinstance(told, Mapping) or not isinstance(digest := told.get("digest"), str) or not digest:
+            return None
+        return cls(name, brief(told.get("version", "")), digest)
+
+
+class ScorerChangedError(ConfigError):
+    """Another scorer than the one that a run began with."""
+
+    @classmethod
+    def of(cls, name: str, pinned: ServedScorer | None, found: ServedScorer | None) -> "ScorerChangedError":
+        """Return the error that names both scorers."""
+        before, now = (str(one) if one else "a service that names no scorer" for one in (pinned, found))
+        return cls(
+            f"{name} changed: this run was scored by {before}, now it is {now}. Scores of two scorers cannot be "
+            "compared. Give the service the first one back, or go on with --accept-scorer: what is scored stays, and "
+            "the rest is scored by the new one"
+        )
+
+
+def named(told: Mapping[str, Any] | None, name: str) -> ServedScorer | None:
+    """Return the scorer of a name among those that a service tells of; None if it tells nothing.
+
+    Raises :class:`ConfigError` if it tells of others only.
+    """
+    if told is None:
+        return None
+    if (found := ServedScorer.of(name, told.get(name))) is None:
+        raise ConfigError(f"the reward service has no {name!r}; known: {', '.join(sorted(told)) or 'none'}")
+    return found

@@ -1,0 +1,84 @@
+"""The scorers of reward services that a run keeps to: records beside its plan, written at first contact."""
+
+import itertools
+from collections.abc import Callable
+
+from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.rewards._base import NamedReward
+from cosmos_rl_core.rewards._served import ScorerChangedError, ServedScorer
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import RESTORE, seal, unseal
+from stages.artifacts.records import parsed
+
+KIND = "scorer"
+
+
+class Named(Section):
+    """A scorer as its service named it."""
+
+    name: str
+    version: str
+    digest: str
+
+
+class Pinned(Section):
+    """The scorer of a reward from now on. The first record is of the first contact, each other one was accepted."""
+
+    reward: str
+    number: int
+    scorer: Named | None
+    """None for a service that names none."""
+
+
+def settle(
+    reward: NamedReward, label: str, record: str | None, *, accept: bool, note: Callable[[str], None]
+) -> ServedScorer | None:
+    """Ask the service which scorer it has, pin it below the URL ``record`` unless one is, and return it.
+
+    Raises :class:`ScorerChangedError` if another one is pinned and ``accept`` is False. Without ``record`` nothing is
+    pinned.
+    """
+    found = reward.scorer()
+    if record is None:
+        return found
+    while True:
+        number, pinned = _newest(record, label)
+        if pinned is not None and _identity(_scorer(pinned)) == _identity(found):
+            return found
+        if pinned is not None and not accept:
+            raise ScorerChangedError.of(label, _scorer(pinned), found)
+        named = None if found is None else Named(**vars(found))
+        ours = Pinned(reward=label, number=number + 1, scorer=named)
+        # Of two that meet the service first, one writes; the other then reads that record.
+        written = store.put_if_absent(_url(record, label, number + 1), seal(KIND, ours.model_dump(mode="json")))
+        if written and pinned is not None:
+            note(f"accepted another scorer of {label}: {_scorer(pinned)} -> {found}")
+
+
+def _newest(record: str, label: str) -> tuple[int, Pinned | None]:
+    """Return the newest record of a reward and its number, 0 without any. Raises :class:`ArtifactError` if damaged."""
+    found = None
+    for number in itertools.count(1):
+        url, following = _url(record, label, number), _url(record, label, number + 1)
+        data = store.read_if_exists(url)
+        if data is None:
+            if store.size(following) is not None:
+                raise ArtifactError(f"{url} is missing, but there is {following}; {RESTORE}")
+            return number - 1, found
+        found = parsed(Pinned, unseal(data, KIND, url), url)
+        if (found.reward, found.number) != (label, number):
+            raise ArtifactError(f"{url} was written as number {found.number} of {found.reward}; {RESTORE}")
+    raise AssertionError("the numbers do not end")
+
+
+def _scorer(pinned: Pinned) -> ServedScorer | None:
+    return None if pinned.scorer is None else ServedScorer(**pinned.scorer.model_dump())
+
+
+def _identity(scorer: ServedScorer | None) -> str:
+    return "" if scorer is None else scorer.digest
+
+
+def _url(record: str, label: str, number: int) -> str:
+    return store.join(record, f"{label}.{number}.json")
