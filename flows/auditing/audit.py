@@ -16,7 +16,6 @@ from flows.planning.run import Run
 from flows.planning.steps import Step, open_run
 from flows.post_train import steps
 from flows.watching.metrics import FILE
-from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import BLOCK_BYTES
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.pool import INDEX
@@ -104,9 +103,9 @@ class Audit:
             if getattr(source, name) != expected:
                 self._findings.add(url, f"{field}.{name}", f"not that of {self._findings.place(found.slot)}")
 
-    def _at(self, source: Input) -> Artifact:
+    def _at(self, source: Input) -> Input:
         """Return an input where it is now."""
-        return Artifact(source.model_copy(update={"url": self._here(source.url)}))
+        return source.model_copy(update={"url": self._here(source.url)})
 
     def _here(self, url: str) -> str:
         """Return where a slot is now: the store may have been moved since it was written down."""

@@ -17,28 +17,30 @@ from flows.watching.metrics import steps_after, wave_lines
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.request import Input
+from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import standing
 from stages.formats.generating import plan_samples
 from stages.formats.samples import read_index
+from stages.scoring.rewards import PREFIX, rewarded
 
 Rows = list[dict[str, Any]]
 
 
-Read = Callable[[Input], Artifact]
-"""Returns an input for reading."""
+Place = Callable[[Input], Input]
+"""Returns an input where it is now: the store may have been moved since it was written down."""
 
 
-def check(manifest: Manifest | None, read: Read, findings: Findings) -> None:
+def check(manifest: Manifest | None, at: Place, findings: Findings) -> None:
     """Check what an artifact holds against what it was made from.
 
     Files with wrong bytes are found where they are hashed; here they only stop the check of their artifact.
     """
-    checks = {"rollout": _check_samples, "evaluate": _check_samples, "reward": _check_scores, "update": _check_rewards}
-    if manifest is None or manifest.referred or (judge := checks.get(manifest.stage)) is None:
+    checks = {"rollout": _check_samples, "evaluate": _check_samples, "update": _check_rewards}
+    checks |= dict.fromkeys(("reward", "judge"), _check_scores)
+    if manifest is None or manifest.referred or (check_it := checks.get(manifest.stage)) is None:
         return
     try:
-        judge(read(input_of(manifest)), read, findings)
+        check_it(Artifact(input_of(manifest)), at, findings)
     except (ArtifactError, OSError, ValueError, KeyError, TypeError) as error:
         findings.add(Manifest.url(manifest.slot, manifest.generation), "contents", f"cannot be checked: {error}")
 
@@ -54,7 +56,7 @@ def input_of(manifest: Manifest) -> Input:
     )
 
 
-def _check_samples(samples: Artifact, _: Read, findings: Findings) -> None:
+def _check_samples(samples: Artifact, _: Place, findings: Findings) -> None:
     """Check that a rollout or an evaluation has each planned sample once, in order, from its own seed."""
     made = samples.manifest
     config = contracts.STAGES[made.stage].model_validate(made.config | {"model": _model(made)})
@@ -85,11 +87,11 @@ def _compare(found: Sequence[Any], expected: Sequence[Any], url: str, what: str,
     findings.add(url, f"{what}[{number}]", f"{found[number]}, expected {expected[number]}")
 
 
-def _check_scores(scores: Artifact, read: Read, findings: Findings) -> None:
+def _check_scores(scores: Artifact, at: Place, findings: Findings) -> None:
     """Check that there is one row a sample, in order: a score by the named scorer, or a reason why there is none."""
     made = scores.manifest
     (source,) = made.inputs["samples"]
-    samples = read_index(read(source))
+    samples = read_index(Artifact(at(source)))
     ids = list(zip(samples["sample_id"], samples["prompt_id"], strict=True))
     table = _table(scores, contracts.Reward.SCORES)
     answers = _table(scores, contracts.Reward.ANSWERS).set_index("sample_id")
@@ -108,43 +110,38 @@ def _check_scores(scores: Artifact, read: Read, findings: Findings) -> None:
             findings.add(url, f"row {number}, {row['sample_id']}", f"scored by {row['scorer']}")
 
 
-def _check_rewards(update: Artifact, read: Read, findings: Findings) -> None:
-    """Check that the rewards that were trained on are the weighted scores of the very rollouts, each sample once."""
+def _check_rewards(update: Artifact, at: Place, findings: Findings) -> None:
+    """Check that the rewards that were trained on are those that the scores of the very rollouts give, in order."""
     made = update.manifest
     table = _table(update, contracts.Update.ADVANTAGES)
     url = _url(update, contracts.Update.ADVANTAGES)
-    weights: dict[str, float] = made.config["reward_weights"]
-    for source in made.inputs["rollouts"]:
-        rollout = read(source)
+    request = Request(
+        stage=made.stage,
+        version=made.version,
+        slot=made.slot,
+        iteration=made.iteration,
+        seed=made.seed,
+        config=contracts.Update.model_validate(made.config | {"model": _model(made)}),
+        inputs={role: tuple(map(at, sources)) for role, sources in made.inputs.items()},
+        plugins=made.plugins,
+    )
+    for rollout in map(Artifact, request.inputs["rollouts"]):
         rows = cast("pd.DataFrame", table[table["rollout"] == rollout.manifest.content])
-        ids = list(read_index(rollout)["sample_id"])
-        if list(rows["sample_id"]) != ids:
-            _compare(list(rows["sample_id"]), ids, url, "samples", findings)
+        expected = rewarded(request, rollout)
+        if list(rows["sample_id"]) != list(expected["sample_id"]):
+            _compare(list(rows["sample_id"]), list(expected["sample_id"]), url, "samples", findings)
             continue
-        if made.config["algorithm"].get("shuffle_rewards"):
-            continue
-        for artifact in _scores_of(made, rollout, read):
-            label = artifact.manifest.slot.rpartition("/")[2].partition("-")[2]
-            scores = _table(artifact, contracts.Reward.SCORES)["score"].astype("float64") * weights[label]
-            _check_column(rows, f"reward.{label}", scores, url, findings)
+        # Shuffled rewards are a control: they belong to other samples on purpose.
+        if not made.config["algorithm"].get("shuffle_rewards"):
+            for column in (name for name in expected if name.startswith((PREFIX, "gate"))):
+                _check_column(rows, column, expected[column], url, findings)
 
 
-def _check_column(rows: pd.DataFrame, column: str, scores: Any, url: str, findings: Findings) -> None:
-    """Compare a column of rewards with weighted scores; both may lack values at the same places."""
-    pairs = zip(rows["sample_id"], rows[column], scores, strict=True)
-    for sample_id, found, expected in pairs:
+def _check_column(rows: pd.DataFrame, column: str, values: Any, url: str, findings: Findings) -> None:
+    """Compare a column of the update with what its inputs give; both may lack values at the same places."""
+    for sample_id, found, expected in zip(rows["sample_id"], rows[column], values, strict=True):
         if found != expected and not (pd.isna(found) and pd.isna(expected)):
-            findings.add(url, f"{column}, {sample_id}", f"{found}, its score gives {expected}")
-
-
-def _scores_of(update: Manifest, rollout: Artifact, read: Read) -> list[Artifact]:
-    artifacts = [read(source) for source in update.inputs["scores"]]
-    return [
-        artifact
-        for artifact in artifacts
-        for scored in artifact.manifest.inputs["samples"]
-        if rollout.manifest.part_content(*scored.parts) == scored.content
-    ]
+            findings.add(url, f"{column}, {sample_id}", f"{found}, its scores give {expected}")
 
 
 def check_metrics(run: Run, every: Iterable[Step], stored: bytes | None, url: str, findings: Findings) -> None:
