@@ -91,8 +91,8 @@ class Heads:
     def write(self, iteration: int | None) -> None:
         """Write a head with the records that no head names yet; none if there is no such record."""
         found = {self._path(url): url for slot in self._slots for url in records_of(slot)}
-        if not self._known:
-            plan = store.join(self._run.url, PLAN_FILE)
+        plan = store.join(self._run.url, PLAN_FILE)
+        if not self._known and store.size(plan) is not None:
             found[self._path(plan)] = plan
         new = {path: sha256(store.read(url)) for path, url in found.items() if path not in self._known}
         self._slots.clear()

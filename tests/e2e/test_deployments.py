@@ -37,7 +37,7 @@ from tests.e2e.flow_process import (
 
 NAMES = {
     "ddrl": {"2b", "14b", "tiny-ddrl"},
-    "nft": {"sd3-nft", "sana-image-nft", "sana-video-nft", "cosmos-2b-nft", "tiny-nft"},
+    "nft": {"sd3-nft", "sd3-nft-pickscore", "sana-image-nft", "sana-video-nft", "cosmos-2b-nft", "tiny-nft"},
     "grpo": {"2b-grpo", "2b-grpo-mock", "tiny-grpo"},
     "sft": {
         "sd3-sft",

@@ -36,6 +36,7 @@ def launch(waves: Waves, tracker: Tracker, run: Run, name: str, *requests: Reque
         except StageError as error:
             if not error.retryable or attempt + 1 == waves.config.max_attempts:
                 raise
+            waves.display.note(f"another attempt follows: {error}")
     manifests = [manifest for request in requests if (manifest := standing_manifest(request)) is not None]
     waves.display.done(name, manifests, skipped=skipped)
     tracker.done(requests, manifests)
