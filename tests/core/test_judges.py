@@ -1,6 +1,7 @@
 """Judges behind a real HTTP service: what they are sent, how answers become scores, and when they become none."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,10 @@ def judge(server: CaptionServer, **settings: Any) -> vlm_judge.Reward:
     return vlm_judge.Reward(vlm_judge.Options.model_validate(values), {"OPENAI_KEY": TOKEN})
 
 
-def unified(server: CaptionServer) -> unified_reward.Reward:
-    return unified_reward.Reward(unified_reward.Options(url=server.url, pause_s=0.001), {})
+def unified(server: CaptionServer, rubric_file: Path) -> unified_reward.Reward:
+    return unified_reward.Reward(
+        unified_reward.Options(url=server.url, pause_s=0.001, rubric_file=str(rubric_file)), {}
+    )
 
 
 def sample(prompt: str = "a dog", frames: int = 1, height: int = 4, width: int = 6) -> Sample:
@@ -192,12 +195,27 @@ def test_mistakes_of_the_settings_are_refused(settings: dict[str, Any], expected
         ("4", "no number"),
     ],
 )
-def test_unified_reward_is_its_final_score_over_five(server: CaptionServer, answer: str, expected: float | str):
+def test_unified_reward_is_its_final_score_over_five(
+    server: CaptionServer, answer: str, expected: float | str, tmp_path: Path
+):
+    (tmp_path / "rubric.txt").write_text("From 1 to 5, how good is [{prompt}]?", encoding="utf-8")
     server.replies = [completion(answer)]
-    (found,) = unified(server).score([sample("a red dog")])
-    assert server.asked[0].instruction.endswith("Text Caption: [a red dog]")
+    (found,) = unified(server, tmp_path / "rubric.txt").score([sample("a red dog")])
+    assert server.asked[0].instruction == "From 1 to 5, how good is [a red dog]?"
     assert server.asked[0].model == "UnifiedReward-7b-v1.5"
     if isinstance(expected, str):
         assert expected in str(found)
     else:
         assert found == {"unified_reward": expected}
+
+
+def test_the_question_of_unified_reward_is_a_file_and_part_of_its_identity(server: CaptionServer, tmp_path: Path):
+    first, second, wrong = (tmp_path / name for name in ("first.txt", "second.txt", "wrong.txt"))
+    first.write_text("Rate [{prompt}].", encoding="utf-8")
+    second.write_text("Rate this: [{prompt}].", encoding="utf-8")
+    wrong.write_text("Rate it.", encoding="utf-8")
+    assert unified(server, first).version != unified(server, second).version
+    with pytest.raises(ConfigError, match=r"has \{prompt\} 0 times, expected once"):
+        _ = unified(server, wrong).version
+    with pytest.raises(ConfigError, match=r"missing\.txt' cannot be read"):
+        _ = unified(server, tmp_path / "missing.txt").version
