@@ -91,9 +91,11 @@ class Reward:
             }
             # Not by str.format, to which braces of a prompt would be fields.
             asked = {"type": "text", "text": self._files.prompt.replace("{text_prompt}", sample.prompt)}
-            raw = self._model.scores([{"role": "user", "content": [shown, asked]}])
+            rated = self._model.ratings([{"role": "user", "content": [shown, asked]}])
         except (ItemError, ValueError) as error:
             return error
+        # The head has a row a token.
+        raw = [row[i] for i, row in enumerate(rated)]
         found = {
             name: (value - mean) / deviation
             for (name, (mean, deviation)), value in zip(self._normalisation.items(), raw, strict=True)
@@ -116,10 +118,12 @@ class Reward:
     @cached_property
     def _model(self) -> Any:
         # Imported here, so that planning never loads torch.
-        models = import_module("cosmos_rl_core.rewards._video_align_model")
+        models = import_module("cosmos_rl_core.rewards._rating_model")
         bounds = {"shortest_edge": self._options.min_frame_pixels, "longest_edge": self._options.max_frame_pixels}
         changes = {"video": {"do_sample_frames": False, "fps": None, "num_frames": None, "size": bounds}}
-        return models.load(self._files.folder, *device_and_dtype(self._options.param_dtype), changes)
+        device, dtype = device_and_dtype(self._options.param_dtype)
+        tokens = [*TOKENS.values()]
+        return models.load(models.VideoRewardModel, tokens, self._files.folder, device, dtype, changes)
 
 
 def sampled(total: int, fps: float) -> list[int]:

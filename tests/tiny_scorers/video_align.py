@@ -11,6 +11,7 @@ from cosmos_rl_core.rewards._video_align import TOKENS
 from cosmos_rl_core.rewards.video_align import prepare
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN2
+from tests.tiny_scorers.hpsv3 import older
 
 RANK, ALPHA, ADAPTED = 2, 6.0, "q_proj.weight"
 TEXT = "Rate it. {text_prompt} " + " ".join(f"{token} END" for token in TOKENS.values())
@@ -19,7 +20,7 @@ TEXT = "Rate it. {text_prompt} " + " ".join(f"{token} END" for token in TOKENS.v
 def published(folder: Path) -> None:
     """Write the files as they are published: a base, and a pickle with adapters, a head and three more embeddings."""
     tiny.save_model(folder / "base", QWEN2)
-    old = {_old(name): tensor for name, tensor in load_file(folder / "base" / "model.safetensors").items()}
+    old = {older(name): tensor for name, tensor in load_file(folder / "base" / "model.safetensors").items()}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         made: dict[str, torch.Tensor] = {}
@@ -42,11 +43,6 @@ def published(folder: Path) -> None:
     (folder / "model_config.json").write_text(json.dumps({"peft_lora_config": lora, "inference_config": moments}))
     text = f"import nothing_that_exists\nDETAILED_PROMPT_WITH_SPECIAL_TOKEN = {TEXT!r}\n"
     (folder / "prompt_template.py").write_text(text, encoding="utf-8")
-
-
-def _old(name: str) -> str:
-    """Return a weight's name as transformers 4 wrote it."""
-    return name.removeprefix("model.") if ".visual." in name else name.replace("model.language_model.", "model.")
 
 
 def settings(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""Models that rate: Qwen2-VL without its vocabulary's head, and layers at special tokens in its place."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.vlms._base import Changes
+from cosmos_rl_core.vlms._prompts import Prompts
+from cosmos_rl_core.weights.reading import align, read_module
+
+
+class RatingModel(transformers.Qwen2VLPreTrainedModel):
+    """Qwen2-VL whose last hidden states a head turns into numbers. A subclass says which head."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = transformers.Qwen2VLModel(config)
+        self.rm_head = self.head(config.text_config.hidden_size)
+        self.post_init()
+
+    def head(self, width: int) -> nn.Module:
+        """Return the head for hidden states of a width."""
+        raise NotImplementedError
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        """Return the numbers of every token, ``[conversations, tokens, numbers]``."""
+        hidden = self.model(**inputs, use_cache=False).last_hidden_state
+        return self.rm_head(hidden.to(next(self.rm_head.parameters()).dtype))
+
+
+class VideoRewardModel(RatingModel):
+    """VideoReward: a matrix gives three scores, ``[3, width]``."""
+
+    def head(self, width: int) -> nn.Module:
+        """Return the matrix."""
+        return nn.Linear(width, 3, bias=False)
+
+
+class HPSv3Model(RatingModel):
+    """HPSv3: layers, in float32, give the mean of a rating and the logarithm of its deviation."""
+
+    _keep_in_fp32_modules_strict = ["rm_head"]
+
+    def head(self, width: int) -> nn.Module:
+        """Return the layers. Identity stands for the dropout of training, so that layers keep their numbers."""
+        layers = nn.Linear(width, 1024), nn.ReLU(), nn.Identity(), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
+        return nn.Sequential(*layers)
+
+
+class Scorer:
+    """A model with its prompts, frozen, in eval mode."""
+
+    def __init__(self, model: RatingModel, prompts: Prompts, tokens: Sequence[str]) -> None:
+        """Take the special tokens at which it rates. Raises :class:`ConfigError` if its tokenizer lacks one."""
+        self.model, self._prompts = model, prompts
+        known = prompts.tokenizer.get_vocab()
+        if missing := [token for token in tokens if token not in known]:
+            raise ConfigError(f"the tokenizer lacks {', '.join(missing)}; prepare the folder again")
+        self._ids = [known[token] for token in tokens]
+
+    @torch.no_grad()
+    def ratings(self, conversation: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+        """Return what the head gives at each special token of a conversation."""
+        batch = self._prompts.prepare([conversation])
+        (tokens,) = batch["input_ids"].tolist()
+        there = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
+        # The originals give their language model no positions, so those in the text are taken, of patches too.
+        order = torch.arange(len(tokens), device=self.model.device).expand(3, 1, -1)
+        (rows,) = self.model(**there, position_ids=order)
+        return [rows[tokens.index(token)].double().tolist() for token in self._ids]
+
+
+def load(
+    model: type[RatingModel],
+    tokens: Sequence[str],
+    path: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    changes: Changes,
+) -> Scorer:
+    """Return the scorer in the folder ``path``. ``changes`` are those of :class:`.Prompts`.
+
+    Raises :class:`ConfigError` with every mistake in its files, and :class:`ArtifactError` if weights are missing.
+    """
+    read: Any = read_module(model, path, f"the files of the scorer {path!r}", dtype=dtype)
+    align(read.requires_grad_(False).eval().to(device))
+    return Scorer(read, Prompts(path, changes), tokens)
