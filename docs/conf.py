@@ -9,11 +9,13 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "_ex
 project = "cosmos-rl-flows"
 author = "the authors of cosmos-rl-flows"
 release = version_of("cosmos-rl-flows")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "recipe_fields", "reward_table"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "recipe_fields", "reward_table"]
 html_theme = "furo"
 html_title = project
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
+# The outputs that a notebook holds are shown; a test runs it.
+nb_execution_mode = "off"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 # Types of libraries, and of modules that have no page here.

@@ -64,16 +64,23 @@ class Members:
         """Return the types and shapes of a safetensors member's tensors, by name. Raises like :meth:`read`."""
         return self._member(shard, name).tensors
 
+    def names(self, shard: str) -> list[str]:
+        """Return the names of a shard's members. Raises like :meth:`read`."""
+        return [*self._table(shard)]
+
     def _member(self, shard: str, name: str) -> Member:
+        table = self._table(shard)
+        if name not in table:
+            raise ArtifactError(f"{shard} of {self.artifact.url} has no member {name!r}; it has {len(table)} others")
+        return table[name]
+
+    def _table(self, shard: str) -> dict[str, Member]:
         if shard not in self._tables:
             # One shard at a time: the blocks of one are already read in parallel.
             with self._scanning:
                 if shard not in self._tables:
                     self._tables[shard] = self._scan(shard)
-        table = self._tables[shard]
-        if name not in table:
-            raise ArtifactError(f"{shard} of {self.artifact.url} has no member {name!r}; it has {len(table)} others")
-        return table[name]
+        return self._tables[shard]
 
     def _scan(self, shard: str) -> dict[str, Member]:
         entry = self.artifact.entry(shard)

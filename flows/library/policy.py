@@ -1,0 +1,61 @@
+"""One policy version: its parts and their tensors."""
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.weights.parts import CURRENT
+from flows.operations.export import export, optimizer_steps
+from flows.planning.run import Run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Input
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy version of a run."""
+
+    version: int
+    _run: Run = field(repr=False)
+    _source: Input = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """Return the URL of its slot."""
+        return self._source.url
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of its files: equal policies have equal digests."""
+        return self._source.content
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Return the names of its parts, such as ``current``, ``old``, ``ema`` and ``optimizer``."""
+        return tuple(dict.fromkeys(self._folders()))
+
+    def tensors(self, part: str = CURRENT) -> dict[str, Any]:
+        """Return the tensors of one part by name, as torch tensors on the CPU.
+
+        Raises :class:`ConfigError` for an unknown part, :class:`ArtifactError` if its bytes are not those committed.
+        """
+        if part not in self.parts:
+            raise ConfigError(f"policy {self.version} has no part {part!r}; it has {', '.join(self.parts)}")
+        # Imported here because it needs torch, and tables do not.
+        return importlib.import_module("stages.formats.policies").read_part(self._source, part)
+
+    def export(self, folder: str | Path) -> Path:
+        """Copy the weights to a folder as diffusers loads them, and return the folder of this version.
+
+        As ``cosmos-flows export`` does. Raises :class:`ConfigError` if this version was not exported.
+        """
+        export(self._run.store_url, self._run.plan.run_id, str(folder), self.version)
+        return Path(folder, "safetensors", f"step_{optimizer_steps(self._run, self.version)}")
+
+    def _folders(self) -> Iterator[str]:
+        artifact = Artifact(self._source)
+        folders = (name.partition("/")[0] for name in artifact.names() if name.endswith(".safetensors"))
+        return (folder for folder in folders if not artifact.lacks(folder))
