@@ -9,6 +9,7 @@ from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import DivergenceError, RewardError
 from cosmos_rl_core.rewards._answers import words
 from cosmos_rl_core.rewards._base import NamedReward
+from cosmos_rl_core.rewards._exact import ONE_BY_ONE
 from cosmos_rl_core.rewards._served import ServedScorer
 from stages import contracts
 from stages.artifacts.layouts import holds
@@ -34,8 +35,10 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     config = scorer.config
     portions = portions_of(scorer.samples, scorer.part, groupwise=scorer.groupwise)
     served = _served(scorer, context)
-    # Scores of another scorer of the service are not adopted.
-    context.layout(portions.layout, **({"served": served.digest} if served else {}))
+    alone = scorer.make_exact(context.ranks.gather, context.outcome.note)
+    # Scores of another scorer of the service, and those of other batches, are not adopted.
+    made_by = {"served": served.digest} if served else {}
+    context.layout(portions.layout, **made_by, **({"batches": ONE_BY_ONE} if alone else {}))
     mine = portions.all[context.ranks.rank :: context.ranks.world_size]
     calls = _score(mine, scorer, request, context, served)
     found = [[json.loads(context.attempt.read(name)) for name in _names(portion)] for portion in mine]

@@ -72,6 +72,9 @@ def _files(folder: Path) -> dict[str, Path]:
 class Decoding:
     """Decodes the latents of requests to files of pixels."""
 
+    batching = ""
+    """Samples are decoded each alone."""
+
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self._torch, folders = import_module("torch"), {c: Path(path) for c, path in setup["decoders"].items()}
         self.version = version(folders, setup["dtype"])

@@ -157,6 +157,8 @@ class Pool:
         """Number of processes that are ready."""
         self.version = ""
         """What the processes say of themselves once one is ready."""
+        self.batching = ""
+        """How they put samples together, once one is ready."""
         self.fault = ""
         """Why the last process that did not start or that ended did so; "" while all are well."""
         self.deaths = 0
@@ -217,7 +219,8 @@ class Pool:
 
     async def _load(self, process: Process) -> bool:
         try:
-            version = (await process.load())["version"]
+            told = await process.load()
+            version, batching = told["version"], told["batching"]
         except ScorerError as error:
             self.fault = f"{self.label} does not load: {error}"
             log.error("%s", self.fault)
@@ -226,7 +229,7 @@ class Pool:
             self.fault = f"{self.label} is now {version}, was {self.version}; start the service again"
             log.error("%s", self.fault)
             return False
-        self.version, self.fault, self.broken = version, "", False
+        self.version, self.batching, self.fault, self.broken = version, batching, "", False
         log.info("%s is ready: %s", self.label, version)
         return True
 

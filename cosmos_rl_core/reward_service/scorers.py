@@ -68,7 +68,7 @@ class Scorer:
             "scores": {facts.wire.get(name, name): scale for name, scale in facts.scores.items()},
             "input": facts.input,
             "media": self.media,
-            "batching": self.served.args.batching,
+            "batching": self.pool.batching or self.served.args.batching,
             "ready": self.pool.ready > 0,
         }
         return told | ({"error": self.pool.fault} if self.pool.fault else {})
@@ -165,6 +165,7 @@ def scorer_of(served: Served, config: Config, devices: Devices, logs: Path, deco
     setup = {
         "plugin": served.plugin,
         "options": served.options.model_dump(mode="json"),
+        "batching": args.batching,
         "plugins": [pin.model_dump(mode="json") for pin in pins],
     }
     base = environment_of(config, served.interpreter)

@@ -21,6 +21,7 @@ from cosmos_rl_core.processes import die_with_parent
 from cosmos_rl_core.reward_service import frames
 from cosmos_rl_core.rewards._answers import brief, entries, words
 from cosmos_rl_core.rewards._base import Reward, Sample
+from cosmos_rl_core.rewards._exact import ONE_BY_ONE, batch_sizes, exact, named
 
 UNAVAILABLE = (ConnectionError, TimeoutError, UnavailableError)
 """Errors of a scorer that cannot work now."""
@@ -32,6 +33,8 @@ class Work(Protocol):
     """Work of a process."""
 
     version: str
+    batching: str
+    """How it puts samples together, in words; "" for work without a choice."""
 
     def answers(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return an answer to each request."""
@@ -45,10 +48,16 @@ class Scoring:
         outside_plugins.use(setup["plugins"], verify=True)
         module = plugins.load("rewards", setup["plugin"])
         options = module.Options.model_validate(setup["options"])
-        self._reward: Reward = module.Reward(options)
-        if options.facts.torch:
-            _warm_up(self._reward, options.facts.input)
-        self.version = self._reward.version
+        alone = False
+        if setup["batching"] == "exact" and batch_sizes(options):
+            self._reward, alone = exact(module.Reward, options, print)
+        else:
+            self._reward = module.Reward(options)
+            if options.facts.torch:
+                _warm_up(self._reward, options.facts.input)
+        self.version, self.batching = named(self._reward.version, alone=alone), setup["batching"]
+        if alone:
+            self.batching = f"{self.batching}, {ONE_BY_ONE}"
 
     def answers(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the entries of each request, scored in one call, and what was scored."""
@@ -145,7 +154,7 @@ def main() -> int:
     try:
         decoder = "cosmos_rl_core.reward_service.decoder"
         work: Work = import_module(decoder).Decoding(setup) if "decoders" in setup else Scoring(setup)
-        send({"ready": {"version": work.version}})
+        send({"ready": {"version": work.version, "batching": work.batching}})
     except Exception as error:
         send({"failed": words(error)})
         return 1

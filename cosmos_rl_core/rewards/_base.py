@@ -65,6 +65,15 @@ class ServedReward(Reward, Protocol):
 
 
 @runtime_checkable
+class ProbedReward(Reward, Protocol):
+    """A reward whose scores do not show everything that it computes of several samples together."""
+
+    def probe(self, samples: list[Sample]) -> list[Any]:
+        """Return for each sample, in order, values that differ if anything so computed does; or its error."""
+        ...
+
+
+@runtime_checkable
 class NamedReward(Reward, Protocol):
     """A reward of a service that may name its scorer, to which a run then keeps."""
 

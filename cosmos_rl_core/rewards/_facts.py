@@ -22,6 +22,8 @@ class Facts:
     """Whether it needs torch: it then runs in a stage with a GPU or in a service, never in a light stage."""
     groupwise: bool = False
     """Whether a score depends on the other samples of the same prompt, which are then scored together."""
+    batches: tuple[str, ...] = ()
+    """Options that are numbers of items in a forward. If that changes scores on a machine, they are 1 there."""
     also: tuple[str, ...] = ()
     """Other names under which reward services offer it."""
     wire: Mapping[str, str] = field(default_factory=lambda: NOTHING)

@@ -1,5 +1,6 @@
 """Scores of pictures and videos that lie in files, by any reward."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,8 @@ from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.datasets._files import kind_of
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._answers import entries, scored, words
-from cosmos_rl_core.rewards._base import Reward, Sample, ServedReward
+from cosmos_rl_core.rewards._base import Sample, ServedReward
+from cosmos_rl_core.rewards._exact import exact, named
 from cosmos_rl_core.vlms import _media
 
 TOGETHER = 16
@@ -41,10 +43,10 @@ class FileScorer:
         module = plugins.load("rewards", name)
         values = with_changes({"name": name}, Path(), settings, None)
         self.options: RewardOptions = validated(module.Options, values, f"reward {name}")
-        self._reward: Reward = module.Reward(self.options)
+        self._reward, alone = exact(module.Reward, self.options, lambda why: print(why, file=sys.stderr))
         if isinstance(self._reward, ServedReward):
             self._reward.check_service()
-        self.version = self._reward.version
+        self.version = named(self._reward.version, alone=alone)
 
     def score(self, files: Sequence[str], prompts: Sequence[str]) -> Iterator[FileScores]:
         """Yield the scores of each file with its prompt, in order."""

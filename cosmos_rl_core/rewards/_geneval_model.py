@@ -45,15 +45,25 @@ class Detector:
     @torch.no_grad()
     def detections(self, frames: list[np.ndarray]) -> list[list[Detection]]:
         """Return the objects in each uint8 frame ``[height, width, 3]``; the frames have one size."""
-        inputs = self._processor(images=frames, return_tensors="pt")
-        pixels, mask = inputs["pixel_values"], inputs["pixel_mask"][0]
-        classes, masks = self.model(pixels.to(self.model.device, self.model.dtype))
+        pixels, mask, classes, masks = self._seen(frames)
         used = int(mask.any(dim=1).sum()), int(mask.any(dim=0).sum())
         shape = frames[0].shape[0], frames[0].shape[1]
         return [
-            objects_in(one, resized(some, tuple(pixels.shape[-2:]), used, shape))
+            objects_in(one, resized(some, (pixels.shape[-2], pixels.shape[-1]), used, shape))
             for one, some in zip(classes.float(), masks.float(), strict=True)
         ]
+
+    @torch.no_grad()
+    def logits(self, frames: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the logits of classes and masks of frames of one size, from which objects are read."""
+        _, _, classes, masks = self._seen(frames)
+        return [*zip(classes.float().cpu().numpy(), masks.float().cpu().numpy(), strict=True)]
+
+    def _seen(self, frames: list[np.ndarray]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the inputs, the used part of an input, and the model's logits of classes and masks."""
+        inputs = self._processor(images=frames, return_tensors="pt")
+        pixels = inputs["pixel_values"]
+        return pixels, inputs["pixel_mask"][0], *self.model(pixels.to(self.model.device, self.model.dtype))
 
 
 def resized(masks: Tensor, padded: tuple[int, int], used: tuple[int, int], shape: tuple[int, int]) -> Tensor:

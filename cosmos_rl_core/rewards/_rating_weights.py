@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from safetensors.torch import load_file as load_file
 from safetensors.torch import save_file
 from tokenizers import AddedToken
 from torch import Tensor

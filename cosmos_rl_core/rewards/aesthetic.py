@@ -32,6 +32,7 @@ class Options(ClipOptions):
         source="christophschuhmann/improved-aesthetic-predictor (sac+logos+ava1-l14-linearMSE); LAION-AI/"
         "aesthetic-predictor (linear)",
         torch=True,
+        batches=("batch_size",),
         evidence="tiny weights",
     )
     name: Literal["aesthetic"] = "aesthetic"  # pyright: ignore[reportIncompatibleVariableOverride]

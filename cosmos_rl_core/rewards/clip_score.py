@@ -17,6 +17,7 @@ class Options(ClipOptions):
         scores={"clip_score": "cosine in [-1, 1]; about 0.1 to 0.35"},
         source="CLIPScore, arXiv:2104.08718, without its factor 2.5, its cut at 0 and its prefix of prompts",
         torch=True,
+        batches=("batch_size",),
         also=("clipscore",),
         evidence="tiny weights",
         names_checked=True,

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
+from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
@@ -44,6 +45,7 @@ class Options(ClipOptions):
         source="GenEval, arXiv:2310.11513, djghosh13/geneval; graded and strict scores of flow_grpo. The detector is "
         "Mask2Former in the layout of transformers; the benchmark's file is mmdetection's, with other weights",
         torch=True,
+        batches=("batch_size", "detector_batch_size"),
         also=("gen_eval",),
         wire={
             "geneval": "gen_eval_score",
@@ -88,6 +90,19 @@ class Reward:
         flat = [(frame, tags) for one in pictures if not isinstance(one, Exception) for frame, tags in one]
         found = iter(self._judged(flat))
         return [one if isinstance(one, Exception) else _mean([next(found) for _ in one]) for one in pictures]
+
+    def probe(self, samples: list[Sample]) -> list[Any]:
+        """Return the bits that detector and CLIP model compute of each sample's first frame.
+
+        In test pictures there may be nothing to detect, and then no colour to name.
+        """
+        frames, size = [sample.pixels[0] for sample in samples], self._options.detector_batch_size
+        seen: list[Any] = in_batches(frames, size, self._detector.logits, lambda frame: frame.shape)
+        embedded: list[Any] = self._clip.images(samples)
+        return [
+            sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in (*logits, rows)))
+            for logits, rows in zip(seen, embedded, strict=True)
+        ]
 
     def _judged(self, pictures: Sequence[tuple[np.ndarray, Tags]]) -> list[dict[str, float]]:
         """Return the scores of each frame."""

@@ -26,6 +26,7 @@ class Options(ClipOptions):
         scores={"hpsv2": "cosine in [-1, 1]; about 0.2 to 0.35"},
         source="HPS v2, arXiv:2306.09341, xswu/HPSv2; version 2.0 or 2.1 is that of the prepared file",
         torch=True,
+        batches=("batch_size",),
         evidence="tiny weights",
         names_checked=True,
     )

@@ -115,4 +115,5 @@ def prepare(source: Path, target: Path) -> None:
     prompt = "".join(folders.constant(texts, name, "MizzenAI/HPSv3, from hpsv3/dataset") for name in CONSTANTS)
     if not file.is_file():
         raise ConfigError(f"{file} is missing; fetch it from MizzenAI/HPSv3")
-    folders.write(target, source / "base", folders.renamed(folders.load_file(file)), [TOKEN], {PROMPT: prompt})
+    weights = folders.renamed(import_module("safetensors.torch").load_file(file))
+    folders.write(target, source / "base", weights, [TOKEN], {PROMPT: prompt})

@@ -33,6 +33,7 @@ class Options(RewardOptions):
         scores={"image_reward": "deviations from the mean of the training data; about -2 to 2"},
         source="ImageReward, arXiv:2304.05977, THUDM/ImageReward",
         torch=True,
+        batches=("batch_size",),
         also=("imagereward",),
         evidence="tiny weights",
         names_checked=True,

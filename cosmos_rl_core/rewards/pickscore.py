@@ -20,6 +20,7 @@ class Options(ClipOptions):
         scores={"pickscore": "logit / 26; about 0.65 to 0.95"},
         source="Pick-a-Pic, arXiv:2305.01569, yuvalkirstain/PickScore_v1; divided by 26 as in flow_grpo",
         torch=True,
+        batches=("batch_size",),
         evidence="tiny weights",
         names_checked=True,
     )

@@ -22,6 +22,7 @@ from stages.artifacts.slots import standing
 from stages.formats.generating import plan_samples
 from stages.formats.samples import read_index
 from stages.scoring.rewards import PREFIX, rewarded
+from stages.scoring.scorer import is_of
 
 Rows = list[dict[str, Any]]
 
@@ -106,7 +107,7 @@ def _check_scores(scores: Artifact, at: Place, findings: Findings) -> None:
         if row["valid"] != finite or row["valid"] != (error == ""):
             told = f"valid {row['valid']}, score {row['score']}, error {error!r}"
             findings.add(url, f"row {number}, {row['sample_id']}", f"{told}: a score or a reason, not both")
-        if row["scorer"] != made.config["scorer"]:
+        if not is_of(row["scorer"], made.config["scorer"]):
             findings.add(url, f"row {number}, {row['sample_id']}", f"scored by {row['scorer']}")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError, DivergenceError, U
 from cosmos_rl_core.foreign_errors import is_out_of_memory
 from cosmos_rl_core.rewards._answers import entries, scored, words
 from cosmos_rl_core.rewards._base import LatentSample, NamedReward, Reward, Sample
+from cosmos_rl_core.rewards._exact import ONE_BY_ONE, named, one_by_one, why_not_exact
 from cosmos_rl_core.rewards._served import ServedScorer
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -63,7 +65,24 @@ class Scorer:
             raise ConfigError(f"{found}, the request asks for {self.config.scorer}")
         self.name = self.config.scorer
         """What scored, as it stands beside each score."""
+        self.alone = False
+        """Whether each item has a forward of its own, although the settings say that several share one."""
         self._unit = lru_cache(_UNITS_HELD)(self._read_unit)
+
+    def make_exact(self, gather: Callable[[bool], list[bool]], say: Callable[[str], None]) -> bool:
+        """Make sure that scores depend on no other sample, and return whether that takes forwards of one item.
+
+        Collective: ``gather`` returns what every rank found; all do what one of them needs. ``say`` gets the reason.
+        """
+        options = self.config.reward
+        why = why_not_exact(self.reward, options)
+        if why is not None:
+            say(f"{options.label} scores in {ONE_BY_ONE}: {why}")
+        if any(gather(why is not None)):
+            del self.reward  # before its model is loaded a second time
+            self.reward = one_by_one(plugins.load("rewards", options.name).Reward, options)
+            self.name, self.alone = named(self.config.scorer, alone=True), True
+        return self.alone
 
     def hold_to(self, served: ServedScorer | None) -> None:
         """Take scores of this scorer of a service only; of any if it is None."""
@@ -132,6 +151,11 @@ class Scorer:
             rows.append(sample | {"score": score, "valid": score is not None, "scorer": self.name})
             answers.append({"sample_id": one.sample_id, "error": error, "details": details})
         return rows, answers
+
+
+def is_of(named: str, version: str) -> bool:
+    """Return whether the name beside a score begins with a reward's version; a digest or its batches may follow."""
+    return named == version or named.startswith(f"{version}, ")
 
 
 def _sample(stored: StoredSample) -> Sample | LatentSample:

@@ -18,6 +18,7 @@ import pytest
 from cosmos_rl_core.reward_service import pool
 from tests import running_service as running
 from tests.running_service import image_frame
+from tests.uneven import ULP
 from tests.upstream_client import UpstreamClient
 
 pytestmark = pytest.mark.processes
@@ -133,6 +134,22 @@ def test_exact_scores_each_request_by_itself_and_fast_those_of_one_shape_togethe
     assert calls(fast) == [1, 6, 4, 1]
     assert [known[name]["batching"] for name in ("exact", "fast")] == ["exact", "fast"]
     assert known["exact"]["digest"] != known["fast"]["digest"]
+
+
+def test_a_scorer_whose_batches_change_scores_gets_batches_of_1_and_is_another_scorer(tmp_path: Path):
+    even, uneven = (
+        {"reward_type": "uneven", "name": kernel, "options": {"kernel": kernel}} for kernel in ("even", "place")
+    )
+    plugins = [str(Path(running.__file__).with_name("uneven.py"))]
+    with serving(tmp_path, even, uneven, uneven | {"name": "fast", "batching": "fast"}, plugins=plugins) as client:
+        found = {name: client.scores(image_frame("a", "b", reward=name), name) for name in ("even", "place", "fast")}
+        known = client.get("/api/reward/info")[1]["scorers"]
+    scores = [found[name]["scores"]["uneven"] for name in ("even", "place", "fast")]
+    assert scores == [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0 + ULP]]
+    assert [known[name]["batching"] for name in found] == ["exact", "exact, batches of 1", "fast"]
+    assert [known[name]["version"] for name in found] == ["uneven 1", "uneven 1, batches of 1", "uneven 1"]
+    assert found["place"]["scorer"]["digest"] == known["place"]["digest"] != known["even"]["digest"]
+    assert "uneven scores in batches of 1: " in (tmp_path / "spool" / "logs" / "place.0.log").read_text()
 
 
 def test_a_poisonous_request_is_taken_out_of_a_batch(tmp_path: Path):
