@@ -1,0 +1,132 @@
+"""A score that a vision-language model of a folder states by a rubric: one that was trained here, or any other.
+
+The same question and the same parser as those of ``vlm_judge``, without a service: the stage ``judge``, the reward
+service or ``cosmos-flows score`` loads the model. Each sample is a forward of its own, always the likeliest token, so
+no answer depends on other samples.
+"""
+
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
+from cosmos_rl_core.datasets._base import ItemError
+from cosmos_rl_core.rewards._answers import brief
+from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._facts import Facts
+from cosmos_rl_core.rewards._judge import PROMPT, UnreadableError
+from cosmos_rl_core.rewards._rubric import RubricOptions
+from cosmos_rl_core.rewards._vlm import device_and_dtype, frames_of
+from cosmos_rl_core.storage import media
+from cosmos_rl_core.vlms import _folders
+from cosmos_rl_core.vlms._base import Changes
+
+DEFAULT_FPS = 2.0
+
+
+class Options(RubricOptions):
+    """The model, the rubric, and how its answers are read."""
+
+    facts = Facts(
+        scores={"vlm_answer": "the number that the model states, from `lowest` to `highest`"},
+        source="the recipe's rubric and model; the name is `vlm_answer-<criterion>` if it has a criterion",
+        torch=True,
+        evidence="tiny weights",
+        names_checked=True,
+    )
+    name: Literal["vlm_answer"] = "vlm_answer"  # pyright: ignore[reportIncompatibleVariableOverride]
+    model: UserPath = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
+    """Folder of the model, or its name on the Hugging Face hub, ``owner/name`` or ``owner/name@revision``, which is in
+    the local cache. Its files decide scores, not their place."""
+    system: str | None = Field(default=None, min_length=1)
+    """System prompt. Default: none."""
+    max_new_tokens: int = Field(default=128, ge=1)
+    """Maximum number of tokens of an answer. An answer that reaches it is cut, so it is a failure."""
+    num_frames: int | None = Field(default=None, ge=1)
+    """Number of frames that the model sees of a video, evenly spaced."""
+    fps: float | None = Field(default=None, gt=0)
+    """Frames that it sees of each second of a video, instead of ``num_frames``. Default: 2, without ``num_frames``."""
+    max_side: int | None = Field(default=1024, ge=1)
+    """Largest height and width of an image or frame in pixels. Larger ones are scaled down."""
+    param_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type of the weights and of all that is computed with them."""
+
+    @model_validator(mode="after")
+    def _one_way_to_sample(self) -> Self:
+        if self.num_frames is not None and self.fps is not None:
+            raise ValueError("num_frames and fps are both set; set one of them")
+        return self
+
+    @property
+    def changes(self) -> Changes:
+        """Return the settings that replace those of the model's folder."""
+        fps = self.fps or DEFAULT_FPS
+        return {"video": {"fps": fps} if self.num_frames is None else {"num_frames": self.num_frames}}
+
+
+class Reward:
+    """Score under the options' label: the number that the model states.
+
+    A cut answer, one without the number, or one off the rubric's scale is a failure of that sample.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    @cached_property
+    def version(self) -> str:
+        """Return the versions of the packages, and the digests of the model's files and of what it is asked.
+
+        Raises :class:`ConfigError` with every reason why the model cannot be used.
+        """
+        options = self._options
+        _folders.check(self._folder, options.changes, options.rubric)
+        asked = digest({"rubric": options.rubric, "system": options.system, "parser": options.parser})[:16]
+        packages = f"transformers {version('transformers')}, torch {version('torch').partition('+')[0]}"
+        return f"{packages}, sha256:{_folders.digest(self._folder)[:16]}, asked sha256:{asked}"
+
+    def check_prompt(self, text: str) -> str | None:
+        """Return None: every prompt can be asked about."""
+        return None
+
+    def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
+        """Return the score of each sample, or why it has none, in order."""
+        return [self._score(sample) for sample in samples]
+
+    def _score(self, sample: Sample) -> dict[str, float] | Exception:
+        options = self._options
+        try:
+            batch = self._vlm.prepare([self._asked(sample)])
+            (answer,) = self._vlm.answers(batch, options.max_new_tokens)
+            if not answer.whole:
+                cut = f"the answer is cut at max_new_tokens = {options.max_new_tokens}; raise it: {brief(answer.text)}"
+                return UnreadableError(cut)
+            return options.read(answer.text)
+        except (ItemError, ValueError) as error:
+            return error
+
+    def _asked(self, sample: Sample) -> list[dict[str, Any]]:
+        """Return the conversation about a sample."""
+        frames = frames_of(sample)
+        shown = (
+            {"type": "image", "image": frames}
+            if len(frames) == 1
+            else {"type": "video", "video": frames, "fps": media.FPS}
+        )
+        question = {"type": "text", "text": self._options.rubric.replace(PROMPT, sample.prompt)}
+        system = [] if self._options.system is None else [{"role": "system", "content": self._options.system}]
+        return [*system, {"role": "user", "content": [shown, question]}]
+
+    @cached_property
+    def _folder(self) -> str:
+        return _folders.resolve(self._options.model)
+
+    @cached_property
+    def _vlm(self) -> Any:
+        # Imported here, so that planning never loads torch.
+        vlms, options = import_module("cosmos_rl_core.vlms._model"), self._options
+        return vlms.load(self._folder, *device_and_dtype(options.param_dtype), options.changes, options.max_side)
