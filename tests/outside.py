@@ -29,7 +29,7 @@ class Reward:
         self.options = options
         self.version = "1"
 
-    def check_prompt(self, text):
+    def check_prompt(self, prompt):
         return None
 
     def score(self, samples):

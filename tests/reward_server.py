@@ -49,9 +49,9 @@ def parse(body: bytes) -> Frame:
     if not newline or json.dumps(about).encode() != line:
         raise ValueError("the first line is not what json.dumps writes")
     media_type, shape = about["media_type"], _shape(array)
-    if list(about) != ["prompts", "reward_fn", *(["video_infos"] if media_type != "image" else []), "media_type"] + (
-        ["scorers"] if "scorers" in about else []
-    ):
+    more = [name for name in ("scorers", "metadata") if name in about]
+    video = ["video_infos"] if media_type != "image" else []
+    if list(about) != ["prompts", "reward_fn", *video, "media_type", *more]:
         raise ValueError(f"keys {list(about)}")
     rank, dtype, colours = {"image": (4, "|u1", -1), "video": (5, "|u1", 1), "latent": (5, "<f2", 1)}[media_type]
     if len(shape) != rank or len(about["prompts"]) != shape[0]:
@@ -96,8 +96,8 @@ class RewardServer:
     pull_answers: list[Answer] = field(default_factory=list[Answer])
     pulls_before_ready: int = 0
     """How often a request is asked for in vain."""
-    scorer: dict[str, str] | None = None
-    """Version and digest of what scores, if the service tells it."""
+    scorer: dict[str, Any] | None = None
+    """Version and digest of what scores, and whether it takes metadata, if the service tells it."""
     lost: set[str] = field(default_factory=set[str])
     """Requests that were accepted and are no longer known."""
     frames: list[Frame] = field(default_factory=list[Frame])

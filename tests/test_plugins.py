@@ -265,7 +265,7 @@ def test_a_reward_plugin_conforms(name: str):
         return  # tests/test_torch_scorers.py scores with tiny weights
     reward, prompt = plugin(options), 'a sign that says "K7"'
     assert isinstance(reward.version, str)
-    assert reward.check_prompt(prompt) is None
+    assert reward.check_prompt(datasets_base.Prompt(id="p", text=prompt)) is None
     pixels = np.random.default_rng(0).integers(0, 256, (4, 1, 32, 64, 3), dtype=np.uint8)
     samples = [rewards_base.Sample(f"s{i}", f"p{i // 2}", prompt, picture) for i, picture in enumerate(pixels)]
     scores = reward.score(samples)

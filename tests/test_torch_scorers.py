@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Reward, Sample
 from cosmos_rl_core.rewards._facts import Facts
 from tests import tiny_scorers
@@ -93,6 +94,6 @@ def test_what_is_no_picture_fails_alone(scorer: tuple[str, Reward, Any]):
 
 def test_its_version_names_packages_and_bytes(scorer: tuple[str, Reward, Any]):
     name, reward, options = scorer
-    assert reward.check_prompt("a dog") is None
+    assert reward.check_prompt(Prompt(id="p", text="a dog", metadata=TAGS)) is None
     assert reward.version == plugins.load("rewards", name).Reward(options).version
     assert "sha256:" in reward.version

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._batches import in_batches
 from cosmos_rl_core.rewards._facts import Facts
@@ -28,7 +29,7 @@ class Reward:
     def __init__(self, options: Options) -> None:
         self.options, self.version, self.forwards = options, "uneven 1", 0
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         return None
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:

@@ -68,6 +68,7 @@ class Scorer:
             "scores": {facts.wire.get(name, name): scale for name, scale in facts.scores.items()},
             "input": facts.input,
             "media": self.media,
+            "metadata": True,
             "batching": self.pool.batching or self.served.args.batching,
             "ready": self.pool.ready > 0,
         }

@@ -22,10 +22,10 @@ from cosmos_rl_core.reward_service import frames
 from cosmos_rl_core.rewards._answers import brief, entries, words
 from cosmos_rl_core.rewards._base import Reward, Sample
 from cosmos_rl_core.rewards._exact import ONE_BY_ONE, batch_sizes, exact, named
+from cosmos_rl_core.rewards._trial import trial_samples
 
 UNAVAILABLE = (ConnectionError, TimeoutError, UnavailableError)
 """Errors of a scorer that cannot work now."""
-WARM_UP_SIZE = 224
 Entry = dict[str, Any]
 
 
@@ -125,13 +125,12 @@ def _pixels(sent: np.ndarray, media: frames.Media) -> np.ndarray:
 
 
 def _warm_up(reward: Reward, kind: str) -> None:
-    """Score a grey sample, so that weights that are missing are known before there is work.
+    """Score a test sample, so that weights that are missing are known before there is work.
 
-    Raises errors of files, packages and settings. That a scorer does not like grey is no fault.
+    Raises errors of files, packages and settings. That a scorer does not like the sample is no fault.
     """
-    pixels = np.full((8 if kind == "video" else 1, WARM_UP_SIZE, WARM_UP_SIZE, 3), 128, np.uint8)
     try:
-        reward.score([Sample("warm-up", "warm-up", 'a sign that says "grey"', pixels)])
+        reward.score(trial_samples(kind, 1))
     except ConfigError:
         raise
     except (*UNAVAILABLE, ValueError) as error:

@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._served import ServedScorer
 
 
@@ -42,7 +43,7 @@ class Reward(Protocol):
     version: str
     """Versions of the packages and models that compute the score; part of the identity of scores."""
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         """Return why a prompt cannot be scored, or None. Called for every prompt when a run is planned."""
         ...
 

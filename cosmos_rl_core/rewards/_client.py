@@ -204,7 +204,7 @@ class Client:
         nothing = {"uuid": "check", "type": "check"}
         enqueue = self._checked("GET", self._service.enqueue_url)
         fetch = self._checked("POST", self._service.fetch_url, data=nothing)
-        told = [str(ServedScorer.of(name, one) or name) for name, one in (self.scorers() or {}).items()]
+        told = [str(ServedScorer.of(name, one) or name) for name, one in (self.scorers_now() or {}).items()]
         return f"answers {enqueue} and {fetch}{'; ' if told else ''}{', '.join(told)}"
 
     def _checked(self, method: str, url: str, **request: Any) -> str:
@@ -226,19 +226,26 @@ class Client:
 
         Raises :class:`ConfigError` and :class:`UnavailableError` as other requests do.
         """
-        url, deadline_s, found = self._service.info_url, time.monotonic() + self._timeout_s, ""
-        for _ in tries(deadline_s, RETRY_DELAYS_S):
-            answer = self._try("GET", url, deadline_s, PULL_TIMEOUT_S)
-            if not isinstance(answer, str):
-                if answer.status_code in (401, 403):
-                    self._require_understood(url, answer)
-                passing = answer.is_server_error and answer.status_code != httpx.codes.NOT_IMPLEMENTED
-                if not passing and answer.status_code not in _PASSING:
-                    return self._told(answer)
-                found = self._quote(answer)
-            else:
-                found = answer
-        raise UnavailableError(f"{_place(url)} did not answer: {found}")
+        away = UnavailableError(f"{_place(self._service.info_url)} was not asked")
+        for _ in tries(time.monotonic() + self._timeout_s, RETRY_DELAYS_S):
+            try:
+                return self.scorers_now()
+            except UnavailableError as error:
+                away = error
+        raise away
+
+    def scorers_now(self) -> dict[str, Any] | None:
+        """Return what :meth:`scorers` does. Raises :class:`UnavailableError` without repetitions."""
+        url = self._service.info_url
+        answer = self._try("GET", url, time.monotonic() + PULL_TIMEOUT_S, PULL_TIMEOUT_S)
+        if isinstance(answer, str):
+            raise UnavailableError(f"{_place(url)} did not answer: {answer}")
+        if answer.status_code in (401, 403):
+            self._require_understood(url, answer)
+        passing = answer.is_server_error and answer.status_code != httpx.codes.NOT_IMPLEMENTED
+        if passing or answer.status_code in _PASSING:
+            raise UnavailableError(f"{_place(url)} did not answer: {self._quote(answer)}")
+        return self._told(answer)
 
     def _told(self, answer: Response) -> dict[str, Any] | None:
         try:

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards._base import Sample
@@ -130,7 +131,7 @@ class ClipReward:
         """Return the versions of the packages and the digest of the model's files."""
         return self._clip.version
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         """Return None: every prompt can be scored. Long ones are cut at the model's number of tokens."""
         return None
 

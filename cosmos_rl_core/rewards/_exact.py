@@ -8,17 +8,14 @@ names the scorer says so.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._answers import brief, words
 from cosmos_rl_core.rewards._base import ProbedReward, Reward, Sample
+from cosmos_rl_core.rewards._trial import trial_samples
 
 ONE_BY_ONE = "batches of 1"
 """What follows the version of a scorer whose batches changed scores."""
-BLOCKS, SIDE, FRAMES = 7, 224, 8
-"""Coloured blocks along a side of a test picture, its side in pixels, and the frames of a test video."""
 
 
 def batch_sizes(options: RewardOptions) -> dict[str, int]:
@@ -35,7 +32,7 @@ def why_not_exact(reward: Reward, options: RewardOptions) -> str | None:
     """
     if not (sizes := batch_sizes(options)):
         return None
-    one, *others = test_samples(options.facts.input, max(sizes.values()))
+    one, *others = trial_samples(options.facts.input, max(sizes.values()))
     (alone,), first, last = (_found(reward, some) for some in ([one], [one, *others], [*others, one]))
     if isinstance(alone, Exception):
         return f"no score of a test picture shows whether they depend on each other ({words(alone)})"
@@ -53,7 +50,7 @@ def one_by_one(make: Callable[[Any], Reward], options: RewardOptions) -> Reward:
     Raises :class:`ConfigError` if that does not make scores repeatable either.
     """
     reward = make(options.model_copy(update=dict.fromkeys(batch_sizes(options), 1)))
-    pair = test_samples(options.facts.input, 2)
+    pair = trial_samples(options.facts.input, 2)
     once, again = _found(reward, pair), _found(reward, pair[::-1])
     if repr(once) != repr(again[::-1]):
         raise ConfigError(
@@ -79,15 +76,6 @@ def exact(make: Callable[[Any], Reward], options: RewardOptions, say: Callable[[
 def named(version: str, *, alone: bool) -> str:
     """Return a scorer's version with how it batches, if not as its settings say."""
     return f"{version}, {ONE_BY_ONE}" if alone else version
-
-
-def test_samples(kind: str, count: int) -> list[Sample]:
-    """Return samples of one size and unlike contents, equal on every machine."""
-    rng, frames = np.random.default_rng(0), FRAMES if kind == "video" else 1
-    blocks = rng.integers(0, 256, (count, frames, BLOCKS, BLOCKS, 3), np.uint8)
-    pictures = blocks.repeat(SIDE // BLOCKS, axis=2).repeat(SIDE // BLOCKS, axis=3)
-    texts = [f'a sign that says "test {i}"' + " in red" * (i % 3) for i in range(count)]
-    return [Sample(f"test-{i}", f"test-{i}", text, pictures[i]) for i, text in enumerate(texts)]
 
 
 def _found(reward: Reward, samples: Sequence[Sample]) -> list[Any]:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.recipe import validated, with_changes
 from cosmos_rl_core.config.train import RewardOptions
-from cosmos_rl_core.datasets._base import ItemError
+from cosmos_rl_core.datasets._base import ItemError, Prompt, prompt_id
 from cosmos_rl_core.datasets._files import kind_of
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._answers import entries, scored, words
@@ -78,14 +77,15 @@ class FileScorer:
         return [scored(one, self.options.label) for one in found]
 
     def _sample(self, file: str, prompt: str) -> Sample | Exception:
-        if (reason := self._reward.check_prompt(prompt)) is not None:
+        asked = Prompt(id=prompt_id(prompt), text=prompt)
+        if (reason := self._reward.check_prompt(asked)) is not None:
             return ValueError(reason)
         try:
             clip = _media.video(file, None, lambda total, _: range(total)) if kind_of(file) == "video" else None
             pixels = (clip or _media.image(file)).pixels
         except (ItemError, OSError) as error:
             return error
-        return Sample(file, sha256(prompt.encode()), prompt, pixels)
+        return Sample(file, asked.id, prompt, pixels)
 
 
 def prompts_of(file: Path | None, text: str, count: int) -> list[str]:

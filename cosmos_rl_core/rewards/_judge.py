@@ -14,6 +14,7 @@ from PIL import Image
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.chat.service import ChatService, ChatSettings, Content, Question, picture_part, text_part
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._answers import brief, finite
 from cosmos_rl_core.rewards._base import Sample
 
@@ -43,7 +44,7 @@ class JudgeReward:
         asked = digest({"rubric": self.rubric, "parser": self.parser})[:16]
         return f"{self._settings.model} behind a chat endpoint, asked sha256:{asked}, pillow {version('pillow')}"
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         """Return None: a judge takes every prompt."""
         return None
 

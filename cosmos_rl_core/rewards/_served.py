@@ -1,7 +1,7 @@
 """Scorers behind a reward service: who they are, and that a run keeps to one of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cosmos_rl_core.errors import ConfigError
@@ -19,6 +19,8 @@ class ServedScorer:
     version: str
     digest: str
     """Digest of the plugin, its settings, its version and its weights."""
+    metadata: bool = field(default=False, compare=False)
+    """Whether frames for it may have the metadata of prompts."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.version} ({self.digest[:12]})"
@@ -28,7 +30,7 @@ class ServedScorer:
         """Return the scorer that a service tells of; None if what it tells is none."""
         if not isinstance(told, Mapping) or not isinstance(digest := told.get("digest"), str) or not digest:
             return None
-        return cls(name, brief(told.get("version", "")), digest)
+        return cls(name, brief(told.get("version", "")), digest, told.get("metadata") is True)
 
 
 class ScorerChangedError(ConfigError):

@@ -10,6 +10,7 @@ import safetensors.numpy
 from pydantic import Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._clip import L14, Clip, ClipOptions, unit
@@ -58,7 +59,7 @@ class Reward:
             raise ConfigError(f"no file at {self._file}; {made}")
         return f"{self._clip.version}, head sha256:{Remembered.of_user().sha256(self._file)[:16]}"
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         """Return None: prompts are not read."""
         return None
 

@@ -13,7 +13,7 @@ from PIL import Image
 from pydantic import Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY
-from cosmos_rl_core.datasets._base import ItemError
+from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.rewards._vlm import VlmFiles, VlmOptions, device_and_dtype, frames_of
@@ -64,7 +64,7 @@ class Reward:
         """Return the versions of the packages and the digests of the model's files and of the system prompt."""
         return self._files.version
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         """Return None: every prompt can be scored."""
         return None
 

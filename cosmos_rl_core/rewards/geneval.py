@@ -15,6 +15,7 @@ from pydantic import Field
 
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards import _geneval
@@ -80,8 +81,12 @@ class Reward:
             raise ConfigError(f"the detector needs {', '.join(missing)}; fetch {'it' if len(missing) == 1 else 'them'}")
         return f"{self._clip.version}, detector sha256:{files_digest(files)[:16]}"
 
-    def check_prompt(self, text: str) -> str | None:
-        """Return None: what is asked for is in the prompt's metadata, not in its text."""
+    def check_prompt(self, prompt: Prompt) -> str | None:
+        """Return every mistake in the tags of the prompt's metadata, or that there are none; None if all is well."""
+        try:
+            _geneval.tags_of(prompt.metadata)
+        except ValueError as error:
+            return str(error)
         return None
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:

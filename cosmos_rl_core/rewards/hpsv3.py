@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from cosmos_rl_core.datasets._base import ItemError
+from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
@@ -60,9 +60,9 @@ class Reward:
             raise ConfigError(f"{PROMPT} of {self._files.folder}: expected {', '.join(missing)} in it, each once")
         return found
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         """Return why a prompt cannot be scored, or None."""
-        return f"prompt {text!r} holds {TOKEN}, special to the model" if TOKEN in text else None
+        return _refusal(prompt.text)
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
         """Return the score of each sample, or why it cannot be scored, in order."""
@@ -71,7 +71,7 @@ class Reward:
     def _scores(self, sample: Sample) -> dict[str, float] | Exception:
         try:
             frames = frames_of(sample)
-            if (why := self.check_prompt(sample.prompt)) is not None:
+            if (why := _refusal(sample.prompt)) is not None:
                 raise ValueError(why)
             return {"hpsv3": float(np.mean([self._rating(frame, sample.prompt) for frame in frames]))}
         except (ItemError, ValueError) as error:
@@ -94,6 +94,10 @@ class Reward:
         models = import_module("cosmos_rl_core.rewards._rating_model")
         device, dtype = device_and_dtype(self._options.param_dtype)
         return models.load(models.HPSv3Model, [TOKEN], self._files.folder, device, dtype, {})
+
+
+def _refusal(text: str) -> str | None:
+    return f"prompt {text!r} holds {TOKEN}, special to the model" if TOKEN in text else None
 
 
 def scaled(frame: np.ndarray, factor: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards._base import Sample
@@ -69,7 +70,7 @@ class Reward:
             raise ConfigError(f"{tokenizer} has no tokenizer; expected some of {', '.join(VOCABULARY)}")
         return f"{packages()}, tokenizers {version('tokenizers')}, sha256:{files_digest(files | found)[:16]}"
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         """Return None: every prompt can be scored. Long ones are cut at 35 tokens."""
         return None
 

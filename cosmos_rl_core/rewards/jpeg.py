@@ -12,6 +12,7 @@ from PIL import Image
 from pydantic import Field
 
 from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
 
@@ -46,7 +47,7 @@ class Reward:
         self.options = options
         self.version = f"pillow {version('pillow')}"
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         """Return None: every prompt can be scored."""
         return None
 

@@ -16,6 +16,7 @@ import rapidocr
 from pydantic import Field
 
 from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
@@ -57,10 +58,10 @@ class Reward:
         digest = Remembered.of_user().sha256(path)[:16]
         return f"{_packages()}, {path.name} sha256:{digest}"
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         """Return why the prompt has no word to render, or None."""
         try:
-            target(text)
+            target(prompt.text)
         except ValueError as error:
             return str(error)
         return None

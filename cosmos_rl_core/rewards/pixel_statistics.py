@@ -24,6 +24,7 @@ from PIL import Image
 from pydantic import Field
 
 from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
 
@@ -72,7 +73,7 @@ class Reward:
         self._options = options
         self.version = f"1, pillow {version('pillow')}"
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         """Return None: prompts are not read."""
         return None
 

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._answers import brief, finite
 from cosmos_rl_core.rewards._base import LatentSample, Sample
@@ -100,7 +101,7 @@ class Reward:
         self.version = f"reward service, {options.reward_fn}{named_here}"
         self._held: ServedScorer | None = None
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         """Return None: only the service can check prompts."""
         return None
 
@@ -181,8 +182,10 @@ class Reward:
         fps = None if kind == "image" else float(media.FPS)
         prompts = [sample.prompt for sample in samples]
         try:
-            digest = self._held.digest if self._held else ""
-            body = frame(prompts, self._options.reward_fn, kind, arrays, fps, digest)
+            held = self._held
+            metadata = [sample.metadata for sample in samples] if held and held.metadata else []
+            digest = held.digest if held else ""
+            body = frame(prompts, self._options.reward_fn, kind, arrays, fps, digest, metadata)
             return client.enqueue(body, deadline_s)
         except RefusedError as error:
             self._refuse_other(error)

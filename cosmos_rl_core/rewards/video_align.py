@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from cosmos_rl_core.datasets._base import ItemError
+from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
@@ -70,10 +70,9 @@ class Reward:
         _ = self._normalisation
         return found
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         """Return why a prompt cannot be scored, or None."""
-        found = [token for token in TOKENS.values() if token in text]
-        return f"prompt {text!r} holds {', '.join(found)}, special to the model" if found else None
+        return _refusal(prompt.text)
 
     def score(self, samples: list[Sample]) -> list[dict[str, Any] | Exception]:
         """Return the scores of each sample, or why it cannot be scored, in order."""
@@ -82,7 +81,7 @@ class Reward:
     def _scores(self, sample: Sample) -> dict[str, Any] | Exception:
         try:
             frames = frames_of(sample)
-            if (why := self.check_prompt(sample.prompt)) is not None:
+            if (why := _refusal(sample.prompt)) is not None:
                 raise ValueError(why)
             shown = {
                 "type": "video",
@@ -124,6 +123,11 @@ class Reward:
         device, dtype = device_and_dtype(self._options.param_dtype)
         tokens = [*TOKENS.values()]
         return models.load(models.VideoRewardModel, tokens, self._files.folder, device, dtype, changes)
+
+
+def _refusal(text: str) -> str | None:
+    found = [token for token in TOKENS.values() if token in text]
+    return f"prompt {text!r} holds {', '.join(found)}, special to the model" if found else None
 
 
 def sampled(total: int, fps: float) -> list[int]:

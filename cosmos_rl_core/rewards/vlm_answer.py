@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
-from cosmos_rl_core.datasets._base import ItemError
+from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.rewards._answers import brief
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
@@ -89,7 +89,7 @@ class Reward:
         packages = f"transformers {version('transformers')}, torch {version('torch').partition('+')[0]}"
         return f"{packages}, sha256:{_folders.digest(self._folder)[:16]}, asked sha256:{asked}"
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         """Return None: every prompt can be asked about."""
         return None
 

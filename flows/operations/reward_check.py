@@ -5,22 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import numpy as np
 
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, UnavailableError
-from cosmos_rl_core.http_client import client, without_secrets
 from cosmos_rl_core.rewards._answers import brief
 from cosmos_rl_core.rewards._client import ENQUEUE_URL, FETCH_URL, Client, RefusedError, Service
 from cosmos_rl_core.rewards._frame import frame
+from cosmos_rl_core.rewards._trial import METADATA
 from cosmos_rl_core.storage import media
 
 ROOT = "/api/reward"
 PROMPT = 'a sign that says "test"'
 SIZE, NUM_FRAMES = 64, 9
-INFO_TIMEOUT_S = 10.0
-FAILED_CODES = (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED)
-"""Statuses of services that do not tell what they serve, such as cosmos-rl's."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,8 @@ def check(url: str, rewards: Sequence[str], timeout_s: float, environment: Mappi
     :class:`UnavailableError` for a service or scorer that does not work now.
     """
     service = service_at(url, environment)
-    known = scorers_of(service)
+    with Client(service, timeout_s) as asking:
+        known = asking.scorers_now() or {}
     asked = rewards or [*known]
     if not asked:
         raise ConfigError("the service does not tell what it serves, as cosmos-rl's does not: name one with --reward")
@@ -69,34 +66,15 @@ def service_at(url: str, environment: Mapping[str, str]) -> Service:
     )
 
 
-def scorers_of(service: Service) -> dict[str, dict[str, Any]]:
-    """Return what a service tells of its scorers, by name; nothing where it tells nothing."""
-    url = service.enqueue_url.removesuffix("enqueue") + "info"
-    place = f"the reward service at {without_secrets(url)}"
-    try:
-        with client(service.token, timeout=INFO_TIMEOUT_S) as http:
-            answer = http.get(url)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UnavailableError(f"{place} did not answer: {type(error).__name__}: {error}") from error
-    if answer.status_code in FAILED_CODES:
-        return {}
-    if answer.status_code in (401, 403):
-        raise ConfigError(f"{place} answered {answer.status_code} {brief(answer.text)}: set REMOTE_REWARD_TOKEN")
-    try:
-        answer.raise_for_status()
-        return dict(answer.json()["scorers"])
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise UnavailableError(f"{place} answered {answer.status_code} {brief(answer.text)}") from error
-
-
 def _scored(asking: Client, reward: str, scorer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the result of a test frame in a form that the scorer takes, by default an image."""
     kind = "image" if "image" in scorer.get("media", ["image"]) else "video"
     shape = (SIZE, SIZE, 3) if kind == "image" else (3, NUM_FRAMES, SIZE, SIZE)
     pixels = np.random.default_rng(0).integers(0, 256, (1, *shape), np.uint8)
     fps = None if kind == "image" else float(media.FPS)
+    metadata = [METADATA] if scorer.get("metadata") is True else []
     try:
-        ticket = asking.enqueue(frame([PROMPT], reward, kind, pixels, fps))
+        ticket = asking.enqueue(frame([PROMPT], reward, kind, pixels, fps, metadata=metadata))
     except RefusedError as error:
         raise ConfigError(f"{reward} was refused: {error}") from error
     try:

@@ -22,7 +22,8 @@ SHOWN = 5
 def check_training(recipe: Recipe, prompts: Sequence[Prompt], mistakes: Mistakes) -> None:
     """Add rewards that cannot score the prompts, and settings of sampler and algorithm that do not fit together."""
     for reward in recipe.rewards:
-        mistakes.catch(_check_reward, reward, prompts)
+        mistakes.catch(_check_prompts, reward, prompts)
+        mistakes.catch(_check_version, reward)
     if recipe.train.train_policy.rewarded:
         mistakes.catch(lambda: costs.needs_of(recipe).check(recipe.policy.diffusers.sample.rollout))
     mistakes.catch(_check_dropout, recipe)
@@ -130,15 +131,21 @@ def _check_posterior(recipe: Recipe) -> None:
         )
 
 
-def _check_reward(reward: RewardConfig, prompts: Sequence[Prompt]) -> None:
-    """Raise :class:`ConfigError` for a reward whose version is no string, or that cannot score some of the prompts."""
+def _check_version(reward: RewardConfig) -> None:
+    """Raise :class:`ConfigError` for a reward whose files are missing, or whose version is no string."""
+    kind = plugins.load("rewards", reward.fn.name)
+    with plugins.errors_of("rewards", reward.fn.name):
+        version = kind.Reward(reward.fn).version
+        if not isinstance(version, str):
+            raise ConfigError(f"{reward.fn.label}: version must be a string, found {version!r}")
+
+
+def _check_prompts(reward: RewardConfig, prompts: Sequence[Prompt]) -> None:
+    """Raise :class:`ConfigError` for a reward that cannot score some of the prompts."""
     kind = plugins.load("rewards", reward.fn.name)
     with plugins.errors_of("rewards", reward.fn.name):
         plugin = kind.Reward(reward.fn)
-        answers = {prompt.id: plugin.check_prompt(prompt.text) for prompt in prompts}
-        if not isinstance(plugin.version, str):
-            found = f"found {plugin.version!r}"
-            raise ConfigError(f"{reward.fn.label}: version must be a string, {found}")
+        answers = {prompt.id: plugin.check_prompt(prompt) for prompt in prompts}
     if reasons := [f"prompt {name}: {why}" for name, why in answers.items() if why is not None]:
         more = f" (and {len(reasons) - SHOWN} more)" if len(reasons) > SHOWN else ""
         shown = "; ".join(reasons[:SHOWN])

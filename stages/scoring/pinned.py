@@ -48,7 +48,7 @@ def settle(
             return found
         if pinned is not None and not accept:
             raise ScorerChangedError.of(label, _scorer(pinned), found)
-        named = None if found is None else Named(**vars(found))
+        named = None if found is None else Named(name=found.name, version=found.version, digest=found.digest)
         ours = Pinned(reward=label, number=number + 1, scorer=named)
         # Of two that meet the service first, one writes; the other then reads that record.
         written = store.put_if_absent(_url(record, label, number + 1), seal(KIND, ours.model_dump(mode="json")))

@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
 
@@ -30,7 +31,7 @@ class Reward:
     def __init__(self, options: Options) -> None:
         self.options, self.version = options, f"numpy {np.__version__}"
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         """Accept every prompt."""
         return None
 

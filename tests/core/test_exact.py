@@ -13,6 +13,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards import _exact, clip_score, geneval
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._files import FileScorer
+from cosmos_rl_core.rewards._trial import trial_samples
 from tests import tiny_scorers, uneven
 
 TORCH = [name for name in plugins.own("rewards") if plugins.load("rewards", name).Options.facts.torch]
@@ -90,7 +91,7 @@ def test_of_geneval_the_bits_of_both_models_are_compared_because_test_pictures_m
     options = geneval.Options.model_validate(tiny_scorers.settings("geneval", tmp_path))
     reward: Any = geneval.Reward(options)
     assert _exact.why_not_exact(reward, options) is None
-    one, other = reward.probe(_exact.test_samples("image", 2))
+    one, other = reward.probe(trial_samples("image", 2))
     assert one != other
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards import _geneval, _geneval_model, geneval
 from cosmos_rl_core.rewards._base import Sample
@@ -210,3 +211,23 @@ def test_a_detector_of_other_classes_is_refused(tmp_path: Path):
     _geneval_model.Segmenter(tiny.config(classes=3)).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="knows 3 classes, expected COCO's 80"):
         _geneval_model.load(str(tmp_path), "float32")
+
+
+def test_every_mistake_of_a_prompts_tags_is_known_when_a_run_is_planned():
+    reward = geneval.Reward(geneval.Options(model="none", detector="none"))
+
+    def said(metadata: dict[str, Any]) -> str | None:
+        return reward.check_prompt(Prompt(id="p", text="two dogs", metadata=metadata))
+
+    assert said({"tag": "counting", "include": [TWO]}) is None
+    assert said({}) == (
+        "the prompt's metadata holds nothing, expected GenEval's `tag` and `include`; use prompts from a geneval "
+        "*_metadata.jsonl"
+    )
+    wrong = said({"tag": "count", "include": [{"class": "dragon", "count": 0}]})
+    assert wrong is not None
+    assert [part.partition(":")[0] for part in wrong.partition("wrong: ")[2].split("; ")] == [
+        "tag",
+        "include.0.class",
+        "include.0.count",
+    ]

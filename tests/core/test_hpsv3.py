@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.rewards import _rating_model
 from cosmos_rl_core.rewards._base import Sample
@@ -98,7 +99,10 @@ def test_weights_by_todays_names_are_taken_too(folder: Path, tmp_path: Path):
 
 def test_a_prompt_with_the_special_token_is_refused_when_a_run_is_planned_and_fails_alone(folder: Path):
     reward, picture = reward_of(folder), pixels(1, 20, 30)
-    assert reward.check_prompt("a <|Reward|>") == "prompt 'a <|Reward|>' holds <|Reward|>, special to the model"
+    assert (
+        reward.check_prompt(Prompt(id="p", text="a <|Reward|>"))
+        == "prompt 'a <|Reward|>' holds <|Reward|>, special to the model"
+    )
     good, bad = reward.score([Sample(s, "p", text, picture) for s, text in (("a", "x"), ("b", "<|Reward|>"))])
     assert isinstance(good, dict)
     assert isinstance(bad, ValueError)

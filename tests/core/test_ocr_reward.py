@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from cosmos_rl_core.datasets import rendered_text as rendered
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards import ocr
 from cosmos_rl_core.rewards._base import Sample
@@ -79,10 +80,13 @@ def test_no_samples_give_no_scores(reward):
 
 
 def test_prompts_without_a_word_are_explained(reward):
-    assert reward.check_prompt('a sign that says "K7"') is None
-    assert "between double quotes" in reward.check_prompt("a sign")
-    assert "between double quotes" in reward.check_prompt('a sign that says "K7')
-    assert "nothing between" in reward.check_prompt('a sign that says " "')
+    def said(text):
+        return reward.check_prompt(Prompt(id="p", text=text))
+
+    assert said('a sign that says "K7"') is None
+    assert "between double quotes" in said("a sign")
+    assert "between double quotes" in said('a sign that says "K7')
+    assert "nothing between" in said('a sign that says " "')
 
 
 def test_the_version_names_packages_and_model(reward):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from cosmos_rl_core.datasets._base import ItemError
+from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._video_align import TOKENS
@@ -95,7 +95,7 @@ def _by_hand(folder: Path, prompt: str) -> list[float]:
 
 def test_a_prompt_with_a_special_token_is_refused_when_a_run_is_planned_and_fails_alone(folder: Path):
     reward = reward_of(folder)
-    assert reward.check_prompt("a dog <|MQ_reward|>") == (
+    assert reward.check_prompt(Prompt(id="p", text="a dog <|MQ_reward|>")) == (
         "prompt 'a dog <|MQ_reward|>' holds <|MQ_reward|>, special to the model"
     )
     good, bad = reward.score(

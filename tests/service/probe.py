@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import UnavailableError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
@@ -32,7 +33,7 @@ class Reward:
         if options.release == "broken":
             raise FileNotFoundError("no weights here")
 
-    def check_prompt(self, text: str) -> str | None:
+    def check_prompt(self, prompt: Prompt) -> str | None:
         return None
 
     def score(self, samples: list[Sample]) -> Any:
@@ -69,6 +70,8 @@ class Reward:
                 return {"probe": "0.5"}
             case "other":
                 return {"else": 1.0}
+            case "metadata":
+                return {"probe": float(sample.metadata["count"])}
             case "beside":
                 return {"probe": float(sample.pixels.mean()), "length": float("inf"), "else": 1.0}
             case "list":

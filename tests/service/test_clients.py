@@ -4,6 +4,7 @@ import socketserver
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,17 @@ def test_our_client_keeps_to_the_scorer_that_the_service_names(service: Upstream
     reward.hold_to(ServedScorer("jpeg", "0", "0" * 64))
     with pytest.raises(ScorerChangedError, match=rf"scored by jpeg 0 .*now it is jpeg .*{told.digest[:12]}"):
         reward.score([sample(0, "a")])
+
+
+@pytest.mark.usefixtures("named")
+def test_our_client_gives_our_service_the_metadata_of_prompts():
+    module = plugins.load("rewards", "remote")
+    reward = module.Reward(module.Options(reward_fn="probe", score_key="probe_reward"))
+    reward.hold_to(reward.scorer())
+    samples = [replace(sample(i, "metadata"), metadata={"count": 7 + i}) for i in range(2)]
+    assert [entry["probe_reward"] for entry in reward.score(samples)] == [7.0, 8.0]
+    (without,) = reward.score([replace(samples[0], metadata={})])
+    assert "KeyError: 'count'" in str(without)
 
 
 class _Redis(socketserver.StreamRequestHandler):

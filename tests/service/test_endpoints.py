@@ -56,6 +56,7 @@ def test_every_answer_names_its_scorer(service: UpstreamClient):
         "scores": {"probe_reward": "mean of all pixels, 0 to 255"},
         "input": "any",
         "media": ["image", "video"],
+        "metadata": True,
         "batching": "exact",
         "ready": True,
     }

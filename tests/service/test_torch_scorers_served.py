@@ -7,6 +7,7 @@ import pytest
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._trial import METADATA
 from tests import running_service as running
 from tests import tiny_scorers
 from tests.upstream_client import frame
@@ -23,16 +24,17 @@ def test_scores_do_not_depend_on_where_and_with_what_a_sample_is_scored(name: st
     shape = (3, 3, 9, 64, 48) if facts.input == "video" else (3, 64, 48, 3)
     array = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     frames = array.transpose(0, 2, 3, 4, 1) if facts.input == "video" else array[:, None]
-    samples = [Sample(f"{i}", f"{i}", prompt, frames[i]) for i, prompt in enumerate(PROMPTS)]
+    samples = [Sample(f"{i}", f"{i}", prompt, frames[i], metadata=METADATA) for i, prompt in enumerate(PROMPTS)]
     options = module.Options.model_validate({"name": name, **settings})
     own = [scores[label] for scores in module.Reward(options).score(samples)]
 
     media, key = ("video" if facts.input == "video" else "image"), facts.wire.get(label, label)
     scorer = {"reward_type": name, "options": settings}
     with running.in_thread(running.write(tmp_path, running.settings(tmp_path, scorer))) as client:
-        bodies = [frame(PROMPTS, {name: 1.0}, array, media_type=media)]
-        bodies += [
-            frame(PROMPTS[i : i + 1], {name: 1.0}, array[i : i + 1], media_type=media) for i in range(len(PROMPTS))
+        parts = [slice(0, len(PROMPTS)), *(slice(i, i + 1) for i in range(len(PROMPTS)))]
+        bodies = [
+            frame(PROMPTS[part], {name: 1.0}, array[part], media_type=media, metadata=[METADATA] * len(PROMPTS[part]))
+            for part in parts
         ]
         uuids = [client.enqueue(body) for body in bodies]
         found = [client.result(uuid, name, 120) for uuid in uuids]

@@ -46,7 +46,7 @@ class Scoring:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        prompts = tuple(Prompt(id=f"p{number}", text="x") for number in range(3))
+        prompts = tuple(Prompt(id=f"p{number}", text="x", metadata={"count": number}) for number in range(3))
         planned = plan_samples(prompts, 1, run_seed=0, iteration=None)
         stored = [with_media(s, one, None, {"policy": "c"}) for s, one in zip(planned, PICTURES, strict=True)]
         self.source = write_units(str(folder / "rollout"), stored, 1)
@@ -85,10 +85,22 @@ def test_the_scorer_is_pinned_at_first_contact_and_sent_with_every_frame(server:
     assert [path.name for path in (tmp_path / "scorers").iterdir()] == ["remote-fn-overall_reward.1.json"]
 
 
+def test_metadata_goes_to_a_service_that_takes_it_and_to_no_other(server: RewardServer, tmp_path: Path):
+    stage = Scoring(tmp_path)
+    server.scorer = FIRST | {"metadata": True}
+    stage.make("one")
+    # It is no part of who scores: a service that takes it no more is the same one.
+    server.scorer = FIRST
+    stage.make("two")
+    found = [frame.about.get("metadata") for frame in server.frames]
+    assert found == [[{"count": 0}], [{"count": 1}], [{"count": 2}], None, None, None]
+    assert stage.scorers("one") == stage.scorers("two")
+
+
 def test_a_service_that_tells_nothing_gets_the_frames_of_before(server: RewardServer, tmp_path: Path):
     stage = Scoring(tmp_path)
     stage.make()
-    assert ["scorers" in frame.about for frame in server.frames] == [False] * 3
+    assert [{"scorers", "metadata"} & {*frame.about} for frame in server.frames] == [set()] * 3
     assert stage.scorers() == ["reward service, fn"] * 3
 
 

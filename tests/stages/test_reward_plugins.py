@@ -45,7 +45,7 @@ class Reward:
     def __init__(self, options):
         self.version, self._answer = "1", options.answer
 
-    def check_prompt(self, text):
+    def check_prompt(self, prompt):
         return None
 
     def score(self, samples):

@@ -1,0 +1,23 @@
+"""Samples with which scorers are tried out, equal on every machine."""
+
+from typing import Any
+
+import numpy as np
+
+from cosmos_rl_core.rewards._base import Sample
+
+SIDE, FRAMES = 224, 8
+"""Side of a picture in pixels, and frames of a video."""
+BLOCKS = 7
+"""Coloured blocks along a side."""
+METADATA: dict[str, Any] = {"tag": "single_object", "include": [{"class": "stop sign", "count": 1}]}
+"""What GenEval asks for; other scorers do not read it."""
+
+
+def trial_samples(kind: str, count: int) -> list[Sample]:
+    """Return samples of one size and unlike contents, which show nothing; videos if ``kind`` is ``video``."""
+    rng, frames = np.random.default_rng(0), FRAMES if kind == "video" else 1
+    blocks = rng.integers(0, 256, (count, frames, BLOCKS, BLOCKS, 3), np.uint8)
+    pictures = blocks.repeat(SIDE // BLOCKS, axis=2).repeat(SIDE // BLOCKS, axis=3)
+    texts = [f'a sign that says "test {i}"' + " in red" * (i % 3) for i in range(count)]
+    return [Sample(f"test-{i}", f"test-{i}", text, pictures[i], metadata=METADATA) for i, text in enumerate(texts)]
