@@ -57,6 +57,18 @@ class Reward(Protocol):
 
 
 @runtime_checkable
+class LabelledReward(Reward, Protocol):
+    """A reward that may train only once it was compared with labels of people."""
+
+    def agreement(self) -> str:
+        """Return how far it agrees with labels, in a line. Called when a run is planned that trains on it.
+
+        Raises :class:`ConfigError` if it was not compared.
+        """
+        ...
+
+
+@runtime_checkable
 class ServedReward(Reward, Protocol):
     """A reward that a service computes."""
 

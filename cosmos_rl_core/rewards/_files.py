@@ -12,6 +12,7 @@ from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import ItemError, Prompt, prompt_id
 from cosmos_rl_core.datasets._files import kind_of
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.rewards._agreement import Agreement, agreement
 from cosmos_rl_core.rewards._answers import entries, scored, words
 from cosmos_rl_core.rewards._base import Sample, ServedReward
 from cosmos_rl_core.rewards._exact import exact, named
@@ -53,6 +54,11 @@ class FileScorer:
         pairs = [*zip(files, prompts, strict=True)]
         for start in range(0, len(pairs), size):
             yield from self._together(pairs[start : start + size])
+
+    def agreement(self, found: Sequence[FileScores], labels: Sequence[float]) -> Agreement:
+        """Return how far the scores of files agree with their labels."""
+        label = self.options.label
+        return agreement(label, self.version, [one.scores.get(label) for one in found], labels)
 
     def _together(self, pairs: Sequence[tuple[str, str]]) -> Iterator[FileScores]:
         read = [self._sample(file, prompt) for file, prompt in pairs]

@@ -15,6 +15,8 @@ from pydantic import Field, model_validator
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.datasets._base import ItemError, Prompt
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.rewards import _agreement
 from cosmos_rl_core.rewards._answers import brief
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
@@ -54,6 +56,9 @@ class Options(RubricOptions):
     """Largest height and width of an image or frame in pixels. Larger ones are scaled down."""
     param_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of the weights and of all that is computed with them."""
+    agreement: UserPath | None = Field(default=None, min_length=1, json_schema_extra=NOT_IDENTITY)
+    """File that says how far this model agrees with labels of people: ``cosmos-flows score --labels --agreement``
+    writes it. A reward with the role ``train`` needs it."""
 
     @model_validator(mode="after")
     def _one_way_to_sample(self) -> Self:
@@ -92,6 +97,19 @@ class Reward:
     def check_prompt(self, prompt: Prompt) -> str | None:
         """Return None: every prompt can be asked about."""
         return None
+
+    def agreement(self) -> str:
+        """Return how far the model agrees with labels, in a line.
+
+        Raises :class:`ConfigError` unless the options name a file of this very model, question and parser.
+        """
+        if (path := self._options.agreement) is None:
+            raise ConfigError(
+                f"{self._options.label} would train on what a model says, and nothing shows that it is right; score "
+                "labelled files that it was not trained on (cosmos-flows score FILES --labels ... --agreement FILE), "
+                "and name the file: agreement = FILE. With role = 'monitor' it needs none"
+            )
+        return _agreement.read(path, self._options.label, self.version).words()
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
         """Return the score of each sample, or why it has none, in order."""

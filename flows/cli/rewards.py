@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer import Argument, Option
+from typer import Argument, BadParameter, Option
 from typer.core import TyperGroup
 
 from flows.cli.command import JsonOption, OwnExitCode, command, print_json, print_parts
@@ -54,6 +54,8 @@ def score(
     prompts: Annotated[Path | None, Option(help="A text file with the prompt of each file on a line")] = None,
     settings: Annotated[list[str] | None, Option("--set", help="A setting: option=value; may be repeated")] = None,
     plugin: Annotated[list[str] | None, Option(help="A file with a reward of your own; may be repeated")] = None,
+    labels: Annotated[Path | None, Option(help="A text file with the right score of each file on a line")] = None,
+    agreement: Annotated[Path | None, Option(help="With --labels: write how far scores agree to this file")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Score your own pictures and videos with any reward. A file that has no score is a failure, never a number.
@@ -64,16 +66,25 @@ def score(
         cosmos-flows score a.png b.png --reward ocr --prompt 'a sign that says "K7"'
         cosmos-flows score clips/*.mp4 --reward pixel_statistics --json
         cosmos-flows score a.png --reward clip_score --set model=clip-vit-large-patch14 --prompt 'a dog'
+        cosmos-flows score *.png --reward aesthetic --labels labels.txt
     """
+    if agreement is not None and labels is None:
+        raise BadParameter("needs --labels", param_hint="--agreement")
     core: Any = import_module("cosmos_rl_core.rewards._files")
     import_module("cosmos_rl_core.outside_plugins").find(plugin or ())
+    given = None if labels is None else import_module("cosmos_rl_core.rewards._agreement").labels_of(labels, len(files))
     scorer = core.FileScorer(reward, settings or ())
     found = [*scorer.score(files, core.prompts_of(prompts, prompt, len(files)))]
     failed = [one for one in found if one.error]
+    agrees = None if given is None else scorer.agreement(found, given)
+    if agreement is not None and agrees is not None:
+        agreement.write_text(agrees.model_dump_json(indent=2) + "\n", encoding="utf-8")
     if as_json:
-        print_json({"reward": reward, "scorer": scorer.version, "files": found})
+        told = {"reward": reward, "scorer": scorer.version, "files": found}
+        print_json(told if agrees is None else told | {"agreement": agrees.model_dump()})
     else:
-        print_parts(*_table(found, scorer.options.label), f"scored by {scorer.version}")
+        lines = [f"scored by {scorer.version}", *([] if agrees is None else [agrees.words()])]
+        print_parts(*_table(found, scorer.options.label), *lines)
     if failed:
         raise OwnExitCode(65)
 

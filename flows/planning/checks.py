@@ -11,6 +11,7 @@ from cosmos_rl_core.errors import ConfigError, Mistakes
 from cosmos_rl_core.parallel import sequence_shares
 from cosmos_rl_core.pipelines import checkpoints, directories, guidance, sizes
 from cosmos_rl_core.pipelines.buckets import Size, buckets
+from cosmos_rl_core.rewards._base import LabelledReward, Reward
 from cosmos_rl_core.sampling.schedule import check_flow
 from cosmos_rl_core.sampling.solvers import solver_of
 from flows.planning import costs
@@ -132,12 +133,13 @@ def _check_posterior(recipe: Recipe) -> None:
 
 
 def _check_version(reward: RewardConfig) -> None:
-    """Raise :class:`ConfigError` for a reward whose files are missing, or whose version is no string."""
+    """Raise :class:`ConfigError` for a reward without its files, whose version is no string, or that may not train."""
     kind = plugins.load("rewards", reward.fn.name)
     with plugins.errors_of("rewards", reward.fn.name):
-        version = kind.Reward(reward.fn).version
-        if not isinstance(version, str):
-            raise ConfigError(f"{reward.fn.label}: version must be a string, found {version!r}")
+        plugin = kind.Reward(reward.fn)
+        if not isinstance(plugin.version, str):
+            raise ConfigError(f"{reward.fn.label}: version must be a string, found {plugin.version!r}")
+        _agreement(reward, plugin)
 
 
 def _check_prompts(reward: RewardConfig, prompts: Sequence[Prompt]) -> None:
@@ -150,6 +152,22 @@ def _check_prompts(reward: RewardConfig, prompts: Sequence[Prompt]) -> None:
         more = f" (and {len(reasons) - SHOWN} more)" if len(reasons) > SHOWN else ""
         shown = "; ".join(reasons[:SHOWN])
         raise ConfigError(f"{reward.fn.label} cannot score {len(reasons)} prompts: {shown}{more}")
+
+
+def agreements(recipe: Recipe) -> list[str]:
+    """Return how far the judges that train agree with labels of people, a line each."""
+    found = {
+        one.fn.label: _agreement(one, plugins.load("rewards", one.fn.name).Reward(one.fn)) for one in recipe.rewards
+    }
+    return [f"{label}: {line}" for label, line in found.items() if line]
+
+
+def _agreement(reward: RewardConfig, plugin: Reward) -> str:
+    """Return how far a reward that trains agrees with labels; "" for any other.
+
+    Raises :class:`ConfigError` if it must be compared with some first.
+    """
+    return plugin.agreement() if reward.role == "train" and isinstance(plugin, LabelledReward) else ""
 
 
 def with_solver(recipe: Recipe) -> Recipe:

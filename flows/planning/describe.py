@@ -12,7 +12,7 @@ from rich.table import Table
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.pipelines import directories, weight_files
 from cosmos_rl_core.pipelines.memory import Bytes
-from flows.planning import costs, estimate, memory
+from flows.planning import checks, costs, estimate, memory
 from flows.planning.plan import Plan, run_url
 from flows.planning.run import Run
 from flows.post_train import post_train
@@ -44,6 +44,7 @@ def describe_plan(plan: Plan, store_url: str) -> str:
         batch = f"{recipe.prompts_per_iteration} prompts x {recipe.rollout.n_generation} samples"
         rewards = [f"{r.fn.label} ({r.role}, weight {r.weight:g})" for r in Run(plan, store_url).scored]
         subjects |= {"iteration": f"{batch}, {solver}", "rewards": ", ".join(rewards), "warns": _warns(plan)}
+        subjects |= {"agreement": checks.agreements(recipe)}
     if missing := missing_files(plan):
         command = directories.download_command(recipe.policy.model_name_or_path)
         missing += [] if command is None else [f"a run needs them: {command}"]
