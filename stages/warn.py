@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from cosmos_rl_core.canonical import canonical_json
+from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.early_warning import Limit
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._answers import finite
@@ -94,24 +94,27 @@ def _ratio(moved: float, unit: float) -> float:
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write ``evidence.json`` and, if a limit tripped, a page with the samples that exceed it most.
 
-    The evidence has ``scores`` and ``first``, the contents that were judged, by reward; ``levels``, a row a score of
-    every reward; and ``tripped``, a row a bound that is exceeded. Return how many are, and each reward's z-score.
+    The evidence has ``scores`` and ``first``, the contents of the scores that were judged, by reward; ``numbers``, the
+    digests of every number beside them too; ``levels``, a row a score of every reward; and ``tripped``, a row a bound
+    that is exceeded. Return how many are, and each reward's z-score.
     """
     config = request.settings(contracts.Warn)
     scores, first = (
         dict(zip(config.rewards, map(Artifact, request.inputs[role]), strict=True)) for role in ("scores", "first")
     )
     tables = {label: _scores(label, scores[label]) for label in scores}
+    before = {label: _scores(label, first[label]) for label in first}
     levels = {
         (level.reward, level.score): level
         for label, table in tables.items()
-        for level in _levels(label, table, _scores(label, first[label]))
+        for level in _levels(label, table, before[label])
     }
     tripped = [row for limit in config.limits for row in _tripped(limit, levels, tables[limit.reward])]
     evidence = {
         "iteration": request.iteration,
         "scores": {label: artifact.manifest.content for label, artifact in scores.items()},
         "first": {label: artifact.manifest.content for label, artifact in first.items()},
+        "numbers": {label: {"now": _digest(tables[label]), "first": _digest(before[label])} for label in tables},
         "levels": [level.as_json() for level in levels.values()],
         "tripped": tripped,
     }
@@ -130,6 +133,13 @@ def _scores(label: str, artifact: Artifact) -> Any:
     rows = [_numbers(str(details[sample])) for sample in table.index]
     found = pd.DataFrame(rows, index=table.index, dtype="float64")
     return found.assign(**{label: table["score"].astype("float64"), "prompt_id": table["prompt_id"]})
+
+
+def _digest(table: Any) -> str:
+    """Return the digest of every number of a table, by sample and name."""
+    rows = table.drop(columns="prompt_id").to_dict("index")
+    return digest({str(sample): {n: value for n, value in row.items() if finite(value) is not None}
+                   for sample, row in rows.items()})  # fmt: skip
 
 
 def _numbers(details: str) -> dict[str, float]:

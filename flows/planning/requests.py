@@ -80,7 +80,9 @@ def warn(run: Run, k: int) -> Request:
     labels = tuple(reward.fn.label for reward in run.scored)
 
     def scores(k: int) -> tuple[Input, ...]:
-        return tuple(input_of(run.slots.iteration(k, f"reward-{label}")) for label in labels)
+        # All numbers that a reward gave are judged, also those that nothing trains on.
+        read = contracts.Reward.SCORES, contracts.Reward.ANSWERS
+        return tuple(input_of(run.slots.iteration(k, f"reward-{label}"), *read) for label in labels)
 
     assert run.plan.early_warning is not None
     config = contracts.Warn(rewards=labels, limits=run.plan.early_warning.limits)

@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 
 from cosmos_rl_core.config.early_warning import OnTrip
 from cosmos_rl_core.errors import ApprovalError, WarningError
+from flows.planning import requests
 from flows.planning.run import Run
 from flows.running import pauses
+from flows.running.wave import standing_manifest
 from flows.warning.decisions import decide
 from flows.warning.warnings import Warned
 from stages.artifacts.manifest import Manifest
@@ -21,12 +23,12 @@ def pass_gate(run: Run, manifests: Sequence[Manifest], note: Callable[[str], Non
     on_trip = run.plan.early_warning.on_trip if run.plan.early_warning else "mark"
     for manifest in manifests:
         if manifest.stage == "warn" and (warned := Warned.of(manifest)) is not None:
-            _judge(run.plan.run_id, warned, on_trip, note)
+            _judge(run, warned, on_trip, note)
 
 
-def _judge(run_id: str, warned: Warned, on_trip: OnTrip, note: Callable[[str], None]) -> None:
+def _judge(run: Run, warned: Warned, on_trip: OnTrip, note: Callable[[str], None]) -> None:
     decided = warned.decision
-    if decided is not None and decided.lets_pass:
+    if decided is not None and decided.lets_pass and not _asks_now(run, warned, on_trip):
         return
     if decided is not None and decided.word == "suspended" and (who := pauses.resumed(warned.evidence)) is not None:
         note(f"iteration {warned.k}: {decide(warned.manifest, 'approved', warned.tripped, who)}")
@@ -41,5 +43,14 @@ def _judge(run_id: str, warned: Warned, on_trip: OnTrip, note: Callable[[str], N
         raise WarningError(f"{said}\n  the run is stopped (early_warning.on_trip = 'stop'); {change}")
     else:
         decide(warned.manifest, "suspended", warned.tripped, BY_RECIPE)
-        go_on = f"look at them, then `cosmos-flows approve {run_id}`, or Resume in Prefect, lets the run go on"
+        go_on = f"look at them, then `cosmos-flows approve {run.plan.run_id}`, or Resume in Prefect, lets the run go on"
         raise ApprovalError.on(warned.evidence, f"{said}\n  the run is suspended; {go_on}")
+
+
+def _asks_now(run: Run, warned: Warned, on_trip: OnTrip) -> bool:
+    """Return whether the recipe no longer lets pass what it had marked before the update that follows it was made.
+
+    Nobody looked at what was only marked. What an update was made of cannot be held back any more.
+    """
+    marked = warned.decision is not None and warned.decision.word == "marked"
+    return marked and on_trip != "mark" and standing_manifest(requests.update(run, warned.k)) is None

@@ -85,12 +85,12 @@ class Manifest(Record):
         return None if in_place else "path of a file"
 
     def part_content(self, *parts: str) -> str:
-        """Return the digest of the result files of these parts, or of all parts if none is named."""
+        """Return the digest of the files of these parts, or of all result files if none is named."""
         return content_of(self.files, *parts)
 
     def has_part(self, part: str) -> bool:
-        """Return whether there are result files under ``<part>/``."""
-        return any(name.startswith(f"{part}/") for name in self.files)
+        """Return whether there are files under ``<part>/``, or a file of this name."""
+        return any(name == part or name.startswith(f"{part}/") for name in self.files)
 
     def why_not(self, request: Request) -> str | None:
         """Return why this artifact does not stand for ``request``; None if it does. Does not look at its files."""
@@ -105,9 +105,15 @@ class Manifest(Record):
 
 
 def content_of(files: dict[str, FileEntry], *parts: str) -> str:
-    """Return the digest of the names and digests of the result files, of some parts or of all."""
-    prefixes = tuple(f"{part}/" for part in parts) or ("",)
-    names = [name for name in files if name.startswith(prefixes) and not name.startswith(RECORDS)]
+    """Return the digest of the names and digests of all result files, or of the files of some parts.
+
+    A part is a folder or one file. A record counts only where it is named, for a stage that reads it.
+    """
+    prefixes = tuple(f"{part}/" for part in parts)
+    if parts:
+        names = [name for name in files if name in parts or name.startswith(prefixes)]
+    else:
+        names = [name for name in files if not name.startswith(RECORDS)]
     return digest({name: files[name].sha256 for name in names})
 
 

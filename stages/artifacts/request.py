@@ -37,9 +37,10 @@ class Input(Reference):
     """One artifact that a stage reads: its place, its exact bytes, and which parts of it."""
 
     content: str = Field(json_schema_extra=NOT_IDENTITY)
-    """Digest of the result bytes of the parts."""
+    """Digest of the bytes of the parts."""
     parts: tuple[str, ...] = ()
-    """The parts that are read: files ``<part>/...``. Empty means all files; the stage depends on what it reads."""
+    """The parts that are read: files ``<part>/...``, or single files. Empty means all but records; the stage depends on
+    what it reads."""
 
     @property
     def part(self) -> str:

@@ -41,8 +41,12 @@ class Loop:
     def __init__(self, path: str, folder: Path) -> None:
         self.path, self.folder, self.store = path, folder, str(folder / "store")
         self.scores: dict[int, tuple[float, float]] = {1: HIGH}
+        self.lengths: dict[int, float] = {}
+        """Another number that the reward gives for every sample of an iteration, by iteration."""
         self.notes: list[str] = []
         self.made: list[str] = []
+        self.stop_before = ""
+        """Step before which the process is ended."""
 
     def run(self, *overrides: str) -> Run:
         """Go on to the end, or to where the run ends before it."""
@@ -59,6 +63,8 @@ class Loop:
         return run
 
     def make(self, request: Request, name: str) -> Manifest:
+        if name == self.stop_before:
+            raise KeyboardInterrupt
         self.made.append(name)
         if request.stage == "warn":
             return make_stage(request, self.folder)
@@ -70,7 +76,10 @@ class Loop:
             return hand_made.make(request, sample_set(prompts, 2, 1, request.iteration))
         each = self.scores.get(request.iteration, CALM)
         scores = [score + noise for score in each for noise in (0.0, 0.125)]
-        return hand_made.make(request, score_files(score_table(prompts, 2, scores)), ocr=sum(scores) / len(scores))
+        table = score_table(prompts, 2, scores)
+        if self.lengths:
+            table["details"] = json.dumps({"length": self.lengths.get(request.iteration, 2.0)})
+        return hand_made.make(request, score_files(table), ocr=sum(scores) / len(scores))
 
     @property
     def warning(self) -> Manifest:
@@ -157,6 +166,57 @@ def test_other_scores_ask_again_and_equal_ones_do_not(loop, main):
     main("approve", "hand", "--store", suspended.store)
     suspended.run()
     assert suspended.made[:1] == ["iteration-0001/update"]
+
+
+def test_another_number_beside_equal_scores_asks_again(loop, main):
+    suspended = loop("suspend")
+    suspended.scores.clear()
+    suspended.lengths[1] = 3.0
+    limits = 'early_warning.limits=[{ reward = "ocr", score = "length", above = 2.5 }]'
+    with pytest.raises(ApprovalError, match="length of ocr is 3"):
+        suspended.run(limits)
+    main("approve", "hand", "--store", suspended.store)
+    first, rewarded = suspended.warning, f"{suspended.store}/runs/hand/iterations/0001/reward-ocr"
+    suspended.run(limits)
+    # Calm for the limits, and yet other numbers than those that were approved.
+    for generation, length in ((1, 3.25), (2, 2.25)):
+        invalidate(rewarded, generation, "scored again")
+        suspended.lengths[1] = length
+        if length > 2.5:
+            with pytest.raises(ApprovalError, match=r"length of ocr is 3\.25"):
+                suspended.run(limits)
+            assert suspended.warning.content != first.content
+        else:
+            suspended.run(limits)
+            assert Warned.of(suspended.warning) is None
+    # The scores that are trained on stayed, so what was made of them stands.
+    assert [name for name in suspended.made if name.startswith("iteration-0001")] == [
+        "iteration-0001/reward-ocr",
+        "iteration-0001/warn",
+    ]
+
+
+def test_what_was_marked_is_asked_about_before_its_update_if_the_recipe_now_suspends(loop, main):
+    marked = loop("mark")
+    marked.stop_before = "iteration-0001/update"
+    with pytest.raises(KeyboardInterrupt):
+        marked.run()
+    marked.stop_before = ""
+    with pytest.raises(ApprovalError, match="the run is suspended"):
+        marked.run("early_warning.on_trip=suspend")
+    assert [decision.word for decision in decisions_on(marked.warning)] == ["marked", "suspended"]
+    main("approve", "hand", "--store", marked.store)
+    marked.run("early_warning.on_trip=suspend")
+    assert marked.made[0] == "iteration-0001/update"
+
+
+@pytest.mark.parametrize("on_trip", ["suspend", "stop"])
+def test_what_was_marked_stays_decided_for_an_update_that_was_made_then(loop, on_trip: str):
+    marked = loop("mark")
+    marked.run()
+    marked.run(f"early_warning.on_trip={on_trip}")
+    assert marked.made == []
+    assert [decision.word for decision in decisions_on(marked.warning)] == ["marked"]
 
 
 def test_a_stopped_run_is_failed_until_its_recipe_says_otherwise(loop, main):
