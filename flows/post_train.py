@@ -14,6 +14,8 @@ from stages.artifacts.request import Request
 
 Selection = Callable[[int], bool]
 """Whether a policy version is one of some."""
+TRAINERS = ("update", "finetune")
+"""Stages that make a policy version. Each ends an iteration."""
 
 
 def post_train(run: Run, exported: Selection | None = None, judged: Selection | None = None) -> Iterator[Wave]:
@@ -118,7 +120,7 @@ def make(run: Run, launch: Callable[..., list[Manifest]]) -> Manifest:
         manifests = launch(wave.name, *(step.request() for step in wave.steps))
         heads.add(manifests)
         trained = wave.steps[0]
-        if trained.kind in ("update", "finetune") and trained.k is not None:
+        if trained.kind in TRAINERS and trained.k is not None:
             heads.touch(run.drop_old_state(trained.k + 1))
             heads.write(trained.k)
     heads.write(None)

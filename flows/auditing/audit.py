@@ -14,7 +14,7 @@ from flows.auditing.slot import Slot
 from flows.planning.plan import PLAN_FILE, run_url
 from flows.planning.run import Run
 from flows.planning.steps import Step, open_run
-from flows.post_train import steps
+from flows.post_train import TRAINERS, steps
 from flows.watching.metrics import FILE
 from stages.artifacts.files import BLOCK_BYTES
 from stages.artifacts.manifest import Manifest
@@ -65,8 +65,9 @@ class Audit:
         reached = [step for step in chosen if self._look_at(step.slot).standing is not None]
         for step in reached:
             self._follow(self._slots[step.slot].standing, whole=iteration is None)
-        self._look_at_heads()
+        ended = self._look_at_heads()
         if iteration is None:
+            self._look_for_missing_heads(every, ended)
             self._look_for_missing(every)
             self._look_at_metrics(every)
         self._look_at_numerics()
@@ -134,13 +135,18 @@ class Audit:
         with self._findings.catching(url, "lines"):
             contents.check_metrics(self._run, every, store.read_if_exists(url), url, self._findings)
 
-    def _look_at_heads(self) -> None:
-        """Compare every record that heads name with its bytes, and the digest that was kept with those of heads."""
+    def _look_at_heads(self) -> set[int | None]:
+        """Compare every record that heads name with its bytes, and the digest that was kept with those of heads.
+
+        Returns the iterations after which heads were written.
+        """
         named: dict[str, str] = {}
+        ended: set[int | None] = set()
         kept = self._kept
         with self._findings.catching(store.join(self._run.url, HEADS), "heads"):
             for head, found in read_heads(self._run.url):
                 self._findings.head = f"{head.number}: {found}"
+                ended.add(head.iteration)
                 kept = None if kept == found else kept
                 for path, expected in head.records.items():
                     if named.setdefault(path, expected) != expected:
@@ -156,6 +162,22 @@ class Audit:
                     self._findings.add(url, "file", "missing; a head names it")
                 elif (digest := sha256(data).hexdigest()) != expected:
                     self._findings.add(url, "bytes", f"sha256 {digest}, a head names {expected}")
+        return ended
+
+    def _look_for_missing_heads(self, every: Iterable[Step], ended: set[int | None]) -> None:
+        """Add heads that are missing: between others, after an iteration that others follow, after the report."""
+        folder = store.join(self._run.url, HEADS)
+        numbers = {int(name.partition(".")[0]) for name in store.names(folder) if name[:5].isdecimal()}
+        for number in sorted({*range(max(numbers, default=-1) + 1)} - numbers):
+            self._findings.add(url_of(self._run.url, number), "file", "missing, but later heads are there")
+        made = {step.k for step in every if step.kind in TRAINERS and self._slots[step.slot].standing is not None}
+        unnamed = [
+            f"iteration {k}" for k in sorted(k for k in made if k is not None) if k + 1 in made and k not in ended
+        ]
+        if None not in ended and self._slots[self._run.slots.report].standing is not None:
+            unnamed.append("the report")
+        for what in unnamed if numbers == {*range(len(numbers))} else ():
+            self._findings.add(folder, "file", f"no head was written after {what}; the command `run` writes one")
 
     def _listed(self) -> Iterator[tuple[Slot | None, str, FileEntry]]:
         """Yield every file that a record names, with slot and URL; of the pool, each once and without a slot."""

@@ -72,6 +72,14 @@ def test_an_untouched_run_has_no_fault_and_a_head_for_each_iteration(reference: 
     assert found.head == f"3: {sha256(heads[-1].read_bytes())}"
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_a_head_that_is_missing_is_found(flows: Flows, number: int) -> None:
+    (flows.root / "heads" / f"{number:05d}.json").unlink()
+    (fault,) = audit(flows.store, RUN_ID).faults
+    missing = "no head was written after the report; the command `run` writes one"
+    assert fault.what == (missing if number == 3 else "missing, but later heads are there")
+
+
 def test_random_damage_is_found(flows: Flows) -> None:
     all_found(flows, 40)
 
