@@ -1,7 +1,8 @@
 """Conversations with images and videos as tensors: what VLMs of transformers take, without torchvision."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ Parts are ``{"type": "text", "text": ...}``, ``{"type": "image", "image": ...}``
 with media as in :data:`cosmos_rl_core.vlms._media.Source`. A video of pixels also has ``fps``.
 """
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 _KEYS = {"text": {"type", "text"}, "image": {"type", "image"}, "video": {"type", "video", "fps"}}
 _TYPE_IDS: dict[Kind, int] = {"image": 1, "video": 2}
 """Numbers of transformers for the kinds of tokens; those of text are 0."""
@@ -68,32 +69,48 @@ class Prompts:
         found = [self._conversation(conversation) for conversation in conversations]
         encoded = self.tokenizer([text for text, _ in found], padding=True, padding_side="left", return_tensors="pt")
         batch: dict[str, Tensor] = {name: encoded[name] for name in ("input_ids", "attention_mask")}
-        kinds = torch.zeros_like(batch["input_ids"])
+        batch["mm_token_type_ids"] = self.kinds(batch["input_ids"])
+        return batch | joined([visual for _, visuals in found for visual in visuals])
+
+    def kinds(self, input_ids: Tensor) -> Tensor:
+        """Return the kind of each token as a number: 0 text, 1 image, 2 video."""
+        kinds = torch.zeros_like(input_ids)
         for kind, token in self.processor.placeholders.items():
-            kinds[batch["input_ids"] == self.tokenizer.convert_tokens_to_ids(token)] = _TYPE_IDS[kind]
-        batch["mm_token_type_ids"] = kinds
-        return batch | _joined([visual for _, visuals in found for visual in visuals])
+            kinds[input_ids == self.tokenizer.convert_tokens_to_ids(token)] = _TYPE_IDS[kind]
+        return kinds
 
     def _conversation(self, conversation: Sequence[Message]) -> tuple[str, list[Visual]]:
         """Return the text of a conversation, with its placeholders replaced, and its media."""
+        messages, parts = self.parsed(conversation)
+        media = [(part["type"], self.visual(part, number)) for number, part in parts]
+        text = self.rendered(messages, opens_answer=messages[-1]["role"] != "assistant")
+        return "".join(self.replaced(text, media)), [visual for _, visual in media]
+
+    def parsed(self, conversation: Sequence[Message]) -> tuple[list[dict[str, Any]], list[tuple[int, Message]]]:
+        """Return the messages as the chat template takes them, and their media with the number of the message, from 1.
+
+        Raises :class:`.ItemError` with the place of what cannot be used.
+        """
         messages: list[dict[str, Any]] = []
-        media: list[tuple[Kind, Visual]] = []
+        media: list[tuple[int, Message]] = []
         for number, message in enumerate(conversation, 1):
-            try:
+            with _in_message(number):
                 parts = _parts(message)
                 messages.append({"role": message["role"], "content": [self._shown(part) for part in parts]})
-                media += [(part["type"], self._visual(part)) for part in parts if part["type"] != "text"]
-            except ItemError as error:
-                raise ItemError(f"message {number}: {error}") from error
+            media += [(number, part) for part in parts if part["type"] != "text"]
         if not messages:
             raise ItemError("a conversation without messages, expected at least one")
+        return messages, media
+
+    def rendered(self, messages: Sequence[Mapping[str, Any]], *, opens_answer: bool) -> str:
+        """Return what the chat template writes, with ``opens_answer`` also the beginning of the assistant's turn."""
         text: Any = self.tokenizer.apply_chat_template(
-            messages,
+            [dict(message) for message in messages],
             chat_template=self._template,
             tokenize=False,
-            add_generation_prompt=messages[-1]["role"] != "assistant",
+            add_generation_prompt=opens_answer,
         )
-        return self._replaced(text, media), [visual for _, visual in media]
+        return text
 
     def _shown(self, part: Message) -> dict[str, Any]:
         """Return a part as the chat template takes it. Raises :class:`.ItemError` on special tokens in a text."""
@@ -104,13 +121,16 @@ class Prompts:
             raise ItemError(f"the text holds {', '.join(map(repr, found))}, special to the model; leave it out")
         return {"type": "text", "text": part["text"]}
 
-    def _visual(self, part: Message) -> Visual:
+    def visual(self, part: Message, number: int) -> Visual:
+        """Return a medium of message ``number`` as the model takes it. Raises :class:`.ItemError` with the place."""
         kind: Kind = part["type"]
-        if kind == "image":
-            clip, settings = _media.image(part["image"]), self.processor.image
-        else:
-            clip, settings = _media.video(part["video"], part.get("fps"), self.processor.sample), self.processor.video
-        return self.processor.visual(kind, self._pixels(kind, clip, settings), clip)
+        with _in_message(number):
+            if kind == "image":
+                clip, settings = _media.image(part["image"]), self.processor.image
+            else:
+                clip = _media.video(part["video"], part.get("fps"), self.processor.sample)
+                settings = self.processor.video
+            return self.processor.visual(kind, self._pixels(kind, clip, settings), clip)
 
     def _pixels(self, kind: Kind, clip: Clip, settings: ImageSettings) -> Tensor:
         frames, height, width, _ = clip.pixels.shape
@@ -118,17 +138,33 @@ class Prompts:
         pixels = torch.from_numpy(np.array(clip.pixels.transpose(0, 3, 1, 2), order="C"))
         return normalise(resize(pixels, size), settings)
 
-    def _replaced(self, text: str, media: list[tuple[Kind, Visual]]) -> str:
-        """Return the text with each placeholder replaced by the text of its medium."""
+    def split(self, text: str) -> list[str]:
+        """Return a text that :meth:`rendered` wrote, cut at its placeholders, which are every second piece."""
+        return re.split(f"({'|'.join(map(re.escape, self.processor.placeholders.values()))})", text)
+
+    def replaced(self, text: str, media: Sequence[tuple[Kind, Visual]]) -> list[str]:
+        """Return the text cut at its placeholders, each replaced by the text of its medium: those are every second one.
+
+        Raises :class:`ConfigError` if the placeholders are not those of the media.
+        """
         kinds = {token: kind for kind, token in self.processor.placeholders.items()}
-        pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
+        pieces = self.split(text)
         if [kinds[token] for token in pieces[1::2]] != [kind for kind, _ in media]:
             given, expected = [kind for kind, _ in media], ", ".join(kinds)
             raise ConfigError(
                 f"the chat template writes {pieces[1::2]} for the media {given}; expected one for each, of {expected}"
             )
         pieces[1::2] = [visual.text for _, visual in media]
-        return "".join(pieces)
+        return pieces
+
+
+@contextmanager
+def _in_message(number: int) -> Iterator[None]:
+    """Name the message, counted from 1, in errors."""
+    try:
+        yield
+    except ItemError as error:
+        raise ItemError(f"message {number}: {error}") from error
 
 
 def within(height: int, width: int, max_side: int | None) -> tuple[int, int]:
@@ -183,7 +219,7 @@ def _parts(message: Message) -> list[Message]:
     return list(parts)
 
 
-def _joined(visuals: Sequence[Visual]) -> dict[str, Tensor]:
+def joined(visuals: Sequence[Visual]) -> dict[str, Tensor]:
     """Return the inputs of all media by name, joined along the first dimension."""
     inputs: dict[str, list[Tensor]] = {}
     for visual in visuals:

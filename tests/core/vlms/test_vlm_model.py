@@ -181,7 +181,7 @@ GREY = np.zeros((8, 8, 3), np.uint8)
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        ({"role": "tool", "content": "a"}, "message 1: role 'tool', expected one of system, user, assistant"),
+        ({"role": "critic", "content": "a"}, "message 1: role 'critic', expected one of system, user, assistant, tool"),
         ({"role": "user"}, "message 1: expected role and content"),
         ({"role": "user", "content": 3}, "content is neither a text nor a list of parts"),
         (asked({"type": "audio"})[0], "a part of type 'audio', expected one of text, image, video"),

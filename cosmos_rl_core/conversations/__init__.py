@@ -1,0 +1,1 @@
+"""Supervised fine-tuning of vision-language models on conversations: data, labels, packing, loss."""

@@ -1,0 +1,93 @@
+"""Several conversations in one row, none of which sees another.
+
+Each has the positions that the model gives it alone, and the positions of its text begin at 0 again. Without a mask and
+without a cache, transformers then finds the borders of conversations by the first row of positions, and keeps attention
+within them. Any mask, the cache, or positions without that row would mix conversations silently.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cosmos_rl_core.conversations.encoding import IGNORED, Encoded
+from cosmos_rl_core.vlms._base import Clip, Kind, Visual
+from cosmos_rl_core.vlms._prompts import Prompts, joined
+
+Inputs = dict[str, Tensor]
+LABELS = "labels"
+
+
+def packed(model: Any, conversations: Sequence[Encoded]) -> Inputs:
+    """Return the arguments of the model's forward for conversations in one row, and their labels, on the CPU.
+
+    ``position_ids`` is ``[4, 1, tokens]``: the position in the text, then in time, down and across.
+    """
+    positions = torch.cat([positions_of(model, one) for one in conversations], dim=2)
+    row = {"input_ids": "input_ids", "mm_token_type_ids": "kinds", LABELS: "labels"}
+    rows = {name: torch.cat([getattr(one, field) for one in conversations])[None] for name, field in row.items()}
+    return rows | {"position_ids": positions} | joined([v for one in conversations for v in one.visuals])
+
+
+def positions_of(model: Any, encoded: Encoded) -> Tensor:
+    """Return the positions of a conversation that is alone, ``[4, 1, tokens]``."""
+    media = joined([Visual("", _about(visual)) for visual in encoded.visuals])
+    found, _ = model.model.get_rope_index(
+        encoded.input_ids[None], mm_token_type_ids=encoded.kinds[None], attention_mask=None, **media
+    )
+    in_text = torch.arange(found.shape[2], device=found.device).expand(1, 1, -1)
+    return torch.cat([in_text, found])
+
+
+def _about(visual: Visual) -> dict[str, Any]:
+    """Return the grid and the time of a medium, without its patches."""
+    return {name: value for name, value in visual.inputs.items() if not name.startswith("pixel_values")}
+
+
+def bins(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Return which conversations share a row of at most ``room`` tokens: each, the longest first, where it first fits.
+
+    Depends on the lengths alone. Raises ``ValueError`` for a conversation that is longer.
+    """
+    found: list[tuple[int, list[int]]] = []
+    for number in sorted(range(len(lengths)), key=lambda one: (-lengths[one], one)):
+        length = lengths[number]
+        if length > room:
+            raise ValueError(f"conversation {number} has {length} tokens, and a row has room for {room}")
+        place = next((index for index, (used, _) in enumerate(found) if used + length <= room), len(found))
+        used, members = found[place] if place < len(found) else (0, [])
+        found[place : place + 1] = [(used + length, sorted([*members, number]))]
+    return [members for _, members in found]
+
+
+def token_losses(model: Any, inputs: Inputs) -> Tensor:
+    """Return the cross entropy of each label, float32 ``[labels]``, in order.
+
+    Logits are computed where a label follows alone: a large vocabulary would fill the memory otherwise.
+    """
+    given = dict(inputs)
+    labels = given.pop(LABELS)[0]
+    places = (labels != IGNORED).nonzero()[:, 0]
+    logits = model(**given, use_cache=False, logits_to_keep=places - 1).logits[0]
+    return functional.cross_entropy(logits.float(), labels[places], reduction="none")
+
+
+def fillers(prompts: Prompts, kinds: Collection[Kind]) -> list[Encoded]:
+    """Return the smallest conversations without labels that have one medium of each kind.
+
+    Ranks that share the weights of the vision tower must run it equally often: rows without such a medium get these.
+    """
+    found: list[Encoded] = []
+    for kind in sorted(kinds):
+        settings = prompts.processor.image if kind == "image" else prompts.processor.video
+        frames, side = (1 if kind == "image" else settings.temporal_patch_size), settings.factor
+        clip = Clip(np.zeros((frames, side, side, 3), np.uint8), tuple(range(frames)), frames, 1.0)
+        visual = prompts.processor.visual(kind, torch.zeros(frames, 3, side, side, device="cpu"), clip)
+        token = prompts.tokenizer.convert_tokens_to_ids(prompts.processor.placeholders[kind])
+        ids = torch.tensor([token], device="cpu")
+        labels = torch.full_like(ids, IGNORED, device="cpu")
+        found.append(Encoded(ids, labels, prompts.kinds(ids), [visual], [(0, 1)]))
+    return found

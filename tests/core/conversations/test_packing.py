@@ -1,0 +1,123 @@
+"""Conversations in one row beside each of them alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from cosmos_rl_core.conversations.encoding import IGNORED, Encoded, Encoder
+from cosmos_rl_core.conversations.packing import LABELS, bins, fillers, packed, token_losses
+from cosmos_rl_core.vlms._prompts import Prompts
+from tests.core.vlms import tiny
+from tests.core.vlms.cases import ARCHITECTURES, conversation
+
+MEDIA = ([(20, 30), (6, 20, 30, 4)], [], [(5, 9, 40, 10), (33, 12)])
+"""Media of the conversations: a picture and a clip, none, a clip and a picture."""
+
+
+def answered(shapes: list[tuple[int, ...]], index: int) -> list[dict[str, Any]]:
+    return [*conversation(shapes, index), {"role": "assistant", "content": f"It is {index}."}]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny.save_model(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def encoded(folder: str) -> list[Encoded]:
+    encoder = Encoder(Prompts(folder, {"video": {"fps": 2.0}}))
+    return [encoder.encode(answered(shapes, index), 1000)[0] for index, shapes in enumerate(MEDIA)]
+
+
+@pytest.fixture(scope="module", params=["sdpa", "eager"])
+def model(request: pytest.FixtureRequest, folder: str) -> Any:
+    return transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation=request.param)
+
+
+def logits_of(model: Any, conversations: Sequence[Encoded]) -> Tensor:
+    inputs = packed(model, conversations)
+    del inputs[LABELS]
+    with torch.no_grad():
+        return model(**inputs, use_cache=False).logits[0]
+
+
+def gradients(model: Any, losses: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    losses.sum().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_logits_of_a_conversation_are_those_of_it_alone(model: Any, encoded: list[Encoded]):
+    together = logits_of(model, encoded).split([len(one.input_ids) for one in encoded])
+    for one, found in zip(encoded, together, strict=True):
+        inputs = {"input_ids": one.input_ids[None], "mm_token_type_ids": one.kinds[None]}
+        media = {name: tensor for name, tensor in packed(model, [one]).items() if "grid" in name or "pixel" in name}
+        with torch.no_grad():
+            stock = model(**inputs, **media).logits[0]
+        torch.testing.assert_close(found, stock, atol=2e-6, rtol=2e-5)
+
+
+def test_gradients_of_a_row_are_the_sum_of_those_of_its_conversations(model: Any, encoded: list[Encoded]):
+    together = gradients(model, token_losses(model, packed(model, encoded)))
+    alone = [gradients(model, token_losses(model, packed(model, [one]))) for one in encoded]
+    for name, found in together.items():
+        expected = sum(each[name] for each in alone if name in each)
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-3, msg=name)
+
+
+def test_another_conversation_leaves_the_logits_of_the_others(model: Any, encoded: list[Encoded], folder: str):
+    encoder = Encoder(Prompts(folder, {"video": {"fps": 2.0}}))
+    other, _ = encoder.encode(answered([(16, 8), (6, 12, 12, 4)], 7), 1000)
+    before, after = (logits_of(model, [first, *encoded[1:]]) for first in (encoded[0], other))
+    count = sum(len(one.input_ids) for one in encoded[1:])
+    torch.testing.assert_close(after[-count:], before[-count:], atol=2e-6, rtol=2e-5)
+    turned = logits_of(model, [*encoded[1:], other])
+    torch.testing.assert_close(turned[:count], before[-count:], atol=2e-6, rtol=2e-5)
+
+
+def test_losses_are_those_of_the_stock_model(model: Any, encoded: list[Encoded]):
+    for one in encoded:
+        inputs = packed(model, [one])
+        stock = {name: tensor for name, tensor in inputs.items() if name not in ("position_ids", LABELS)}
+        with torch.no_grad():
+            found = token_losses(model, inputs)
+            expected = model(**stock, labels=inputs[LABELS]).loss
+        assert len(found) == int((one.labels != IGNORED).sum())
+        torch.testing.assert_close(found.mean(), expected, atol=0, rtol=1e-6)
+
+
+def test_a_row_without_labels_has_gradients_of_zero(model: Any, folder: str):
+    row = packed(model, fillers(Prompts(folder), ["image", "video"]))
+    found = gradients(model, token_losses(model, row))
+    assert any(name.startswith("model.visual.") for name in found)
+    assert all(not gradient.any() for gradient in found.values())
+
+
+def test_fillers_leave_the_logits_of_the_others(model: Any, encoded: list[Encoded], folder: str):
+    filled = logits_of(model, [*encoded[:2], *fillers(Prompts(folder), ["image", "video"])])[:-2]
+    torch.testing.assert_close(filled, logits_of(model, encoded[:2]), atol=2e-6, rtol=2e-5)
+
+
+def test_rows_are_filled_from_the_longest_on():
+    assert bins([5, 9, 1, 4, 5, 10], 10) == [[5], [1, 2], [0, 4], [3]]
+    assert bins([], 4) == []
+    with pytest.raises(ValueError, match="conversation 1 has 5 tokens, and a row has room for 4"):
+        bins([1, 5], 4)
+
+
+def test_a_mask_would_mix_conversations(folder: str, encoded: list[Encoded]):
+    """The reason for the rules of packing: the same row with a mask of ones gives other logits."""
+    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(Path(folder))
+    inputs = packed(model, encoded)
+    del inputs[LABELS]
+    with torch.no_grad():
+        masked = model(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]), use_cache=False).logits[0]
+    first = len(encoded[0].input_ids)
+    difference = (masked - logits_of(model, encoded)).abs()
+    assert difference[:first].max() < 1e-5
+    assert difference[first:].max() > 1e-3
