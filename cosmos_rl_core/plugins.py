@@ -25,6 +25,7 @@ MEMBERS = {
     "datasets": ("Options", "prompts"),
     "captioners": ("Options", "Captioner"),
     "vlms": ("PROCESSORS",),
+    "chat_datasets": ("Options", "rows"),
 }
 """Names that a plugin must define, by kind."""
 KINDS = tuple(MEMBERS)

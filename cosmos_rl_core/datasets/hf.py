@@ -9,16 +9,17 @@ import math
 import threading
 from collections.abc import Iterator
 from io import BytesIO
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import pyarrow as pa
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _arrow_files
 from cosmos_rl_core.datasets._base import Item, ItemError, Prompt
 from cosmos_rl_core.datasets._prompt_files import prompts_of
+from cosmos_rl_core.datasets._saved_folder import SavedFolder
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
 
@@ -26,7 +27,7 @@ CAPTIONS = ("prompt", "text", "caption")
 """Columns of captions, in the order in which they are looked for."""
 MEDIA: dict[str, Literal["image", "video"]] = {"Image": "image", "Video": "video"}
 """Features with media, and what they hold."""
-SPLITS, STATE, ABOUT, ARROW = "dataset_dict.json", "state.json", "dataset_info.json", ".arrow"
+ABOUT, ARROW = "dataset_info.json", ".arrow"
 
 
 class Options(DatasetOptions):
@@ -108,19 +109,6 @@ class Source:
         return BytesIO(store.read(store.join(self._folder.url, unit), start, end) if end > start else b"")
 
 
-class _File(BaseModel):
-    filename: str = Field(pattern=r"\.arrow$")
-
-
-class _State(BaseModel):
-    files: list[_File] = Field(alias="_data_files")
-    split: str | None = Field(default=None, alias="_split")
-
-
-class _Splits(BaseModel):
-    splits: list[str] = Field(min_length=1)
-
-
 class _About(BaseModel):
     features: dict[str, Any]
 
@@ -138,18 +126,10 @@ class _Folder:
     """Stamps of the Arrow files, by name."""
 
     def __init__(self, options: Options) -> None:
-        self._root, self._found = options.local_dir, _stamps(options.local_dir)
-        folder = self._split(options.split)
-        self.url = store.join(self._root, *folder)
-        names = [file.filename for file in self._json(_State, *folder, STATE).files]
-        stamps = {name: self._found.get("/".join([*folder, name])) for name in names}
-        if missing := [name for name, stamp in stamps.items() if stamp is None]:
-            raise ConfigError(f"{self.url} lacks files that its {STATE} names: {', '.join(missing[:5])}; copy it again")
-        if not stamps:
-            raise ConfigError(f"{self.url} has no Arrow file")
-        self.stamps = {name: str(stamp) for name, stamp in stamps.items()}
-        self._features = self._json(_About, *folder, ABOUT).features
-        first = store.join(self.url, names[0])
+        saved = SavedFolder(options.local_dir, options.split)
+        self.url, self.stamps = saved.url, saved.stamps
+        self._features = saved.json(_About, ABOUT).features
+        first = store.join(self.url, next(iter(self.stamps)))
         try:
             self._schema = _arrow_files.schema_of(first)
         except ItemError as error:
@@ -184,21 +164,6 @@ class _Folder:
             caption = row.pop(text)
             yield (caption or "").strip() or None, _plain(row)
 
-    def _split(self, wanted: str) -> list[str]:
-        """Return the names of the folders from the root to the split."""
-        if SPLITS not in self._found:
-            if STATE not in self._found:
-                expected = f"a folder that save_to_disk of `datasets` wrote, with {STATE} or {SPLITS}"
-                raise ConfigError(f"{self._root} has neither; expected {expected}")
-            if wanted not in ("", self._json(_State, STATE).split):
-                raise ConfigError(f"{self._root} has no splits; leave split = {wanted!r} out")
-            return []
-        splits = self._json(_Splits, SPLITS).splits
-        found = [split for split in splits if wanted in ("", split)]
-        if len(found) != 1:
-            raise ConfigError(f"{self._root}: split = {wanted!r}; expected one of {', '.join(splits)}")
-        return found
-
     def _kind(self, column: str) -> str:
         feature = self._features.get(column)
         return str(feature.get("_type", "")) if isinstance(feature, dict) else ""
@@ -207,25 +172,6 @@ class _Folder:
         columns = ", ".join(f"{field.name} ({self._kind(field.name) or field.type})" for field in self._schema)
         names = f" ({' or '.join(wanted)})" if wanted else ""
         return ConfigError(f"{self.url} needs {kind} column{names}; it has: {columns}; set {option}")
-
-    def _json(self, kind: type["_M"], *names: str) -> "_M":
-        url = store.join(self._root, *names)
-        try:
-            return kind.model_validate_json(store.read(url))
-        except FileNotFoundError as error:
-            raise ConfigError(f"no file at {url}; copy the folder again") from error
-        except ValidationError as error:
-            raise ConfigError(f"{url} is not what `datasets` writes: {error.errors()[0]['msg']}") from error
-
-
-_M = TypeVar("_M", bound=BaseModel)
-
-
-def _stamps(folder: str) -> dict[str, str]:
-    try:
-        return store.stamps(folder)
-    except FileNotFoundError as error:
-        raise ConfigError(f"no folder at {folder}; expected one that save_to_disk of `datasets` wrote") from error
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -45,7 +45,7 @@ def encoder(folder: str, template: str = tiny.TEMPLATE, **settings: Any) -> Enco
 
 def labelled(encoder: Encoder, encoded: Encoded) -> str:
     assert torch.equal(encoded.labels[encoded.labels != IGNORED], encoded.input_ids[encoded.labels != IGNORED])
-    return "".join(encoder.prompts.tokenizer.batch_decode([encoded.labels[encoded.labels != IGNORED]]))
+    return "".join(encoder.prompts.tokenizer.batch_decode([encoded.labels[encoded.labels != IGNORED].tolist()]))
 
 
 def said(role: str, text: str, *media: Any) -> dict[str, Any]:

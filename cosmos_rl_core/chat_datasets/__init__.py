@@ -1,0 +1,1 @@
+"""Datasets of conversations: a file for each format."""

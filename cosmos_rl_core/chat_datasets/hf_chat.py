@@ -1,0 +1,78 @@
+"""Conversations in a folder that ``save_to_disk`` of Hugging Face's ``datasets`` wrote.
+
+One column has the messages, ``role`` and ``content``, as a list or as JSON text. Media are named by paths. The package
+``datasets`` is not needed.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import Field
+
+from cosmos_rl_core.chat_datasets._base import Message, Row, part_of, refused, row, text_part
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
+from cosmos_rl_core.config.vlm.chat_datasets import ChatDatasetOptions
+from cosmos_rl_core.datasets import _arrow_files
+from cosmos_rl_core.datasets._base import ItemError
+from cosmos_rl_core.datasets._saved_folder import SavedFolder
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.storage import store
+
+
+class Options(ChatDatasetOptions):
+    """Folder and column."""
+
+    name: Literal["hf_chat"] = "hf_chat"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    path: UserPath = Field(json_schema_extra=NOT_IDENTITY)
+    """The folder, or ``s3://bucket/prefix``. The identity of a run holds the bytes of its files, not its path."""
+    split: str = ""
+    """Split of a folder with several. Default: the only one."""
+    conversation_column_name: str = "conversations"
+    """Column with the messages."""
+
+
+def files(options: Options) -> list[str]:
+    """Return the Arrow files."""
+    folder = SavedFolder(options.path, options.split)
+    return [store.join(folder.url, name) for name in folder.stamps]
+
+
+def rows(options: Options) -> Iterator[Row]:
+    """Yield every conversation of the folder."""
+    number, column = 0, options.conversation_column_name
+    for file in files(options):
+        try:
+            for batch in _arrow_files.batches(file):
+                if column not in batch.rows.schema.names:
+                    has = ", ".join(batch.rows.schema.names)
+                    raise ConfigError(f"{file} has no column {column!r}, only {has}; set conversation_column_name")
+                for value in batch.rows.column(column).to_pylist():
+                    yield _row(f"row {number}", value, options.system_prompt)
+                    number += 1
+        except ItemError as error:
+            raise ConfigError(f"{file}: {error}") from error
+
+
+def _row(name: str, value: Any, system_prompt: str) -> Row:
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(found, list):
+            raise ItemError(f"{type(found).__name__}, expected a list of messages")
+        return row(name, [_message(message) for message in found], system_prompt)
+    except ItemError as error:
+        return refused(name, str(error))
+    except ValueError as error:
+        return refused(name, f"it is not JSON: {error}")
+
+
+def _message(value: Any) -> Message:
+    if not isinstance(value, dict) or not isinstance(role := value.get("role"), str):
+        raise ItemError("a message without a role")
+    content = value.get("content")
+    if isinstance(content, str):
+        return {"role": role, "content": [text_part(content)]}
+    if not isinstance(content, list):
+        raise ItemError(f"the content of a message is {type(content).__name__}, expected a text or a list of parts")
+    return {"role": role, "content": [part_of(part) for part in content]}

@@ -1,0 +1,1 @@
+"""Settings of the training of vision-language models (VLMs)."""
