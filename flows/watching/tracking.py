@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Self
 
 from cosmos_rl_core.canonical import digest
@@ -81,37 +83,57 @@ class Tracker:
 class Wandb:
     """One run on Weights & Biases; a resumed run continues it.
 
-    Rows that the server has are not sent again. Offline there is no server, so each folder holds the whole history.
-    After any failure it warns once and sends nothing more; the run goes on.
+    A thread of its own talks to wandb, so that no stage waits for it. Rows that the server has are not sent again.
+    Offline there is no server, so each folder holds the whole history. After any failure it warns once and sends
+    nothing more; the run goes on.
     """
 
     def __init__(self, run: Run, note: Note) -> None:
         self._note = note
+        self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._run: Any = None
-        self._run = self._try(partial(_start, run))
+        self._broken = False
+        self._orders.put(partial(self._start, run))
+        self._thread = Thread(target=self._work, name="wandb", daemon=True)
+        self._thread.start()
 
     def log(self, lines: Sequence[Line]) -> None:
         """Send a row for each position in the loop."""
         for position, found in groupby(lines, attrgetter("position")):
-            if self._run is not None and position >= self._run.starting_step:
-                row = {key: value for line in found for key, value in _items(line)}
-                row.pop("stage")
-                self._try(partial(self._run.log, row, step=position, commit=True))
+            row = {key: value for line in found for key, value in _items(line)}
+            row.pop("stage")
+            self._orders.put(partial(self._log, row, position))
 
     def finish(self, *, failed: bool) -> None:
         """Wait for the upload, at most ``FINISH_TIMEOUT_S``."""
-        if self._run is not None:
-            self._try(partial(self._run.finish, exit_code=int(failed)))
+        self._orders.put(partial(self._finish, exit_code=int(failed)))
+        self._orders.put(None)
+        self._thread.join(LOGIN_TIMEOUT_S + 2 * FINISH_TIMEOUT_S)
+        if self._thread.is_alive():
+            self._note("warning: wandb does not answer; what is missing there is in its local folder")
 
-    def _try(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except Exception as error:  # errors of wandb's service process have no common base
-            self._run = None
-            hint = "; install the extra `tracking`" if isinstance(error, ImportError) else ""
-            why = f"{type(error).__name__}: {first_line(error)}"
-            self._note(f"warning: nothing more goes to wandb ({why}){hint}")
-            return None
+    def _start(self, run: Run) -> None:
+        self._run = _start(run)
+
+    def _log(self, row: dict[str, Any], position: int) -> None:
+        if position >= self._run.starting_step:
+            self._run.log(row, step=position, commit=True)
+
+    def _finish(self, exit_code: int) -> None:
+        self._run.finish(exit_code=exit_code)
+
+    def _work(self) -> None:
+        """Carry out orders, the oldest first, until one fails."""
+        while (order := self._orders.get()) is not None:
+            if self._broken:
+                continue
+            try:
+                order()
+            except Exception as error:  # errors of wandb's service process have no common base
+                self._broken = True
+                hint = "; install the extra `tracking`" if isinstance(error, ImportError) else ""
+                why = f"{type(error).__name__}: {first_line(error)}"
+                self._note(f"warning: nothing more goes to wandb ({why}){hint}")
 
 
 def _shown(key: str, value: Any) -> str:
