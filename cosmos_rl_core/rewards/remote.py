@@ -4,7 +4,8 @@ The environment names the service: ``REMOTE_REWARD_ENQUEUE_URL``, ``REMOTE_REWAR
 """
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -24,7 +25,7 @@ from cosmos_rl_core.storage import media
 DECODED_CHANNELS = (16, 48)
 """Numbers of channels of latents that services decode: Wan2.1's and Wan2.2's."""
 IN_FLIGHT = 16
-"""Number of concurrent requests; cosmos-rl's service silently drops the oldest of more than 60."""
+"""Largest number of requests that the service has at a time; cosmos-rl's silently drops the oldest of more than 60."""
 
 CONFLICT = 409
 """Status of a service that has another scorer than the frame names."""
@@ -127,18 +128,22 @@ class Reward:
         for i, sample in enumerate(samples):
             kind, array = _sent(sample)
             alike.setdefault((kind, array.shape), []).append(i)
-        size, found = self._options.batch_size, Entries()
+        size = self._options.batch_size
         batches = [part[i : i + size] for part in alike.values() for i in range(0, len(part), size)]
         with Client(Service.from_environment(), self._options.timeout_s) as client:
-            for start in range(0, len(batches), IN_FLIGHT):
-                found |= self._ask(client, samples, batches[start : start + IN_FLIGHT])
+            found = self._ask(client, samples, batches)
         return [found[i] for i in range(len(samples))]
 
-    def _ask(self, client: Client, samples: Samples, batches: list[list[int]]) -> Entries:
-        """Return scores of batches of indices into ``samples``, which the service scores concurrently."""
-        tickets = [self._enqueue(client, [samples[i] for i in batch]) for batch in batches]
-        found = Entries()
-        for batch, ticket in zip(batches, tickets, strict=True):
+    def _ask(self, client: Client, samples: Samples, batches: Iterable[list[int]]) -> Entries:
+        """Return scores of batches of indices into ``samples``. The service always has several requests, while there
+        are some.
+        """
+        waiting, sent, found = deque(batches), deque[tuple[list[int], Ticket | RefusedError]](), Entries()
+        while waiting or sent:
+            while waiting and len(sent) < IN_FLIGHT:
+                batch = waiting.popleft()
+                sent.append((batch, self._enqueue(client, [samples[i] for i in batch])))
+            batch, ticket = sent.popleft()
             try:
                 if isinstance(ticket, RefusedError):
                     raise ticket
@@ -148,7 +153,7 @@ class Reward:
                 if len(batch) == 1:
                     found[batch[0]] = error
                 else:
-                    found |= self._ask(client, samples, [[i] for i in batch])
+                    waiting.extendleft([i] for i in reversed(batch))
         return found
 
     def _result(self, client: Client, samples: Samples, ticket: Ticket) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from cosmos_rl_core.rewards import remote
 from cosmos_rl_core.rewards._base import LatentSample, Sample, ServedReward
 from cosmos_rl_core.rewards._client import Service
 from cosmos_rl_core.rewards._frame import frame
+from cosmos_rl_core.rewards.remote import IN_FLIGHT
 from tests.reward_server import TOKEN, Frame, RewardServer, brightness, reward_server
 
 NAME = "remote-dance_grpo-overall_reward"
@@ -151,6 +152,27 @@ def test_a_service_that_fails_for_a_moment_is_asked_again(server: RewardServer):
     server.enqueue_answers, server.pull_answers = [(503, {"detail": "starting"})], [(500, {"message": "Error"})]
     (found,) = reward().score(samples(1))
     assert isinstance(found, dict)
+
+
+def test_the_service_always_has_several_requests_and_never_too_many(server: RewardServer):
+    sent: list[int] = []
+
+    def scores(frame: Frame) -> dict[str, list[float]]:
+        sent.append(len(server.frames))
+        return {"overall_reward": [float(frame.array[0, 0, 0, 0])] * (1 if len(frame.array) == 1 else 0)}
+
+    server.scores = scores
+    pictures = [np.full((1, 2, 2, 3), i, np.uint8) for i in range(21)]
+    found = reward(batch_size=1).score([Sample(f"s{i}", "p", "x", one) for i, one in enumerate(pictures)])
+    assert [score(one) for one in found] == [float(i) for i in range(21)]
+    # With each result that arrives another request is sent.
+    assert sent == [*range(IN_FLIGHT, 22), *[21] * (IN_FLIGHT - 1)]
+    server.frames.clear()
+    sent.clear()
+    # A request of two that fails is repeated in two, and they wait for their turn.
+    again = reward(batch_size=2).score([Sample(f"s{i}", "p", "x", one) for i, one in enumerate(pictures)])
+    assert again == found
+    assert max(count - answered for answered, count in enumerate(sent)) == IN_FLIGHT
 
 
 @pytest.mark.parametrize(
