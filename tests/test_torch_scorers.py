@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.datasets._base import Prompt
@@ -42,6 +43,19 @@ def samples_of(kind: str, number: int) -> list[Sample]:
         for i in range(number)
         for pixels in [frames(rng, *sizes[i % len(sizes)], counts[i % len(counts)])]
     ]
+
+
+PLACES = ("model", "processor", "detector", "head", "tokenizer", "prompt_file", "rubric_file")
+"""Settings of rewards that name files."""
+
+
+@pytest.mark.parametrize("name", [*TORCH, "unified_reward"])
+def test_a_path_in_the_settings_may_begin_with_the_home_directory(name: str):
+    fields = plugins.load("rewards", name).Options.model_fields
+    found = {place: fields[place] for place in PLACES if place in fields and fields[place].json_schema_extra}
+    assert found
+    for place, field in found.items():
+        assert TypeAdapter(field.rebuild_annotation()).validate_python("~/x") == str(Path.home() / "x"), place
 
 
 def test_every_torch_scorer_that_claims_to_have_run_has_tiny_weights():

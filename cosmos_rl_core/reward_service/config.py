@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from cosmos_rl_core import outside_plugins, plugins
-from cosmos_rl_core.config.base import Section, written
+from cosmos_rl_core.config.base import Section, UserPath, written
 from cosmos_rl_core.config.recipe import validated
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError, mistakes_in
 from cosmos_rl_core.rewards._facts import Facts
+from cosmos_rl_core.rewards._names import plugin_of
 
 TOKEN = "REWARD_SERVICE_TOKEN"
 """Environment variable with the token that clients must send."""
@@ -80,9 +81,9 @@ _UNUSED = {
 class DecodeArgs(Section):
     """Decoders of latents."""
 
-    model_path: str = ""
+    model_path: UserPath = ""
     """Folder of diffusers with the VAE of Wan 2.1 (16 channels), or of a pipeline that has it. Empty: no decoder."""
-    wan2pt2_model_path: str = ""
+    wan2pt2_model_path: UserPath = ""
     """The same for Wan 2.2 (48 channels)."""
     dtype: Literal["float16", "bfloat16", "float32"] = "float16"
     """Number format of the decoder."""
@@ -109,9 +110,9 @@ _UNUSED_DECODING = {
 class ServiceSettings(Section):
     """Settings for which cosmos-rl's file has no field."""
 
-    spool: str = "reward-spool"
+    spool: UserPath = "reward-spool"
     """Folder of accepted requests and their results, on a disk of this machine."""
-    token_file: str = ""
+    token_file: UserPath = ""
     """File with the token that clients must send; ``REWARD_SERVICE_TOKEN`` comes before it."""
     result_ttl_s: float = Field(default=86400.0, gt=0)
     """Seconds for which a result can be fetched."""
@@ -245,7 +246,7 @@ def _served(settings: Settings) -> tuple[tuple[Served, ...], list[str]]:
 
 
 def _with_plugin(args: RewardArgs) -> Served:
-    plugin = _plugin_of(args.reward_type)
+    plugin = plugin_of(args.reward_type)
     options: type[RewardOptions] = plugins.load("rewards", plugin).Options
     given, unused = _given(args, options)
     chosen = validated(options, {"name": plugin} | given | args.options, f"options of {plugin}")
@@ -265,17 +266,6 @@ def _given(args: RewardArgs, options: type[RewardOptions]) -> tuple[dict[str, An
         elif (value := getattr(args, name)) != "":
             given[target] = value
     return given, tuple(unused)
-
-
-def _plugin_of(name: str) -> str:
-    """Return the plugin with a name, or the one that is also offered under it."""
-    known = plugins.known("rewards")
-    if name not in known:
-        for other in known:
-            if name in plugins.load("rewards", other).Options.facts.also:
-                return other
-    plugins.load("rewards", name)  # raises for an unknown name, and lists the known ones
-    return name
 
 
 def _token(settings: Settings, environment: Mapping[str, str], mistakes: list[str]) -> str:

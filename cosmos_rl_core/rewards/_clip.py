@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
@@ -33,10 +33,10 @@ L14 = "openai/clip-vit-large-patch14"
 class ClipOptions(RewardOptions):
     """Base of the ``Options`` of scorers by a CLIP model."""
 
-    model: str = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
+    model: UserPath = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the CLIP model in the layout of transformers, or its name on the Hugging Face hub, ``owner/name`` or
     ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
-    processor: str | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
+    processor: UserPath | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
     """Folder or name of the tokenizer and of the settings of images. Default: those of ``model``."""
     batch_size: int = Field(default=8, ge=1)
     """Number of images or texts in every forward pass; fewer are padded. Part of the identity, because it changes the

@@ -16,6 +16,7 @@ from cosmos_rl_core.rewards._agreement import Agreement, agreement
 from cosmos_rl_core.rewards._answers import entries, scored, words
 from cosmos_rl_core.rewards._base import Sample, ServedReward
 from cosmos_rl_core.rewards._exact import exact, named
+from cosmos_rl_core.rewards._names import plugin_of
 from cosmos_rl_core.vlms import _media
 
 TOGETHER = 16
@@ -36,10 +37,11 @@ class FileScorer:
     """A reward with its settings, for files."""
 
     def __init__(self, name: str, settings: Sequence[str] = ()) -> None:
-        """Take a reward's name and settings ``option=value``.
+        """Take a reward's name, or another one under which services offer it, and settings ``option=value``.
 
         Raises :class:`ConfigError` for unknown names and settings, missing weights, and a service that is not named.
         """
+        name = plugin_of(name)
         module = plugins.load("rewards", name)
         values = with_changes({"name": name}, Path(), settings, None)
         self.options: RewardOptions = validated(module.Options, values, f"reward {name}")
@@ -117,7 +119,7 @@ def prepare(name: str, source: Path, target: Path) -> None:
 
     Raises :class:`ConfigError` if the reward needs none, and if ``target`` exists.
     """
-    converter = getattr(plugins.load("rewards", name), "prepare", None)
+    converter = getattr(plugins.load("rewards", plugin_of(name)), "prepare", None)
     if converter is None:
         able = [one for one in plugins.own("rewards") if hasattr(plugins.load("rewards", one), "prepare")]
         raise ConfigError(f"weights of {name} need no preparation; those of {', '.join(able)} do")

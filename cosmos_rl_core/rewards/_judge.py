@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from pydantic import Field
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.chat.service import ChatService, ChatSettings, Content, Question, picture_part, text_part
+from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._answers import brief, finite
 from cosmos_rl_core.rewards._base import Sample
@@ -23,6 +25,14 @@ PROMPT = "{prompt}"
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 
 
+class JudgeOptions(ChatSettings, RewardOptions):
+    """Base of the ``Options`` of judges behind a service."""
+
+    scorer_version: str = Field(default="", max_length=200, json_schema_extra={"neutral": ""})
+    """What answers under the model's name, which the service does not tell: any text, such as a revision or a digest of
+    weights. It is part of the identity of scores; change it when the judge changes. Default: none."""
+
+
 class UnreadableError(ValueError):
     """An answer that states no score."""
 
@@ -30,7 +40,7 @@ class UnreadableError(ValueError):
 class JudgeReward:
     """Base of rewards that ask a judge about each sample. A subclass says what is asked and how an answer is read."""
 
-    def __init__(self, settings: ChatSettings, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, settings: JudgeOptions, environment: Mapping[str, str] | None = None) -> None:
         self._settings, self._service = settings, ChatService(settings, environment)
 
     rubric: str
@@ -40,9 +50,13 @@ class JudgeReward:
 
     @property
     def version(self) -> str:
-        """Return the model's name, the digest of rubric and parser, and the version of what encodes pictures."""
+        """Return the model's name and what the recipe says of it, the digest of rubric and parser, and the version of
+        what encodes pictures.
+        """
+        settings = self._settings
         asked = digest({"rubric": self.rubric, "parser": self.parser})[:16]
-        return f"{self._settings.model} behind a chat endpoint, asked sha256:{asked}, pillow {version('pillow')}"
+        judge = " ".join(filter(None, [settings.model, settings.scorer_version]))
+        return f"{judge} behind a chat endpoint, asked sha256:{asked}, pillow {version('pillow')}"
 
     def check_prompt(self, prompt: Prompt) -> str | None:
         """Return None: a judge takes every prompt."""

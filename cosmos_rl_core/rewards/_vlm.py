@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
@@ -23,10 +23,10 @@ from cosmos_rl_core.vlms import _folders
 class VlmOptions(RewardOptions):
     """Base of the ``Options`` of scorers by a VLM."""
 
-    model: str = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
+    model: UserPath = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the model, or its name on the Hugging Face hub, ``owner/name`` or ``owner/name@revision``, which is in
     the local cache. Its files decide scores, not their place."""
-    prompt_file: str | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
+    prompt_file: UserPath | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
     """File with the text that the model was trained with. Its text decides scores, not its place. Default: a file in
     the model's folder, which the page on rewards names."""
     param_dtype: Literal["float32", "bfloat16"] = "bfloat16"

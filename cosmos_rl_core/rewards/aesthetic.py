@@ -9,7 +9,7 @@ import numpy as np
 import safetensors.numpy
 from pydantic import Field
 
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
@@ -37,10 +37,10 @@ class Options(ClipOptions):
         evidence="tiny weights",
     )
     name: Literal["aesthetic"] = "aesthetic"  # pyright: ignore[reportIncompatibleVariableOverride]
-    model: str = Field(default=L14, min_length=1, json_schema_extra=NOT_IDENTITY)
+    model: UserPath = Field(default=L14, min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the CLIP model in the layout of transformers, or its name on the Hugging Face hub, ``owner/name`` or
     ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
-    head: str = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
+    head: UserPath = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder that ``cosmos-flows reward-service prepare aesthetic`` wrote from a published ``.pth``:
     ``sac+logos+ava1-l14-linearMSE.pth``, or the linear ``sa_0_4_vit_l_14_linear.pth``."""
 

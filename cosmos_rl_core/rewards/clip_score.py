@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.rewards._clip import L14, ClipOptions, ClipReward
 from cosmos_rl_core.rewards._facts import Facts
 
@@ -23,7 +23,7 @@ class Options(ClipOptions):
         names_checked=True,
     )
     name: Literal["clip_score"] = "clip_score"  # pyright: ignore[reportIncompatibleVariableOverride]
-    model: str = Field(default=L14, min_length=1, json_schema_extra=NOT_IDENTITY)
+    model: UserPath = Field(default=L14, min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the CLIP model in the layout of transformers, or its name on the Hugging Face hub, ``owner/name`` or
     ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
@@ -45,7 +45,7 @@ class Options(VlmOptions):
         names_checked=True,
     )
     name: Literal["cosmos_reason1"] = "cosmos_reason1"  # pyright: ignore[reportIncompatibleVariableOverride]
-    model: str = Field(default="nvidia/Cosmos-Reason1-7B-Reward", min_length=1, json_schema_extra=NOT_IDENTITY)
+    model: UserPath = Field(default="nvidia/Cosmos-Reason1-7B-Reward", min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the model, or its name on the Hugging Face hub, ``owner/name`` or ``owner/name@revision``, which is in
     the local cache. Its files decide scores, not their place."""
     question: str | None = None

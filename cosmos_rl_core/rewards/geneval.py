@@ -14,7 +14,7 @@ from PIL import Image
 from pydantic import Field
 
 from cosmos_rl_core.canonical import sha256
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
@@ -56,10 +56,10 @@ class Options(ClipOptions):
         evidence="tiny weights",
     )
     name: Literal["geneval"] = "geneval"  # pyright: ignore[reportIncompatibleVariableOverride]
-    model: str = Field(default=L14, min_length=1, json_schema_extra=NOT_IDENTITY)
+    model: UserPath = Field(default=L14, min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the CLIP model that names colours, in the layout of transformers, or its name on the Hugging Face hub,
     ``owner/name`` or ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
-    detector: str = Field(default=DETECTOR, min_length=1, json_schema_extra=NOT_IDENTITY)
+    detector: UserPath = Field(default=DETECTOR, min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder or name of the Mask2Former model for instances of COCO's 80 classes, in the layout of transformers."""
     detector_batch_size: int = Field(default=1, ge=1)
     """Number of images in every forward pass of the detector; fewer are padded. Part of the identity, because it

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._clip import H14, Clip, ClipOptions, ClipReward
 from cosmos_rl_core.rewards._facts import Facts
@@ -31,10 +31,10 @@ class Options(ClipOptions):
         names_checked=True,
     )
     name: Literal["hpsv2"] = "hpsv2"  # pyright: ignore[reportIncompatibleVariableOverride]
-    model: str = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
+    model: UserPath = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder that ``cosmos-flows reward-service prepare hpsv2`` wrote from the published ``HPS_v2_compressed.pt`` or
     ``HPS_v2.1_compressed.pt``."""
-    processor: str | None = Field(default=H14, json_schema_extra=NOT_IDENTITY)
+    processor: UserPath | None = Field(default=H14, json_schema_extra=NOT_IDENTITY)
     """Folder or name of the tokenizer and of the settings of images."""
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
@@ -40,9 +40,9 @@ class Options(RewardOptions):
         names_checked=True,
     )
     name: Literal["image_reward"] = "image_reward"  # pyright: ignore[reportIncompatibleVariableOverride]
-    model: str = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
+    model: UserPath = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder that ``cosmos-flows reward-service prepare image_reward`` wrote from the published ``ImageReward.pt``."""
-    tokenizer: str = Field(default="google-bert/bert-base-uncased", min_length=1, json_schema_extra=NOT_IDENTITY)
+    tokenizer: UserPath = Field(default="google-bert/bert-base-uncased", min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder or name of the tokenizer."""
     batch_size: int = Field(default=8, ge=1)
     """Number of pictures in every forward pass; fewer are padded. Part of the identity, because it changes the last

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.rewards._clip import H14, ClipOptions, ClipReward
 from cosmos_rl_core.rewards._facts import Facts
 
@@ -25,10 +25,10 @@ class Options(ClipOptions):
         names_checked=True,
     )
     name: Literal["pickscore"] = "pickscore"  # pyright: ignore[reportIncompatibleVariableOverride]
-    model: str = Field(default="yuvalkirstain/PickScore_v1", min_length=1, json_schema_extra=NOT_IDENTITY)
+    model: UserPath = Field(default="yuvalkirstain/PickScore_v1", min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the model in the layout of transformers, or its name on the Hugging Face hub, ``owner/name`` or
     ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
-    processor: str | None = Field(default=H14, json_schema_extra=NOT_IDENTITY)
+    processor: UserPath | None = Field(default=H14, json_schema_extra=NOT_IDENTITY)
     """Folder or name of the tokenizer and of the settings of images."""
 
 

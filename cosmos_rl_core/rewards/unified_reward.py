@@ -7,18 +7,16 @@ from typing import Literal
 
 from pydantic import Field
 
-from cosmos_rl_core.chat.service import ChatSettings
-from cosmos_rl_core.config.base import NOT_IDENTITY
-from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._facts import Facts
-from cosmos_rl_core.rewards._judge import PROMPT, JudgeReward, by_pattern, within
+from cosmos_rl_core.rewards._judge import PROMPT, JudgeOptions, JudgeReward, by_pattern, within
 
 PATTERN = r"Final Score:\s*(-?[0-9]+(?:\.[0-9]+)?)"
 LOWEST, HIGHEST = 1.0, 5.0
 
 
-class Options(ChatSettings, RewardOptions):
+class Options(JudgeOptions):
     """The service, and its name of the model."""
 
     facts = Facts(
@@ -30,7 +28,7 @@ class Options(ChatSettings, RewardOptions):
     name: Literal["unified_reward"] = "unified_reward"  # pyright: ignore[reportIncompatibleVariableOverride]
     model: str = Field(default="UnifiedReward-7b-v1.5", min_length=1)
     """The service's name of the model."""
-    rubric_file: str = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
+    rubric_file: UserPath = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
     """File with the question that the model was trained with, and ``{prompt}`` in place of the prompt; the model's page
     has it. Its text decides scores, not its place."""
 

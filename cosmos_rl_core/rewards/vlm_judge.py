@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from cosmos_rl_core.chat.service import ChatSettings
 from cosmos_rl_core.rewards._facts import Facts
-from cosmos_rl_core.rewards._judge import JudgeReward
+from cosmos_rl_core.rewards._judge import JudgeOptions, JudgeReward
 from cosmos_rl_core.rewards._rubric import RubricOptions
 
 
-class Options(ChatSettings, RubricOptions):
+class Options(JudgeOptions, RubricOptions):
     """The service, its model, the rubric, and how its answers are read."""
 
     facts = Facts(

@@ -162,8 +162,10 @@ def test_its_version_changes_with_model_rubric_and_parser_and_not_with_the_place
         {"pattern": r"Score: (\d)"},
         {"key": "score"},
         {"highest": 5},
+        {"scorer_version": "revision 7"},
     ]
-    assert len({version, *(judge(server, **change).version for change in changes)}) == 6
+    assert len({version, *(judge(server, **change).version for change in changes)}) == 7
+    assert judge(server, scorer_version="revision 7").version.startswith("vlm revision 7 behind a chat endpoint, ")
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ def test_unknown_names_list_the_known_ones(pictures: list[Path], tmp_path: Path)
         (["--reward", "pickscroe"], "did you mean 'pickscore'? known: aesthetic, clip_score"),
         (["--reward", "jpeg", "--set", "qualty=3"], "qualty: unknown key"),
         (["--reward", "clip_score", "--set", "model=nowhere"], "'nowhere' is not a directory here"),
+        # Another name of it, by which services offer it.
+        (["--reward", "clipscore", "--set", "model=nowhere"], "'nowhere' is not a directory here"),
         (["--reward", "jpeg", "--prompt", "a", "--prompts", "b"], "--prompt and --prompts are both given"),
     ):
         ended = run("score", pictures[0], *arguments)
