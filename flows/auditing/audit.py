@@ -5,9 +5,11 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
 from cosmos_rl_core.errors import ArtifactError, ConfigError, first_line
 from cosmos_rl_core.storage import store
-from flows.auditing import contents
+from flows.auditing import contents, signatures
 from flows.auditing.faults import Findings
 from flows.auditing.heads import HEADS, read_heads, url_of
 from flows.auditing.slot import Slot
@@ -28,12 +30,19 @@ MANIFEST_AWAY = "the manifest that it names is not there"
 
 
 def audit(
-    store_url: str, run_id: str, iteration: int | None = None, *, head: str | None = None, quick: bool = False
+    store_url: str,
+    run_id: str,
+    iteration: int | None = None,
+    *,
+    head: str | None = None,
+    signed_by: Ed25519PublicKey | None = None,
+    quick: bool = False,
 ) -> Findings:
     """Return what is wrong with a run, and how much was looked at. Changes nothing.
 
     ``iteration`` looks at one iteration and at what it reads; ``quick`` compares sizes and hashes no file.
-    ``head`` is the digest of a head that somebody kept: one of the run must have it.
+    ``head`` is the digest of a head that somebody kept: one of the run must have it. ``signed_by`` is the key of
+    somebody who must have signed one.
     Raises :class:`ConfigError` if there is no such run.
     """
     findings = Findings(store.absolute(store_url).rstrip("/"))
@@ -48,7 +57,20 @@ def audit(
             raise
         findings.add(url, "file", "missing, but there are other files of the run")
         return findings
+    if signed_by is not None:
+        _look_at_signatures(run, signed_by, findings)
     return Audit(run, findings, head, quick=quick).look(iteration)
+
+
+def _look_at_signatures(run: Run, key: Ed25519PublicKey, findings: Findings) -> None:
+    newest, wrong = signatures.signed_up_to(run.url, key)
+    for url, what in wrong:
+        findings.add(url, "signature", what)
+    if newest is None:
+        folder = store.join(run.url, HEADS)
+        findings.add(folder, "signature", f"no head is signed by the key {signatures.key_id(key)}")
+    else:
+        findings.signed = f"signed up to head {newest} by the key {signatures.key_id(key)}"
 
 
 class Audit:
@@ -167,7 +189,7 @@ class Audit:
     def _look_for_missing_heads(self, every: Iterable[Step], ended: set[int | None]) -> None:
         """Add heads that are missing: between others, after an iteration that others follow, after the report."""
         folder = store.join(self._run.url, HEADS)
-        numbers = {int(name.partition(".")[0]) for name in store.names(folder) if name[:5].isdecimal()}
+        numbers = {int(name.partition(".")[0]) for name in store.names(folder) if name.endswith(".json")}
         for number in sorted({*range(max(numbers, default=-1) + 1)} - numbers):
             self._findings.add(url_of(self._run.url, number), "file", "missing, but later heads are there")
         made = {step.k for step in every if step.kind in TRAINERS and self._slots[step.slot].standing is not None}

@@ -36,6 +36,8 @@ class Findings:
     """What retention deleted, so that nothing about it can be proved any more."""
     head: str = ""
     """Number and digest of the newest head; "" without one."""
+    signed: str = ""
+    """Up to which head the run is signed, and by which key; "" if no key was given."""
     artifacts: int = 0
     files: int = 0
     size: int = 0
@@ -71,6 +73,7 @@ class Findings:
         if (more := len(self.faults) - SHOWN) > 0:
             lines.append(f"and {more} more; --json lists all")
         lines += [f"newest head {self.head}"] * bool(self.head)
+        lines += [self.signed] * bool(self.signed)
         lines += [f"deleted by retention, so not provable: {name}" for name in self.gone]
         lines.append(f"{len(self.faults)} faults in {seen}" if self.faults else f"nothing is wrong: {seen}")
         return lines
@@ -79,4 +82,4 @@ class Findings:
         """Return everything for scripts."""
         faults = [vars(fault) for fault in self.faults]
         counts = {"artifacts": self.artifacts, "files": self.files, "bytes": self.size}
-        return {"faults": faults, "gone": self.gone, "head": self.head} | counts
+        return {"faults": faults, "gone": self.gone, "head": self.head, "signed": self.signed} | counts

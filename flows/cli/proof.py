@@ -1,7 +1,8 @@
 """Commands that prove what a run did."""
 
 from importlib import import_module
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -19,6 +20,7 @@ def audit(
     store: StoreOption = DEFAULT_STORE,
     iteration: Annotated[int | None, Option(min=0, help="Look at one iteration and at what it reads")] = None,
     head: Annotated[str | None, Option(help="Digest of a head that you kept: the run must still have it")] = None,
+    public_key: Annotated[Path | None, Option(help="PEM file: its owner must have signed a head")] = None,
     quick: Annotated[bool, Option("--quick", help="Compare sizes only; read no media and no tensors")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -30,8 +32,25 @@ def audit(
         cosmos-flows audit RUN
         cosmos-flows audit RUN --iteration 7 --quick
         cosmos-flows audit RUN --store s3://bucket/prefix --head 5d41402abc4b2a76b9719d911017c592ae2c3ab6
+        cosmos-flows audit RUN --public-key public.pem
     """
-    found = import_module("flows.auditing.audit").audit(store, run_id, iteration, head=head, quick=quick)
+    key = None if public_key is None else import_module("flows.auditing.signatures").public_key(public_key)
+    auditing: Any = import_module("flows.auditing.audit")
+    found = auditing.audit(store, run_id, iteration, head=head, signed_by=key, quick=quick)
     print_json(found.as_json()) if as_json else print_parts(*found.lines())
     if found.faults:
         raise OwnExitCode(WRONG_DATA)
+
+
+@command(proof_app, "sign")
+def sign(
+    run_id: Annotated[str, Argument(metavar="RUN", help="Id of the run")],
+    key: Annotated[Path, Option(help="PEM file with an ed25519 private key")],
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Sign the newest head of a run, and with it everything up to there. Audit the run first.
+
+    Examples:
+        cosmos-flows sign RUN --key key.pem
+    """
+    typer.echo(import_module("flows.auditing.signatures").sign(store, run_id, key))
