@@ -67,7 +67,8 @@ def iteration(run: Run, k: int, *, last: bool) -> Iterator[Wave]:
         yield from embedding(run, k + 1)
     # A stale rollout reads nothing of this update, so both run side by side.
     beside = [rollout(k + 1)] if stale and not last else []
-    yield Wave(step("update", "update", partial(requests.update, run, k)), *beside)
+    shown = step("fragment", "fragment", partial(requests.fragment, run, k))
+    yield Wave(step("update", "update", partial(requests.update, run, k)), shown, *beside)
 
 
 def embedding(run: Run, k: int) -> Iterator[Wave]:
@@ -94,6 +95,8 @@ def evaluation(run: Run, k: int) -> Iterator[Wave]:
         yield Wave(step("evaluate", "evaluate", partial(requests.evaluate, run, k)))
     if run.evaluates and run.recipe.rewards:
         yield Wave(*map(reward, run.recipe.rewards))
+    if run.evaluates or run.validates:
+        yield Wave(step("fragment", "fragment", partial(requests.judged, run, k)))
 
 
 def steps(run: Run) -> list[Step]:

@@ -16,6 +16,7 @@ from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
 from cosmos_rl_core.config.shared import Init, MediaShape, ModelRef, OptimizerSteps, Split, StageConfig
 from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset, AnyReward, AnyRewarded, AnySupervised, Gate
 from cosmos_rl_core.datasets._base import Prompt
+from stages.reporting.contracts import Fragment, Report
 
 RECORDS = "records/"
 """Prefix of files with times, reasons and answers. All other files are results, and their bytes are the content."""
@@ -370,27 +371,8 @@ class Validate(OnPolicy):
     batch_size: int
 
 
-class Report(StageConfig):
-    """One HTML file: curves of reward and losses, samples of each iteration, and held-out samples over time."""
-
-    name = "report"
-    version = 2
-    torch = False
-    inputs = dict.fromkeys(
-        ("rollouts", "scores", "warnings", "updates", "evaluations", "evaluation_scores", "validations"), "many"
-    )
-    PAGE: ClassVar[str] = "index.html"
-    title: str
-    reward: str
-    init: str = Field(default="", json_schema_extra={"neutral": ""})
-    """What policy version 0 begins with, in words; "" for the base, and for fresh weights."""
-    versions: tuple[int, ...] = ()
-    """Policy version of each evaluation."""
-    groups_shown: int = 2
-
-
 _STAGES = (
     *(Index, Caption, Describe, Embed, Encode, Policy, Rollout, Reward, Judge, Warn, Update, Finetune),
-    *(Export, Evaluate, Validate, Report),
+    *(Export, Evaluate, Validate, Fragment, Report),
 )
 STAGES: dict[str, type[StageConfig]] = {stage.name: stage for stage in _STAGES}

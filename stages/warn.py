@@ -3,7 +3,6 @@
 It only judges. What follows from a limit that tripped is decided in ``flows/warning``.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,36 +18,11 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.context import Context
-from stages.formats.tables import read_table
 from stages.reporting.warnings import warning_page
+from stages.scoring.spreads import Spread, scored_numbers
 
 EXTREMES = 6
 """Samples that the evidence names for each bound that is exceeded."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean, standard deviation over samples, and standard error of a score; NaN where there are too few samples."""
-
-    n: int
-    mean: float
-    deviation: float
-    error: float
-
-    @classmethod
-    def of(cls, scores: Any, prompts: Any) -> "Spread":
-        """Return the spread of a Series of scores of samples of these prompts.
-
-        Samples of one prompt are alike, so the standard error is that of the prompts' means. With one prompt it is that
-        of the samples.
-        """
-        means = scores.groupby(prompts).mean()
-        independent = means if len(means) > 1 else scores
-        return cls(len(scores), float(scores.mean()), float(scores.std()), float(independent.sem()))
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the numbers; those that are not finite are None."""
-        return {"n": self.n} | {name: finite(getattr(self, name)) for name in ("mean", "deviation", "error")}
 
 
 @dataclass(frozen=True)
@@ -102,8 +76,8 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     scores, first = (
         dict(zip(config.rewards, map(Artifact, request.inputs[role]), strict=True)) for role in ("scores", "first")
     )
-    tables = {label: _scores(label, scores[label]) for label in scores}
-    before = {label: _scores(label, first[label]) for label in first}
+    tables = {label: scored_numbers(label, scores[label]) for label in scores}
+    before = {label: scored_numbers(label, first[label]) for label in first}
     levels = {
         (level.reward, level.score): level
         for label, table in tables.items()
@@ -125,25 +99,11 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     return {"tripped": len(tripped)} | {name: value for name, value in z.items() if value is not None}
 
 
-def _scores(label: str, artifact: Artifact) -> Any:
-    """Return a table of the samples that were scored: ``prompt_id``, and every finite number that the reward gave."""
-    table = read_table(artifact, contracts.Reward.SCORES).set_index("sample_id")
-    table = table[table["valid"]]
-    details = read_table(artifact, contracts.Reward.ANSWERS).set_index("sample_id")["details"]
-    rows = [_numbers(str(details[sample])) for sample in table.index]
-    found = pd.DataFrame(rows, index=table.index, dtype="float64")
-    return found.assign(**{label: table["score"].astype("float64"), "prompt_id": table["prompt_id"]})
-
-
 def _digest(table: Any) -> str:
     """Return the digest of every number of a table, by sample and name."""
     rows = table.drop(columns="prompt_id").to_dict("index")
     return digest({str(sample): {n: value for n, value in row.items() if finite(value) is not None}
                    for sample, row in rows.items()})  # fmt: skip
-
-
-def _numbers(details: str) -> dict[str, float]:
-    return {name: number for name, value in json.loads(details).items() if (number := finite(value)) is not None}
 
 
 def _levels(label: str, now: Any, first: Any) -> Iterator[Level]:

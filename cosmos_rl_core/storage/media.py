@@ -1,6 +1,7 @@
-"""Lossless files of pixels: PNG for an image, FFV1 in Matroska for a video."""
+"""Lossless files of pixels: PNG for an image, FFV1 in Matroska for a video; and videos for browsers."""
 
 import io
+from typing import Any
 
 import av
 import numpy as np
@@ -31,15 +32,33 @@ def decode(extension: str, data: bytes) -> np.ndarray:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
+def playable(pixels: np.ndarray) -> bytes:
+    """Return an MP4 with H.264 of uint8 RGB ``[frames, height, width, 3]``, which browsers play. It is not lossless.
+
+    An odd height or width gets its last row or column twice. Equal pixels give equal bytes.
+    """
+    _, height, width, _ = pixels.shape
+    pixels = np.pad(pixels, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    # One thread: how frames are divided between threads changes the bits.
+    codec = {"crf": "20", "preset": "veryfast", "threads": "1", "flags": "+bitexact"}
+    return _write(pixels, "mp4", {"fflags": "+bitexact"}, "libx264", "yuv420p", codec)
+
+
 def _encode_video(pixels: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
     # bitexact leaves the random segment id and the library's version out of the file.
-    with av.open(buffer, "w", format="matroska", options={"fflags": "+bitexact"}) as container:
-        stream = container.add_stream("ffv1", rate=FPS, options={"flags": "+bitexact"})
+    return _write(pixels, "matroska", {"fflags": "+bitexact"}, "ffv1", "bgr0", {"flags": "+bitexact"})
+
+
+def _write(
+    pixels: np.ndarray, container: str, options: dict[str, str], codec: str, pix_fmt: str, settings: dict[str, str]
+) -> bytes:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container, options=options) as file:
+        stream: Any = file.add_stream(codec, rate=FPS, options=settings)
         _, stream.height, stream.width, _ = pixels.shape
-        stream.pix_fmt = "bgr0"
+        stream.pix_fmt = pix_fmt
         for frame in pixels:
             packet_source = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
-            container.mux(stream.encode(packet_source))
-        container.mux(stream.encode())
+            file.mux(stream.encode(packet_source))
+        file.mux(stream.encode())
     return buffer.getvalue()

@@ -36,6 +36,7 @@ from flows.cli.command import (
 from flows.cli.data import data_app
 from flows.cli.infra import infra_app
 from flows.cli.proof import proof_app
+from flows.cli.report import report_app
 from flows.cli.rewards import rewards_app, score_app
 from flows.defaults import DEFAULT_STORE, GRACE_H
 
@@ -45,8 +46,8 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__d
 app.add_typer(infra_app, name="infra")
 app.add_typer(data_app, name="data")
 app.add_typer(rewards_app, name="reward-service")
-app.add_typer(proof_app)
-app.add_typer(score_app)
+for group in (proof_app, report_app, score_app):
+    app.add_typer(group)
 RecipeArgument = Annotated[str, Argument(help="TOML: a path, package:tiny/nft, or one of cosmos-rl")]
 RunIdOption = Annotated[str | None, Option(help="Name of the run; default: from the recipe")]
 IterationsOption = Annotated[int | None, Option(min=1, help="Iterations; default: the recipe's number")]

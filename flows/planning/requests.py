@@ -8,6 +8,7 @@ from cosmos_rl_core.weights.parts import CURRENT, EMA, INIT, REFERENCE, STATE
 from flows.planning import costs
 from flows.planning.datasets import data_of, split_of, weights_of
 from flows.planning.run import Run, inputs_of
+from flows.reporting import facts
 from stages import contracts
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
@@ -80,9 +81,7 @@ def warn(run: Run, k: int) -> Request:
     labels = tuple(reward.fn.label for reward in run.scored)
 
     def scores(k: int) -> tuple[Input, ...]:
-        # All numbers that a reward gave are judged, also those that nothing trains on.
-        read = contracts.Reward.SCORES, contracts.Reward.ANSWERS
-        return tuple(input_of(run.slots.iteration(k, f"reward-{label}"), *read) for label in labels)
+        return tuple(_all_numbers(run.slots.iteration(k, f"reward-{label}")) for label in labels)
 
     assert run.plan.early_warning is not None
     config = contracts.Warn(rewards=labels, limits=run.plan.early_warning.limits)
@@ -214,25 +213,63 @@ def evaluate(run: Run, k: int) -> Request:
     return run.plan.request(slot, config, inputs=inputs, seed=validation.seed)
 
 
+def fragment(run: Run, k: int) -> Request:
+    """Return the Request for what a report shows of the rollout of iteration k."""
+    labels = tuple(reward.fn.label for reward in run.scored)
+    config = contracts.Fragment(
+        held_out=False,
+        rewards=labels,
+        headline=run.headline_reward,
+        gates={r.fn.label: r.gate for r in run.recipe.rewards if r.role == "gate"},
+    )
+    inputs = {
+        "samples": (input_of(run.slots.iteration(k, "rollout"), INDEX, MEDIA),),
+        "scores": tuple(_all_numbers(run.slots.iteration(k, f"reward-{label}")) for label in labels),
+        "warnings": (input_of(run.slots.iteration(k, "warn")),) if run.warns else (),
+    }
+    return run.plan.request(run.slots.iteration(k, "fragment"), config, k, inputs)
+
+
+def judged(run: Run, k: int) -> Request:
+    """Return the Request for what a report shows of policy version k on held-out prompts and media."""
+    labels = tuple(reward.fn.label for reward in run.recipe.rewards) if run.evaluates else ()
+    config = contracts.Fragment(held_out=True, rewards=labels, headline=run.headline_reward if labels else "")
+
+    def inputs(k: int, samples: str, scores: str, losses: str) -> dict[str, tuple[Input, ...]]:
+        slot = run.slots.version(k, "evaluate")
+        return {
+            samples: (input_of(slot, INDEX, MEDIA),) if run.evaluates else (),
+            scores: tuple(_all_numbers(f"{slot}-{label}") for label in labels),
+            losses: (input_of(run.slots.version(k, "validate")),) if run.validates else (),
+        }
+
+    found = inputs(k, "samples", "scores", "validations")
+    found |= inputs(0, "first", "first_scores", "first_validations") if k > 0 else {}
+    return run.plan.request(run.slots.version(k, "fragment"), config, k, found)
+
+
 def report(run: Run, iterations: int, judged: list[int]) -> Request:
     """Return the Request for the report on all iterations and on the policy versions ``judged``."""
-    ks, judge, iteration = range(iterations), run.headline_reward, run.slots.iteration
-    samples = [run.slots.version(k, "evaluate") for k in judged if run.evaluates]
+    ks, judges = range(iterations), run.evaluates or run.validates
     inputs = {
+        "fragments": tuple(input_of(run.slots.iteration(k, "fragment")) for k in ks if run.trains_on_rewards),
+        "judged": tuple(input_of(run.slots.version(k, "fragment")) for k in judged if judges),
         "updates": tuple(input_of(run.slots.policy(k + 1)) for k in ks),
-        "evaluations": tuple(input_of(slot, INDEX, MEDIA) for slot in samples),
-        "validations": tuple(input_of(run.slots.version(k, "validate")) for k in judged if run.validates),
     }
-    if run.trains_on_rewards:
-        inputs["rollouts"] = tuple(input_of(iteration(k, "rollout"), INDEX, MEDIA) for k in ks)
-        inputs["scores"] = tuple(input_of(iteration(k, f"reward-{judge}")) for k in ks)
-        if run.warns:
-            inputs["warnings"] = tuple(input_of(iteration(k, "warn")) for k in ks)
-    if judge:
-        inputs["evaluation_scores"] = tuple(input_of(f"{slot}-{judge}") for slot in samples)
-    versions = tuple(judged) if run.evaluates else ()
-    config = contracts.Report(title=run.plan.run_id, reward=judge, init=run.plan.lineage, versions=versions)
+    config = contracts.Report(
+        title=run.plan.run_id,
+        reward=run.headline_reward,
+        init=run.plan.lineage,
+        about=facts.about(run.plan),
+        settings=facts.settings(run.plan, identity=True),
+        roles=facts.roles(run.plan),
+    )
     return run.plan.request(run.slots.report, config, None, inputs)
+
+
+def _all_numbers(slot: str) -> Input:
+    """Return scores with all numbers that the reward gave, also those that nothing trains on, and its errors."""
+    return input_of(slot, contracts.Reward.SCORES, contracts.Reward.ANSWERS)
 
 
 def _judged(run: Run, k: int) -> Input:

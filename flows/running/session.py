@@ -34,7 +34,6 @@ from flows.running.progress import Reporter
 from flows.running.tags import tags_of
 from flows.running.wave import Waves
 from flows.warning.gate import pass_gate
-from stages import contracts
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
@@ -185,17 +184,21 @@ def train(settings: Settings, algorithm: str | None) -> str:
             note("this store cannot refuse a second writer: run one process at a time on this run")
         run = settled(run, remake=settings.remake)
         # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
-        tracking = importlib.import_module("flows.watching.tracking")
-        with tracking.Tracker(run, note) as tracker:
+        tracking, writing = (
+            importlib.import_module(f"flows.{name}") for name in ("watching.tracking", "reporting.writing")
+        )
+        writing.keep_command(run, settings)
+        note(f"report: {writing.address(run)}, written after each iteration")
+        with tracking.Tracker(run, note) as tracker, writing.Pages(run, note) as pages:
 
             def launch_and_track(name: str, *requests: Request) -> list[Manifest]:
                 manifests = launch(waves, name, *requests)
                 tracker.done(requests, manifests)
+                pages.done(requests, manifests)
                 pass_gate(run, manifests, note)
                 return manifests
 
-            report = make(run, launch_and_track)
-        note(f"report: {run.slots.report}/{report.files[contracts.Report.PAGE].path}")
+            make(run, launch_and_track)
         note(f"continue: {command_to_continue(run, settings)}")
         for line in held_out_lines(run):
             note(line)

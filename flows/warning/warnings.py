@@ -9,7 +9,7 @@ from flows.warning.decisions import Decision, decisions_on
 from stages.artifacts.files import read_entry
 from stages.artifacts.manifest import Manifest
 from stages.contracts import Warn
-from stages.reporting.words import words
+from stages.reporting.numbers import words
 
 SHOWN = 12
 """Characters of a digest that are printed."""

@@ -1,28 +1,24 @@
-"""Curves as SVG with the colours and font of the page. Equal points give equal bytes."""
+"""Curves, sparklines and histograms as SVG, in the colours and font of the page. Equal points give equal bytes.
 
-import io
+Written here, not by a plotting library: a run draws its page after each iteration, in milliseconds.
+"""
+
 import math
-import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-import numpy as np
-from markupsafe import Markup
-from matplotlib import style
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from markupsafe import Markup, escape
 
-from stages.reporting.numbers import Estimate
+from stages.reporting.numbers import Estimate, number
 
-WIDTH, HEIGHT = 760, 300
-INKS = {"#3b6fb5": "var(--train)", "#c9622b": "var(--held)", "#e4e6e8": "var(--rule)", "#626a73": "var(--soft)"}
-"""Colours that are drawn with, and the page's names for them, which differ between light and dark."""
-LINE, POINTS, GRID, TEXT = INKS
-ROUND = (1, 2, 5, 10)
-"""Ticks are multiples of these, times a power of ten."""
+WIDE, SMALL = (760, 300), (372, 190)
+"""Width and height of a curve alone, and of one among several."""
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 40
+"""Space around the axes."""
 MAX_BEADS = 40
 """A longer line has no marks at its points: they would hide it."""
-# With a salt, ids are digests of what they name instead of random ones.
-STYLE = {"svg.hashsalt": "report", "svg.fonttype": "none", "font.size": 12, "lines.linewidth": 2}
+BINS = 24
 
 
 @dataclass(frozen=True)
@@ -30,8 +26,10 @@ class Series:
     """Estimates along an axis: a line with a band, or points with bars, of one standard error."""
 
     label: str
-    points: list[tuple[int, Estimate]]
+    points: Sequence[tuple[int, Estimate]]
     line: bool
+    ink: str = "train"
+    """Name of the page's colour."""
 
     @property
     def rows(self) -> list[tuple[int, Estimate, int]]:
@@ -40,48 +38,140 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Series on the same axes."""
+class Axis:
+    """A linear scale from values to pixels, with round ticks."""
 
-    title: str
-    x_label: str
-    series: list[Series]
+    low: float
+    high: float
+    begin: float
+    end: float
 
-    def svg(self) -> Markup:
-        """Draw an ``<svg>`` element for an HTML page. Its only values are numbers and the names of axes in the code."""
-        file = io.StringIO()
-        # Without the settings of a matplotlibrc.
-        with style.context(["default", STYLE]):
-            figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
-            axes = figure.add_axes((0.08, 0.19, 0.9, 0.77))
-            axes.set_frame_on(False)
-            axes.set_axisbelow(True)
-            axes.grid(axis="y", color=GRID)
-            axes.tick_params(length=0, pad=7, labelcolor=TEXT)
-            axes.set_xlabel(self.x_label, labelpad=5, color=TEXT)
-            axes.xaxis.set_major_locator(MaxNLocator(10, steps=ROUND, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
-            for series in self.series:
-                x, points, _ = zip(*series.rows, strict=True)
-                means = np.array([point.mean for point in points])
-                errors = np.nan_to_num([point.error for point in points], posinf=0.0)
-                if series.line:
-                    axes.fill_between(x, means - errors, means + errors, color=LINE, alpha=0.16, linewidth=0)
-                    axes.plot(x, means, color=LINE, marker="o" if len(x) <= MAX_BEADS else "")
-                else:
-                    axes.errorbar(x, means, errors, color=POINTS, fmt="o", markersize=9)
-            # Without the time and the version of matplotlib.
-            nameless = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-            figure.savefig(file, format="svg", transparent=True, metadata=nameless)
-        return Markup(_for_page(file.getvalue()))
+    @classmethod
+    def over(cls, values: Iterable[float], begin: float, end: float, margin: float = 0.06) -> "Axis":
+        """Return the axis that holds all values."""
+        known = [value for value in values if math.isfinite(value)]
+        low, high = min(known), max(known)
+        spare = (high - low) * margin or max(abs(high), 1e-9) * 0.1
+        return cls(low - spare, high + spare, begin, end)
+
+    def at(self, value: float) -> str:
+        """Return the pixel of a value."""
+        place = self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
+        return f"{place:.1f}".rstrip("0").rstrip(".")
+
+    def ticks(self, most: int, *, whole: bool = False) -> list[float]:
+        """Return at most about ``most`` multiples of 1, 2 or 5 times a power of ten."""
+        rough = (self.high - self.low) / most
+        power = 10 ** math.floor(math.log10(rough))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+        step = max(1, round(step)) if whole else step
+        first, last = math.ceil(self.low / step), math.floor(self.high / step)
+        return [place * step for place in range(first, last + 1)]
 
 
-def _for_page(svg: str) -> str:
-    """Return the ``<svg>`` element alone, with the page's names of colours."""
-    svg = svg[svg.index("<svg") :]
-    # Nothing refers to these ids, and another curve of the page would repeat them.
-    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)
-    svg = re.sub(r"font-size: 12px; font-family: [^;\"]*;? ?", "", svg)
-    for ink, name in INKS.items():
-        svg = svg.replace(ink, name)
-    return svg
+def curve(series: Sequence[Series], x_label: str, size: tuple[int, int] = WIDE, marks: Sequence[float] = ()) -> Markup:
+    """Draw series on the same axes as an ``<svg>`` element. ``marks`` are places with a vertical line."""
+    width, height = size
+    rows = [row for one in series for row in one.rows]
+    x = Axis.over([row[0] for row in rows], LEFT, width - RIGHT, 0.02)
+    ends = ([p.mean - _error(p), p.mean + _error(p)] for _, p, _ in rows)
+    y = Axis.over([value for pair in ends for value in pair], height - BOTTOM, TOP)
+    parts = [*_axes(x, y, x_label, size)]
+    top, bottom = y.at(y.high), y.at(y.low)
+    parts += [f'<path class="mark" d="M{x.at(k)} {top}V{bottom}"/>' for k in marks if x.low <= k <= x.high]
+    for one in series:
+        parts += _line(one, x, y) if one.line else _points(one, x, y)
+    return _svg(parts, size, f"{', '.join(one.label for one in series)} by {x_label}")
+
+
+def _axes(x: Axis, y: Axis, x_label: str, size: tuple[int, int]) -> Iterable[str]:
+    width, height = size
+    for tick in y.ticks(5):
+        yield f'<path class="grid" d="M{LEFT} {y.at(tick)}H{width - RIGHT}"/>'
+        place = f'x="{LEFT - 6}" y="{y.at(tick)}" dy=".35em" text-anchor="end"'
+        yield f'<text class="tick" {place}>{number(_round(tick))}</text>'
+    for tick in x.ticks(max(3, width // 90), whole=True):
+        yield f'<text class="tick" x="{x.at(tick)}" y="{height - BOTTOM + 16}" text-anchor="middle">{tick:g}</text>'
+    middle = (LEFT + width - RIGHT) / 2
+    yield f'<text class="tick" x="{middle:g}" y="{height - 5}" text-anchor="middle">{escape(x_label)}</text>'
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _line(series: Series, x: Axis, y: Axis) -> Iterable[str]:
+    rows = series.rows
+    if any(_error(p) for _, p, _ in rows):
+        above = [f"{x.at(k)} {y.at(p.mean + _error(p))}" for k, p, _ in rows]
+        below = [f"{x.at(k)} {y.at(p.mean - _error(p))}" for k, p, _ in reversed(rows)]
+        yield f'<path class="band {series.ink}" d="M{"L".join(above + below)}Z"/>'
+    yield f'<path class="line {series.ink}" d="M{"L".join(f"{x.at(k)} {y.at(p.mean)}" for k, p, _ in rows)}"/>'
+    for k, p, _ in rows:
+        radius = 3 if len(rows) <= MAX_BEADS else 0
+        yield f'<circle class="{series.ink}" cx="{x.at(k)}" cy="{y.at(p.mean)}" r="{radius}">{_title(k, p)}</circle>'
+
+
+def _points(series: Series, x: Axis, y: Axis) -> Iterable[str]:
+    for k, p, _ in series.rows:
+        if _error(p):
+            bar = f"M{x.at(k)} {y.at(p.mean - _error(p))}V{y.at(p.mean + _error(p))}"
+            yield f'<path class="line {series.ink}" d="{bar}"/>'
+        yield f'<circle class="{series.ink}" cx="{x.at(k)}" cy="{y.at(p.mean)}" r="4.5">{_title(k, p)}</circle>'
+
+
+def _title(k: float, estimate: Estimate) -> str:
+    return f"<title>{k:g}: {escape(str(estimate))}</title>"
+
+
+def _error(estimate: Estimate) -> float:
+    return estimate.error if math.isfinite(estimate.error) else 0.0
+
+
+def spark(values: Sequence[tuple[int, float]], marks: Iterable[int] = ()) -> Markup:
+    """Draw values along an axis, small, with a line at 0 and dots at ``marks``; nothing without two values."""
+    known = [(k, value) for k, value in values if math.isfinite(value)]
+    if len(known) < 2:
+        return Markup("")
+    size = (120, 28)
+    x = Axis.over([k for k, _ in known], 3, 117, 0)
+    y = Axis.over([0.0, *(value for _, value in known)], 25, 3)
+    path = "L".join(f"{x.at(k)} {y.at(value)}" for k, value in known)
+    parts = [f'<path class="grid" d="M0 {y.at(0)}H120"/>', f'<path class="line train" d="M{path}"/>']
+    there, tripped = dict(known), set(marks)
+    parts += [f'<circle class="bad" cx="{x.at(k)}" cy="{y.at(there[k])}" r="2.5"/>' for k in tripped & there.keys()]
+    return _svg(sorted(parts, key=lambda part: part.startswith("<circle")), size, "over iterations", "spark")
+
+
+def histogram(named: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Markup:
+    """Draw distributions as steps on the same axes, each from its quantiles: (colour, ends of equal parts)."""
+    size = SMALL
+    width, height = size
+    x = Axis.over([value for _, quantiles in named for value in quantiles], LEFT, width - RIGHT, 0.02)
+    step = (x.high - x.low) / BINS
+    edges = [x.low + step * place for place in range(BINS + 1)]
+    shares = [(ink, [_below(q, b) - _below(q, a) for a, b in pairwise(edges)]) for ink, q in named]
+    y = Axis(0.0, max(max(one) for _, one in shares) * 1.06, height - BOTTOM, TOP)
+    parts = [*_axes(x, y, x_label, size)]
+    for ink, share in shares:
+        steps = "".join(f"V{y.at(s)}H{x.at(b)}" for s, b in zip(share, edges[1:], strict=True))
+        path = f"M{x.at(edges[0])} {y.at(0)}{steps}V{y.at(0)}"
+        parts += [f'<path class="band {ink}" d="{path}Z"/>', f'<path class="line {ink}" d="{path}"/>']
+    return _svg(parts, size, f"distribution of {x_label}")
+
+
+def _below(quantiles: Sequence[float], value: float) -> float:
+    """Return the share of samples below a value: between the ends of a part they are taken as evenly spread."""
+    parts, found = len(quantiles) - 1, 0.0
+    for low, high in pairwise(quantiles):
+        if high < value or high == low < value:
+            found += 1
+        elif low < value <= high and high > low:
+            found += (value - low) / (high - low)
+    return found / parts
+
+
+def _svg(parts: Iterable[str], size: tuple[int, int], label: str, kind: str = "") -> Markup:
+    width, height = size
+    head = f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+    return Markup(head + "".join(parts) + "</svg>")

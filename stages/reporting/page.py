@@ -1,14 +1,216 @@
-"""HTML pages from the templates of this folder."""
+"""The page of a report, and other HTML pages, from the templates of this folder."""
 
+import base64
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-from stages.reporting.numbers import number, signed
+from cosmos_rl_core.weights.parts import CURRENT
+from stages.reporting.book import Book, Piece, Trained
+from stages.reporting.choosing import evenly
+from stages.reporting.curves import WIDE, Series, curve
+from stages.reporting.excerpt import HELD_OUT_LOSS, Picture
+from stages.reporting.numbers import Estimate, number, signed
+from stages.reporting.scores import NAMES, change_of, distributions, moved, signs
+from stages.reporting.training import drawn, losses
+
+PICTURE_BYTES = 24_000_000
+"""Characters of small pictures of iterations in a page. Of longer runs evenly spaced iterations are shown."""
+STRIP = 24
+"""Iterations or policy versions in a strip."""
+LISTED = 200
+"""Rows of a table of prompts, failures or weights."""
+LOSS = "loss"
+"""Name of the held-out loss among the rewards."""
 
 
-def render(template: str, **values: Any) -> bytes:
-    """Fill in a template. Every value is escaped."""
+def report_page(book: Book) -> bytes:
+    """Return the page. Without ``now`` it has no links and no script, and equal artifacts give equal bytes."""
+    rows, held_out = moved(book), _held_out(book)
+    last = book.judged[-1] if len(book.judged) > 1 else None
+    return render(
+        "report.html",
+        book=book,
+        now=book.now,
+        script=_script() if book.now else "",
+        held_out=held_out,
+        headlines=[one for one in held_out if one.name in (book.reward, LOSS)],
+        curves=list(_curves(book)),
+        signs=list(signs(book, rows)),
+        score_names=NAMES,
+        scores=[row.cells for row in rows],
+        tripped=[piece for piece in book.iterations if piece.excerpt.tripped][-STRIP:],
+        distributions=distributions(book),
+        worst=[(piece, piece.excerpt.chosen("worst")[0]) for piece in _strip(book.iterations, "worst")],
+        film=_film(book),
+        newest=last if last and last.excerpt.first else None,
+        prompts=_prompts(book),
+        training=drawn(book),
+        failures=_failures(book),
+        failed=_failed(book),
+        lineage=[_lineage(one) for one in book.trained[-LISTED:]],
+        lineage_names=LINEAGE,
+        iterations=_with_pictures(book),
+    )
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A reward or a loss on held-out data, before and after."""
+
+    name: str
+    before: Estimate
+    after: Estimate | None
+    change: Estimate | None
+    better: str
+    """The direction that is good: ``rose`` or ``fell``."""
+
+
+def _held_out(book: Book) -> list[HeldOut]:
+    """Return the headline reward, the loss and the other rewards, as far as they were measured."""
+    if not book.judged:
+        return []
+    first, last = book.judged[0], book.judged[-1] if len(book.judged) > 1 else None
+    names = dict.fromkeys([book.reward, *(one.reward for one in first.excerpt.scores)])
+    found = [HeldOut(name, first.estimate(name), *_after(last, name), "rose") for name in names if name]
+    loss = None if last is None else last.loss
+    change = None if last is None else change_of(last, HELD_OUT_LOSS)
+    found.insert(1, HeldOut(LOSS, first.loss, loss, change, "fell"))
+    return [one for one in found if one.before.n]
+
+
+def _after(last: Piece | None, name: str) -> tuple[Estimate | None, Estimate | None]:
+    return (None, None) if last is None else (last.estimate(name), change_of(last, name))
+
+
+def _curves(book: Book) -> Iterator[tuple[str, str, Sequence[Series], Markup]]:
+    """Yield title, name of the axis, series and drawing of the curves that answer whether it learned."""
+    training = [(piece.k, piece.estimate(book.reward)) for piece in book.iterations]
+    held_out = [(piece.k, piece.estimate(book.reward)) for piece in book.judged]
+    reward = [
+        Series("training, mean of each iteration ± 1 standard error", training, line=True),
+        Series("held-out ± 1 standard error", held_out, line=False, ink="held"),
+    ]
+    marks = [piece.k for piece in book.iterations if piece.excerpt.tripped]
+    found = [("Reward", "policy version (iterations trained)", reward, marks)]
+    if book.trained and not book.iterations:
+        found.append(("Training loss", "optimizer steps done", [losses(book.trained)], []))
+    steps = book.steps_of
+    points = [(steps[piece.k], piece.loss) for piece in book.judged if piece.k in steps]
+    by_step = Series("held-out loss ± 1 standard error", points, line=False, ink="held")
+    found.append(("Held-out loss", "optimizer steps done", [by_step], []))
+    for title, x_label, series, places in found:
+        known = [one for one in series if one.rows]
+        if known:
+            yield title, x_label, known, curve(known, x_label, WIDE, places)
+
+
+def _strip(pieces: Sequence[Piece], why: str) -> list[Piece]:
+    """Return evenly spaced pieces that show samples for a reason."""
+    return evenly([piece for piece in pieces if piece.excerpt.chosen(why)], STRIP)
+
+
+def _film(book: Book) -> list[tuple[str, list[tuple[Piece, Picture]]]]:
+    """Return rows of the same held-out sample at several policy versions, each under its prompt."""
+    shown = _strip(book.judged, "fixed")
+    if not shown:
+        return []
+    ids = [one for one in shown[0].excerpt.shown["fixed"] if all(one in p.excerpt.pictures for p in shown)]
+    return [(shown[0].excerpt.pictures[i].prompt, [(p, p.excerpt.pictures[i]) for p in shown]) for i in ids]
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """The mean reward of a prompt, first and last."""
+
+    prompt: str
+    before: float
+    after: float
+    where: str
+
+    @property
+    def change(self) -> float:
+        """Return after minus before."""
+        return self.after - self.before
+
+
+def _prompts(book: Book) -> list[PromptRow]:
+    """Return the prompts by their change, the most improved first: held-out ones; training ones if none are held out.
+
+    Each training prompt is taken from the first and the last iteration that sampled it.
+    """
+    judged = [piece for piece in book.judged if piece.excerpt.by_prompt]
+    pieces, word = (judged, "policy") if len(judged) > 1 else (book.iterations, "iteration")
+    seen: dict[str, list[tuple[int, float, str]]] = {}
+    for piece in pieces:
+        for one in piece.excerpt.by_prompt:
+            seen.setdefault(one.prompt_id, []).append((piece.k, one.mean, one.prompt))
+    rows = [
+        PromptRow(found[0][2], found[0][1], found[-1][1], f"{word} {found[0][0]} to {found[-1][0]}")
+        for found in seen.values()
+        if len(found) > 1
+    ]
+    return sorted(rows, key=lambda row: -row.change)
+
+
+def _failures(book: Book) -> list[tuple[str, str, str, int, str]]:
+    """Return what failed, by which reward, why, how often and in which iterations, the most frequent first."""
+    found: dict[tuple[str, str, str], list[tuple[int, str]]] = {}
+    for word, pieces in (("", book.iterations), ("policy ", book.judged)):
+        for piece in pieces:
+            for one in piece.excerpt.failures:
+                key = one.what, one.reward or "–", one.reason
+                found.setdefault(key, []).append((one.count, f"{word}{piece.k}"))
+    rows = [(*key, sum(n for n, _ in each), _places([k for _, k in each])) for key, each in found.items()]
+    return sorted(rows, key=lambda row: -row[3])[:LISTED]
+
+
+def _places(places: Sequence[str]) -> str:
+    shown = ", ".join(places[:6])
+    return f"{shown} and {len(places) - 6} more" if len(places) > 6 else shown
+
+
+def _failed(book: Book) -> dict[str, int]:
+    """Return numbers of samples of all rollouts by what became of them."""
+    excerpts = [piece.excerpt for piece in book.iterations]
+    counts = {"generated": sum(one.samples for one in excerpts)}
+    for what in ("not finite", "no score", "gated"):
+        counts[what] = sum(one.count for e in excerpts for one in e.failures if one.what == what)
+    return counts | {"not trained on": sum(one.excluded for one in book.trained)}
+
+
+LINEAGE = ["policy", "weights", "made from policy", "rollouts", "scores", "generation"]
+
+
+def _lineage(one: Trained) -> list[str]:
+    """Return how a policy version came about: digests of its weights and of everything that it was trained on."""
+    inputs = one.made.inputs
+
+    def digests(role: str) -> str:
+        return ", ".join(source.content[:12] for source in inputs.get(role, ())) or "–"
+
+    weights = one.made.part_content(CURRENT)[:12]
+    before = f"{one.k}: {digests('policy')}"
+    return [str(one.k + 1), weights, before, digests("rollouts"), digests("scores"), str(one.made.generation)]
+
+
+def _with_pictures(book: Book) -> list[tuple[Piece, bool]]:
+    """Return the iterations, the newest first, each with whether its pictures are in the page."""
+    pieces = book.iterations
+    sizes = [sum(len(one.thumb) for one in piece.excerpt.pictures.values()) for piece in pieces]
+    mean = max(1.0, sum(sizes) / max(1, len(sizes)))
+    shown = set(evenly(range(len(pieces)), max(2, math.floor(PICTURE_BYTES / mean))))
+    return [(piece, i in shown) for i, piece in reversed([*enumerate(pieces)])]
+
+
+@cache
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("stages.reporting"),
         autoescape=True,
@@ -17,5 +219,20 @@ def render(template: str, **values: Any) -> bytes:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"number": number, "signed": signed}
-    return environment.get_template(template).render(values).encode()
+    environment.filters |= {"number": number, "signed": signed, "digest": _digest}
+    return environment
+
+
+def _script() -> Markup:
+    source, _, _ = _environment().loader.get_source(_environment(), "report.js")  # pyright: ignore[reportOptionalMemberAccess]
+    return Markup(source)
+
+
+def _digest(script: str) -> str:
+    """Return the digest by which a page allows its own script and no other."""
+    return base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode("ascii")
+
+
+def render(template: str, **values: Any) -> bytes:
+    """Fill in a template. Every value is escaped."""
+    return _environment().get_template(template).render(values).encode()

@@ -1,54 +1,97 @@
-"""Pictures of samples as data URIs."""
+"""Pictures of samples for pages: small ones as data URIs, and full ones as browsers show and play them."""
 
 import base64
 import io
 from dataclasses import dataclass
+from typing import Self
 
-import numpy as np
 from PIL import Image
 
+from cosmos_rl_core.storage import media
 from stages.formats.samples import StoredSample
 
-MAX_SIDE = 256
-"""Pictures with a longer side, in pixels, are shrunk to it and become JPEG; the shards hold the exact ones."""
-PIXELATED_SIDE = 128
-"""Pictures up to this many pixels a side are enlarged without smoothing."""
+SIDES = (192, 128, 96, 64)
+"""Longest sides in pixels of small pictures: the first at which all pictures of a file fit into it."""
+EXACT_SIDE = 128
+"""Pictures up to this many pixels a side keep every pixel, and are enlarged without smoothing."""
+FULL_BYTES = 2**19
+"""Largest PNG that is shown as it is. Larger ones become JPEG in full size."""
+QUALITY, FULL_QUALITY = 75, 92
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An image, or the first, middle and last frame of a video."""
+class Thumb:
+    """A small picture."""
 
-    sources: list[str]
-    """Data URIs, one a frame."""
+    source: str
+    """A data URI; "" without a picture."""
     missing: str = ""
-    """Why there are none."""
+    """Why there is none."""
     width: int = 0
     height: int = 0
+
+    @classmethod
+    def of(cls, sample: StoredSample, side: int = SIDES[0]) -> Self:
+        """Return the small picture of a sample."""
+        why = missing(sample)
+        return cls("", why) if why else cls.encoded(strip(sample), side)
+
+    @classmethod
+    def encoded(cls, frames: list[Image.Image], side: int) -> Self:
+        """Return frames side by side, each of at most ``side`` pixels."""
+        exact = max(frames[0].size) <= min(EXACT_SIDE, side)
+        frames = [frame.copy() for frame in frames]
+        for frame in frames:
+            frame.thumbnail((side, side), Image.Resampling.LANCZOS)  # leaves a smaller one as it is
+        width, height = frames[0].size
+        image = Image.new("RGB", (width * len(frames), height))
+        for place, frame in enumerate(frames):
+            image.paste(frame, (place * width, 0))
+        buffer = io.BytesIO()
+        image.save(buffer, format="webp", lossless=exact, quality=QUALITY, method=4)
+        return cls(f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}", "", *image.size)
 
     @property
     def pixelated(self) -> bool:
         """Return whether it is enlarged without smoothing."""
-        return max(self.width, self.height) <= PIXELATED_SIDE
+        return self.height <= EXACT_SIDE // 2
 
 
-def picture(sample: StoredSample) -> Picture:
-    """Return the sample's picture."""
-    if not sample.finite:
-        return Picture([], "no picture: the sample is not finite")
-    if not sample.media:
-        return Picture([], "the picture was deleted (rollout.keep.media)")
+def strip(sample: StoredSample) -> list[Image.Image]:
+    """Return a picture, or the first, the middle and the last frame of a video, of the largest small size."""
     frames = sample.pixels
-    height, width = frames.shape[1:3]
-    shown = sorted({0, len(frames) // 2, len(frames) - 1})
-    return Picture([data_uri(frames[i]) for i in shown], "", width, height)
+    images = [Image.fromarray(frames[i]) for i in sorted({0, len(frames) // 2, len(frames) - 1})]
+    for image in images:
+        image.thumbnail((SIDES[0], SIDES[0]), Image.Resampling.LANCZOS)
+    return images
 
 
-def data_uri(pixels: np.ndarray) -> str:
-    """Encode uint8 ``[height, width, 3]``: a small picture exactly, a large one shrunk."""
-    image, buffer = Image.fromarray(pixels), io.BytesIO()
-    is_large = max(image.size) > MAX_SIDE
-    kind, options = ("jpeg", {"quality": 85}) if is_large else ("png", {"optimize": True})
-    image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)  # leaves a smaller one as it is
-    image.save(buffer, format=kind, **options)
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+def within(strips: dict[str, list[Image.Image]], most_bytes: int) -> dict[str, Thumb]:
+    """Return small pictures by name, of the largest size at which all of them take at most so many characters.
+
+    The smallest size is taken even if they take more.
+    """
+    found: dict[str, Thumb] = {}
+    for side in SIDES:
+        found = {name: Thumb.encoded(frames, side) for name, frames in strips.items()}
+        if sum(len(one.source) for one in found.values()) <= most_bytes:
+            break
+    return found
+
+
+def missing(sample: StoredSample) -> str:
+    """Return why a sample has no picture; "" if it has one."""
+    if not sample.finite:
+        return "no picture: the sample is not finite"
+    return "" if sample.media else "the picture was deleted (rollout.keep.media)"
+
+
+def full(sample: StoredSample) -> tuple[str, bytes]:
+    """Return the ending and the bytes of a sample in full size: PNG or JPEG, or a video that browsers play."""
+    if sample.extension == media.VIDEO:
+        return "mp4", media.playable(sample.pixels)
+    if len(sample.media) <= FULL_BYTES:
+        return media.IMAGE, sample.media
+    buffer = io.BytesIO()
+    Image.fromarray(sample.pixels[0]).save(buffer, format="jpeg", quality=FULL_QUALITY)
+    return "jpg", buffer.getvalue()

@@ -4,14 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
-from stages.contracts import Warn
-from stages.reporting.inputs import Samples
-from stages.reporting.numbers import number
+from stages.reporting.numbers import number, words, z_score
 from stages.reporting.page import render
-from stages.reporting.pictures import Picture, picture
-from stages.reporting.words import words, z_score
+from stages.reporting.pictures import Thumb
+from stages.reporting.samples import Samples
 
 Row = Mapping[str, Any]
 """A row of the evidence."""
@@ -21,7 +18,7 @@ Row = Mapping[str, Any]
 class Extreme:
     """One sample with the score that is judged."""
 
-    picture: Picture
+    picture: Thumb
     prompt: str
     score: float
 
@@ -35,28 +32,19 @@ class Warned:
     samples: list[Extreme]
 
 
-def warned(evidence: Row, samples: Samples | None) -> list[Warned]:
-    """Return what tripped in an iteration, with the pictures of ``samples``, its rollout, if there is one."""
+def warned(evidence: Row, samples: Samples) -> list[Warned]:
+    """Return what tripped in an iteration, with the pictures of ``samples``, its rollout."""
     return [
-        Warned(evidence["iteration"], words(row), [] if samples is None else _extremes(row["samples"], samples))
-        for row in evidence["tripped"]
+        Warned(evidence["iteration"], words(row), _extremes(row["samples"], samples)) for row in evidence["tripped"]
     ]
 
 
 def _extremes(scores: Sequence[tuple[str, float]], samples: Samples) -> list[Extreme]:
-    stored = samples.load([sample_id for sample_id, _ in scores])
-    return [Extreme(picture(stored[i]), stored[i].row["prompt"], score) for i, score in scores]
-
-
-def z_scores(warnings: Sequence[Artifact]) -> tuple[list[str], list[list[str]]]:
-    """Return the table of z-scores of policy 0: names of scores, and a row an iteration."""
-    rows = [artifact.json(Warn.EVIDENCE) for artifact in warnings]
-    names = dict.fromkeys(_name(level) for row in rows for level in row["levels"])
-    found: list[list[str]] = []
-    for row in rows:
-        z = {_name(level): level["z"] for level in row["levels"]}
-        found.append([str(row["iteration"]), *(z_score(z.get(name)) for name in names)])
-    return ["iteration", *names] if rows else [], found
+    by_id = dict(scores)
+    shown = {
+        one.sample_id: Extreme(Thumb.of(one), one.row["prompt"], by_id[one.sample_id]) for one in samples.load(by_id)
+    }
+    return [shown[sample_id] for sample_id, _ in scores]
 
 
 def _name(level: Row) -> str:

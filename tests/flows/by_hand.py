@@ -21,6 +21,7 @@ MONITORED = ("[[rewards]]", '[[rewards]]\nrole = "monitor"\nfn = { name = "jpeg"
 SECONDS = {
     "policy": 1.0, "embed": 2.0, "rollout": 10.0, "reward": 3.0, "update": 30.0, "finetune": 40.0,
     "export": 4.0, "evaluate": 20.0, "report": 5.0, "encode": 6.0, "validate": 7.0, "warn": 0.5,
+    "fragment": 0.0,
 }  # fmt: skip
 FILES = {
     "rollout": ("media/00000.tar", "tensors/00000.tar", "index/00000.json"),

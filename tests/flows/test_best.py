@@ -99,18 +99,17 @@ def test_held_out_samples_need_no_reward(tmp_path: Path):
     run = run_of(tmp_path, "validation.freq=2", NO_REWARD)
     names = make_with(run, {})
     assert [name for name in names if name.startswith("policy-")] == [
-        f"policy-{k:04d}/{stage}" for k in (0, 2, 4) for stage in ("export", "evaluate")
+        f"policy-{k:04d}/{stage}" for k in (0, 2, 4) for stage in ("export", "evaluate", "fragment")
     ]
     report = look(run.store_url, "hand").states[-1].step.request()
-    assert report.config.identity()["versions"] == [0, 2, 4]
-    assert {role: len(some) for role, some in report.inputs.items() if some} == {"updates": 4, "evaluations": 3}
+    assert {role: len(some) for role, some in report.inputs.items() if some} == {"updates": 4, "judged": 3}
 
 
 def test_validation_of_media_alone_makes_no_samples(tmp_path: Path):
     run = run_of(tmp_path, NO_REWARD, "rollout={}", f"validation={{ {HELD_OUT_MEDIA.removeprefix('validation.')} }}")
     names = make_with(run, {0: 0.5, 4: 0.25})
     assert [name for name in names if name.startswith("policy-")] == [
-        f"policy-{k:04d}/{stage}" for k in (0, 4) for stage in ("export", "validate")
+        f"policy-{k:04d}/{stage}" for k in (0, 4) for stage in ("export", "validate", "fragment")
     ]
     assert best(run) == (4, "held-out loss", 0.25)
     with pytest.raises(ConfigError, match="needs `dataset`, prompts for samples, or `data`"):

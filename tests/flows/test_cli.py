@@ -97,7 +97,7 @@ def test_a_plan_as_json_has_what_it_says_in_words(recipe):
 def test_status_as_json_names_every_stage(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     found = json.loads(invoke("status", "hand", "--store", run.store_url, "--json").stdout)
-    assert (found["run"], found["state"], found["holder"], found["standing"]) == ("hand", "idle", None, 19)
+    assert (found["run"], found["state"], found["holder"], found["standing"]) == ("hand", "idle", None, 23)
     (reward,) = [stage for stage in found["stages"] if stage["name"] == "iteration-0001/reward-ocr"]
     assert reward == {
         "name": "iteration-0001/reward-ocr",
@@ -130,6 +130,7 @@ def test_rerun_and_gc_say_as_json_what_they_would_do_and_do_nothing(recipe, tmp_
         "below": [
             {"name": "policy-0002/evaluate-jpeg", "seconds": 3.0},
             {"name": "policy-0002/evaluate-ocr", "seconds": 3.0},
+            {"name": "policy-0002/fragment", "seconds": 0.0},
             {"name": "report", "seconds": 5.0},
         ],
     }
@@ -144,7 +145,7 @@ def test_rerun_and_gc_say_as_json_what_they_would_do_and_do_nothing(recipe, tmp_
         said = {"run": "hand", "url": run.url, "deleted": False, "older_than_h": hours, "ordered": {}}
         assert garbage == said | {"stages": stages, "kept": kept}
     assert store.size(litter) == 5
-    assert json.loads(invoke("status", "hand", "--store", run.store_url, "--json").stdout)["standing"] == 19
+    assert json.loads(invoke("status", "hand", "--store", run.store_url, "--json").stdout)["standing"] == 23
 
 
 def test_an_import_as_json_has_every_key_and_its_notes_go_to_stderr(tmp_path):

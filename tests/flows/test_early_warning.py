@@ -18,14 +18,14 @@ from flows.warning.decisions import decisions_on
 from flows.warning.gate import pass_gate
 from flows.warning.warnings import Warned
 from flows.watching.status import look
-from stages.artifacts.generations import invalidate
+from stages.artifacts.generations import current_generation, invalidate
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
 from tests import hand_made
 from tests.flows.by_hand import FILES
 from tests.stages.conftest import make as make_stage
-from tests.stages.test_report import sample_set, score_files, score_table
+from tests.stages.made_up import sample_set, score_files, score_table
 
 LIMITS = """statistics = false
 on_trip = "ON_TRIP"
@@ -91,7 +91,11 @@ class Loop:
     def contents(self) -> dict[str, str]:
         """The content of every artifact, without warnings."""
         found = {state.step.name: state.manifest for state in look(self.store, "hand").states}
-        return {name: m.content for name, m in found.items() if m is not None and m.stage not in ("warn", "report")}
+        return {
+            name: m.content
+            for name, m in found.items()
+            if m is not None and m.stage not in ("warn", "fragment", "report")
+        }
 
 
 @pytest.fixture
@@ -131,7 +135,7 @@ def test_a_suspended_run_stops_at_the_same_place_until_somebody_approves(loop, m
     assert (last.word, last.note, last.number) == ("approved", "as the prompts ask for", 2)
     assert "@" in last.by
     suspended.run()
-    assert suspended.made[0] == "iteration-0001/update"
+    assert suspended.made[0] == "iteration-0001/update+fragment"
     assert suspended.made[-1] == "report"
     code, out, _ = main("approve", "hand", "--store", suspended.store)
     assert (code, "was approved already" in out) == (0, True)
@@ -165,7 +169,7 @@ def test_other_scores_ask_again_and_equal_ones_do_not(loop, main):
     assert suspended.warning.content != first.content
     main("approve", "hand", "--store", suspended.store)
     suspended.run()
-    assert suspended.made[:1] == ["iteration-0001/update"]
+    assert suspended.made[:1] == ["iteration-0001/update+fragment"]
 
 
 def test_another_number_beside_equal_scores_asks_again(loop, main):
@@ -189,16 +193,19 @@ def test_another_number_beside_equal_scores_asks_again(loop, main):
         else:
             suspended.run(limits)
             assert Warned.of(suspended.warning) is None
-    # The scores that are trained on stayed, so what was made of them stands.
+    # The scores that are trained on stayed, so what was made of them stands. The fragment shows the others too.
     assert [name for name in suspended.made if name.startswith("iteration-0001")] == [
         "iteration-0001/reward-ocr",
         "iteration-0001/warn",
+        "iteration-0001/update+fragment",
     ]
+    slots = (f"{suspended.store}/runs/hand/iterations/0001/{stage}" for stage in ("update", "fragment"))
+    assert [current_generation(slot) for slot in slots] == [1, 2]
 
 
 def test_what_was_marked_is_asked_about_before_its_update_if_the_recipe_now_suspends(loop, main):
     marked = loop("mark")
-    marked.stop_before = "iteration-0001/update"
+    marked.stop_before = "iteration-0001/update+fragment"
     with pytest.raises(KeyboardInterrupt):
         marked.run()
     marked.stop_before = ""
@@ -207,7 +214,7 @@ def test_what_was_marked_is_asked_about_before_its_update_if_the_recipe_now_susp
     assert [decision.word for decision in decisions_on(marked.warning)] == ["marked", "suspended"]
     main("approve", "hand", "--store", marked.store)
     marked.run("early_warning.on_trip=suspend")
-    assert marked.made[0] == "iteration-0001/update"
+    assert marked.made[0] == "iteration-0001/update+fragment"
 
 
 @pytest.mark.parametrize("on_trip", ["suspend", "stop"])

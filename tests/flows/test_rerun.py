@@ -17,10 +17,10 @@ from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, make_all, make_one, p
 from tests.hand_made import adopt_or_make, begin, commit, planned, rewards
 
 SCORES = ("evaluate-jpeg", "evaluate-ocr")
-BASE = [f"policy-0000/{stage}" for stage in ("export", "evaluate", *SCORES)]
-FINAL = [f"policy-0002/{stage}" for stage in ("export", "evaluate", *SCORES)]
-FIRST = [f"iteration-0000/{stage}" for stage in ("rollout", "reward-jpeg", "reward-ocr", "update")]
-SECOND = [f"iteration-0001/{stage}" for stage in ("rollout", "reward-jpeg", "reward-ocr", "update")]
+BASE = [f"policy-0000/{stage}" for stage in ("export", "evaluate", *SCORES, "fragment")]
+FINAL = [f"policy-0002/{stage}" for stage in ("export", "evaluate", *SCORES, "fragment")]
+FIRST = [f"iteration-0000/{stage}" for stage in ("rollout", "reward-jpeg", "reward-ocr", "update", "fragment")]
+SECOND = [f"iteration-0001/{stage}" for stage in ("rollout", "reward-jpeg", "reward-ocr", "update", "fragment")]
 
 
 def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None) -> list[str]:
@@ -45,14 +45,14 @@ def mistake_of(run: Run, stage: str, iteration: int | None = None) -> str:
         ("policy", None, [*BASE, *FIRST, *SECOND, *FINAL, "report"]),
         ("embed", None, [*FIRST, *SECOND, *FINAL, "report"]),
         ("rollout", 0, [*FIRST[1:], *SECOND, *FINAL, "report"]),
-        ("reward-jpeg", 0, []),
-        ("reward-ocr", 0, [FIRST[3], *SECOND, *FINAL, "report"]),
+        ("reward-jpeg", 0, [FIRST[4], "report"]),
+        ("reward-ocr", 0, [*FIRST[3:], *SECOND, *FINAL, "report"]),
         ("update", 0, [*SECOND, *FINAL, "report"]),
         ("update", 1, [*FINAL, "report"]),
         ("export", 2, [*FINAL[1:], "report"]),
-        ("evaluate", 0, [*BASE[2:], "report"]),
-        ("evaluate-jpeg", 0, []),
-        ("evaluate-ocr", 2, ["report"]),
+        ("evaluate", 0, [*BASE[2:], FINAL[-1], "report"]),
+        ("evaluate-jpeg", 0, [BASE[-1], FINAL[-1], "report"]),
+        ("evaluate-ocr", 2, [FINAL[-1], "report"]),
         ("report", None, []),
     ],
 )
@@ -77,7 +77,7 @@ def test_what_may_become_stale_is_what_was_made_from_it(recipe, tmp_path, stage,
 def test_supervised_iterations_follow_one_another(tmp_path):
     run = planned(SFT, tmp_path, run_id="hand", overrides=SMALL_SFT)
     make_all(run)
-    final = [f"policy-0002/{stage}" for stage in ("export", "evaluate", "evaluate-ocr")]
+    final = [f"policy-0002/{stage}" for stage in ("export", "evaluate", "evaluate-ocr", "fragment")]
     assert below(rerun(run.store_url, "hand", "finetune", 0)) == ["iteration-0001/finetune", *final, "report"]
     assert mistake_of(run, "rollout", 0).startswith("unknown stage 'rollout'; known: policy, embed, encode, export, ")
 
@@ -85,9 +85,10 @@ def test_supervised_iterations_follow_one_another(tmp_path):
 def test_the_cost_is_what_it_took_last_time(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     assert rerun(run.store_url, "hand", "evaluate", 2)[:-1] == [
-        "stale if policy-0002/evaluate comes out differently: 3 artifacts, 11 s to make again",
+        "stale if policy-0002/evaluate comes out differently: 4 artifacts, 11 s to make again",
         "  policy-0002/evaluate-jpeg    3 s",
         "  policy-0002/evaluate-ocr     3 s",
+        "  policy-0002/fragment         0 s",
         "  report                       5 s",
     ]
     assert rerun(run.store_url, "hand", "report")[:-1] == ["nothing was made from report"]
@@ -107,9 +108,9 @@ def test_a_long_list_is_cut_and_its_rest_counted(recipe, tmp_path, monkeypatch):
     run = whole_run(recipe, tmp_path)
     monkeypatch.setattr(rerun_module, "SHOWN", 2)
     lines = rerun(run.store_url, "hand", "export", 0)
-    assert lines[0].endswith(": 4 artifacts, 31 s to make again")
+    assert lines[0].endswith(": 6 artifacts, 31 s to make again")
     assert below(lines) == ["policy-0000/evaluate", "policy-0000/evaluate-jpeg", "and"]
-    assert lines[3] == "  and 2 more"
+    assert lines[3] == "  and 4 more"
 
 
 def test_embeddings_are_said_to_be_shared(recipe, tmp_path):
@@ -135,15 +136,15 @@ def test_the_list_passes_through_ended_generations(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     rerun(run.store_url, "hand", "update", 0)
     # Nothing of iteration 1 names the rewards of iteration 0; it is the ended update that links them.
-    assert below(rerun(run.store_url, "hand", "reward-ocr", 0)) == [*SECOND, *FINAL, "report"]
-    assert below(rerun(run.store_url, "hand", "rollout", 0)) == [FIRST[1], *SECOND, *FINAL, "report"]
+    assert below(rerun(run.store_url, "hand", "reward-ocr", 0)) == [FIRST[4], *SECOND, *FINAL, "report"]
+    assert below(rerun(run.store_url, "hand", "rollout", 0)) == [FIRST[1], FIRST[4], *SECOND, *FINAL, "report"]
 
 
 def test_the_list_passes_through_damaged_manifests(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     store.write(store.join(run.slots.iteration(0, "update"), "manifest.1.json"), b"{")
     lines = rerun(run.store_url, "hand", "reward-ocr", 0)
-    assert below(lines) == [FIRST[3], *SECOND, *FINAL, "report"]
+    assert below(lines) == [*FIRST[3:], *SECOND, *FINAL, "report"]
     assert "  iteration-0000/update        ? s" in lines
 
 
@@ -196,9 +197,11 @@ def test_an_unfinished_second_generation_still_has_the_list_of_the_first(recipe,
 
 def test_an_unknown_stage_lists_the_known_ones_and_the_nearest(recipe, tmp_path):
     run = planned_run(recipe, tmp_path)
-    known = (
-        "policy, embed, export, evaluate, evaluate-jpeg, evaluate-ocr, rollout, reward-jpeg, reward-ocr, update, report"
+    judged, trained = (
+        "export, evaluate, evaluate-jpeg, evaluate-ocr, fragment",
+        "rollout, reward-jpeg, reward-ocr, update",
     )
+    known = f"policy, embed, {judged}, {trained}, report"
     assert mistake_of(run, "reward-orc", 0) == (
         f"unknown stage 'reward-orc'; known: {known}; did you mean 'reward-ocr'?"
     )

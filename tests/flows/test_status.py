@@ -17,7 +17,7 @@ from stages.artifacts.slots import standing
 from tests.flows.by_hand import make_one, whole_run
 from tests.hand_made import begin, make_run, planned, remove, rewards
 
-HEADER = ["", "rollout", "reward-jpeg", "reward-ocr", "update"]
+HEADER = ["", "rollout", "reward-jpeg", "reward-ocr", "update", "fragment"]
 
 
 def rows_and_lines(run: Run) -> tuple[list[list[str]], list[str]]:
@@ -47,34 +47,40 @@ def test_of_a_run_that_has_not_begun_nothing_stands(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     assert rows_and_lines(run) == (
         [
-            ["", "rollout", "reward-ocr", "update"],
-            ["start", "policy -", "embed -", ""],
-            ["policy-0000", "export -", "", ""],
-            ["iteration-0000", "-", "-", "-"],
-            ["iteration-0001", "-", "-", "-"],
-            ["policy-0002", "export -", "", ""],
-            ["end", "report -", "", ""],
+            ["", "rollout", "reward-ocr", "update", "fragment"],
+            ["start", "policy -", "embed -", "", ""],
+            ["policy-0000", "export -", "", "", ""],
+            ["iteration-0000", "-", "-", "-", "-"],
+            ["iteration-0001", "-", "-", "-", "-"],
+            ["policy-0002", "export -", "", "", ""],
+            ["end", "report -", "", "", ""],
         ],
         [
             f"hand ({run.url}): no process works on it",
-            "0 of 11 stages stand; to go on, give its command again or retry its flow run",
+            "0 of 13 stages stand; to go on, give its command again or retry its flow run",
         ],
     )
 
 
 def test_a_finished_run_shows_times_and_rewards(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    judged = ["export 4.0 s", "evaluate 20.0 s", "evaluate-jpeg 3.0 s 0.250", "evaluate-ocr 3.0 s 0.250"]
+    judged = [
+        "export 4.0 s",
+        "evaluate 20.0 s",
+        "evaluate-jpeg 3.0 s 0.250",
+        "evaluate-ocr 3.0 s 0.250",
+        "0.0 s",
+    ]
     assert rows_and_lines(run) == (
         [
             HEADER,
-            ["start", "policy 1.0 s", "embed 2.0 s", "", ""],
+            ["start", "policy 1.0 s", "embed 2.0 s", "", "", ""],
             ["policy-0000", *judged],
-            *([f"iteration-{k:04d}", "10.0 s", "3.0 s 0.250", "3.0 s 0.250", "30.0 s"] for k in (0, 1)),
+            *([f"iteration-{k:04d}", "10.0 s", "3.0 s 0.250", "3.0 s 0.250", "30.0 s", "0.0 s"] for k in (0, 1)),
             ["policy-0002", *judged],
-            ["end", "report 5.0 s", "", "", ""],
+            ["end", "report 5.0 s", "", "", "", ""],
         ],
-        [f"hand ({run.url}): no process works on it", "best: policy 0, held-out ocr 0.25", "19 of 19 stages stand"],
+        [f"hand ({run.url}): no process works on it", "best: policy 0, held-out ocr 0.25", "23 of 23 stages stand"],
     )
 
 
@@ -85,15 +91,22 @@ def test_what_reads_changed_bytes_is_stale_and_what_is_below_waits(recipe, tmp_p
     make_one(reward, salt="other scores")
     rows, lines = rows_and_lines(run)
     assert rows[3:5] == [
-        ["iteration-0000", "10.0 s", "3.0 s 0.250", "3.0 s 0.250 (generation 2, 2 attempts)", "stale 30.0 s"],
-        ["iteration-0001", "waits 10.0 s", "waits 3.0 s 0.250", "waits 3.0 s 0.250", "waits 30.0 s"],
+        [
+            "iteration-0000",
+            "10.0 s",
+            "3.0 s 0.250",
+            "3.0 s 0.250 (generation 2, 2 attempts)",
+            "stale 30.0 s",
+            "stale 0.0 s",
+        ],
+        ["iteration-0001", "waits 10.0 s", "waits 3.0 s 0.250", "waits 3.0 s 0.250", "waits 30.0 s", "waits 0.0 s"],
     ]
     assert "iteration-0000/update is stale: scores changed since update was made" in lines
-    assert lines[-1].startswith("9 of 19 stages stand; ")
+    assert lines[-1].startswith("10 of 23 stages stand; ")
     assert set(of_word(run, "stands")) == {
         "policy",
         "embed",
-        *(f"policy-0000/{stage}" for stage in ("export", "evaluate", "evaluate-jpeg", "evaluate-ocr")),
+        *(f"policy-0000/{stage}" for stage in ("export", "evaluate", "evaluate-jpeg", "evaluate-ocr", "fragment")),
         *(f"iteration-0000/{stage}" for stage in ("rollout", "reward-jpeg", "reward-ocr")),
     }
 
@@ -103,20 +116,28 @@ def test_below_an_ended_generation_everything_waits_until_equal_bytes_come(recip
     request = requests.rollout(run, 1)
     invalidate(request.slot, 1, "test")
     rows, lines = rows_and_lines(run)
-    assert rows[4][1:] == ["invalidated (generation 2)", *["waits 3.0 s 0.250"] * 2, "waits 30.0 s"]
+    assert rows[4][1:] == ["invalidated (generation 2)", *["waits 3.0 s 0.250"] * 2, "waits 30.0 s", "waits 0.0 s"]
     assert rows[-1][1] == "report waits 5.0 s"
-    assert lines[-1].startswith("10 of 19 stages stand; ")
+    assert lines[-1].startswith("12 of 23 stages stand; ")
     make_one(request)
     rows, lines = rows_and_lines(run)
-    assert rows[4] == ["iteration-0001", "10.0 s (generation 2, 2 attempts)", "3.0 s 0.250", "3.0 s 0.250", "30.0 s"]
-    assert lines[-1] == "19 of 19 stages stand"
+    assert rows[4] == [
+        "iteration-0001",
+        "10.0 s (generation 2, 2 attempts)",
+        "3.0 s 0.250",
+        "3.0 s 0.250",
+        "30.0 s",
+        "0.0 s",
+    ]
+    assert lines[-1] == "23 of 23 stages stand"
 
 
-def test_a_monitored_reward_that_is_to_be_made_keeps_nothing_waiting(recipe, tmp_path):
+def test_a_monitored_reward_that_is_to_be_made_keeps_only_the_report_waiting(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     invalidate(run.slots.iteration(0, "reward-jpeg"), 1, "test")
     assert of_word(run, "invalidated") == ["iteration-0000/reward-jpeg"]
-    assert len(of_word(run, "stands")) == 18
+    assert of_word(run, "waits") == ["iteration-0000/fragment", "report"]
+    assert len(of_word(run, "stands")) == 20
 
 
 def test_a_lost_file_makes_stale(recipe, tmp_path):
@@ -126,7 +147,10 @@ def test_a_lost_file_makes_stale(recipe, tmp_path):
     lost = store.join(manifest.slot, manifest.files["current/w"].path)
     remove(lost)
     assert f"policy-0002/export is stale: current/w is missing ({lost})" in rows_and_lines(run)[1]
-    waiting = [*(f"policy-0002/{stage}" for stage in ("evaluate", "evaluate-jpeg", "evaluate-ocr")), "report"]
+    waiting = [
+        *(f"policy-0002/{stage}" for stage in ("evaluate", "evaluate-jpeg", "evaluate-ocr", "fragment")),
+        "report",
+    ]
     assert of_word(run, "waits") == waiting
 
 
@@ -149,7 +173,7 @@ def test_a_damaged_manifest_is_shown_in_its_cell(recipe, tmp_path):
     url = store.join(run.slots.iteration(0, "reward-ocr"), "manifest.1.json")
     store.write(url, b'{"format": 1')
     rows, lines = rows_and_lines(run)
-    assert rows[3] == ["iteration-0000", "10.0 s", "3.0 s 0.250", "damaged", "waits 30.0 s"]
+    assert rows[3] == ["iteration-0000", "10.0 s", "3.0 s 0.250", "damaged", "waits 30.0 s", "waits 0.0 s"]
     (why,) = [line for line in lines if " is damaged: " in line]
     assert why.startswith(f"iteration-0000/reward-ocr is damaged: {url} is damaged: not a sealed manifest (")
     ended = CliRunner().invoke(cli.app, ["status", "hand", "--store", run.store_url])

@@ -122,14 +122,14 @@ def test_the_file_is_written_once_an_update_and_once_an_evaluation(recipe, tmp_p
 
         post_train.make(run, launch)
     grew = [name for (_, before), (name, after) in pairwise(lengths) if after != before]
-    assert grew == ["evaluate-ocr", "update", "update", "evaluate-ocr"]
+    assert grew == ["evaluate-ocr", "update+fragment", "update+fragment", "evaluate-ocr"]
 
 
 def test_a_finished_run_leaves_its_file_alone_and_a_resumed_one_never_cuts_it(recipe, tmp_path):
     run = planned(validated(recipe, tmp_path), tmp_path, run_id="hand")
     go(run)
     before = Path(run.url, FILE).stat()
-    go_until(run, "iteration-0001/update")
+    go_until(run, "iteration-0001/update+fragment")
     go(run)
     after = Path(run.url, FILE).stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

@@ -31,14 +31,16 @@ run hand has artifacts of other stage versions than this code has: update {OLD} 
 of another version: 2 artifacts, 60 s to make again
   iteration-0000/update        30 s
   iteration-0001/update        30 s
-stale if those come out differently: 8 artifacts, 51 s to make again
+stale if those come out differently: 10 artifacts, 51 s to make again
   iteration-0001/rollout       10 s
   iteration-0001/reward-jpeg   3 s
   iteration-0001/reward-ocr    3 s
+  iteration-0001/fragment      0 s
   policy-0002/export           4 s
   policy-0002/evaluate         20 s
   policy-0002/evaluate-jpeg    3 s
   policy-0002/evaluate-ocr     3 s
+  policy-0002/fragment         0 s
   report                       5 s
 nothing was changed; continue with the code that made them, make all again with --remake, or end single ones with \
 `cosmos-flows rerun`"""

@@ -79,7 +79,7 @@ def wandb_stand_in(monkeypatch: pytest.MonkeyPatch):
 def test_wandb_gets_every_number_once_though_the_run_was_killed(recipe, tmp_path, wandb_stand_in):
     stand_in = wandb_stand_in()
     run = planned(logging_to(recipe, "wandb"), tmp_path, run_id="hand")
-    go_until(run, "iteration-0001/update")
+    go_until(run, "iteration-0001/update+fragment")
     go(run)
     assert stand_in.logged == sorted(set(stand_in.logged))
     numbers = [{k: v for k, v in row.items() if k != "stage" and v is not None} for row in rows(run)]
@@ -175,7 +175,7 @@ def test_wandb_offline_keeps_the_numbers_in_a_folder(recipe, tmp_path, monkeypat
     wandb: Any = importlib.import_module("wandb")
     try:
         with pytest.raises(Killed), Tracker(run, notes.append) as tracker:
-            post_train.make(run, Waves(tracker, "iteration-0001/update").launch)
+            post_train.make(run, Waves(tracker, "iteration-0001/update+fragment").launch)
         go(run, notes)
     finally:
         wandb.teardown()

@@ -113,12 +113,11 @@ def test_another_look_reads_only_what_its_process_has_passed(recipe, tmp_path, m
         whole = status.state_of
         monkeypatch.setattr(status, "state_of", lambda step, *rest: (looked.append(step.name), whole(step, *rest))[1])
         after = before.again()
-        assert looked == [f"iteration-0000/{stage}" for stage in ("rollout", "reward-ocr", "update")] + [
+        assert looked == [f"iteration-0000/{stage}" for stage in ("rollout", "reward-ocr", "update", "fragment")] + [
             "iteration-0001/rollout"
         ]
-        assert [state.word for state in after.states if state.step.k == 0 and "iteration" in state.step.name] == [
-            "stands"
-        ] * 3
+        words_of_0 = [state.word for state in after.states if state.step.group == "iteration-0000"]
+        assert words_of_0 == [*["stands"] * 3, "missing"]
         assert {state.step.name for state in after.states if state.word == "running"} == {"iteration-0001/rollout"}
         looked.clear()
         assert after.again().standing == after.standing
@@ -130,7 +129,7 @@ def test_of_iterations_that_are_far_away_nothing_is_asked(recipe, tmp_path, monk
     looked: list[str] = []
     whole = status.state_of
     monkeypatch.setattr(status, "state_of", lambda step, *rest: (looked.append(step.name), whole(step, *rest))[1])
-    assert len(look(run.store_url, "hand").states) == 50 * 3 + 5
+    assert len(look(run.store_url, "hand").states) == 50 * 4 + 5
     assert not [name for name in looked if name.startswith("iteration-0002")]
 
 
@@ -161,7 +160,7 @@ def test_it_is_watched_to_its_end_and_told_in_lines_where_there_is_no_terminal(r
     assert found.life == "done"
     first, *rest = printed.getvalue().splitlines()
     assert first == "iteration-0000/rollout is running"
-    assert rest[-1].startswith("2 of 11 stages stand")
+    assert rest[-1].startswith("2 of 13 stages stand")
     assert "\x1b" not in printed.getvalue()
 
 

@@ -25,7 +25,7 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.formats.samples import StoredSample, read_index, read_samples
 from stages.formats.tables import read_table
-from stages.reporting.pictures import picture
+from stages.reporting.pictures import Thumb
 from stages.rollout import decode_finite
 from tests.adapters import load_model
 from tests.hand_made import rewards
@@ -114,7 +114,7 @@ def test_a_rollout_marks_them_rewards_fail_them_and_no_update_trains_on_them(
     latents = {s.sample_id: s.final_latents for s in read_samples(artifact, contracts.TENSORS)}[broken.sample_id]
     assert latents is not None
     assert np.isnan(latents).any()
-    assert picture(broken).missing == "no picture: the sample is not finite"
+    assert Thumb.of(broken).missing == "no picture: the sample is not finite"
 
     (reward,) = rewards(run, run.slots.iteration(0, "rollout"), 0)
     scores, scored = made(reward, tmp_path)

@@ -10,24 +10,13 @@ import pytest
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
-from stages.artifacts.slots import input_of
 from stages.contracts import METRICS, MediaShape
 from stages.formats.losses import item_losses, summary_of
 from stages.formats.tables import to_parquet
-from stages.reporting.losses import MAX_POINTS, training_losses
-from stages.reporting.over_time import SAMPLES_SHOWN, VERSIONS_SHOWN, evenly
-from tests.stages.conftest import make
-from tests.stages.test_report import (
-    MODEL,
-    TEST,
-    ask,
-    commit,
-    evaluate_config,
-    policy,
-    rows_of,
-    sample_set,
-    update_config,
-)
+from stages.reporting.book import Trained
+from stages.reporting.training import MAX_POINTS, losses
+from tests.stages.made_up import MODEL, TEST, ask, commit, evaluation, fragment, page_of, policy, update_config
+from tests.stages.test_report import rows_of, section
 
 LOSSES = {0: [[4.0, 2.0], [1.0, 3.0]], 1: [[2.0, 1.0], [1.0, 0.0]], 2: [[2.0, 1.0], [0.5, 0.5]]}
 """Two items at two noise levels: means of 2.5, 1 and 1, so that versions 1 and 2 are equal."""
@@ -62,27 +51,21 @@ def validated(root: Path, version: int, losses: list[list[float]]) -> Input:
     return commit(slot, request, {contracts.Validate.LOSSES: to_parquet(pd.DataFrame(rows))})
 
 
-def evaluated(root: Path, version: int) -> Input:
-    base, slot = policy(root), root / f"exports/{version}/evaluate"
-    request = ask(slot, evaluate_config(), None, export=[base])
-    return commit(slot, request, sample_set(TEST, 2, 1, 100 + version))
-
-
-def page_of(root: Path, versions: tuple[int, ...] = (), **inputs: list[Input]) -> str:
-    config = contracts.Report(title="my run", reward="", versions=versions)
-    request = ask(root / "report", config, None, **inputs)
-    make(request, root)
-    return Artifact(input_of(request.slot)).read(contracts.Report.PAGE).decode()
+def judged(root: Path, losses: dict[int, list[list[float]]], *, pictures: bool = False) -> list[Input]:
+    """Fragments of versions with their losses, and without scores."""
+    measured = {version: validated(root, version, found) for version, found in losses.items()}
+    made: list[Input] = []
+    for version, found in measured.items():
+        inputs = {"validations": [found]} | ({"first_validations": [measured[0]]} if version else {})
+        if pictures:
+            inputs["samples"] = [evaluation(root, version)["samples"]]
+        made.append(fragment(root, version, held_out=True, inputs=inputs))
+    return made
 
 
 def supervised_page(root: Path) -> str:
-    return page_of(
-        root,
-        tuple(LOSSES),
-        updates=[finetuned(root, k, [0.5 - k / 4, 0.25]) for k in (0, 1)],
-        validations=[validated(root, version, losses) for version, losses in LOSSES.items()],
-        evaluations=[evaluated(root, version) for version in LOSSES],
-    )
+    updates = [finetuned(root, k, [0.5 - k / 4, 0.25]) for k in (0, 1)]
+    return page_of(root, {"updates": updates, "judged": judged(root, LOSSES, pictures=True)}, reward="")
 
 
 def test_both_losses_are_drawn_by_optimizer_steps_with_errors_over_items(tmp_path: Path):
@@ -93,8 +76,8 @@ def test_both_losses_are_drawn_by_optimizer_steps_with_errors_over_items(tmp_pat
         ("0", "2.50 ± 0.50", "2"), ("2", "1.00 ± 0.50", "2"), ("4", "1.00 ± 0.50", "2"),
     ]  # fmt: skip
     assert re.findall(r"<h2>(.*?)</h2>", page) == [
-        "Held-out loss fell", "Training loss", "Held-out loss", "Base and final",
-        "Held-out samples over time", "Optimizer", "Made from",
+        "Did it learn? Held-out loss fell", "Fixed prompts over time", "Optimizer", "What failed", "What was run",
+        "Lineage",
     ]  # fmt: skip
 
 
@@ -106,45 +89,27 @@ def test_the_change_is_paired_by_item_and_the_best_is_the_earliest_of_equals(tmp
 
 def test_a_loss_that_is_not_finite_is_neither_best_nor_drawn(tmp_path: Path):
     losses = [[[3.0]], [[float("nan")]], [[2.0]], [[float("inf")]]]
-    page = page_of(
-        tmp_path,
-        updates=[finetuned(tmp_path, k, [0.5]) for k in range(3)],
-        validations=[validated(tmp_path, version, found) for version, found in enumerate(losses)],
-    )
+    updates = [finetuned(tmp_path, k, [0.5]) for k in range(3)]
+    page = page_of(tmp_path, {"updates": updates, "judged": judged(tmp_path, dict(enumerate(losses)))}, reward="")
     assert [row[:2] for row in rows_of(page, "held-out loss ±")] == [("0", "3"), ("2", "2")]
     assert "Lowest: 2 of policy 2, after 2 optimizer steps." in page
-    assert "<h2>Held-out loss</h2>" in page
+    assert "<h3>Held-out loss</h3>" in page
     assert not re.search(r"\bnan\b|\binf\b", page)
 
 
 def test_samples_are_shown_over_time_with_their_versions_and_without_scores(tmp_path: Path):
-    page = supervised_page(tmp_path)
-    shown = page[page.index("samples over time") : page.index("<h2>Optimizer")]
-    assert (
-        re.findall(r"<span>(policy \d)</span>(<b>)?", shown)
-        == [("policy 0", ""), ("policy 1", ""), ("policy 2", "")] * 4
-    )
+    shown = section(supervised_page(tmp_path), "film")
+    versions = re.findall(r"<span>(policy \d)</span>(<b>)?", shown)
+    assert versions == [("policy 0", ""), ("policy 1", ""), ("policy 2", "")] * 4
     assert [shown.count(f"<h3>{prompt.text}") for prompt in TEST] == [2, 2]
     sources = re.findall(r'src="([^"]+)"', shown)
     assert len(sources) == len({*sources}) == 12
-    two = page_of(tmp_path / "two", (0, 2), evaluations=[evaluated(tmp_path, version) for version in (0, 2)])
-    assert "samples over time" not in two
-    assert "Base and final" in two
-
-
-@pytest.mark.parametrize(
-    ("count", "most", "places"),
-    [(0, 8, []), (1, 8, [0]), (3, 8, [0, 1, 2]), (9, 8, [0, 1, 2, 3, 4, 5, 6, 8]), (101, 3, [0, 50, 100]), (5, 1, [0])],
-)
-def test_what_is_shown_is_evenly_spaced_with_both_ends(count: int, most: int, places: list[int]):
-    assert evenly(range(count), most) == places
-    assert SAMPLES_SHOWN * VERSIONS_SHOWN <= 48
 
 
 @pytest.mark.parametrize(("count", "each"), [(MAX_POINTS, 1), (MAX_POINTS + 1, 2), (10 * MAX_POINTS, 10)])
 def test_many_steps_are_drawn_as_means_of_some(tmp_path: Path, count: int, each: int):
     update = finetuned(tmp_path, 0, [float(step) for step in range(count)])
-    series = training_losses([Artifact(update)])
+    series = losses([Trained.read(Artifact(update))])
     assert len(series.points) == -(-count // each) <= MAX_POINTS
     assert [step for step, _ in series.points[:3]] == [0, each, 2 * each]
     first = range(each)
@@ -155,8 +120,8 @@ def test_many_steps_are_drawn_as_means_of_some(tmp_path: Path, count: int, each:
 
 def test_the_summary_of_the_stage_is_that_of_its_table(tmp_path: Path):
     """The best policy of the report and of the commands are the same."""
-    for version, losses in LOSSES.items():
-        items = item_losses(Artifact(validated(tmp_path, version, losses)))
-        summary = summary_of(np.array(losses))
+    for version, found in LOSSES.items():
+        items = item_losses(Artifact(validated(tmp_path, version, found)))
+        summary = summary_of(np.array(found))
         assert summary["loss"] == items.mean()
         assert summary["standard_error"] == items.sem()

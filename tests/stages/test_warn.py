@@ -15,7 +15,7 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input
 from stages.artifacts.slots import input_of
 from tests.stages.conftest import make
-from tests.stages.test_report import (
+from tests.stages.made_up import (
     TRAIN,
     ask,
     commit,
@@ -90,7 +90,7 @@ def test_a_fall_names_the_lowest_samples_and_shows_them(root: Path):
     assert evidence["scores"] == {"jpeg": now.content}
     page = Artifact(input_of(manifest.slot)).read(contracts.Warn.PAGE).decode()
     assert "jpeg fell from 2 to −2.5" in page
-    assert page.count("data:image/png") == 6
+    assert page.count("data:image/webp") == 6
 
 
 def test_other_numbers_of_a_reward_have_limits_too_and_samples_without_a_score_count_nowhere(root: Path):

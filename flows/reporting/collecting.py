@@ -1,0 +1,164 @@
+"""Facts that a page needs of a run, read from each artifact once: fragments, optimizer steps, seconds, attempts."""
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import store
+from flows.planning.run import Run
+from flows.planning.steps import Step
+from flows.post_train import steps
+from flows.warning.warnings import Warned
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import Invalidated, place_of
+from stages.artifacts.request import Input
+from stages.artifacts.slots import standing
+from stages.fragment import excerpt_of
+from stages.reporting.book import Piece, Trained
+
+LAST_WORDS = 300
+"""Characters of the last line of a log."""
+
+
+@dataclass
+class Stage:
+    """All artifacts of one stage."""
+
+    made: int = 0
+    seconds: float = 0.0
+    failed: int = 0
+    """Attempts that left a log and no artifact."""
+
+
+@dataclass
+class Collected:
+    """Facts of a run. :meth:`add` artifacts in the order of the loop."""
+
+    run: Run
+    iterations: dict[int, Piece] = field(default_factory=dict[int, Piece])
+    judged: dict[int, Piece] = field(default_factory=dict[int, Piece])
+    trained: dict[int, Trained] = field(default_factory=dict[int, Trained])
+    stages: dict[str, Stage] = field(default_factory=dict[str, Stage])
+    troubles: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    tripped: list[Manifest] = field(default_factory=list[Manifest])
+    numerics: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Of the newest stage with torch."""
+    logs: list[str] = field(default_factory=lambda: ["", ""])
+    """Names of the first and of the newest log, which begin with their time."""
+    _seen: set[str] = field(default_factory=set[str])
+
+    def add(self, slot: str, made: Manifest) -> None:
+        """Add the artifact that stands in a slot; nothing if it was added before."""
+        if made.digest in self._seen:
+            return
+        self._seen.add(made.digest)
+        k = made.iteration or 0
+        if made.stage == "fragment":
+            pieces = self.judged if made.config["held_out"] else self.iterations
+            pieces[k] = Piece.read(Artifact(_input(made)), self._folder(made))
+        elif made.stage in ("update", "finetune"):
+            self.trained[k] = Trained.read(Artifact(_input(made)))
+        elif made.stage == "warn" and made.summary.get("tripped"):
+            self.tripped.append(made)
+        if contracts.STAGES[made.stage].torch:
+            self.numerics = made.numerics
+        self._count(slot, made)
+
+    def fill(self) -> None:
+        """Add what stands. Make excerpts, without files, where fragments are missing but could be made."""
+        for step in _begun(steps(self.run)):
+            _, made = standing(step.slot)
+            if made is not None:
+                self.add(step.slot, made)
+                continue
+            self._unfinished(step)
+            if step.kind == "fragment":
+                self._improvise(step)
+
+    def decisions(self) -> Iterator[tuple[int, str]]:
+        """Yield what was decided on each warning."""
+        for made in self.tripped:
+            found = Warned.of(made)
+            if found is not None and found.decision is not None:
+                yield found.k, str(found.decision)
+
+    def _folder(self, made: Manifest) -> str:
+        """Return the address of a fragment's files, relative to the page."""
+        entry = made.files[contracts.Fragment.FRAGMENT]
+        here = place_of(self.run.slots.report)
+        return posixpath.relpath(posixpath.dirname(f"{place_of(made.slot)}/{entry.path}"), here) + "/"
+
+    def _improvise(self, step: Step) -> None:
+        try:
+            request = step.request()
+        except ArtifactError:  # an input is missing
+            return
+        excerpt = excerpt_of(request, lambda name, data: None, lambda phase, done, total: None)
+        pieces = self.judged if step.group.startswith("policy-") else self.iterations
+        pieces[excerpt.k] = Piece(excerpt)
+
+    def _count(self, slot: str, made: Manifest) -> None:
+        logs = sorted(store.names(store.join(slot, "logs")))
+        found = self.stages.setdefault(slot.rpartition("/")[2] if "/runs/" in slot else made.stage, Stage())
+        failed = max(0, len(logs) - made.generation)
+        found.made += 1
+        found.seconds += float(made.summary.get("seconds") or 0)
+        found.failed += failed
+        self._date(logs)
+        if failed:
+            self.troubles.append((_name(slot), str(failed), _last_words(slot, logs[-2])))
+        if made.generation > 1:
+            end = Invalidated.read(slot, made.generation - 1)
+            why = f"made again, generation {made.generation}: {end.reason if end else 'no reason recorded'}"
+            self.troubles.append((_name(slot), str(failed), why))
+
+    def _unfinished(self, step: Step) -> None:
+        logs = sorted(store.names(store.join(step.slot, "logs")))
+        self._date(logs)
+        if logs:
+            self.stages.setdefault(step.stage, Stage()).failed += len(logs)
+            self.troubles.append((step.name, str(len(logs)), _last_words(step.slot, logs[-1])))
+
+    def _date(self, logs: list[str]) -> None:
+        if logs:
+            first, last = self.logs
+            self.logs = [min(first or logs[0], logs[0]), max(last, logs[-1])]
+
+
+def _begun(every: list[Step]) -> Iterator[Step]:
+    """Yield the steps up to the first iteration without any file."""
+    group, begun = "", True
+    for step in every:
+        if step.group.startswith("iteration-") and step.group != group:
+            if group and not begun:
+                return
+            group, begun = step.group, False
+        if store.names(step.slot):
+            begun = True
+            yield step
+
+
+def _input(made: Manifest) -> Input:
+    return Input(
+        url=made.slot,
+        generation=made.generation,
+        manifest=made.digest,
+        fingerprint=made.fingerprint,
+        content=made.part_content(),
+    )
+
+
+def _name(slot: str) -> str:
+    """Return the end of a slot's address, such as ``iterations/0003/update``."""
+    return place_of(slot).split("/", 2)[-1]
+
+
+def _last_words(slot: str, log: str) -> str:
+    """Return the last line of a log."""
+    data = store.read_if_exists(store.join(slot, "logs", log)) or b""
+    lines = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:LAST_WORDS] if lines else "its process ended without a word"

@@ -1,0 +1,184 @@
+"""Write the page of a run to its stable address, ``runs/RUN/report/index.html``, replaced whole."""
+
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from typing import Any, Self
+
+from cosmos_rl_core.errors import ApprovalError, CosmosRLError, first_line
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import seal, unseal
+from flows.planning.plan import PLAN_FILE, Settings
+from flows.planning.run import Run
+from flows.reporting import facts
+from flows.reporting.collecting import Collected
+from flows.watching.metrics import FILE as NUMBERS
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.contracts import Report
+from stages.reporting.book import Book, Now
+from stages.reporting.page import report_page
+
+COMMAND = "command"
+SHARE = 20
+"""A page is written after an iteration only if this many times as long has passed as the last page took."""
+ENDINGS = {
+    "running": "Running",
+    "finished": "Finished",
+    "failed": "Failed",
+    "stopped": "Stopped by somebody; the same command continues it",
+    "suspended": "Suspended by a warning until `cosmos-flows approve`",
+    "interrupted": "Its process was killed; the same command continues it",
+    "idle": "No process works on it",
+}
+"""How a run is, in words."""
+Note = Callable[[str], None]
+
+
+def address(run: Run) -> str:
+    """Return where the page of a run is."""
+    return store.join(run.slots.report, Report.PAGE)
+
+
+def page(collected: Collected, state: str, error: str = "") -> bytes:
+    """Return the page of what was collected."""
+    run = collected.run
+    book = Book(
+        title=run.plan.run_id,
+        reward=run.headline_reward,
+        init=run.plan.lineage,
+        about=facts.about(run.plan),
+        settings=facts.settings(run.plan, identity=False),
+        roles=facts.roles(run.plan),
+        iterations=[piece for _, piece in sorted(collected.iterations.items())],
+        judged=[piece for _, piece in sorted(collected.judged.items())],
+        trained=[one for _, one in sorted(collected.trained.items())],
+        now=_now(collected, state, error),
+    )
+    return report_page(book)
+
+
+def _now(collected: Collected, state: str, error: str) -> Now:
+    run, total = collected.run, collected.run.recipe.train.num_iterations
+    trained = len(collected.trained)
+    names, rows = _costs(collected)
+    return Now(
+        state=state,
+        words=f"{ENDINGS[state]}: {trained} of {total} iterations are trained.",
+        written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        error=error,
+        command=read_command(run),
+        versions=list(_versions(collected)),
+        dates=list(_dates(collected)),
+        troubles=collected.troubles,
+        decisions=list(collected.decisions()),
+        costs=rows,
+        cost_names=names,
+        links=list(_links(run)),
+    )
+
+
+def _costs(collected: Collected) -> tuple[Sequence[str], Sequence[tuple[str, ...]]]:
+    """Return seconds by stage, and of all of them."""
+    total = sum(stage.seconds for stage in collected.stages.values())
+    rows = [
+        (name, str(one.made), f"{one.seconds:,.1f}", f"{one.seconds / one.made:.1f}" if one.made else "–",
+         f"{one.seconds / total:.0%}" if total else "–", str(one.failed))
+        for name, one in collected.stages.items()
+    ]  # fmt: skip
+    made, failed = (sum(getattr(one, name) for one in collected.stages.values()) for name in ("made", "failed"))
+    rows.append(("all", str(made), f"{total:,.1f}", "", "", str(failed)))
+    return ["stage", "artifacts", "seconds", "seconds each", "share", "failed attempts"], rows
+
+
+def _versions(collected: Collected) -> Iterator[tuple[str, str]]:
+    yield "cosmos-rl-flows", version("cosmos-rl-flows")
+    found = collected.numerics
+    for name in ("python", "device", "cpu", "cuda", "world_size", "threads", "compute_dtype", "deterministic"):
+        if name in found:
+            yield name.replace("_", " "), str(found[name])
+    yield from found.get("packages", {}).items()
+    stages = collected.run.plan.stage_versions
+    yield "stages", ", ".join(f"{name} {number}" for name, number in sorted(stages.items()))
+
+
+def _dates(collected: Collected) -> Iterator[tuple[str, str]]:
+    for name, log in zip(("first attempt ended", "newest attempt ended"), collected.logs, strict=True):
+        if log:
+            ended = time.strptime(log.partition("-")[0], "%Y%m%dT%H%M%S")
+            yield name, time.strftime("%Y-%m-%d %H:%M:%S UTC", ended)
+
+
+def _links(run: Run) -> Iterator[tuple[str, str]]:
+    for name, words in ((PLAN_FILE, "the frozen plan, with the whole recipe"), (NUMBERS, "all numbers")):
+        if store.size(store.join(run.url, name)) is not None:
+            yield f"{name}: {words}", f"../{name}"
+
+
+def keep_command(run: Run, settings: Settings) -> None:
+    """Write down the command that continues the run, for its page."""
+    options = ["--store", settings.store, "--run-id", run.plan.run_id]
+    options += ["--iterations", str(settings.iterations)] if settings.iterations else []
+    options += [word for override in settings.overrides for word in ("--set", override)]
+    options += ["--cluster", settings.cluster] if settings.cluster else []
+    command = shlex.join(["cosmos-flows", "run", settings.recipe, *options])
+    store.write(_command_url(run), seal(COMMAND, {"command": command}))
+
+
+def read_command(run: Run) -> str:
+    """Return the command that began or last continued the run; "" if it is not known."""
+    data = store.read_if_exists(_command_url(run))
+    return "" if data is None else str(unseal(data, COMMAND, _command_url(run))["command"])
+
+
+def _command_url(run: Run) -> str:
+    return store.join(run.url, f"{COMMAND}.json")
+
+
+class Pages:
+    """Follows a run: :meth:`done` is called after each wave. Failures to write a page end no run."""
+
+    def __init__(self, run: Run, note: Note) -> None:
+        self._collected, self._note = Collected(run), note
+        self._written_s, self._took_s = -float("inf"), 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        self._try(lambda: self._end(error))
+
+    def done(self, requests: Sequence[Request], manifests: Sequence[Manifest]) -> None:
+        """Add the artifacts of a wave. Write the page when an iteration has ended or a policy was judged."""
+        pairs = list(zip(requests, manifests, strict=True))
+        self._try(lambda: self._add(pairs))
+
+    def _add(self, pairs: Sequence[tuple[Request, Manifest]]) -> None:
+        for request, manifest in pairs:
+            self._collected.add(request.slot, manifest)
+        ends = any(request.stage in ("fragment", "finetune") for request, _ in pairs)
+        if ends and time.monotonic() - self._written_s >= SHARE * self._took_s:
+            self._write("running")
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is None:
+            self._write("finished")
+            return
+        state = "failed" if isinstance(error, Exception) else "stopped"
+        state = "suspended" if isinstance(error, ApprovalError) else state
+        self._collected.fill()
+        self._write(state, str(error) if isinstance(error, CosmosRLError) else first_line(error))
+
+    def _write(self, state: str, error: str = "") -> None:
+        began_s = time.monotonic()
+        store.write(address(self._collected.run), page(self._collected, state, error))
+        self._written_s = time.monotonic()
+        self._took_s = self._written_s - began_s
+
+    def _try(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except Exception as error:  # whatever a page comes to, the run goes on
+            why = f"{type(error).__name__}: {first_line(error)}"
+            self._note(f"warning: the page of the report was not written ({why}); `cosmos-flows report` writes it anew")

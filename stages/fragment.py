@@ -1,0 +1,248 @@
+"""Numbers and pictures of one iteration or of one judged policy version, for the report.
+
+It holds no time, host or path, so equal inputs give equal bytes.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import pandas as pd
+from PIL import Image
+
+from cosmos_rl_core.errors import first_line
+from cosmos_rl_core.rewards._answers import finite
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Input, Request
+from stages.context import Context
+from stages.contracts import Warn
+from stages.formats.losses import item_losses
+from stages.formats.samples import StoredSample
+from stages.formats.tables import read_table
+from stages.reporting import choosing, pictures
+from stages.reporting.excerpt import HELD_OUT_LOSS, Change, Excerpt, Failure, Loss, Picture, PromptScore, Score, Tripped
+from stages.reporting.numbers import words
+from stages.reporting.samples import Samples
+from stages.scoring.spreads import scored_numbers
+
+MOST_BYTES = 1_000_000
+"""Largest file of numbers and small pictures."""
+PICTURE_BYTES = 640_000
+"""Characters of all small pictures."""
+PROMPTS, REASONS = 500, 12
+"""Prompts with a mean of their own, and reasons of failures: the first ones, and the most frequent ones."""
+TEXT, SHORT, REASON = 300, 120, 200
+"""Characters of the prompt of a picture, of a prompt in a table, and of a reason."""
+
+
+Put = Callable[[str, bytes], None]
+"""Writes a file by its name."""
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Samples with all scores."""
+
+    samples: Samples
+    artifacts: dict[str, Artifact]
+    """The scores of each reward, by its label."""
+    tables: dict[str, Any]
+    """The numbers in them."""
+
+    @classmethod
+    def read(cls, request: Request, role: str, scores_role: str) -> "Scored | None":
+        """Read the samples of a role with their scores; None if there are none."""
+        config = request.settings(contracts.Fragment)
+        if not (sources := request.inputs.get(role, ())):
+            return None
+        scores = dict(zip(config.rewards, request.inputs.get(scores_role, ()), strict=True))
+        samples = Samples.read(sources[0], scores.get(config.headline))
+        artifacts = {label: Artifact(source) for label, source in scores.items()}
+        return cls(samples, artifacts, {label: scored_numbers(label, one) for label, one in artifacts.items()})
+
+
+def run(request: Request, context: Context) -> dict[str, Any]:
+    """Write ``fragment.json`` and the full pictures. Return how many pictures there are, and failures if any."""
+    excerpt = excerpt_of(request, context.attempt.put, context.progress)
+    data = excerpt.encode()
+    assert len(data) <= MOST_BYTES, "pictures and texts are bounded"
+    context.attempt.put(contracts.Fragment.FRAGMENT, data)
+    failed = sum(one.count for one in excerpt.failures)
+    return {"pictures": len(excerpt.pictures) + len(excerpt.first)} | ({"failed": failed} if failed else {})
+
+
+def excerpt_of(request: Request, put: Put, progress: Progress) -> Excerpt:
+    """Return what a report shows; write the full pictures by ``put``."""
+    config = request.settings(contracts.Fragment)
+    scored = Scored.read(request, "samples", "scores")
+    first = Scored.read(request, "first", "first_scores")
+    tripped = [row for source in request.inputs.get("warnings", ()) for row in _tripped(source)]
+    losses, first_losses = (_losses(request, role) for role in ("validations", "first_validations"))
+    excerpt = Excerpt(
+        k=request.iteration or 0,
+        tripped=tuple(tripped),
+        loss=_loss(losses),
+        changes=tuple(_changes(scored, first, losses, first_losses)),
+    )
+    if scored is None:
+        return excerpt
+    found = _Pictures(put, progress)
+    table, before = scored.samples.table, None if first is None else first.samples.table
+    ids = tuple(dict.fromkeys(one for limit in tripped for one in limit.samples))
+    shown = choosing.of_judged(table, before) if config.held_out else choosing.of_rollout(table) | {"tripped": ids}
+    found.add("pictures", scored, list(dict.fromkeys(chain.from_iterable(shown.values()))))
+    if first is not None:
+        found.add("first", first, [*shown["improved"], *shown["worsened"]])
+    numbers = _numbers(scored, config)
+    return excerpt.model_copy(update=numbers | {"shown": {why: i for why, i in shown.items() if i}} | found.made())
+
+
+def _numbers(scored: Scored, config: contracts.Fragment) -> dict[str, Any]:
+    """Return the numbers of an excerpt by name."""
+    table = scored.samples.table
+    groups = table.dropna(subset=["score"]).groupby("prompt_id", sort=False)
+    means, spread = groups["score"].mean(), groups["score"].max() - groups["score"].min()
+    texts = groups["prompt"].first()
+    counts = groups["score"].count()
+    by_prompt = (
+        PromptScore(prompt_id=str(one), prompt=texts[one][:SHORT], mean=float(means[one]), n=int(counts[one]))
+        for one in means.index[:PROMPTS]
+    )
+    return {
+        "samples": len(table),
+        "prompts": int(table["prompt_id"].nunique()),
+        "scored": int(table["score"].notna().sum()),
+        "alike": int(((spread == 0) & (counts > 1)).sum()),
+        "scores": tuple(chain.from_iterable(_scores(label, one) for label, one in scored.tables.items())),
+        "by_prompt": tuple(by_prompt),
+        "failures": tuple(_failures(scored, config)),
+    }
+
+
+def _scores(label: str, table: Any) -> Iterator[Score]:
+    """Yield each score that a reward gave, that of its own name first."""
+    for name in (label, *sorted({*table.columns} - {label, "prompt_id"})):
+        known = table[name].dropna()
+        yield Score.of(label, name, known, table["prompt_id"].reindex(known.index))
+
+
+def _failures(scored: Scored, config: contracts.Fragment) -> Iterator[Failure]:
+    """Yield the reasons why samples have no score or do not count, the most frequent first."""
+    table = scored.samples.table
+    if broken := int((~table["finite"].astype(bool)).sum()):
+        yield Failure(what="not finite", reward="", reason="the sampler gave NaN or infinity", count=broken)
+    for label, artifact in scored.artifacts.items():
+        rows = read_table(artifact, contracts.Reward.SCORES)
+        answers = read_table(artifact, contracts.Reward.ANSWERS).set_index("sample_id")["error"]
+        errors: Any = answers.reindex(rows.loc[~rows["valid"], "sample_id"]).fillna("")
+        told = errors.map(lambda error: first_line(error)[:REASON] or "no reason given")
+        for reason, count in told.value_counts(sort=True).head(REASONS).items():
+            yield Failure(what="no score", reward=label, reason=str(reason), count=int(count))
+    for label, gate in config.gates.items():
+        why = [gate.why_not(score) for score in scored.tables[label][label]]
+        if held := sum(one is not None for one in why):
+            bounds = [
+                f"{name} {bound:g}" for name, bound in (("min", gate.min), ("max", gate.max)) if bound is not None
+            ]
+            reason = f"beyond {', '.join(bounds)}: {gate.on_fail}"
+            yield Failure(what="gated", reward=label, reason=reason, count=held)
+
+
+def _tripped(source: Input) -> Iterator[Tripped]:
+    for row in Artifact(source).json(Warn.EVIDENCE)["tripped"]:
+        ids = tuple(sample for sample, _ in row["samples"][: choosing.TRIPPED])
+        yield Tripped(words=words(row), reward=row["reward"], score=row["score"], samples=ids)
+
+
+class _Pictures:
+    """Pictures of samples as they are read, one after the other, because videos are large."""
+
+    def __init__(self, put: Put, progress: Progress) -> None:
+        self._put, self._progress = put, progress
+        self._facts: dict[tuple[str, str], Picture] = {}
+        self._strips: dict[tuple[str, str], list[Image.Image]] = {}
+
+    def add(self, field: str, scored: Scored, ids: Sequence[str]) -> None:
+        """Read samples, write their full pictures, and keep small ones."""
+        for number, sample in enumerate(scored.samples.load(ids)):
+            self._progress(field, number, len(ids))
+            facts = _facts(scored, sample)
+            if not facts.missing:
+                ending, data = pictures.full(sample)
+                name = f"{contracts.Fragment.FULL}/{'first-' if field == 'first' else ''}{sample.sample_id}.{ending}"
+                self._put(name, data)
+                self._strips[field, sample.sample_id] = pictures.strip(sample)
+                facts = facts.model_copy(update={"full": name})
+            self._facts[field, sample.sample_id] = facts
+
+    def made(self) -> dict[str, dict[str, Picture]]:
+        """Return the pictures by field and sample, all within the size of an excerpt."""
+        thumbs = pictures.within({"/".join(key): frames for key, frames in self._strips.items()}, PICTURE_BYTES)
+        found: dict[str, dict[str, Picture]] = {"pictures": {}, "first": {}}
+        for (field, sample), facts in self._facts.items():
+            if (small := thumbs.get(f"{field}/{sample}")) is not None:
+                facts = facts.model_copy(update={"thumb": small.source, "width": small.width, "height": small.height})
+            found[field][sample] = facts
+        return found
+
+
+def _facts(scored: Scored, sample: StoredSample) -> Picture:
+    """Return what there is to say of a sample."""
+    row = scored.samples.table.loc[sample.sample_id]
+    others: dict[str, float] = {}
+    for label, table in scored.tables.items():
+        if sample.sample_id in table.index and (score := finite(table.at[sample.sample_id, label])) is not None:
+            others[label] = score
+    return Picture(
+        sample=sample.sample_id,
+        prompt=sample.row["prompt"][:TEXT],
+        seed=sample.row["seed"],
+        score=finite(row["score"]),
+        others=others,
+        error=first_line(row["error"])[:REASON] if row["failed"] else "",
+        missing=pictures.missing(sample),
+    )
+
+
+def _losses(request: Request, role: str) -> Any | None:
+    """Return the held-out loss of each item; None if none was measured."""
+    sources = request.inputs.get(role, ())
+    return item_losses(Artifact(sources[0])) if sources else None
+
+
+def _loss(losses: Any | None) -> Loss | None:
+    if losses is None:
+        return None
+    # Means of versions are comparable only over the same items.
+    if not all(math.isfinite(loss) for loss in losses):
+        return Loss(mean=None, error=None, n=0)
+    return Loss(mean=finite(float(losses.mean())), error=finite(float(losses.sem())), n=len(losses))
+
+
+def _changes(
+    scored: Scored | None, first: Scored | None, losses: Any | None, first_losses: Any | None
+) -> Iterator[Change]:
+    """Yield the change of each reward and of the held-out loss since version 0."""
+    if scored is not None and first is not None:
+        for label, table in scored.tables.items():
+            yield _change(label, table[label], first.tables[label][label])
+    if losses is not None and first_losses is not None:
+        yield _change(HELD_OUT_LOSS, losses, first_losses)
+
+
+def _change(of: str, after: Mapping[str, float] | Any, before: Any) -> Change:
+    # Of each sample or item that both have.
+    rises: Any = (after - before).replace([math.inf, -math.inf], math.nan).dropna()
+    rises = rises if isinstance(rises, pd.Series) else pd.Series(dtype="float64")
+    return Change(
+        of=of,
+        mean=finite(float(rises.mean())),
+        error=finite(float(rises.sem())),
+        n=len(rises),
+        better=int((rises > 0).sum()),
+        worse=int((rises < 0).sum()),
+    )

@@ -1,0 +1,152 @@
+"""Everything that the page of a report is made from: fragments, optimizer steps, and what is known of the run now."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.manifest import Manifest
+from stages.contracts import METRICS
+from stages.formats.tables import read_table
+from stages.reporting.contracts import Fragment
+from stages.reporting.excerpt import Excerpt, Score
+from stages.reporting.numbers import Estimate
+
+Rows = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One excerpt and where its full pictures are."""
+
+    excerpt: Excerpt
+    folder: str = ""
+    """Address of the files of its fragment, relative to the page; "" if the page has no links."""
+
+    @classmethod
+    def read(cls, artifact: Artifact, folder: str = "") -> "Piece":
+        """Read a fragment."""
+        return cls(Excerpt.read(artifact.read(Fragment.FRAGMENT), artifact.url), folder)
+
+    @property
+    def k(self) -> int:
+        """Return the iteration, or the policy version."""
+        return self.excerpt.k
+
+    def estimate(self, reward: str, score: str | None = None) -> Estimate:
+        """Return the mean of a score over samples; NaN without it."""
+        return estimate(self.excerpt.score(reward, score))
+
+    @property
+    def loss(self) -> Estimate:
+        """Return the held-out loss; NaN without it."""
+        return estimate(self.excerpt.loss)
+
+
+def estimate(found: Any) -> Estimate:
+    """Return the estimate of a score, a change or a loss, whose numbers may be None."""
+    if found is None or found.mean is None:
+        return Estimate(math.nan, math.nan, 0)
+    return Estimate(found.mean, math.nan if found.error is None else found.error, found.n)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The optimizer steps of an iteration."""
+
+    made: Manifest
+    steps: Any
+    """A row an optimizer step."""
+
+    @classmethod
+    def read(cls, artifact: Artifact) -> "Trained":
+        """Read the numbers of an update."""
+        return cls(artifact.manifest, read_table(artifact, METRICS))
+
+    @property
+    def k(self) -> int:
+        """Return the iteration."""
+        return self.made.iteration or 0
+
+    @property
+    def excluded(self) -> int:
+        """Return how many samples were not trained on."""
+        return int(self.made.summary.get("excluded") or 0)
+
+    @property
+    def last_step(self) -> int:
+        """Return the number of optimizer steps of the policy that it made."""
+        steps = self.made.config["steps"]
+        return steps["first_step"] + len(steps["lrs"])
+
+
+@dataclass(frozen=True)
+class Now:
+    """Facts that no artifact holds: how the run goes, when, where, at what cost."""
+
+    state: str
+    """``running``, ``finished``, ``failed``, ``stopped``, ``suspended``, ``interrupted`` or ``idle``."""
+    words: str
+    """One sentence on the state."""
+    written: str
+    """When the page was written, in UTC."""
+    error: str = ""
+    """The whole message of a failure."""
+    command: str = ""
+    """The command that began or continues the run."""
+    versions: Rows = ()
+    """Packages and devices."""
+    dates: Rows = ()
+    troubles: Sequence[tuple[str, str, str]] = ()
+    """Attempts that failed: stage, how many there were, why."""
+    decisions: Sequence[tuple[int, str]] = ()
+    """Decisions on warnings: iteration, words."""
+    costs: Sequence[tuple[str, ...]] = ()
+    """A row a stage, of the names :attr:`cost_names`."""
+    cost_names: Sequence[str] = ()
+    links: Rows = ()
+    """Names and addresses of files of the run beside the page."""
+
+
+@dataclass(frozen=True)
+class Book:
+    """A run as its report shows it."""
+
+    title: str
+    reward: str
+    """The headline reward; "" without rewards."""
+    init: str = ""
+    about: Rows = ()
+    settings: Rows = ()
+    roles: dict[str, str] = field(default_factory=dict[str, str])
+    iterations: Sequence[Piece] = ()
+    judged: Sequence[Piece] = ()
+    trained: Sequence[Trained] = ()
+    now: Now | None = None
+
+    @property
+    def num_iterations(self) -> int:
+        """Return the number of finished iterations."""
+        return len(self.trained)
+
+    @property
+    def first(self) -> Piece | None:
+        """Return what the scores of iterations are compared with: iteration 0; None without it."""
+        return next((piece for piece in self.iterations if piece.k == 0), None)
+
+    @property
+    def steps_of(self) -> dict[int, int]:
+        """Return the number of optimizer steps of each policy version."""
+        return {0: 0} | {one.k + 1: one.last_step for one in self.trained}
+
+    @property
+    def best_loss(self) -> Piece | None:
+        """Return the judged version with the lowest held-out loss, the earliest of equal ones; None without any."""
+        known = [piece for piece in self.judged if math.isfinite(piece.loss.mean)]
+        return min(known, key=lambda piece: piece.loss.mean, default=None)
+
+    def role(self, score: Score) -> str:
+        """Return what a score is for: ``trains``, ``gates``, or ``watched``."""
+        role = self.roles.get(score.reward) if score.score == score.reward else None
+        return {"train": "trains", "gate": "gates"}.get(role or "", "watched")

@@ -1,0 +1,55 @@
+"""Settings of the stages that show a run to people."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from cosmos_rl_core.config.shared import StageConfig
+from cosmos_rl_core.config.train import Gate
+
+
+class Fragment(StageConfig):
+    """Numbers and pictures of one iteration or of one judged policy version, for the report.
+
+    It is made before ``rollout.keep`` deletes pictures, so that a report needs no samples.
+    """
+
+    name = "fragment"
+    version = 1
+    torch = False
+    inputs = dict.fromkeys(
+        ("samples", "scores", "warnings", "validations", "first", "first_scores", "first_validations"), "many"
+    )
+    FRAGMENT: ClassVar[str] = "fragment.json"
+    """Numbers and small pictures, at most 1 MB."""
+    FULL: ClassVar[str] = "full"
+    """The part with the same pictures in full size, and with videos that browsers play."""
+    held_out: bool
+    """Whether the samples are those of a judged policy version, compared with those of version 0, the inputs
+    ``first``."""
+    rewards: tuple[str, ...] = ()
+    """The reward of each of the inputs ``scores`` and ``first_scores``, in their order."""
+    headline: str = ""
+    """The reward that pictures are chosen by; "" without rewards."""
+    gates: dict[str, Gate] = Field(default={}, json_schema_extra={"neutral": {}})
+    """Bounds on scores, by which samples count in training."""
+
+
+class Report(StageConfig):
+    """One HTML file about a whole run, from its fragments and the numbers of its optimizer steps."""
+
+    name = "report"
+    version = 3
+    torch = False
+    inputs = dict.fromkeys(("fragments", "judged", "updates"), "many")
+    PAGE: ClassVar[str] = "index.html"
+    title: str
+    reward: str
+    init: str = Field(default="", json_schema_extra={"neutral": ""})
+    """What policy version 0 begins with, in words; "" for the base, and for fresh weights."""
+    about: tuple[tuple[str, str], ...] = ()
+    """What was run: names and values, in order."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """The settings of the recipe that differ from their defaults: names and values."""
+    roles: dict[str, str] = {}
+    """Role in training of each reward."""

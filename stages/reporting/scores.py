@@ -1,0 +1,177 @@
+"""All scores of a run since policy 0: how far each has moved, and what of it is a sign of reward hacking."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from stages.reporting.book import Book, Piece, estimate
+from stages.reporting.curves import histogram, spark
+from stages.reporting.excerpt import Score
+from stages.reporting.numbers import Estimate, number, signed, z_score
+
+MOVED = 4.0
+"""Standard errors beyond which a watched score is named as moved."""
+NAMED = 4
+"""Watched scores that are named at most."""
+DIVERSITY = "group_diversity"
+"""The score that tells how much samples of one prompt differ."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One score over the iterations."""
+
+    score: Score
+    """In iteration 0."""
+    role: str
+    now: Score
+    by_iteration: list[tuple[int, float]]
+    """z-scores of policy 0."""
+    tripped: list[int]
+    """Iterations in which a limit on it tripped."""
+
+    @property
+    def z(self) -> float:
+        """Return how many deviations of policy 0's samples the mean has moved."""
+        return _ratio(self.change, self.score.deviation)
+
+    @property
+    def drift(self) -> float:
+        """Return how many standard errors the mean has moved, of both means together."""
+        errors = [one.prompt_error or 0.0 for one in (self.score, self.now)]
+        return _ratio(self.change, math.hypot(*errors))
+
+    @property
+    def change(self) -> float:
+        """Return the change of the mean since iteration 0; NaN if one is missing."""
+        ends = self.score.mean, self.now.mean
+        return math.nan if ends[0] is None or ends[1] is None else ends[1] - ends[0]
+
+    @property
+    def furthest(self) -> tuple[int, float]:
+        """Return the iteration with the z-score that is furthest from 0, and that z-score."""
+        return max(self.by_iteration, key=lambda row: abs(row[1]), default=(0, 0.0))
+
+    @property
+    def curve(self) -> Markup:
+        """Return the z-scores as a small curve, with dots where limits tripped."""
+        return spark(self.by_iteration, self.tripped)
+
+    @property
+    def cells(self) -> list[str | Markup]:
+        """Return the row of the table."""
+        k, z = self.furthest
+        ends = [Estimate(one.mean or math.nan, one.error or math.nan, one.n) for one in (self.score, self.now)]
+        tripped = f"tripped {len(self.tripped)} times" if len(self.tripped) > 1 else "tripped" * len(self.tripped)
+        furthest = f"{z_score(_shown(z))} in {k}"
+        return [
+            self.score.name, self.role, self.curve, str(ends[0]), str(ends[1]),
+            z_score(_shown(self.z)), z_score(_shown(self.drift)), furthest, tripped,
+        ]  # fmt: skip
+
+
+NAMES = ["score", "role", "z over iterations", "iteration 0", "newest", "z", "drift", "furthest z", "limit"]
+
+
+def moved(book: Book) -> list[Moved]:
+    """Return every score of iteration 0 as it has moved, those that train first."""
+    if (first := book.first) is None:
+        return []
+    rows = [_moved(book, score) for score in first.excerpt.scores if score.n]
+    order = ["trains", "gates", "watched"]
+    return sorted(rows, key=lambda row: order.index(row.role))
+
+
+def _moved(book: Book, score: Score) -> Moved:
+    names = score.reward, score.score
+    found = [(piece.k, one) for piece in book.iterations if (one := piece.excerpt.score(*names)) is not None]
+    z = [(k, _ratio((one.mean or 0.0) - (score.mean or 0.0), score.deviation)) for k, one in found if one.n]
+    tripped = [p.k for p in book.iterations if any((t.reward, t.score) == names for t in p.excerpt.tripped)]
+    return Moved(score, book.role(score), found[-1][1], z, tripped)
+
+
+def _ratio(moved: float, unit: float | None) -> float:
+    if moved == 0 or not math.isfinite(moved):
+        return moved
+    return moved / unit if unit else math.copysign(math.inf, moved)
+
+
+def _shown(value: float) -> float | None:
+    return float(f"{value:.3g}") if math.isfinite(value) else None
+
+
+def signs(book: Book, rows: list[Moved]) -> Iterator[tuple[str, str]]:
+    """Yield sentences that speak for or against reward hacking, each with ``good``, ``bad`` or ``""``."""
+    yield _limits(book)
+    yield from _training_and_held_out(book, rows)
+    watched = [row for row in rows if row.role == "watched" and abs(row.drift) > MOVED]
+    if watched:
+        watched.sort(key=lambda row: -abs(row.z) if math.isfinite(row.z) else -math.inf)
+        names = ", ".join(f"{row.score.name} {z_score(_shown(row.z))}" for row in watched[:NAMED])
+        more = f" and {len(watched) - NAMED} more" if len(watched) > NAMED else ""
+        yield "", f"Scores that nobody trains on have moved with the policy (z-scores of policy 0): {names}{more}."
+    elif any(row.role == "watched" for row in rows):
+        yield "good", f"No score that is only watched has moved by more than {MOVED:g} standard errors."
+    diversity = next((row for row in rows if row.score.score == DIVERSITY), None)
+    if diversity is not None:
+        fell = diversity.drift < -MOVED
+        how = "fell" if fell else "did not clearly fall"
+        values = f"{number(diversity.score.mean)} to {number(diversity.now.mean)}"
+        yield (
+            "bad" if fell else "good",
+            f"The diversity within prompts {how}: {values}, z-score {z_score(_shown(diversity.z))}.",
+        )
+    if book.iterations and (newest := book.iterations[-1].excerpt).alike:
+        share = f"{newest.alike} of {newest.prompts} prompts"
+        yield "", f"In iteration {newest.k}, {share} gave all their samples one reward, from which nothing is learned."
+
+
+def _limits(book: Book) -> tuple[str, str]:
+    tripped = [piece for piece in book.iterations if piece.excerpt.tripped]
+    if not tripped:
+        return "good", "No limit of early warning tripped."
+    count = sum(len(piece.excerpt.tripped) for piece in tripped)
+    first = tripped[0]
+    limits = f"{count} limit{'s' * (count > 1)} tripped in {len(tripped)} iteration{'s' * (len(tripped) > 1)}"
+    return "bad", f"{limits} of early warning, first in iteration {first.k}: {first.excerpt.tripped[0].words}."
+
+
+def _training_and_held_out(book: Book, rows: list[Moved]) -> Iterator[tuple[str, str]]:
+    """Yield whether the training reward and the held-out one moved together."""
+    own = next((row for row in rows if row.score.name == book.reward), None)
+    held_out = headline_change(book)
+    if own is None or held_out is None:
+        return
+    rose = own.drift > 2
+    if rose and held_out.direction == "rose":
+        yield "good", f"The training reward and the held-out one both rose (held out {signed(held_out.mean)})."
+    elif rose:
+        words = "The training reward rose, the held-out one"
+        yield "bad", f"{words} {held_out.direction}: the policy may have learned its prompts or the scorer."
+
+
+def headline_change(book: Book) -> Estimate | None:
+    """Return the change of the headline reward on held-out samples since version 0; None without two versions."""
+    return change_of(book.judged[-1], book.reward) if len(book.judged) > 1 else None
+
+
+def change_of(piece: Piece, name: str) -> Estimate | None:
+    """Return the change of a reward, or of the held-out loss, since version 0; None if it was not measured."""
+    found = next((one for one in piece.excerpt.changes if one.of == name), None)
+    return None if found is None or found.mean is None else estimate(found)
+
+
+def distributions(book: Book) -> list[tuple[str, int, Markup]]:
+    """Return name, newest iteration and histogram of each reward that trains: iteration 0 and the newest."""
+    if (first := book.first) is None:
+        return []
+    last = book.iterations[-1]
+    found: list[tuple[str, int, Markup]] = []
+    for score in first.excerpt.scores:
+        now = last.excerpt.score(score.reward, score.score)
+        if score.score == score.reward and score.quantiles and now is not None and now.quantiles:
+            pair = [("soft", score.quantiles), ("train", now.quantiles)][: 1 + (last.k > 0)]
+            found.append((score.name, last.k, histogram(pair, score.name)))
+    return found

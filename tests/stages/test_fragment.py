@@ -1,0 +1,150 @@
+"""Fragments: what of an iteration or of a judged policy outlives its samples."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from cosmos_rl_core.config.early_warning import Limit
+from cosmos_rl_core.config.train import Gate
+from cosmos_rl_core.storage import media
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import drop, input_of
+from stages.formats.samples import StoredSample
+from stages.reporting import choosing, pictures
+from tests.stages.conftest import make
+from tests.stages.made_up import (
+    EVALUATION_SCORES,
+    ROLLOUT_SCORES,
+    TRAIN,
+    ask,
+    evaluation,
+    excerpt,
+    fragment,
+    iteration,
+    judged,
+    rollout,
+    score_table,
+    scored,
+)
+
+
+def test_the_numbers_of_an_iteration_are_those_of_its_samples(tmp_path: Path):
+    found = excerpt(iteration(tmp_path, 0)["fragments"])
+    known = pd.Series(ROLLOUT_SCORES[0], dtype="float64").dropna()
+    score = found.score("jpeg")
+    assert score is not None
+    assert (found.samples, found.prompts, found.scored, found.alike) == (6, 2, 5, 0)
+    assert (score.mean, score.deviation, score.error) == pytest.approx((known.mean(), known.std(), known.sem()))
+    assert (score.quantiles[0], score.quantiles[16], score.quantiles[-1]) == (0.0, known.median(), 1.0)
+    assert [(one.prompt_id, one.mean, one.n) for one in found.by_prompt] == [("a", 0.5, 2), ("b", 1.25 / 3, 3)]
+    assert [(one.what, one.reason, one.count) for one in found.failures] == [
+        ("no score", "ValueError: <i>no</i> text", 1)
+    ]
+
+
+def test_equal_inputs_give_equal_fragments_wherever_they_are(tmp_path: Path):
+    one, other = (iteration(tmp_path / name, 1, frames=5)["fragments"] for name in "ab")
+    assert one.content == other.content
+    assert str(tmp_path).encode() not in Artifact(one).read("fragment.json")
+
+
+def test_pictures_stay_when_those_of_the_rollout_are_deleted(tmp_path: Path):
+    made = iteration(tmp_path, 0)
+    drop(made["samples"].url, contracts.MEDIA)
+    kept = excerpt(made["fragments"])
+    artifact = Artifact(made["fragments"])
+    for picture in kept.pictures.values():
+        assert picture.thumb.startswith("data:image/webp;base64,")
+        assert media.decode("png", artifact.read(picture.full)).shape == (1, 4, 8, 3)
+    # A fragment that comes too late has its numbers all the same.
+    samples = input_of(made["samples"].url, contracts.INDEX, contracts.MEDIA)
+    late = excerpt(fragment(tmp_path, 0, name="late", inputs={"samples": [samples], "scores": [made["scores"]]}))
+    assert late.scores == kept.scores
+    assert {one.missing for one in late.pictures.values()} == {"the picture was deleted (rollout.keep.media)"}
+
+
+def test_a_video_is_three_frames_and_a_file_that_browsers_play(tmp_path: Path):
+    made = iteration(tmp_path, 0, frames=7)["fragments"]
+    picture = excerpt(made).chosen("best")[0]
+    assert (picture.width, picture.height, picture.is_video) == (24, 4, True)
+    frames = media.decode("mp4", Artifact(made).read(picture.full))
+    assert frames.shape == (7, 4, 8, 3)
+
+
+def test_held_out_samples_are_compared_with_version_0(tmp_path: Path):
+    ends = [evaluation(tmp_path, 2 * place, scores) for place, scores in enumerate(EVALUATION_SCORES)]
+    first, last = (excerpt(judged(tmp_path, 2 * place, ends[0], one)) for place, one in enumerate(ends))
+    assert (first.changes, first.first) == ((), {})
+    (change,) = last.changes
+    assert (change.of, change.n, change.better, change.worse) == ("jpeg", 3, 2, 0)
+    assert (change.mean, change.error) == pytest.approx((1 / 3, 1 / 6))
+    assert last.shown["improved"] == tuple(last.first)
+    assert [(last.first[i].score, last.pictures[i].score) for i in last.first] == [(0.0, 0.5), (0.5, 1.0)]
+    assert first.shown["fixed"] == last.shown["fixed"]
+
+
+def test_gated_samples_are_counted_with_their_bounds(tmp_path: Path):
+    samples = rollout(tmp_path, 0)
+    scores = scored(tmp_path, samples, 0, score_table(TRAIN, 3, ROLLOUT_SCORES[0]))
+    gate = Gate(min=0.4, max=None, on_fail="exclude", max_gated_fraction=1.0)
+    config = contracts.Fragment(held_out=False, rewards=("jpeg",), headline="jpeg", gates={"jpeg": gate})
+    slot = tmp_path / "gated"
+    make(ask(slot, config, 0, samples=[samples], scores=[scores]), tmp_path)
+    found = excerpt(input_of(str(slot))).failures
+    assert [(one.what, one.reason, one.count) for one in found[1:]] == [("gated", "beyond min 0.4: exclude", 2)]
+
+
+def test_limits_that_tripped_bring_their_samples(tmp_path: Path):
+    samples = rollout(tmp_path, 0)
+    scores = scored(tmp_path, samples, 0, score_table(TRAIN, 3, ROLLOUT_SCORES[0]))
+    limit = Limit(reward="jpeg", above=0.25)
+    slot = tmp_path / "warn"
+    config = contracts.Warn(rewards=("jpeg",), limits=(limit,))
+    make(ask(slot, config, 0, samples=[samples], scores=[scores], first=[scores]), tmp_path)
+    inputs = {"samples": [samples], "scores": [scores], "warnings": [input_of(str(slot))]}
+    found = excerpt(fragment(tmp_path, 0, inputs=inputs))
+    assert [one.words for one in found.tripped] == [
+        "jpeg is 0.45, above the limit of 0.25 (iteration 0: 0.45, z-score +0)"
+    ]
+    assert [picture.score for picture in found.chosen("tripped")] == [1.0, 0.5, 0.5, 0.25]
+
+
+def table_of(scores: list[float | None]) -> pd.DataFrame:
+    prompts = ["a"] * 3 + ["b"] * 3
+    return pd.DataFrame(
+        {
+            "prompt_id": prompts,
+            "score": pd.Series(scores, dtype="float64"),
+            "failed": [score is None for score in scores],
+        }
+    )
+
+
+def test_samples_are_chosen_by_their_rewards_and_some_whatever_theirs():
+    found = choosing.of_rollout(table_of([0.0, 1.0, None, 0.25, 0.5, 0.5]))
+    assert found["best"][:2] == (1, 4)
+    assert found["worst"][0] == 0
+    assert found["widest"] == (1, 0, 4, 3)
+    assert found["failed"] == (2,)
+    assert found["typical"] == (0, 1, 3, 5)
+
+
+def test_many_large_pictures_fit_by_becoming_smaller():
+    noise = np.random.default_rng(0).integers(0, 256, (1, 512, 256, 3), np.uint8)
+    sample = StoredSample({"sample_id": "a", "finite": True}, *media.encode(noise))
+    strips = {str(i): pictures.strip(sample) for i in range(4)}
+    heights = [pictures.within(strips, most)["0"].height for most in (10**7, 4 * 4000, 1)]
+    assert heights == [192, 128, 64]
+    ending, full = pictures.full(sample)
+    assert (ending, len(full) < pictures.FULL_BYTES) == ("png", True)
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "places"),
+    [(0, 8, []), (1, 8, [0]), (3, 8, [0, 1, 2]), (9, 8, [0, 1, 2, 3, 4, 5, 6, 8]), (101, 3, [0, 50, 100]), (5, 1, [0])],
+)
+def test_what_is_shown_is_evenly_spaced_with_both_ends(count: int, most: int, places: list[int]):
+    assert choosing.evenly(range(count), most) == places
