@@ -161,6 +161,17 @@ class ApprovalError(CosmosRLError):
         return error
 
 
+class BudgetError(CosmosRLError):
+    """An iteration that would exceed ``train.max_gpu_hours``. The same command with a higher limit goes on."""
+
+    kind = "budget"
+
+    @property
+    def exit_code(self) -> int:
+        """Return a code of its own. It is no kind of failure that a stage can end with."""
+        return 76
+
+
 class StageError(CosmosRLError):
     """A failed stage process, with the kind and message of that process.
 

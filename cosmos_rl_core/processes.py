@@ -1,9 +1,17 @@
-"""Processes that end with their parent. ``python -m cosmos_rl_core.processes COMMAND...`` runs a command that does."""
+"""This process: its end with its parent, its age, and its traffic with stores.
+
+``python -m cosmos_rl_core.processes COMMAND...`` runs a command that ends with its parent.
+"""
 
 import ctypes
 import os
 import signal
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PARENT = "COSMOS_RL_PARENT_PID"
@@ -25,6 +33,55 @@ def die_with_parent() -> None:
     if int(os.environ[PARENT]) not in (os.getpid(), os.getppid()):
         os._exit(128 + signal.SIGKILL)
     os.environ[PARENT] = str(os.getpid())
+
+
+def age_s() -> float:
+    """Return the seconds since this process began, or torchrun if that started it as a rank; 0.0 if nothing tells."""
+    pid = os.getppid() if "RANK" in os.environ else os.getpid()
+    try:
+        # The name, in brackets, may hold anything. Field 22 is the start in clock ticks since the machine booted.
+        ticks = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except OSError:
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK"))
+
+
+class Traffic:
+    """Bytes from stores and to them, and how long the main thread waits for others. Counts only grow.
+
+    They belong to the process, as those of the operating system do: whoever wants a part of them takes a difference.
+    """
+
+    def __init__(self) -> None:
+        self.read_bytes = 0
+        self.written_bytes = 0
+        self.waited_s = 0.0
+        """Seconds in which the main thread waited inside :meth:`waiting`."""
+        self._since_s: float | None = None
+        self._lock = threading.Lock()
+
+    def add(self, *, read: int = 0, written: int = 0) -> None:
+        """Count bytes. Any thread may call it."""
+        with self._lock:
+            self.read_bytes += read
+            self.written_bytes += written
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the seconds inside as waiting: of the main thread only, and of nested waits only the outermost."""
+        if self._since_s is not None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s += time.monotonic() - self._since_s
+            self._since_s = None
+
+
+TRAFFIC = Traffic()
+"""The counts of this process."""
 
 
 if __name__ == "__main__":

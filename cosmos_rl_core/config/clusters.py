@@ -105,6 +105,23 @@ class KubernetesConfig(KubernetesResources, Holding):
         return _merged(self, KubernetesResources, self.stages.get(stage))
 
 
+class PricesConfig(Section):
+    """Prices of machines, for ``cosmos-flows cost``. Nothing else reads them."""
+
+    currency: str = Field(default="USD", min_length=1)
+    """Unit of all prices."""
+    device_hour: float = Field(default=0.0, ge=0)
+    """Price of an hour of one device: of one GPU, or of one rank on a CPU."""
+    stage_device_hour: dict[str, Annotated[float, Field(ge=0)]] = {}
+    """Prices of device hours of single stages, e.g. ``{rollout = 1.2}`` where rollouts use other GPUs."""
+    process_hour: float = Field(default=0.0, ge=0)
+    """Price of an hour of any stage's process besides its devices."""
+    read_gb: float = Field(default=0.0, ge=0)
+    """Price of 10^9 bytes from the store."""
+    written_gb: float = Field(default=0.0, ge=0)
+    """Price of 10^9 bytes to the store."""
+
+
 def _merged(every_stage: Holding, kind: type[_R], one_stage: _R | None) -> _R:
     own = {} if one_stage is None else one_stage.model_dump(exclude_unset=True)
     return kind.model_validate(every_stage.model_dump(include=set(kind.model_fields)) | own)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.config.clusters import KubernetesConfig, SlurmConfig
+from cosmos_rl_core.config.clusters import KubernetesConfig, PricesConfig, SlurmConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel.parallelism import Parallelism
 
@@ -100,6 +100,8 @@ class LaunchConfig(Section):
     """Seconds after which a stage is ended and counts as hung. Default: no limit."""
     stage_time_limits_s: dict[str, Annotated[float, Field(gt=0)]] = {}
     """Time limits of single stages in seconds, in place of ``time_limit_s``, e.g. ``{rollout = 7200}``."""
+    prices: PricesConfig | None = None
+    """Prices of these machines. Default: ``cosmos-flows cost`` shows hours without prices."""
 
     @model_validator(mode="after")
     def _stages_have_room(self) -> "LaunchConfig":

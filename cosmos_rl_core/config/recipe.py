@@ -49,6 +49,9 @@ class TrainConfig(OptimizerConfig, EmaConfig):
     """Seed of every random draw of the run."""
     num_iterations: int = Field(ge=1, json_schema_extra=NOT_IDENTITY)
     """Number of iterations. Raise it to continue a finished run."""
+    max_gpu_hours: float | None = Field(default=None, gt=0, json_schema_extra=NOT_IDENTITY)
+    """Device hours after which a run stops: before the iteration that would exceed them. A rank on a CPU counts as a
+    device. Raise it to continue. Default: no limit."""
     staleness: int = Field(default=0, ge=0)
     """Age of the policy that makes rollouts: rollout k uses policy k minus staleness. From 1 on, rollout k + 1 runs
     beside update k, which is faster and off-policy."""

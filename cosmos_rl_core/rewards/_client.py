@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.http_client import client, without_secrets
+from cosmos_rl_core.processes import TRAFFIC
 from cosmos_rl_core.rewards._answers import brief
 from cosmos_rl_core.rewards._served import FORMAT, ServedScorer
 
@@ -323,7 +324,7 @@ class Client:
         """
         timeout = httpx.Timeout(timeout_s, connect=self._service.connect_timeout_s)
         try:
-            with self._http.stream(method, url, timeout=timeout, **request) as answer:
+            with TRAFFIC.waiting(), self._http.stream(method, url, timeout=timeout, **request) as answer:
                 body = _body(answer, min(deadline_s, time.monotonic() + timeout_s))
                 return Response(answer.status_code, content=body)
         except httpx.DecodingError as error:
@@ -391,6 +392,7 @@ def tries(deadline_s: float, pauses_s: tuple[float, float]) -> Iterator[None]:
     pause_s, longest_s = pauses_s
     yield
     while time.monotonic() + pause_s <= deadline_s:
-        time.sleep(pause_s)
+        with TRAFFIC.waiting():
+            time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, longest_s)
         yield

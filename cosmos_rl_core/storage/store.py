@@ -27,6 +27,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from cosmos_rl_core.errors import FREE_SPACE, FULL, ConfigError, NoSpaceError, UnavailableError
+from cosmos_rl_core.processes import TRAFFIC
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,10 @@ def read(url: str, start: int | None = None, end: int | None = None) -> bytes:
     Raises ``FileNotFoundError`` if the object does not exist, :class:`UnavailableError` if the store does not answer.
     """
     fs, path = _resolve(url)
-    with _unavailable("read", url, FileNotFoundError):
-        return cast("bytes", fs.cat_file(path, start=start, end=end))
+    with TRAFFIC.waiting(), _unavailable("read", url, FileNotFoundError):
+        data = cast("bytes", fs.cat_file(path, start=start, end=end))
+    TRAFFIC.add(read=len(data))
+    return data
 
 
 def read_if_exists(url: str) -> bytes | None:
@@ -104,7 +107,7 @@ def write(url: str, data: bytes) -> None:
 
     Raises :class:`UnavailableError` if the store is full or does not answer.
     """
-    with _unavailable("write", url):
+    with TRAFFIC.waiting(), _unavailable("write", url):
         _put(url, data, replace=True)
 
 
@@ -117,12 +120,18 @@ def write_stream(url: str, chunks: Iterable[Chunk]) -> None:
     fs, path = _resolve(url)
     with _unavailable("write", url):
         if isinstance(fs, LocalFileSystem):
-            _publish(Path(path), chunks, os.replace)
+            _publish(Path(path), _counted(chunks), os.replace)
             return
         with NamedTemporaryFile() as file:
-            file.writelines(chunks)
+            file.writelines(_counted(chunks))
             file.flush()
             fs.put_file(file.name, path)
+
+
+def _counted(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    for chunk in chunks:
+        TRAFFIC.add(written=len(chunk))
+        yield chunk
 
 
 def listed(url: str) -> dict[str, Listed]:
@@ -309,7 +318,8 @@ def ahead(names: Iterable[Name], read: Callable[[Name], Found]) -> Generator[tup
         try:
             while coming:
                 name, data = coming.popleft()
-                found = data.result()
+                with TRAFFIC.waiting():
+                    found = data.result()
                 coming.extend((later, pool.submit(read, later)) for later in islice(left, 1))
                 yield name, found
         finally:
@@ -350,6 +360,7 @@ def _resolve(url: str) -> tuple[AbstractFileSystem, str]:
 def _put(url: str, data: bytes, *, replace: bool) -> None:
     """Write an object. Raises ``OSError`` on failure, or if the object exists and ``replace`` is false."""
     fs, path = _resolve(url)
+    TRAFFIC.add(written=len(data))
     if isinstance(fs, LocalFileSystem):
         # A hard link fails if the name exists, on every local and most network file systems; a rename replaces it.
         _publish(Path(path), [data], os.replace if replace else os.link)

@@ -13,6 +13,8 @@ from flows.auditing import contents, signatures
 from flows.auditing.faults import Findings
 from flows.auditing.heads import HEADS, read_heads, url_of
 from flows.auditing.slot import Slot
+from flows.ledger.pages import LEDGER, Totals, numbers, pages
+from flows.ledger.pages import url_of as url_of_page
 from flows.planning.plan import PLAN_FILE, run_url
 from flows.planning.run import Run
 from flows.planning.steps import Step, open_run
@@ -88,6 +90,7 @@ class Audit:
         for step in reached:
             self._follow(self._slots[step.slot].standing, whole=iteration is None)
         ended = self._look_at_heads()
+        self._look_at_ledger()
         if iteration is None:
             self._look_for_missing_heads(every, ended)
             self._look_for_missing(every)
@@ -145,7 +148,9 @@ class Audit:
                 self._findings.add(Manifest.url(step.slot, 1), "file", f"missing: {every[last].name} came after it")
 
     def _look_at_numerics(self) -> None:
-        stages = {found.stage for slot in self._slots.values() for found in slot.manifests.values()}
+        # What runs share was made under the numerics of the run that made it.
+        own = (slot for slot in self._slots.values() if place_of(slot.url).startswith(place_of(self._run.url)))
+        stages = {found.stage for slot in own for found in slot.manifests.values()}
         for stage in sorted(stages):
             url = store.join(self._run.url, "numerics", f"{stage}.json")
             with self._findings.catching(url, "numerics"):
@@ -200,6 +205,20 @@ class Audit:
             unnamed.append("the report")
         for what in unnamed if numbers == {*range(len(numbers))} else ():
             self._findings.add(folder, "file", f"no head was written after {what}; the command `run` writes one")
+
+    def _look_at_ledger(self) -> None:
+        """Compare the sums of each page with the pages before it."""
+        url = store.join(self._run.url, LEDGER)
+        with self._findings.catching(url, "pages"):
+            totals, every = Totals(), numbers(self._run.url)
+            if every != list(range(len(every))):
+                missing = sorted({*range(every[-1])} - {*every})
+                self._findings.add(url_of_page(self._run.url, missing[0]), "file", "missing, but there are later pages")
+                return
+            for page in pages(self._run.url, every):
+                if page.before != totals:
+                    self._findings.add(url_of_page(self._run.url, page.number), "before", "not the sums of all before")
+                totals = page.totals
 
     def _listed(self) -> Iterator[tuple[Slot | None, str, FileEntry]]:
         """Yield every file that a record names, with slot and URL; of the pool, each once and without a slot."""

@@ -13,6 +13,8 @@ from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import unseal
+from flows.ledger.pages import numbers
+from flows.ledger.pages import url_of as page_url
 from flows.planning.plan import PLAN_FILE
 from flows.planning.run import Run
 from stages.artifacts.manifest import Manifest
@@ -94,6 +96,9 @@ class Heads:
         plan = store.join(self._run.url, PLAN_FILE)
         if not self._known and store.size(plan) is not None:
             found[self._path(plan)] = plan
+        # The stages of these pages have ended, so nobody writes them again.
+        every = (page_url(self._run.url, number) for number in numbers(self._run.url))
+        found |= {self._path(url): url for url in every}
         new = {path: sha256(store.read(url)) for path, url in found.items() if path not in self._known}
         self._slots.clear()
         if not new:

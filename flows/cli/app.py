@@ -6,12 +6,11 @@ Exit codes:
 65 wrong data
 70 another failure
 75 something does not answer or is busy: try the same command later
+76 at its limit of device hours: train.max_gpu_hours
 77 suspended by a warning, until `cosmos-flows approve`
 130, 143 ended by Ctrl-C, by SIGTERM: the same command continues
 """
 
-import shlex
-import subprocess
 import sys
 import traceback
 from importlib import import_module
@@ -33,7 +32,9 @@ from flows.cli.command import (
     print_json,
     print_parts,
 )
+from flows.cli.cost import cost_app
 from flows.cli.data import data_app
+from flows.cli.imports import imports_app
 from flows.cli.infra import infra_app
 from flows.cli.proof import proof_app
 from flows.cli.report import report_app
@@ -46,7 +47,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__d
 app.add_typer(infra_app, name="infra")
 app.add_typer(data_app, name="data")
 app.add_typer(rewards_app, name="reward-service")
-for group in (proof_app, report_app, score_app):
+for group in (proof_app, report_app, cost_app, imports_app, score_app):
     app.add_typer(group)
 RecipeArgument = Annotated[str, Argument(help="TOML: a path, package:tiny/nft, or one of cosmos-rl")]
 RunIdOption = Annotated[str | None, Option(help="Name of the run; default: from the recipe")]
@@ -259,62 +260,6 @@ def export(
         raise ConfigError("--policy, --best and --all exclude each other: give one of them")
     which = policy if policy is not None else "best" if best else "all" if every else "newest"
     print_parts(*import_module("flows.operations.export").export(store, run_id, directory, which))
-
-
-@command(app)
-def import_recipe(
-    recipe: Annotated[str, Argument(help="A TOML file of cosmos-rl, in either schema")],
-    output: Annotated[str | None, Option(help="File for the translation; default: none")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show how each key of a cosmos-rl recipe is translated, and write the translated recipe.
-
-    Examples:
-        cosmos-flows import-recipe stable-diffusion-3-5-medium-nft.toml --output sd3.toml
-        cosmos-flows import-recipe stable-diffusion-3-5-medium-nft.toml --json
-    """
-    importer = import_module("flows.operations.import_recipe")
-    translation = importer.translation_of(recipe)
-    if as_json:
-        print_json(importer.as_json(translation))
-    else:
-        print_parts(importer.table(translation), "", f"{recipe} is {translation.summary}")
-    if output is None:
-        importer.check(translation, recipe)
-    else:
-        importer.write(translation, recipe, output)
-        next_command = f"cosmos-flows plan {shlex.quote(output)}"
-        typer.echo(f"written to {output}; next: {next_command}", err=as_json)
-
-
-@command(app)
-def import_weights(
-    weights: Annotated[str, Argument(help="A .pt file of the original cosmos code")],
-    base: Annotated[str, Argument(help="A diffusers pipeline of the same model")],
-    directory: Annotated[str, Argument(help="A new directory for the pipeline")],
-) -> None:
-    """Convert Cosmos-Predict2.5 weights of the original cosmos code to a diffusers pipeline.
-
-    Examples:
-        cosmos-flows import-weights 81edfebe_ema_bf16.pt Cosmos-Predict2.5-2B-diffusers my-base
-    """
-    # In its own process, because it needs torch, which no command imports.
-    module = "cosmos_rl_core.importers.native_weights"
-    command = [sys.executable, "-m", module, weights, base, directory]
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
-
-
-@command(app)
-def import_embeddings(
-    folder: Annotated[str, Argument(help="A folder with t5_xxl/ or text_embedding/, and metas/")],
-    directory: Annotated[str, Argument(help="A new directory for the safetensors files")],
-) -> None:
-    """Convert text embeddings that cosmos-rl's scripts pickled to safetensors, without unpickling them.
-
-    Examples:
-        cosmos-flows import-embeddings datasets/cosmos_nemo_assets embeddings
-    """
-    print_parts(import_module("flows.operations.import_embeddings").import_embeddings(folder, directory))
 
 
 @command(app)

@@ -12,6 +12,7 @@ from rich.table import Table
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.pipelines import directories, weight_files
 from cosmos_rl_core.pipelines.memory import Bytes
+from flows.ledger import estimates
 from flows.planning import checks, costs, estimate, memory
 from flows.planning.plan import Plan, run_url
 from flows.planning.run import Run
@@ -54,7 +55,7 @@ def describe_plan(plan: Plan, store_url: str) -> str:
         "stages": f"{stages.total()}: {', '.join(stages)}",
         "writes": _writes(recipe),
         "launch": f"{where}, {launch.processes} processes, {launch.threads} threads each",
-        "time": estimate.describe(plan),
+        "time": [*estimate.describe(plan), *(like.lines() if (like := estimates.estimate(plan, store_url)) else [])],
         "missing": missing,
     }
     listed = {name: [said] if isinstance(said, str) else said for name, said in subjects.items()}
@@ -106,7 +107,7 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
     prompt, ``policy`` of one iteration by part. ``memory`` of each stage: bytes of one rank on the ``device`` and in
     the ``cpu`` memory beside it, as ``rows`` by kind and as ``peak``. ``time``: ``forward_flops`` of a sample and, for
     each stage of an iteration and an evaluation, its ``flops`` on all ranks and its ``seconds`` at ``device_flops`` a
-    second on each rank.
+    second on each rank; and ``like``, what another run of the same shape took, or null.
     """
     recipe = plan.recipe
     total, trained = costs.parameters(recipe)
@@ -132,6 +133,7 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
             "forward_flops": estimate.forward_flops(plan),
             "device_flops": estimate.DEVICE_FLOPS,
             "stages": estimate.stages(plan),
+            "like": estimates.estimate(plan, store_url),
         },
         "missing": missing_files(plan),
     }

@@ -4,6 +4,7 @@ A wave is one synchronous task that is called directly, so that a cancellation i
 off, because the store decides what stands.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,9 +68,10 @@ def _attempt(waves: Waves, name: str, requests: Sequence[Request]) -> Any:
         waves.check()
         missing = [request for request in requests if standing_manifest(request) is None]
         if missing:
+            asked_s = time.monotonic()
             pauses.wait_while_paused(waves.waiting())
             with gpus.taken(missing, waves.config, waves.waiting()):
-                waves.make(name, missing)
+                waves.make(name, missing, asked_s)
         manifests = [found for request in requests if (found := standing_manifest(request)) is not None]
         if len(manifests) < len(requests):
             raise StageError.of("crash", f"{name} ended without an artifact that stands")

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from pydantic import Field, ValidationError
 
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.errors import ApprovalError, ArtifactError, CosmosRLError
+from cosmos_rl_core.errors import ApprovalError, ArtifactError, BudgetError, CosmosRLError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 from stages.execution.outcome import Status
@@ -23,9 +23,9 @@ KIND = "progress"
 
 NOT_REPORTED = Status(sequence=0, phase="", step=0, total=0)
 
-End = Literal["", "done", "failed", "stopped", "suspended"]
-"""``stopped``: by Ctrl-C, a cancellation or a signal. ``suspended``: until somebody approves a warning. Empty while the
-process works, or after it was killed."""
+End = Literal["", "done", "failed", "stopped", "suspended", "limited"]
+"""``stopped``: by Ctrl-C, a cancellation or a signal. ``suspended``: until somebody approves a warning. ``limited``: by
+``train.max_gpu_hours``. Empty while the process works, or after it was killed."""
 
 
 class Progress(Section):
@@ -62,6 +62,7 @@ class Reporter:
         else:
             end: End = "failed" if isinstance(error, Exception) else "stopped"
             end = "suspended" if isinstance(error, ApprovalError) else end
+            end = "limited" if isinstance(error, BudgetError) else end
             why = str(error) or type(error).__name__
             self._now = self._now.model_copy(update={"end": end, "error": why})
         self._write()

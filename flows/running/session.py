@@ -23,6 +23,9 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError
 from cosmos_rl_core.rewards._base import ServedReward
 from flows.defaults import DEFAULT_STORE
+from flows.ledger.budget import Budget
+from flows.ledger.ledger import Ledger
+from flows.ledger.shape import shape_of
 from flows.operations.upgrades import settled
 from flows.planning.plan import Plan, Settings, freeze, plan_of
 from flows.planning.run import Run
@@ -72,7 +75,8 @@ def working_on(
                 pauses.stop_if_suspended()
 
             shown = Display(log, reporter)
-            waves = Waves(run.url, config, shown, allow_numerics_change, check, accept_scorer)
+            ledger = Ledger(run.url, shape_of(run.plan), shown.note)
+            waves = Waves(run.url, config, shown, allow_numerics_change, check, accept_scorer, ledger)
             with shown, closing(waves):
                 yield waves
     except Pause:
@@ -190,8 +194,11 @@ def train(settings: Settings, algorithm: str | None) -> str:
         writing.keep_command(run, settings)
         note(f"report: {writing.address(run)}, written after each iteration")
         with tracking.Tracker(run, note) as tracker, writing.Pages(run, note) as pages:
+            budget = None if waves.ledger is None else Budget(run, waves.ledger)
 
             def launch_and_track(name: str, *requests: Request) -> list[Manifest]:
+                if budget is not None:
+                    budget.check(name, requests)
                 manifests = launch(waves, name, *requests)
                 tracker.done(requests, manifests)
                 pages.done(requests, manifests)

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from cosmos_rl_core.config.launch import LaunchConfig
@@ -13,11 +13,15 @@ from cosmos_rl_core.process_trees import KILLED
 from cosmos_rl_core.storage import store
 from flows import launchers
 from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, RunningJob
+from flows.launchers.devices import need_of
+from flows.ledger.ledger import Ledger
+from flows.ledger.pages import Entry
 from flows.running.display import Display
 from flows.running.endings import kind_of
 from flows.running.progress import NOT_REPORTED
 from flows.running.waiting import Waiting
 from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import place_of as place_in_store
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing, why_stale
 from stages.contracts import STAGES
@@ -42,6 +46,8 @@ class Waves:
     """Raises if the run must stop, for example because its lease is lost."""
     accept_scorer: bool = False
     """Whether another scorer of a reward service than the pinned one may go on."""
+    ledger: Ledger | None = None
+    """Where attempts are recorded; None for work that belongs to no run."""
     _jobs: JobLauncher = field(init=False)
     _out_of_memory: set[str] = field(default_factory=set)
     """Slots whose last attempt ran out of memory. The next attempt holds half as many samples in memory at once."""
@@ -49,13 +55,20 @@ class Waves:
     def __post_init__(self) -> None:
         self._jobs = launchers.load(self.run_url, self.config)
 
-    def make(self, name: str, requests: Sequence[Request]) -> None:
+    def make(self, name: str, requests: Sequence[Request], asked_s: float | None = None) -> None:
         """Start the jobs of a wave, watch them until all have ended, and end them if anything fails here.
 
+        ``asked_s`` is when the wave was asked for, by the monotonic clock; by default now.
         Raises :class:`StageError` if a stage failed; of several failures, one that a retry cannot help. The others are
         printed.
         """
         running: list[_Running] = []
+        asked_s = time.monotonic() if asked_s is None else asked_s
+        page = None if self.ledger is None else self.ledger.page(name, asked_s)
+
+        def entries() -> list[Entry]:
+            return [one.entry(need_of(one.request.stage, self.config).count, asked_s) for one in running]
+
         with self._jobs.reserve(requests, self.waiting()), ExitStack() as at_the_end:
             try:
                 self._start(requests, running, at_the_end)
@@ -66,13 +79,20 @@ class Waves:
                         one.look(self.config)
                     statuses = [one.status for one in running if one.status.sequence]
                     self.display.progress(name, statuses)
+                    if page is not None:
+                        page.turn(entries)
             finally:
                 # End all jobs before anything else can fail.
                 with ExitStack() as all_of_them:
                     for one in running:
                         all_of_them.callback(one.job.cancel)
                 for one in running:
+                    one.leave()
                     one.keep_log()
+                if page is not None:
+                    # A store that does not answer has an error of its own, which comes next.
+                    with suppress(CosmosRLError):
+                        page.close(entries())
             ends = {one.request.slot: one.failure() for one in running}
         failed = {slot: error for slot, error in ends.items() if error is not None}
         self._out_of_memory -= ends.keys()
@@ -89,12 +109,13 @@ class Waves:
         # Before anything is submitted, because an allocation ends orders that its flow does not repeat.
         left = [(job, self._jobs.reattach(job)) for job in jobs]
         for job, started in sorted(left, key=lambda pair: pair[1] is None):
+            begun_s = time.monotonic()
             if started is None:
                 started = self._jobs.submit(job)
             else:
                 self.display.note(f"{job.request.stage}: continues the job of an earlier flow")
             at_the_end.callback(started.discard)
-            running.append(_Running(job.request, started, self.display.note))
+            running.append(_Running(job.request, started, self.display.note, _begun_s=begun_s))
 
     def execution_of(self, request: Request) -> Execution:
         """Return the execution of the next attempt of a Request."""
@@ -148,6 +169,12 @@ class _Running:
     status: Status = NOT_REPORTED
     stopped: str | None = None
     """Why the job was ended, if it was ended here."""
+    _begun_s: float = field(default_factory=time.monotonic)
+    """When it was submitted, or left the queue of a scheduler: from then on it costs."""
+    _ended_s: float | None = None
+    _left: bool = False
+    """Whether its flow ended it, for a reason that is not its own."""
+    _failure: tuple[StageError | None] | None = None
     _began_s: float = field(default_factory=time.monotonic)
     _progressed_s: float = field(default_factory=time.monotonic)
 
@@ -157,7 +184,7 @@ class _Running:
         # Before the status is read, so that the last status of an ended process is not missed.
         self.state = self.job.poll()
         if self.state.phase == "waiting":
-            self._began_s = self._progressed_s = now_s
+            self._begun_s = self._began_s = self._progressed_s = now_s
             if self.state.reason != before.reason:
                 self.note(f"{self.request.stage}: {self.state.reason}")
         status = read_status(self.job.directory) or self.status
@@ -168,6 +195,7 @@ class _Running:
             self.status = status
         limit_s = config.time_limit_of(self.request.stage)
         if self.state.phase == "ended":
+            self._ended_s = self._ended_s or now_s
             return
         if now_s - self._progressed_s > config.stall_timeout_s:
             self.stopped = "reported no progress"
@@ -175,7 +203,34 @@ class _Running:
             self.stopped = f"exceeded its time limit of {limit_s:g} s"
         if self.stopped is not None:
             self.job.cancel()
-            self.state = JobState("ended", KILLED)
+            self.state, self._ended_s = JobState("ended", KILLED), time.monotonic()
+
+    def leave(self) -> None:
+        """Take notice that the flow is about to leave an attempt, which has ended by now."""
+        if self._ended_s is None:
+            self._ended_s, self._left = time.monotonic(), True
+
+    def entry(self, devices: int, asked_s: float) -> Entry:
+        """Return what the attempt cost until now, of a wave that was asked for at ``asked_s``."""
+        until_s = time.monotonic() if self._ended_s is None else self._ended_s
+        begun = self.state.phase != "waiting"
+        return Entry(
+            stage=self.request.stage,
+            slot=place_in_store(self.request.slot),
+            devices=devices,
+            queued_s=round(max(0.0, (self._begun_s if begun else until_s) - asked_s), 3),
+            seconds=round(max(0.0, until_s - self._begun_s), 3) if begun else 0.0,
+            outcome=self._outcome(),
+            spent=self.status.spent,
+        )
+
+    def _outcome(self) -> str:
+        if self._ended_s is None:
+            return "open"
+        if self._left:
+            return "stopped"
+        failure = self.failure()
+        return "made" if failure is None else failure.kind
 
     def keep_log(self) -> None:
         """Write the log beside the artifact. A failure is only noted, because the stage's own error matters more."""
@@ -187,7 +242,13 @@ class _Running:
             self.note(f"the log could not be written: {error}")
 
     def failure(self) -> StageError | None:
-        """Return why there is no artifact; None if there is one. Error files of ranks come before exit codes."""
+        """Return why there is no artifact; None if there is one. It is looked for once."""
+        if self._failure is None:
+            self._failure = (self._look_for_failure(),)
+        return self._failure[0]
+
+    def _look_for_failure(self) -> StageError | None:
+        """Error files of ranks come before exit codes."""
         if standing_manifest(self.request) is not None:
             return None
         where = place_of(self.request)

@@ -23,7 +23,7 @@ Word = Literal["stands", "stale", "waits", "damaged", "invalidated", "missing", 
 known yet. ``damaged``: a file has wrong bytes. ``invalidated``: its generation was ended. ``missing``: never made.
 ``interrupted``: the process that made it ended."""
 
-Life = Literal["running", "done", "failed", "stopped", "suspended", "interrupted", "idle"]
+Life = Literal["running", "done", "failed", "stopped", "suspended", "limited", "interrupted", "idle"]
 """``running``: a process works on the run. Otherwise how the last process ended; ``idle`` if there was none."""
 
 

@@ -24,6 +24,7 @@ ENDS = {
     "failed": "failed",
     "stopped": "was stopped",
     "suspended": "was suspended by a warning",
+    "limited": "reached train.max_gpu_hours",
     "interrupted": "was killed",
 }
 

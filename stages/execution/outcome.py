@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import EXIT_CODES, RETRYABLE_KINDS, CosmosRLError, no_space
 from cosmos_rl_core.foreign_errors import is_out_of_memory
+from stages.execution.spending import Clock, Spent
 
 STATUS = "status.json"
 STATUS_INTERVAL_S = 0.2
@@ -30,6 +31,8 @@ class Status(Section):
     total: int
     notes: tuple[str, ...] = ()
     """Lines for people: what was adopted, what was made again and why."""
+    spent: Spent = Spent()
+    """Seconds and bytes until now."""
 
 
 class Failure(Section):
@@ -54,6 +57,7 @@ class Outcome:
     def __init__(self, directory: Path, rank: int) -> None:
         self.directory = directory
         self.rank = rank
+        self.clock = Clock()
         self._notes: list[str] = []
         self._sequence = 0
         self._at = ("", 0, 0)
@@ -71,6 +75,7 @@ class Outcome:
 
         Written at most every 0.2 s, and at the start and the end of each phase.
         """
+        self.clock.saw(phase, step)
         now_s = time.monotonic()
         turned = phase != self._at[0] or (step in (0, total) and step != self._at[1])
         if not turned and now_s - self._written_s < STATUS_INTERVAL_S:
@@ -78,12 +83,17 @@ class Outcome:
         self._at, self._written_s = (phase, step, total), now_s
         self._write()
 
+    def finish(self) -> None:
+        """Report the end of the process, whether it failed or not."""
+        self._write()
+
     def _write(self) -> None:
         if self.rank != 0:
             return
         self._sequence += 1
         phase, step, total = self._at
-        status = Status(sequence=self._sequence, phase=phase, step=step, total=total, notes=tuple(self._notes))
+        spent, notes = self.clock.spent(), tuple(self._notes)
+        status = Status(sequence=self._sequence, phase=phase, step=step, total=total, notes=notes, spent=spent)
         _replace(self.directory / STATUS, status.model_dump_json())
 
     def failed(self, failure: Failure) -> None:

@@ -20,7 +20,7 @@ from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError
 from cosmos_rl_core.imports import uncollected
 from cosmos_rl_core.numerics import numerics
-from cosmos_rl_core.processes import die_with_parent
+from cosmos_rl_core.processes import TRAFFIC, die_with_parent
 from cosmos_rl_core.storage import store
 from stages.artifacts.attempt import Attempt
 from stages.artifacts.garbage import clear
@@ -46,11 +46,13 @@ def main(argv: list[str] | None = None) -> int:
     outcome = Outcome(path.parent, int(os.environ.get("RANK", "0")))
     try:
         execute(_read(path), _execution(path), outcome)
+        outcome.finish()
     except Exception as error:
         distributed = sys.modules.get("cosmos_rl_core.parallel.distributed")
         failure = failure_of(error, collective=distributed is not None and distributed.is_collective(error))
         try:
             outcome.failed(failure)
+            outcome.finish()
         except OSError as full:  # the log still has the message, and the exit code the kind
             print(f"the error file could not be written: {full}", file=sys.stderr)
         print(
@@ -103,10 +105,12 @@ def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifes
         try:
             with uncollected():
                 stage = importlib.import_module(f"stages.{request.stage}")
+            outcome.clock.turn("load")
             summary = stage.run(request, Context(attempt, ranks, outcome, halvings, execution)) or {}
             if (count := attempt.adopted) > 0:
                 outcome.note(f"{count} finished shards of an earlier attempt were adopted")
             files = _gather_files(ranks, attempt)
+            outcome.clock.finished(ranks.gather([TRAFFIC.read_bytes, TRAFFIC.written_bytes])[1:])
             if ranks.rank == 0:
                 summary["seconds"] = round(time.monotonic() - started_s, 3)
                 summary |= {"numerics_changed": ", ".join(changes)} if changes else {}

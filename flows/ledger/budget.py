@@ -1,0 +1,56 @@
+"""The limit of a run's device hours, ``train.max_gpu_hours``."""
+
+from collections.abc import Sequence
+
+from cosmos_rl_core.errors import BudgetError
+from flows.ledger.estimates import like_run
+from flows.ledger.ledger import Ledger
+from flows.ledger.pages import HOUR_S, iteration_of
+from flows.planning.run import Run
+from flows.running.wave import standing_manifest
+from stages.artifacts.request import Request
+
+RECENT = 3
+"""Newest iterations, of which the most expensive one says what the next one will cost."""
+
+
+class Budget:
+    """The device hours that are left, asked for before each wave."""
+
+    def __init__(self, run: Run, ledger: Ledger) -> None:
+        self._run, self._ledger = run, ledger
+        self._allowed: set[int] = set()
+        """Iterations that were found to have room."""
+
+    def check(self, wave: str, requests: Sequence[Request]) -> None:
+        """Return if the iteration of a wave has room, and for any other wave.
+
+        Raises :class:`BudgetError` before the first stage of an iteration that would exceed the limit.
+        """
+        limit_h, k = self._run.recipe.train.max_gpu_hours, iteration_of(wave)
+        if limit_h is None or k is None:
+            return
+        if k in self._allowed or all(standing_manifest(request) is not None for request in requests):
+            return
+        spent_s = self._ledger.totals.device_s
+        here_s, others_s = self._of_iterations(k)
+        next_s = max(0.0, max(others_s, default=0.0) - here_s)
+        if spent_s + next_s > limit_h * HOUR_S or spent_s >= limit_h * HOUR_S:
+            raise BudgetError(
+                f"iteration {k} would exceed train.max_gpu_hours = {limit_h:g}: {_hours(spent_s)} are spent, and an "
+                f"iteration takes {_hours(next_s)}; everything made stays. To go on, repeat the command with a higher "
+                "--set train.max_gpu_hours"
+            )
+        self._allowed.add(k)
+
+    def _of_iterations(self, k: int) -> tuple[float, list[float]]:
+        """Return the device seconds of iteration k so far, and of the newest ones before it, or of another run's."""
+        known = self._ledger.iterations
+        others = [known[i] for i in sorted(known) if i < k][-RECENT:]
+        if not others and (like := like_run(self._run, self._ledger.shape)) is not None:
+            others = [like.iteration_device_s]
+        return known.get(k, 0.0), others
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / HOUR_S:.3g} device hours"

@@ -1,0 +1,227 @@
+"""The cost of a run: sums of its ledger by stage, by iteration and by sample, with or without prices."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import humanize
+from rich.table import Table
+
+from cosmos_rl_core.config.clusters import PricesConfig
+from cosmos_rl_core.errors import ConfigError
+from flows.ledger.pages import HOUR_S, LEDGER, Entry, Page, entries, pages
+from flows.planning.plan import read_plan
+from flows.planning.run import Run
+from stages.execution.spending import Spent
+
+GB = 10**9
+ITERATIONS = 12
+"""Newest iterations that the text shows."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Sums over some attempts."""
+
+    name: str
+    """The stage, or the iteration."""
+    entries: tuple[Entry, ...] = field(repr=False)
+    wall_s: float
+    """Seconds from asking for their waves to their ends; 0 for a stage, whose waves it shares."""
+    prices: PricesConfig | None = field(default=None, repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all sums: seconds, bytes, counts, and ``price`` if there are prices."""
+        spent = [entry.spent for entry in self.entries]
+        sums = {part: sum(getattr(one, part) for one in spent) for part in Spent.model_fields}
+        return {
+            "name": self.name,
+            "attempts": len(self.entries),
+            "retries": self.retries,
+            "wall_s": round(self.wall_s, 3),
+            "queued_s": round(sum(entry.queued_s for entry in self.entries), 3),
+            "process_s": round(sum(entry.seconds for entry in self.entries), 3),
+            "device_s": round(self.device_s, 3),
+            "lost_s": round(sum(entry.seconds for entry in self.entries if entry.failed), 3),
+            "outside_s": round(sum(entry.outside_s for entry in self.entries), 3),
+            **{part: round(found, 3) for part, found in sums.items()},
+            **({} if self.prices is None else {"price": self.price}),
+        }
+
+    @property
+    def device_s(self) -> float:
+        """Return the device seconds."""
+        return sum(entry.device_s for entry in self.entries)
+
+    @property
+    def retries(self) -> int:
+        """Return the number of attempts that left no artifact."""
+        return sum(entry.failed for entry in self.entries)
+
+    @property
+    def price(self) -> float | None:
+        """Return the price; None without prices."""
+        if self.prices is None:
+            return None
+        return round(sum(price_of(entry, self.prices) for entry in self.entries), 4)
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """The cost of a run."""
+
+    run: str
+    stages: list[Cost]
+    iterations: list[Cost]
+    total: Cost
+    samples: int
+    """Samples of an iteration."""
+    prices: PricesConfig | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything for scripts: ``total``, ``stages``, ``iterations``, ``per_iteration``, ``per_sample``."""
+        each = self._of_iterations()
+        return {
+            "run": self.run,
+            "currency": None if self.prices is None else self.prices.currency,
+            "total": self.total.as_json(),
+            "stages": [one.as_json() for one in self.stages],
+            "iterations": [one.as_json() for one in self.iterations],
+            "samples_per_iteration": self.samples,
+            "per_iteration": each,
+            "per_sample": {name: value / self.samples for name, value in each.items()},
+        }
+
+    def _of_iterations(self) -> dict[str, float]:
+        """Return the means over iterations; nothing without any."""
+        count = len(self.iterations)
+        if not count:
+            return {}
+        means = {
+            "wall_s": sum(one.wall_s for one in self.iterations) / count,
+            "device_s": sum(one.device_s for one in self.iterations) / count,
+        }
+        if self.prices is not None:
+            means["price"] = sum(one.price or 0.0 for one in self.iterations) / count
+        return {name: round(value, 6) for name, value in means.items()}
+
+    def parts(self) -> Iterator[str | Table]:
+        """Yield the tables and lines to print."""
+        yield _table("stage", [*self.stages, self.total], self.prices)
+        yield ""
+        yield _startups([*self.stages, self.total])
+        if self.iterations:
+            yield ""
+            shown = self.iterations[-ITERATIONS:]
+            yield _table("iter.", shown, self.prices)
+            if len(shown) < len(self.iterations):
+                yield f"the newest {len(shown)} of {len(self.iterations)} iterations; --json has all"
+            yield ""
+            yield from self._means()
+        lost_s = sum(entry.seconds for entry in self.total.entries if entry.failed)
+        if lost_s:
+            yield f"{self.total.retries} attempts left no artifact: {duration(lost_s)} of processes"
+
+    def _means(self) -> Iterator[str]:
+        each = self._of_iterations()
+        for what, share in (("an iteration", 1), (f"a sample, of {self.samples} each", self.samples)):
+            words = [duration(each["wall_s"] / share), f"{each['device_s'] / share / HOUR_S:.3g} device hours"]
+            if self.prices is not None:
+                words.append(f"{each['price'] / share:.3g} {self.prices.currency}")
+            yield f"{what}: {', '.join(words)}"
+
+
+def cost(store_url: str, run_id: str, prices: PricesConfig | None = None) -> RunCost:
+    """Return the cost of a run, with the prices given, else those of its plan, else none.
+
+    Raises :class:`ConfigError` if there is no such run or it has no ledger, :class:`ArtifactError` if that is damaged.
+    """
+    run = Run(read_plan(store_url, run_id), store_url)
+    found = list(pages(run.url))
+    if not found:
+        raise ConfigError(f"{run.url}/{LEDGER} has no pages: no stage of {run_id} was started since runs have a ledger")
+    prices = prices or run.recipe.launch.prices
+    return cost_of(run, found, prices)
+
+
+def cost_of(run: Run, found: Sequence[Page], prices: PricesConfig | None) -> RunCost:
+    """Return the cost of a run from its pages."""
+    stages: dict[str, list[Entry]] = {}
+    for entry in entries(found):
+        stages.setdefault(name_of(entry), []).append(entry)
+    inside = sorted((page for page in found if page.iteration is not None), key=lambda page: page.iteration or 0)
+    iterations = [_sum(str(k), list(some), prices) for k, some in groupby(inside, key=lambda page: page.iteration)]
+    return RunCost(
+        run=run.plan.run_id,
+        stages=[Cost(name, tuple(some), 0.0, prices) for name, some in stages.items()],
+        iterations=iterations,
+        total=_sum("all", found, prices),
+        samples=run.recipe.train.train_batch_per_replica,
+        prices=prices,
+    )
+
+
+def _sum(name: str, found: Sequence[Page], prices: PricesConfig | None) -> Cost:
+    return Cost(name, tuple(entries(found)), sum(page.wall_s for page in found), prices)
+
+
+def name_of(entry: Entry) -> str:
+    """Return the name of a stage that ``status`` shows, such as ``reward-ocr``; of data that runs share, its kind."""
+    last = entry.slot.rpartition("/")[2]
+    return last if entry.slot.startswith("runs/") else entry.stage
+
+
+def price_of(entry: Entry, prices: PricesConfig) -> float:
+    """Return the price of an attempt."""
+    hours = entry.seconds / HOUR_S
+    device_hour = prices.stage_device_hour.get(entry.stage, prices.device_hour)
+    moved = entry.spent.read_bytes * prices.read_gb + entry.spent.written_bytes * prices.written_gb
+    return hours * (entry.devices * device_hour + prices.process_hour) + moved / GB
+
+
+def _table(first: str, costs: Sequence[Cost], prices: PricesConfig | None) -> Table:
+    money = [] if prices is None else [prices.currency]
+    lost = ["lost"] if any(one.retries for one in costs) else []
+    columns = ("queued", "start-up", "busy", "waiting", "other", "devices", "read", "written")
+    table = _columns(first, "tries", *lost, *columns, *money)
+    for one in costs:
+        spent = [entry.spent for entry in one.entries]
+        counts = [str(len(one.entries)), *(str(one.retries or "-") for _ in lost)]
+        seconds = (
+            sum(entry.queued_s for entry in one.entries),
+            sum(each.startup_s for each in spent),
+            sum(each.busy_s for each in spent),
+            sum(each.waiting_s for each in spent),
+            sum(entry.outside_s for entry in one.entries),
+            one.device_s,
+        )
+        moved = (sum(each.read_bytes for each in spent), sum(each.written_bytes for each in spent))
+        sizes = (humanize.naturalsize(size, gnu=True) for size in moved)
+        cells = (*counts, *map(duration, seconds), *sizes)
+        table.add_row(one.name, *cells, *([f"{one.price:.4g}"] if money else []))
+    return table
+
+
+def _startups(costs: Sequence[Cost]) -> Table:
+    parts = ("interpreter", "imports", "load", "first step")
+    table = _columns("start-up", *parts)
+    for one in costs:
+        names = (f"{part.replace(' ', '_')}_s" for part in parts)
+        table.add_row(one.name, *(duration(sum(getattr(e.spent, name) for e in one.entries)) for name in names))
+    return table
+
+
+def _columns(first: str, *titles: str) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, collapse_padding=True, header_style="bold")
+    table.add_column(first, overflow="fold")
+    for title in titles:
+        table.add_column(title, justify="right", overflow="fold")
+    return table
+
+
+def duration(seconds: float) -> str:
+    """Return a number of seconds in words, such as ``12.3 s``, ``4.5 min`` or ``6.7 h``."""
+    units = ((86400 * 2, 86400, "d"), (HOUR_S * 2, HOUR_S, "h"), (120, 60, "min"))
+    size, unit = next(((size, unit) for least, size, unit in units if seconds >= least), (1, "s"))
+    return f"{seconds / size:.1f} {unit}" if seconds else "-"

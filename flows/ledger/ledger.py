@@ -1,0 +1,105 @@
+"""The ledger of a run that is made: pages are written here, by the one process that holds the run's lease."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError
+from cosmos_rl_core.storage import store
+from flows.ledger.pages import Entry, Page, Totals, some_pages, url_of
+from stages.artifacts.records import place_of
+
+BEAT_S = 10.0
+"""Seconds between two writings of an open page: what a killed flow loses of its attempts at most."""
+
+
+class Ledger:
+    """The pages of a run, of which the newest may be open."""
+
+    def __init__(self, run_url: str, shape: str, note: Callable[[str], None]) -> None:
+        """Read the newest page. Raises :class:`ArtifactError` if it is damaged."""
+        self.shape = shape
+        self._run_url, self._note = run_url, note
+        found = some_pages(run_url)
+        self._newest = found[-1] if found else None
+        self._closed: dict[int, float] = {}
+        """Device seconds of iterations, in all pages but the newest one."""
+        for page in found[:-1]:
+            self._count(page)
+
+    @property
+    def totals(self) -> Totals:
+        """Return the sums over all that was written."""
+        return Totals() if self._newest is None else self._newest.totals
+
+    @property
+    def iterations(self) -> dict[int, float]:
+        """Return the device seconds of the newest iterations, by their numbers."""
+        newest, found = self._newest, dict(self._closed)
+        if newest is not None and newest.iteration is not None:
+            found[newest.iteration] = found.get(newest.iteration, 0.0) + newest.device_s
+        return found
+
+    def _count(self, page: Page) -> None:
+        if page.iteration is not None:
+            self._closed[page.iteration] = self._closed.get(page.iteration, 0.0) + page.device_s
+
+    def page(self, wave: str, asked_s: float) -> "OpenPage":
+        """Return a page for a wave that was asked for at ``asked_s`` of the monotonic clock. Writes nothing yet."""
+        began = time.time() - (time.monotonic() - asked_s)
+        first = Page(
+            run=place_of(self._run_url),
+            number=0 if self._newest is None else self._newest.number + 1,
+            shape=self.shape,
+            wave=wave,
+            began=round(began, 3),
+            wall_s=0.0,
+            state="open",
+            before=self.totals,
+            entries=(),
+        )
+        return OpenPage(self, first, asked_s)
+
+    def begin(self, page: Page) -> None:
+        """Write a new page. Raises :class:`UnavailableError` like every writer of the store."""
+        url = url_of(self._run_url, page.number)
+        if not store.put_if_absent(url, page.sealed()):
+            raise ArtifactError(f"{url} was written by another process meanwhile")
+        if self._newest is not None:
+            self._count(self._newest)
+        self._newest = page
+
+    def update(self, page: Page) -> None:
+        """Write the newest page again. What cannot be written is lost from the ledger, and from nothing else."""
+        try:
+            store.write(url_of(self._run_url, page.number), page.sealed())
+            self._newest = page
+        except CosmosRLError as error:
+            self._note(f"the ledger lacks the newest times of {page.wave}: {error}")
+
+
+class OpenPage:
+    """A page whose attempts work."""
+
+    def __init__(self, ledger: Ledger, page: Page, asked_s: float) -> None:
+        self._ledger, self._page, self._asked_s = ledger, page, asked_s
+        self._written_s: float | None = None
+
+    def turn(self, found: Callable[[], Sequence[Entry]]) -> None:
+        """Write the entries at first, and then every :data:`BEAT_S` seconds. Cheap enough to call many times."""
+        now_s = time.monotonic()
+        if self._written_s is None:
+            self._ledger.begin(self._with(found()))
+        elif now_s - self._written_s > BEAT_S:
+            self._ledger.update(self._with(found()))
+        else:
+            return
+        self._written_s = now_s
+
+    def close(self, found: Sequence[Entry]) -> None:
+        """Write the entries for the last time; nothing if no attempt was ever written."""
+        if self._written_s is not None:
+            self._ledger.update(self._with(found).model_copy(update={"state": "closed"}))
+
+    def _with(self, found: Sequence[Entry]) -> Page:
+        wall_s = round(time.monotonic() - self._asked_s, 3)
+        return self._page.model_copy(update={"entries": tuple(found), "wall_s": wall_s})

@@ -1,0 +1,193 @@
+"""Pages of a run's ledger: ``ledger/<n>.json``, one for each time that a wave of stages was started.
+
+A page has an entry for each attempt of a stage. It is written when the attempts start and again while they work, so
+that those of a killed process have cost their seconds too. No content digest depends on it; heads name it.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Literal, Self
+
+from pydantic import Field
+
+from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import RESTORE, unseal
+from stages.artifacts.records import Sealed, parsed, place_of
+from stages.execution.spending import Spent
+
+LEDGER = "ledger"
+"""Folder of a run with its pages."""
+HOUR_S = 3600.0
+_PAGE = re.compile(r"(\d{5,})\.json")
+_EARLIEST, _NEWEST = 16, 64
+"""Pages that :func:`some_pages` reads: of the base policy's evaluation, and of the last iterations."""
+
+
+class Entry(Section):
+    """One attempt of one stage."""
+
+    stage: str
+    """Its kind, a key of :data:`stages.contracts.STAGES`."""
+    slot: str
+    """Where its artifact goes, by :func:`stages.artifacts.records.place_of`."""
+    devices: int = Field(ge=0)
+    """Ranks that compute with torch: GPUs, or processes on a CPU. 0 for a stage without torch."""
+    queued_s: float = 0.0
+    """Seconds from when the wave was asked for until the attempt began: devices, limits, schedulers, Resume."""
+    seconds: float = 0.0
+    """Seconds from its begin to its end."""
+    outcome: str = "open"
+    """``made``; ``stopped`` by its flow; the kind of its failure; ``open`` while it works, or if its flow was killed
+    then."""
+    spent: Spent = Spent()
+    """What its process last reported."""
+
+    @property
+    def device_s(self) -> float:
+        """Return its device seconds."""
+        return self.devices * self.seconds
+
+    @property
+    def outside_s(self) -> float:
+        """Return the seconds before its process began and after its last report."""
+        return max(0.0, self.seconds - self.spent.seconds)
+
+    @property
+    def failed(self) -> bool:
+        """Return whether it left no artifact: it failed, was stopped, or its flow was killed."""
+        return self.outcome != "made"
+
+
+class Totals(Section):
+    """Sums over entries."""
+
+    attempts: int = 0
+    failed: int = 0
+    process_s: float = 0.0
+    """Seconds of all attempts, also of those side by side."""
+    device_s: float = 0.0
+    wall_s: float = 0.0
+    """Seconds of all waves, with their queues."""
+    iterations_s: float = 0.0
+    """Of these, in iterations."""
+    iterations_device_s: float = 0.0
+    """Of ``device_s``, in iterations."""
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+    def plus(self, page: "Page") -> "Totals":
+        """Return the sums with those of one more page."""
+        device_s, inside = page.device_s, page.iteration is not None
+        return Totals(
+            attempts=self.attempts + len(page.entries),
+            failed=self.failed + sum(entry.failed for entry in page.entries),
+            process_s=round(self.process_s + sum(entry.seconds for entry in page.entries), 3),
+            device_s=round(self.device_s + device_s, 3),
+            wall_s=round(self.wall_s + page.wall_s, 3),
+            iterations_s=round(self.iterations_s + page.wall_s * inside, 3),
+            iterations_device_s=round(self.iterations_device_s + device_s * inside, 3),
+            read_bytes=self.read_bytes + sum(entry.spent.read_bytes for entry in page.entries),
+            written_bytes=self.written_bytes + sum(entry.spent.written_bytes for entry in page.entries),
+        )
+
+
+class Page(Sealed):
+    """The attempts of one wave that were started together."""
+
+    kind = "ledger"
+    run: str
+    """The run's folder in its store."""
+    number: int = Field(ge=0)
+    shape: str
+    """Equal in runs whose stages do equal work on equal numbers of ranks."""
+    wave: str
+    """Such as ``iteration-0003/reward-jpeg+reward-ocr``."""
+    began: float
+    """When it was asked for, in seconds since 1970."""
+    wall_s: float
+    """Seconds from then to the end of the last attempt."""
+    state: Literal["open", "closed"]
+    """``open`` until all attempts have ended; for good if the flow was killed before that."""
+    before: Totals
+    """Sums over all pages before it."""
+    entries: tuple[Entry, ...]
+
+    @property
+    def iteration(self) -> int | None:
+        """Return the iteration that it is part of; None for the start, evaluations and the end."""
+        return iteration_of(self.wave)
+
+    @property
+    def device_s(self) -> float:
+        """Return its device seconds."""
+        return sum(entry.device_s for entry in self.entries)
+
+    @property
+    def totals(self) -> Totals:
+        """Return the sums over all pages up to this one."""
+        return self.before.plus(self)
+
+    @classmethod
+    def unsealed(cls, data: bytes, run_url: str, number: int) -> Self:
+        """Return the page that ``data`` holds. Raises :class:`ArtifactError` if it is damaged or another one."""
+        url = url_of(run_url, number)
+        page = parsed(cls, unseal(data, cls.kind, url), url)
+        if (page.run, page.number) != (place_of(run_url), number):
+            raise ArtifactError(f"{url} was written as page {page.number} of {page.run}; {RESTORE}")
+        return page
+
+
+def iteration_of(wave: str) -> int | None:
+    """Return the iteration that a wave is part of; None for any other wave."""
+    group, slash, _ = wave.partition("/")
+    number = group.removeprefix("iteration-")
+    return int(number) if slash and number != group and number.isdecimal() else None
+
+
+def work_of(wave: str) -> str:
+    """Return the name of a wave without number of iteration or policy: ``iteration/rollout``, ``policy/export``."""
+    group, slash, stages = wave.rpartition("/")
+    return f"{group.partition('-')[0]}{slash}{stages}"
+
+
+def url_of(run_url: str, number: int) -> str:
+    """Return where a run keeps a page."""
+    return store.join(run_url, LEDGER, f"{number:05d}.json")
+
+
+def numbers(run_url: str) -> list[int]:
+    """Return the numbers of all pages of a run, in order."""
+    names = map(_PAGE.fullmatch, store.names(store.join(run_url, LEDGER)))
+    return sorted(int(found[1]) for found in names if found is not None)
+
+
+def pages(run_url: str, which: Sequence[int] | None = None) -> Iterator[Page]:
+    """Yield pages of a run in order, all by default. Raises :class:`ArtifactError` if one is damaged or missing."""
+    which = numbers(run_url) if which is None else which
+
+    def read(number: int) -> Page:
+        data = store.read_if_exists(url_of(run_url, number))
+        if data is None:
+            raise ArtifactError(f"{url_of(run_url, number)} is missing, but there are later pages; {RESTORE}")
+        return Page.unsealed(data, run_url, number)
+
+    yield from (page for _, page in store.ahead(which, read))
+
+
+def newest_page(run_url: str) -> Page | None:
+    """Return the newest page of a run, whose totals are those of the run; None without any."""
+    return next(pages(run_url, numbers(run_url)[-1:]), None)
+
+
+def some_pages(run_url: str) -> list[Page]:
+    """Return the first and the last pages of a run: enough for its times, at a cost that does not grow with it."""
+    every = numbers(run_url)
+    return list(pages(run_url, [*every[:_EARLIEST], *every[_EARLIEST:][-_NEWEST:]]))
+
+
+def entries(found: Iterable[Page]) -> Iterator[Entry]:
+    """Yield the entries of pages."""
+    return chain.from_iterable(page.entries for page in found)

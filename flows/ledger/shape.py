@@ -1,0 +1,28 @@
+"""The shape of a run: equal in runs whose stages do equal work on equal numbers of ranks."""
+
+from cosmos_rl_core.canonical import digest
+from flows.planning import estimate
+from flows.planning.plan import Plan
+from flows.planning.run import Run
+
+_LAUNCH = {"launcher", "mode", "processes", "stage_processes", "dp_shard_size", "cp_size", "compile", "threads"}
+
+
+def shape_of(plan: Plan) -> str:
+    """Return a digest of the arithmetic of an iteration, its samples, its scorers, and how processes share them.
+
+    Seeds, learning rates and the number of iterations are no part of it.
+    """
+    recipe = plan.recipe
+    work = [(one.stage, one.ranks, one.flops) for one in estimate.stages(plan)]
+    shape = {
+        "model": plan.model.adapter,
+        "media": plan.media.model_dump(mode="json"),
+        "algorithm": recipe.train.train_policy.type,
+        "work": [list(one) for one in work],
+        "samples": recipe.train.train_batch_per_replica,
+        "dtype": recipe.train.param_dtype,
+        "rewards": [reward.fn.label for reward in Run(plan, "").scored],
+        "launch": recipe.launch.model_dump(mode="json", include=_LAUNCH),
+    }
+    return digest(shape)[:32]

@@ -1,0 +1,89 @@
+"""Seconds of one attempt of a stage by what they went to, and the bytes that it moved."""
+
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.processes import TRAFFIC, age_s
+
+Part = Literal["interpreter", "imports", "load", "first_step", "busy"]
+_BEFORE_WORK = ("starting", "reading ")
+"""Beginnings of the phases in which a stage has not begun its own work."""
+
+
+class Spent(Section):
+    """The seconds of one process, the first rank's, and the bytes of all ranks. The seconds add up to its life."""
+
+    interpreter_s: float = 0.0
+    """From the start of the process, or of torchrun, until its first line: Python, and what every stage imports."""
+    imports_s: float = 0.0
+    """The stage's own libraries, and the process group."""
+    load_s: float = 0.0
+    """From then to the first step of its work: inputs, weights, adopted shards."""
+    first_step_s: float = 0.0
+    """The first step of its work, with everything that happens once, such as compilation."""
+    busy_s: float = 0.0
+    """All its other steps."""
+    waiting_s: float = 0.0
+    """Since its work began: waiting for the store, or for a reward service."""
+    read_bytes: int = 0
+    written_bytes: int = 0
+    """Bytes from the store and to it, without those of processes that a stage starts beside it."""
+
+    @property
+    def seconds(self) -> float:
+        """Return all its seconds."""
+        return self.startup_s + self.busy_s + self.waiting_s
+
+    @property
+    def startup_s(self) -> float:
+        """Return the seconds of its start-up, with the first step."""
+        return self.interpreter_s + self.imports_s + self.load_s + self.first_step_s
+
+
+class Clock:
+    """The clock of one process of a stage, from the start of the process."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, float] = {"interpreter": age_s()}
+        self._part: Part = "imports"
+        self._first: tuple[str, int] | None = None
+        """Phase and step in which the work began."""
+        self._waited_s = 0.0
+        self._seen_s, self._seen_waited_s = time.monotonic(), TRAFFIC.waited_s
+        self._others = [-TRAFFIC.read_bytes, -TRAFFIC.written_bytes]
+
+    def turn(self, part: Part) -> None:
+        """Begin another part."""
+        now_s, waited_s = time.monotonic(), TRAFFIC.waited_s
+        elapsed_s, waited_s = now_s - self._seen_s, waited_s - self._seen_waited_s
+        if self._part in ("first_step", "busy"):
+            elapsed_s -= waited_s
+            self._waited_s += waited_s
+        self._spent[self._part] = self._spent.get(self._part, 0.0) + elapsed_s
+        self._part, self._seen_s, self._seen_waited_s = part, now_s, self._seen_waited_s + waited_s
+
+    def saw(self, phase: str, step: int) -> None:
+        """Take notice of progress, from which it follows when the work began and when its first step was done."""
+        if self._part == "load" and not phase.startswith(_BEFORE_WORK):
+            self._first = phase, step
+            self.turn("first_step")
+        elif self._part == "first_step" and (phase, step) != self._first:
+            self.turn("busy")
+
+    def finished(self, others: Sequence[Sequence[int]] = ()) -> None:
+        """Take notice of the end of the work, with the bytes that the other ranks read and wrote."""
+        if self._part == "load":
+            # A stage without steps: all that it did was its work.
+            self.turn("busy")
+            self._spent["busy"] = self._spent.pop("load")
+        for read, written in others:
+            self._others = [self._others[0] + read, self._others[1] + written]
+
+    def spent(self) -> Spent:
+        """Return what was spent until now."""
+        self.turn(self._part)
+        seconds = {f"{part}_s": round(found, 3) for part, found in self._spent.items()}
+        read, written = TRAFFIC.read_bytes + self._others[0], TRAFFIC.written_bytes + self._others[1]
+        return Spent(**seconds, waiting_s=round(self._waited_s, 3), read_bytes=read, written_bytes=written)
