@@ -17,6 +17,7 @@ from cosmos_rl_core.config.shared import Init, MediaShape, ModelRef, OptimizerSt
 from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset, AnyReward, AnyRewarded, AnySupervised, Gate
 from cosmos_rl_core.datasets._base import Prompt
 from stages.reporting.contracts import Fragment, Report
+from stages.vlm.settings import VLM_STAGES
 
 RECORDS = "records/"
 """Prefix of files with times, reasons and answers. All other files are results, and their bytes are the content."""
@@ -374,5 +375,6 @@ class Validate(OnPolicy):
 _STAGES = (
     *(Index, Caption, Describe, Embed, Encode, Policy, Rollout, Reward, Judge, Warn, Update, Finetune),
     *(Export, Evaluate, Validate, Fragment, Report),
+    *VLM_STAGES,
 )
 STAGES: dict[str, type[StageConfig]] = {stage.name: stage for stage in _STAGES}

@@ -1,10 +1,8 @@
 """Policy k to policy k + 1 by supervised steps on the latents of media."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from cosmos_rl_core import seeds
@@ -20,6 +18,7 @@ from stages.context import Context
 from stages.formats.embeddings import EMPTY, Embeddings
 from stages.formats.latents import Latents
 from stages.training.given import own_frames
+from stages.training.order import items_of_step
 from stages.training.trainer import CPU, Make, MicroBatch, Trainer, check_clocks, made_ahead, my_share
 
 
@@ -47,38 +46,6 @@ def run(request: Request, context: Context) -> dict[str, Any]:
             trainer.step(index, micro_batches, config.batch_size, 1)
     trainer.write(copies, iteration)
     return trainer.summary()
-
-
-def items_of_step(
-    source: np.ndarray, weights: Mapping[str, float], batch_size: int, seed: int, step: int
-) -> list[tuple[int, int]]:
-    """Return (item, pass) of each sample of one optimizer step; ``source`` names the source of each item.
-
-    Every pass over the data has its own order, which is computed by random access. With weights each source has passes
-    of its own, and the source of each sample is drawn.
-    """
-    positions = np.arange(step * batch_size, (step + 1) * batch_size)
-    if not weights:
-        return _in_order(positions, np.arange(len(source)), seed)
-    names = sorted(weights)
-    until = np.cumsum([weights[name] for name in names])
-    # The first draws of a generator do not depend on how many there are.
-    draws = seeds.generator(seed, "data sources").random((step + 1) * batch_size) * until[-1]
-    drawn = np.searchsorted(until, draws, side="right").clip(max=len(names) - 1)
-    found: dict[int, tuple[int, int]] = {}
-    for number, name in enumerate(names):
-        mine = np.flatnonzero(drawn == number)
-        now = mine >= positions[0]
-        ordered = _in_order(np.flatnonzero(now), np.flatnonzero(source == name), seed, name)
-        found |= dict(zip(mine[now].tolist(), ordered, strict=True))
-    return [found[position] for position in positions.tolist()]
-
-
-def _in_order(positions: np.ndarray, items: np.ndarray, seed: int, *source: str) -> list[tuple[int, int]]:
-    """Return (item, pass) at positions in the passes over some items, one pass after the other."""
-    size = len(items)
-    orders = {p: seeds.permutation(size, seed, "data order", p, *source) for p in {*(positions // size).tolist()}}
-    return [(int(items[orders[p // size][p % size]]), p // size) for p in positions.tolist()]
 
 
 class _Draws:

@@ -25,11 +25,11 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of, standing
 from stages.contracts import Split
-from stages.finetune import items_of_step
 from stages.formats.embeddings import EMPTY, Embeddings
 from stages.formats.latents import Latents
 from stages.formats.parts import Parts, side_of
 from stages.training.loading import load_model
+from stages.training.order import items_of_step
 from tests.stages.conftest import make
 
 CPU = torch.device("cpu")

@@ -1,0 +1,1 @@
+"""Training of vision-language models (VLMs): settings of stages, conversations in artifacts, trainer."""

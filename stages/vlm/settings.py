@@ -1,0 +1,74 @@
+"""The settings of the stages that train a vision-language model (VLM)."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section
+from cosmos_rl_core.config.shared import StageConfig
+from cosmos_rl_core.config.vlm.chat_datasets import AnyChatDataset
+
+_UNUSABLE = "unusable.parquet"
+
+
+class VlmRef(Section):
+    """The base model: its place, its identity, and how it sees media."""
+
+    path: str = Field(json_schema_extra=NOT_IDENTITY)
+    """Folder of transformers."""
+    digest: str
+    """Digest of the files that decide its answers, pinned by the plan."""
+    changes: dict[Literal["image", "video"], dict[str, Any]] = {}
+    """Settings of media that replace those of the folder."""
+
+
+class VlmIndex(StageConfig):
+    """The conversations of datasets, with the digests of their media, and what cannot be used."""
+
+    name = "vlm_index"
+    version = 1
+    torch = False
+    CONVERSATIONS: ClassVar[str] = "conversations.parquet"
+    """A row a conversation: its messages as JSON, and the digests of its media."""
+    LEFT_OUT: ClassVar[str] = _UNUSABLE
+    """A row that cannot be used, with every reason."""
+    sources: dict[str, AnyChatDataset]
+    """The datasets, by the names that people give them."""
+    files_digest: str
+    """Digest of the files with the texts, when the Request was made."""
+    max_left_out: float = Field(default=0.05, json_schema_extra=NOT_IDENTITY)
+    """Share of all rows that may be left out. Affects success, not the result."""
+    rows_per_shard: int = 256
+    """Rows in one shard: what a retry keeps."""
+
+
+class VlmTokenize(StageConfig):
+    """Tokens and labels of the conversations of an index.
+
+    Conversations that an ``earlier`` artifact with equal settings has are taken from there.
+    """
+
+    name = "vlm_tokenize"
+    version = 1
+    distributed = True
+    inputs = {"index": "one", "earlier": "many"}
+    INDEX: ClassVar[str] = "tokens.parquet"
+    """A row a conversation: id, source, numbers of tokens and labels, what was cut off, and its place in the shards."""
+    TOKENS: ClassVar[str] = "tokens/"
+    """Folder of the shards: tokens, ranges of labels, and the media with the ranges of their tokens."""
+    LEFT_OUT: ClassVar[str] = _UNUSABLE
+    """A row a conversation that cannot be used, with the reason."""
+    vlm: VlmRef
+    sources: dict[str, AnyChatDataset] = Field(json_schema_extra=NOT_IDENTITY)
+    """Where the media are, by the names of their datasets. Bytes other than the indexed ones are refused."""
+    turns: Literal["all", "last"] = "all"
+    """Whether every answer has labels, or the last one alone."""
+    max_length: int
+    """Most tokens of a conversation; the rest is cut off."""
+    max_left_out: float = Field(default=0.05, json_schema_extra=NOT_IDENTITY)
+    """Share of all conversations that may be left out. Affects success, not the result."""
+    conversations_per_shard: int = 64
+    """Conversations in one shard: what a retry keeps."""
+
+
+VLM_STAGES: tuple[type[StageConfig], ...] = (VlmIndex, VlmTokenize)

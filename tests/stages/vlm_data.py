@@ -1,0 +1,87 @@
+"""A dataset in LLaVA's format with real pictures and clips, and its stages made by hand. Imports no torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import av
+from PIL import Image
+
+from cosmos_rl_core.chat_datasets import llava
+from cosmos_rl_core.storage.file_digests import files_digest
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of
+from stages.vlm.settings import VlmIndex, VlmRef, VlmTokenize
+from tests.core.vlms.cases import pixels
+from tests.stages.conftest import make
+
+
+def picture(path: Path, height: int, width: int) -> str:
+    Image.fromarray(pixels(1, height, width)[0]).save(path)
+    return path.name
+
+
+def clip(path: Path, frames: int, height: int, width: int, fps: int = 4) -> str:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=fps)
+        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+        for frame in pixels(frames, height, width):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode(None))
+    return path.name
+
+
+def talk(*values: str, **media: Any) -> dict[str, Any]:
+    turns = [{"from": ("human", "gpt")[number % 2], "value": value} for number, value in enumerate(values)]
+    return {**media, "conversations": turns}
+
+
+class Talks:
+    """A folder with conversations; its stages are made in turn."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.folder, self.model = folder, model
+        (folder / "media").mkdir(parents=True)
+        self.rows: list[Any] = []
+
+    def standard(self) -> "Talks":
+        media = self.folder / "media"
+        picture(media / "a.jpg", 20, 30)
+        picture(media / "b.png", 24, 16)
+        clip(media / "c.mp4", 6, 20, 30)
+        self.rows += [
+            talk("<image>\nWhat?", "A wave.", image="a.jpg"),
+            talk("Say <video> and <image>.", "It moves.", "Why?", "It is alive.", video="c.mp4", image="b.png"),
+            talk("Hello", "Hi."),
+            talk("<image>\nAnd this?", "Another wave, much longer.", image="b.png"),
+        ]
+        return self
+
+    @property
+    def options(self) -> llava.Options:
+        return llava.Options(annotation_path=str(self.folder / "rows.json"), media_path=str(self.folder / "media"))
+
+    @property
+    def vlm(self) -> VlmRef:
+        return VlmRef(path=self.model, digest="tiny", changes={"video": {"fps": 2.0}})
+
+    def index(self, slot: str, **settings: Any) -> Manifest:
+        file = self.folder / "rows.json"
+        file.write_text(json.dumps(self.rows), encoding="utf-8")
+        digest = files_digest({"rows.json": file})
+        config = VlmIndex(sources={"mine": self.options}, files_digest=digest, **settings)
+        request = Request(stage="vlm_index", slot=f"{self.folder}/{slot}", seed=0, config=config)
+        return make(request, self.folder)
+
+    def tokenize_request(self, slot: str, index: str, earlier: tuple[str, ...] = (), **settings: Any) -> Request:
+        values: dict[str, Any] = {"max_length": 1000, "conversations_per_shard": 2} | settings
+        config = VlmTokenize(vlm=self.vlm, sources={"mine": self.options}, **values)
+        inputs = {
+            "index": (input_of(f"{self.folder}/{index}"),),
+            "earlier": tuple(input_of(f"{self.folder}/{one}") for one in earlier),
+        }
+        return Request(stage="vlm_tokenize", slot=f"{self.folder}/{slot}", seed=0, config=config, inputs=inputs)
+
+    def tokenize(self, slot: str, index: str, earlier: tuple[str, ...] = (), **settings: Any) -> Manifest:
+        return make(self.tokenize_request(slot, index, earlier, **settings), self.folder)
