@@ -1,10 +1,13 @@
 """Every endpoint and status, for a client that knows the protocol's page and nothing of us."""
 
+import gc
 import gzip
 import http.client
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -234,3 +237,23 @@ def test_health_and_metrics_tell_what_happened(service: UpstreamClient):
     assert float(numbers["reward_accepted_total"]) >= 1
     assert float(numbers['reward_settled_total{outcome="scored",reward="probe"}']) >= 1
     assert numbers['reward_processes_ready{scorer="probe"}'] == "1.0"
+
+
+def test_answers_are_sent_at_once(service: UpstreamClient):
+    """Without TCP_NODELAY the body of an answer waits up to 40 ms for the client to acknowledge its headers."""
+    address = urlsplit(service.url)
+    client = http.client.HTTPConnection(str(address.hostname), address.port)
+    client.request("GET", "/healthz")
+    client.getresponse().read()
+    assert client.sock is not None
+    ours = client.sock.getsockname()
+    accepted = [one for one in gc.get_objects() if isinstance(one, socket.socket) and peer_of(one) == ours]
+    assert [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in accepted] == [1]
+    client.close()
+
+
+def peer_of(one: socket.socket) -> object:
+    try:
+        return one.getpeername()
+    except OSError:  # closed, or not connected
+        return None
