@@ -101,9 +101,8 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
 def _digest(table: Any) -> str:
     """Return the digest of every number of a table, by sample and name."""
-    rows = table.drop(columns="prompt_id").to_dict("index")
-    return digest({str(sample): {n: value for n, value in row.items() if finite(value) is not None}
-                   for sample, row in rows.items()})  # fmt: skip
+    numbers = table.drop(columns="prompt_id")
+    return digest({str(sample): row.dropna().to_dict() for sample, row in numbers.iterrows()})
 
 
 def _levels(label: str, now: Any, first: Any) -> Iterator[Level]:

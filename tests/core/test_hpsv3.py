@@ -86,8 +86,11 @@ def test_the_layers_stay_in_float32_beside_a_model_in_bfloat16(folder: Path):
     assert found["hpsv3"] == pytest.approx(exact["hpsv3"], abs=0.2)
 
 
-def test_weights_by_todays_names_are_taken_too(folder: Path, tmp_path: Path):
+def test_weights_by_todays_names_and_settings_of_a_base_without_tables_are_taken_too(folder: Path, tmp_path: Path):
     hpsv3.published(tmp_path / "published")
+    settings = tmp_path / "published" / "base" / "config.json"
+    nested = json.loads(settings.read_text(encoding="utf-8"))
+    settings.write_text(json.dumps({**nested.pop("text_config"), **nested}), encoding="utf-8")
     file = tmp_path / "published" / "HPSv3.safetensors"
     names = {hpsv3.older(name): name for name in load_file(tmp_path / "published" / "base" / "model.safetensors")}
     save_file({names.get(name, name): tensor for name, tensor in load_file(file).items()}, file)
@@ -95,6 +98,8 @@ def test_weights_by_todays_names_are_taken_too(folder: Path, tmp_path: Path):
     ours, others = (load_file(path / "prepared" / "model.safetensors") for path in (tmp_path, folder))
     assert ours.keys() == others.keys()
     assert all(torch.equal(tensor, others[name]) for name, tensor in ours.items())
+    sample = Sample("s", "p", "a dog", pixels(1, 20, 30))
+    assert reward_of(tmp_path).score([sample]) == reward_of(folder).score([sample])
 
 
 def test_a_prompt_with_the_special_token_is_refused_when_a_run_is_planned_and_fails_alone(folder: Path):
