@@ -54,3 +54,31 @@ def sign(
         cosmos-flows sign RUN --key key.pem
     """
     typer.echo(import_module("flows.auditing.signatures").sign(store, run_id, key))
+
+
+@command(proof_app, "replay")
+def replay(
+    run_id: Annotated[str, Argument(metavar="RUN", help="Id of the run")],
+    stage: Annotated[str, Option(help="Name in `cosmos-flows status`: rollout, reward-ocr, update, export ...")],
+    iteration: Annotated[int | None, Option(min=0, help="The iteration, or the policy version")] = None,
+    samples: Annotated[str | None, Option(help="Compare these samples only: ids with commas between")] = None,
+    cluster: Annotated[str | None, Option(help="Profile of another machine, instead of the run's")] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a stage again in a scratch place and compare it with its artifact. The run is only read.
+
+    Under equal numerics every bit must be equal; under others, numbers must be within tolerances. Exits with 65 if
+    something differs, and prints file, sample, tensor and by how much.
+
+    Examples:
+        cosmos-flows replay RUN --stage update --iteration 7
+        cosmos-flows replay RUN --stage rollout --iteration 7 --samples ID,ID
+    """
+    launch = None if cluster is None else import_module("cosmos_rl_core.config.recipe").launch_of(cluster)
+    wanted = () if samples is None else tuple(samples.split(","))
+    replaying: Any = import_module("flows.auditing.replay")
+    found = replaying.replay(store, run_id, stage, iteration, launch=launch, samples=wanted)
+    print_json(found.as_json()) if as_json else print_parts(*found.lines())
+    if not found.equal:
+        raise OwnExitCode(WRONG_DATA)
