@@ -165,7 +165,7 @@ class RefusedError(ValueError):
     def __init__(self, message: str, answer: Response | None = None) -> None:
         super().__init__(message)
         self.answer = answer
-        """The answer to a frame."""
+        """The answer to a frame, or to the question for its scores."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Client:
         answer = self._fetch(ticket, reward_fn)
         told = self._json(answer)
         if told.get("error") or told.get("scores") is None:
-            raise RefusedError(self._quote(answer))
+            raise RefusedError(self._quote(answer), answer)
         if told.get("type", reward_fn) != reward_fn or not isinstance(told["scores"], dict):
             raise RefusedError(f"asked for {reward_fn}, got {self._quote(answer)}")
         return told

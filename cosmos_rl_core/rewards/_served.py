@@ -47,6 +47,14 @@ class ScorerChangedError(ConfigError):
         )
 
 
+def why_loading(told: Mapping[str, Any] | None, name: str) -> str | None:
+    """Return why a service does not know a scorer's digest yet, "" for no reason; None if it knows or has none."""
+    one = (told or {}).get(name)
+    if not isinstance(one, Mapping) or one.get("digest") != "":
+        return None
+    return brief(one.get("error", ""))
+
+
 def named(told: Mapping[str, Any] | None, name: str) -> ServedScorer | None:
     """Return the scorer of a name among those that a service tells of; None if it tells nothing.
 

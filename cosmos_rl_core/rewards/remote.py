@@ -4,6 +4,7 @@ The environment names the service: ``REMOTE_REWARD_ENQUEUE_URL``, ``REMOTE_REWAR
 """
 
 import math
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Self
@@ -14,12 +15,12 @@ from pydantic import Field, model_validator
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.rewards._answers import brief, finite
 from cosmos_rl_core.rewards._base import LatentSample, Sample
 from cosmos_rl_core.rewards._client import RETRY_DELAYS_S, Client, LostError, RefusedError, Service, Ticket, tries
 from cosmos_rl_core.rewards._frame import frame
-from cosmos_rl_core.rewards._served import ScorerChangedError, ServedScorer, named
+from cosmos_rl_core.rewards._served import ScorerChangedError, ServedScorer, named, why_loading
 from cosmos_rl_core.storage import media
 
 DECODED_CHANNELS = (16, 48)
@@ -111,9 +112,18 @@ class Reward:
         Service.from_environment()
 
     def scorer(self) -> ServedScorer | None:
-        """Ask the service what scores; None if it does not tell."""
-        with Client(Service.from_environment(), self._options.timeout_s) as client:
-            return named(client.scorers(), self._options.reward_fn)
+        """Ask the service what scores, and wait until it has loaded; None if it does not tell.
+
+        Raises :class:`UnavailableError` if it has not loaded in time.
+        """
+        name, timeout_s, why = self._options.reward_fn, self._options.timeout_s, ""
+        with Client(Service.from_environment(), timeout_s) as client:
+            for _ in tries(time.monotonic() + timeout_s, RETRY_DELAYS_S):
+                told = client.scorers()
+                if (why := why_loading(told, name)) is None:
+                    return named(told, name)
+        reason = f": {why}" if why else ""
+        raise UnavailableError(f"the reward service did not load {name} within {timeout_s:g} s{reason}; see its log")
 
     def hold_to(self, scorer: ServedScorer | None) -> None:
         """Take scores of this scorer only. Others raise :class:`ScorerChangedError`."""
@@ -162,6 +172,9 @@ class Reward:
         for _ in tries(ticket.deadline_s, RETRY_DELAYS_S):
             try:
                 told = client.result(ticket, self._options.reward_fn)
+            except RefusedError as error:
+                self._refuse_other(error)
+                raise
             except LostError as error:
                 lost.append(error)
                 if len(lost) >= LOSSES and not client.known:
@@ -197,14 +210,18 @@ class Reward:
             return error
 
     def _refuse_other(self, error: RefusedError) -> None:
-        """Raise :class:`ScorerChangedError` if the service refused a frame because it has another scorer."""
-        if self._held is None or error.answer is None or error.answer.status_code != CONFLICT:
+        """Raise :class:`ScorerChangedError` if another scorer is the reason for an error."""
+        answer = error.answer
+        if self._held is None or answer is None:
             return
         try:
-            told = error.answer.json()
+            told = answer.json()
         except ValueError:
             told = None
-        self._check_scorer(told.get("scorer") if isinstance(told, dict) else None)
+        scorer = told.get("scorer") if isinstance(told, dict) else None
+        # Failures may come from a service that has no scorer yet, or from one that names none.
+        if answer.status_code == CONFLICT or ServedScorer.of(self._options.reward_fn, scorer) is not None:
+            self._check_scorer(scorer)
 
     def _entries(self, scores: dict[str, Any], count: int) -> list[dict[str, float] | Exception]:
         """Return an entry per sample. Raises :class:`RefusedError` unless each key has a score for each sample."""

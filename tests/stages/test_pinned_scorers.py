@@ -1,5 +1,6 @@
 """Scorers of reward services: asked for at first contact, pinned, sent with each frame, and no other's scores taken."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, UnavailableError
 from cosmos_rl_core.rewards import remote
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._client import Client, Service
@@ -193,6 +194,39 @@ def test_a_service_without_the_reward_is_a_mistake_that_lists_what_it_has(server
         remote.Reward(remote.Options(reward_fn="other")).scorer()
     with Client(Service.from_environment(), 5) as client:
         assert client.check().endswith("; fn 1 (aaaaaaaaaaaa), dance_grpo 1 (aaaaaaaaaaaa)")
+
+
+def test_a_scorer_that_is_loading_is_waited_for(server: RewardServer, monkeypatch: pytest.MonkeyPatch):
+    server.scorer = {"version": "", "digest": "", "ready": False}
+    monkeypatch.setattr(remote, "RETRY_DELAYS_S", (0.01, 0.02))
+    loaded = threading.Timer(0.1, setattr, (server, "scorer", FIRST))
+    loaded.start()
+    assert remote.Reward(options()).scorer() == ServedScorer("fn", "1", "a" * 64)
+    loaded.join()
+
+
+def test_a_scorer_that_does_not_load_in_time_is_unavailable_and_says_why(server: RewardServer):
+    server.scorer = {"version": "", "digest": "", "ready": False, "error": "fn does not load: no weights here"}
+    reward = remote.Reward(remote.Options(reward_fn="fn", timeout_s=0.1))
+    with pytest.raises(UnavailableError, match=r"did not load fn within 0\.1 s: fn does not load: no weights here"):
+        reward.scorer()
+
+
+def test_a_failure_of_another_scorer_stops_the_run_and_fails_no_sample(server: RewardServer):
+    server.scorer = FIRST
+    reward = held()
+    told = {"error": "the scorer is another one since", "scores": None, "scorer": {"name": "fn", **SECOND}}
+    server.pull_answers = [(200, told)]
+    with pytest.raises(ScorerChangedError, match=r"now it is fn 2 \(bbbbbbbbbbbb\)"):
+        reward.score(samples())
+
+
+def test_a_failure_before_a_scorer_has_loaded_fails_its_sample_alone(server: RewardServer):
+    server.scorer = FIRST
+    told = {"error": "fn does not load", "scores": None, "scorer": {"name": "fn", "version": "", "digest": ""}}
+    server.pull_answers = [(200, told)]
+    (found,) = held().score(samples())
+    assert "fn does not load" in str(found)
 
 
 def test_a_version_of_the_recipe_is_the_identity_where_the_service_tells_none():
