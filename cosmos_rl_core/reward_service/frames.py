@@ -5,6 +5,7 @@ Nothing of a frame is unpickled: the header of the ``.npy`` bytes is read by its
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,8 +122,12 @@ def _header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C"
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=MAX_HEADER_BYTES)
     except Exception as error:  # what numpy raises depends on the nonsense that it reads
         raise FrameError(f"the header of the .npy bytes cannot be read: {brief(error)}") from error
-    if dtype.hasobject or dtype.names is not None or dtype.kind not in "uif":
-        raise FrameError(f"an array of {brief(dtype)}; expected numbers")
+    if dtype.hasobject or dtype.names is not None or dtype.kind not in "uif" or dtype.itemsize > 8:
+        raise FrameError(f"an array of {brief(dtype)}; expected numbers of at most 8 bytes")
+    if not dtype.isnative:
+        raise FrameError(f"an array of {brief(dtype)}; expected the byte order of this machine ({sys.byteorder})")
+    if min(shape, default=0) < 0:
+        raise FrameError(f"an array of the shape {shape}; expected no number below 0")
     return dtype, tuple(map(int, shape)), "F" if fortran else "C"
 
 

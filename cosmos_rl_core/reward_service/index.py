@@ -21,6 +21,8 @@ MAX_GROUP = 256
 """Number of changes that one commit makes durable."""
 FORMAT = 1
 """Format of the database, its `user_version`."""
+REDIS_S = 5.0
+"""Seconds within which Redis must answer."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     uuid TEXT NOT NULL,
@@ -138,7 +140,7 @@ class Copies:
     def __init__(self, url: str, ttl_s: float) -> None:
         try:
             redis = import_module("redis.asyncio")
-            self._redis: Any = redis.from_url(url)
+            self._redis: Any = redis.from_url(url, socket_timeout=REDIS_S, socket_connect_timeout=REDIS_S)
         except ImportError as error:
             raise ConfigError("service.redis_url needs the package redis: pip install redis") from error
         except ValueError as error:

@@ -1,5 +1,7 @@
 """Our own client against this service, and copies of results that other replicas answer with."""
 
+import asyncio
+import socket
 import socketserver
 import sys
 import threading
@@ -12,7 +14,8 @@ import pytest
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.reward_service.index import Copies
+from cosmos_rl_core.reward_service import index
+from cosmos_rl_core.reward_service.index import Copies, Job
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._served import ScorerChangedError, ServedScorer
 from tests import running_service as running
@@ -139,6 +142,19 @@ def test_a_redis_that_cannot_be_used_is_the_users(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setitem(sys.modules, "redis.asyncio", None)
     with pytest.raises(ConfigError, match=reason):
         Copies(url or "redis://127.0.0.1", 60)
+
+
+async def asked_in_vain(copies: Copies) -> str | None:
+    await copies.put(Job("uuid", "probe"), {})
+    return await copies.get("uuid", "probe")
+
+
+def test_a_redis_that_takes_connections_and_is_silent_holds_nothing_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(index, "REDIS_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        copies = Copies(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", 60)
+        assert asyncio.run(asyncio.wait_for(asked_in_vain(copies), 5)) is None
+    assert copies.errors == 2
 
 
 @pytest.mark.processes

@@ -132,6 +132,8 @@ ABOUT = {"prompts": ["a"], "reward_fn": {"x": 1.0}, "media_type": "image"}
         (written(ABOUT | {"media_type": "video"}, PIXELS), "video as uint8"),
         (written(ABOUT | {"media_type": "latent"}, np.zeros((1, 4, 1, 2, 2), np.float16)), "latent as float16"),
         (written(ABOUT | {"media_type": "latent"}, np.zeros((1, 16, 1, 2, 3), np.uint8)), "latent as uint8"),
+        (written(ABOUT | {"media_type": "latent"}, np.zeros((1, 16, 1, 2, 2), np.longdouble)), "at most 8 bytes"),
+        (written(ABOUT | {"media_type": "latent"}, np.zeros((1, 16, 1, 2, 2), ">f4")), "byte order"),
         (written(ABOUT | {"prompts": []}, PIXELS), "0 prompts for 1 samples"),
         (written(ABOUT | {"prompts": [7]}, PIXELS), "prompts: expected a list of texts"),
         (written(ABOUT | {"prompts": "a"}, PIXELS), "prompts: expected a list of texts"),
@@ -150,8 +152,15 @@ def test_what_is_no_frame_is_refused_with_a_sentence(tmp_path: Path, body: bytes
     assert sentence in str(refused.value)
 
 
-def test_a_shape_that_overflows_is_no_frame(tmp_path: Path):
-    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (4294967296, 4294967296, 4, 3), }\n"
-    array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
-    with pytest.raises(frames.FrameError, match="bytes after the array's header"):
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [
+        ("(4294967296, 4294967296, 4, 3)", "bytes after the array's header"),
+        ("(1, -2, -2, 3)", "expected no number below 0"),
+    ],
+)
+def test_a_shape_that_no_array_has_is_no_frame(tmp_path: Path, shape: str, sentence: str):
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(12)
+    with pytest.raises(frames.FrameError, match=sentence):
         read(tmp_path, written(ABOUT, array))
