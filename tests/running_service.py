@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cosmos_rl_core.config import toml
 from cosmos_rl_core.reward_service import config, server
@@ -59,6 +60,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def name_to_clients(service: UpstreamClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name the service in the environment, as a run finds it."""
+    monkeypatch.setenv("REMOTE_REWARD_ENQUEUE_URL", f"{service.url}/api/reward/enqueue")
+    monkeypatch.setenv("REMOTE_REWARD_FETCH_URL", f"{service.url}/api/reward/pull")
+    monkeypatch.setenv("REMOTE_REWARD_TOKEN", TOKEN)
 
 
 def wait_ready(client: UpstreamClient) -> None:

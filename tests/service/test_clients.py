@@ -19,16 +19,14 @@ from cosmos_rl_core.reward_service.index import Copies, Job
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._served import ScorerChangedError, ServedScorer
 from tests import running_service as running
-from tests.running_service import TOKEN, image_frame
+from tests.running_service import image_frame
 from tests.upstream_client import UpstreamClient
 
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch, service: UpstreamClient) -> None:
     """The environment names the service."""
-    monkeypatch.setenv("REMOTE_REWARD_ENQUEUE_URL", f"{service.url}/api/reward/enqueue")
-    monkeypatch.setenv("REMOTE_REWARD_FETCH_URL", f"{service.url}/api/reward/pull")
-    monkeypatch.setenv("REMOTE_REWARD_TOKEN", TOKEN)
+    running.name_to_clients(service, monkeypatch)
 
 
 def sample(i: int, prompt: str, frames: int = 1, size: int = 16) -> Sample:

@@ -18,7 +18,9 @@ PROMPTS = ["a red car", 'a sign that says "a longer text"', "a"]
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_scores_do_not_depend_on_where_and_with_what_a_sample_is_scored(name: str, tmp_path: Path):
+def test_scores_do_not_depend_on_where_and_with_what_a_sample_is_scored(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     module, settings = plugins.load("rewards", name), tiny_scorers.settings(name, tmp_path)
     facts, label = module.Options.facts, module.Options.model_validate({"name": name, **settings}).label
     shape = (3, 3, 9, 64, 48) if facts.input == "video" else (3, 64, 48, 3)
@@ -38,7 +40,12 @@ def test_scores_do_not_depend_on_where_and_with_what_a_sample_is_scored(name: st
         ]
         uuids = [client.enqueue(body) for body in bodies]
         found = [client.result(uuid, name, 120) for uuid in uuids]
+        running.name_to_clients(client, monkeypatch)
+        remote = plugins.load("rewards", "remote")
+        ours = remote.Reward(remote.Options(reward_fn=name, score_key=key, media="pixels", batch_size=2))
+        ours.hold_to(ours.scorer())
+        by_client = [entry[key] for entry in ours.score(samples)]
     assert [told.get("error") for told in found] == [None] * 4
     assert found[0]["scores"][key] == own
-    assert [told["scores"][key][0] for told in found[1:]] == own
+    assert [told["scores"][key][0] for told in found[1:]] == own == by_client
     assert found[0]["scorer"]["version"] == module.Reward(options).version
