@@ -21,6 +21,7 @@ TOKEN = "REWARD_SERVICE_TOKEN"
 """Environment variable with the token that clients must send."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Batching = Literal["exact", "fast"]
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")]
 Visible = Annotated[str, Field(pattern=r"^[\w,-]+$")]
 
 
@@ -37,8 +38,9 @@ class RewardArgs(Section):
     """Weights, for plugins with an option of this name or ``model``."""
     dtype: str = "float16"
     """Number format, for plugins with an option of this name."""
-    device: str = "cuda"
-    """``cuda``: each process has a GPU of its own, if there are GPUs. ``cuda:1``: that one. ``cpu``: none."""
+    device: Device = "cuda"
+    """``cuda``: each process has a GPU of its own, if there are GPUs. ``cuda:1``: the second one. ``cpu``:
+    none."""
     endpoint_url: str = ""
     """Server of a judge, for plugins with an option of this name."""
     endpoint_api_key: str = Field(default="", repr=False)
@@ -87,7 +89,7 @@ class DecodeArgs(Section):
     """The same for Wan 2.2 (48 channels)."""
     dtype: Literal["float16", "bfloat16", "float32"] = "float16"
     """Number format of the decoder."""
-    device: str = "cuda"
+    device: Device = "cuda"
     """As for scorers."""
     chunk_duration: int = 81
     """Not used."""

@@ -98,6 +98,8 @@ class Decoding:
         # A dtype that torch has no numpy form of comes as the bytes of its numbers.
         numbers = torch.from_numpy(sent)
         numbers = numbers.view(torch.bfloat16) if sent.dtype == np.uint8 else numbers.to(torch.bfloat16)
+        for i, each in enumerate(numbers):
+            _require_finite(each, f"the latents of sample {i}")
         _write(path, [self.decoded(each) for each in numbers])
         low, high = float(numbers.min()), float(numbers.max())
         about = described(numbers.shape, "bfloat16", low, high)
@@ -117,7 +119,14 @@ class Decoding:
             # Division by the inverse, as diffusers' own pipelines have it: the same bits.
             z = latents[None].to(self._device, torch.float32) / (1.0 / std) + mean
             x = vae.decode(z.to(vae.dtype), return_dict=False)[0]
+            _require_finite(x, f"the pixels of the decoder in {vae.dtype}")
             return (((1.0 + x.float()) / 2).clamp(0, 1) * 255).to(torch.uint8)[0].cpu().numpy()
+
+
+def _require_finite(numbers: Any, what: str) -> None:
+    """Raise ``ValueError`` for numbers that would become arbitrary pixels."""
+    if not numbers.isfinite().all():
+        raise ValueError(f"{what} are not all finite")
 
 
 def _write(path: Path, decoded: Sequence[np.ndarray]) -> None:

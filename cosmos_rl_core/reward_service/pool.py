@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import signal
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -168,6 +168,8 @@ class Pool:
         self._running: set[Task] = set()
         self._arrived = asyncio.Event()
         self._slots: list[asyncio.Task[None]] = []
+        self._not_loaded: Counter[int] = Counter()
+        """Number of starts in a row that failed, of each process."""
 
     @property
     def waiting(self) -> int:
@@ -176,7 +178,7 @@ class Pool:
 
     def start(self) -> None:
         """Start the processes."""
-        self._slots = [asyncio.create_task(self._serve(start)) for start in self._starts]
+        self._slots = [asyncio.create_task(self._serve(i, start)) for i, start in enumerate(self._starts)]
 
     async def stop(self, drain_s: float) -> None:
         """End the processes, the tasks that they are at first if that takes at most ``drain_s``."""
@@ -199,9 +201,9 @@ class Pool:
         self._queue.append(task)
         self._arrived.set()
 
-    async def _serve(self, start: Start) -> None:
+    async def _serve(self, i: int, start: Start) -> None:
         """Keep one process at work."""
-        not_loaded = in_vain = 0
+        in_vain = 0
         while True:
             process = Process(start)
             try:
@@ -209,9 +211,10 @@ class Pool:
                 worked = loaded and await self._work(process)
             finally:
                 await process.kill()
-            not_loaded = 0 if loaded else not_loaded + 1
+            self._not_loaded[i] = 0 if loaded else self._not_loaded[i] + 1
             # Not for processes that a request ended: such requests are given up one by one, and others wait for that.
-            if not_loaded >= LOAD_ATTEMPTS and self.ready == 0:
+            # Nor while another process may still load.
+            if all(self._not_loaded[each] >= LOAD_ATTEMPTS for each in range(len(self._starts))):
                 self._give_up()
             in_vain = 0 if worked else in_vain + 1
             first_s, longest_s = BACK_OFF_S

@@ -121,21 +121,23 @@ class Devices:
     """Devices of this machine, given to processes in turn."""
 
     def __init__(self, config: Config) -> None:
-        named = config.settings.service.gpus or _visible(config.environment)
-        self._turn: Iterator[str] | None = cycle(named) if named else None
+        self._named = config.settings.service.gpus or _visible(config.environment)
+        self._turn: Iterator[str] | None = cycle(self._named) if self._named else None
 
     def environments(self, device: str, gpus: Sequence[str], count: int) -> list[dict[str, str]]:
         """Return the variables of ``count`` processes that show each its device; ``gpus`` come before ``device``.
 
-        Without GPUs, ``cuda`` leaves the choice to the scorer.
+        ``cuda:1`` is the second of the service's GPUs. Without GPUs, ``cuda`` leaves the choice to the scorer.
+
+        Raises :class:`ConfigError` for a number that the service has no GPU of.
         """
-        if device != "cpu" and device.partition(":")[0] != "cuda":
-            raise ConfigError(f"device = {device!r}; expected cuda, cuda:<number> or cpu")
         if device == "cpu":
             return [{VISIBLE: ""}] * count
         turn = cycle(gpus) if gpus else self._turn
-        if ":" in device:
-            return [{VISIBLE: device.partition(":")[2]}] * count
+        if number := device.partition(":")[2]:
+            if self._named and int(number) >= len(self._named):
+                raise ConfigError(f"device = {device!r}: this service has the GPUs {', '.join(self._named)}, from 0 on")
+            return [{VISIBLE: self._named[int(number)] if self._named else number}] * count
         return [{VISIBLE: next(turn)} if turn else {} for _ in range(count)]
 
 

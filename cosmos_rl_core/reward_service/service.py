@@ -40,7 +40,7 @@ class Service:
         self.arriving = 0
         """Number of bodies that arrive now."""
         self._waiting: dict[str, int] = {}
-        """Number of samples of each request without results."""
+        """Number of samples of each request without results; 0 until its frame is read."""
         self._tasks: set[asyncio.Task[None]] = set()
         folders, devices = _folders(config), Devices(config)
         dtype = config.settings.decode_args.dtype
@@ -120,7 +120,7 @@ class Service:
         if self.result(uuid, kind) is not None:
             return False
         identity = Identity(kind, "pushed", digest({"pushed": kind}))
-        result = results.pushed(kind, told, self._waiting.get(uuid), identity)
+        result = results.pushed(kind, told, self._waiting.get(uuid) or None, identity)
         return await self._settle(Job(uuid, kind), result)
 
     def _begin(self, uuid: str, jobs: Iterable[Job], frame: frames.Frame | None) -> None:

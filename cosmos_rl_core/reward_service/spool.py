@@ -34,6 +34,8 @@ class Spool:
         )
         for folder in (self.incoming, self.frames, self.decoded, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
+        _sync_folder(root)
+        _sync_folder(root.absolute().parent)
         self._lock = _locked(root)
 
     def __enter__(self) -> Self:

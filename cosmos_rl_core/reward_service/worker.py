@@ -17,6 +17,7 @@ import numpy as np
 from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.foreign_errors import is_out_of_memory
 from cosmos_rl_core.processes import die_with_parent
 from cosmos_rl_core.reward_service import frames
 from cosmos_rl_core.rewards._answers import brief, entries, words
@@ -48,7 +49,7 @@ class Scoring:
         outside_plugins.use(setup["plugins"], verify=True)
         module = plugins.load("rewards", setup["plugin"])
         options = module.Options.model_validate(setup["options"])
-        alone = False
+        self._groupwise, alone = options.facts.groupwise, False
         if setup["batching"] == "exact" and batch_sizes(options):
             self._reward, alone = exact(module.Reward, options, print)
         else:
@@ -73,15 +74,33 @@ class Scoring:
         ]
 
     def _entries(self, samples: Sequence[Sample]) -> list[Entry]:
-        """Return scores or an error for each sample; each is scored alone if the scorer raises for all."""
+        """Return scores or an error for each sample. If the scorer raises for all, each is scored alone; of a groupwise
+        reward, all fail.
+
+        Raises errors that a new process may not have: it is out of memory, or has lost its device.
+        """
         try:
             return [_entry(scored) for scored in entries(self._reward.score(list(samples)), len(samples))]
         except UNAVAILABLE:
             raise
         except Exception as error:
-            if len(samples) == 1:
-                return [{"error": words(error)}]
+            if is_out_of_memory(error) or _device_is_lost():
+                raise
+            if len(samples) == 1 or self._groupwise:
+                return [{"error": words(error)} for _ in samples]
             return [entry for sample in samples for entry in self._entries([sample])]
+
+
+def _device_is_lost() -> bool:
+    """Return whether the GPU refuses all further work, as after an assertion on it that failed."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _entry(scored: Any) -> Entry:

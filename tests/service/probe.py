@@ -21,6 +21,8 @@ class Options(RewardOptions):
     release: str = "1"
     log: str = ""
     """File to which each call adds a line with the number of its samples."""
+    only: str = ""
+    """File that the first process makes, which then takes seconds to load. Others do not load."""
     seconds: float = 0.0
     """How long a sample takes, waiting."""
 
@@ -32,6 +34,9 @@ class Reward:
         self.options, self.version = options, f"probe {options.release}"
         if options.release == "broken":
             raise FileNotFoundError("no weights here")
+        if options.only:
+            Path(options.only).touch(exist_ok=False)
+            time.sleep(2.5)
 
     def check_prompt(self, prompt: Prompt) -> str | None:
         return None
@@ -74,6 +79,8 @@ class Reward:
                 return {"probe": float(sample.metadata["count"])}
             case "beside":
                 return {"probe": float(sample.pixels.mean()), "length": float("inf"), "else": 1.0}
+            case "memory":
+                raise MemoryError("no room for this one")
             case "list":
                 return [1.0]
             case _:

@@ -95,6 +95,14 @@ def test_a_sample_has_the_same_pixels_alone_and_among_others(decoding: decoder.D
         assert np.array_equal(decode(decoding, tmp_path, sent[i : i + 1])[0][0], together[i])
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_latents_that_are_not_finite_become_no_pixels(decoding: decoder.Decoding, tmp_path: Path, wrong: float):
+    sent = latents()
+    sent[1, 0, 0, 0, 0] = wrong
+    with pytest.raises(ValueError, match="the latents of sample 1 are not all finite"):
+        decode(decoding, tmp_path, sent.numpy())
+
+
 def test_the_version_names_the_bytes_of_the_weights(folders: dict[int, Path], tmp_path: Path):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)

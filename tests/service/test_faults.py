@@ -181,6 +181,17 @@ def test_a_scorer_that_does_not_load_is_told_and_others_work(tmp_path: Path, mon
     assert (known["probe"]["ready"], known["probe"]["digest"]) == (False, "")
 
 
+def test_requests_wait_for_a_process_that_loads_while_another_one_never_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(pool, "BACK_OFF_S", (0.01, 0.02))
+    # The first process that looks finds no file and loads; the other one breaks, again and again.
+    with serving(tmp_path, probe(processes=2, only=str(tmp_path / "taken")), ready=False) as client:
+        until(lambda: client.get("/healthz")[1]["faults"])
+        told = client.scores(image_frame("a", first=6), "probe")
+    assert told["scores"] == {"probe_reward": [6.0], "length": [1], "shape": ["(1, 4, 4, 3)"]}
+
+
 def test_an_interpreter_without_our_packages_says_which_one_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pool, "BACK_OFF_S", (0.01, 0.05))
     bare = tmp_path / "bare"

@@ -145,10 +145,16 @@ def test_processes_have_a_device_each_in_turn(tmp_path: Path):
     assert devices.environments("cuda", (), 3) == [{name: "3"}, {name: "5"}, {name: "3"}]
     assert devices.environments("cuda", (), 1) == [{name: "5"}]
     assert devices.environments("cuda", ("7",), 2) == [{name: "7"}, {name: "7"}]
-    assert devices.environments("cuda:1", (), 1) == [{name: "1"}]
+    assert devices.environments("cuda:1", (), 1) == [{name: "5"}]
     assert devices.environments("cpu", (), 1) == [{name: ""}]
-    with pytest.raises(ConfigError, match="expected cuda, cuda:<number> or cpu"):
-        devices.environments("tpu", (), 1)
+    with pytest.raises(ConfigError, match="this service has the GPUs 3, 5, from 0 on"):
+        devices.environments("cuda:2", (), 1)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x"])
+def test_a_device_that_is_none_is_refused_when_the_file_is_read(tmp_path: Path, device: str):
+    with pytest.raises(ConfigError, match=rf"reward_args.0.device: .*\(found '{device}'\)"):
+        read(tmp_path, running.settings(tmp_path, {"reward_type": "probe", "device": device}))
 
 
 def test_without_gpus_the_choice_is_the_scorers(tmp_path: Path):
