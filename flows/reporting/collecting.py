@@ -3,6 +3,7 @@
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from cosmos_rl_core.errors import ArtifactError
@@ -130,16 +131,12 @@ class Collected:
 
 
 def _begun(every: list[Step]) -> Iterator[Step]:
-    """Yield the steps up to the first iteration without any file."""
-    group, begun = "", True
-    for step in every:
-        if step.group.startswith("iteration-") and step.group != group:
-            if group and not begun:
-                return
-            group, begun = step.group, False
-        if store.names(step.slot):
-            begun = True
-            yield step
+    """Yield the steps before the first iteration without any file."""
+    for group, found in groupby(every, lambda step: step.group):
+        some = list(found)
+        if group.startswith("iteration-") and not any(store.names(step.slot) for step in some):
+            return
+        yield from some
 
 
 def _input(made: Manifest) -> Input:

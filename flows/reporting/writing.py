@@ -2,7 +2,9 @@
 
 import shlex
 import time
+from calendar import timegm
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from importlib.metadata import version
 from typing import Any, Self
 
@@ -104,10 +106,12 @@ def _versions(collected: Collected) -> Iterator[tuple[str, str]]:
 
 
 def _dates(collected: Collected) -> Iterator[tuple[str, str]]:
-    for name, log in zip(("first attempt ended", "newest attempt ended"), collected.logs, strict=True):
-        if log:
-            ended = time.strptime(log.partition("-")[0], "%Y%m%dT%H%M%S")
-            yield name, time.strftime("%Y-%m-%d %H:%M:%S UTC", ended)
+    if not all(collected.logs):
+        return
+    first, newest = (timegm(time.strptime(log.partition("-")[0], "%Y%m%dT%H%M%S")) for log in collected.logs)
+    for name, ended_s in (("first attempt ended", first), ("newest attempt ended", newest)):
+        yield name, time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ended_s))
+    yield "between them", str(timedelta(seconds=newest - first))
 
 
 def _links(run: Run) -> Iterator[tuple[str, str]]:

@@ -84,14 +84,15 @@ def curve(series: Sequence[Series], x_label: str, size: tuple[int, int] = WIDE, 
     return _svg(parts, size, f"{', '.join(one.label for one in series)} by {x_label}")
 
 
-def _axes(x: Axis, y: Axis, x_label: str, size: tuple[int, int]) -> Iterable[str]:
+def _axes(x: Axis, y: Axis, x_label: str, size: tuple[int, int], *, whole: bool = True) -> Iterable[str]:
     width, height = size
     for tick in y.ticks(5):
         yield f'<path class="grid" d="M{LEFT} {y.at(tick)}H{width - RIGHT}"/>'
         place = f'x="{LEFT - 6}" y="{y.at(tick)}" dy=".35em" text-anchor="end"'
         yield f'<text class="tick" {place}>{number(_round(tick))}</text>'
-    for tick in x.ticks(max(3, width // 90), whole=True):
-        yield f'<text class="tick" x="{x.at(tick)}" y="{height - BOTTOM + 16}" text-anchor="middle">{tick:g}</text>'
+    for tick in x.ticks(max(3, width // 90), whole=whole):
+        place = f'x="{x.at(tick)}" y="{height - BOTTOM + 16}" text-anchor="middle"'
+        yield f'<text class="tick" {place}>{number(_round(tick))}</text>'
     middle = (LEFT + width - RIGHT) / 2
     yield f'<text class="tick" x="{middle:g}" y="{height - 5}" text-anchor="middle">{escape(x_label)}</text>'
 
@@ -152,7 +153,7 @@ def histogram(named: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Mar
     edges = [x.low + step * place for place in range(BINS + 1)]
     shares = [(ink, [_below(q, b) - _below(q, a) for a, b in pairwise(edges)]) for ink, q in named]
     y = Axis(0.0, max(max(one) for _, one in shares) * 1.06, height - BOTTOM, TOP)
-    parts = [*_axes(x, y, x_label, size)]
+    parts = [*_axes(x, y, x_label, size, whole=False)]
     for ink, share in shares:
         steps = "".join(f"V{y.at(s)}H{x.at(b)}" for s, b in zip(share, edges[1:], strict=True))
         path = f"M{x.at(edges[0])} {y.at(0)}{steps}V{y.at(0)}"

@@ -54,7 +54,7 @@ def report_page(book: Book) -> bytes:
         training=drawn(book),
         failures=_failures(book),
         failed=_failed(book),
-        lineage=[_lineage(one) for one in book.trained[-LISTED:]],
+        lineage=_lineage(book.trained)[-LISTED:],
         lineage_names=LINEAGE,
         iterations=_with_pictures(book),
     )
@@ -185,19 +185,23 @@ def _failed(book: Book) -> dict[str, int]:
     return counts | {"not trained on": sum(one.excluded for one in book.trained)}
 
 
-LINEAGE = ["policy", "weights", "made from policy", "rollouts", "scores", "generation"]
+DATA = ("rollouts", "scores", "data")
+"""Roles of what policies are trained on."""
+LINEAGE = ["policy", "weights", "made from policy", *DATA, "generation"]
 
 
-def _lineage(one: Trained) -> list[str]:
-    """Return how a policy version came about: digests of its weights and of everything that it was trained on."""
-    inputs = one.made.inputs
+def _lineage(trained: Sequence[Trained]) -> list[list[str]]:
+    """Return how each policy version came about: digests of its weights and of everything that it was trained on."""
+    weights = {one.made.digest: one.made.part_content(CURRENT)[:12] for one in trained}
 
-    def digests(role: str) -> str:
-        return ", ".join(source.content[:12] for source in inputs.get(role, ())) or "–"
+    def row(one: Trained) -> list[str]:
+        inputs = one.made.inputs
+        (before,) = inputs["policy"]
+        data = [", ".join(source.content[:12] for source in inputs.get(role, ())) or "–" for role in DATA]
+        made_from = f"{one.k}: {weights.get(before.manifest, before.content[:12])}"
+        return [str(one.k + 1), weights[one.made.digest], made_from, *data, str(one.made.generation)]
 
-    weights = one.made.part_content(CURRENT)[:12]
-    before = f"{one.k}: {digests('policy')}"
-    return [str(one.k + 1), weights, before, digests("rollouts"), digests("scores"), str(one.made.generation)]
+    return [row(one) for one in trained]
 
 
 def _with_pictures(book: Book) -> list[tuple[Piece, bool]]:

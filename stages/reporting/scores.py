@@ -63,11 +63,13 @@ class Moved:
     def cells(self) -> list[str | Markup]:
         """Return the row of the table."""
         k, z = self.furthest
-        ends = [Estimate(one.mean or math.nan, one.error or math.nan, one.n) for one in (self.score, self.now)]
+        first, now = (
+            Markup("{}<i>{}</i>").format(one.shown, one.error_shown) for one in map(estimate, (self.score, self.now))
+        )
         tripped = f"tripped {len(self.tripped)} times" if len(self.tripped) > 1 else "tripped" * len(self.tripped)
         furthest = f"{z_score(_shown(z))} in {k}"
         return [
-            self.score.name, self.role, self.curve, str(ends[0]), str(ends[1]),
+            self.score.name.replace(": ", " \u203a "), self.role, self.curve, first, now,
             z_score(_shown(self.z)), z_score(_shown(self.drift)), furthest, tripped,
         ]  # fmt: skip
 
@@ -87,7 +89,8 @@ def moved(book: Book) -> list[Moved]:
 def _moved(book: Book, score: Score) -> Moved:
     names = score.reward, score.score
     found = [(piece.k, one) for piece in book.iterations if (one := piece.excerpt.score(*names)) is not None]
-    z = [(k, _ratio((one.mean or 0.0) - (score.mean or 0.0), score.deviation)) for k, one in found if one.n]
+    means = [(k, one.mean) for k, one in found if one.mean is not None]
+    z = [(k, _ratio(mean - score.mean, score.deviation)) for k, mean in means if score.mean is not None]
     tripped = [p.k for p in book.iterations if any((t.reward, t.score) == names for t in p.excerpt.tripped)]
     return Moved(score, book.role(score), found[-1][1], z, tripped)
 

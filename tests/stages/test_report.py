@@ -92,7 +92,8 @@ def test_scores_are_compared_with_iteration_0_in_its_deviations(page: str):
     first, last = (pd.Series(scores, dtype="float64") for scores in ROLLOUT_SCORES)
     z = float(f"{(last.mean() - first.mean()) / first.std():.3g}")
     assert cells[:2] == ["jpeg", "trains"]
-    assert cells[3:6] == [str(expected(ROLLOUT_SCORES[0])), str(expected(ROLLOUT_SCORES[1])), f"+{z}"]
+    means = [f"{one.shown}<i>{one.error_shown}</i>" for one in map(expected, ROLLOUT_SCORES)]
+    assert cells[3:6] == [*means, f"+{z}"]
 
 
 def test_samples_that_changed_most_are_shown_before_and_after(page: str):
@@ -119,8 +120,8 @@ def test_optimizer_numbers_name_the_iteration_with_the_largest(page: str):
 
 def test_lineage_names_what_each_policy_was_trained_on(page: str, run_inputs: dict[str, list[Input]]):
     update = Artifact(run_inputs["updates"][1]).manifest
-    (rollouts,), (before,) = update.inputs["rollouts"], update.inputs["policy"]
-    row = ["2", update.part_content("current")[:12], f"1: {before.content[:12]}", rollouts.content[:12]]
+    rollouts, scores, before = (update.inputs[role][0].content[:12] for role in ("rollouts", "scores", "policy"))
+    row = ["2", update.part_content("current")[:12], f"1: {before}", rollouts, scores, "–", "1"]
     assert "".join(f"<td>{cell}</td>" for cell in row) in section(page, "lineage")
 
 
