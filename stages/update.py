@@ -3,9 +3,8 @@
 import math
 from functools import partial
 from itertools import chain, groupby, pairwise
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from cosmos_rl_core import seeds
@@ -22,9 +21,9 @@ from stages.artifacts.layouts import evenly
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.policies import read_part
-from stages.formats.sample_tensors import key_of, place_of
+from stages.formats.samples import place_of
 from stages.formats.tables import to_parquet
-from stages.scoring.rewards import rewarded
+from stages.scoring.advantages import advantages
 from stages.training.draws import DataDraws, Draw, LatentDraws, Stored, TransitionDraws
 from stages.training.drift import DriftWatch
 from stages.training.trainer import Make, Trainer, check_clocks, made_ahead, my_share
@@ -44,7 +43,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     rollouts = [Artifact(source) for source in request.inputs["rollouts"]]
     _check_rollouts(rollouts, request)
     algorithm = algorithm_of(config.algorithm)
-    table = _advantages(request, rollouts, algorithm)
+    table = advantages(request, rollouts, algorithm)
     mini_batch = context.shrunk(config.algorithm.mini_batch)
     planned = _order(request, table, mini_batch, group.data_world_size)
     steps: list[list[list[str]]] = context.layout({"steps": planned})["steps"]
@@ -128,47 +127,6 @@ def _draws(request: Request, algorithm: Algorithm, model: Model, stored: Stored)
         return [(steps, num_times)]
     data = DataDraws(request, term, config.density, steps, schedule(FINE_GRID))
     return [(steps, num_times), (data, data.num_times or num_times)]
-
-
-def _advantages(request: Request, rollouts: list[Artifact], algorithm: Algorithm) -> pd.DataFrame:
-    """Return every sample of the rollouts with its reward, its advantage and whether it is used.
-
-    Columns ``rollout`` (its content) and ``sample_id`` name a sample; ``key`` is its name in this update. Means,
-    deviations and shuffled rewards are each within one rollout.
-    """
-    tables: list[pd.DataFrame] = []
-    for place, rollout in enumerate(rollouts):
-        table = _advantages_of(rewarded(request, rollout), request, algorithm, place)
-        table.insert(0, "rollout", rollout.manifest.content)
-        tables.append(table.assign(key=[key_of(place, one) for one in table["sample_id"]]))
-    found = pd.concat(tables, ignore_index=True)
-    if not any(found["used"]):
-        raise ArtifactError("no sample can be trained on: no group has min_group_size scored samples")
-    return found
-
-
-def _advantages_of(samples: pd.DataFrame, request: Request, algorithm: Algorithm, place: int) -> pd.DataFrame:
-    """Return the samples of one rollout with ``advantage`` and ``used``."""
-    finite, samples = samples["finite"], samples.drop(columns="finite")
-    scored = [name for name in samples.columns if name not in ("sample_id", "prompt_id")]
-    trainable = cast("pd.DataFrame", samples[finite]).reset_index(drop=True)
-    if request.settings(contracts.Update).algorithm.shuffle_rewards:
-        key = (request.seed, "shuffled rewards", request.iteration or 0, place)
-        order = seeds.permutation(len(trainable), *key)
-        trainable[scored] = trainable[scored].iloc[order].reset_index(drop=True)
-    table = algorithm.advantages(trainable)
-    broken = table["used"].to_numpy(bool) & ~np.isfinite(table["advantage"].to_numpy(np.float64))
-    if broken.any():
-        name, ids = request.settings(contracts.Update).algorithm.type, ", ".join(table.loc[broken, "sample_id"])
-        raise ConfigError(
-            f"algorithm {name!r} uses samples whose advantage is not finite: {ids}; mend its advantages()"
-        )
-    if not bool(finite.all()):
-        # A sample that is not finite is never trained on, whatever the shuffled rewards are.
-        trained = table.drop(columns="prompt_id")
-        table = samples.drop(columns=scored).merge(trained, on="sample_id", how="left")
-        table["used"] = table["used"].eq(True)
-    return table
 
 
 def _order(request: Request, table: pd.DataFrame, mini_batch: int, num_shares: int) -> list[list[list[str]]]:

@@ -72,6 +72,17 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     digests of every number beside them too; ``levels``, a row a score of every reward; and ``tripped``, a row a bound
     that is exceeded. Return how many are, and each reward's z-score.
     """
+    evidence = evidence_of(request)
+    tripped = evidence["tripped"]
+    context.attempt.put(contracts.Warn.EVIDENCE, canonical_json(evidence))
+    if tripped:
+        context.attempt.put(contracts.Warn.PAGE, warning_page(evidence, request.one("samples")))
+    label_z = {row["reward"]: row["z"] for row in evidence["levels"] if row["reward"] == row["score"]}
+    return {"tripped": len(tripped)} | {f"{label}_z": z for label, z in label_z.items() if z is not None}
+
+
+def evidence_of(request: Request) -> dict[str, Any]:
+    """Return the evidence of a Request: the levels of all scores and the limits that they exceed."""
     config = request.settings(contracts.Warn)
     scores, first = (
         dict(zip(config.rewards, map(Artifact, request.inputs[role]), strict=True)) for role in ("scores", "first")
@@ -84,7 +95,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         for level in _levels(label, table, before[label])
     }
     tripped = [row for limit in config.limits for row in _tripped(limit, levels, tables[limit.reward])]
-    evidence = {
+    return {
         "iteration": request.iteration,
         "scores": {label: artifact.manifest.content for label, artifact in scores.items()},
         "first": {label: artifact.manifest.content for label, artifact in first.items()},
@@ -92,11 +103,6 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         "levels": [level.as_json() for level in levels.values()],
         "tripped": tripped,
     }
-    context.attempt.put(contracts.Warn.EVIDENCE, canonical_json(evidence))
-    if tripped:
-        context.attempt.put(contracts.Warn.PAGE, warning_page(evidence, request.one("samples")))
-    z = {f"{label}_z": finite(levels[label, label].z) for label in tables}
-    return {"tripped": len(tripped)} | {name: value for name, value in z.items() if value is not None}
 
 
 def _digest(table: Any) -> str:

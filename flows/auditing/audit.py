@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError, first_line
 from cosmos_rl_core.storage import store
-from flows.auditing import contents, signatures
+from flows.auditing import beside, contents, signatures
 from flows.auditing.faults import Findings
 from flows.auditing.heads import HEADS, read_heads, url_of
 from flows.auditing.slot import Slot
@@ -19,6 +19,7 @@ from flows.planning.plan import PLAN_FILE, run_url
 from flows.planning.run import Run
 from flows.planning.steps import Step, open_run
 from flows.post_train import TRAINERS, steps
+from flows.running.wave import NUMERICS
 from flows.watching.metrics import FILE
 from stages.artifacts.files import BLOCK_BYTES
 from stages.artifacts.manifest import Manifest
@@ -91,6 +92,7 @@ class Audit:
             self._follow(self._slots[step.slot].standing, whole=iteration is None)
         ended = self._look_at_heads()
         self._look_at_ledger()
+        self._look_beside(every)
         if iteration is None:
             self._look_for_missing_heads(every, ended)
             self._look_for_missing(every)
@@ -151,11 +153,24 @@ class Audit:
         # What runs share was made under the numerics of the run that made it.
         own = (slot for slot in self._slots.values() if place_of(slot.url).startswith(place_of(self._run.url)))
         stages = {found.stage for slot in own for found in slot.manifests.values()}
+        folder = store.join(self._run.url, NUMERICS)
+        stages |= {name.removesuffix(".json") for name in store.names(folder) if name.endswith(".json")}
         for stage in sorted(stages):
-            url = store.join(self._run.url, "numerics", f"{stage}.json")
+            url = store.join(folder, f"{stage}.json")
             with self._findings.catching(url, "numerics"):
                 if Pinned.read(url, stage) is None:
                     raise ArtifactError(f"missing, but there are artifacts of {stage}")
+
+    def _look_beside(self, every: Iterable[Step]) -> None:
+        """Look at decisions on warnings, and at the scorers of services."""
+        looked = [(step, self._slots[step.slot]) for step in every if step.slot in self._slots]
+        updates = {step.k: slot.standing for step, slot in looked if step.kind == "update"}
+        for step, slot in looked:
+            if step.kind == "warn":
+                beside.check_decisions(slot, updates.get(step.k), self._findings)
+        scored = [slot.standing for _, slot in looked]
+        rewards = [one for one in scored if one is not None and one.stage in ("reward", "judge") and not one.referred]
+        beside.check_scorers(self._run, rewards, self._findings)
 
     def _look_at_metrics(self, every: Iterable[Step]) -> None:
         url = store.join(self._run.url, FILE)

@@ -2,13 +2,15 @@
 
 import io
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Number
 from typing import Any, cast
 
 import pandas as pd
 
-from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.storage import store
 from flows.auditing.faults import Findings
 from flows.planning.run import Run
@@ -21,8 +23,9 @@ from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import standing
 from stages.formats.generating import plan_samples
 from stages.formats.samples import read_index
-from stages.scoring.rewards import PREFIX, rewarded
+from stages.scoring.advantages import advantages
 from stages.scoring.scorer import is_of
+from stages.warn import evidence_of
 
 Rows = list[dict[str, Any]]
 
@@ -36,14 +39,12 @@ def check(manifest: Manifest | None, at: Place, findings: Findings) -> None:
 
     Files with wrong bytes are found where they are hashed; here they only stop the check of their artifact.
     """
-    checks = {"rollout": _check_samples, "evaluate": _check_samples, "update": _check_rewards}
-    checks |= dict.fromkeys(("reward", "judge"), _check_scores)
+    checks = {"rollout": _check_samples, "evaluate": _check_samples, "update": _check_advantages}
+    checks |= dict.fromkeys(("reward", "judge"), _check_scores) | {"warn": _check_warning}
     if manifest is None or manifest.referred or (check_it := checks.get(manifest.stage)) is None:
         return
-    try:
+    with findings.checking(_url_of(manifest), "contents"):
         check_it(Artifact(input_of(manifest)), at, findings)
-    except (ArtifactError, OSError, ValueError, KeyError, TypeError) as error:
-        findings.add(Manifest.url(manifest.slot, manifest.generation), "contents", f"cannot be checked: {error}")
 
 
 def input_of(manifest: Manifest) -> Input:
@@ -60,7 +61,7 @@ def input_of(manifest: Manifest) -> Input:
 def _check_samples(samples: Artifact, _: Place, findings: Findings) -> None:
     """Check that a rollout or an evaluation has each planned sample once, in order, from its own seed."""
     made = samples.manifest
-    config = contracts.STAGES[made.stage].model_validate(made.config | {"model": _model(made)})
+    config = _settings(made)
     assert isinstance(config, contracts.Samples)
     same_noise = bool(getattr(config, "use_same_seed", False))
     plans = plan_samples(config.prompts, config.n_generation, made.seed, made.iteration, same_noise=same_noise)
@@ -75,9 +76,14 @@ def _check_samples(samples: Artifact, _: Place, findings: Findings) -> None:
             findings.add(url, "samples", f"{count} have the seed {seed}")
 
 
-def _model(made: Manifest) -> dict[str, Any]:
-    """Return the model's settings, whose path is no part of the identity that manifests hold."""
-    return {"path": "", **made.config["model"]}
+def _settings(made: Manifest) -> contracts.StageConfig:
+    """Return the settings of an artifact. What is no part of the identity that manifests hold changes no result."""
+    missing: dict[str, Any] = {}
+    if "model" in made.config:
+        missing["model"] = {"path": "", **made.config["model"]}
+    if gates := made.config.get("gates"):
+        missing["gates"] = {label: {"max_gated_fraction": 1.0, **gate} for label, gate in gates.items()}
+    return contracts.STAGES[made.stage].model_validate(made.config | missing)
 
 
 def _compare(found: Sequence[Any], expected: Sequence[Any], url: str, what: str, findings: Findings) -> None:
@@ -111,38 +117,71 @@ def _check_scores(scores: Artifact, at: Place, findings: Findings) -> None:
             findings.add(url, f"row {number}, {row['sample_id']}", f"scored by {row['scorer']}")
 
 
-def _check_rewards(update: Artifact, at: Place, findings: Findings) -> None:
-    """Check that the rewards that were trained on are those that the scores of the very rollouts give, in order."""
+def _check_advantages(update: Artifact, at: Place, findings: Findings) -> None:
+    """Check that rewards, gates and advantages are those that the scores of the very rollouts give, in order."""
     made = update.manifest
     table = _table(update, contracts.Update.ADVANTAGES)
     url = _url(update, contracts.Update.ADVANTAGES)
-    request = Request(
+    request = _request_of(made, at)
+    algorithm = algorithm_of(request.settings(contracts.Update).algorithm)
+    expected = advantages(request, [*map(Artifact, request.inputs["rollouts"])], algorithm)
+    names = ["rollout", "sample_id", "prompt_id"]
+    found, right = ([*frame[names].itertuples(index=False, name=None)] for frame in (table, expected))
+    if found != right:
+        _compare(found, right, url, "samples", findings)
+        return
+    for column in expected.columns.drop([*names, "key"]):
+        if column not in table:
+            findings.add(url, column, "missing")
+            continue
+        for sample_id, one, other in zip(table["sample_id"], table[column], expected[column], strict=True):
+            if not near(one, other):
+                findings.add(url, f"{column}, {sample_id}", f"{one}, its scores give {other}")
+
+
+def _request_of(made: Manifest, at: Place) -> Request:
+    """Return the Request that an artifact was made for, its inputs where they are now."""
+    return Request(
         stage=made.stage,
         version=made.version,
         slot=made.slot,
         iteration=made.iteration,
         seed=made.seed,
-        config=contracts.Update.model_validate(made.config | {"model": _model(made)}),
+        config=_settings(made),
         inputs={role: tuple(map(at, sources)) for role, sources in made.inputs.items()},
         plugins=made.plugins,
     )
-    for rollout in map(Artifact, request.inputs["rollouts"]):
-        rows = cast("pd.DataFrame", table[table["rollout"] == rollout.manifest.content])
-        expected = rewarded(request, rollout)
-        if list(rows["sample_id"]) != list(expected["sample_id"]):
-            _compare(list(rows["sample_id"]), list(expected["sample_id"]), url, "samples", findings)
-            continue
-        # Shuffled rewards are a control: they belong to other samples on purpose.
-        if not made.config["algorithm"].get("shuffle_rewards"):
-            for column in (name for name in expected if name.startswith((PREFIX, "gate"))):
-                _check_column(rows, column, expected[column], url, findings)
 
 
-def _check_column(rows: pd.DataFrame, column: str, values: Any, url: str, findings: Findings) -> None:
-    """Compare a column of the update with what its inputs give; both may lack values at the same places."""
-    for sample_id, found, expected in zip(rows["sample_id"], rows[column], values, strict=True):
-        if found != expected and not (pd.isna(found) and pd.isna(expected)):
-            findings.add(url, f"{column}, {sample_id}", f"{found}, its scores give {expected}")
+def _check_warning(warning: Artifact, at: Place, findings: Findings) -> None:
+    """Check that the levels of scores and the limits that tripped are those that the scores give."""
+    if warning.manifest.version != contracts.Warn.version:
+        return  # another version judged otherwise
+    found, right = warning.json(contracts.Warn.EVIDENCE), evidence_of(_request_of(warning.manifest, at))
+    url = _url(warning, contracts.Warn.EVIDENCE)
+    for name in sorted({*found, *right}):
+        if not near(found.get(name), right.get(name)):
+            findings.add(url, name, "not what the scores give")
+    told = warning.manifest.summary.get("tripped")
+    if told != len(right["tripped"]):
+        findings.add(_url_of(warning.manifest), "summary.tripped", f"{told}, its evidence says {len(right['tripped'])}")
+
+
+def near(found: Any, expected: Any) -> bool:
+    """Return whether two values are equal; numbers may differ by the rounding of another processor."""
+    if isinstance(found, Mapping) and isinstance(expected, Mapping):
+        return found.keys() == expected.keys() and all(near(found[name], expected[name]) for name in found)
+    if isinstance(found, list | tuple) and isinstance(expected, list | tuple):
+        return len(found) == len(expected) and all(map(near, found, expected))
+    if _is_missing(found) or _is_missing(expected):
+        return _is_missing(found) and _is_missing(expected)
+    if isinstance(found, Number) and isinstance(expected, Number):
+        return math.isclose(cast("float", found), cast("float", expected), rel_tol=1e-9, abs_tol=1e-12)
+    return bool(found == expected)
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
 
 
 def check_metrics(run: Run, every: Iterable[Step], stored: bytes | None, url: str, findings: Findings) -> None:
@@ -192,3 +231,7 @@ def _table(artifact: Artifact, name: str) -> pd.DataFrame:
 
 def _url(artifact: Artifact, name: str) -> str:
     return store.join(artifact.url, artifact.entry(name).path)
+
+
+def _url_of(made: Manifest) -> str:
+    return Manifest.url(made.slot, made.generation)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from cosmos_rl_core.errors import ArtifactError, first_line
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError, first_line
 
 SHOWN = 50
 """Faults that are listed one by one."""
@@ -60,6 +60,14 @@ class Findings:
             yield
         except ArtifactError as error:
             self.add(url, name, first_line(error))
+
+    @contextmanager
+    def checking(self, url: str, name: str) -> Iterator[None]:
+        """Add what contents of right bytes but wrong meaning raise in the block as a fault of the file ``url``."""
+        try:
+            yield
+        except (CosmosRLError, OSError, ValueError, KeyError, TypeError) as error:
+            self.add(url, name, f"cannot be checked: {' '.join(str(error).split())}")
 
     def lines(self) -> list[str | Table]:
         """Return what to print: a table of faults, or that there are none."""

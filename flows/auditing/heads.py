@@ -17,6 +17,9 @@ from flows.ledger.pages import numbers
 from flows.ledger.pages import url_of as page_url
 from flows.planning.plan import PLAN_FILE
 from flows.planning.run import Run
+from flows.planning.versions import KIND as VERSIONS
+from flows.running.wave import NUMERICS, SCORERS
+from flows.warning.decisions import DECISIONS
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Dropped, Invalidated, Layout, Sealed, parsed, place_of
 
@@ -93,6 +96,7 @@ class Heads:
     def write(self, iteration: int | None) -> None:
         """Write a head with the records that no head names yet; none if there is no such record."""
         found = {self._path(url): url for slot in self._slots for url in records_of(slot)}
+        found |= {self._path(url): url for url in run_records(self._run.url)}
         plan = store.join(self._run.url, PLAN_FILE)
         if not self._known and store.size(plan) is not None:
             found[self._path(plan)] = plan
@@ -120,11 +124,19 @@ class Heads:
         return place_of(url)
 
 
+def run_records(run_url: str) -> Iterator[str]:
+    """Yield the URLs of the records beside a run's plan: of what it continued with, numerics, scorers of services."""
+    yield from (store.join(run_url, name) for name in sorted(store.names(run_url)) if name.startswith(f"{VERSIONS}."))
+    for folder in (NUMERICS, SCORERS):
+        url = store.join(run_url, folder)
+        yield from (store.join(url, name) for name in sorted(store.names(url)) if name.endswith(".json"))
+
+
 def records_of(slot: str) -> Iterator[str]:
-    """Yield the URLs of a slot's records: of its generations, of deleted parts, of finished shards."""
+    """Yield the URLs of a slot's records: of its generations, of deleted parts, of finished shards, of decisions."""
     names = store.names(slot)
     kinds = tuple(f"{kind.kind}." for kind in (Manifest, Layout, Invalidated, Dropped))
     yield from (store.join(slot, name) for name in sorted(names) if name.startswith(kinds))
-    shards = store.join(slot, "shards")
-    for folder in sorted(store.names(shards)):
-        yield from (store.join(shards, folder, name) for name in sorted(store.names(store.join(shards, folder))))
+    for group in (store.join(slot, "shards"), store.join(slot, DECISIONS)):
+        for folder in sorted(store.names(group)):
+            yield from (store.join(group, folder, name) for name in sorted(store.names(store.join(group, folder))))

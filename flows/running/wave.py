@@ -30,6 +30,8 @@ from stages.execution.outcome import Status, read_failures, read_status
 
 POLL_INTERVAL_S = 0.05
 DIGEST_LENGTH = 64
+NUMERICS, SCORERS = "numerics", "scorers"
+"""Folders of a run: pinned numerics of its stages, and pinned scorers of reward services."""
 LOG_TAIL = 30
 """Number of last log lines in the error of a failed stage."""
 
@@ -130,9 +132,9 @@ class Waves:
             tf32=launch.tf32,
             # Longer than the stall timeout: a rank that waits for a slow write must not fail before it counts as hung.
             rank_timeout_s=2 * launch.stall_timeout_s,
-            numerics_record=store.join(self.run_url, "numerics", f"{stage}.json"),
+            numerics_record=store.join(self.run_url, NUMERICS, f"{stage}.json"),
             allow_numerics_change=self.allow_numerics_change,
-            scorer_record=store.join(self.run_url, "scorers"),
+            scorer_record=store.join(self.run_url, SCORERS),
             accept_scorer=self.accept_scorer,
             halve=request.slot in self._out_of_memory,
         )

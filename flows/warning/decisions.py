@@ -16,6 +16,8 @@ from cosmos_rl_core.storage.sealed import RESTORE, unseal
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Sealed, parsed, place_of
 
+DECISIONS = "decisions"
+"""Folder of a warning's slot with the decisions on it."""
 Word = Literal["marked", "suspended", "stopped", "approved"]
 """``marked`` and ``approved``: the run goes on. ``suspended``: it waits for somebody. ``stopped``: it has failed."""
 
@@ -62,7 +64,7 @@ class Decision(Sealed):
 
 
 def _url(slot: str, evidence: str, number: int) -> str:
-    return store.join(slot, "decisions", evidence, f"{number:04d}.json")
+    return store.join(slot, DECISIONS, evidence, f"{number:04d}.json")
 
 
 def decisions_on(manifest: Manifest) -> list[Decision]:

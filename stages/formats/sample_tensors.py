@@ -11,18 +11,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
 from stages.contracts import TENSORS
 from stages.formats.members import KEPT_BYTES, Members
-from stages.formats.samples import all_rows, unit_name
-
-
-def key_of(place: int, sample_id: str) -> str:
-    """Return the name, within an update, of a sample of its ``place``-th rollout."""
-    return f"{place}/{sample_id}"
-
-
-def place_of(key: str) -> tuple[int, str]:
-    """Return which rollout a key of :func:`key_of` is of, and the sample's id."""
-    place, _, sample_id = key.partition("/")
-    return int(place), sample_id
+from stages.formats.samples import all_rows, key_of, place_of, unit_name
 
 
 class SampleTensors:

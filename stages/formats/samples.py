@@ -115,3 +115,14 @@ def read_samples(artifact: Artifact, part: str = MEDIA) -> Iterator[StoredSample
     """Read all samples of an artifact with their media or their tensors, in order."""
     for number in range(num_units(artifact)):
         yield from read_unit(artifact, number, part)
+
+
+def key_of(place: int, sample_id: str) -> str:
+    """Return the name, within an update, of a sample of its ``place``-th rollout."""
+    return f"{place}/{sample_id}"
+
+
+def place_of(key: str) -> tuple[int, str]:
+    """Return which rollout a key of :func:`key_of` is of, and the sample's id."""
+    place, _, sample_id = key.partition("/")
+    return int(place), sample_id

@@ -43,7 +43,8 @@ def settle(
     if record is None:
         return found
     while True:
-        number, pinned = _newest(record, label)
+        every = pinned_scorers(record, label)
+        number, pinned = len(every), every[-1] if every else None
         if pinned is not None and _identity(_scorer(pinned)) == _identity(found):
             return found
         if pinned is not None and not accept:
@@ -56,19 +57,20 @@ def settle(
             note(f"accepted another scorer of {label}: {_scorer(pinned)} -> {found}")
 
 
-def _newest(record: str, label: str) -> tuple[int, Pinned | None]:
-    """Return the newest record of a reward and its number, 0 without any. Raises :class:`ArtifactError` if damaged."""
-    found = None
+def pinned_scorers(record: str, label: str) -> list[Pinned]:
+    """Return the records of a reward below the URL ``record``, in order. Raises :class:`ArtifactError` if damaged."""
+    every = list[Pinned]()
     for number in itertools.count(1):
         url, following = _url(record, label, number), _url(record, label, number + 1)
         data = store.read_if_exists(url)
         if data is None:
             if store.size(following) is not None:
                 raise ArtifactError(f"{url} is missing, but there is {following}; {RESTORE}")
-            return number - 1, found
+            return every
         found = parsed(Pinned, unseal(data, KIND, url), url)
         if (found.reward, found.number) != (label, number):
             raise ArtifactError(f"{url} was written as number {found.number} of {found.reward}; {RESTORE}")
+        every.append(found)
     raise AssertionError("the numbers do not end")
 
 

@@ -26,7 +26,8 @@ from stages import contracts
 from stages.artifacts.request import Request
 from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.formats.latents import Latents
-from stages.formats.sample_tensors import SampleTensors, place_of
+from stages.formats.sample_tensors import SampleTensors
+from stages.formats.samples import place_of
 from stages.training.given import NUM_GIVEN, own_frames
 from stages.training.trainer import CPU, MicroBatch
 

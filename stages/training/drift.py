@@ -11,7 +11,7 @@ from cosmos_rl_core.algorithms._base import Loss, Transitions
 from cosmos_rl_core.algorithms._needs import DRIFT_METRICS
 from cosmos_rl_core.errors import DriftError
 from stages import contracts
-from stages.formats.sample_tensors import place_of
+from stages.formats.samples import place_of
 from stages.formats.tables import to_parquet
 from stages.training.trainer import MicroBatch, Trainer, Watcher
 

@@ -22,6 +22,7 @@ from stages.artifacts.generations import current_generation, invalidate
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
+from stages.contracts import Reward
 from tests import hand_made
 from tests.flows.by_hand import FILES
 from tests.stages.conftest import make as make_stage
@@ -43,6 +44,8 @@ class Loop:
         self.scores: dict[int, tuple[float, float]] = {1: HIGH}
         self.lengths: dict[int, float] = {}
         """Another number that the reward gives for every sample of an iteration, by iteration."""
+        self.served = ""
+        """Digest of the scorer of a service, beside every score."""
         self.notes: list[str] = []
         self.made: list[str] = []
         self.stop_before = ""
@@ -79,6 +82,8 @@ class Loop:
         table = score_table(prompts, 2, scores)
         if self.lengths:
             table["details"] = json.dumps({"length": self.lengths.get(request.iteration, 2.0)})
+        if self.served:
+            table["scorer"] = f"{request.settings(Reward).scorer}, {self.served}"
         return hand_made.make(request, score_files(table), ocr=sum(scores) / len(scores))
 
     @property

@@ -21,7 +21,7 @@ from stages.artifacts.slots import input_of
 from stages.formats.embeddings import NEGATIVE, Embeddings
 from stages.formats.latents import Latents
 from stages.formats.policies import read_part
-from stages.formats.sample_tensors import key_of
+from stages.formats.samples import key_of
 from tests.stages.conftest import make
 from tests.stages.test_transitions import LORA, SDE, iterate, recipe, started, table_of, tensors_of
 

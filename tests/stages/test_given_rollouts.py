@@ -23,7 +23,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import NEGATIVE, Embeddings
 from stages.formats.latents import Latents
-from stages.formats.sample_tensors import key_of
+from stages.formats.samples import key_of
 from stages.training.draws import DataDraws, Stored, TransitionDraws
 from tests import tiny_pipelines
 from tests.stages.conftest import make, make_iteration, make_run

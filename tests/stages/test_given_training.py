@@ -19,7 +19,7 @@ from stages.artifacts.slots import input_of
 from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.formats.latents import Latents
 from stages.formats.policies import read_part
-from stages.formats.sample_tensors import key_of
+from stages.formats.samples import key_of
 from stages.training.draws import LatentDraws, Stored
 from tests.stages.conftest import make, make_iteration, make_run
 from tests.stages.test_given_rollouts import (

@@ -15,8 +15,8 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
 from stages.artifacts.slots import input_of
-from stages.formats.sample_tensors import SampleTensors, key_of
-from stages.formats.samples import unit_name
+from stages.formats.sample_tensors import SampleTensors
+from stages.formats.samples import key_of, unit_name
 from tests.hand_made import make, report
 
 NUM_SAMPLES, PER_SHARD, NUM_STATES = 12, 2, 8

@@ -1,0 +1,89 @@
+"""Checks of the records beside artifacts: decisions on warnings, and the scorers of services that a run keeps to."""
+
+from collections.abc import Iterable, Mapping
+
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.rewards._exact import ONE_BY_ONE
+from cosmos_rl_core.storage import store
+from flows.auditing.contents import input_of
+from flows.auditing.faults import Findings
+from flows.auditing.slot import Slot
+from flows.planning.run import Run
+from flows.running.wave import SCORERS
+from flows.warning.decisions import DECISIONS, Decision, decisions_on
+from flows.warning.warnings import Warned
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.manifest import Manifest
+from stages.formats.tables import read_table
+from stages.scoring.pinned import pinned_scorers
+
+
+def check_decisions(slot: Slot, update: Manifest | None, findings: Findings) -> None:
+    """Check the decisions on a warning: each on evidence that was there, on what tripped, before the update it let be.
+
+    ``update`` is the update of the same iteration that stands.
+    """
+    known: dict[str, Manifest] = {made.content: made for made in slot.manifests.values() if made.stage == "warn"}
+    folder = store.join(slot.url, DECISIONS)
+    for evidence in sorted(store.names(folder)):
+        url = store.join(folder, evidence)
+        if evidence not in known:
+            findings.add(url, "evidence", "no warning of this slot has this content")
+            continue
+        with findings.checking(url, "decisions"):
+            _compare(known[evidence], decisions_on(known[evidence]), sorted(store.names(url)), url, findings)
+    if slot.standing is not None and update is not None and _judged(slot.standing, update):
+        url = Manifest.url(slot.url, slot.current)
+        with findings.checking(url, "decisions"):
+            warned = Warned.of(slot.standing)
+            if warned is not None and (warned.decision is None or not warned.decision.lets_pass):
+                said = "nothing was decided" if warned.decision is None else f"the last decision is {warned.decision}"
+                findings.add(url, "decisions", f"limits tripped and {said}, but there is an update after it")
+
+
+def _compare(made: Manifest, decisions: list[Decision], names: list[str], url: str, findings: Findings) -> None:
+    expected = [f"{decision.number:04d}.json" for decision in decisions]
+    if names != expected:
+        findings.add(url, "file", f"found {', '.join(names) or 'nothing'}, expected {', '.join(expected) or 'nothing'}")
+    if store.size(store.join(made.slot, made.files[contracts.Warn.EVIDENCE].path)) is None:
+        return  # of an ended generation, whose files `gc` may delete
+    if (warned := Warned.of(made)) is None:
+        findings.add(url, "tripped", "there are decisions, but no limit tripped")
+        return
+    for decision in decisions:
+        if decision.tripped != warned.tripped:
+            told = f"{list(decision.tripped)}, the evidence says {list(warned.tripped)}"
+            findings.add(store.join(url, f"{decision.number:04d}.json"), "tripped", told)
+
+
+def _judged(warning: Manifest, update: Manifest) -> bool:
+    """Return whether a warning is on the scores that an update trained on: others were made after it was approved."""
+    judged = {source.manifest for source in warning.inputs.get("scores", ())}
+    return {source.manifest for source in update.inputs.get("scores", ())} <= judged
+
+
+def check_scorers(run: Run, scored: Iterable[Manifest], findings: Findings) -> None:
+    """Check the records of scorers, and that each score of a service is by a scorer that the run had pinned."""
+    folder = store.join(run.url, SCORERS)
+    pinned: dict[str, set[str]] = {}
+    for label in sorted({name.rsplit(".", 2)[0] for name in store.names(folder) if name.endswith(".json")}):
+        with findings.catching(folder, label):
+            every = pinned_scorers(folder, label)
+            pinned[label] = {"" if one.scorer is None else one.scorer.digest for one in every}
+            if not every:
+                raise ArtifactError("record 1 is missing, but there are later ones")
+    for made in scored:
+        url = Manifest.url(made.slot, made.generation)
+        with findings.checking(url, "scorer"):
+            _check_scorer(made, pinned, url, findings)
+
+
+def _check_scorer(made: Manifest, pinned: Mapping[str, set[str]], url: str, findings: Findings) -> None:
+    config = contracts.Reward.model_validate(made.config)
+    known = pinned.get(config.reward.label)
+    for name in sorted(set(read_table(Artifact(input_of(made)), contracts.Reward.SCORES)["scorer"])):
+        digest = name.removeprefix(config.scorer).removeprefix(", ")
+        if digest not in ({"", ONE_BY_ONE} if known is None else known):
+            told = ", ".join(sorted(known or ())) or "none"
+            findings.add(url, "scorer", f"scored by {name}; scorers that the run pinned: {told}")
