@@ -74,6 +74,16 @@ POLICY_GRADIENT = {
 }
 """Replacements of these names for algorithms that train on recorded transitions."""
 
+PLACES = {
+    name: place
+    for place, name in enumerate(
+        ("validate", "evaluate", "judged", "rollout", "reward", "warn", "beside", "update", "fragment")
+    )
+}
+"""Order of an iteration's positions. Each optimizer step adds one to those of the update."""
+BESIDE = PLACES["beside"] - len(PLACES)
+"""Place of a rollout that runs beside the update of the iteration before its own."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -102,11 +112,20 @@ class Line:
         It depends on no other line. So the positions of a run that goes on past its planned end stay the same.
         """
         if self.stage == "rollout":
-            # Beside an update: after the rewards that the update reads, before its steps.
-            place = -1 if self.beside else 1
+            # Beside an update: after the rewards and warnings that the update comes after, before its steps.
+            place = BESIDE if self.beside else PLACES["rollout"]
         else:
-            place = 0 if self.judges else 2 if self.stage.startswith("reward-") else 3
-        return self.step + 4 * self.k + place
+            place = PLACES.get(self.stage.partition("-")[0], PLACES["update"])
+        return self.step + len(PLACES) * self.k + place
+
+    def shown_at(self, *, held_out: bool) -> int:
+        """Return the position of pictures of this iteration, or of those of a judged policy version."""
+        return self.step + len(PLACES) * self.k + PLACES["judged" if held_out else "fragment"]
+
+    @property
+    def known(self) -> list[tuple[str, Any]]:
+        """Return the values that are not missing."""
+        return [(key, value) for key, value in self.values.items() if value is not None]
 
     @property
     def values(self) -> dict[str, Any]:

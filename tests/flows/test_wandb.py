@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import sys
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,6 +31,14 @@ class StandIn:
         self.answers.set()
 
     Settings = SimpleNamespace
+
+    def Image(self, picture: Any, caption: str) -> tuple[Any, str]:  # noqa: N802
+        """A picture, as its size, and its words."""
+        return picture.size, caption
+
+    def Video(self, path: str, caption: str, format: str) -> tuple[bytes, str]:  # noqa: N802
+        """A video, as its bytes while its file is there, and its words."""
+        return Path(path).read_bytes(), f"{format}: {caption}"
 
     def _fail(self, where: str) -> None:
         if where == self.broken:
@@ -101,6 +110,20 @@ def test_wandb_gets_every_number_of_a_stale_run_too(recipe, tmp_path, wandb_stan
     assert sorted(name for name in logged if "/" in name) == sorted(name for name in kept if "/" in name)
 
 
+def test_wandb_gets_the_fixed_pictures_of_each_judged_version_once(recipe, tmp_path, wandb_stand_in):
+    stand_in = wandb_stand_in()
+    path = validated(recipe, tmp_path, ("[[rewards]]", '[logging]\nlogger = ["wandb"]\n\n[[rewards]]'))
+    run = planned(path, tmp_path, run_id="hand")
+    go_until(run, "iteration-0001/rollout")
+    go(run)
+    shown = [row for row in stand_in.rows.values() if "val/pictures" in row]
+    assert [(row["policy_version"], row["step"]) for row in shown] == [(0, 0), (2, 4)]
+    for row in shown:
+        picture, (video, words) = row["val/pictures"]
+        assert (picture, words) == (((16, 16), "a dog (0.5)"), "mp4: a dog (0.5)")
+        assert video[4:8] == b"ftyp"
+
+
 def test_the_wandb_run_is_the_stores_and_the_runs_own(recipe, tmp_path, wandb_stand_in):
     stand_in = wandb_stand_in()
     for folder, run_id in (("a", "one"), ("a", "two"), ("b", "one")):
@@ -118,7 +141,7 @@ def test_wandb_goes_on_past_an_earlier_end_that_was_evaluated(recipe, tmp_path, 
     go(planned(path, tmp_path, run_id="hand", iterations=3))
     after = [stand_in.rows[position] for position in sorted(set(stand_in.rows) - before)]
     assert [(row.get("iteration"), row.get("policy_version"), row["step"]) for row in after] == [
-        (2, None, 4), (2, None, 4), (2, None, 5), (2, None, 6), (None, 3, 6),
+        (2, None, 4), (2, None, 4), (2, None, 5), (2, None, 6), (None, 3, 6), (None, 3, 6),
     ]  # fmt: skip
 
 

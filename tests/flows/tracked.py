@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage import media, store
 from flows import post_train
 from flows.planning.run import Run
 from flows.running.wave import standing_manifest
@@ -17,6 +18,8 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.contracts import METRICS
 from stages.formats.tables import to_parquet
+from stages.reporting.contracts import Fragment
+from stages.reporting.excerpt import Excerpt, Picture
 from tests.flows.by_hand import SECONDS, make_one
 from tests.hand_made import make
 
@@ -32,6 +35,8 @@ SUMMARIES = {
 
 def make_with_numbers(request: Request, raised_by: float = 0.0) -> Manifest:
     """Make a Request's artifact with the numbers that it would have."""
+    if request.stage == "fragment":
+        return make(request, fragment_files(request))
     if request.stage not in ("rollout", "reward", "update", "finetune", "validate"):
         return make_one(request)
     files = {"current/w": request.slot.encode(), "old/w": b"old", "scores": f"{raised_by}".encode()}
@@ -49,6 +54,18 @@ def make_with_numbers(request: Request, raised_by: float = 0.0) -> Manifest:
     if request.stage == "reward":
         said[request.slot.rpartition("-")[2]] = 0.5 + raised_by
     return make(request, files, **said)
+
+
+def fragment_files(request: Request) -> dict[str, bytes]:
+    """A fragment that shows a picture and a video of a policy version, and nothing of a rollout."""
+    config = request.settings(Fragment)
+    if not config.held_out:
+        return {Fragment.FRAGMENT: Excerpt(k=request.iteration or 0).encode()}
+    pixels = np.full((4, 16, 16, 3), 50 * (request.iteration or 0), np.uint8)
+    files = {"full/a.png": media.encode(pixels[:1])[1], "full/b.mp4": media.playable(pixels)}
+    shown = {name[5]: Picture(sample=name[5], prompt="a dog", seed=1, score=0.5, full=name) for name in files}
+    excerpt = Excerpt(k=request.iteration or 0, pictures=shown, shown={"fixed": ("a", "b"), "worst": ("b",)})
+    return {Fragment.FRAGMENT: excerpt.encode(), **files}
 
 
 class Killed(BaseException):
