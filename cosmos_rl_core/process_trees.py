@@ -38,6 +38,11 @@ class Watched:
         self._tree: list[psutil.Process] = []
         self._looked_s = 0.0
 
+    @property
+    def pid(self) -> int:
+        """Return the id of the process."""
+        return self._process.pid
+
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
         if self._returncode is None:

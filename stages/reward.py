@@ -1,26 +1,30 @@
 """Scores of generated samples. A sample that cannot be scored is excluded and counted; it never gets a number."""
 
 import json
+from itertools import chain
 from typing import Any
 
 import pandas as pd
 
 from cosmos_rl_core.canonical import canonical_json
-from cosmos_rl_core.errors import DivergenceError, RewardError
+from cosmos_rl_core.errors import ArtifactError, DivergenceError, RewardError
 from cosmos_rl_core.rewards._answers import words
 from cosmos_rl_core.rewards._base import NamedReward
 from cosmos_rl_core.rewards._exact import ONE_BY_ONE
 from cosmos_rl_core.rewards._served import ServedScorer
 from stages import contracts
+from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import holds
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.contracts import RECORDS
+from stages.formats.samples import all_rows
 from stages.formats.tables import to_parquet
 from stages.scoring.pinned import settle
 from stages.scoring.portions import Portion, portions_of
 from stages.scoring.processes import side_by_side
-from stages.scoring.scorer import CALL, NOT_FINITE, Rows, Scorer
+from stages.scoring.scorer import CALL, NOT_FINITE, Made, Rows, Scorer
+from stages.scoring.shards import Shards
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
@@ -31,16 +35,18 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     Raises :class:`RewardError`, naming the samples, if more than the allowed share failed, and :class:`DivergenceError`
     if more than that are not finite.
     """
-    scorer = Scorer(request)
+    samples = Artifact(request.one("samples"))
+    scorer = Scorer(request, samples)
     config = scorer.config
-    portions = portions_of(scorer.samples, scorer.part, groupwise=scorer.groupwise)
+    portions = portions_of(all_rows(samples), scorer.part, groupwise=scorer.groupwise)
     served = _served(scorer, context)
     alone = scorer.make_exact(context.ranks.gather, context.outcome.note)
     # Scores of another scorer of the service, and those of other batches, are not adopted.
-    made_by = {"served": served.digest} if served else {}
-    context.layout(portions.layout, **made_by, **({"batches": ONE_BY_ONE} if alone else {}))
+    made_by = ({"served": served.digest} if served else {}) | ({"batches": ONE_BY_ONE} if alone else {})
+    context.layout(portions.layout, **made_by)
+    ahead = Shards(request, scorer, context.attempt.generation, context.attempt.numerics, made_by)
     mine = portions.all[context.ranks.rank :: context.ranks.world_size]
-    calls = _score(mine, scorer, request, context, served)
+    calls = _score(mine, scorer, request, context, served, ahead)
     found = [[json.loads(context.attempt.read(name)) for name in _names(portion)] for portion in mine]
     rows, answers = ([row for unit in found for row in unit[table]] for table in (0, 1))
 
@@ -81,23 +87,48 @@ def _served(scorer: Scorer, context: Context) -> ServedScorer | None:
 
 
 def _score(
-    mine: list[Portion], scorer: Scorer, request: Request, context: Context, served: ServedScorer | None
+    mine: list[Portion], scorer: Scorer, request: Request, context: Context, served: ServedScorer | None, ahead: Shards
 ) -> Rows:
-    """Adopt portions that an earlier attempt finished, score the others, and return a row a call."""
+    """Adopt portions that an earlier attempt finished, take those that were scored while the samples were made, score
+    the others, and return a row a call.
+    """
     checks = {portion.number: holds(_names(portion), portion.ids) for portion in mine}
     waiting = [one for one in mine if not context.attempt.adopt(one.number, checks[one.number])]
     done, calls = len(mine) - len(waiting), dict[int, Rows]()
     context.progress("scoring", done, len(mine))
-    for portion, made in side_by_side(scorer, request, waiting, context.execution.processes, served):
+    early = _scored_ahead(waiting, ahead, context)
+    rest = [portion for portion in waiting if portion.number not in early]
+    scored = side_by_side(scorer, request, rest, context.execution.processes, served)
+    for portion, made in chain(early.values(), scored):
         files = {
             name: canonical_json(table)
             for name, table in zip(_names(portion), (made.scores, made.answers), strict=True)
         }
         context.attempt.finish(portion.number, files, checks[portion.number], offered=made.all_scored)
+        if portion.number in early:
+            ahead.remove(portion)
         calls[portion.number] = made.calls
         done += 1
         context.progress("scoring", done, len(mine))
     return [row for _, rows in sorted(calls.items()) for row in rows]
+
+
+def _scored_ahead(waiting: list[Portion], ahead: Shards, context: Context) -> dict[int, tuple[Portion, Made]]:
+    """Return the portions that were scored while the samples were made, by their numbers. Damaged ones are left out."""
+    found: dict[int, tuple[Portion, Made]] = {}
+    there = ahead.names
+    for portion in waiting:
+        if ahead.name(portion) not in there:
+            continue
+        try:
+            made = ahead.read(portion)
+        except ArtifactError as error:
+            context.outcome.note(f"scored again: {error}")
+            continue
+        found |= {portion.number: (portion, made)} if made is not None else {}
+    if found:
+        context.outcome.note(f"{len(found)} of {len(waiting)} shards were scored while the rollout ran")
+    return found
 
 
 def _refuse_too_many(answers: Rows, config: contracts.Reward) -> None:

@@ -19,7 +19,7 @@ from stages import contracts
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.embeddings import NEGATIVE, Embeddings
-from stages.formats.generating import SamplePlan, plan_samples, vae_batches, with_media, write_samples
+from stages.formats.generating import SamplePlan, planned, vae_batches, with_media, write_samples
 from stages.formats.samples import StoredSample
 from stages.training.given import GivenMedia
 from stages.training.loading import load_policy
@@ -29,10 +29,8 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     """Write units of samples with their tensors; units that an earlier attempt finished are adopted."""
     config = request.settings(contracts.Rollout)
     generate = _Generator(request, config, context)
-    key, same_noise = (request.seed, request.iteration or 0), config.use_same_seed
-    samples = plan_samples(config.prompts, config.n_generation, *key, same_noise=same_noise)
     accompany = None if context.ranks.mesh is None else generate.sample
-    return write_samples(context, config, samples, generate, tensors=True, accompany=accompany)
+    return write_samples(context, config, planned(request), generate, tensors=True, accompany=accompany)
 
 
 class _Generator:

@@ -155,6 +155,9 @@ class RewardConfig(Section):
     """Number of attempts to score a sample before it is excluded."""
     max_failed_fraction: float = Field(default=0.05, ge=0, lt=1)
     """Maximum share of excluded samples; above it the stage fails. Gated samples do not count."""
+    overlap: bool = Field(default=False, json_schema_extra=NOT_IDENTITY)
+    """Begin to score the finished files of a rollout while it still makes others. Changes no score. For rewards without
+    torch and ``launch.launcher = "local"``; they share the processor with the rollout."""
 
     @model_validator(mode="after")
     def _gate_has_bounds(self) -> Self:

@@ -45,7 +45,7 @@ def describe_plan(plan: Plan, store_url: str) -> str:
         batch = f"{recipe.prompts_per_iteration} prompts x {recipe.rollout.n_generation} samples"
         rewards = [f"{r.fn.label} ({r.role}, weight {r.weight:g})" for r in Run(plan, store_url).scored]
         subjects |= {"iteration": f"{batch}, {solver}", "rewards": ", ".join(rewards), "warns": _warns(plan)}
-        subjects |= {"agreement": checks.agreements(recipe)}
+        subjects |= {"agreement": checks.agreements(recipe), "overlaps": _overlaps(recipe)}
     if missing := missing_files(plan):
         command = directories.download_command(recipe.policy.model_name_or_path)
         missing += [] if command is None else [f"a run needs them: {command}"]
@@ -61,6 +61,13 @@ def describe_plan(plan: Plan, store_url: str) -> str:
     listed = {name: [said] if isinstance(said, str) else said for name, said in subjects.items()}
     between = "\n" + " " * 11
     return "\n".join(f"{name:<11}{between.join(lines)}" for name, lines in listed.items() if lines)
+
+
+def _overlaps(recipe: Recipe) -> str | list[str]:
+    labels = ", ".join(reward.fn.label for reward in recipe.rewards if reward.overlap)
+    if labels and recipe.launch.launcher != "local":
+        return f"nothing: with launcher = {recipe.launch.launcher!r}, {labels} begins after the rollout"
+    return f"{labels}: scored while the rollout runs" if labels else []
 
 
 def _warns(plan: Plan) -> str | list[str]:

@@ -1,5 +1,8 @@
 """The Request of each stage, made from the plan of a run and from the artifacts that stand."""
 
+from collections.abc import Callable
+from functools import partial
+
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.train import RewardConfig, RewardedOptions, SupervisedOptions
 from cosmos_rl_core.storage import store
@@ -60,6 +63,20 @@ def rollout(run: Run, k: int) -> Request:
 
 def reward(run: Run, scoring: RewardConfig, samples: str, k: int | None) -> Request:
     """Return the Request for the scores of the samples in the slot ``samples`` by one reward."""
+    return _scores(run, scoring, samples, k, partial(input_of, samples))
+
+
+def rewards_ahead(run: Run, making: Request) -> list[Request]:
+    """Return the Requests for the scores of a rollout that is being made, by the rewards that overlap with it.
+
+    None for other stages.
+    """
+    overlapping = [reward for reward in run.scored if reward.overlap and making.stage == contracts.Rollout.name]
+    return [_scores(run, reward, making.slot, making.iteration, making.expected) for reward in overlapping]
+
+
+def _scores(run: Run, scoring: RewardConfig, samples: str, k: int | None, source: Callable[..., Input]) -> Request:
+    """Return the Request for scores of a slot, whose parts ``source`` returns as an input."""
     folder, _, name = samples.rpartition("/")
     # Evaluations have no latents.
     reads = scoring.fn.reads(run.plan.media.frames) if name == "rollout" else "media"
@@ -72,7 +89,7 @@ def reward(run: Run, scoring: RewardConfig, samples: str, k: int | None) -> Requ
         max_failed_fraction=scoring.max_failed_fraction,
     )
     slot = store.join(folder, f"{'reward' if name == 'rollout' else name}-{scoring.fn.label}")
-    inputs = {"samples": (input_of(samples, INDEX, TENSORS if reads == "latents" else MEDIA),)}
+    inputs = {"samples": (source(INDEX, TENSORS if reads == "latents" else MEDIA),)}
     return run.plan.request(slot, config, k, inputs)
 
 

@@ -5,6 +5,7 @@ import importlib
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 from uuid import UUID
@@ -27,6 +28,7 @@ from flows.ledger.budget import Budget
 from flows.ledger.ledger import Ledger
 from flows.ledger.shape import shape_of
 from flows.operations.upgrades import settled
+from flows.planning import requests
 from flows.planning.plan import Plan, Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.post_train import make
@@ -187,6 +189,7 @@ def train(settings: Settings, algorithm: str | None) -> str:
         if not plan.races_decided:
             note("this store cannot refuse a second writer: run one process at a time on this run")
         run = settled(run, remake=settings.remake)
+        waves.overlapping = partial(requests.rewards_ahead, run)
         # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
         tracking, writing = (
             importlib.import_module(f"flows.{name}") for name in ("watching.tracking", "reporting.writing")

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
@@ -13,6 +13,7 @@ from cosmos_rl_core.process_trees import KILLED
 from cosmos_rl_core.storage import store
 from flows import launchers
 from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, RunningJob
+from flows.launchers.beside import Beside
 from flows.launchers.devices import need_of
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import Entry
@@ -50,6 +51,8 @@ class Waves:
     """Whether another scorer of a reward service than the pinned one may go on."""
     ledger: Ledger | None = None
     """Where attempts are recorded; None for work that belongs to no run."""
+    overlapping: Callable[[Request], Sequence[Request]] = lambda _: ()
+    """Returns the Requests for scores that begin while a stage makes its samples."""
     _jobs: JobLauncher = field(init=False)
     _out_of_memory: set[str] = field(default_factory=set)
     """Slots whose last attempt ran out of memory. The next attempt holds half as many samples in memory at once."""
@@ -74,6 +77,7 @@ class Waves:
         with self._jobs.reserve(requests, self.waiting()), ExitStack() as at_the_end:
             try:
                 self._start(requests, running, at_the_end)
+                beside = [at_the_end.enter_context(one) for one in self._scoring_ahead(requests)]
                 while any(one.state.phase != "ended" for one in running):
                     time.sleep(POLL_INTERVAL_S)
                     self.check()
@@ -96,6 +100,8 @@ class Waves:
                     with suppress(CosmosRLError):
                         page.close(entries())
             ends = {one.request.slot: one.failure() for one in running}
+            if not any(ends.values()):
+                self._wait_for(beside)
         failed = {slot: error for slot, error in ends.items() if error is not None}
         self._out_of_memory -= ends.keys()
         self._out_of_memory |= {slot for slot in failed if failed[slot].kind == "out_of_memory"}
@@ -118,6 +124,20 @@ class Waves:
                 self.display.note(f"{job.request.stage}: continues the job of an earlier flow")
             at_the_end.callback(started.discard)
             running.append(_Running(job.request, started, self.display.note, _begun_s=begun_s))
+
+    def _scoring_ahead(self, requests: Sequence[Request]) -> Iterator[Beside]:
+        """Start what scores the rollouts of this wave while they run. Only on this machine."""
+        if self.config.launcher == "local":
+            for rollout in requests:
+                for reward in self.overlapping(rollout):
+                    yield Beside(rollout, reward, self.config, self.display.note)
+
+    def _wait_for(self, beside: Sequence[Beside]) -> None:
+        """Let what scored ahead finish what it is at."""
+        began_s = time.monotonic()
+        while any(one.is_running() for one in beside) and time.monotonic() - began_s < self.config.stall_timeout_s:
+            time.sleep(POLL_INTERVAL_S)
+            self.check()
 
     def execution_of(self, request: Request) -> Execution:
         """Return the execution of the next attempt of a Request."""

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cosmos_rl_core.canonical import canonical_json, differences, digest, sha256
+from cosmos_rl_core.canonical import canonical_json, differences, sha256
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE
@@ -14,7 +14,7 @@ from stages.artifacts.files import read_entry, read_stored
 from stages.artifacts.generations import invalidate
 from stages.artifacts.layouts import Check, difference
 from stages.artifacts.manifest import Manifest, content_of
-from stages.artifacts.records import FileEntry, Layout, Marker, place_of
+from stages.artifacts.records import FileEntry, Layout, Marker, place_of, shards_of
 from stages.artifacts.request import Request
 from stages.artifacts.slots import read_manifest, standing, why_stale
 
@@ -94,8 +94,7 @@ class Attempt:
         Attempts adopt shards of each other within one generation, layout, equal numerics and equal ``made_by``.
         """
         self.generation = generation
-        key = self._made_from | {"layout": layout, "generation": generation} | made_by
-        self.shards = f"shards/{digest(key)[:32]}"
+        self.shards = shards_of(self._made_from, layout, generation, **made_by)
 
     def put(self, name: str, data: bytes) -> None:
         """Write one file under this attempt's prefix. Files named ``records/...`` are not part of the content."""

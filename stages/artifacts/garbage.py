@@ -51,6 +51,10 @@ def garbage(slot: str, *, superseded: bool, before_s: float) -> Garbage:
     for name, entry in attempts.items():
         newest_s[_attempt(name)] = max(entry.written_s, newest_s.get(_attempt(name), 0.0))
     free = Garbage({}, {})
+    if is_committed(slot, standing):
+        # Of no use to an artifact that has its scores.
+        for name in sorted(name for name in found if name.startswith("ahead/")):
+            (free.old if found[name].written_s <= before_s else free.young)[name] = found[name].size
     for name in sorted(attempts.keys() - kept):
         is_old = max(newest_s[_attempt(name)], ended_s.get(name, 0.0)) <= before_s
         (free.old if is_old else free.young)[name] = attempts[name].size

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import Field, ValidationError
 
+from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
@@ -104,6 +105,20 @@ class Layout(Record):
     halvings: int = Field(ge=0)
     """How often batches were halved, each time because memory ran out."""
     numerics: dict[str, Any]
+
+    @property
+    def shards(self) -> str:
+        """Return the folder of the finished shards of attempts with its numerics."""
+        made_from = {"recipe": self.recipe, "inputs": self.inputs, "numerics": self.numerics}
+        return shards_of(made_from, self.layout, self.generation)
+
+
+def shards_of(made_from: dict[str, Any], layout: dict[str, Any], generation: int, **made_by: str) -> str:
+    """Return the folder in a slot of the finished shards that attempts adopt of each other.
+
+    ``made_from`` has the recipe, the inputs and the numerics.
+    """
+    return f"shards/{digest(made_from | {'layout': layout, 'generation': generation} | made_by)[:32]}"
 
 
 class Marker(Record):

@@ -20,6 +20,8 @@ Settings = TypeVar("Settings", bound=StageConfig)
 FORMAT = 1
 REQUEST = "request.json"
 """Name of the file that a stage process is given."""
+ROLLOUT = "rollout.json"
+"""Name of the file beside a reward's Request that has the Request of the rollout that it scores while that runs."""
 
 
 class Reference(Section):
@@ -136,6 +138,14 @@ class Request(Section):
     def fingerprint(self) -> str:
         """Return the digest of the recipe and of the fingerprints of the inputs, known before anything runs."""
         return fingerprint_of(self.recipe, self.inputs)
+
+    def expected(self, *parts: str) -> Input:
+        """Return parts of its artifact as an input of Requests that are asked for before it is made.
+
+        They have the recipe and the fingerprint of later ones; nothing is known of its generation and its bytes.
+        """
+        unknown = {"generation": 0, "manifest": "", "content": ""}
+        return Input(url=self.slot, fingerprint=self.fingerprint, parts=parts, **unknown)
 
     @property
     def input_contents(self) -> InputContents:

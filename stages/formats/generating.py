@@ -14,8 +14,9 @@ from cosmos_rl_core.errors import DivergenceError
 from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
 from cosmos_rl_core.storage import media
 from stages.artifacts.layouts import cut, holds
+from stages.artifacts.request import Request
 from stages.context import Context
-from stages.contracts import INDEX, MEDIA, TENSORS, MediaShape, Samples
+from stages.contracts import INDEX, MEDIA, TENSORS, MediaShape, Rollout, Samples
 from stages.formats.samples import StoredSample, unit_files, unit_name
 
 VAE_SAMPLE_BYTES = 32 * 2**20
@@ -54,6 +55,12 @@ def plan_samples(
             sample_id = f"{prefix}{prompt.id}-{member:03d}"
             plans.append(SamplePlan(sample_id, prompt, member, seed, noise_seed))
     return plans
+
+
+def planned(request: Request) -> list[SamplePlan]:
+    """Return the samples of a rollout's Request."""
+    config, key = request.settings(Rollout), (request.seed, request.iteration or 0)
+    return plan_samples(config.prompts, config.n_generation, *key, same_noise=config.use_same_seed)
 
 
 def with_media(

@@ -11,7 +11,7 @@ A row with ``"finite": false`` has no picture. Such a sample is never scored or 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,24 @@ from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import media, shards
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.records import FileEntry
 from stages.contracts import INDEX, MEDIA, TENSORS
+
+
+class Files(Protocol):
+    """Files by name, read with every byte checked: an :class:`Artifact`, or what is finished of one."""
+
+    def entry(self, name: str) -> FileEntry:
+        """Return the size and digest of a file."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a file."""
+        ...
+
+    def json(self, name: str) -> Any:
+        """Return the contents of a JSON file."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +98,7 @@ def unit_files(number: int, samples: list[StoredSample]) -> dict[str, bytes]:
     return files | ({unit_name(TENSORS, number): shards.pack(tensors)} if tensors else {})
 
 
-def read_rows(artifact: Artifact, number: int) -> list[dict[str, Any]]:
+def read_rows(artifact: Files, number: int) -> list[dict[str, Any]]:
     """Read the index of one unit: a row a sample, in the order of generation."""
     return artifact.json(unit_name(INDEX, number))
 
@@ -97,7 +114,7 @@ def read_index(artifact: Artifact) -> pd.DataFrame:
     return pd.DataFrame(list(all_rows(artifact)))
 
 
-def read_unit(artifact: Artifact, number: int, part: str = MEDIA) -> Iterator[StoredSample]:
+def read_unit(artifact: Files, number: int, part: str = MEDIA) -> Iterator[StoredSample]:
     """Read one unit's samples with their media or their tensors, in the order of generation."""
     files = shards.unpack(artifact.read(unit_name(part, number)))
     for row in read_rows(artifact, number):

@@ -1,10 +1,10 @@
 """Portions of samples, which are scored together and kept together: a unit, or all samples of a prompt."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from stages.artifacts.artifact import Artifact
-from stages.formats.samples import all_rows, unit_name
+from stages.formats.samples import unit_name
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,16 @@ class Portions:
     """Place of each sample in the index."""
 
 
-def portions_of(samples: Artifact, part: str, *, groupwise: bool) -> Portions:
-    """Return the units of an artifact; with ``groupwise`` its prompts, whose samples may lie in several units.
+def portions_of(rows: Iterable[dict[str, Any]], part: str, *, groupwise: bool) -> Portions:
+    """Return the units of samples; with ``groupwise`` their prompts, whose samples may lie in several units.
+
+    ``rows`` have ``sample_id``, ``prompt_id`` and ``unit`` of each sample, in order.
 
     What is scored together then depends on the prompts alone, and not on how samples were cut into units.
     """
     found: dict[Any, dict[int, list[str]]] = {}
     order: dict[str, int] = {}
-    for row in all_rows(samples):
+    for row in rows:
         units = found.setdefault(row["prompt_id"] if groupwise else row["unit"], {})
         units.setdefault(row["unit"], []).append(row["sample_id"])
         order[row["sample_id"]] = len(order)

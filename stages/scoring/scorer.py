@@ -17,7 +17,7 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.contracts import MEDIA, TENSORS
-from stages.formats.samples import StoredSample, read_unit
+from stages.formats.samples import Files, StoredSample, read_unit
 from stages.scoring.portions import Portion
 
 Rows = list[dict[str, Any]]
@@ -49,14 +49,14 @@ class Made(NamedTuple):
 
 
 class Scorer:
-    """The reward of a Request, which scores portions of its samples.
+    """The reward of a Request, which scores portions of its samples, or of ``samples``.
 
     Raises :class:`ConfigError` if this process has another version of the reward than the Request asks for.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, samples: Files | None = None) -> None:
         self.config = request.settings(contracts.Reward)
-        self.samples = Artifact(request.one("samples"))
+        self.samples: Files = Artifact(request.one("samples")) if samples is None else samples
         self.part = TENSORS if self.config.reads == "latents" else MEDIA
         self.groupwise = self.config.reward.facts.groupwise
         self.reward: Reward = plugins.load("rewards", self.config.reward.name).Reward(self.config.reward)

@@ -9,6 +9,7 @@ import typer
 
 from cosmos_rl_core.errors import CosmosRLError, StageError
 from flows.operations.upgrades import settled
+from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.post_train import make
@@ -50,6 +51,7 @@ def train(settings: Settings) -> None:
     run = settled(Run(plan, settings.store), remake=False)
     with run.lease() as lease, Reporter(run.url) as reporter, Display(reporter=reporter) as shown:
         waves = Waves(run.url, plan.recipe.launch, shown, settings.allow_numerics_change, lease.check)
+        waves.overlapping = partial(requests.rewards_ahead, run)
         try:
             with Tracker(run, shown.note) as tracker:
                 make(run, partial(launch, waves, tracker, run))

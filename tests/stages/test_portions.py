@@ -10,10 +10,12 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards import pixel_statistics, remote
 from cosmos_rl_core.rewards._base import Sample
 from stages import contracts
+from stages.artifacts.artifact import Artifact
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
 from stages.formats.generating import plan_samples, with_media
+from stages.formats.samples import all_rows
 from stages.scoring.portions import portions_of
 from stages.scoring.scorer import Scorer
 from tests.stages.test_damaged_work import Dying, Killed
@@ -64,7 +66,7 @@ def test_a_prompt_of_a_groupwise_reward_is_tried_again_whole(tmp_path):
             return [ValueError("no") if len(asked) == 1 and i == 1 else {"pixel_statistics": 1.0} for i in range(3)]
 
     scorer.reward = Failing(pixel_statistics.Options(name="pixel_statistics"))
-    first = portions_of(scorer.samples, scorer.part, groupwise=True).all[0]
+    first = portions_of(all_rows(Artifact(one.source)), scorer.part, groupwise=True).all[0]
     made = scorer.score(first)
     assert asked == [first.ids, first.ids]
     assert [row["score"] for row in made.scores] == [1.0, 1.0, 1.0]

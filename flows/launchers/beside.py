@@ -1,0 +1,64 @@
+"""Scoring beside a rollout on this machine. It is no stage: what it does not do, the reward stage does."""
+
+from collections.abc import Callable
+from typing import Self
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import first_line
+from cosmos_rl_core.process_trees import Watched
+from flows.launchers._base import JobState
+from flows.launchers._processes import start_ahead
+from flows.running.endings import kind_of
+from flows.running.work_folders import WorkFolder
+from stages.artifacts.request import REQUEST, ROLLOUT, Request
+from stages.execution.outcome import read_failures
+
+LOG = "log.txt"
+
+
+class Beside:
+    """The process, or several, that score one rollout by one reward. They end with this context, if not before."""
+
+    def __init__(self, rollout: Request, reward: Request, launch: LaunchConfig, note: Callable[[str], None]) -> None:
+        self._name, self._launch, self._note = reward.slot.rpartition("/")[2], launch, note
+        self._requests = {ROLLOUT: rollout, REQUEST: reward}
+        self._process: Watched | None = None
+
+    def __enter__(self) -> Self:
+        self._folder = WorkFolder("ahead")
+        try:
+            for name, request in self._requests.items():
+                (self._folder.path / name).write_text(request.model_dump_json(indent=1), encoding="utf-8")
+            self._process = Watched(start_ahead(self._folder.path, self._folder.path / LOG, self._launch))
+        except OSError as error:
+            self._say(str(error))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._process is not None:
+            self._process.end()
+        self._folder.remove()
+
+    @property
+    def pid(self) -> int | None:
+        """Return the id of the process, of several the first; None if it has ended."""
+        return None if self._process is None else self._process.pid
+
+    def is_running(self) -> bool:
+        """Return whether it runs. Why it failed is noted once."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return self._process is not None
+        self._process = None
+        if code:
+            failures = read_failures(self._folder.path)
+            why = f"{failures[0].kind}: {first_line(failures[0].message)}" if failures else self._ending(code)
+            self._say(why)
+        return False
+
+    def _ending(self, code: int) -> str:
+        """Return how it ended without an error file."""
+        lines = (self._folder.path / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        return f"{kind_of(JobState('ended', code), lines)}, exit code {code}"
+
+    def _say(self, why: str) -> None:
+        self._note(f"{self._name}: scoring while the rollout runs ended ({why}); the stage scores the rest")

@@ -1,0 +1,211 @@
+"""Score the finished units of a rollout while it makes others: ``python -m stages.scoring.ahead FOLDER``.
+
+The folder has the rollout's Request and the reward's. The scores go into the reward's slot as shards, which the reward
+stage takes if they are of the samples that the rollout committed. This process commits nothing, and no run depends on
+it: if it fails or is killed, the reward stage scores more itself. It ends when the rollout is committed.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from cosmos_rl_core import outside_plugins
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.numerics import numerics
+from cosmos_rl_core.processes import die_with_parent
+from cosmos_rl_core.rewards._base import NamedReward
+from cosmos_rl_core.storage import store
+from stages.artifacts.files import read_stored
+from stages.artifacts.generations import current_generation, is_committed
+from stages.artifacts.records import FileEntry, Layout, Marker
+from stages.artifacts.request import REQUEST, ROLLOUT, Request
+from stages.execution.outcome import Outcome, failure_of
+from stages.execution.runner import require_own_version
+from stages.formats.generating import planned
+from stages.scoring.portions import Portion, portions_of
+from stages.scoring.scorer import Scorer
+from stages.scoring.shards import Shards
+
+SUMMARY = "Score the finished units of a rollout while it makes others."
+LOOK_S = 0.5
+"""Interval in seconds at which finished units are looked for."""
+
+
+class Growing:
+    """A rollout that is being made, and its finished units."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._entries: dict[str, FileEntry] = {}
+        self.layout: Layout | None = None
+        """How its samples are divided; None before that is decided."""
+        self.finished: set[int] = set()
+        """Numbers of its finished units."""
+
+    def entry(self, name: str) -> FileEntry:
+        """Return the size and digest of a file of a finished unit."""
+        return self._entries[name]
+
+    def read(self, name: str) -> bytes:
+        """Read a file of a finished unit. Raises :class:`ArtifactError` unless its bytes are those of the entry."""
+        return read_stored(self._request.slot, self._entries[name])
+
+    def json(self, name: str) -> Any:
+        """Read a JSON file of a finished unit."""
+        return json.loads(self.read(name))
+
+    def look(self) -> bool:
+        """Look for finished units. Return False once the rollout is committed.
+
+        Nothing is finished of an earlier generation, which other settings made or which did not fit into memory.
+        """
+        slot = self._request.slot
+        generation = current_generation(slot)
+        if self.layout is None or self.layout.generation != generation:
+            self._begin(Layout.read(slot, generation))
+        if is_committed(slot, generation):
+            return False
+        if self.layout is not None:
+            self._read_markers(self.layout)
+        return True
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row a sample of all units, finished or not: its id, its prompt's and the number of its unit."""
+        assert self.layout is not None
+        prompts = {plan.sample_id: plan.prompt.id for plan in planned(self._request)}
+        units = enumerate(self.layout.layout["units"])
+        return [{"sample_id": i, "prompt_id": prompts[i], "unit": number} for number, ids in units for i in ids]
+
+    def _begin(self, layout: Layout | None) -> None:
+        asked = self._request.recipe, self._request.input_contents
+        self.layout = layout if layout is not None and (layout.recipe, layout.inputs) == asked else None
+        self._entries, self.finished = {}, set()
+
+    def _read_markers(self, layout: Layout) -> None:
+        slot = self._request.slot
+        folder = store.join(slot, layout.shards)
+        there = {int(name[:5]) for name in store.names(folder) if name[:5].isdecimal()}
+        for number in sorted(there - self.finished):
+            url = store.join(folder, f"{number:05d}.json")
+            marker = Marker.unsealed(store.read(url), url, slot, layout.generation)
+            if (marker.layout, marker.index) != (layout.shards, number):
+                raise ArtifactError(f"{url} was written for shard {marker.index} of {marker.layout}")
+            self._entries |= marker.files
+            self.finished.add(number)
+
+
+class Ahead:
+    """Scoring of one rollout by one reward, by this process or by ``count`` of which this is number ``share``."""
+
+    def __init__(self, rollout: Request, reward: Request, share: int = 0, count: int = 1) -> None:
+        require_own_version(reward)
+        self._request, self._share, self._count = reward, share, count
+        self._samples = Growing(rollout)
+        self._made_by: dict[str, str] = {}
+        self._scorer = self._new_scorer()
+        self._generation = current_generation(reward.slot)
+        self._layout: Layout | None = None
+        self._waiting: list[Portion] = []
+        self._num_portions = 0
+
+    def _new_scorer(self) -> Scorer:
+        """Return a scorer that has read no samples. It keeps to the scorer that a service has now.
+
+        Which one the run keeps to is decided by the reward stage, and a shard names its own.
+        """
+        scorer = Scorer(self._request, self._samples)
+        if isinstance(scorer.reward, NamedReward) and (served := scorer.reward.scorer()) is not None:
+            scorer.hold_to(served)
+            self._made_by = {"served": served.digest}
+        return scorer
+
+    def run(self, outcome: Outcome) -> None:
+        """Score each portion once all its units are finished, until the rollout is committed or all are scored.
+
+        A slot with scores is left alone: they may stand for the new rollout too.
+        """
+        if is_committed(self._request.slot, self._generation):
+            return
+        outcome.progress("waiting for samples", 0, 1)
+        while self._samples.look():
+            self._divide()
+            portion = next((one for one in self._waiting if one.units.keys() <= self._samples.finished), None)
+            if portion is not None:
+                self._score(portion)
+                self._waiting.remove(portion)
+                outcome.progress("scoring ahead", self._num_portions - len(self._waiting), self._num_portions)
+            elif self._layout is not None and not self._waiting:
+                return
+            else:
+                time.sleep(LOOK_S)
+
+    def _divide(self) -> None:
+        """Divide the samples into portions again if they are now divided otherwise."""
+        if self._samples.layout is self._layout:
+            return
+        if self._layout is not None:
+            self._scorer = self._new_scorer()
+        self._layout, self._waiting = self._samples.layout, []
+        if self._layout is not None:
+            groupwise = self._scorer.groupwise
+            portions = portions_of(self._samples.rows(), self._scorer.part, groupwise=groupwise)
+            self._waiting = portions.all[self._share :: self._count]
+            self._num_portions = len(self._waiting)
+
+    def _score(self, portion: Portion) -> None:
+        shards = Shards(self._request, self._scorer, self._generation, numerics(), self._made_by)
+        if shards.name(portion) not in shards.names:
+            shards.write(portion, self._scorer.score(portion))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Score by so many processes, and return the exit code: 0 if all of them ended well."""
+    die_with_parent()
+    parser = argparse.ArgumentParser(prog="python -m stages.scoring.ahead", description=SUMMARY)
+    parser.add_argument("folder", type=Path, help=f"folder of {REQUEST} (of the reward) and {ROLLOUT}")
+    parser.add_argument("--processes", type=int, default=1, help="number of processes that share the samples")
+    args = parser.parse_args(argv)
+    # Spawned, because a fork would copy the threads' locks of whatever the reward has loaded.
+    spawn = get_context("spawn")
+    count = args.processes
+    others = [spawn.Process(target=_share, args=(args.folder, share, count)) for share in range(1, count)]
+    for other in others:
+        other.start()
+    code = _run(args.folder, 0, count)
+    for other in others:
+        other.join()
+    return code or next((70 for other in others if other.exitcode), 0)
+
+
+def _share(folder: Path, share: int, count: int) -> None:
+    die_with_parent()
+    sys.exit(_run(folder, share, count))
+
+
+def _run(folder: Path, share: int, count: int) -> int:
+    outcome = Outcome(folder, share)
+    try:
+        data = (folder / REQUEST).read_bytes()
+        outside_plugins.use(outside_plugins.named_in(data), verify=True)
+        rollout, reward = (Request.model_validate_json((folder / name).read_bytes()) for name in (ROLLOUT, REQUEST))
+        Ahead(rollout, reward, share, count).run(outcome)
+    except Exception as error:
+        failure = failure_of(error)
+        outcome.failed(failure)
+        print(failure.traceback, file=sys.stderr, flush=True)
+        return failure.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    # Threads that still wait for a service do not keep it.
+    returned = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(returned)
