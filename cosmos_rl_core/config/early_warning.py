@@ -82,13 +82,17 @@ def with_defaults(warning: EarlyWarningConfig | None, frames: int) -> EarlyWarni
 
 
 def mistakes(warning: EarlyWarningConfig, rewards: Collection[str]) -> Iterator[str]:
-    """Yield a sentence for each limit on a score of none of the ``rewards``, and for each score with two limits."""
+    """Yield a sentence for each limit on a score of none of the ``rewards`` or on no statistic of pixels, and for each
+    score with two limits.
+    """
     seen: set[tuple[str, str]] = set()
     rewards = dict.fromkeys([*rewards, *[STATISTICS] * warning.statistics])
     for limit in warning.limits:
         if limit.reward not in rewards:
             known = ", ".join(rewards) or "none"
             yield f"early_warning.limits: there is no reward {limit.reward!r}; known: {known}"
+        if limit.reward == STATISTICS and limit.name not in (STATISTICS, *DEFAULTS):
+            yield f"early_warning.limits: {STATISTICS} gives no score {limit.name!r}; known: {', '.join(DEFAULTS)}"
         if (limit.reward, limit.name) in seen:
             yield f"early_warning.limits: two limits on {limit.name!r} of {limit.reward!r}; give all bounds in one"
         seen.add((limit.reward, limit.name))

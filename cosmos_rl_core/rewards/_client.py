@@ -84,7 +84,7 @@ class Service:
         mistakes = [
             f"{name} {fault}; set it to the full URL of the reward service, e.g. http://localhost:8080/api/reward/{path}"
             for (name, url), path in zip(urls.items(), ("enqueue", "pull"), strict=True)
-            if (fault := _fault(url)) is not None
+            if (fault := url_fault(url)) is not None
         ]
         if not fits_header(token) or " " in token:
             mistakes.append(f"{TOKEN} has characters that no HTTP header takes; set the bare token")
@@ -141,7 +141,7 @@ def fits_header(text: str) -> bool:
     return text.isascii() and text.isprintable() and text == text.strip()
 
 
-def _fault(url: str) -> str | None:
+def url_fault(url: str) -> str | None:
     """Return why no request can be sent to a URL, or None."""
     if not url:
         return "is not set"

@@ -73,14 +73,16 @@ class FileScorer:
                 yield FileScores(file, prompt, outcome)
 
     def _scored(self, samples: list[Sample]) -> list[dict[str, Any] | Exception]:
-        """Return scores or an error for each sample; each is scored alone if the reward raises for all."""
+        """Return scores or an error for each sample. If the reward raises for all, each is scored alone; of a groupwise
+        one, all fail.
+        """
         try:
             found = entries(self._reward.score([*samples]), len(samples))
         except ConfigError:
             raise
         except Exception as error:
-            if len(samples) == 1:
-                return [error]
+            if len(samples) == 1 or self.options.facts.groupwise:
+                return [error] * len(samples)
             return [one for sample in samples for one in self._scored([sample])]
         return [scored(one, self.options.label) for one in found]
 

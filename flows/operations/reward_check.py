@@ -9,7 +9,7 @@ import numpy as np
 
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, UnavailableError
 from cosmos_rl_core.rewards._answers import brief
-from cosmos_rl_core.rewards._client import ENQUEUE_URL, FETCH_URL, Client, RefusedError, Service
+from cosmos_rl_core.rewards._client import ENQUEUE_URL, FETCH_URL, Client, RefusedError, Service, url_fault
 from cosmos_rl_core.rewards._frame import frame
 from cosmos_rl_core.rewards._trial import METADATA
 from cosmos_rl_core.storage import media
@@ -57,7 +57,12 @@ def check(url: str, rewards: Sequence[str], timeout_s: float, environment: Mappi
 
 
 def service_at(url: str, environment: Mapping[str, str]) -> Service:
-    """Return the service at a URL, with or without the path of one of its endpoints, and the environment's token."""
+    """Return the service at a URL, with or without the path of one of its endpoints, and the environment's token.
+
+    Raises :class:`ConfigError` for what is no URL.
+    """
+    if (fault := url_fault(url)) is not None:
+        raise ConfigError(f"{url!r} {fault}; expected the URL of a service, e.g. http://localhost:8080")
     root = url.rstrip("/")
     for ending in ("/enqueue", "/pull", ROOT):
         root = root.removesuffix(ending)

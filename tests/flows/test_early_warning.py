@@ -306,6 +306,10 @@ def test_status_says_what_tripped_and_what_to_do(loop, main):
     [
         ("[{ reward = 'ocr' }]", "has no bound; give it below, above, fall or rise"),
         ("[{ reward = 'oar', rise = 1 }]", "there is no reward 'oar'; known: ocr"),
+        (
+            "[{ reward = 'pixel_statistics', score = 'lumma', rise = 1 }]",
+            "no score 'lumma'; known: luma, contrast",
+        ),
         ("[{ reward = 'ocr', rise = 1 }, { reward = 'ocr', fall = 1 }]", "two limits on 'ocr' of 'ocr'"),
         ("[{ reward = 'ocr', rise = -1 }]", "greater than 0"),
     ],

@@ -17,6 +17,7 @@ from cosmos_rl_core.rewards.aesthetic import HEAD
 from cosmos_rl_core.storage import media
 from flows.cli.app import app
 from tests.outside import REWARD
+from tests.running_service import PROBE
 from tests.tiny_scorers.aesthetic import perceptron
 
 
@@ -105,3 +106,11 @@ def test_published_weights_are_prepared_once(tmp_path: Path):
     assert (again.exit_code, "exists already" in again.stderr) == (64, True)
     other = run("reward-service", "prepare", "jpeg", tmp_path / "head.pth", tmp_path / "other")
     assert "weights of jpeg need no preparation; those of aesthetic, hpsv2" in other.stderr
+
+
+def test_files_of_a_prompt_are_never_compared_in_parts(pictures: list[Path], tmp_path: Path):
+    (tmp_path / "prompts.txt").write_text("a\nraise\n")
+    given = [*pictures[:2], "--reward", "probe_group", "--prompts", tmp_path / "prompts.txt"]
+    ended = run("score", *given, "--plugin", PROBE.replace("probe.py", "probe_group.py"))
+    assert ended.exit_code == 65
+    assert ended.stdout.count("FAILED") == ended.stdout.count("not this one") == 2

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from cosmos_rl_core.errors import ConfigError
 from flows.cli import app as cli
 from flows.operations import reward_check
 from tests.reward_server import Frame, RewardServer, reward_server
@@ -75,6 +76,12 @@ def test_a_service_that_does_not_answer_or_score_may_work_later(
     upstream.scores = fails
     code, said = check(monkeypatch, upstream.enqueue_url, "--reward", "x", "--timeout-s", "0.3", token=upstream.token)
     assert (code, "no x scores of request" in said) == (75, True)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "localhost:8080", "http://"])
+def test_what_is_no_url_is_named(url: str):
+    with pytest.raises(ConfigError, match=rf"'{url}' is no http\(s\) URL; expected the URL of a service"):
+        reward_check.service_at(url, {})
 
 
 @pytest.mark.parametrize("path", ["", "/", "/api/reward", "/api/reward/enqueue", "/api/reward/pull"])
