@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import threading
@@ -39,6 +40,7 @@ def run(config: Config, said: Callable[[str], None]) -> None:
 
     Raises :class:`ConfigError` if the folder or the ports are taken.
     """
+    allow_files()
     with Spool(Path(config.settings.service.spool)) as spool, listening(config) as server:
         said(f"reward service at {url_of(server)}")
         for note in config.notes:
@@ -77,6 +79,12 @@ async def serve(config: Config, spool: Spool, listening: socket.socket, stop: as
         stopped.cancel()
         await serving
         await service.close()
+
+
+def allow_files() -> None:
+    """Let this process open as many files as the system allows it: a body that arrives takes two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listening(config: Config) -> socket.socket:

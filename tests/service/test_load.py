@@ -99,7 +99,10 @@ def outcome(told: dict[str, Any]) -> float | None:
 def test_a_thousand_requests_at_once_through_kills_resets_and_bad_scorers(command: Command, tmp_path: Path):
     seed = int(os.environ.get("LOAD_SEED", time.time_ns() % 10**6))
     print("LOAD_SEED =", seed)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limit[1]))  # as shells have it
     client, draw = command.start(), random.Random(seed)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
     running.wait_ready(client)
     load = Load(int(client.url.rpartition(":")[2]), draw)
 

@@ -2,13 +2,14 @@
 
 import os
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.reward_service import config
+from cosmos_rl_core.reward_service import config, server
 from cosmos_rl_core.reward_service.scorers import Devices
 from tests import running_service as running
 from tests.pages import ROOT
@@ -155,6 +156,16 @@ def test_processes_have_a_device_each_in_turn(tmp_path: Path):
 def test_a_device_that_is_none_is_refused_when_the_file_is_read(tmp_path: Path, device: str):
     with pytest.raises(ConfigError, match=rf"reward_args.0.device: .*\(found '{device}'\)"):
         read(tmp_path, running.settings(tmp_path, {"reward_type": "probe", "device": device}))
+
+
+def test_a_service_may_open_as_many_files_as_the_system_lets_it():
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit[0] - 1, limit[1]))
+    try:
+        server.allow_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limit[1], limit[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
 def test_without_gpus_the_choice_is_the_scorers(tmp_path: Path):
