@@ -18,8 +18,10 @@ from stages.context import Context
 from stages.formats.embeddings import EMPTY, Embeddings
 from stages.formats.latents import Latents
 from stages.training.given import own_frames
+from stages.training.micro_batches import made_ahead, my_share
 from stages.training.order import items_of_step
-from stages.training.trainer import CPU, Make, MicroBatch, Trainer, check_clocks, made_ahead, my_share
+from stages.training.stepper import check_clocks
+from stages.training.trainer import CPU, Make, MicroBatch, Trainer
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:

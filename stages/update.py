@@ -26,7 +26,9 @@ from stages.formats.tables import to_parquet
 from stages.scoring.advantages import advantages
 from stages.training.draws import DataDraws, Draw, LatentDraws, Stored, TransitionDraws
 from stages.training.drift import DriftWatch
-from stages.training.trainer import Make, Trainer, check_clocks, made_ahead, my_share
+from stages.training.micro_batches import made_ahead, my_share
+from stages.training.stepper import check_clocks
+from stages.training.trainer import Make, Trainer
 
 _STILL = (OLD, REFERENCE)
 """Copies that do not change before the last step is done."""

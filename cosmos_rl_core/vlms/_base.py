@@ -77,6 +77,21 @@ class Processor(Protocol):
         ...
 
 
+Module = Literal["vision", "projector", "language"]
+"""Parts of a VLM that are trained or frozen."""
+
+
+def module_of(processor: Processor, name: str) -> Module:
+    """Return the part of the model that a parameter belongs to, by its name.
+
+    A class says by ``modules`` which names are those of the projector and of the vision tower, in this order; without
+    it all are of the language model.
+    """
+    modules: Mapping[Module, tuple[str, ...]] = getattr(processor, "modules", {})
+    found: list[Module] = [module for module, prefixes in modules.items() if name.startswith(prefixes)]
+    return found[0] if found else "language"
+
+
 def architecture(path: str | Path) -> str:
     """Return the name of the class of transformers that the folder ``path`` is a model of.
 

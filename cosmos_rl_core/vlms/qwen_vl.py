@@ -37,6 +37,11 @@ class Qwen25VL:
     """Processor of Qwen2.5-VL. The model counts time by ``second_per_grid_ts``."""
 
     placeholders: Mapping[Kind, str] = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
+    modules: Mapping[str, tuple[str, ...]] = {
+        "projector": ("model.visual.merger.", "model.visual.deepstack_merger_list."),
+        "vision": ("model.visual.",),
+    }
+    packs = True
     video_defaults: Mapping[str, Any] = {
         **_IMAGE,
         **_FRAMES,

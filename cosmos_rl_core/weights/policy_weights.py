@@ -178,16 +178,19 @@ def prepare(
     below: LoraConfig | None = None,
     reference: bool = True,
     shard: Callable[[nn.Module], Shards] = lambda _: WHOLE,
+    trains: Callable[[str], bool] = lambda _: True,
 ) -> PolicyWeights:
     """Make ``transformer`` trainable, still equal to the base model, and add a ``reference`` part if wanted.
 
     With LoRA the base is frozen and all adapter tensors are zero (load :func:`initial_lora` or a policy next). The
     reference is zero as well, so it equals the base exactly. In full fine-tuning every parameter trains, and the
     reference is a copy of the present weights. ``shard`` may shard the weights after the choice of trainable ones.
-    With ``below`` the adapter lies on a frozen one with these settings, which is off under the reference.
+    With ``below`` the adapter lies on a frozen one with these settings, which is off under the reference. In full
+    fine-tuning ``trains`` says by the name which parameters train.
     """
     if lora is None:
-        transformer.requires_grad_(True)
+        for name, parameter in transformer.named_parameters():
+            parameter.requires_grad_(trains(name))
     else:
         add_lora(transformer, lora, below)
     shards = shard(transformer)

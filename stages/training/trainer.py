@@ -1,48 +1,29 @@
-"""Optimizer steps on a policy, for any algorithm. Shared by `update` and `finetune`."""
+"""Optimizer steps on a diffusion model, for any algorithm. Shared by `update` and `finetune`."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain, islice, tee
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from cosmos_rl_core.algorithms._base import Algorithm, Batch, Loss, Transitions
-from cosmos_rl_core.canonical import sha256
-from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError, DivergenceError
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
-from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
-from cosmos_rl_core.parallel.sharding import Shards
-from cosmos_rl_core.storage import store
-from cosmos_rl_core.training.optimizer import (
-    load_optimizer_state,
-    loss_share,
-    make_optimizer,
-    optimizer_state,
-    optimizer_step,
-    state_shards,
-)
+from cosmos_rl_core.training.optimizer import loss_share
 from cosmos_rl_core.weights.lora_dropout import DropoutKey, dropouts_of, dropping
-from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OPTIMIZER, REFERENCE, SCHEDULE
-from cosmos_rl_core.weights.policy_weights import PolicyWeights, to_bytes
-from stages.artifacts.artifact import Artifact
-from stages.artifacts.request import Input, Request
+from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, REFERENCE
+from cosmos_rl_core.weights.policy_weights import PolicyWeights
+from stages.artifacts.request import Request
 from stages.context import Context
-from stages.contracts import METRICS, Finetune, Update
-from stages.formats.policies import read_part, write_part
-from stages.formats.tables import to_parquet
+from stages.contracts import Finetune, Update
+from stages.formats.policies import read_part
 from stages.training.loading import load_policy
+from stages.training.stepper import Stepper
 
-CLOCKS = f"{SCHEDULE}/clocks.json"
-NONFINITE = "nonfinite_steps"
-"""Steps skipped for non-finite gradients: in the clocks the consecutive ones at the end, in the summary all."""
 PEAKS = ("loss", "policy_loss", "kl", "data_loss", "old_deviation")
 """Metrics whose maximum over samples is recorded beside their mean; NaN if any value is."""
 
@@ -101,25 +82,18 @@ class Watcher:
         return {}
 
 
-class Trainer:
-    """A policy with its copies, optimizer and clocks. All ranks do the same steps, each on its share of the work."""
-
-    nonfinite_in_a_row: int = 0
-    """Consecutive optimizer steps skipped until now because their gradients were not finite."""
+class Trainer(Stepper):
+    """A policy of a diffusion model that an algorithm trains."""
 
     def __init__(
         self, model: Model, algorithm: Algorithm, weights: PolicyWeights, config: Update | Finetune, context: Context
     ) -> None:
-        self.model, self.algorithm, self.weights, self.context = model, algorithm, weights, context
-        self.steps, self.group = config.steps, context.ranks
+        super().__init__(weights, config.steps, context)
+        self.model, self.algorithm = model, algorithm
         self.param_dtype: ParamDtype = config.param_dtype
         self.watcher = Watcher()
         # Found once, since a walk through the modules of a transformer takes milliseconds.
         self._dropouts = dropouts_of(model.transformer)
-        self.rows: list[dict[str, float]] = []
-        self._num_nonfinite = 0
-        settings = {"betas": self.steps.betas, "eps": self.steps.epsilon, "weight_decay": self.steps.weight_decay}
-        self.optimizer = make_optimizer(weights.parameters, self.steps.optimizer, **settings)
 
     @classmethod
     def load(
@@ -142,9 +116,7 @@ class Trainer:
         for part in copies:
             weights.create(part, read_part(policy, part, weights.shards, context.progress) or None)
         trainer = cls(model, algorithm, weights, config, context)
-        trainer.nonfinite_in_a_row = _clocks(policy).get(NONFINITE, 0)
-        state = read_part(policy, OPTIMIZER, state_shards(weights.shards), context.progress)
-        load_optimizer_state(trainer.optimizer, weights.parameters, state)
+        trainer.resume(policy)
         return trainer
 
     def step(self, index: int, micro_batches: Iterable[MicroBatch], num_samples: int, num_times: int) -> bool:
@@ -158,7 +130,7 @@ class Trainer:
         totals: dict[str, float] = {}
         peaks: dict[str, float] = {}
         for made in micro_batches:
-            self._sign_of_life(index)
+            self.sign_of_life(index)
             micro = made.to(self.group.device)
             # Also during the backward pass: gradient checkpointing repeats the forward there.
             with dropping(self._dropouts, micro.keys):
@@ -179,39 +151,6 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.rows.append(row | means | highest)
         return goes_on
-
-    def move(self, index: int) -> dict[str, float] | None:
-        """Move the weights by the gradients, and update the average. Collective.
-
-        Returns gradient norm and learning rate; None if the step is skipped. All ranks decide alike, because the norm
-        is that of the gradients summed over ranks.
-        """
-        steps = self.steps
-        try:
-            moved = optimizer_step(
-                self.optimizer,
-                self.weights.parameters,
-                lr=steps.lrs[index],
-                max_norm=steps.grad_norm_clip,
-                group=self.group,
-                shards=self.weights.shards,
-            )
-        except DivergenceError as error:
-            if self.nonfinite_in_a_row >= steps.max_nonfinite:
-                raise
-            self.nonfinite_in_a_row += 1
-            self._num_nonfinite += 1
-            in_a_row = f"{self.nonfinite_in_a_row} in a row, at most {steps.max_nonfinite} are allowed"
-            self.context.outcome.note(f"optimizer step {steps.first_step + index} is skipped ({in_a_row}): {error}")
-            return None
-        self.nonfinite_in_a_row = 0
-        if (decay := steps.ema_decays[index]) is not None:
-            self.weights.lerp_(EMA, decay)
-        return moved
-
-    def _sign_of_life(self, finished: int) -> None:
-        """Report the number of finished steps; stall detection watches it."""
-        self.context.progress("training", finished, len(self.steps.lrs))
 
     def _loss(self, micro: MicroBatch) -> Loss:
         batch = micro.batch
@@ -251,92 +190,3 @@ class Trainer:
         sums: dict[str, float] = {name: sum(each.get(name, 0.0) for each in all_totals) for name in names}
         highest = {name: np.max([each.get(name, -math.inf) for each in all_peaks]) for name in set().union(*all_peaks)}
         return sums, {f"{name}_max": float(number) for name, number in sorted(highest.items())}
-
-    def write(self, copies: list[str], iteration: int) -> None:
-        """Write the next policy version, once all ranks agree on its tensors. Collective.
-
-        The clocks' optimizer step is the planned one, also if training on these rollouts ended early.
-        """
-        self._sign_of_life(len(self.rows))
-        parts = {part: self.weights.here(part) for part in (CURRENT, *copies)}
-        parts[OPTIMIZER] = optimizer_state(self.optimizer, self.weights.parameters)
-        shards = self.weights.shards
-        cuts = {part: state_shards(shards) if part == OPTIMIZER else shards for part in parts}
-        self._agree(parts, cuts)
-        for part, tensors in parts.items():
-            write_part(self.context, part, tensors=tensors, shards=cuts[part])
-        if self.group.rank == 0:
-            last_step = self.steps.first_step + len(self.steps.lrs)
-            nonfinite = {NONFINITE: self.nonfinite_in_a_row} if self.nonfinite_in_a_row else {}
-            self.context.attempt.put_json(
-                CLOCKS, {"iteration": iteration + 1, "optimizer_step": last_step, **nonfinite}
-            )
-            self.context.attempt.put(METRICS, to_parquet(pd.DataFrame(self.rows)))
-
-    def _agree(self, parts: dict[str, dict[str, Tensor]], cuts: dict[str, Shards]) -> None:
-        """Raise :class:`CosmosRLError` unless ranks that hold the same rows hold the same bits. Collective."""
-        if self.group.world_size == 1:
-            return
-        digests: dict[str, str] = {}
-        for part, tensors in parts.items():
-            for name, tensor in tensors.items():
-                place = f"rows {cuts[part].index} of {part}" if cuts[part].cuts(name) else part
-                digests[place] = sha256(digests.get(place, "").encode() + to_bytes({name: tensor}))
-        found = self.group.gather(digests)
-        unequal = [place for place, mine in digests.items() if any(one.get(place, mine) != mine for one in found)]
-        if unequal:
-            raise CosmosRLError(
-                f"the ranks ended with different tensors in {', '.join(unequal)}; "
-                "a collective or a kernel does not give equal bits on all ranks"
-            )
-
-    def summary(self) -> dict[str, Any]:
-        """Return the last step's loss and gradient norm, None if not finite, and the number of skipped steps."""
-        left_out = {NONFINITE: self._num_nonfinite} if self._num_nonfinite else {}
-        return self.last("loss", "grad_norm") | left_out
-
-    def last(self, *names: str) -> dict[str, float | None]:
-        """Return numbers of the last step; None for one that is not finite."""
-        return {name: value if math.isfinite(value := self.rows[-1][name]) else None for name in names}
-
-
-def check_clocks(policy: Input, iteration: int, first_step: int) -> None:
-    """Raise :class:`ArtifactError` unless both clocks of the policy are at the start of this range of steps.
-
-    Policy version 0 has no clocks: it is at 0.
-    """
-    expected = {"iteration": iteration, "optimizer_step": first_step}
-    found = {name: value for name, value in _clocks(policy).items() if name != NONFINITE}
-    if found != expected:
-        raise ArtifactError(f"the policy at {policy.url} has clocks {found}, this range begins at {expected}")
-
-
-def _clocks(policy: Input) -> dict[str, int]:
-    artifact = Artifact(policy)
-    return artifact.json(CLOCKS) if artifact.names(CLOCKS) else {"iteration": 0, "optimizer_step": 0}
-
-
-def my_share(items: list[list[Callable[[float], MicroBatch]]], group: Group) -> list[Make]:
-    """Return what makes this rank's micro-batches: those of every ``data_world_size``-th item.
-
-    An item's micro-batches are the noise levels of the same samples, so that a rank reads its own samples only. Ranks
-    with fewer items repeat one with weight 0: all do the same number of passes.
-    """
-    share: list[Make] = []
-    for first in range(0, len(items), group.data_world_size):
-        index = first + group.data_rank
-        weight = 1.0 if index < len(items) else 0.0
-        share += [partial(make, weight) for make in items[index if weight else first]]
-    return share
-
-
-@contextmanager
-def made_ahead(shares: Iterable[list[Make]]) -> Iterator[Iterator[Iterator[MicroBatch]]]:
-    """Give the micro-batches of each optimizer step, made in the background while earlier ones compute.
-
-    Memory holds a few of them (:func:`cosmos_rl_core.storage.store.ahead`). What fails to be made raises in its turn.
-    The threads end with the context.
-    """
-    shares, again = tee(shares)
-    with closing(store.ahead(chain.from_iterable(shares), lambda make: make())) as made:
-        yield ((micro for _, micro in islice(made, len(share))) for share in again)

@@ -5,7 +5,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
-from cosmos_rl_core.config.shared import StageConfig
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.config.shared import OptimizerSteps, StageConfig
 from cosmos_rl_core.config.vlm.chat_datasets import AnyChatDataset
 
 _UNUSABLE = "unusable.parquet"
@@ -71,4 +72,45 @@ class VlmTokenize(StageConfig):
     """Conversations in one shard: what a retry keeps."""
 
 
-VLM_STAGES: tuple[type[StageConfig], ...] = (VlmIndex, VlmTokenize)
+class OfVlm(StageConfig):
+    """The settings of every stage that has a VLM with the weights of a policy."""
+
+    vlm: VlmRef
+    lora: LoraConfig | None
+    trains: tuple[Literal["vision", "projector", "language"], ...]
+    """The parts of the model that train, or that adapters lie on."""
+
+
+class VlmPolicy(OfVlm):
+    """Policy version 0 in the part ``current``: the base's weights that train, or fresh adapters."""
+
+    name = "vlm_policy"
+    version = 1
+
+
+class VlmFinetune(OfVlm):
+    """Policy k to policy k + 1 by a range of supervised steps on conversations."""
+
+    name = "vlm_finetune"
+    version = 1
+    distributed = True
+    inputs = {"policy": "one", "tokens": "one"}
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type that the model computes in; weights, losses and sums of gradients are float32."""
+    gradient_checkpointing: bool
+    steps: OptimizerSteps
+    keeps_ema: bool
+    """Whether the policy has the part ``ema``."""
+    sources: dict[str, AnyChatDataset] = Field(json_schema_extra=NOT_IDENTITY)
+    """Where the media are, by the names of their datasets."""
+    weights: dict[str, float] = Field(default={}, json_schema_extra={"neutral": {}})
+    """Shares of conversations that are drawn from each dataset; without any, all are drawn equally often."""
+    batch_size: int
+    """Conversations of one optimizer step, over all ranks."""
+    row_length: int
+    """Most tokens of a row of packed conversations. A longer conversation has a row of its own."""
+    balance_dp_token: bool = True
+    """Whether the loss is the mean over all labels of the step, as in cosmos-rl; otherwise the mean of rows."""
+
+
+VLM_STAGES: tuple[type[StageConfig], ...] = (VlmIndex, VlmTokenize, VlmPolicy, VlmFinetune)

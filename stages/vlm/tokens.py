@@ -82,8 +82,9 @@ class Tokens:
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
-        self.index = read_table(artifact, VlmTokenize.INDEX)
+        self.index: Any = read_table(artifact, VlmTokenize.INDEX)
         """A row a conversation."""
+        self._places = [*zip(self.index["shard"].tolist(), self.index["row"].tolist(), strict=True)]
         self._shard = lru_cache(SHARDS_IN_MEMORY)(lambda name: rows_in(artifact.read(name)))
 
     def __len__(self) -> int:
@@ -91,8 +92,8 @@ class Tokens:
 
     def row(self, number: int) -> Row:
         """Return a conversation by its number in the index."""
-        place: Any = self.index.iloc[number]
-        return self._shard(place["shard"])[int(place["row"])]
+        shard, row = self._places[number]
+        return self._shard(shard)[row]
 
 
 class Conversations:

@@ -16,7 +16,8 @@ from flows.planning import requests
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
-from stages.training.trainer import Make, MicroBatch, made_ahead, my_share
+from stages.training.micro_batches import made_ahead, my_share
+from stages.training.trainer import Make, MicroBatch
 from tests.stages.conftest import make, make_run
 
 CPU = torch.device("cpu")

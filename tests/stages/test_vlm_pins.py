@@ -22,7 +22,12 @@ def all_stages(tmp_path: Path) -> dict[str, Manifest]:
     gif = bytes.fromhex("47494638376101000100800000000000ffffff2c00000000010001000002024401003b")
     (talks.folder / "media" / "b.gif").write_bytes(gif)
     talks.rows += [talk("<image>\nWhat?", "Black.", image="b.gif"), talk("Hello", "Hi.")]
-    return {"vlm_index": talks.index("index"), "vlm_tokenize": talks.tokenize("tokens", "index")}
+    return {
+        "vlm_index": talks.index("index"),
+        "vlm_tokenize": talks.tokenize("tokens", "index"),
+        "vlm_policy": talks.policy("policy"),
+        "vlm_finetune": talks.finetune("trained", "policy", range(1), batch_size=2),
+    }
 
 
 def test_every_stage_of_vlms_makes_the_bytes_that_are_pinned(tmp_path: Path):

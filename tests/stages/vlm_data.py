@@ -8,11 +8,14 @@ import av
 from PIL import Image
 
 from cosmos_rl_core.chat_datasets import llava
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.storage.file_digests import files_digest
+from cosmos_rl_core.vlms import _folders
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
-from stages.vlm.settings import VlmIndex, VlmRef, VlmTokenize
+from stages.vlm.settings import VlmFinetune, VlmIndex, VlmPolicy, VlmRef, VlmTokenize
 from tests.core.vlms.cases import pixels
 from tests.stages.conftest import make
 
@@ -35,6 +38,9 @@ def clip(path: Path, frames: int, height: int, width: int, fps: int = 4) -> str:
 def talk(*values: str, **media: Any) -> dict[str, Any]:
     turns = [{"from": ("human", "gpt")[number % 2], "value": value} for number, value in enumerate(values)]
     return {**media, "conversations": turns}
+
+
+LANGUAGE = ("language",)
 
 
 class Talks:
@@ -64,7 +70,7 @@ class Talks:
 
     @property
     def vlm(self) -> VlmRef:
-        return VlmRef(path=self.model, digest="tiny", changes={"video": {"fps": 2.0}})
+        return VlmRef(path=self.model, digest=_folders.digest(self.model), changes={"video": {"fps": 2.0}})
 
     def index(self, slot: str, **settings: Any) -> Manifest:
         file = self.folder / "rows.json"
@@ -85,3 +91,31 @@ class Talks:
 
     def tokenize(self, slot: str, index: str, earlier: tuple[str, ...] = (), **settings: Any) -> Manifest:
         return make(self.tokenize_request(slot, index, earlier, **settings), self.folder)
+
+    def policy(self, slot: str, lora: LoraConfig | None = None, trains: Any = LANGUAGE) -> Manifest:
+        config = VlmPolicy(vlm=self.vlm, lora=lora, trains=trains)
+        return make(Request(stage="vlm_policy", slot=f"{self.folder}/{slot}", seed=0, config=config), self.folder)
+
+    def finetune_request(
+        self, slot: str, policy: str, steps: range, k: int = 0, lora: LoraConfig | None = None, **settings: Any
+    ) -> Request:
+        values: dict[str, Any] = {"trains": LANGUAGE, "gradient_checkpointing": False, "keeps_ema": False}
+        values |= {"batch_size": 4, "row_length": 100, "vlm": self.vlm, "sources": {"mine": self.options}} | settings
+        optimizer = OptimizerSteps(
+            lrs=tuple(1e-3 for _ in steps),
+            ema_decays=tuple(0.5 if values["keeps_ema"] else None for _ in steps),
+            betas=(0.9, 0.99),
+            epsilon=1e-8,
+            weight_decay=0.01,
+            grad_norm_clip=1.0,
+            first_step=steps.start,
+        )
+        config = VlmFinetune(lora=lora, steps=optimizer, **values)
+        inputs = {
+            name: (input_of(f"{self.folder}/{place}"),) for name, place in (("policy", policy), ("tokens", "tokens"))
+        }
+        slot = f"{self.folder}/{slot}"
+        return Request(stage="vlm_finetune", slot=slot, iteration=k, seed=0, config=config, inputs=inputs)
+
+    def finetune(self, slot: str, policy: str, steps: range, k: int = 0, **settings: Any) -> Manifest:
+        return make(self.finetune_request(slot, policy, steps, k, **settings), self.folder)

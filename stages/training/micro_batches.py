@@ -1,0 +1,38 @@
+"""Micro-batches: which ranks make them, and their making in the background."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import chain, islice, tee
+from typing import TypeVar
+
+from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.storage import store
+
+Micro = TypeVar("Micro")
+
+
+def my_share(items: list[list[Callable[[float], Micro]]], group: Group) -> list[Callable[[], Micro]]:
+    """Return what makes this rank's micro-batches: those of every ``data_world_size``-th item.
+
+    An item's micro-batches are the noise levels of the same samples, so that a rank reads its own samples only. Ranks
+    with fewer items repeat one with weight 0: all do the same number of passes.
+    """
+    share: list[Callable[[], Micro]] = []
+    for first in range(0, len(items), group.data_world_size):
+        index = first + group.data_rank
+        weight = 1.0 if index < len(items) else 0.0
+        share += [partial(make, weight) for make in items[index if weight else first]]
+    return share
+
+
+@contextmanager
+def made_ahead(shares: Iterable[list[Callable[[], Micro]]]) -> Iterator[Iterator[Iterator[Micro]]]:
+    """Give the micro-batches of each optimizer step, made in the background while earlier ones compute.
+
+    Memory holds a few of them (:func:`cosmos_rl_core.storage.store.ahead`). What fails to be made raises in its turn.
+    The threads end with the context.
+    """
+    shares, again = tee(shares)
+    with closing(store.ahead(chain.from_iterable(shares), lambda make: make())) as made:
+        yield ((micro for _, micro in islice(made, len(share))) for share in again)

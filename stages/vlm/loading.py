@@ -1,0 +1,76 @@
+"""Loading of a VLM with the weights of a policy."""
+
+from typing import Any
+
+import transformers
+from torch import nn
+
+from cosmos_rl_core.config.policy import ALL_LINEAR, LoraConfig
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.parallel import sharding
+from cosmos_rl_core.parallel.precision import ParamDtype, half
+from cosmos_rl_core.parallel.sharding import WHOLE, Shards
+from cosmos_rl_core.vlms import _folders
+from cosmos_rl_core.vlms._base import Processor, architecture, module_of
+from cosmos_rl_core.vlms._prompts import Prompts
+from cosmos_rl_core.weights import lora as adapters
+from cosmos_rl_core.weights.policy_weights import PolicyWeights, prepare
+from cosmos_rl_core.weights.reading import align, read_module
+from stages.context import Context
+from stages.vlm.settings import OfVlm, VlmRef
+
+
+def prompts_of(vlm: VlmRef) -> Prompts:
+    """Return what makes the inputs of a VLM. Reads no weights."""
+    changes: Any = vlm.changes
+    return Prompts(vlm.path, changes)
+
+
+def load(config: OfVlm, prompts: Prompts, context: Context, param_dtype: ParamDtype) -> tuple[Any, PolicyWeights]:
+    """Return the base model in float32, and its trainable weights: the base's, or adapters of zeros.
+
+    Every rank reads the whole model; with sharded weights it then keeps its own rows. Raises :class:`ArtifactError` if
+    the files are not the planned ones.
+    """
+    path, group = config.vlm.path, context.ranks
+    if (found := _folders.digest(path)) != config.vlm.digest:
+        raise ArtifactError(f"the VLM at {path} differs from the planned one: digest {found}")
+    name = architecture(path)
+    if (cls := getattr(transformers, name, None)) is None:
+        raise ConfigError(f"transformers {transformers.__version__} has no {name}, which {path!r} needs; upgrade it")
+    model: Any = read_module(cls, path, f"the files of the VLM {path!r}", dtype="float32", attn_implementation="sdpa")
+    align(model)
+
+    def shard(module: nn.Module) -> Shards:
+        if group.mesh is None:
+            module.to(group.device)
+            return WHOLE
+        offload = group.parallelism.fsdp_offload
+        return sharding.shard(module, group.mesh, half(param_dtype), offload=offload)
+
+    processor = prompts.processor
+    lora = None if config.lora is None else _adapters(config.lora, model, processor, config.trains)
+    weights = prepare(
+        model, lora, reference=False, shard=shard, trains=lambda name: module_of(processor, name) in config.trains
+    )
+    return model, weights
+
+
+def _adapters(config: LoraConfig, model: nn.Module, processor: Processor, trains: tuple[str, ...]) -> LoraConfig:
+    """Return the settings with the whole names of the adapted modules: those of the parts that train.
+
+    The output of the model is not among all linear modules, as in peft. Raises :class:`ConfigError` if none is left.
+    """
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    output = {name for name in linear if model.get_submodule(name) is model.get_output_embeddings()}  # pyright: ignore[reportCallIssue]
+    suffixes = adapters.targets(config, linear)
+    every = config.target_modules == (ALL_LINEAR,)
+    named = [name for name in linear if any(f".{name}".endswith(f".{suffix}") for suffix in suffixes)]
+    kept = [n for n in named if module_of(processor, n) in trains and not (every and n in output)]
+    if not kept:
+        known = sorted({name.rpartition(".")[2] for name in linear if module_of(processor, name) in trains})
+        raise ConfigError(
+            f"policy.lora.target_modules: no linear module of {', '.join(trains)} ends in "
+            f"{', '.join(config.target_modules)}; known: {', '.join(known)}"
+        )
+    return config.model_copy(update={"target_modules": tuple(kept)})

@@ -1,0 +1,100 @@
+"""Policy k to policy k + 1 of a VLM by supervised steps on conversations."""
+
+from functools import partial
+from typing import Any
+
+from cosmos_rl_core.conversations.packing import bins, fillers, packed
+from cosmos_rl_core.vlms._base import Kind
+from cosmos_rl_core.weights.parts import CURRENT, EMA
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
+from stages.context import Context
+from stages.formats.policies import read_part
+from stages.training.micro_batches import made_ahead, my_share
+from stages.training.order import items_of_step
+from stages.training.stepper import check_clocks
+from stages.vlm.loading import load, prompts_of
+from stages.vlm.settings import VlmFinetune
+from stages.vlm.tokens import Conversations, Tokens
+from stages.vlm.trainer import PackedRow, VlmTrainer
+
+
+def run(request: Request, context: Context) -> dict[str, Any]:
+    """Write the next policy's parts and ``metrics.parquet``, a row an optimizer step."""
+    config, policy, iteration = request.settings(VlmFinetune), request.one("policy"), request.iteration or 0
+    check_clocks(policy, iteration, config.steps.first_step)
+    tokens, prompts = Tokens(Artifact(request.one("tokens"))), prompts_of(config.vlm)
+    layout = context.layout({"row_length": context.shrunk(config.row_length)})
+    model, weights = load(config, prompts, context, config.param_dtype)
+    weights.load(CURRENT, read_part(policy, CURRENT, weights.shards, context.progress))
+    copies = [EMA] if config.keeps_ema else []
+    for part in copies:
+        weights.create(part, read_part(policy, part, weights.shards, context.progress) or None)
+    model.train()
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    trainer = VlmTrainer(model, weights, config.steps, config.param_dtype, context)
+    trainer.resume(policy)
+    rows = _Rows(config, tokens, Conversations(tokens, prompts, config.sources), model, layout["row_length"])
+    if context.ranks.mesh is not None:
+        rows.fill()
+
+    def share(step: int) -> list[Any]:
+        return my_share([[make] for make in rows.of_step(request.seed, step)], context.ranks)
+
+    first = config.steps.first_step
+    with made_ahead(map(share, range(first, first + len(config.steps.lrs)))) as steps:
+        for index, some in enumerate(steps):
+            trainer.step(index, some)
+    trainer.write(copies, iteration)
+    return trainer.summary()
+
+
+class _Rows:
+    """The rows of each optimizer step."""
+
+    def __init__(
+        self, config: VlmFinetune, tokens: Tokens, conversations: Conversations, model: Any, row_length: int
+    ) -> None:
+        self.config, self.conversations, self.model = config, conversations, model
+        self.index, self.row_length = tokens.index, row_length
+        self.sources = self.index["source"].to_numpy()
+        self.fillers: dict[Kind, Any] = {}
+
+    def fill(self) -> None:
+        """Give each row from now on a medium of each kind that the dataset has, if it lacks one.
+
+        Ranks that share the weights of the vision tower must run it equally often.
+        """
+        kinds: list[Kind] = [kind for kind in ("image", "video") if int(self.index[f"{kind}s"].sum())]
+        prompts = self.conversations.prompts
+        self.fillers = dict(zip(sorted(kinds), fillers(prompts, kinds), strict=True))
+
+    def of_step(self, seed: int, step: int) -> list[Any]:
+        """Return what makes each row of a step, given its weight; the longest first."""
+        config = self.config
+        items = [item for item, _ in items_of_step(self.sources, config.weights, config.batch_size, seed, step)]
+        about = self.index.iloc[items]
+        lengths, labels = about["tokens"].tolist(), about["labels"].tolist()
+        packs = getattr(self.conversations.prompts.processor, "packs", False)
+        room = max(self.row_length, *lengths)
+        places = bins(lengths, room) if packs else [[place] for place in range(len(items))]
+        total = sum(labels)
+        return [
+            partial(
+                self._made,
+                [items[place] for place in some],
+                1 / total if config.balance_dp_token else 1 / (len(places) * sum(labels[place] for place in some)),
+            )
+            for some in places
+        ]
+
+    def _made(self, items: list[int], factor: float, weight: float) -> PackedRow:
+        row = [self.conversations[item] for item in items]
+        here = {kind for one in row for kind in ("image", "video") for visual in one.visuals if _is(visual, kind)}
+        row += [filler for kind, filler in self.fillers.items() if kind not in here]
+        return PackedRow(packed(self.model, row), factor * weight)
+
+
+def _is(visual: Any, kind: Kind) -> bool:
+    return f"{kind}_grid_thw" in visual.inputs

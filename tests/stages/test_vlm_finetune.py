@@ -1,0 +1,162 @@
+"""Supervised steps of a VLM: the loss beside the stock model's, and what may not change it."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conversations.packing import LABELS, packed
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.weights.parts import CURRENT, EMA
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.contracts import METRICS
+from stages.formats.policies import read_part
+from stages.formats.tables import read_table
+from stages.vlm.loading import prompts_of
+from stages.vlm.tokens import Conversations, Tokens
+from stages.vlm.trainer import VlmTrainer
+from tests.core.vlms import tiny
+from tests.core.vlms.cases import QWEN3
+from tests.stages.ranks import run_on_ranks
+from tests.stages.vlm_data import Talks
+
+EVERY = ("vision", "projector", "language")
+LORA = LoraConfig(r=2, lora_alpha=4.0, target_modules=("all-linear",))
+
+
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory: pytest.TempPathFactory) -> Talks:
+    folder = tmp_path_factory.mktemp("vlm")
+    (folder / "model").mkdir()
+    talks = Talks(folder / "data", tiny.save_model(folder / "model", QWEN3)).standard()
+    talks.index("index")
+    talks.tokenize("tokens", "index")
+    talks.policy("language")
+    talks.policy("every", trains=EVERY)
+    talks.policy("lora", LORA)
+    return talks
+
+
+def part(talks: Talks, slot: str, name: str = CURRENT) -> dict[str, Tensor]:
+    return read_part(input_of(f"{talks.folder}/{slot}"), name)
+
+
+def metrics(talks: Talks, slot: str) -> Any:
+    return read_table(Artifact(input_of(f"{talks.folder}/{slot}")), METRICS)
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def test_the_loss_is_the_stock_models_mean_over_the_labels_of_the_step(talks: Talks):
+    talks.finetune("one", "every", range(1), trains=EVERY)
+    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(talks.model)
+    conversations = Conversations(
+        Tokens(Artifact(input_of(f"{talks.folder}/tokens"))), prompts_of(talks.vlm), {"mine": talks.options}
+    )
+    losses: list[tuple[float, int]] = []
+    for number in range(4):
+        inputs = packed(model, [conversations[number]])
+        labels, _ = inputs.pop(LABELS), inputs.pop("position_ids")
+        with torch.no_grad():
+            losses.append((float(model(**inputs, labels=labels).loss), int((labels != -100).sum())))
+    expected = sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
+    row = metrics(talks, "one").iloc[0]
+    assert row["loss"] == pytest.approx(expected, rel=1e-6)
+    assert row["label_tokens"] == sum(count for _, count in losses)
+    assert row["grad_norm"] > 0
+
+
+def test_packing_changes_neither_losses_nor_steps(talks: Talks):
+    for slot, length in (("narrow", 1), ("wide", 1000)):
+        talks.finetune(slot, "every", range(3), trains=EVERY, row_length=length)
+    narrow, wide = metrics(talks, "narrow"), metrics(talks, "wide")
+    assert narrow["loss"].tolist() == pytest.approx(wide["loss"].tolist(), rel=1e-6)
+    assert narrow["grad_norm"].tolist() == pytest.approx(wide["grad_norm"].tolist(), rel=1e-4)
+    assert wide["loss"].iloc[2] < wide["loss"].iloc[0]
+
+
+def test_without_balance_each_row_counts_the_same(talks: Talks):
+    talks.finetune("rows", "language", range(1), row_length=1, balance_dp_token=False)
+    talks.finetune("tokens-mean", "language", range(1), row_length=1)
+    one, other = (float(metrics(talks, slot)["loss"].iloc[0]) for slot in ("rows", "tokens-mean"))
+    assert one != pytest.approx(other, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "settings"),
+    [("language", {}), ("every", {"trains": EVERY, "keeps_ema": True}), ("lora", {"lora": LORA})],
+    ids=["language", "every", "lora"],
+)
+def test_ranges_of_steps_give_the_bits_of_one_range(talks: Talks, policy: str, settings: dict[str, Any]):
+    """Also after an attempt that ended in its second step."""
+    talks.finetune(f"{policy}-whole", policy, range(3), **settings)
+    talks.finetune(f"{policy}-first", policy, range(1), **settings)
+    step = VlmTrainer.step
+
+    def dies(self: VlmTrainer, index: int, rows: Any) -> None:
+        if index:
+            raise KeyboardInterrupt
+        step(self, index, rows)
+
+    second = partial(talks.finetune, f"{policy}-second", f"{policy}-first", range(1, 3), k=1, **settings)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(VlmTrainer, "step", dies)
+        with pytest.raises(KeyboardInterrupt):
+            second()
+    second()
+    for name in [CURRENT, *([EMA] if "keeps_ema" in settings else []), "optimizer"]:
+        assert distance(part(talks, f"{policy}-whole", name), part(talks, f"{policy}-second", name)) == 0
+    with pytest.raises(ArtifactError, match="has clocks"):
+        talks.finetune("skipped", f"{policy}-first", range(3, 4), k=1, **settings)
+
+
+def test_frozen_parts_are_no_part_of_a_policy(talks: Talks):
+    assert all(name.startswith("model.language_model.") or name == "lm_head.weight" for name in part(talks, "language"))
+    visual = {name for name in part(talks, "every") if name.startswith("model.visual.")}
+    talks.policy("projector", trains=("projector",))
+    projector = part(talks, "projector").keys()
+    assert projector < visual
+    assert all("merger" in name for name in projector)
+    assert len(part(talks, "every")) == len(part(talks, "language")) + len(visual)
+    adapted = {name.partition(".lora_")[0] for name in part(talks, "lora")}
+    assert all(name.startswith("model.language_model.layers.") for name in adapted)
+    with pytest.raises(ConfigError, match="no linear module of language ends in qkv; known: down_proj, gate_proj, k_p"):
+        talks.policy("none", LoraConfig(r=2, target_modules=("qkv",)))
+
+
+def test_average_and_checkpoints_and_half_precision(talks: Talks):
+    talks.finetune("plain", "every", range(2), trains=EVERY, keeps_ema=True)
+    talks.finetune("checkpointed", "every", range(2), trains=EVERY, keeps_ema=True, gradient_checkpointing=True)
+    assert distance(part(talks, "plain"), part(talks, "checkpointed")) < 1e-6
+    before, first, average = part(talks, "every"), part(talks, "plain"), part(talks, "plain", EMA)
+    assert 0 < distance(average, first) < distance(before, first)
+    talks.finetune("half", "every", range(2), trains=EVERY, param_dtype="bfloat16")
+    half, plain = (metrics(talks, slot)["loss"].tolist() for slot in ("half", "plain"))
+    assert half == pytest.approx(plain, rel=2e-3)
+    assert half != plain
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("shards", [1, 2])
+def test_two_ranks_have_the_loss_of_one(talks: Talks, shards: int, tmp_path: Path):
+    """Rows of text alone are among them, and a rank has fewer rows than the other."""
+    settings: dict[str, Any] = {"trains": EVERY, "row_length": 60, "batch_size": 3}
+    talks.finetune("alone", "every", range(3), **settings)
+    request = talks.finetune_request(f"two-{shards}", "every", range(3), **settings)
+    (tmp_path / "request.json").write_text(request.model_dump_json(), encoding="utf-8")
+    execution = f'{{"parallelism": {{"world_size": 2, "dp_shard_size": {shards}}}}}'
+    (tmp_path / "execution.json").write_text(execution, encoding="utf-8")
+    run_on_ranks([str(tmp_path / "request.json")], tmp_path, 2, 120)
+    one, two = metrics(talks, "alone"), metrics(talks, f"two-{shards}")
+    assert one["loss"].tolist() == pytest.approx(two["loss"].tolist(), rel=1e-6)
+    assert one["label_tokens"].tolist() == two["label_tokens"].tolist()
+    assert distance(part(talks, "alone"), part(talks, f"two-{shards}")) < 1e-4
