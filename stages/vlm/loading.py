@@ -26,15 +26,22 @@ def prompts_of(vlm: VlmRef) -> Prompts:
     return Prompts(vlm.path, changes)
 
 
-def load(config: OfVlm, prompts: Prompts, context: Context, param_dtype: ParamDtype) -> tuple[Any, PolicyWeights]:
+def check_base(vlm: VlmRef) -> None:
+    """Raise :class:`ArtifactError` if the files of the base are not the planned ones."""
+    if (found := _folders.digest(vlm.path)) != vlm.digest:
+        raise ArtifactError(f"the VLM at {vlm.path} differs from the planned one: digest {found}")
+
+
+def load(
+    config: OfVlm, prompts: Prompts, context: Context, param_dtype: ParamDtype, *, sharded: bool = True
+) -> tuple[Any, PolicyWeights]:
     """Return the base model in float32, and its trainable weights: the base's, or adapters of zeros.
 
-    Every rank reads the whole model; with sharded weights it then keeps its own rows. Raises :class:`ArtifactError` if
-    the files are not the planned ones.
+    Every rank reads the whole model; with sharded weights it then keeps its own rows, unless ``sharded`` is false.
+    Raises :class:`ArtifactError` if the files are not the planned ones.
     """
     path, group = config.vlm.path, context.ranks
-    if (found := _folders.digest(path)) != config.vlm.digest:
-        raise ArtifactError(f"the VLM at {path} differs from the planned one: digest {found}")
+    check_base(config.vlm)
     name = architecture(path)
     if (cls := getattr(transformers, name, None)) is None:
         raise ConfigError(f"transformers {transformers.__version__} has no {name}, which {path!r} needs; upgrade it")
@@ -42,7 +49,7 @@ def load(config: OfVlm, prompts: Prompts, context: Context, param_dtype: ParamDt
     align(model)
 
     def shard(module: nn.Module) -> Shards:
-        if group.mesh is None:
+        if group.mesh is None or not sharded:
             module.to(group.device)
             return WHOLE
         offload = group.parallelism.fsdp_offload

@@ -113,4 +113,34 @@ class VlmFinetune(OfVlm):
     """Whether the loss is the mean over all labels of the step, as in cosmos-rl; otherwise the mean of rows."""
 
 
-VLM_STAGES: tuple[type[StageConfig], ...] = (VlmIndex, VlmTokenize, VlmPolicy, VlmFinetune)
+class VlmEvaluate(OfVlm):
+    """Losses and answers of a policy on held-out conversations."""
+
+    name = "vlm_evaluate"
+    version = 1
+    distributed = True
+    inputs = {"policy": "one", "tokens": "one"}
+    ANSWERS: ClassVar[str] = "held_out.parquet"
+    """A row a conversation: the sum of its losses, its last answer, and the one that the policy gives."""
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type that the model computes in."""
+    sources: dict[str, AnyChatDataset] = Field(json_schema_extra=NOT_IDENTITY)
+    """Where the media are, by the names of their datasets."""
+    max_new_tokens: int
+    """Most tokens of a generated answer; 0 generates none."""
+    parsers: dict[str, str] = {}
+    """By dataset a regular expression, whose first group is compared in both answers. Without one, answers must be
+    equal, except for white space around them."""
+    conversations_per_shard: int = 16
+    """Conversations in one shard: what a retry keeps."""
+
+
+class VlmExport(OfVlm):
+    """The policy as transformers loads it: a folder like the base's, or an adapter of peft."""
+
+    name = "vlm_export"
+    version = 1
+    inputs = {"policy": "one"}
+
+
+VLM_STAGES: tuple[type[StageConfig], ...] = (VlmIndex, VlmTokenize, VlmPolicy, VlmFinetune, VlmEvaluate, VlmExport)

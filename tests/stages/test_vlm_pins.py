@@ -27,6 +27,8 @@ def all_stages(tmp_path: Path) -> dict[str, Manifest]:
         "vlm_tokenize": talks.tokenize("tokens", "index"),
         "vlm_policy": talks.policy("policy"),
         "vlm_finetune": talks.finetune("trained", "policy", range(1), batch_size=2),
+        "vlm_evaluate": talks.evaluate("evaluated", "trained"),
+        "vlm_export": talks.export("exported", "trained"),
     }
 
 

@@ -12,10 +12,11 @@ from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.vlms import _folders
+from cosmos_rl_core.weights.parts import CURRENT
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
-from stages.vlm.settings import VlmFinetune, VlmIndex, VlmPolicy, VlmRef, VlmTokenize
+from stages.vlm.settings import VlmEvaluate, VlmExport, VlmFinetune, VlmIndex, VlmPolicy, VlmRef, VlmTokenize
 from tests.core.vlms.cases import pixels
 from tests.stages.conftest import make
 
@@ -119,3 +120,17 @@ class Talks:
 
     def finetune(self, slot: str, policy: str, steps: range, k: int = 0, **settings: Any) -> Manifest:
         return make(self.finetune_request(slot, policy, steps, k, **settings), self.folder)
+
+    def evaluate(self, slot: str, policy: str, lora: LoraConfig | None = None, **settings: Any) -> Manifest:
+        values: dict[str, Any] = {"trains": LANGUAGE, "max_new_tokens": 3, "conversations_per_shard": 3} | settings
+        config = VlmEvaluate(vlm=self.vlm, lora=lora, sources={"mine": self.options}, **values)
+        inputs = {"policy": (input_of(f"{self.folder}/{policy}", CURRENT),)}
+        inputs["tokens"] = (input_of(f"{self.folder}/tokens"),)
+        slot = f"{self.folder}/{slot}"
+        return make(Request(stage="vlm_evaluate", slot=slot, seed=0, config=config, inputs=inputs), self.folder)
+
+    def export(self, slot: str, policy: str, lora: LoraConfig | None = None, trains: Any = LANGUAGE) -> Manifest:
+        config = VlmExport(vlm=self.vlm, lora=lora, trains=trains)
+        inputs = {"policy": (input_of(f"{self.folder}/{policy}", CURRENT),)}
+        slot = f"{self.folder}/{slot}"
+        return make(Request(stage="vlm_export", slot=slot, seed=0, config=config, inputs=inputs), self.folder)

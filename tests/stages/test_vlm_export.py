@@ -1,0 +1,124 @@
+"""What a trained VLM is exported as, and how it is judged: beside transformers and peft."""
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.vlms._model import Vlm
+from cosmos_rl_core.vlms._prompts import Prompts
+from cosmos_rl_core.weights.parts import CURRENT
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.contracts import METRICS
+from stages.formats.policies import read_part
+from stages.formats.tables import read_table
+from stages.vlm.settings import VlmEvaluate
+from stages.vlm_evaluate import is_correct
+from tests.core.vlms import tiny
+from tests.core.vlms.cases import QWEN3
+from tests.stages.vlm_data import Talks
+
+EVERY = ("vision", "projector", "language")
+LORA = LoraConfig(r=2, lora_alpha=4.0, target_modules=("all-linear",), r_pattern={"q_proj": 3})
+
+
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory: pytest.TempPathFactory) -> Talks:
+    folder = tmp_path_factory.mktemp("vlm")
+    (folder / "model").mkdir()
+    talks = Talks(folder / "data", tiny.save_model(folder / "model", QWEN3)).standard()
+    talks.index("index")
+    talks.tokenize("tokens", "index")
+    talks.policy("every", trains=EVERY)
+    talks.finetune("every-1", "every", range(1), trains=EVERY)
+    talks.policy("lora", LORA)
+    talks.finetune("lora-1", "lora", range(2), lora=LORA)
+    return talks
+
+
+def exported(talks: Talks, slot: str, folder: Path) -> Path:
+    Artifact(input_of(f"{talks.folder}/{slot}")).bring_to(folder)
+    return folder
+
+
+def question(prompts: Prompts, talks: Talks) -> dict[str, Tensor]:
+    picture = {"type": "image", "image": talks.folder / "media" / "a.jpg"}
+    return prompts.prepare([[{"role": "user", "content": [picture, {"type": "text", "text": "What?"}]}]])
+
+
+def logits(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(**batch).logits
+
+
+def test_a_whole_model_is_read_by_transformers(talks: Talks, tmp_path: Path):
+    talks.export("exported", "every-1", trains=EVERY)
+    folder = exported(talks, "exported", tmp_path) / "model"
+    base = Path(talks.model)
+    assert {file.name for file in folder.iterdir()} == {file.name for file in base.iterdir()}
+    for file in base.iterdir():
+        assert (file.read_bytes() == (folder / file.name).read_bytes()) == (file.suffix != ".safetensors")
+    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(folder)
+    trained, found = read_part(input_of(f"{talks.folder}/every-1"), CURRENT), dict(model.named_parameters())
+    assert trained.keys() == found.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in trained.items())
+    ours, theirs = (transformers.AutoTokenizer.from_pretrained(place) for place in (folder, base))
+    assert ours.get_vocab() == theirs.get_vocab()
+    assert ours.chat_template == theirs.chat_template
+
+
+def test_an_adapter_is_read_by_peft(talks: Talks, tmp_path: Path):
+    talks.export("adapter", "lora-1", LORA)
+    folder = exported(talks, "adapter", tmp_path) / "adapter"
+    base: Any = transformers.AutoModelForImageTextToText.from_pretrained(talks.model)
+    batch = question(Prompts(talks.model), talks)
+    before = logits(base, batch)
+    model = peft.PeftModel.from_pretrained(base, str(folder))
+    found = logits(model, batch)
+    trained = read_part(input_of(f"{talks.folder}/lora-1"), CURRENT)
+    plain: Any = transformers.AutoModelForImageTextToText.from_pretrained(talks.model)
+    with torch.no_grad():
+        for name in {name.rpartition(".lora_")[0] for name in trained}:
+            a, b = (trained[f"{name}.lora_{factor}.weight"] for factor in "AB")
+            assert len(a) == (3 if name.endswith("q_proj") else 2)
+            plain.get_submodule(name).weight += 4.0 / len(a) * b @ a
+    torch.testing.assert_close(found, logits(plain, batch), atol=1e-6, rtol=1e-5)
+    assert (found - before).abs().max() > 1e-4
+
+
+def test_the_held_out_loss_is_that_of_the_first_step_of_training(talks: Talks):
+    summary = talks.evaluate("evaluated", "every", trains=EVERY, max_new_tokens=0).summary
+    first = read_table(Artifact(input_of(f"{talks.folder}/every-1")), METRICS).iloc[0]
+    assert summary["loss"] == pytest.approx(first["loss"], rel=1e-6)
+    assert (summary["items"], summary["label_tokens"]) == (4, int(first["label_tokens"]))
+
+
+def test_answers_are_those_that_the_exported_model_gives(talks: Talks, tmp_path: Path):
+    talks.export("answering", "every-1", trains=EVERY)
+    folder = exported(talks, "answering", tmp_path) / "model"
+    summary = talks.evaluate("answers", "every-1", trains=EVERY).summary
+    table: Any = read_table(Artifact(input_of(f"{talks.folder}/answers")), VlmEvaluate.ANSWERS)
+    assert table["expected"].tolist() == ["A wave.", "It is alive.", "Hi.", "Another wave, much longer."]
+    vlm = Vlm(transformers.AutoModelForImageTextToText.from_pretrained(folder), Prompts(str(folder)))
+    assert table["answer"].iloc[0] == vlm.generate(question(vlm.prompts, talks), 3)[0]
+    assert (summary["correct_mine"], summary["correct_mine_error"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "parser", "expected"),
+    [
+        (" A. ", None, True),
+        ("A", None, False),
+        ("so <answer>A.</answer>", r"<answer>(.*?)</answer>", True),
+        ("so <answer>B.</answer>", r"<answer>(.*?)</answer>", False),
+        ("so A.", r"<answer>(.*?)</answer>", False),
+    ],
+)
+def test_an_answer_is_compared_whole_or_as_parsed(answer: str, parser: str | None, expected: bool):
+    assert is_correct(answer, "A." if parser is None else "well <answer>A.</answer>", parser) is expected
