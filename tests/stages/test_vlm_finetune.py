@@ -1,5 +1,8 @@
 """Supervised steps of a VLM: the loss beside the stock model's, and what may not change it."""
 
+import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from cosmos_rl_core.weights.parts import CURRENT, EMA
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.contracts import METRICS
+from stages.execution.outcome import read_status
 from stages.formats.policies import read_part
 from stages.formats.tables import read_table
 from stages.vlm.loading import prompts_of
@@ -23,6 +27,7 @@ from stages.vlm.tokens import Conversations, Tokens
 from stages.vlm.trainer import VlmTrainer
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
+from tests.stages.conftest import make
 from tests.stages.ranks import run_on_ranks
 from tests.stages.vlm_data import Talks
 
@@ -160,3 +165,22 @@ def test_two_ranks_have_the_loss_of_one(talks: Talks, shards: int, tmp_path: Pat
     assert one["loss"].tolist() == pytest.approx(two["loss"].tolist(), rel=1e-6)
     assert one["label_tokens"].tolist() == two["label_tokens"].tolist()
     assert distance(part(talks, "alone"), part(talks, f"two-{shards}")) < 1e-4
+
+
+@pytest.mark.processes
+def test_a_stage_that_was_killed_gives_the_bits_of_one_that_was_not(talks: Talks, tmp_path: Path):
+    settings: dict[str, Any] = {"trains": EVERY, "keeps_ema": True}
+    whole = talks.finetune("not-killed", "every", range(60), **settings)
+    request = talks.finetune_request("killed", "every", range(60), **settings)
+    (tmp_path / "request.json").write_text(request.model_dump_json(), encoding="utf-8")
+    (tmp_path / "execution.json").write_text("{}", encoding="utf-8")
+    command = [sys.executable, "-m", "stages.execution.runner", str(tmp_path / "request.json")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            status = read_status(tmp_path)
+            if status is not None and status.phase == "training" and status.step > 5:
+                process.kill()
+        assert process.wait() == -signal.SIGKILL
+    again = make(request, tmp_path)
+    assert again.attempt != whole.attempt
+    assert again.content == whole.content
