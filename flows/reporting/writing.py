@@ -8,9 +8,13 @@ from datetime import timedelta
 from importlib.metadata import version
 from typing import Any, Self
 
+import humanize
+
 from cosmos_rl_core.errors import ApprovalError, CosmosRLError, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
+from flows.ledger.costs import duration
+from flows.ledger.pages import HOUR_S, newest_page
 from flows.planning.plan import PLAN_FILE, Settings
 from flows.planning.run import Run
 from flows.reporting import facts
@@ -72,7 +76,7 @@ def _now(collected: Collected, state: str, error: str) -> Now:
         error=error,
         command=read_command(run),
         versions=list(_versions(collected)),
-        dates=list(_dates(collected)),
+        dates=[*_dates(collected), *_ledger(run, trained)],
         troubles=collected.troubles,
         decisions=list(collected.decisions()),
         costs=rows,
@@ -112,6 +116,21 @@ def _dates(collected: Collected) -> Iterator[tuple[str, str]]:
     for name, ended_s in (("first attempt ended", first), ("newest attempt ended", newest)):
         yield name, time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ended_s))
     yield "between them", str(timedelta(seconds=newest - first))
+
+
+def _ledger(run: Run, trained: int) -> Iterator[tuple[str, str]]:
+    """Yield the sums of the ledger, which counts attempts that left nothing too."""
+    if (newest := newest_page(run.url)) is None:
+        return
+    totals = newest.totals
+    yield "all waves, with their queues", duration(totals.wall_s)
+    yield "device hours", f"{totals.device_s / HOUR_S:.3g}"
+    if trained:
+        yield "device hours an iteration", f"{totals.iterations_device_s / HOUR_S / trained:.3g}"
+    yield "attempts", f"{totals.attempts}, of which {totals.failed} left no artifact"
+    sizes = (humanize.naturalsize(size) for size in (totals.read_bytes, totals.written_bytes))
+    yield "store", "read {}, written {}".format(*sizes)
+    yield "more", f"cosmos-flows cost {run.plan.run_id}"
 
 
 def _links(run: Run) -> Iterator[tuple[str, str]]:

@@ -70,15 +70,14 @@ class Axis:
 
 
 def curve(series: Sequence[Series], x_label: str, size: tuple[int, int] = WIDE, marks: Sequence[float] = ()) -> Markup:
-    """Draw series on the same axes as an ``<svg>`` element. ``marks`` are places with a vertical line."""
+    """Draw series on the same axes as an ``<svg>`` element. ``marks`` are places that are marked on the axis."""
     width, height = size
     rows = [row for one in series for row in one.rows]
     x = Axis.over([row[0] for row in rows], LEFT, width - RIGHT, 0.02)
     ends = ([p.mean - _error(p), p.mean + _error(p)] for _, p, _ in rows)
     y = Axis.over([value for pair in ends for value in pair], height - BOTTOM, TOP)
     parts = [*_axes(x, y, x_label, size)]
-    top, bottom = y.at(y.high), y.at(y.low)
-    parts += [f'<path class="mark" d="M{x.at(k)} {top}V{bottom}"/>' for k in marks if x.low <= k <= x.high]
+    parts += [f'<path class="mark" d="M{x.at(k)} {y.at(y.low)}v-9"/>' for k in marks if x.low <= k <= x.high]
     for one in series:
         parts += _line(one, x, y) if one.line else _points(one, x, y)
     return _svg(parts, size, f"{', '.join(one.label for one in series)} by {x_label}")

@@ -24,6 +24,8 @@ PICTURE_BYTES = 24_000_000
 """Characters of small pictures of iterations in a page. Of longer runs evenly spaced iterations are shown."""
 STRIP = 24
 """Iterations or policy versions in a strip."""
+TRIPPED = 8
+"""Iterations whose limits are shown with their samples."""
 LISTED = 200
 """Rows of a table of prompts, failures or weights."""
 LOSS = "loss"
@@ -45,7 +47,7 @@ def report_page(book: Book) -> bytes:
         signs=list(signs(book, rows)),
         score_names=NAMES,
         scores=[row.cells for row in rows],
-        tripped=[piece for piece in book.iterations if piece.excerpt.tripped][-STRIP:],
+        tripped=evenly([piece for piece in book.iterations if piece.excerpt.tripped], TRIPPED),
         distributions=distributions(book),
         worst=[(piece, piece.excerpt.chosen("worst")[0]) for piece in _strip(book.iterations, "worst")],
         film=_film(book),
