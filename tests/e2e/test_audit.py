@@ -162,7 +162,7 @@ def _name_inputs_again(flows: Flows) -> None:
             slot = Path(flows.store, source["url"].partition("/store/")[2])
             source["manifest"] = sha256((slot / "manifest.1.json").read_bytes())
 
-    for slot in ("iterations/0002/update", "exports/0003/export", "report"):
+    for slot in ("iterations/0002/update", "iterations/0002/fragment", "exports/0003/export", "report"):
         _edit(flows.root / slot / "manifest.1.json", change)
 
 

@@ -40,8 +40,8 @@ def reward_of(flows: Flows) -> Request:
 def test_the_same_command_again_runs_nothing(flows: Flows, reference: Flows) -> None:
     before, numbers = flows.manifests(), (flows.root / FILE).read_bytes()
     said = flows.run()
-    # The embeddings stand too, beside the runs that share them.
-    assert said.count("stands") == len(before) + 1
+    # The embeddings stand too, beside the runs that share them. An update and its fragment are one wave.
+    assert said.count("stands") == len(before) + 1 - ITERATIONS
     require_untouched(flows, before)
     require_same_run(flows, reference)
     assert (flows.root / FILE).read_bytes() == numbers
@@ -57,7 +57,7 @@ def test_a_rerun_is_made_again_shows_in_the_status_and_leaves_equal_artifacts_be
     assert "invalidated" in flows.command("status")
     flows.run(*COLD)
 
-    assert "generation 2" in " ".join(flows.command("status").split())
+    assert '"generation": 2' in flows.command("status", "--json")
     assert set(flows.manifests()) - set(before) == {f"{REWARD}/manifest.2.json"}
     require_same_run(flows, reference)
 
