@@ -109,7 +109,8 @@ class Collected:
         found.made += 1
         found.seconds += float(made.summary.get("seconds") or 0)
         found.failed += failed
-        self._date(logs)
+        if slot.startswith(self.run.url):  # other runs may have made what is shared, at other times
+            self._date(logs)
         if failed:
             self.troubles.append((_name(slot), str(failed), _last_words(slot, logs[-2])))
         if made.generation > 1:
