@@ -39,6 +39,7 @@ from flows.cli.infra import infra_app
 from flows.cli.proof import proof_app
 from flows.cli.report import report_app
 from flows.cli.rewards import rewards_app, score_app
+from flows.cli.runs import runs_app
 from flows.defaults import DEFAULT_STORE, GRACE_H
 
 # Commands import what they need when they run: all imports together take seconds, and help and completion need none.
@@ -47,7 +48,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__d
 app.add_typer(infra_app, name="infra")
 app.add_typer(data_app, name="data")
 app.add_typer(rewards_app, name="reward-service")
-for group in (proof_app, report_app, cost_app, imports_app, score_app):
+for group in (proof_app, report_app, cost_app, runs_app, imports_app, score_app):
     app.add_typer(group)
 RecipeArgument = Annotated[str, Argument(help="TOML: a path, package:tiny/nft, or one of cosmos-rl")]
 RunIdOption = Annotated[str | None, Option(help="Name of the run; default: from the recipe")]

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import humanize
 
-from cosmos_rl_core.errors import ApprovalError, CosmosRLError, first_line
+from cosmos_rl_core.errors import ApprovalError, BudgetError, CosmosRLError, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 from flows.ledger.costs import duration
@@ -35,6 +35,7 @@ ENDINGS = {
     "failed": "Failed",
     "stopped": "Stopped by somebody; the same command continues it",
     "suspended": "Suspended by a warning until `cosmos-flows approve`",
+    "limited": "Reached train.max_gpu_hours; the same command with a higher limit continues it",
     "interrupted": "Its process was killed; the same command continues it",
     "idle": "No process works on it",
 }
@@ -190,6 +191,7 @@ class Pages:
             return
         state = "failed" if isinstance(error, Exception) else "stopped"
         state = "suspended" if isinstance(error, ApprovalError) else state
+        state = "limited" if isinstance(error, BudgetError) else state
         self._collected.fill()
         self._write(state, str(error) if isinstance(error, CosmosRLError) else first_line(error))
 

@@ -2,19 +2,25 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from rich.table import Column, Table
 
+from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ArtifactError, ConfigError, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import BEAT_S
+from flows.ledger.costs import duration
+from flows.ledger.pages import Page, newest_page
 from flows.planning.plan import read_plan
 from flows.planning.run import Run
 from flows.watching.status import Life, life_of
 from stages.artifacts.slots import standing
 
+SHOWN = 30
+"""Settings that differ of which a line is shown."""
 AT_ONCE = 16
 """Runs that are read in parallel. A run whose process is on another machine takes some seconds."""
 
@@ -34,14 +40,26 @@ class RunLine:
     reward_name: str = ""
     reward: float | None = None
     """Mean of the newest scores; None without scores."""
+    first_reward: float | None = None
+    """Mean of the first ones, of the policy before training."""
+    left_s: float | None = None
+    """Seconds that the other iterations will take, like those before; None if nothing tells."""
+    device_s: float | None = None
+    """Device seconds until now; None without a ledger."""
     error: str = ""
     """Why the run failed, or what is damaged, in one line."""
 
 
-def all_runs(store_url: str) -> list[RunLine]:
-    """Return every run of the store, sorted by name. Raises :class:`ConfigError` if the store does not exist."""
+def all_runs(store_url: str, names: Sequence[str] = ()) -> list[RunLine]:
+    """Return every run of the store, sorted by name, or those that are named, in their order.
+
+    Raises :class:`ConfigError` if the store or a named run does not exist.
+    """
     store.check_readable(store_url)
-    names = sorted(store.names(store.join(store.absolute(store_url), "runs")))
+    for name in names:
+        with suppress(ArtifactError):  # its line says so
+            read_plan(store_url, name)
+    names = names or sorted(store.names(store.join(store.absolute(store_url), "runs")))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(lambda name: _line(store_url, name), names))
 
@@ -51,29 +69,48 @@ def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:
     if not lines:
         yield f"the store {store.absolute(store_url)} has no runs; start one with `cosmos-flows run`"
         return
-    titles = ("run", "algorithm", "state", "iterations", "reward")
+    titles = ("run", "algorithm", "state", "iterations", "reward", "left", "devices")
     table = Table(*(Column(title, overflow="fold") for title in titles), box=None, pad_edge=False, header_style="bold")
     for line in lines:
         of_all = f"{line.iterations}/{line.num_iterations}" if line.num_iterations else ""
-        reward = "" if line.reward is None else f"{line.reward_name} {line.reward:.3f}"
-        table.add_row(line.run, line.algorithm, line.state, of_all, reward)
+        before = "" if line.first_reward is None else f"{line.first_reward:.3f} -> "
+        reward = "" if line.reward is None else f"{line.reward_name} {before}{line.reward:.3f}"
+        times = ("" if seconds is None else duration(seconds) for seconds in (line.left_s, line.device_s))
+        table.add_row(line.run, line.algorithm, line.state, of_all, reward, *times)
     yield table
     yield from (f"{line.run} is {line.state}: {line.error}" for line in lines if line.error)
+
+
+def settings_that_differ(store_url: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each setting in which a run differs from the first that is named: ``train.seed: 0 -> 1``."""
+    first, *others = names
+    for other in others:
+        old, new = (read_plan(store_url, name).identity() for name in (first, other))
+        changes = [change for change in differences(old, new) if not change.startswith("run_id")]
+        yield f"\n{first} -> {other}:" if changes else f"\n{first} and {other} have equal settings"
+        yield from (f"  {change}" for change in changes[:SHOWN])
+        if (more := len(changes) - SHOWN) > 0:
+            yield f"  and {more} more"
 
 
 def _line(store_url: str, name: str) -> RunLine:
     try:
         run = Run(read_plan(store_url, name), store_url)
         life, progress, _ = life_of(run, 2 * BEAT_S)
-        reward = run.headline_reward
+        reward, iterations = run.headline_reward, _iterations(run)
+        scores = _scores(run, reward) if reward else ()
+        newest = newest_page(run.url)
         return RunLine(
             run=name,
             state=life,
             algorithm=run.recipe.train.train_policy.type,
-            iterations=_iterations(run),
+            iterations=iterations,
             num_iterations=run.recipe.train.num_iterations,
             reward_name=reward,
-            reward=_newest_score(run, reward) if reward else None,
+            reward=scores[-1] if scores else None,
+            first_reward=scores[0] if len(scores) > 1 else None,
+            left_s=_left_s(run, iterations, newest),
+            device_s=None if newest is None else newest.totals.device_s,
             error=first_line(progress.error) if life == "failed" else "",
         )
     except (ArtifactError, ConfigError) as error:
@@ -86,15 +123,30 @@ def _iterations(run: Run) -> int:
     return next((k + 1 for k in made if standing(run.slots.policy(k + 1))[1] is not None), 0)
 
 
-def _newest_score(run: Run, reward: str) -> float | None:
-    """Return the mean score of the newest rollout; of the newest evaluation in a run without rollouts."""
+def _left_s(run: Run, iterations: int, newest: Page | None) -> float | None:
+    """Return the seconds of the iterations that are left, each like the mean of those before."""
+    left = run.recipe.train.num_iterations - iterations
+    if newest is None or iterations == 0 or left <= 0:
+        return None
+    return round(left * newest.totals.iterations_s / iterations, 1)
+
+
+def _scores(run: Run, reward: str) -> list[float]:
+    """Return the mean scores of the first and the newest rollout; of evaluations in a run without rollouts."""
     if run.trains_on_rewards:
-        slots = (run.slots.iteration(k, f"reward-{reward}") for k in _newest_first(run, "iterations"))
+        slots = [run.slots.iteration(k, f"reward-{reward}") for k in _newest_first(run, "iterations")]
     else:
-        slots = (run.slots.version(k, f"evaluate-{reward}") for k in _newest_first(run, "exports"))
-    manifests = (standing(slot)[1] for slot in slots)
-    found = next((manifest.summary.get(reward) for manifest in manifests if manifest is not None), None)
-    return found if isinstance(found, float) else None
+        slots = [run.slots.version(k, f"evaluate-{reward}") for k in _newest_first(run, "exports")]
+    newest = next(filter(None, (_score(slot, reward) for slot in slots)), None)
+    first = _score(slots[-1], reward) if slots else None
+    return [score for score, _ in dict.fromkeys(filter(None, (first, newest)))]
+
+
+def _score(slot: str, reward: str) -> tuple[float, str] | None:
+    """Return the mean score in a slot, and the slot."""
+    _, manifest = standing(slot)
+    found = None if manifest is None else manifest.summary.get(reward)
+    return (found, slot) if isinstance(found, float) else None
 
 
 def _newest_first(run: Run, folder: str) -> list[int]:

@@ -1,12 +1,14 @@
 """The state of every stage of a run: finished, running, failed or stale, with attempts, seconds and rewards."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from cosmos_rl_core.errors import ArtifactError, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import BEAT_S, PATIENCE_S
+from flows.ledger.estimates import Mean, Means
 from flows.operations.rerun import seconds_of
 from flows.planning.run import Run
 from flows.planning.steps import Step, open_run
@@ -14,6 +16,7 @@ from flows.post_train import steps
 from flows.running.progress import Progress, read_progress
 from flows.warning.warnings import Warned
 from flows.watching.best import Best, best_of
+from flows.watching.outlook import Outlook, known_means, outlook
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import one_look, standing, why_stale
@@ -79,11 +82,18 @@ class Overview:
     progress: Progress
     holder: dict[str, Any] | None
     """``pid`` and ``host`` of the process that works on the run; None without one."""
+    means: Means = field(default_factory=dict[str, Mean], repr=False)
+    """What waves of the run take."""
 
     @property
     def standing(self) -> int:
         """Return the number of stages that stand."""
         return sum(state.word == "stands" for state in self.states)
+
+    @cached_property
+    def outlook(self) -> Outlook:
+        """Return reward before and after, the time that is left, the cost until now and where the report is."""
+        return outlook(self.run, self.states, self.progress, self.means)
 
     @property
     def best(self) -> Best | None:
@@ -122,7 +132,7 @@ class Overview:
         kept = {state.step.name: state for state in (*self.states[:first], *self.states[last + 1 :])}
         with one_look():
             found = _with_progress(_states(every, kept), life, progress)
-        return Overview(self.run, found, life, progress, holder)
+        return Overview(self.run, found, life, progress, holder, known_means(self.run))
 
     def as_json(self) -> dict[str, Any]:
         """Return the state for scripts.
@@ -131,7 +141,8 @@ class Overview:
         (:data:`Life`), ``error`` ("" unless failed), ``holder`` (``pid`` and ``host``, or null), ``wave``, ``phase``,
         ``step``, ``total`` and ``wave_seconds`` of the newest wave, ``standing``, ``best`` (``k``, ``by`` and
         ``figure`` of the best policy version, or null), ``warnings`` (:meth:`Warned.as_json`), ``z_scores`` of the
-        newest iteration that was judged (by reward, or null), and ``stages``. Each stage has ``name``, ``stage``,
+        newest iteration that was judged (by reward, or null), ``outlook`` (:class:`flows.watching.outlook.Outlook`),
+        and ``stages``. Each stage has ``name``, ``stage``,
         ``k`` (iteration or policy version, or null), ``slot``, ``state`` (:data:`Word`), ``why``, ``generation``,
         ``attempts``, and ``seconds``, ``reward`` and ``loss`` (or null).
         """
@@ -147,6 +158,7 @@ class Overview:
             "best": None if self.best is None else _fields(self.best, "k by figure"),
             "warnings": [warned.as_json() for warned in self.warnings],
             "z_scores": None if self.z_scores is None else self.z_scores[1],
+            "outlook": self.outlook,
             "stages": [
                 _fields(state.step, "name stage k slot")
                 | {"state": state.word}
@@ -164,7 +176,7 @@ def look(store_url: str, run_id: str) -> Overview:
     """Return the state of a run now. Raises :class:`ConfigError` if the run does not exist."""
     run = open_run(store_url, run_id)
     life, progress, holder = life_of(run, 2 * BEAT_S)
-    return Overview(run, _with_progress(states(run), life, progress), life, progress, holder)
+    return Overview(run, _with_progress(states(run), life, progress), life, progress, holder, known_means(run))
 
 
 def states(run: Run) -> list[State]:

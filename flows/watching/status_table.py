@@ -64,6 +64,7 @@ def rendered(overview: Overview, height: int | None = None) -> Iterator[str | Ta
     yield from (f"{state.step.name} is {state.word}: {state.why}" for state in overview.states if state.why)
     if overview.best is not None:
         yield f"best: {overview.best}"
+    yield from overview.outlook.lines()
     if (judged := overview.z_scores) is not None and judged[1]:
         z = ", ".join(f"{name} {value:+.2f}" for name, value in judged[1].items())
         yield f"z-scores of policy 0, iteration {judged[0]}: {z}"

@@ -170,9 +170,9 @@ def test_status_without_a_run_lists_those_of_the_store(recipe, tmp_path):
     assert ended.exit_code == 0, ended.stderr
     rows = [line.split() for line in ended.stdout.splitlines()]
     assert rows[:4] == [
-        ["run", "algorithm", "state", "iterations", "reward"],
+        ["run", "algorithm", "state", "iterations", "reward", "left", "devices"],
         ["begun", "nft", "idle", "0/2"],
-        ["hand", "nft", "idle", "2/2", "ocr", "0.250"],
+        ["hand", "nft", "idle", "2/2", "ocr", "0.250", "->", "0.250"],
         ["unreadable", "damaged"],
     ]
     assert ended.stdout.splitlines()[4].startswith(f"unreadable is damaged: {unreadable} ")
@@ -186,6 +186,9 @@ def test_status_without_a_run_lists_those_of_the_store(recipe, tmp_path):
         "num_iterations": 2,
         "reward_name": "ocr",
         "reward": 0.25,
+        "first_reward": 0.25,
+        "left_s": None,
+        "device_s": None,
         "error": "",
     }
 

@@ -80,7 +80,12 @@ def test_a_finished_run_shows_times_and_rewards(recipe, tmp_path):
             ["policy-0002", *judged],
             ["end", "report 5.0 s", "", "", "", ""],
         ],
-        [f"hand ({run.url}): no process works on it", "best: policy 0, held-out ocr 0.25", "23 of 23 stages stand"],
+        [
+            f"hand ({run.url}): no process works on it",
+            "best: policy 0, held-out ocr 0.25",
+            "held-out ocr: 0.250 (policy 0) -> 0.250 (policy 2)",
+            "23 of 23 stages stand",
+        ],
     )
 
 

@@ -1,0 +1,134 @@
+"""The outlook of a run: its reward before and after, the time that is left, what it cost until now, its report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import store
+from flows.ledger.costs import duration
+from flows.ledger.estimates import Means, like_run, means_of
+from flows.ledger.pages import HOUR_S, iteration_of, newest_page, some_pages, work_of
+from flows.ledger.shape import shape_of
+from flows.planning.run import Run
+from flows.running.progress import Progress
+from stages.contracts import Report
+
+if TYPE_CHECKING:
+    from flows.watching.status import State
+
+
+@dataclass(frozen=True)
+class Score:
+    """The mean score of some samples."""
+
+    k: int
+    """The policy version, or the iteration of a rollout."""
+    mean: float
+    standard_error: float | None
+    """None for a single sample."""
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" + ("" if self.standard_error is None else f" ± {self.standard_error:.3f}")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A reward before training and now."""
+
+    of: str
+    """Such as ``held-out ocr``, or ``ocr of rollouts`` in a run that evaluates nothing."""
+    counted: str
+    """``policy`` or ``iteration``."""
+    before: Score
+    after: Score
+
+    def __str__(self) -> str:
+        before, after = (f"{score} ({self.counted} {score.k})" for score in (self.before, self.after))
+        return f"{self.of}: {before} -> {after}"
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Facts of a run besides the state of its stages."""
+
+    change: Change | None
+    """None without two scores."""
+    left_s: float | None
+    """Seconds of work that is left, like that of this run or of one of its shape; None if nothing tells, or at its
+    end."""
+    device_s: float | None
+    """Device seconds until now; None without a ledger."""
+    report: str
+    """Where its report is, "" before there is one."""
+
+    def lines(self) -> list[str]:
+        """Return what to print."""
+        lines = [] if self.change is None else [str(self.change)]
+        spent = [] if self.device_s is None else [f"{self.device_s / HOUR_S:.3g} device hours spent"]
+        left = [] if self.left_s is None else [f"about {duration(self.left_s)} of work left"]
+        lines += [", ".join([*left, *spent])] * bool(left or spent)
+        return lines + [f"report: {self.report}"] * bool(self.report)
+
+
+def outlook(run: Run, states: Sequence["State"], progress: Progress, means: Means) -> Outlook:
+    """Return the outlook of a run. ``means`` are from :func:`known_means`."""
+    report = store.join(run.slots.report, Report.PAGE)
+    return Outlook(
+        change=change_of(run, states),
+        left_s=_left_s(states, progress, means),
+        device_s=spent_s(run),
+        report=report if store.size(report) is not None else "",
+    )
+
+
+def known_means(run: Run) -> Means:
+    """Return what waves of this run took; of waves that it has not had, those of an earlier run of its shape."""
+    try:
+        own = means_of(some_pages(run.url))
+        if any(work.startswith("iteration/") for work in own):
+            return own
+        like = like_run(run, shape_of(run.plan))
+    except ArtifactError:  # `audit` says so
+        return {}
+    return own if like is None else {**like.means, **own}
+
+
+def spent_s(run: Run) -> float | None:
+    """Return the device seconds of a run until now; None without a ledger, or with a damaged one."""
+    try:
+        newest = newest_page(run.url)
+    except ArtifactError:
+        return None
+    return None if newest is None else newest.totals.device_s
+
+
+def _left_s(states: Sequence["State"], progress: Progress, means: Means) -> float | None:
+    waves = dict.fromkeys(state.step.wave for state in states if state.word != "stands")
+    inside = [wave for wave in waves if iteration_of(wave) is not None]
+    if not waves or any(work_of(wave) not in means for wave in inside):
+        return None
+    seconds = {wave: means[work_of(wave)].wall_s for wave in waves if work_of(wave) in means}
+    if progress.wave in seconds:
+        seconds[progress.wave] = max(0.0, seconds[progress.wave] - progress.seconds)
+    return round(sum(seconds.values()), 1) if seconds else None
+
+
+def change_of(run: Run, states: Sequence["State"]) -> Change | None:
+    """Return the headline reward of the first and the last policy that was judged, else of rollouts."""
+    reward = run.headline_reward
+    for stage, of, counted in (
+        (f"evaluate-{reward}", f"held-out {reward}", "policy"),
+        (f"reward-{reward}", f"{reward} of rollouts", "iteration"),
+    ):
+        found = [score for state in states if state.step.stage == stage and (score := _score(state)) is not None]
+        if len(found) > 1:
+            return Change(of, counted, found[0], found[-1])
+    return None
+
+
+def _score(state: "State") -> Score | None:
+    if state.word != "stands" or state.manifest is None or state.reward is None:
+        return None
+    error = state.manifest.summary.get("standard_error")
+    return Score(state.step.k or 0, state.reward, error if isinstance(error, float) else None)
