@@ -30,8 +30,7 @@ def audit(
 
     Examples:
         cosmos-flows audit RUN
-        cosmos-flows audit RUN --iteration 7 --quick
-        cosmos-flows audit RUN --store s3://bucket/prefix --head 5d41402abc4b2a76b9719d911017c592ae2c3ab6
+        cosmos-flows audit RUN --iteration 7 --head 5d41402abc4b2a76b9719d911017c592ae2c3ab6
         cosmos-flows audit RUN --public-key public.pem
     """
     key = None if public_key is None else import_module("flows.auditing.signatures").public_key(public_key)

@@ -65,8 +65,7 @@ def score(
     Examples:
         cosmos-flows score a.png b.png --reward ocr --prompt 'a sign that says "K7"'
         cosmos-flows score clips/*.mp4 --reward pixel_statistics --json
-        cosmos-flows score a.png --reward clip_score --set model=clip-vit-large-patch14 --prompt 'a dog'
-        cosmos-flows score *.png --reward aesthetic --labels labels.txt
+        cosmos-flows score a.png b.png --reward aesthetic --set model=weights --labels labels.txt
     """
     if agreement is not None and labels is None:
         raise BadParameter("needs --labels", param_hint="--agreement")
