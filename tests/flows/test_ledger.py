@@ -77,6 +77,7 @@ def test_costs_add_up_by_stage_iteration_and_sample(recipe, tmp_path):
         ("rollout", 2, 20.0),
         ("reward-ocr", 2, 0.0),
         ("update", 2, 60.0),
+        ("fragment", 2, 0.0),
         ("report", 1, 5.0),
     ]
     assert [(one.name, one.device_s) for one in found.iterations] == [("0", 40.0), ("1", 40.0)]
@@ -85,10 +86,10 @@ def test_costs_add_up_by_stage_iteration_and_sample(recipe, tmp_path):
     said = found.as_json()
     assert said["per_iteration"]["device_s"] == 40.0
     assert said["per_sample"]["device_s"] == 5.0
-    assert (said["total"]["busy_s"], said["total"]["load_s"]) == (0.5 * 11, 0.125 * 11)
+    assert (said["total"]["busy_s"], said["total"]["load_s"]) == (0.5 * 13, 0.125 * 13)
     newest = pages.newest_page(run.url)
     assert newest is not None
-    assert (newest.totals.device_s, newest.totals.iterations_device_s, newest.totals.attempts) == (96.0, 80.0, 11)
+    assert (newest.totals.device_s, newest.totals.iterations_device_s, newest.totals.attempts) == (96.0, 80.0, 13)
 
 
 def test_prices_count_devices_processes_and_bytes(recipe, tmp_path):
@@ -124,8 +125,8 @@ def test_the_command_reads_prices_and_names_a_wrong_field(recipe, tmp_path, main
     assert (code, json.loads(out)["total"]["price"]) == (0, 0.96)
     code, out, _ = main(*words, "--prices", str(prices))
     assert out.splitlines()[0].split()[-1] == "USD"
-    assert out.splitlines()[8].split()[0] == "all"
-    assert out.splitlines()[8].split()[-1] == "0.96"
+    assert out.splitlines()[9].split()[0] == "all"
+    assert out.splitlines()[9].split()[-1] == "0.96"
     prices.write_text("device_hours = 36", encoding="utf-8")
     code, _, error = main(*words, "--prices", str(prices))
     assert (code, "did you mean 'device_hour'?" in error) == (64, True)
@@ -195,11 +196,11 @@ def test_a_run_stops_before_the_iteration_that_would_exceed_its_device_hours(rec
 
 def test_the_rest_of_an_iteration_that_had_begun_has_to_fit(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
-    ledger = written(run, SECONDS, until="iteration-0001/update")
+    ledger = written(run, SECONDS, until="iteration-0001/update+fragment")
     # 57 s are spent, 10 of them in iteration 1, whose other 30 have room in 87 s, but not in 86.
-    Budget(with_limit(run, 87.01 / HOUR_S), ledger).check("iteration-0001/update", [requests.policy(run)])
+    Budget(with_limit(run, 87.01 / HOUR_S), ledger).check("iteration-0001/update+fragment", [requests.policy(run)])
     with pytest.raises(BudgetError):
-        Budget(with_limit(run, 86.0 / HOUR_S), ledger).check("iteration-0001/update", [requests.policy(run)])
+        Budget(with_limit(run, 86.0 / HOUR_S), ledger).check("iteration-0001/update+fragment", [requests.policy(run)])
 
 
 def test_what_stands_needs_no_room(recipe, tmp_path):

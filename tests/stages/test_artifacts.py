@@ -163,8 +163,8 @@ def test_what_is_asked_for_otherwise_is_stale_and_says_why(slot, store_url):
     assert other_seed == "the settings of report changed (iteration or seed)"
     source = store.join(store_url, "source")
     make(report(source))
-    changed = why_stale(manifest, report(slot, rollouts=(input_of(source),)))
-    assert changed == "rollouts changed since report was made"
+    changed = why_stale(manifest, report(slot, fragments=(input_of(source),)))
+    assert changed == "fragments changed since report was made"
 
 
 def test_a_lost_file_is_made_again_as_a_new_generation(slot):
@@ -232,15 +232,15 @@ def test_something_else_in_a_manifests_place_is_an_error(tmp_path, data):
 def test_an_input_made_again_with_equal_bytes_leaves_its_consumer_standing(slot, store_url):
     source = store.join(store_url, "source")
     make(report(source, "one"), {"a": b"1"})
-    before = report(slot, rollouts=(input_of(source),))
+    before = report(slot, fragments=(input_of(source),))
     manifest = make(before)
     assert make(report(source, "two"), {"a": b"1"}).generation == 2
-    after = report(slot, rollouts=(input_of(source),))
+    after = report(slot, fragments=(input_of(source),))
     assert after.fingerprint != before.fingerprint
-    assert after.inputs["rollouts"][0].generation == 2
+    assert after.inputs["fragments"][0].generation == 2
     assert already(after) == manifest
     make(report(source, "three"), {"a": b"2"})
-    assert already(report(slot, rollouts=(input_of(source),))) is None
+    assert already(report(slot, fragments=(input_of(source),))) is None
 
 
 def test_inputs_are_told_apart_by_role_and_order(slot, store_url):
@@ -248,11 +248,11 @@ def test_inputs_are_told_apart_by_role_and_order(slot, store_url):
     make(report(one), {"a": b"1"})
     make(report(two), {"a": b"2"})
     sources = input_of(one), input_of(two)
-    manifest = make(report(slot, rollouts=sources))
-    assert why_stale(manifest, report(slot, rollouts=sources)) is None
-    assert why_stale(manifest, report(slot, rollouts=sources[::-1])) == "rollouts changed since report was made"
+    manifest = make(report(slot, fragments=sources))
+    assert why_stale(manifest, report(slot, fragments=sources)) is None
+    assert why_stale(manifest, report(slot, fragments=sources[::-1])) == "fragments changed since report was made"
     swapped = why_stale(manifest, report(slot, updates=sources))
-    assert swapped == "rollouts, updates changed since report was made"
+    assert swapped == "fragments, updates changed since report was made"
 
 
 def test_content_ignores_records_and_attempts(slot, store_url):

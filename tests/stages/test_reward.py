@@ -313,7 +313,7 @@ def test_scores_do_not_depend_on_how_the_samples_were_cut(slot, samples_slot, tm
 
 def consume(slot, scores):
     config = contracts.Report(title="consumer", reward="ocr")
-    return Request(stage="report", slot=slot, seed=0, config=config, inputs={"scores": (scores,)})
+    return Request(stage="report", slot=slot, seed=0, config=config, inputs={"judged": (scores,)})
 
 
 def test_a_run_goes_on_under_other_packages_only_if_that_is_allowed(slot, samples_slot, tmp_path):

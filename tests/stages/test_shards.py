@@ -81,10 +81,10 @@ def test_a_layout_of_an_edited_recipe_ends_the_generation(slot):
 def test_a_layout_of_other_inputs_ends_the_generation(slot, store_url):
     source = store.join(store_url, "source")
     make(report(source), {"a": b"1"})
-    begin(report(slot, rollouts=(input_of(source),)), layout={})
+    begin(report(slot, fragments=(input_of(source),)), layout={})
     invalidate(source, 1, "other bytes")
     make(report(source), {"a": b"2"})
-    assert begin(report(slot, rollouts=(input_of(source),)), layout={}).generation == 2
+    assert begin(report(slot, fragments=(input_of(source),)), layout={}).generation == 2
 
 
 @pytest.mark.parametrize("damage", [b"01234", b"012345678#"])
