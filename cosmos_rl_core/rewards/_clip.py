@@ -20,6 +20,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._batches import each, in_batches
+from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.vlms import _folders
 
@@ -155,15 +156,6 @@ def packages() -> str:
     """Return the packages that compute embeddings. Builds of one version of torch are not told apart."""
     torch = version("torch").partition("+")[0]
     return f"transformers {version('transformers')}, torch {torch}, pillow {version('pillow')}"
-
-
-def frames_of(sample: Sample) -> np.ndarray:
-    """Return the sample's frames. Raises ``ValueError`` if they are no pictures."""
-    pixels = np.asarray(sample.pixels)
-    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.size == 0:
-        found = f"{pixels.dtype} {list(pixels.shape)}"
-        raise ValueError(f"expected uint8 pixels [frames, height, width, 3], got {found}")
-    return pixels
 
 
 def _cosine(frames: np.ndarray, text: np.ndarray) -> float:

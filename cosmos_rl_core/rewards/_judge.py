@@ -19,6 +19,7 @@ from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._answers import brief, finite
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._pixels import frames_of
 
 PROMPT = "{prompt}"
 """What stands in a rubric for the prompt of the sample."""
@@ -135,10 +136,7 @@ def number(text: str) -> float | None:
 
 def _chosen(sample: Sample, count: int) -> Iterator[np.ndarray]:
     """Yield the middles of ``count`` equal parts of the sample's frames. Raises ``ValueError`` if they are none."""
-    pixels = np.asarray(sample.pixels)
-    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.size == 0:
-        found = f"{pixels.dtype} {list(pixels.shape)}"
-        raise ValueError(f"expected uint8 pixels [frames, height, width, 3], got {found}")
+    pixels = frames_of(sample)
     total, count = len(pixels), min(count, len(pixels))
     return (pixels[(2 * part + 1) * total // (2 * count)] for part in range(count))
 

@@ -9,13 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.vlms import _folders
 
@@ -77,12 +75,3 @@ def device_and_dtype(param_dtype: str) -> tuple[Any, Any]:
     torch = import_module("torch")
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     return device, getattr(torch, param_dtype)
-
-
-def frames_of(sample: Sample) -> np.ndarray:
-    """Return the sample's frames. Raises ``ValueError`` if they are no pictures."""
-    pixels = np.asarray(sample.pixels)
-    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.size == 0:
-        found = f"{pixels.dtype} {list(pixels.shape)}"
-        raise ValueError(f"expected uint8 pixels [frames, height, width, 3], got {found}")
-    return pixels

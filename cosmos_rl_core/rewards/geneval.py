@@ -21,9 +21,10 @@ from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards import _geneval
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._batches import each, in_batches
-from cosmos_rl_core.rewards._clip import CONFIG, IMAGES, L14, Clip, ClipOptions, frames_of, unit
+from cosmos_rl_core.rewards._clip import CONFIG, IMAGES, L14, Clip, ClipOptions, unit
 from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.rewards._geneval import COLORS, Detection, Tags
+from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.vlms import _folders
 

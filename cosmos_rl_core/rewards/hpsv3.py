@@ -15,7 +15,8 @@ from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
-from cosmos_rl_core.rewards._vlm import VlmFiles, VlmOptions, device_and_dtype, frames_of
+from cosmos_rl_core.rewards._pixels import frames_of
+from cosmos_rl_core.rewards._vlm import VlmFiles, VlmOptions, device_and_dtype
 from cosmos_rl_core.vlms._base import processor_of
 from cosmos_rl_core.vlms._patches import smart_size
 

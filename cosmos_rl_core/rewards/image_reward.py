@@ -16,8 +16,9 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._batches import each, in_batches
-from cosmos_rl_core.rewards._clip import CONFIG, frames_of, packages
+from cosmos_rl_core.rewards._clip import CONFIG, packages
 from cosmos_rl_core.rewards._facts import Facts
+from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.vlms import _folders
 

@@ -20,6 +20,7 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
+from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.storage.file_digests import Remembered
 
 LINE_HEIGHT = 48
@@ -74,7 +75,7 @@ class Reward:
             alike.setdefault(np.shape(sample.pixels), []).append(i)
         scores: dict[int, dict[str, float] | Exception] = {}
         for indices in alike.values():
-            frames = [frame for i in indices for frame in _frames(samples[i].pixels)]
+            frames = [frame for i in indices for frame in _frames(samples[i])]
             texts = iter(self._read(frames))
             for i in indices:
                 wanted, num_frames = target(samples[i].prompt), len(samples[i].pixels)
@@ -138,12 +139,9 @@ def _plain(text: str) -> str:
     return "".join(text.lower().split())
 
 
-def _frames(pixels: np.ndarray) -> list[np.ndarray]:
-    """Return RGB pixels ``[frames, height, width, 3]`` as BGR frames, the colour order of the recognition model."""
-    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.size == 0:
-        found = f"{pixels.dtype} {list(pixels.shape)}"
-        raise ValueError(f"expected uint8 pixels [frames, height, width, 3], got {found}")
-    return [np.ascontiguousarray(frame[..., ::-1]) for frame in pixels]
+def _frames(sample: Sample) -> list[np.ndarray]:
+    """Return the sample's frames as BGR, the colour order of the recognition model."""
+    return [np.ascontiguousarray(frame[..., ::-1]) for frame in frames_of(sample)]
 
 
 @cache

@@ -26,7 +26,9 @@ from pydantic import Field
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._batches import each
 from cosmos_rl_core.rewards._facts import Facts
+from cosmos_rl_core.rewards._pixels import frames_of
 
 NAME = "pixel_statistics"
 WHITE = 255_000
@@ -82,7 +84,7 @@ class Reward:
 
         Samples of several prompts may come together. The diversity is that of the samples that come.
         """
-        found = [_statistics(sample.pixels) for sample in samples]
+        found = each(samples, _statistics)
         distances = _distances([s for s, one in zip(samples, found, strict=True) if isinstance(one, dict)])
         return [
             one | distances.get(sample.sample_id, {}) | {NAME: one[self._options.score]}
@@ -92,10 +94,8 @@ class Reward:
         ]
 
 
-def _statistics(pixels: np.ndarray) -> Numbers | Exception:
-    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.size == 0:
-        found = f"{pixels.dtype} {list(pixels.shape)}"
-        return ValueError(f"expected uint8 pixels [frames, height, width, 3], got {found}")
+def _statistics(sample: Sample) -> Numbers:
+    pixels = frames_of(sample)
     lumas = [frame @ LUMA for frame in pixels]
     frames = [_of_frame(frame, luma) for frame, luma in zip(pixels, lumas, strict=True)]
     # Frames have one size, so they have the same statistics.

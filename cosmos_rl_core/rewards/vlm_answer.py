@@ -21,8 +21,9 @@ from cosmos_rl_core.rewards._answers import brief
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.rewards._judge import PROMPT, UnreadableError
+from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.rewards._rubric import RubricOptions
-from cosmos_rl_core.rewards._vlm import device_and_dtype, frames_of
+from cosmos_rl_core.rewards._vlm import device_and_dtype
 from cosmos_rl_core.storage import media
 from cosmos_rl_core.vlms import _folders
 from cosmos_rl_core.vlms._base import Changes
