@@ -119,6 +119,12 @@ class RewardError(CosmosRLError):
     kind = "unavailable"
 
 
+class GateError(CosmosRLError):
+    """Too many samples that a gate holds back. Never retried, because equal scores are held back again."""
+
+    kind = "data"
+
+
 class UnavailableError(CosmosRLError):
     """A store or service that did not answer. Worth another attempt."""
 

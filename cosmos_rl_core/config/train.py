@@ -119,8 +119,9 @@ class Gate(Section):
     min: float | None
     max: float | None
     on_fail: Literal["exclude", "worst"]
-    max_gated_fraction: float = Field(json_schema_extra=NOT_IDENTITY)
-    """Share of gated samples above which the update fails. Affects success, not the result."""
+    max_gated_fraction: float = Field(default=1.0, json_schema_extra=NOT_IDENTITY)
+    """Share of gated samples above which the update fails. Affects success, not the result, so that artifacts do not
+    keep it."""
 
     def why_not(self, score: float) -> str | None:
         """Return the bound that a score exceeds, ``0.2 < min 0.5``; None if it passes."""

@@ -8,7 +8,7 @@ import pandas as pd
 
 from cosmos_rl_core.algorithms._advantages import decoupled
 from cosmos_rl_core.config.train import Gate
-from cosmos_rl_core.errors import ArtifactError, RewardError
+from cosmos_rl_core.errors import ArtifactError, GateError
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
@@ -27,7 +27,7 @@ def rewarded(request: Request, rollout: Artifact) -> pd.DataFrame:
     ``mixing = "gdpo"`` rewards are normalised within their prompts, and ``score.<name>`` are the scores.
 
     Raises :class:`ArtifactError` unless there are scores of this very rollout by every reward and gate, and
-    :class:`RewardError` if a gate holds back more than its ``max_gated_fraction``.
+    :class:`GateError` if a gate holds back more than its ``max_gated_fraction``.
     """
     config = request.settings(contracts.Update)
     samples = cast("pd.DataFrame", read_index(rollout)[["sample_id", "prompt_id", "finite"]])
@@ -94,7 +94,7 @@ def _with_worst(samples: pd.DataFrame, worst: np.ndarray) -> pd.DataFrame:
 
 def _refuse_too_many(label: str, gate: Gate, gated: int, total: int) -> None:
     if gated > gate.max_gated_fraction * total:
-        raise RewardError(
+        raise GateError(
             f"the gate {label} holds back {gated} of {total} samples, more than max_gated_fraction = "
             f"{gate.max_gated_fraction:g}; look at its scores, change its bounds in another run, or raise the fraction"
         )

@@ -11,7 +11,7 @@ from cosmos_rl_core.algorithms import grpo, nft
 from cosmos_rl_core.algorithms._advantages import decoupled
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.config.train import Gate, RewardConfig
-from cosmos_rl_core.errors import RewardError
+from cosmos_rl_core.errors import GateError
 from stages.scoring.rewards import gated
 
 PROMPTS = {"type": "nft", "dataset": {"name": "mock"}}
@@ -19,6 +19,10 @@ PROMPTS = {"type": "nft", "dataset": {"name": "mock"}}
 
 def gate(on_fail: Any = "exclude", most: float = 0.9, **bounds: float) -> Gate:
     return Gate(**({"min": None, "max": None} | bounds), on_fail=on_fail, max_gated_fraction=most)
+
+
+def test_a_gate_is_read_from_what_identifies_it():
+    assert Gate.model_validate(gate(min=0.2).identity()).why_not(0.1) == "0.1 < min 0.2"
 
 
 def samples(rewards: list[float | None], gate: list[float | None], prompts: str = "aaaa") -> pd.DataFrame:
@@ -65,8 +69,11 @@ def test_a_sample_that_the_gate_cannot_score_is_a_failure_and_no_pass():
 
 def test_a_gate_that_holds_back_too_many_ends_the_update():
     table = samples([1, 2, 3, 4], [0.0, 0.0, 1, None])
-    with pytest.raises(RewardError, match=r"the gate g holds back 2 of 4 samples, more than max_gated_fraction = 0\.4"):
+    refused = r"the gate g holds back 2 of 4 samples, more than max_gated_fraction = 0\.4"
+    with pytest.raises(GateError, match=refused) as ended:
         gated(table, {"g": gate(most=0.4, min=0.5)})
+    # Equal scores are held back again.
+    assert not ended.value.retryable
     assert [*gated(table, {"g": gate(most=0.5, min=0.5)})["valid"]] == [False, False, True, False]
 
 
