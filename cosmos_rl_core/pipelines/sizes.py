@@ -2,7 +2,7 @@
 them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from cosmos_rl_core.config.policy import LoraConfig
@@ -163,6 +163,11 @@ def component_shapes(pipeline: str, component: str) -> dict[str, tuple[int, ...]
     files = [folder / place for place in sorted(set(places))]
     if not files or not all(file.is_file() for file in files):
         return counting.shapes(pipeline)[component]
+    return file_shapes(files)
+
+
+def file_shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of safetensors files by name, from their headers."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         try:

@@ -20,6 +20,8 @@ class Facts:
     """Paper or repository that defines the scores."""
     torch: bool = False
     """Whether it needs torch: it then runs in a stage with a GPU or in a service, never in a light stage."""
+    weights: tuple[str, ...] = ("model",)
+    """Options that name folders whose weights a reward with torch holds in memory."""
     groupwise: bool = False
     """Whether a score depends on the other samples of the same prompt, which are then scored together."""
     batches: tuple[str, ...] = ()

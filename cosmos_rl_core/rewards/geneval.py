@@ -47,6 +47,7 @@ class Options(ClipOptions):
         source="GenEval, arXiv:2310.11513, djghosh13/geneval; graded and strict scores of flow_grpo. The detector is "
         "Mask2Former in the layout of transformers; the benchmark's file is mmdetection's, with other weights",
         torch=True,
+        weights=("model", "detector"),
         batches=("batch_size", "detector_batch_size"),
         also=("gen_eval",),
         wire={

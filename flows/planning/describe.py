@@ -10,6 +10,7 @@ import humanize
 from rich.table import Table
 
 from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.pipelines import directories, weight_files
 from cosmos_rl_core.pipelines.memory import Bytes
 from flows.ledger import estimates
@@ -54,6 +55,7 @@ def describe_plan(plan: Plan, store_url: str) -> str:
         "plugins": [f"{pin.name} of {pin.kind}, {pin.path}" for pin in plan.plugins],
         "stages": f"{stages.total()}: {', '.join(stages)}",
         "writes": _writes(recipe),
+        "judges": [_judge(options) for options in memory.scorers(recipe)],
         "launch": f"{where}, {launch.processes} processes, {launch.threads} threads each",
         "time": [*estimate.describe(plan), *(like.lines() if (like := estimates.estimate(plan, store_url)) else [])],
         "missing": missing,
@@ -68,6 +70,13 @@ def _overlaps(recipe: Recipe) -> str | list[str]:
     if labels and recipe.launch.launcher != "local":
         return f"nothing: with launcher = {recipe.launch.launcher!r}, {labels} begins after the rollout"
     return f"{labels}: scored while the rollout runs" if labels else []
+
+
+def _judge(options: RewardOptions) -> str:
+    """Return what is known of a scorer with torch before it runs."""
+    size = memory.weight_bytes(options)
+    weights = "weights of a size that its settings do not tell" if size is None else f"{_size(size)} of weights"
+    return f"{options.label}: {weights} on each rank of judge; not known are its activations and arithmetic"
 
 
 def _warns(plan: Plan) -> str | list[str]:

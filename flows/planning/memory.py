@@ -4,11 +4,14 @@ import math
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.pipelines import directories, sizes
-from cosmos_rl_core.pipelines.memory import Bytes, Shapes, Spread, in_half, resting, visiting
+from cosmos_rl_core.pipelines.memory import HALF_BYTES, Bytes, Shapes, Spread, in_half, resting, visiting
+from cosmos_rl_core.vlms import _folders
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE
 from flows.planning import costs
 from stages.formats.members import KEPT_BYTES
@@ -19,8 +22,9 @@ TRANSFORMER, OTHERS = "transformer", "other components"
 GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
 IN_PASSING = "largest tensor twice"
+SCORER = "weights of the scorer"
 STEP = "optimizer's buffers"
-_HELD = (TRANSFORMER, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, IN_PASSING)
+_HELD = (TRANSFORMER, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, IN_PASSING, SCORER)
 ROWS = (*_HELD, VISITING, STEP)
 """Kinds of memory. The last two are never held at the same time."""
 
@@ -47,16 +51,33 @@ class StageMemory:
         return sum((held for name, held in self.rows.items() if name in _HELD), largest)
 
 
-LOADING = ("embed", "encode", "rollout", "update", "finetune", "validate", "export", "evaluate")
-"""Stages that load a part of the pipeline or read its weights. The method of the same name counts its memory."""
+LOADING = ("embed", "encode", "rollout", "judge", "update", "finetune", "validate", "export", "evaluate")
+"""Stages that load weights of the pipeline or of a scorer. The method of the same name counts its memory."""
 
 
 def stages(recipe: Recipe, kinds: Iterable[str], below: LoraConfig | None = None) -> list[StageMemory]:
     """Return the memory of the stages :data:`LOADING` among ``kinds``, with a frozen adapter ``below`` if given."""
     model = _Model(recipe, below)
-    found = [kind for kind in dict.fromkeys(kinds) if kind in LOADING]
+    judges = ("judge",) if any(reward.facts.torch for reward in scorers(recipe)) else ()
+    # A step of rewards is of both kinds.
+    each = (one for kind in kinds for one in (judges if kind == "reward" else (kind,)))
+    found = [kind for kind in dict.fromkeys(each) if kind in LOADING]
     ranks = {kind: recipe.launch.processes_of(kind) for kind in found} | {"export": 1}
     return [StageMemory(kind, ranks[kind], getattr(model, kind)()) for kind in found]
+
+
+def scorers(recipe: Recipe) -> list[RewardOptions]:
+    """Return the rewards with torch, which the stage ``judge`` loads one after the other."""
+    return [reward.fn for reward in recipe.rewards if reward.fn.facts.torch]
+
+
+def weight_bytes(options: RewardOptions) -> int | None:
+    """Return the bytes of a scorer's weights in memory, from the headers of its files; None if it names no folder."""
+    folders = [folder for name in options.facts.weights if (folder := getattr(options, name, None))]
+    paths = [_folders.resolve(folder) for folder in folders]
+    files = [Path(path, file) for path in paths for file in _folders.weight_files(path)]
+    held = HALF_BYTES if getattr(options, "param_dtype", "float32") == "bfloat16" else sizes.FLOAT32_BYTES
+    return held * sum(sizes.elements(sizes.file_shapes([file])) for file in files) if files else None
 
 
 @dataclass(frozen=True)
@@ -93,6 +114,11 @@ class _Model:
         rows = self._forward(self._spread("rollout"), batch, guided=self._guided)
         rows[BATCH] += Bytes(batch * costs.sample_bytes(self.recipe))
         return rows | self.holding("vae")
+
+    def judge(self) -> Rows:
+        """Count the weights of the largest scorer. Its activations are not known."""
+        known = [size for options in scorers(self.recipe) if (size := weight_bytes(options)) is not None]
+        return {SCORER: Bytes(max(known, default=0))}
 
     def validate(self) -> Rows:
         """Count a forward without guidance."""

@@ -3,7 +3,9 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
+import safetensors.numpy
 from typer.testing import CliRunner
 
 from cosmos_rl_core.config.recipe import check, read_values
@@ -36,6 +38,7 @@ def table_of(lines: list[str]) -> dict[str, list[str]]:
         "beside it on the CPU",
         "largest tensor twice",
         "other components",
+        "weights of the scorer",
     )
     cut = {row: next((n for n in names if row.startswith(n)), row.split()[0]) for row in rows}
     return {name: row.removeprefix(name).split() for row, name in cut.items()}
@@ -151,3 +154,23 @@ def test_a_transformer_of_another_class_is_refused(recipe, tmp_path):
     ended = CliRunner().invoke(cli.app, ["plan", recipe(), "--set", f"policy.model_name_or_path={base}"])
     assert ended.exit_code == 64
     assert "has the transformer UnheardOf; supported here: SD3Transformer2DModel" in ended.stderr
+
+
+@pytest.mark.parametrize(("param_dtype", "size", "said"), [("float32", 4, "1.176 MiB"), ("bfloat16", 2, "602 KiB")])
+def test_a_scorer_with_torch_counts_with_its_weights_on_each_rank_of_judge(
+    recipe, tmp_path, param_dtype: str, size: int, said: str
+):
+    folder = tmp_path / "clip"
+    folder.mkdir()
+    for name in ("config.json", "preprocessor_config.json", "tokenizer.json"):
+        (folder / name).write_text("{}", encoding="utf-8")
+    stored = {"a": np.zeros((300, 1024), np.float16), "b": np.zeros(1024, np.float32)}
+    safetensors.numpy.save_file(stored, folder / "model.safetensors")
+    options = f"name = 'clip_score', model = '{folder}', param_dtype = '{param_dtype}'"
+    lines = printed(recipe(), f"rewards=[{{ fn = {{ {options} }} }}]", "launch.stage_processes.judge=2")
+    table = table_of(lines)
+    assert table["a rank's memory, MiB"] == ["embed", "export", "rollout", "judge", "update"]
+    assert table["ranks"][3] == "2"
+    assert table["weights of the scorer"] == [f"{size * 301 * 1024 / 2**20:.2f}"]
+    weights = f"{said} of weights on each rank of judge"
+    assert f"judges     clip_score: {weights}; not known are its activations and arithmetic" in lines
