@@ -52,7 +52,7 @@ class StageMemory:
 
 
 LOADING = ("embed", "encode", "rollout", "judge", "update", "finetune", "validate", "export", "evaluate")
-"""Stages that load weights of the pipeline or of a scorer. The method of the same name counts its memory."""
+"""Stages that load weights of the pipeline or of a scorer. A method of the same name counts those of the pipeline."""
 
 
 def stages(recipe: Recipe, kinds: Iterable[str], below: LoraConfig | None = None) -> list[StageMemory]:
@@ -63,7 +63,8 @@ def stages(recipe: Recipe, kinds: Iterable[str], below: LoraConfig | None = None
     each = (one for kind in kinds for one in (judges if kind == "reward" else (kind,)))
     found = [kind for kind in dict.fromkeys(each) if kind in LOADING]
     ranks = {kind: recipe.launch.processes_of(kind) for kind in found} | {"export": 1}
-    return [StageMemory(kind, ranks[kind], getattr(model, kind)()) for kind in found]
+    rows = {kind: _judge(recipe) if kind == "judge" else getattr(model, kind)() for kind in found}
+    return [StageMemory(kind, ranks[kind], rows[kind]) for kind in found]
 
 
 def scorers(recipe: Recipe) -> list[RewardOptions]:
@@ -78,6 +79,12 @@ def weight_bytes(options: RewardOptions) -> int | None:
     files = [Path(path, file) for path in paths for file in _folders.weight_files(path)]
     held = HALF_BYTES if getattr(options, "param_dtype", "float32") == "bfloat16" else sizes.FLOAT32_BYTES
     return held * sum(sizes.elements(sizes.file_shapes([file])) for file in files) if files else None
+
+
+def _judge(recipe: Recipe) -> Rows:
+    """Count the weights of the largest scorer. Its activations are not known."""
+    known = [size for options in scorers(recipe) if (size := weight_bytes(options)) is not None]
+    return {SCORER: Bytes(max(known, default=0))}
 
 
 @dataclass(frozen=True)
@@ -114,11 +121,6 @@ class _Model:
         rows = self._forward(self._spread("rollout"), batch, guided=self._guided)
         rows[BATCH] += Bytes(batch * costs.sample_bytes(self.recipe))
         return rows | self.holding("vae")
-
-    def judge(self) -> Rows:
-        """Count the weights of the largest scorer. Its activations are not known."""
-        known = [size for options in scorers(self.recipe) if (size := weight_bytes(options)) is not None]
-        return {SCORER: Bytes(max(known, default=0))}
 
     def validate(self) -> Rows:
         """Count a forward without guidance."""
