@@ -55,10 +55,9 @@ class Display:
         # The next wave begins.
         self._progress.reset(self._bar, visible=False)
         seconds = sum(float(manifest.summary.get("seconds") or 0) for manifest in manifests)
-        numbers = {key: value for manifest in manifests for key, value in manifest.summary.items()}
-        numbers.pop("seconds", None)
-        texts = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in numbers.items())
-        self.note(f"{name:<28} {'stands' if skipped else f'{seconds:5.1f} s'}  {'  '.join(texts)}")
+        # Two rewards both have a standard error: the stages of a wave are kept apart.
+        texts = " | ".join(filter(None, (_numbers(manifest) for manifest in manifests)))
+        self.note(f"{name:<28} {'stands' if skipped else f'{seconds:5.1f} s'}  {texts}")
 
     def note(self, message: str) -> None:
         """Print a line."""
@@ -66,3 +65,9 @@ class Display:
             self.console.print(message, markup=False)
         else:
             self._log(message)
+
+
+def _numbers(manifest: Manifest) -> str:
+    """Names and values of a manifest's summary but its seconds, which are added up over the wave."""
+    numbers = ((key, value) for key, value in manifest.summary.items() if key != "seconds")
+    return "  ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in numbers)
