@@ -19,6 +19,8 @@ MAX_LINE_BYTES = 4 * 2**20
 """Largest line of JSON."""
 MAX_HEADER_BYTES = 4096
 """Largest header of an array; numpy's takes 128 bytes."""
+MAX_DEPTH = 32
+"""Levels of lists and objects in the line of JSON; what scorers get and answer has more around it."""
 MAX_SAMPLES = 4096
 LATENT_CHANNELS = (16, 48)
 """Channels of latents of Wan 2.1 and Wan 2.2."""
@@ -27,6 +29,7 @@ SCORERS = "scorers"
 Media = Literal["image", "video", "latent"]
 
 _MAGIC = b"\x93NUMPY\x01\x00"
+_TOO_DEEP = f"the first line is nested too deeply; expected at most {MAX_DEPTH} levels"
 _PICKLES = (b"PK\x03\x04", b"\x80")
 """Beginnings of what ``torch.save`` and ``pickle`` write."""
 
@@ -95,19 +98,36 @@ def _about(line: bytes) -> dict[str, Any]:
         found = f"no newline in the first {MAX_LINE_BYTES} bytes" if len(line) > MAX_LINE_BYTES else "no newline"
         raise FrameError(f"{found}; expected a line of JSON, a newline and the bytes of an .npy file")
     try:
-        about = json.loads(line, parse_constant=_refuse)
+        about = json.loads(line, parse_constant=_refuse, parse_float=_finite)
         # Half a surrogate pair, which JSON can spell, fits no file.
         json.dumps(about, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else brief(error)
-        raise FrameError(f"the first line is no JSON: {reason}") from error
+        if isinstance(error, RecursionError):
+            raise FrameError(_TOO_DEEP) from error
+        raise FrameError(f"the first line is no JSON: {brief(error)}") from error
     if not isinstance(about, dict):
         raise FrameError("the first line is no JSON object")
+    if _is_deeper(about, MAX_DEPTH):
+        raise FrameError(_TOO_DEEP)
     return about
 
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{brief(text)} is larger than any float")
+    return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Return whether lists and objects are nested in more than so many levels."""
+    if not isinstance(value, dict | list):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
 
 
 def _header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:

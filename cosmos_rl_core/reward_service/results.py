@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from cosmos_rl_core.config.train import RewardOptions
@@ -24,12 +25,27 @@ class Identity:
         return {"name": self.name, "version": self.version, "digest": self.digest}
 
 
-def failed(kind: str, error: str, identity: Identity, errors: Sequence[str | None] | None = None) -> dict[str, Any]:
-    """Return the result of a reward without scores; ``errors`` has the reason of each sample, None for no fault."""
+def failed(
+    kind: str,
+    error: str,
+    identity: Identity,
+    answer: Mapping[str, Any] = MappingProxyType({}),
+    errors: Sequence[str | None] | None = None,
+) -> dict[str, Any]:
+    """Return the result of a reward without scores, and what a process's answer tells of the request, if there is one.
+
+    ``errors`` has the reason of each sample, None for no fault.
+    """
     told: dict[str, Any] = {"error": error, "scores": None}
     if errors is not None:
         told["errors"] = list(errors)
-    return told | {"duration": "0.00", "decoded_duration": "N/A", "type": kind, "scorer": identity.as_json()}
+    return told | {
+        "input_info": answer.get("input") or {},
+        "duration": _seconds(answer),
+        "decoded_duration": "N/A",
+        "type": kind,
+        "scorer": identity.as_json(),
+    }
 
 
 def scored(
@@ -40,26 +56,30 @@ def scored(
     The score is the one with the options' label. Of other numbers, those that are absent or not finite are null.
     """
     if "error" in answer:
-        return failed(kind, brief(answer["error"]), identity)
+        return failed(kind, brief(answer["error"]), identity, answer)
     given = answer.get("entries")
     if not isinstance(given, list) or len(given) != count:
-        return failed(kind, f"the scorer answered {brief(given)} for {count} samples", identity)
+        return failed(kind, f"the scorer answered {brief(given)} for {count} samples", identity, answer)
     errors = [_fault(entry, options.label) for entry in given]
     if any(error is not None for error in errors):
         named = [f"sample {i}: {error}" for i, error in enumerate(errors) if error is not None]
         more = [f"and {len(named) - MAX_NAMED} more"] if len(named) > MAX_NAMED else []
         text = f"{len(named)} of {count} samples have no score: {'; '.join([*named[:MAX_NAMED], *more])}"
-        return failed(kind, text, identity, errors)
+        return failed(kind, text, identity, answer, errors)
     wire, rows = options.facts.wire, [entry["scores"] for entry in given]
     names = dict.fromkeys(name for row in rows for name in row)
     return {
         "scores": {wire.get(name, name): [_value(row.get(name)) for row in rows] for name in names},
         "input_info": answer.get("input"),
-        "duration": f"{answer.get('seconds', 0.0):.2f}",
+        "duration": _seconds(answer),
         "decoded_duration": f"{decoded_s:.2f}",
         "type": kind,
         "scorer": identity.as_json(),
     }
+
+
+def _seconds(answer: Mapping[str, Any]) -> str:
+    return f"{answer.get('seconds', 0.0):.2f}"
 
 
 def _fault(entry: Any, label: str) -> str | None:

@@ -16,6 +16,7 @@ from cosmos_rl_core.reward_service import frames
 from cosmos_rl_core.reward_service.config import TOKEN, Config, Served
 from cosmos_rl_core.reward_service.pool import Pool, Start
 from cosmos_rl_core.reward_service.results import Identity
+from cosmos_rl_core.rewards._answers import brief
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEVICES = Path("/dev")
@@ -97,7 +98,7 @@ class Offer:
         for name in frame.rewards:
             scorer = self.scorers.get(name)
             if scorer is None:
-                raise RefusedError(422, f"unknown reward {name!r}; known: {', '.join(sorted(self.scorers))}")
+                raise RefusedError(422, f"unknown reward {brief(repr(name))}; known: {', '.join(sorted(self.scorers))}")
             if frame.media not in scorer.media:
                 raise RefusedError(422, f"{name} takes {' or '.join(scorer.media)}, not {frame.media}")
             if scorer.pool.broken:
@@ -114,7 +115,7 @@ class Offer:
             raise RefusedError(503, f"{name} is still loading, so its digest is not known yet")
         if expected != identity.digest:
             found = f"{name} is {identity.version} (digest {identity.digest})"
-            raise RefusedError(409, f"{found}; the request expects {expected}", scorer=identity.as_json())
+            raise RefusedError(409, f"{found}; the request expects {brief(expected)}", scorer=identity.as_json())
 
 
 class Devices:

@@ -90,6 +90,7 @@ def test_a_request_that_expects_this_scorer_is_accepted_and_one_that_expects_ano
 def test_a_sample_that_fails_is_an_error_and_never_a_number(service: UpstreamClient, prompt: str, reason: str):
     told = service.scores(image_frame(prompt), "probe")
     assert told["scores"] is None
+    assert told["input_info"]["shape"] == [1, 4, 4, 3]
     assert told["error"].startswith("1 of 1 samples have no score: sample 0: ")
     assert reason in told["error"]
 
