@@ -4,6 +4,8 @@ That makes tensors and plain containers and runs no code.
 """
 
 import pickle
+import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import torch
 from torch import Tensor
 
 from cosmos_rl_core.errors import ConfigError
+
+_UNSUPPORTED = re.compile(r"unsupported (?:global|operand)\S* (?:GLOBAL )?\S+", re.IGNORECASE)
 
 
 def read(file: Path, what: str) -> dict[str, Tensor]:
@@ -21,12 +25,21 @@ def read(file: Path, what: str) -> dict[str, Tensor]:
     if not file.is_file():
         raise ConfigError(f"no file at {file}; expected {what}")
     try:
-        values = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        # Files of PyTorch before 1.6 are no zip files, and cannot be mapped.
+        mapped = zipfile.is_zipfile(file)
+        values = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"{file} is not a file of tensors only: {reason}") from error
+        reason = f"{_reason(error)}; expected {what}"
+        raise ConfigError(f"{file} is not a file of tensors only, as torch.save writes it: {reason}") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"{file} holds a {type(values).__name__}, expected tensors by name")
     # Checkpoints of training scripts hold them beside an optimizer.
     values = values["state_dict"] if isinstance(values.get("state_dict"), Mapping) else values
     return {str(name): value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def _reason(error: Exception) -> str:
+    """Return why PyTorch did not read a file, without its advice to read it in a way that may run code."""
+    text = str(error).strip() or type(error).__name__
+    found = _UNSUPPORTED.search(text)
+    return found[0] if found else text.partition("\n")[0]

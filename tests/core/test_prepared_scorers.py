@@ -217,6 +217,20 @@ def test_a_head_of_another_layout_is_refused_and_a_missing_one_says_how_it_is_ma
         _ = aesthetic.Reward(options).version
 
 
+def test_a_file_of_an_old_torch_is_read_and_what_is_no_file_of_tensors_is_said_in_our_words(tmp_path: Path):
+    head = {"weight": torch.ones(1, 4, device="cpu"), "bias": torch.zeros(1, device="cpu")}
+    torch.save(head, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    aesthetic.prepare(tmp_path / "old.pth", tmp_path / "made")
+    assert load_file(tmp_path / "made" / aesthetic.HEAD)["weight"].tolist() == [[1, 1, 1, 1]]
+    (tmp_path / "page.pth").write_text("<html>not found</html>")
+    torch.save({"net": Path.touch}, tmp_path / "code.pth")
+    for name, reason in (("page", r"Unsupported operand \d+"), ("code", r"Unsupported global: \S+")):
+        with pytest.raises(ConfigError, match=f"tensors only, as torch.save writes it: {reason}") as refused:
+            aesthetic.prepare(tmp_path / f"{name}.pth", tmp_path / "other")
+        # The advice of PyTorch is to run what the file says.
+        assert "weights_only" not in str(refused.value)
+
+
 def test_scores_have_the_scales_of_others(tmp_path: Path):
     """PickScore is the logit over 26; HPSv2 the cosine of the padded picture and the mended text."""
     settings = {name: tiny_scorers.settings(name, tmp_path / name) for name in ("pickscore", "hpsv2")}
