@@ -237,7 +237,7 @@ def _served(settings: Settings) -> tuple[tuple[Served, ...], list[str]]:
         try:
             served = _with_plugin(args)
         except ConfigError as error:
-            mistakes.append(f"reward_args.{i}: {error}")
+            mistakes.append(f"reward_args.{i}: " + str(error).replace("\n", "\n    "))
             continue
         if taken := [name for name in served.names if name in owners]:
             first = f"reward_args.{owners[taken[0]]} serves {taken[0]!r} too"

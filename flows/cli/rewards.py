@@ -88,16 +88,22 @@ def score(
         raise OwnExitCode(65)
 
 
-def _table(found: Sequence[Any], label: str) -> Iterator[Any]:
-    """Yield a table with a row a file and a column a score, the reward's own first, then the failures."""
+def _table(found: Sequence[Any], label: str) -> Iterator[str]:
+    """Yield a line a file with a column a score, the reward's own first, then the failures.
+
+    Lines are as long as they need to be: names of scores that are cut look alike.
+    """
     columns = list(dict.fromkeys([label, *(name for one in found for name in one.scores)]))
-    table = import_module("rich.table").Table("file", *columns, box=None)
-    for one in found:
-        values = [one.scores.get(name, "") for name in columns]
-        cells = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in values]
-        table.add_row(one.file, *(["FAILED"] if one.error else cells))
-    yield table
+    rows = [["file", *columns], *([one.file, *_cells(one, columns)] for one in found)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    yield from ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     yield from (f"{one.file}: {one.error}" for one in found if one.error)
+
+
+def _cells(one: Any, columns: Sequence[str]) -> list[str]:
+    values = [one.scores.get(name, "") for name in columns]
+    cells = [f"{value:.6g}" if isinstance(value, float) else str(value) for value in values]
+    return ["FAILED", *cells[1:]] if one.error else cells
 
 
 @command(rewards_app, "prepare")

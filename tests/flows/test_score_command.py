@@ -59,6 +59,11 @@ def test_the_table_names_files_scores_and_failures(pictures: list[Path], tmp_pat
     assert run("score", pictures[0], "--reward", "ocr", "--prompts", tmp_path / "prompts.txt").exit_code == 64
 
 
+def test_names_of_scores_are_never_cut(pictures: list[Path]):
+    columns = " ".join(run("score", pictures[0], "--reward", "pixel_statistics").stdout.split())
+    assert "…" not in columns
+
+
 def test_videos_and_groups_are_scored_whole(tmp_path: Path):
     video = np.zeros((4, 16, 16, 3), np.uint8)
     video[1::2] = 255

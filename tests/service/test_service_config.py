@@ -98,7 +98,7 @@ def test_scorers_that_cannot_be_served_are_all_named(tmp_path: Path):
         read(tmp_path, running.settings(tmp_path, *scorers))
     assert "reward_args.1: reward_args.0 serves 'probe' too; give one of them another `name`" in str(refused.value)
     assert "reward_args.2: unknown reward 'pickscroe'" in str(refused.value)
-    assert "qualty: unknown key; did you mean 'quality'?" in str(refused.value)
+    assert "reward_args.3: options of jpeg:\n      qualty: unknown key; did you mean 'quality'?" in str(refused.value)
 
 
 def test_a_plugin_is_found_by_its_other_names_and_served_twice_under_names_of_ones_own(tmp_path: Path):
