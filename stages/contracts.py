@@ -264,7 +264,7 @@ class Warn(StageConfig):
     """The distance of a rollout's scores from those of iteration 0, and the limits that they exceed."""
 
     name = "warn"
-    version = 2
+    version = 3
     torch = False
     inputs = {"samples": "one", "scores": "many", "first": "many"}
     EVIDENCE: ClassVar[str] = "evidence.json"

@@ -41,8 +41,11 @@ class Level:
 
     @property
     def drift(self) -> float:
-        """Return how many standard errors of iteration 0's mean the mean has moved."""
-        return _ratio(self.now.mean - self.first.mean, self.first.error)
+        """Return how many standard errors the mean has moved, of both means together.
+
+        Iterations have other prompts: the error of one alone says little of the other.
+        """
+        return _ratio(self.now.mean - self.first.mean, math.hypot(self.first.error, self.now.error))
 
     def exceeded(self, limit: Limit) -> Iterator[tuple[str, float]]:
         """Yield each bound that is exceeded, and its number. What cannot be computed exceeds nothing."""
@@ -59,7 +62,7 @@ class Level:
 
 
 def _ratio(moved: float, unit: float) -> float:
-    """Return how many units a mean has moved: infinitely many if all samples of iteration 0 are equal."""
+    """Return how many units a mean has moved: infinitely many if a unit is 0."""
     if moved == 0:
         return 0.0
     return math.copysign(math.inf, moved) if unit == 0 else moved / unit

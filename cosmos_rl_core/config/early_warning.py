@@ -26,10 +26,11 @@ class Limit(Section):
     above: float | None = None
     """Trip if the mean is above this number."""
     fall: float | None = Field(default=None, gt=0)
-    """Trip if the mean is lower than that of iteration 0 by more than this many of its standard errors. The standard
-    error is taken over prompts, because samples of one prompt are alike."""
+    """Trip if the mean is lower than that of iteration 0 by more than this many standard errors of their difference.
+    Standard errors are taken over prompts, because samples of one prompt are alike."""
     rise: float | None = Field(default=None, gt=0)
-    """Trip if the mean is higher than that of iteration 0 by more than this many of its standard errors."""
+    """Trip if the mean is higher than that of iteration 0 by more than this many standard errors of their
+    difference."""
 
     @property
     def name(self) -> str:
@@ -57,7 +58,7 @@ class EarlyWarningConfig(Section):
     """The limits, each a table ``[[early_warning.limits]]``."""
 
 
-DRIFT = 10.0
+DRIFT = 8.0
 """Standard errors of the default limits. docs/results.md has how often they trip in runs with honest rewards."""
 _BOTH = {"fall": DRIFT, "rise": DRIFT}
 DEFAULTS: dict[str, dict[str, float]] = {

@@ -64,20 +64,22 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("limit", "trips"),
     [
-        ({"rise": 2.9}, True), ({"rise": 3.1}, False), ({"fall": 0.1}, False),
+        ({"rise": 2.1}, True), ({"rise": 2.2}, False), ({"fall": 0.1}, False),
         ({"above": 4.9}, True), ({"above": 5.1}, False), ({"below": 5.1}, True), ({"below": 4.9}, False),
     ],
 )  # fmt: skip
-def test_a_mean_three_standard_errors_higher_trips_what_is_narrower(root: Path, limit: dict[str, float], trips: bool):
+def test_a_mean_that_rises_by_three_trips_what_is_narrower(root: Path, limit: dict[str, float], trips: bool):
     first = scored(root, 0, FIRST)
     manifest, evidence = judge(root, first, scored(root, 1, [score + 3 for score in FIRST if score is not None]), limit)
     (level,) = evidence["levels"]
     assert level["first"] == {"n": 6, "mean": 2.0, "deviation": pytest.approx(math.sqrt(2)), "error": 1.0}
-    assert (level["now"]["mean"], level["drift"]) == (5.0, 3.0)
+    # Both means have an error of 1, their difference one of sqrt(2).
+    assert (level["now"]["mean"], level["drift"]) == (5.0, pytest.approx(3 / math.sqrt(2)))
     assert level["z"] == pytest.approx(3 / math.sqrt(2))
     assert manifest.summary["tripped"] == int(trips)
     assert manifest.summary["jpeg_z"] == level["z"]
-    assert [(row["bound"], row["mean"], row["drift"]) for row in evidence["tripped"]] == [(*limit, 5.0, 3.0)] * trips
+    rows = [(row["bound"], row["mean"], row["drift"]) for row in evidence["tripped"]]
+    assert rows == [(*limit, 5.0, level["drift"])] * trips
 
 
 def test_a_fall_names_the_lowest_samples_and_shows_them(root: Path):
@@ -85,7 +87,7 @@ def test_a_fall_names_the_lowest_samples_and_shows_them(root: Path):
     manifest, evidence = judge(root, scored(root, 0, FIRST), now, {"fall": 4.0, "rise": 4.0})
     (row,) = evidence["tripped"]
     assert row["bound"] == "fall"
-    assert row["drift"] == -4.5
+    assert row["drift"] == pytest.approx(-4.5 / math.hypot(1.0, 0.5))
     assert [score for _, score in row["samples"]] == [-9.0, -7.0, 0.0, 0.0, 0.0, 1.0]
     assert evidence["scores"] == {"jpeg": now.content}
     page = Artifact(input_of(manifest.slot)).read(contracts.Warn.PAGE).decode()
@@ -95,7 +97,7 @@ def test_a_fall_names_the_lowest_samples_and_shows_them(root: Path):
 
 def test_other_numbers_of_a_reward_have_limits_too_and_samples_without_a_score_count_nowhere(root: Path):
     first = scored(root, 0, [*FIRST[:5], None], luma=[0.5, 0.5, 0.5, 0.5, 0.5, 9.0])
-    now = scored(root, 1, FIRST, luma=[0.5, 0.5, 0.5, 0.5, 0.5, 0.75])
+    now = scored(root, 1, FIRST, luma=[0.75] * 6)
     _, evidence = judge(root, first, now, {"score": "luma", "rise": 1000.0})
     luma = {row["score"]: row for row in evidence["levels"]}["luma"]
     assert luma["first"] == {"n": 5, "mean": 0.5, "deviation": 0.0, "error": 0.0}
