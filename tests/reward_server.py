@@ -58,7 +58,7 @@ def parse(body: bytes) -> Frame:
         raise ValueError(f"{media_type} of shape {shape} with {len(about['prompts'])} prompts")
     if shape[colours] != (16 if media_type == "latent" else 3):
         raise ValueError(f"{media_type} of shape {shape}")
-    if media_type != "image" and about["video_infos"] != [{"video_fps": 16.0}] * shape[0]:
+    if media_type != "image" and [*map(list, about["video_infos"])] != [["video_fps"]] * shape[0]:
         raise ValueError(f"video_infos {about['video_infos']}")
     header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
     padded = header + " " * (-(10 + len(header) + 1) % 64) + "\n"

@@ -6,14 +6,15 @@ Nothing of a frame is unpickled: the header of the ``.npy`` bytes is read by its
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from cosmos_rl_core.rewards._answers import brief
+from cosmos_rl_core.rewards._answers import brief, finite
+from cosmos_rl_core.rewards._base import STORED_FPS
 
 MAX_LINE_BYTES = 4 * 2**20
 """Largest line of JSON."""
@@ -54,6 +55,8 @@ class Frame:
     metadata: tuple[Mapping[str, Any], ...]
     """Of each sample: the JSON values of its prompt."""
     video_infos: tuple[Mapping[str, Any], ...] | None
+    fps: tuple[float, ...]
+    """Frames per second of each sample, of a video."""
     scorers: Mapping[str, str]
     """Digest of the scorer that the client expects, by the name of the reward."""
 
@@ -89,6 +92,7 @@ def read(path: Path) -> Frame:
         offset=offset,
         metadata=tuple(_metadata(about, shape[0])),
         video_infos=_rows(about, "video_infos", shape[0]),
+        fps=tuple(_fps(about, shape[0])),
         scorers=_scorers(about),
     )
 
@@ -222,6 +226,16 @@ def _metadata(about: Mapping[str, Any], count: int) -> Sequence[Mapping[str, Any
             for row, own in zip(rows, values, strict=True):
                 row[key] = own
     return rows
+
+
+def _fps(about: Mapping[str, Any], count: int) -> Iterator[float]:
+    for info in _rows(about, "video_infos", count) or [{}] * count:
+        fps = finite(info.get("video_fps", STORED_FPS))
+        if fps is None or fps <= 0:
+            raise FrameError(
+                f"video_infos: video_fps = {brief(info['video_fps'])}; expected frames per second, above 0"
+            )
+        yield fps
 
 
 def _scorers(about: Mapping[str, Any]) -> Mapping[str, str]:

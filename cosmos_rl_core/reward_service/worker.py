@@ -126,8 +126,10 @@ def _read(request: Mapping[str, Any]) -> tuple[list[Sample], dict[str, Any]]:
     if frame.video_infos is not None:
         about = {**about, "video_infos": [dict(info) for info in frame.video_infos]}
     samples = [
-        Sample(f"{path.name}-{i}", sha256(prompt.encode()), prompt, _pixels(each, frame.media), metadata=metadata)
-        for i, (prompt, each, metadata) in enumerate(zip(frame.prompts, array, frame.metadata, strict=True))
+        Sample(f"{path.name}-{i}", sha256(prompt.encode()), prompt, _pixels(each, frame.media), metadata=known, fps=fps)
+        for i, (prompt, each, known, fps) in enumerate(
+            zip(frame.prompts, array, frame.metadata, frame.fps, strict=True)
+        )
     ]
     return samples, about
 

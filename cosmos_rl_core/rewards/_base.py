@@ -9,6 +9,9 @@ import numpy as np
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._served import ServedScorer
 
+STORED_FPS = 16.0
+"""Frames per second of the videos that rollouts store: ``storage.media.FPS``, whose module is too heavy for a plan."""
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -19,6 +22,8 @@ class Scored:
     prompt: str
     metadata: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """The prompt's metadata: JSON values from its dataset."""
+    fps: float = field(default=STORED_FPS, kw_only=True)
+    """Frames per second of a video."""
 
 
 @dataclass(frozen=True)

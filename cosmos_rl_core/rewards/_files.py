@@ -92,10 +92,10 @@ class FileScorer:
             return ValueError(reason)
         try:
             clip = _media.video(file, None, lambda total, _: range(total)) if kind_of(file) == "video" else None
-            pixels = (clip or _media.image(file)).pixels
+            found = clip or _media.image(file)
         except (ItemError, OSError) as error:
             return error
-        return Sample(file, asked.id, prompt, pixels)
+        return Sample(file, asked.id, prompt, found.pixels, fps=found.fps)
 
 
 def prompts_of(file: Path | None, text: str, count: int) -> list[str]:

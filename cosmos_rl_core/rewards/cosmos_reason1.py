@@ -18,7 +18,6 @@ from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.rewards._vlm import VlmFiles, VlmOptions, device_and_dtype
-from cosmos_rl_core.storage import media
 from cosmos_rl_core.vlms._patches import smart_size
 
 PROMPT = "system_prompt.txt"
@@ -75,7 +74,7 @@ class Reward:
 
     def _scores(self, sample: Sample) -> dict[str, Any] | Exception:
         try:
-            frames, fps = sampled(frames_of(sample))
+            frames, fps = sampled(frames_of(sample), sample.fps)
             asked = {"type": "text", "text": self._options.question or sample.prompt}
             shown = {"type": "video", "video": frames, "fps": fps}
             system = {"role": "system", "content": self._files.prompt}
@@ -102,8 +101,8 @@ class Reward:
         return vlms.load(self._files.folder, *device_and_dtype(self._options.param_dtype), every)
 
 
-def sampled(frames: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the frames that the model sees, scaled to whole tokens, and their frames per second.
+def sampled(frames: np.ndarray, fps: float) -> tuple[np.ndarray, float]:
+    """Return the frames that the model sees of a video with ``fps``, scaled to whole tokens, and theirs per second.
 
     At most 160 frames, evenly spaced, an even number of them; together at most 9216 tokens of two frames. Raises
     :class:`ItemError` for fewer than two frames, and for a shape that no size fits.
@@ -116,4 +115,4 @@ def sampled(frames: np.ndarray) -> tuple[np.ndarray, float]:
     bounds = MIN_PIXELS, MAX_PIXELS // len(taken)
     height, width = smart_size((1, *taken.shape[1:3]), 1, FACTOR, bounds)
     scaled = [Image.fromarray(frame).resize((width, height), Image.Resampling.BICUBIC) for frame in taken]
-    return np.stack([np.asarray(frame) for frame in scaled]), media.FPS / interval
+    return np.stack([np.asarray(frame) for frame in scaled]), fps / interval

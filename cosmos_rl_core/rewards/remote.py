@@ -21,7 +21,6 @@ from cosmos_rl_core.rewards._base import LatentSample, Sample
 from cosmos_rl_core.rewards._client import RETRY_DELAYS_S, Client, LostError, RefusedError, Service, Ticket, tries
 from cosmos_rl_core.rewards._frame import frame
 from cosmos_rl_core.rewards._served import ScorerChangedError, ServedScorer, named, why_loading
-from cosmos_rl_core.storage import media
 
 DECODED_CHANNELS = (16, 48)
 """Numbers of channels of latents that services decode: Wan2.1's and Wan2.2's."""
@@ -134,10 +133,10 @@ class Reward:
 
         A refused request is repeated sample by sample, so that only failing samples are lost.
         """
-        alike: dict[tuple[str, Any], list[int]] = {}
+        alike: dict[tuple[Any, ...], list[int]] = {}
         for i, sample in enumerate(samples):
             kind, array = _sent(sample)
-            alike.setdefault((kind, array.shape), []).append(i)
+            alike.setdefault((kind, array.shape, _fps(sample, kind)), []).append(i)
         size = self._options.batch_size
         batches = [part[i : i + size] for part in alike.values() for i in range(0, len(part), size)]
         with Client(Service.from_environment(), self._options.timeout_s) as client:
@@ -197,7 +196,7 @@ class Reward:
     def _enqueue(self, client: Client, samples: Samples, deadline_s: float | None = None) -> Ticket | RefusedError:
         kind = _sent(samples[0])[0]
         arrays = np.stack([_sent(sample)[1] for sample in samples])
-        fps = None if kind == "image" else float(media.FPS)
+        fps = _fps(samples[0], kind)
         prompts = [sample.prompt for sample in samples]
         try:
             held = self._held
@@ -246,6 +245,10 @@ class Reward:
         low, high = options.bounds
         score = min(max(sum(numbers[key] for key in keys), low), high)
         return numbers | {options.label: options.scale * score}
+
+
+def _fps(sample: Sample | LatentSample, kind: str) -> float | None:
+    return None if kind == "image" else sample.fps
 
 
 def _sent(sample: Sample | LatentSample) -> tuple[str, np.ndarray]:

@@ -20,7 +20,6 @@ from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.rewards._video_align import NORMALISATION, PROMPT, TOKENS
 from cosmos_rl_core.rewards._vlm import VlmFiles, VlmOptions, device_and_dtype
-from cosmos_rl_core.storage import media
 
 LEAST_FRAMES, MOST_FRAMES = 4, 768
 
@@ -86,7 +85,7 @@ class Reward:
                 raise ValueError(why)
             shown = {
                 "type": "video",
-                "video": frames[sampled(len(frames), self._options.fps)],
+                "video": frames[sampled(len(frames), sample.fps, self._options.fps)],
                 "fps": self._options.fps,
             }
             # Not by str.format, to which braces of a prompt would be fields.
@@ -131,13 +130,14 @@ def _refusal(text: str) -> str | None:
     return f"prompt {text!r} holds {', '.join(found)}, special to the model" if found else None
 
 
-def sampled(total: int, fps: float) -> list[int]:
-    """Return the frames that the model sees of a video of ``total`` frames: evenly spaced, from the first to the last.
+def sampled(total: int, fps: float, seen: float) -> list[int]:
+    """Return the frames that the model sees of a video of ``total`` frames, ``seen`` of each second of ``fps``: evenly
+    spaced, from the first to the last.
 
     Raises :class:`ItemError` if it is too short.
     """
     most = min(MOST_FRAMES, total) // 2 * 2
-    count = round(min(max(total / media.FPS * fps, LEAST_FRAMES), most) / 2) * 2
+    count = round(min(max(total / fps * seen, LEAST_FRAMES), most) / 2) * 2
     if count < 2:
         raise ItemError(f"{total} frames, expected at least 2")
     return np.linspace(0, total - 1, count).round().astype(int).tolist()

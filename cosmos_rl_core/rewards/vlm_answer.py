@@ -24,7 +24,6 @@ from cosmos_rl_core.rewards._judge import PROMPT, UnreadableError
 from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.rewards._rubric import RubricOptions
 from cosmos_rl_core.rewards._vlm import device_and_dtype
-from cosmos_rl_core.storage import media
 from cosmos_rl_core.vlms import _folders
 from cosmos_rl_core.vlms._base import Changes
 
@@ -134,7 +133,7 @@ class Reward:
         shown = (
             {"type": "image", "image": frames}
             if len(frames) == 1
-            else {"type": "video", "video": frames, "fps": media.FPS}
+            else {"type": "video", "video": frames, "fps": sample.fps}
         )
         question = {"type": "text", "text": self._options.rubric.replace(PROMPT, sample.prompt)}
         system = [] if self._options.system is None else [{"role": "system", "content": self._options.system}]

@@ -12,7 +12,6 @@ from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards.cosmos_reason1 import Options, Reward, sampled
-from cosmos_rl_core.storage import media
 from cosmos_rl_core.vlms._prompts import Prompts
 from tests import tiny_scorers
 from tests.core.vlms.cases import pixels
@@ -35,28 +34,28 @@ def made(folder: Path, **options: object) -> Reward:
     ],
 )
 def test_frames_are_whole_pairs_of_whole_tokens(shape, expected):
-    found, fps = sampled(np.zeros((*shape, 3), np.uint8))
+    found, fps = sampled(np.zeros((*shape, 3), np.uint8), 16.0)
     assert (found.shape[:3], fps) == expected
-    assert media.FPS == 16
 
 
 def test_of_many_frames_every_second_is_taken_and_scaled_by_bicubic_interpolation():
     clip = pixels(162, 28, 56)
-    found, _ = sampled(clip)
+    found, fps = sampled(clip, 24.0)
+    assert fps == 12.0
     size = found.shape[2], found.shape[1]
     assert np.array_equal(found[3], np.asarray(Image.fromarray(clip[6]).resize(size, Image.Resampling.BICUBIC)))
 
 
 def test_a_single_frame_is_no_video():
     with pytest.raises(ItemError, match="1 frames, expected at least 2"):
-        sampled(np.zeros((1, 28, 28, 3), np.uint8))
+        sampled(np.zeros((1, 28, 28, 3), np.uint8), 16.0)
 
 
 def test_the_score_is_the_stock_models_probability_of_no(tmp_path: Path):
     reward = made(tmp_path)
-    (entry,) = reward.score([Sample("s", "p", "Anything odd?", pixels(5, 20, 30))])
+    (entry,) = reward.score([Sample("s", "p", "Anything odd?", pixels(5, 20, 30), fps=24.0)])
     model = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
-    frames, fps = sampled(pixels(5, 20, 30))
+    frames, fps = sampled(pixels(5, 20, 30), 24.0)
     parts = [{"type": "video", "video": frames, "fps": fps}, {"type": "text", "text": "Anything odd?"}]
     system = {"role": "system", "content": "Is there anything odd? Yes or No."}
     prompts = Prompts(str(tmp_path), {"video": {"do_sample_frames": False}})

@@ -4,6 +4,7 @@ import hashlib
 import math
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from cosmos_rl_core.rewards._base import LatentSample, Sample, ServedReward
 from cosmos_rl_core.rewards._client import Service
 from cosmos_rl_core.rewards._frame import frame
 from cosmos_rl_core.rewards.remote import IN_FLIGHT
+from cosmos_rl_core.storage import media
 from tests.reward_server import TOKEN, Frame, RewardServer, brightness, reward_server
 
 NAME = "remote-dance_grpo-overall_reward"
@@ -74,8 +76,14 @@ def test_videos_go_as_half_precision_latents_in_batches_and_scores_come_back_in_
 def test_pixels_of_videos_go_with_the_colours_first(server: RewardServer):
     reward().score(samples(2, latents=False))
     (sent,) = server.frames
-    assert sent.about["media_type"] == "video"
+    assert (sent.about["media_type"], sent.about["video_infos"]) == ("video", [{"video_fps": float(media.FPS)}] * 2)
     np.testing.assert_array_equal(sent.array, VIDEO[:2].transpose(0, 4, 1, 2, 3))
+
+
+def test_videos_of_other_speeds_go_apart_and_say_theirs(server: RewardServer):
+    reward().score([replace(one, fps=fps) for one, fps in zip(samples(3, latents=False), (24, 16, 24), strict=True)])
+    sent = [(len(one.array), one.about["video_infos"][0]["video_fps"]) for one in server.frames]
+    assert sent == [(2, 24.0), (1, 16.0)]
 
 
 def test_images_go_as_pixels_with_the_colours_last_and_sizes_apart(server: RewardServer):

@@ -32,21 +32,22 @@ def reward_of(folder: Path) -> Reward:
 
 
 @pytest.mark.parametrize(
-    ("total", "fps", "expected"),
+    ("total", "fps", "seen", "expected"),
     [
-        (93, 2.0, [0, 8, 17, 25, 33, 42, 50, 59, 67, 75, 84, 92]),
-        (8, 2.0, [0, 2, 5, 7]),
-        (3, 2.0, [0, 2]),
-        (5, 16.0, [0, 1, 3, 4]),
+        (93, 16.0, 2.0, [0, 8, 17, 25, 33, 42, 50, 59, 67, 75, 84, 92]),
+        (93, 32.0, 2.0, [0, 18, 37, 55, 74, 92]),
+        (8, 16.0, 2.0, [0, 2, 5, 7]),
+        (3, 16.0, 2.0, [0, 2]),
+        (5, 16.0, 16.0, [0, 1, 3, 4]),
     ],
 )
-def test_frames_are_evenly_spaced_from_the_first_to_the_last(total: int, fps: float, expected: list[int]):
-    assert sampled(total, fps) == expected
+def test_frames_are_evenly_spaced_from_the_first_to_the_last(total: int, fps: float, seen: float, expected: list[int]):
+    assert sampled(total, fps, seen) == expected
 
 
 def test_a_single_frame_is_no_video():
     with pytest.raises(ItemError, match="1 frames, expected at least 2"):
-        sampled(1, 2.0)
+        sampled(1, 16.0, 2.0)
 
 
 def test_scores_are_those_of_the_stock_model_with_its_adapters_beside_the_weights(folder: Path):
@@ -78,7 +79,7 @@ def _by_hand(folder: Path, prompt: str) -> list[float]:
     changes: Any = {"video": {"do_sample_frames": False, "size": {"shortest_edge": 128, "longest_edge": 512}}}
     prompts = Prompts(str(folder / "prepared"), changes)
     text = video_align.TEXT.replace("{text_prompt}", prompt)
-    shown = {"type": "video", "video": pixels(8, 20, 30)[sampled(8, 8.0)], "fps": 8.0}
+    shown = {"type": "video", "video": pixels(8, 20, 30)[sampled(8, 16.0, 8.0)], "fps": 8.0}
     batch = prompts.prepare([[{"role": "user", "content": [shown, {"type": "text", "text": text}]}]])
     patches = batch["input_ids"].eq(tiny.vocabulary()["<|video_pad|>"])[..., None]
     with torch.no_grad():

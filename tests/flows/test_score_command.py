@@ -78,6 +78,14 @@ def test_videos_and_groups_are_scored_whole(tmp_path: Path):
     assert [one.get("group_diversity") for one in found] == [None, 0.2, 0.2]
 
 
+def test_a_reward_learns_the_frames_per_second_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(media, "FPS", 24)
+    (tmp_path / "a.mkv").write_bytes(media.encode(np.zeros((4, 16, 16, 3), np.uint8))[1])
+    ended = run("score", tmp_path / "a.mkv", "--reward", "probe", "--plugin", PROBE, "--json")
+    outside_plugins.find([])
+    assert json.loads(ended.stdout)["files"][0]["scores"]["fps"] == 24.0
+
+
 def test_unknown_names_list_the_known_ones(pictures: list[Path], tmp_path: Path):
     for arguments, reason in (
         (["--reward", "pickscroe"], "did you mean 'pickscore'? known: aesthetic, clip_score"),

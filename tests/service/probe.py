@@ -85,4 +85,5 @@ class Reward:
                 return [1.0]
             case _:
                 pass
-        return {"probe": float(sample.pixels.mean()), "length": len(sample.prompt), "shape": str(sample.pixels.shape)}
+        seen = {"length": len(sample.prompt), "shape": str(sample.pixels.shape), "fps": sample.fps}
+        return {"probe": float(sample.pixels.mean()), **seen}

@@ -30,12 +30,12 @@ def test_scores_of_images_are_those_of_the_scorer(service: UpstreamClient):
 
 def test_a_video_reaches_the_scorer_frame_by_frame(service: UpstreamClient):
     video = np.arange(2 * 3 * 5 * 4 * 6, dtype=np.uint8).reshape(2, 3, 5, 4, 6)
-    told = service.scores(
-        frame(["a", "b"], {"probe": 1.0}, video, media_type="video", video_infos=[{"video_fps": 16.0}] * 2), "probe"
-    )
+    infos = [{"video_fps": 24.0}, {}]
+    told = service.scores(frame(["a", "b"], {"probe": 1.0}, video, media_type="video", video_infos=infos), "probe")
     assert told["scores"]["probe_reward"] == [float(sample.mean()) for sample in video]
     assert told["scores"]["shape"] == ["(5, 4, 6, 3)"] * 2
-    assert told["input_info"]["video_infos"] == [{"video_fps": 16.0}] * 2
+    assert told["input_info"]["video_infos"] == infos
+    assert told["scores"]["fps"] == [24.0, 16.0]
 
 
 def test_one_request_asks_for_several_rewards(service: UpstreamClient):

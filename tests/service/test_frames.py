@@ -58,6 +58,7 @@ def test_a_golden_frame_of_latents_is_read(tmp_path: Path):
     found = read(tmp_path, LATENTS)
     assert (found.media, found.shape, found.dtype) == ("latent", (1, 16, 2, 2, 2), np.float16)
     assert found.metadata == ({"video_fps": 16.0},)
+    assert found.fps == (16.0,)
 
 
 def test_the_frames_of_our_client_are_read(tmp_path: Path):
@@ -143,6 +144,8 @@ ABOUT = {"prompts": ["a"], "reward_fn": {"x": 1.0}, "media_type": "image"}
         (written(ABOUT | {"reward_fn": ["x"]}, PIXELS), "reward_fn: expected an object"),
         (written(ABOUT | {"reward_fn": {"x": "1"}}, PIXELS), "reward_fn: expected an object"),
         (written(ABOUT | {"video_infos": [1]}, PIXELS), "video_infos: expected a list of 1 objects"),
+        (written(ABOUT | {"video_infos": [{"video_fps": 0}]}, PIXELS), "video_infos: video_fps = 0; expected frames"),
+        (written(ABOUT | {"video_infos": [{"video_fps": "24"}]}, PIXELS), "video_infos: video_fps = 24; expected"),
         (written(ABOUT | {"metadata": [{}, {}]}, PIXELS), "metadata: expected a list of 1 objects"),
         (written(ABOUT | {"scorers": {"x": 1}}, PIXELS), "scorers: expected an object"),
     ],
