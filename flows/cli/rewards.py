@@ -2,7 +2,9 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -72,8 +74,10 @@ def score(
     core: Any = import_module("cosmos_rl_core.rewards._files")
     import_module("cosmos_rl_core.outside_plugins").find(plugin or ())
     given = None if labels is None else import_module("cosmos_rl_core.rewards._agreement").labels_of(labels, len(files))
-    scorer = core.FileScorer(reward, settings or ())
-    found = [*scorer.score(files, core.prompts_of(prompts, prompt, len(files)))]
+    asked = core.prompts_of(prompts, prompt, len(files))
+    with redirect_stdout(sys.stderr):  # what scorers print is no part of the JSON
+        scorer = core.FileScorer(reward, settings or ())
+        found = [*scorer.score(files, asked)]
     failed = [one for one in found if one.error]
     agrees = None if given is None else scorer.agreement(found, given)
     if agreement is not None and agrees is not None:
