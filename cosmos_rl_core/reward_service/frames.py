@@ -30,6 +30,8 @@ SCORERS = "scorers"
 Media = Literal["image", "video", "latent"]
 
 _MAGIC = b"\x93NUMPY\x01\x00"
+_GENEVAL = {"geneval_tags": "tag", "geneval_includes": "include"}
+"""Keys of cosmos-rl's clients, and the names under which GenEval's own metadata has the same."""
 _TOO_DEEP = f"the first line is nested too deeply; expected at most {MAX_DEPTH} levels"
 _PICKLES = (b"PK\x03\x04", b"\x80")
 """Beginnings of what ``torch.save`` and ``pickle`` write."""
@@ -216,15 +218,16 @@ def _rows(about: Mapping[str, Any], key: str, count: int) -> tuple[Mapping[str, 
 
 
 def _metadata(about: Mapping[str, Any], count: int) -> Sequence[Mapping[str, Any]]:
-    """Return for each sample its prompt's metadata, its frames a second, and what cosmos-rl has for geneval."""
+    """Return for each sample its prompt's metadata, its frames a second, and GenEval's tags as cosmos-rl sends them."""
     rows: list[dict[str, Any]] = [dict(row) for row in _rows(about, "metadata", count) or [{}] * count]
     for row, info in zip(rows, _rows(about, "video_infos", count) or [{}] * count, strict=True):
         row.update(info)
-    for key, value in about.items():
-        if key.startswith(("geneval_", "ocr_")):
-            values = value if isinstance(value, list) and len(value) == count else [value] * count
+    for key, name in _GENEVAL.items():
+        if (values := about.get(key)) is not None:
+            if not isinstance(values, list) or len(values) != count:
+                raise FrameError(f"{key}: expected a list of {count}, one a sample")
             for row, own in zip(rows, values, strict=True):
-                row[key] = own
+                row[name] = own
     return rows
 
 

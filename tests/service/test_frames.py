@@ -11,6 +11,7 @@ import pytest
 
 from cosmos_rl_core.reward_service import frames
 from cosmos_rl_core.rewards import _frame
+from cosmos_rl_core.rewards._geneval import tags_of
 from tests.upstream_client import frame
 
 IMAGE = frame(
@@ -91,14 +92,15 @@ def test_facts_of_each_prompt_reach_its_sample(tmp_path: Path):
         {"x": 1},
         np.zeros((2, 2, 2, 3), np.uint8),
         media_type="image",
-        metadata=[{"tag": "count"}, {}],
-        geneval_tags=["one", "two"],
+        metadata=[{"tag": "counting"}, {"note": 1}],
+        geneval_tags=["counting", "colors"],
+        geneval_includes=[[{"class": "dog", "count": 2}], [{"class": "cup", "count": 1, "color": "red"}]],
         geneval_only_strict=True,
     )
-    assert read(tmp_path, body).metadata == (
-        {"tag": "count", "geneval_tags": "one", "geneval_only_strict": True},
-        {"geneval_tags": "two", "geneval_only_strict": True},
-    )
+    first, second = read(tmp_path, body).metadata
+    assert first == {"tag": "counting", "include": [{"class": "dog", "count": 2}]}
+    assert second == {"note": 1, "tag": "colors", "include": [{"class": "cup", "count": 1, "color": "red"}]}
+    assert [tags_of(one).include[0].kind for one in (first, second)] == ["dog", "cup"]
 
 
 PIXELS = np.zeros((1, 2, 2, 3), np.uint8)
@@ -146,6 +148,7 @@ ABOUT = {"prompts": ["a"], "reward_fn": {"x": 1.0}, "media_type": "image"}
         (written(ABOUT | {"video_infos": [1]}, PIXELS), "video_infos: expected a list of 1 objects"),
         (written(ABOUT | {"video_infos": [{"video_fps": 0}]}, PIXELS), "video_infos: video_fps = 0; expected frames"),
         (written(ABOUT | {"video_infos": [{"video_fps": "24"}]}, PIXELS), "video_infos: video_fps = 24; expected"),
+        (written(ABOUT | {"geneval_tags": "counting"}, PIXELS), "geneval_tags: expected a list of 1"),
         (written(ABOUT | {"metadata": [{}, {}]}, PIXELS), "metadata: expected a list of 1 objects"),
         (written(ABOUT | {"scorers": {"x": 1}}, PIXELS), "scorers: expected an object"),
     ],
