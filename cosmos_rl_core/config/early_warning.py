@@ -1,6 +1,6 @@
 """Early warning: limits on the scores of rollouts, judged before each update."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -82,18 +82,21 @@ def with_defaults(warning: EarlyWarningConfig | None, frames: int) -> EarlyWarni
     return warning.model_copy(update={"limits": (*warning.limits, *defaults)})
 
 
-def mistakes(warning: EarlyWarningConfig, rewards: Collection[str]) -> Iterator[str]:
-    """Yield a sentence for each limit on a score of none of the ``rewards`` or on no statistic of pixels, and for each
-    score with two limits.
+def mistakes(warning: EarlyWarningConfig, rewards: Mapping[str, Collection[str]]) -> Iterator[str]:
+    """Yield a sentence for each limit on an unknown score, and for each score with two limits.
+
+    ``rewards`` has the scores that each reward of the recipe declares; none for one that declares none.
     """
     seen: set[tuple[str, str]] = set()
-    rewards = dict.fromkeys([*rewards, *[STATISTICS] * warning.statistics])
+    scores = {**({STATISTICS: DEFAULTS} if warning.statistics else {}), **rewards}
     for limit in warning.limits:
-        if limit.reward not in rewards:
-            known = ", ".join(rewards) or "none"
-            yield f"early_warning.limits: there is no reward {limit.reward!r}; known: {known}"
-        if limit.reward == STATISTICS and limit.name not in (STATISTICS, *DEFAULTS):
-            yield f"early_warning.limits: {STATISTICS} gives no score {limit.name!r}; known: {', '.join(DEFAULTS)}"
+        known = scores.get(limit.reward)
+        if known is None:
+            there = ", ".join([*rewards, *(scores.keys() - rewards.keys())]) or "none"
+            yield f"early_warning.limits: there is no reward {limit.reward!r}; known: {there}"
+        elif known and limit.name not in (limit.reward, *known):
+            named = ", ".join(known)
+            yield f"early_warning.limits: {limit.reward} gives no score {limit.name!r}; known: {named}"
         if (limit.reward, limit.name) in seen:
             yield f"early_warning.limits: two limits on {limit.name!r} of {limit.reward!r}; give all bounds in one"
         seen.add((limit.reward, limit.name))

@@ -196,7 +196,7 @@ def _mistakes(recipe: Recipe) -> Iterator[str]:
         yield f"rewards of weight 0 train nothing: {', '.join(weightless)}; give them role = 'monitor'"
     names = [reward.fn.label for reward in rewards]
     if recipe.early_warning is not None:
-        yield from early_warning.mistakes(recipe.early_warning, names)
+        yield from early_warning.mistakes(recipe.early_warning, {r.fn.label: r.fn.facts.scores for r in rewards})
     if len(set(names)) != len(names):
         yield f"two rewards have the same name: {', '.join(names)}"
     gates = [reward.fn.label for reward in rewards if reward.role == "gate"]

@@ -8,6 +8,8 @@ import pytest
 
 from cosmos_rl_core.config.early_warning import DEFAULTS, DRIFT, STATISTICS
 from cosmos_rl_core.errors import ApprovalError, ArtifactError, ConfigError, WarningError
+from cosmos_rl_core.rewards import ocr
+from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.storage import store
 from flows import post_train
 from flows.operations.upgrades import settled
@@ -177,7 +179,8 @@ def test_other_scores_ask_again_and_equal_ones_do_not(loop, main):
     assert suspended.made[:1] == ["iteration-0001/update+fragment"]
 
 
-def test_another_number_beside_equal_scores_asks_again(loop, main):
+def test_another_number_beside_equal_scores_asks_again(loop, main, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ocr.Options, "facts", Facts(scores={"ocr": "in [0, 1]", "length": "characters"}))
     suspended = loop("suspend")
     suspended.scores.clear()
     suspended.lengths[1] = 3.0
@@ -310,13 +313,15 @@ def test_status_says_what_tripped_and_what_to_do(loop, main):
             "[{ reward = 'pixel_statistics', score = 'lumma', rise = 1 }]",
             "no score 'lumma'; known: luma, contrast",
         ),
+        ("[{ reward = 'ocr', score = 'ocr_reward', rise = 1 }]", "ocr gives no score 'ocr_reward'; known: ocr"),
         ("[{ reward = 'ocr', rise = 1 }, { reward = 'ocr', fall = 1 }]", "two limits on 'ocr' of 'ocr'"),
         ("[{ reward = 'ocr', rise = -1 }]", "greater than 0"),
     ],
 )
 def test_wrong_limits_are_mistakes_of_the_recipe(recipe, tmp_path: Path, limits: str, said: str):
+    given = "early_warning.statistics=true", f"early_warning.limits={limits}"
     with pytest.raises(ConfigError, match=said):
-        plan_of(Settings(recipe(), str(tmp_path), overrides=(f"early_warning.limits={limits}",)))
+        plan_of(Settings(recipe(), str(tmp_path), overrides=given))
 
 
 def test_statistics_of_pixels_are_monitored_unless_the_recipe_says_otherwise(recipe, tmp_path: Path):
