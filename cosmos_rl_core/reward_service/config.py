@@ -187,6 +187,11 @@ class Served:
         return self.options.facts
 
     @property
+    def at_a_time(self) -> int:
+        """Return the largest number of requests that a process scores in one call."""
+        return self.args.fast_samples if self.args.batching == "fast" else 1
+
+    @property
     def interpreter(self) -> str:
         """Return the interpreter of its processes."""
         return sys.executable if self.args.venv_python == "python" else self.args.venv_python

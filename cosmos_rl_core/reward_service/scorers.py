@@ -176,9 +176,8 @@ def scorer_of(served: Served, config: Config, devices: Devices, logs: Path, deco
     shown = devices.environments(args.device, args.gpus, args.processes)
     command = (served.interpreter, "-m", MODULE)
     starts = [Start(command, base | own, setup, logs / f"{name}.{i}.log") for i, own in enumerate(shown)]
-    together = args.fast_samples if args.batching == "fast" else 1
     code = {file: sha for pin in pins for file, sha in pin.files.items()}
-    return Scorer(served, Pool(name, starts, args.timeout_s, together), code, decoder)
+    return Scorer(served, Pool(name, starts, args.timeout_s, served.at_a_time), code, decoder)
 
 
 def decoder_of(folders: Mapping[str, Path], config: Config, devices: Devices, logs: Path) -> Pool:

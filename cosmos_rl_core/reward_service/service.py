@@ -5,7 +5,7 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ EXPIRY_S = 60.0
 """Longest interval at which old results are deleted."""
 SETTLE_PAUSES_S = (0.5, 30.0)
 """First and longest pause before a result is stored again that did not fit on the disk."""
+DECODED_AHEAD = 2
+"""Requests whose latents are decoded before a process of their scorer is free."""
 log = logging.getLogger(__name__)
 
 
@@ -47,6 +49,9 @@ class Service:
         version = decoder.version(folders, dtype) if folders else ""
         self._decoder = decoder_of(folders, config, devices, spool.logs) if folders else None
         self.scorers = [scorer_of(served, config, devices, spool.logs, version) for served in config.served]
+        # Pixels take over 20 times the room of latents: they are made as they are needed, not for the whole queue.
+        at_work = sum(one.args.processes * one.at_a_time for one in config.served)
+        self._pixels = asyncio.Semaphore(at_work + DECODED_AHEAD)
         self.offer = Offer({name: scorer for scorer in self.scorers for name in scorer.served.names}, folders)
         service = config.settings.service
         self.copies = Copies(service.redis_url, service.result_ttl_s) if service.redis_url else None
@@ -151,18 +156,16 @@ class Service:
 
     async def _results(self, uuid: str, jobs: list[Job], frame: frames.Frame | None) -> None:
         message: dict[str, Any] = {"frame": str(self.spool.frame(uuid))}
-        decoded_s = 0.0
         try:
             frame = frame or await asyncio.to_thread(frames.read, self.spool.frame(uuid))
             self._waiting[uuid] = frame.shape[0]
-            if frame.media == "latent":
-                message["decoded"] = await self._decode(uuid, frame)
-                decoded_s = message["decoded"]["seconds"]
+            async with self._pixels if frame.media == "latent" else nullcontext():
+                if frame.media == "latent":
+                    message["decoded"] = await self._decode(uuid, frame)
+                await asyncio.gather(*(self._score(job, message, frame) for job in jobs))
         except (frames.FrameError, ScorerError, OSError) as error:
             for job in jobs:
                 await self._end(job, results.failed(job.type, str(error), self._identity(job)))
-        else:
-            await asyncio.gather(*(self._score(job, message, frame, decoded_s) for job in jobs))
 
     async def _decode(self, uuid: str, frame: frames.Frame) -> dict[str, Any]:
         if self._decoder is None:
@@ -173,8 +176,8 @@ class Service:
             raise ScorerError(f"the latents cannot be decoded: {answer['error']}")
         return answer
 
-    async def _score(self, job: Job, message: Mapping[str, Any], frame: frames.Frame, decoded_s: float) -> None:
-        scorer = self.offer.scorers.get(job.type)
+    async def _score(self, job: Job, message: Mapping[str, Any], frame: frames.Frame) -> None:
+        scorer, decoded_s = self.offer.scorers.get(job.type), message.get("decoded", {}).get("seconds", 0.0)
         try:
             if scorer is None:
                 raise ScorerError(f"this service no longer serves {job.type}")

@@ -1,5 +1,6 @@
 """Latents of Wan: decoded each alone, to the bits of the stock VAE, cut to uint8 as in cosmos-rl."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from diffusers import AutoencoderKLWan
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.reward_service import decoder
 from cosmos_rl_core.reward_service.config import DecodeArgs
+from cosmos_rl_core.reward_service.service import DECODED_AHEAD
 from tests import running_service as running
 from tests.tiny_pipelines._vaes import wan_vae
-from tests.upstream_client import frame
+from tests.upstream_client import UpstreamClient, frame
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
@@ -121,16 +123,24 @@ def test_folders_that_hold_no_such_vae_are_named(folders: dict[int, Path], tmp_p
     assert "Wan2.1_VAE.pth': no folder of diffusers" in str(refused.value)
 
 
+@pytest.fixture(scope="module")
+def served(folders: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[UpstreamClient, Path]]:
+    """A service that decodes 16 channels, and its spool."""
+    folder = tmp_path_factory.mktemp("served")
+    values = running.settings(folder) | {"decode_args": settings_of(folders) | {"wan2pt2_model_path": ""}}
+    with running.in_thread(running.write(folder, values)) as client:
+        yield client, folder / "spool"
+
+
 @pytest.mark.processes
-def test_latents_are_scored_as_pixels_and_need_a_decoder(folders: dict[int, Path], tmp_path: Path):
-    values = running.settings(tmp_path) | {"decode_args": settings_of(folders) | {"wan2pt2_model_path": ""}}
+def test_latents_are_scored_as_pixels_and_need_a_decoder(folders: dict[int, Path], served: tuple[UpstreamClient, Path]):
+    client, _ = served
     sent = latents().to(torch.float16)
     infos = [{"video_fps": 16.0}] * 2
-    with running.in_thread(running.write(tmp_path, values)) as client:
-        # Without media_type, as cosmos-rl's client of world models sends them.
-        told = client.scores(frame(["a", "b"], {"probe": 1.0}, sent.numpy(), video_infos=infos), "probe")
-        media = client.get("/api/reward/info")[1]["scorers"]["probe"]["media"]
-        refused = client.post("enqueue", frame(["a"], {"probe": 1.0}, latents(48, 1).numpy()))
+    # Without media_type, as cosmos-rl's client of world models sends them.
+    told = client.scores(frame(["a", "b"], {"probe": 1.0}, sent.numpy(), video_infos=infos), "probe")
+    media = client.get("/api/reward/info")[1]["scorers"]["probe"]["media"]
+    refused = client.post("enqueue", frame(["a"], {"probe": 1.0}, latents(48, 1).numpy()))
     expected = [stock(folders[16], sample.to(torch.bfloat16)) for sample in sent]
     assert told["scores"]["probe_reward"] == [float(pixels.mean()) for pixels in expected]
     assert told["scores"]["shape"] == ["(5, 24, 32, 3)"] * 2
@@ -138,3 +148,13 @@ def test_latents_are_scored_as_pixels_and_need_a_decoder(folders: dict[int, Path
     assert float(told["decoded_duration"]) > 0
     assert media == ["image", "video", "latent"]
     assert refused == (422, {"detail": "latents of 48 channels; decoded are those of 16"})
+
+
+@pytest.mark.processes
+def test_pixels_of_waiting_requests_never_fill_the_disk(served: tuple[UpstreamClient, Path]):
+    client, spool = served
+    body = frame(["sleep 0.15"], {"probe": 1.0}, latents(count=1).numpy(), media_type="latent")
+    uuids, most = [client.enqueue(body) for _ in range(8)], 0
+    while any(client.form("pull", uuid=uuid, type="probe")[0] == 400 for uuid in uuids):
+        most = max(most, len([*(spool / "decoded").iterdir()]))
+    assert 1 <= most <= 1 + DECODED_AHEAD

@@ -189,7 +189,7 @@ def test_requests_wait_for_a_process_that_loads_while_another_one_never_does(
     with serving(tmp_path, probe(processes=2, only=str(tmp_path / "taken")), ready=False) as client:
         until(lambda: client.get("/healthz")[1]["faults"])
         told = client.scores(image_frame("a", first=6), "probe")
-    assert told["scores"] == {"probe_reward": [6.0], "length": [1], "shape": ["(1, 4, 4, 3)"]}
+    assert told["scores"]["probe_reward"] == [6.0]
 
 
 def test_an_interpreter_without_our_packages_says_which_one_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
