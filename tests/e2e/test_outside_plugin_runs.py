@@ -83,7 +83,7 @@ def test_installed_with_entry_points(tmp_path: Path, prefect_environment: dict[s
     flows = Flows(tmp_path / "run", prefect_environment, recipe, str(python))
     require_an_iteration(flows)
     said = flows.run("--set", 'rewards=[{ fn = { name = "brigth" } }]', expect=64)
-    assert "did you mean 'bright'? known: bright, jpeg, ocr, remote" in said
+    assert "did you mean 'bright'? known: aesthetic, bright, clip_score, " in said
     edited = package / "signs.py"
     with edited.open("a", encoding="utf-8") as file:
         file.write("# edited\n")
