@@ -42,9 +42,9 @@ class RewardArgs(Section):
     """``cuda``: each process has a GPU of its own, if there are GPUs. ``cuda:1``: the second one. ``cpu``:
     none."""
     endpoint_url: str = ""
-    """Server of a judge, for plugins with an option of this name."""
+    """Server of a judge, for plugins with an option of this name or ``url``."""
     endpoint_api_key: str = Field(default="", repr=False)
-    """Its key, for plugins with an option of this name."""
+    """Its key, for plugins with an option of this name or ``token_variable``."""
     download_path: str = ""
     """Not used."""
     setup_script: str = ""
@@ -72,6 +72,10 @@ class RewardArgs(Section):
 
 _OPTIONS = ("model_path", "dtype", "endpoint_url", "endpoint_api_key")
 """Fields of cosmos-rl that reach the plugins that have an option of the same name."""
+_OTHERWISE = {"model_path": "model", "endpoint_url": "url", "endpoint_api_key": "token_variable"}
+"""Options that such a field reaches in plugins that have none of its name."""
+KEY = "OPENAI_API_KEY"
+"""Environment variable with ``endpoint_api_key``, for plugins that read a key from one."""
 _UNUSED = {
     "download_path": "weights are read where the options name them",
     "setup_script": "`cosmos-flows reward-service prepare` converts weights",
@@ -267,11 +271,11 @@ def _given(args: RewardArgs, options: type[RewardOptions]) -> tuple[dict[str, An
     """Return the fields of cosmos-rl that the plugin has options for, and those it has none for."""
     given, unused = dict[str, Any](), list[str]()
     for name in written(args, *_OPTIONS):
-        target = "model" if name == "model_path" and name not in options.model_fields else name
+        target = name if name in options.model_fields else _OTHERWISE.get(name, name)
         if target not in options.model_fields:
             unused.append(name)
         elif (value := getattr(args, name)) != "":
-            given[target] = value
+            given[target] = KEY if target == "token_variable" else value
     return given, tuple(unused)
 
 

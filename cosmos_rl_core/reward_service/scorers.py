@@ -13,7 +13,7 @@ from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.outside_plugins import named_by
 from cosmos_rl_core.reward_service import frames
-from cosmos_rl_core.reward_service.config import TOKEN, Config, Served
+from cosmos_rl_core.reward_service.config import KEY, TOKEN, Config, Served
 from cosmos_rl_core.reward_service.pool import Pool, Start
 from cosmos_rl_core.reward_service.results import Identity
 from cosmos_rl_core.rewards._answers import brief
@@ -173,6 +173,7 @@ def scorer_of(served: Served, config: Config, devices: Devices, logs: Path, deco
         "plugins": [pin.model_dump(mode="json") for pin in pins],
     }
     base = environment_of(config, served.interpreter)
+    base |= {KEY: args.endpoint_api_key} if args.endpoint_api_key else {}
     shown = devices.environments(args.device, args.gpus, args.processes)
     command = (served.interpreter, "-m", MODULE)
     starts = [Start(command, base | own, setup, logs / f"{name}.{i}.log") for i, own in enumerate(shown)]

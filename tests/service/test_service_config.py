@@ -10,7 +10,8 @@ import pytest
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.reward_service import config, server
-from cosmos_rl_core.reward_service.scorers import Devices
+from cosmos_rl_core.reward_service.scorers import Devices, scorer_of
+from cosmos_rl_core.rewards import unified_reward
 from tests import running_service as running
 from tests.pages import ROOT
 
@@ -78,6 +79,21 @@ def test_upstreams_place_of_weights_is_the_plugins_model(tmp_path: Path):
     (served,) = read(tmp_path, text).served
     assert (served.plugin, served.names, served.unused) == ("clip_score", ("clip_score", "clipscore"), ("dtype",))
     assert served.options.model_dump()["model"] == "weights"
+
+
+def test_upstreams_judge_is_asked_at_its_endpoint_and_its_key_is_in_no_setting(tmp_path: Path):
+    (tmp_path / "rubric.txt").write_text("Rate {prompt}")
+    judge = {"endpoint_url": "http://judge:8000/v1", "endpoint_api_key": "sk-1"}
+    rubric = {"rubric_file": str(tmp_path / "rubric.txt")}
+    found = read(tmp_path, running.settings(tmp_path, {"reward_type": "unified_reward", **judge, "options": rubric}))
+    (served,) = found.served
+    assert (served.options.model_dump()["url"], served.unused) == ("http://judge:8000/v1", ())
+    assert "sk-1" not in repr(found) + served.options.model_dump_json()
+    scorer = scorer_of(served, found, Devices(found), tmp_path, "")
+    (start,) = vars(scorer.pool)["_starts"]
+    options = unified_reward.Options.model_validate(start.setup["options"])
+    unified_reward.Reward(options, start.environment).check_service()
+    assert start.environment["OPENAI_API_KEY"] == "sk-1"
 
 
 def test_every_mistake_of_the_settings_is_reported_with_the_nearest_name(tmp_path: Path):
