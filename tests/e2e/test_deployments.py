@@ -274,7 +274,7 @@ def test_the_run_of_the_page_is_named_by_its_flow_run_whose_retry_goes_on_with_i
     deployed.prefect("flow-run", "retry", flow_run)
     deployed.wait(flow_run, "COMPLETED")
     assert manifests() - before == {"iterations/0000/reward-ocr/manifest.2.json"}
-    # Embeddings and data lie beside the run. Both rewards are one task, one of which was made; update and fragment, too.
+    # Embeddings and data lie beside the run. Both rewards are one task, of which one was made; update and fragment too.
     skipped = len(before) + 2 - 2 - 1
     # States of tasks reach the server later than the flow's, by another way.
     wait_until(deployed, lambda: deployed.task_states(flow_run)["Skipped"] == skipped, GONE_TIMEOUT_S)
