@@ -15,8 +15,8 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.rewards import _rating_model
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards.hpsv3 import TOKEN, Options, Reward, prepare, scaled
+from cosmos_rl_core.tiny import qwen3_vl
 from cosmos_rl_core.vlms._prompts import Prompts
-from tests.core.vlms import tiny
 from tests.core.vlms.cases import pixels
 from tests.tiny_scorers import hpsv3
 
@@ -60,7 +60,7 @@ def _by_hand(folder: Path, prompt: str, frame: np.ndarray) -> float:
     shown = {"type": "image", "image": scaled(frame, 8)}
     text = hpsv3.TEXT.replace("{text_prompt}", prompt)
     batch = prompts.prepare([[{"role": "user", "content": [shown, {"type": "text", "text": text}]}]])
-    patches = batch["input_ids"].eq(tiny.vocabulary()["<|image_pad|>"])[..., None]
+    patches = batch["input_ids"].eq(qwen3_vl.vocabulary()["<|image_pad|>"])[..., None]
     with torch.no_grad():
         # As in the original: the language model gets embeddings alone, without positions in time and picture.
         embedded = base.model.language_model.embed_tokens(batch["input_ids"])

@@ -13,8 +13,8 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._video_align import TOKENS
 from cosmos_rl_core.rewards.video_align import Options, Reward, prepare, sampled
+from cosmos_rl_core.tiny import qwen3_vl
 from cosmos_rl_core.vlms._prompts import Prompts
-from tests.core.vlms import tiny
 from tests.core.vlms.cases import pixels
 from tests.tiny_scorers import video_align
 
@@ -81,7 +81,7 @@ def _by_hand(folder: Path, prompt: str) -> list[float]:
     text = video_align.TEXT.replace("{text_prompt}", prompt)
     shown = {"type": "video", "video": pixels(8, 20, 30)[sampled(8, 16.0, 8.0)], "fps": 8.0}
     batch = prompts.prepare([[{"role": "user", "content": [shown, {"type": "text", "text": text}]}]])
-    patches = batch["input_ids"].eq(tiny.vocabulary()["<|video_pad|>"])[..., None]
+    patches = batch["input_ids"].eq(qwen3_vl.vocabulary()["<|video_pad|>"])[..., None]
     with torch.no_grad():
         # As in the original: the language model gets embeddings alone, without positions in time and picture.
         embedded = base.model.language_model.embed_tokens(batch["input_ids"])

@@ -1,8 +1,7 @@
 """Supervised steps of a VLM: the loss beside the stock model's, and what may not change it."""
 
+import os
 import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from stages.vlm.trainer import VlmTrainer
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.stages.conftest import make
-from tests.stages.ranks import run_on_ranks
+from tests.stages.ranks import RanksFailed, run_on_ranks
 from tests.stages.vlm_data import Talks
 
 EVERY = ("vision", "projector", "language")
@@ -170,17 +169,28 @@ def test_two_ranks_have_the_loss_of_one(talks: Talks, shards: int, tmp_path: Pat
 @pytest.mark.processes
 def test_a_stage_that_was_killed_gives_the_bits_of_one_that_was_not(talks: Talks, tmp_path: Path):
     settings: dict[str, Any] = {"trains": EVERY, "keeps_ema": True}
-    whole = talks.finetune("not-killed", "every", range(60), **settings)
-    request = talks.finetune_request("killed", "every", range(60), **settings)
+    whole = talks.finetune("not-killed", "every", range(4), **settings)
+    request = talks.finetune_request("killed", "every", range(4), **settings)
     (tmp_path / "request.json").write_text(request.model_dump_json(), encoding="utf-8")
     (tmp_path / "execution.json").write_text("{}", encoding="utf-8")
-    command = [sys.executable, "-m", "stages.execution.runner", str(tmp_path / "request.json")]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None:
-            status = read_status(tmp_path)
-            if status is not None and status.phase == "training" and status.step > 5:
-                process.kill()
-        assert process.wait() == -signal.SIGKILL
+    with pytest.raises(RanksFailed, match="rank 0, exit code -9"):
+        run_on_ranks([str(tmp_path / "request.json")], tmp_path, 1, 60, before=_killed_in_the_third_step)
+    status = read_status(tmp_path)
+    assert status is not None
+    assert status.phase == "training"
     again = make(request, tmp_path)
     assert again.attempt != whole.attempt
     assert again.content == whole.content
+
+
+def _killed_in_the_third_step() -> None:
+    """Let this process end as ``kill -9`` ends it."""
+    step = VlmTrainer.step
+
+    def dies(self: VlmTrainer, index: int, rows: Any) -> None:
+        if index == 2:
+            self.sign_of_life(index)
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(self, index, rows)
+
+    VlmTrainer.step = dies

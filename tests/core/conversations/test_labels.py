@@ -12,11 +12,14 @@ from transformers import Qwen2Tokenizer
 from cosmos_rl_core.conversations.encoding import IGNORED, Encoded, Encoder
 from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.tiny import qwen3_vl
 from cosmos_rl_core.vlms._prompts import Prompts
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3, pixels
 
-WITH_SYSTEM = "{% if messages[0].role != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}" + tiny.TEMPLATE
+WITH_SYSTEM = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}" + qwen3_vl.TEMPLATE
+)
 """Writes a system prompt where there is none."""
 NO_THOUGHTS = (
     "{% set ns = namespace(last=0) %}"
@@ -29,7 +32,7 @@ NO_THOUGHTS = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """Leaves the thoughts of earlier turns out, as Qwen3's does."""
-NO_END = tiny.TEMPLATE.replace("<|im_end|>", "")
+NO_END = qwen3_vl.TEMPLATE.replace("<|im_end|>", "")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return tiny.save(tmp_path_factory.mktemp("model"), QWEN3)
 
 
-def encoder(folder: str, template: str = tiny.TEMPLATE, **settings: Any) -> Encoder:
+def encoder(folder: str, template: str = qwen3_vl.TEMPLATE, **settings: Any) -> Encoder:
     prompts = Prompts(folder, {"video": {"fps": 2.0}})
     prompts.tokenizer.chat_template = template
     return Encoder(prompts, **settings)
@@ -110,7 +113,7 @@ def conversation(dice: random.Random) -> tuple[list[dict[str, Any]], list[str]]:
     return messages, answers
 
 
-@pytest.mark.parametrize("template", [tiny.TEMPLATE, WITH_SYSTEM], ids=["plain", "system"])
+@pytest.mark.parametrize("template", [qwen3_vl.TEMPLATE, WITH_SYSTEM], ids=["plain", "system"])
 def test_random_conversations_have_labels_on_their_answers(folder: str, template: str):
     made, dice = encoder(folder, template), random.Random(0)
     for _ in range(40):
@@ -150,10 +153,10 @@ def test_a_medium_is_never_cut(folder: str):
 def test_a_token_that_is_partly_header_has_no_label(folder: str, tmp_path: Path):
     other = encoder(tiny.save(tmp_path, QWEN3))
     newline = "Ċ"
-    words = {**tiny.vocabulary(), newline * 2: len(tiny.vocabulary())}
+    words = {**qwen3_vl.vocabulary(), newline * 2: len(qwen3_vl.vocabulary())}
     merged = Qwen2Tokenizer(vocab=words, merges=[(newline, newline)], eos_token="<|im_end|>")  # pyright: ignore[reportArgumentType]
-    merged.add_special_tokens({"additional_special_tokens": [*tiny.SPECIAL[1:], *tiny.PADS]})
-    merged.chat_template = tiny.TEMPLATE
+    merged.add_special_tokens({"additional_special_tokens": [*qwen3_vl.SPECIAL[1:], *qwen3_vl.PADS]})
+    merged.chat_template = qwen3_vl.TEMPLATE
     other.prompts.tokenizer = merged
     encoded, _ = other.encode([said("user", "a"), said("assistant", "\nb\n\n\n\nc")], 100)
     assert labelled(other, encoded) == "b\n\n\n\nc<|im_end|>"
@@ -177,7 +180,7 @@ def test_a_template_that_drops_earlier_thoughts_trains_on_the_last_turn_only(fol
 def test_templates_in_which_no_answer_can_be_found_are_refused(folder: str):
     with pytest.raises(ConfigError, match=r"message 2: the chat template does not end the answer with '<\|im_end\|>'"):
         encoder(folder, NO_END)
-    counts = "{{ messages | length }}" + tiny.TEMPLATE
+    counts = "{{ messages | length }}" + qwen3_vl.TEMPLATE
     with pytest.raises(ConfigError, match="does not fit turns = 'all'"):
         encoder(folder, counts)
 

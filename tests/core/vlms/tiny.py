@@ -9,25 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import Qwen2Tokenizer
-
+from cosmos_rl_core.tiny.qwen3_vl import tokenizer, vocabulary
 from tests.core.vlms.cases import QWEN2, QWEN3, QWEN25
-
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
-PADS = ("<|image_pad|>", "<|video_pad|>")
-TEMPLATE = """\
-{%- for message in messages -%}
-<|im_start|>{{ message['role'] }}
-{% for part in message['content'] -%}
-{%- if part['type'] == 'text' -%}{{ part['text'] }}
-{%- else -%}<|vision_start|><|{{ part['type'] }}_pad|><|vision_end|>
-{%- endif -%}
-{%- endfor -%}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}<|im_start|>assistant
-{% endif -%}"""
-"""Writes what the templates of Qwen2.5-VL and Qwen3-VL write, without their system prompt and tools."""
 
 LETTERS, STOPS = "abcdefghijklmnopqrstuvwxyz", "aeiouqrz"
 """Tokens of the answers of :func:`save_talker`."""
@@ -44,17 +27,6 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
 }
 SETTINGS[QWEN2] = SETTINGS[QWEN25]
 """Patches of 4 pixels, so that a token is 8 pixels wide."""
-
-
-def vocabulary() -> dict[str, int]:
-    return {token: i for i, token in enumerate([*sorted(ByteLevel.alphabet()), *SPECIAL, *PADS])}
-
-
-def tokenizer() -> Qwen2Tokenizer:
-    made = Qwen2Tokenizer(vocab=vocabulary(), merges=[], eos_token="<|im_end|>")
-    made.add_special_tokens({"additional_special_tokens": [*SPECIAL[1:], *PADS]})
-    made.chat_template = TEMPLATE
-    return made
 
 
 def config(architecture: str, patch_size: int = 4) -> dict[str, Any]:

@@ -1,0 +1,105 @@
+"""A tiny VLM learns from files what pictures and clips show; from shuffled media it learns nothing."""
+
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosmos_rl_core.chat_datasets import llava
+from cosmos_rl_core.config.shared import OptimizerSteps
+from cosmos_rl_core.storage.file_digests import files_digest
+from cosmos_rl_core.tiny import shapes
+from cosmos_rl_core.vlms import _folders
+from cosmos_rl_core.weights.parts import CURRENT
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Input, Request
+from stages.artifacts.slots import input_of
+from stages.vlm.settings import VlmEvaluate, VlmExport, VlmFinetune, VlmIndex, VlmPolicy, VlmRef, VlmTokenize
+from tests.stages.conftest import make
+
+EVERY = ("vision", "projector", "language")
+STEPS = 450
+
+
+class Learning:
+    """Generated conversations, and every stage on them, from the index to the export."""
+
+    def __init__(self, folder: Path, seed: int, *, shuffled: bool) -> None:
+        self.folder, self.seed = folder, seed
+        shapes.main([str(folder), "--seed", str(seed), *(["--shuffled"] if shuffled else [])])
+        model = str(folder / "model")
+        self.vlm = VlmRef(path=model, digest=_folders.digest(model), changes={"video": {"fps": 4.0}})
+
+    def make(self, slot: str, config: Any, iteration: int | None = None, **inputs: Input) -> Manifest:
+        given = {name: (one,) for name, one in inputs.items()}
+        place = {"slot": f"{self.folder}/{slot}", "seed": self.seed, "iteration": iteration}
+        return make(Request(stage=config.name, config=config, inputs=given, **place), self.folder)
+
+    def input(self, slot: str, part: str = "") -> Input:
+        return input_of(f"{self.folder}/{slot}", *([part] if part else []))
+
+    def sources(self, split: str) -> dict[str, Any]:
+        folder = self.folder / split
+        return {
+            name: llava.Options(annotation_path=f"{folder}/{name}.json", media_path=f"{folder}/media")
+            for name in ("pictures", "clips")
+        }
+
+    def tokens(self, split: str) -> Input:
+        sources = self.sources(split)
+        files = {name: self.folder / split / f"{name}.json" for name in sources}
+        self.make(f"{split}-index", VlmIndex(sources=sources, files_digest=files_digest(files)))
+        config = VlmTokenize(vlm=self.vlm, sources=sources, max_length=200, conversations_per_shard=1024)
+        self.make(f"{split}-tokens", config, index=self.input(f"{split}-index"))
+        return self.input(f"{split}-tokens")
+
+    def judged(self) -> dict[str, Any]:
+        """What evaluation says of the trained model."""
+        tokens = {split: self.tokens(split) for split in ("train", "held-out")}
+        of_vlm: Any = {"vlm": self.vlm, "lora": None, "trains": EVERY}
+        self.make("policy", VlmPolicy(**of_vlm))
+        training = VlmFinetune(
+            **of_vlm,
+            gradient_checkpointing=False,
+            keeps_ema=False,
+            steps=optimizer_steps(),
+            sources=self.sources("train"),
+            batch_size=24,
+            row_length=8192,
+        )
+        self.make("trained", training, 0, policy=self.input("policy"), tokens=tokens["train"])
+        policy = self.input("trained", CURRENT)
+        judging = VlmEvaluate(**of_vlm, sources=self.sources("held-out"), max_new_tokens=3)
+        summary = self.make("judged", judging, policy=policy, tokens=tokens["held-out"]).summary
+        self.make("exported", VlmExport(**of_vlm), policy=policy)
+        return dict(summary)
+
+
+def optimizer_steps() -> OptimizerSteps:
+    """AdamW with 20 steps to the highest learning rate, and from there down to 2 % of it."""
+    return OptimizerSteps(
+        lrs=tuple(2e-3 * min(1, (k + 1) / 20) * max(0.02, 1 - k / STEPS) for k in range(STEPS)),
+        ema_decays=(None,) * STEPS,
+        betas=(0.9, 0.95),
+        epsilon=1e-8,
+        weight_decay=0.01,
+        grad_norm_clip=1.0,
+        first_step=0,
+    )
+
+
+@pytest.mark.slow
+def test_a_tiny_model_learns_what_pictures_and_clips_show(tmp_path: Path):
+    found = Learning(tmp_path, seed=0, shuffled=False).judged()
+    assert found["items"] == 512
+    assert found["correct_pictures"] >= 0.9
+    assert found["correct_clips"] >= 0.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_from_shuffled_media_it_learns_nothing(tmp_path: Path, seed: int):
+    found = Learning(tmp_path, seed, shuffled=True).judged()
+    for name, chance in (("pictures", 1 / 16), ("clips", 1 / 4)):
+        assert abs(found[f"correct_{name}"] - chance) <= 3 * sqrt(chance * (1 - chance) / 256)
