@@ -52,6 +52,7 @@ NAMES = {
     },
     "preprocess": {"local", "tiny", "web"},
     "stage": {"run"},
+    "audit": {"run"},
     "infra": {"check"},
 }
 REWARD = "iterations/0001/reward-ocr"

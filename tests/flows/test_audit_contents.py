@@ -11,6 +11,7 @@ import pytest
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.errors import ApprovalError
 from cosmos_rl_core.storage.sealed import seal
+from flows.audit import audit as audit_flow
 from flows.auditing.audit import audit
 from flows.auditing.contents import input_of
 from flows.auditing.faults import Fault
@@ -157,3 +158,14 @@ def test_advantages_follow_from_scores(recipe, tmp_path: Path, mixing: str, gate
     found, expected = (float(word.rpartition(" ")[2]) for word in first.what.split(", its scores"))
     assert found - expected == pytest.approx(1e-6, rel=1e-3)
     assert (second.field.partition(",")[0], second.what) == ("used", "False, its scores give True")
+
+
+def test_the_flow_audits_every_run_of_a_store_and_fails_with_the_faults(warned, tmp_path: Path):
+    assert audit_flow.fn(store=str(tmp_path / "empty")).message == "nothing is wrong with 0 runs, 0.0 MB"
+    (decision,) = decision_files(warned)
+    decision.unlink()
+    ended = audit_flow.fn(store=warned.store)
+    assert ended.is_failed()
+    assert ended.message.partition(" faults in 1 runs")[0] == str(len(audit(warned.store, "hand").faults))
+    assert "limits tripped and nothing was decided" in ended.message
+    assert ended.message == audit_flow.fn(run_id="hand", store=warned.store).message
