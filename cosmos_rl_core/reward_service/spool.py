@@ -32,8 +32,10 @@ class Spool:
         self.incoming, self.frames, self.decoded, self.logs = (
             root / name for name in ("incoming", "frames", "decoded", "logs")
         )
-        for folder in (self.incoming, self.frames, self.decoded, self.logs):
-            folder.mkdir(parents=True, exist_ok=True)
+        root.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (root, self.incoming, self.frames, self.decoded, self.logs):
+            # Prompts and pictures of accepted requests are not for other users of the machine.
+            folder.mkdir(mode=0o700, exist_ok=True)
         _sync_folder(root)
         _sync_folder(root.absolute().parent)
         self._lock = _locked(root)

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import pytest
 from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.reward_service.index import Index
+from cosmos_rl_core.reward_service.spool import Spool
 from cosmos_rl_core.rewards._base import Sample
 from tests import running_service as running
 from tests.running_service import Command, image_frame
@@ -132,6 +134,11 @@ def test_two_services_never_share_a_spool(command: Command, tmp_path: Path):
     ended = subprocess.run(second, env=running.environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 64
     assert f"another service, process {command.process.pid}, uses {tmp_path / 'spool'}" in ended.stderr
+
+
+def test_the_spool_is_for_its_owner_alone(tmp_path: Path):
+    with Spool(tmp_path / "new" / "spool") as spool:
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (spool.root, spool.frames)] == [0o700, 0o700]
 
 
 def test_a_damaged_index_is_never_taken_for_an_empty_one(tmp_path: Path):
