@@ -164,7 +164,9 @@ class Pages:
     """Follows a run: :meth:`done` is called after each wave. Failures to write a page end no run."""
 
     def __init__(self, run: Run, note: Note) -> None:
-        self._collected, self._note = Collected(run), note
+        self.collected = Collected(run)
+        """What the page is made from."""
+        self._note = note
         self._written_s, self._took_s = -float("inf"), 0.0
 
     def __enter__(self) -> Self:
@@ -180,7 +182,7 @@ class Pages:
 
     def _add(self, pairs: Sequence[tuple[Request, Manifest]]) -> None:
         for request, manifest in pairs:
-            self._collected.add(request.slot, manifest)
+            self.collected.add(request.slot, manifest)
         ends = any(request.stage in ("fragment", "finetune") for request, _ in pairs)
         if ends and time.monotonic() - self._written_s >= SHARE * self._took_s:
             self._write("running")
@@ -192,12 +194,12 @@ class Pages:
         state = "failed" if isinstance(error, Exception) else "stopped"
         state = "suspended" if isinstance(error, ApprovalError) else state
         state = "limited" if isinstance(error, BudgetError) else state
-        self._collected.fill()
+        self.collected.fill()
         self._write(state, str(error) if isinstance(error, CosmosRLError) else first_line(error))
 
     def _write(self, state: str, error: str = "") -> None:
         began_s = time.monotonic()
-        store.write(address(self._collected.run), page(self._collected, state, error))
+        store.write(address(self.collected.run), page(self.collected, state, error))
         self._written_s = time.monotonic()
         self._took_s = self._written_s - began_s
 

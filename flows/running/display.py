@@ -1,7 +1,7 @@
 """The console of a run: a progress line while a stage works, one line when it is done."""
 
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Protocol, Self
 
 from rich import progress
 from rich.console import Console
@@ -13,6 +13,16 @@ from stages.execution.outcome import Status
 Log = Callable[[str], None]
 
 
+class Follower(Protocol):
+    """Somebody who is told how a run goes."""
+
+    def working(self, wave: str, statuses: Sequence[Status]) -> None:
+        """Take notice of the progress of a wave. Called many times a second."""
+
+    def done(self) -> None:
+        """Take notice that a wave is done."""
+
+
 class Display:
     """Progress bars on a terminal, plain lines elsewhere."""
 
@@ -20,7 +30,7 @@ class Display:
         """Print lines by ``log``, or on the console without it. ``reporter`` writes progress to the store."""
         self.console = Console(highlight=False, soft_wrap=True)
         self._log = log
-        self._reporter = reporter
+        self._followers: list[Follower] = [] if reporter is None else [reporter]
         self._progress = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(30),
@@ -40,18 +50,22 @@ class Display:
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
+    def follow(self, follower: Follower) -> None:
+        """Tell somebody else, too, how the run goes."""
+        self._followers.append(follower)
+
     def progress(self, name: str, statuses: Sequence[Status]) -> None:
         """Move the bar of a wave to the progress of its slowest stage."""
-        if self._reporter is not None:
-            self._reporter.working(name, statuses)
+        for follower in self._followers:
+            follower.working(name, statuses)
         slowest = slowest_of(statuses)
         words, step, total = f"{name:<28} {slowest.phase:<12}", slowest.step, max(slowest.total, 1)
         self._progress.update(self._bar, visible=True, description=words, completed=step, total=total)
 
     def done(self, name: str, manifests: Sequence[Manifest], *, skipped: bool) -> None:
         """Print one line for a finished wave: seconds, and the numbers in its manifests."""
-        if self._reporter is not None:
-            self._reporter.done()
+        for follower in self._followers:
+            follower.done()
         # The next wave begins.
         self._progress.reset(self._bar, visible=False)
         seconds = sum(float(manifest.summary.get("seconds") or 0) for manifest in manifests)

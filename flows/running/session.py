@@ -4,7 +4,7 @@ import functools
 import importlib
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
@@ -191,12 +191,17 @@ def train(settings: Settings, algorithm: str | None) -> str:
         run = settled(run, remake=settings.remake)
         waves.overlapping = partial(requests.rewards_ahead, run)
         # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
-        tracking, writing = (
-            importlib.import_module(f"flows.{name}") for name in ("watching.tracking", "reporting.writing")
-        )
+        late = ("watching.tracking", "reporting.writing", "showing.showing")
+        tracking, writing, showing = (importlib.import_module(f"flows.{name}") for name in late)
         writing.keep_command(run, settings)
         note(f"report: {writing.address(run)}, written after each iteration")
-        with tracking.Tracker(run, note) as tracker, writing.Pages(run, note) as pages:
+        with ExitStack() as open_ones:
+            tracker = open_ones.enter_context(tracking.Tracker(run, note))
+            pages = open_ones.enter_context(writing.Pages(run, note))
+            shown = None
+            if (board := showing.board_of(note)) is not None:
+                shown = open_ones.enter_context(showing.Showing(run, pages.collected, board, note))
+                waves.display.follow(shown)
             budget = None if waves.ledger is None else Budget(run, waves.ledger)
 
             def launch_and_track(name: str, *requests: Request) -> list[Manifest]:
@@ -205,6 +210,8 @@ def train(settings: Settings, algorithm: str | None) -> str:
                 manifests = launch(waves, name, *requests)
                 tracker.done(requests, manifests)
                 pages.done(requests, manifests)
+                if shown is not None:
+                    shown.ended(name, manifests)
                 pass_gate(run, manifests, note)
                 return manifests
 

@@ -25,7 +25,7 @@ from flows.running.waiting import Waiting
 from stages.artifacts.request import Request
 from stages.contracts import Report
 from tests.e2e.flow_process import RUN_ID, Flows
-from tests.faulty_proxy import Exchange, FaultyProxy, faulty_proxy
+from tests.faulty_proxy import Exchange, FaultyProxy, faulty_proxy, lost, silent
 
 CODES = (429, 502, 503)
 UNAVAILABLE = 75
@@ -37,6 +37,9 @@ def overloaded(code: int, request: Exchange) -> None:
     """As a server or proxy answers that has too much to do."""
     body = json.dumps({"exception_message": "too busy"}).encode()
     request.reply(code, [("Content-Type", "application/json"), ("Retry-After", "0")], body)
+
+
+OVERLOADED = partial(overloaded, 503)
 
 
 @pytest.fixture
@@ -106,6 +109,18 @@ def test_so_it_does_whichever_request_is_refused_first(
         assert ended[0] == UNAVAILABLE
         assert "Traceback" not in ended[1]
     assert passed > FEWEST
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(lost, id="lost"), *(pytest.param(f, marks=pytest.mark.slow) for f in (OVERLOADED, silent))]
+)
+def test_one_that_fails_at_artifacts_alone_stops_no_run(
+    proxy: FaultyProxy, again: Callable[[], tuple[int, str]], fault: Callable[[Exchange], None]
+):
+    proxy.always = lambda request: (fault if "/artifacts/" in request.path else Exchange.pass_on)(request)
+    exit_code, said = again()
+    assert exit_code == 0, said
+    assert said.count("Prefect takes no artifacts now") == 1
 
 
 @pytest.mark.parametrize("code", CODES)

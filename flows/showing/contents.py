@@ -1,0 +1,130 @@
+"""The contents of a run's artifacts in Prefect, from the facts that its report is made from."""
+
+import html
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+
+from flows.planning.run import Run
+from flows.reporting.collecting import Collected
+from stages.reporting.book import Piece
+from stages.reporting.choosing import evenly
+from stages.reporting.excerpt import Picture
+from stages.reporting.numbers import Estimate
+
+NEWEST, BLOCKS = 50, 50
+"""Iterations that have rows of their own, and blocks at most of all older ones."""
+ROWS, PROMPTS = 5, (4, 3, 2, 1)
+"""Policies or iterations that the grid of pictures shows, and samples of each: the most that fit. The page of an
+artifact has room for four pictures side by side."""
+LARGEST = 400_000
+"""Characters of the grid. Prefect drops the event of an artifact above 1.5 MB."""
+MEASURED = ("kl", "loss", "grad_norm")
+"""Numbers of optimizer steps, with their names in an update's table."""
+
+
+def key_of(run_id: str, what: str) -> str:
+    """Return the key of an artifact: small letters, digits and dashes, all that Prefect takes."""
+    return f"{re.sub(r'[^a-z0-9]+', '-', run_id.lower()).strip('-')}-{what}"
+
+
+def roles_of(run: Run) -> dict[str, str]:
+    """Return the role of every reward of rollouts by its label, those that train first."""
+    ordered = sorted(run.scored, key=lambda reward: reward.role != "train")
+    return {reward.fn.label: reward.role for reward in ordered}
+
+
+def table(collected: Collected, roles: Mapping[str, str], seconds: Mapping[int, float]) -> str:
+    """Return rows of iterations, the newest first: rewards ± standard errors, KL, loss, seconds.
+
+    Old iterations share rows, so that the table of a long run stays small. ``roles`` of rewards are by label,
+    ``seconds`` by iteration.
+    """
+    numbers = sorted({*collected.iterations, *collected.trained})
+    rows = [row(collected, roles, seconds, span) for span in spans(numbers)]
+    return json.dumps(rows[::-1], ensure_ascii=False)
+
+
+def spans(numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the iterations of each row: the newest alone, older ones in blocks of 10, 20, 30, ..., aligned to them."""
+    old, new = numbers[:-NEWEST], numbers[-NEWEST:]
+    size = 10 * math.ceil(len(old) / (10 * BLOCKS))
+    blocks: dict[int, list[int]] = {}
+    for k in old:
+        blocks.setdefault(k // size, []).append(k)
+    yield from blocks.values()
+    for k in new:
+        yield [k]
+
+
+def row(
+    collected: Collected, roles: Mapping[str, str], seconds: Mapping[int, float], span: Sequence[int]
+) -> dict[str, str]:
+    """Return the means of some iterations. Those that do not exist are empty."""
+    pieces = [collected.iterations[k] for k in span if k in collected.iterations]
+    cells = {"iteration": str(span[0]) if len(span) == 1 else f"{span[0]}–{span[-1]}"}
+    for label, role in roles.items():
+        name = label if role == "train" else f"{label} ({role})"
+        cells[name] = _mean([piece.estimate(label) for piece in pieces])
+    steps = [collected.trained[k].steps for k in span if k in collected.trained]
+    for name in MEASURED:
+        known = [float(one[name].mean()) for one in steps if name in one and one[name].notna().any()]
+        cells[name.replace("_", " ")] = f"{fmean(known):.4g}" if known else ""
+    cells["tripped"] = _tripped(pieces)
+    cells["seconds"] = f"{fmean(seconds.get(k, 0.0) for k in span):.1f}"
+    return cells
+
+
+def _mean(estimates: Sequence[Estimate]) -> str:
+    """Return the mean of independent estimates and its standard error, without it if one has none."""
+    known = [one for one in estimates if math.isfinite(one.mean)]
+    if not known:
+        return ""
+    mean, error = fmean(one.mean for one in known), math.hypot(*(one.error for one in known)) / len(known)
+    return f"{mean:.4g} ± {error:.2g}" if math.isfinite(error) else f"{mean:.4g}"
+
+
+def _tripped(pieces: Sequence[Piece]) -> str:
+    words = [one.words for piece in pieces for one in piece.excerpt.tripped]
+    return ", ".join(words) if len(pieces) == 1 else f"{len(words)} limits" * bool(words)
+
+
+def pictures(collected: Collected) -> str:
+    """Return a grid as Markdown: a row a judged policy, a column a fixed prompt and seed; "" without pictures.
+
+    In a run that evaluates nothing, rows are iterations, whose prompts differ: each has typical samples of its own.
+    """
+    judged = _with_pictures(collected.judged, "fixed")
+    rows = evenly(judged or _with_pictures(collected.iterations, "typical"), ROWS)
+    kind, counted = ("fixed", "policy") if judged else ("typical", "iteration")
+    for most in PROMPTS:
+        grids = (_grid(f"{counted} {piece.k}", piece.excerpt.chosen(kind)[:most]) for piece in rows)
+        text = "\n".join(grids)
+        if len(text) <= LARGEST:
+            return text
+    return ""
+
+
+def _with_pictures(pieces: Mapping[int, Piece], kind: str) -> list[Piece]:
+    return [piece for _, piece in sorted(pieces.items()) if piece.excerpt.chosen(kind)]
+
+
+def _grid(title: str, shown: Sequence[Picture]) -> str:
+    """Return a small table with a title: pictures, and below them prompts and scores."""
+    scores = [_plain(one.prompt) + ("" if one.score is None else f" **{one.score:.3f}**") for one in shown]
+    images = [f"![{_plain(one.prompt)}]({one.thumb})" if one.thumb else _plain(one.missing) for one in shown]
+    return "\n".join(
+        [f"**{title}**", "", f"| {' | '.join(images)} |", "|" + " --- |" * len(shown), f"| {' | '.join(scores)} |", ""]
+    )
+
+
+def _plain(text: str) -> str:
+    """Return a prompt without what Markdown or HTML would read, of at most 60 characters."""
+    return html.escape(re.sub(r"[\s|`*_\[\]()<>!\\]+", " ", text).strip()[:60])
+
+
+def report_link(address: str) -> str:
+    """Return Markdown with the address of the report. Browsers open no file of a disk from a server's page."""
+    return f"[report]({address})" if address.startswith(("http://", "https://")) else f"Open in a browser: `{address}`"
