@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.storage import cache
-from tests.e2e.flow_process import COLD, Flows, files_with, require_same_run
+from tests.e2e.flow_process import COLD, ITERATIONS, Flows, files_with, require_same_run
 from tests.seaweed import BUCKET, SeaweedFS
 
 AWAY_S = 5.0
@@ -58,13 +58,12 @@ def test_a_warm_run_on_s3_has_the_bytes_of_one_in_a_directory_and_the_secret_is_
     said = on_s3.run()
     here = on_s3.fetch()
     require_same_run(here, reference)
-    large = [path for path in here.root.rglob("*") if path.is_file() and path.stat().st_size >= cache.SMALLEST_BYTES]
-    assert any(on_s3.copies.iterdir()) == bool(large)
     assert "second writer" not in said
     assert files_with(on_s3.server.secret, on_s3.folder, Path(prefect_environment["PREFECT_HOME"])) == []
 
     before = here.manifests()
-    assert on_s3.run().count("stands") == len(before) + 1
+    # Embeddings lie beside the run, and each update shares a line with its fragment.
+    assert on_s3.run().count("stands") == len(before) + 1 - ITERATIONS
     assert on_s3.fetch().manifests() == before
     assert "to go on" not in on_s3.command("status")
     assert on_s3.nothing_is_left()
