@@ -8,7 +8,7 @@ import diffusers
 import pytest
 
 from tests.benchmarks import __main__ as bench
-from tests.benchmarks import data, flops, models, rewards
+from tests.benchmarks import data, flops, models, overlap, rewards
 from tests.benchmarks.models import Shape
 
 
@@ -77,3 +77,13 @@ def test_the_service_is_measured_beside_a_loop_of_the_same_scorer(tmp_path: Path
     rows = json.loads(path.read_text(encoding="utf-8"))["measured"]
     assert [(row["scorer"], row["processes"]) for row in rows] == [*rewards.CASES]
     assert all(row["ratio"] == pytest.approx(row["scores_per_s"] / row["plain_scores_per_s"]) for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_scoring_beside_the_rollout_is_measured_with_equal_policies(tmp_path: Path):
+    few = ["--wait-s", "0.01", "--num-steps", "2", "--iterations", "1", "--repeats", "1", "--output", str(tmp_path)]
+    assert overlap.main(few) == 0
+    (path,) = tmp_path.iterdir()
+    (row,) = json.loads(path.read_text(encoding="utf-8"))["measured"]
+    assert row["ratio"] == pytest.approx(row["beside_s"] / row["after_s"])

@@ -65,3 +65,12 @@ def test_the_speed_of_the_reward_service_is_that_of_the_results():
     settings = newest["settings"]
     assert f"{settings['samples']} pictures of {settings['size']} x {settings['size']}" in RESULTS
     assert f"requests of {settings['batch']}" in RESULTS
+
+
+def test_the_speed_of_scoring_beside_the_rollout_is_that_of_the_results():
+    newest = json.loads(max(FOLDER.glob("*-cpu-overlap.json")).read_text(encoding="utf-8"))
+    (row,) = newest["measured"]
+    assert f"{row['beside_s']:.1f} s in place of {row['after_s']:.1f} s, {row['ratio']:.2f} times" in RESULTS
+    settings = newest["settings"]
+    assert f"waits {settings['wait_s']} s a sample" in RESULTS
+    assert f"{settings['repeats']} x {settings['iterations']} iterations" in RESULTS
