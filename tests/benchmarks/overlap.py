@@ -34,7 +34,9 @@ def iterations_s(store: Path, settings: argparse.Namespace, *, overlap: bool) ->
     )
     command = [sys.executable, "-c", COMMAND, "run", str(RECIPE), "--store", str(store), "--run-id", "measured"]
     command += ["--iterations", str(settings.iterations + 1), *(word for one in options for word in ("--set", one))]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    ended = subprocess.run(command, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if ended.returncode:
+        raise SystemExit(ended.stdout)
     updates = sorted(store.glob("runs/measured/iterations/*/update/manifest.*.json"))
     ends_s = [path.stat().st_mtime for path in updates]
     weights = b"".join(path.read_bytes() for path in sorted(updates[-1].parent.glob("attempts/*/current/*")))

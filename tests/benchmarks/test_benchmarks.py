@@ -82,7 +82,7 @@ def test_the_service_is_measured_beside_a_loop_of_the_same_scorer(tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.processes
 def test_scoring_beside_the_rollout_is_measured_with_equal_policies(tmp_path: Path):
-    few = ["--wait-s", "0.01", "--num-steps", "2", "--iterations", "1", "--repeats", "1", "--output", str(tmp_path)]
+    few = ["--wait-s", "0.01", "--num-steps", "4", "--iterations", "1", "--repeats", "1", "--output", str(tmp_path)]
     assert overlap.main(few) == 0
     (path,) = tmp_path.iterdir()
     (row,) = json.loads(path.read_text(encoding="utf-8"))["measured"]
