@@ -8,13 +8,15 @@ from flows.auditing.heads import Heads
 from flows.planning import requests
 from flows.planning.run import Run
 from flows.planning.steps import Step, Wave
+from flows.vlm.run import VlmRun
+from flows.vlm.waves import vlm_sft
 from stages.artifacts.generations import has_begun
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 
 Selection = Callable[[int], bool]
 """Whether a policy version is one of some."""
-TRAINERS = ("update", "finetune")
+TRAINERS = ("update", "finetune", "vlm_finetune")
 """Stages that make a policy version. Each ends an iteration."""
 
 
@@ -23,6 +25,9 @@ def post_train(run: Run, exported: Selection | None = None, judged: Selection | 
 
     ``exported`` and ``judged`` select the policy versions that are exported and evaluated. By default the recipe does.
     """
+    if isinstance(run, VlmRun):
+        yield from vlm_sft(run, exported, judged)
+        return
     slots, num_iterations = run.slots, run.recipe.train.num_iterations
     yield Wave(Step("policy", "policy", slots.policy(0), partial(requests.policy, run)))
     # Text embeddings and latents, which runs share. Prompts of a large set are embedded when iterations need them.

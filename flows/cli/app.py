@@ -108,8 +108,7 @@ def run(
     with import_module("flows.running.server").prefect_server():
         # Prefect reads its settings when it is imported.
         session = import_module("flows.running.session")
-        described = import_module("cosmos_rl_core.plugins").load("algorithms", algorithm).__doc__
-        flow = session.flow_of(algorithm, described, algorithm)
+        flow = session.flow_of(algorithm, session.described(algorithm), algorithm)
         suspension = import_module("prefect.exceptions").Pause
         try:
             with import_module("prefect").tags(*tags):

@@ -37,7 +37,7 @@ from flows.garbage.pool import Pool, files_of
 from flows.garbage.roots import MANIFEST, Numbers, Roots, numbers_of, slots_in
 from flows.garbage.run import HOUR_S
 from flows.planning.plan import Settings, plan_of
-from flows.planning.run import Run
+from flows.planning.run import run_of
 from stages.artifacts.garbage import erase, garbage, is_young
 from stages.artifacts.slots import read_manifest
 
@@ -131,7 +131,7 @@ def gc_datasets(
         listing = store.listed(root)
         roots = Roots(store_url, numbers_of(root, listing), keep, dry_run=dry_run)
         for recipe in recipes:
-            roots.add(Run(plan_of(Settings(recipe, store_url)), store_url))
+            roots.add(run_of(plan_of(Settings(recipe, store_url)), store_url))
         roots.look()
         removed = roots.old_snapshots(listing, before_s)
         work = _Work(root, listing, roots, before_s, dry_run=dry_run, check=check)

@@ -12,6 +12,8 @@ from flows.planning.plan import PLAN_FILE, run_url
 from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.post_train import post_train
+from flows.vlm.run import VlmRun
+from flows.vlm.shared_tokens import reached_from
 from stages.artifacts import snapshots
 from stages.artifacts.garbage import erasable
 from stages.artifacts.manifest import Manifest
@@ -154,6 +156,9 @@ def _read_by(run: Run) -> Iterator[str]:
 
     for wave in post_train(run, never, never):
         yield from (step.slot for step in wave.steps if not step.slot.startswith(f"{run.url}/"))
+    if isinstance(run, VlmRun):
+        for slot in run.token_slots:
+            yield from reached_from(slot)
     yield from (source.url for source in run.plan.init_inputs)
     for pinned in run.plan.snapshots:
         snapshot = pinned.read(run.store_url)

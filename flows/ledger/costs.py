@@ -12,7 +12,7 @@ from cosmos_rl_core.config.clusters import PricesConfig
 from cosmos_rl_core.errors import ConfigError
 from flows.ledger.pages import HOUR_S, LEDGER, Entry, Page, entries, pages
 from flows.planning.plan import read_plan
-from flows.planning.run import Run
+from flows.planning.run import Run, run_of
 from stages.execution.spending import Spent
 
 GB = 10**9
@@ -137,7 +137,7 @@ def cost(store_url: str, run_id: str, prices: PricesConfig | None = None) -> Run
 
     Raises :class:`ConfigError` if there is no such run or it has no ledger, :class:`ArtifactError` if that is damaged.
     """
-    run = Run(read_plan(store_url, run_id), store_url)
+    run = run_of(read_plan(store_url, run_id), store_url)
     found = list(pages(run.url))
     if not found:
         raise ConfigError(f"{run.url}/{LEDGER} has no pages: no stage of {run_id} was started since runs have a ledger")

@@ -10,7 +10,7 @@ from flows.ledger.costs import duration
 from flows.ledger.pages import HOUR_S, Page, iteration_of, some_pages, url_of, work_of
 from flows.ledger.shape import shape_of
 from flows.planning.plan import Plan, run_url
-from flows.planning.run import Run
+from flows.planning.run import Run, run_of
 from flows.post_train import post_train
 
 
@@ -101,7 +101,7 @@ def _first_page(url: str) -> Page | None:
 
 def estimate(plan: Plan, store_url: str) -> Estimate | None:
     """Return what a run of this plan will take from its beginning; None if the store has no other run like it."""
-    run = Run(plan, store_url)
+    run = run_of(plan, store_url)
     if (like := like_run(run, shape_of(plan))) is None:
         return None
     waves = [wave.name for wave in post_train(run)]

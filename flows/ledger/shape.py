@@ -4,6 +4,7 @@ from cosmos_rl_core.canonical import digest
 from flows.planning import estimate
 from flows.planning.plan import Plan
 from flows.planning.run import Run
+from flows.vlm.plan import VlmPlan
 
 _LAUNCH = {"launcher", "mode", "processes", "stage_processes", "dp_shard_size", "cp_size", "compile", "threads"}
 
@@ -13,6 +14,8 @@ def shape_of(plan: Plan) -> str:
 
     Seeds, learning rates and the number of iterations are no part of it.
     """
+    if isinstance(plan, VlmPlan):
+        return _shape_of_vlm(plan)
     recipe = plan.recipe
     work = [(one.stage, one.ranks, one.flops) for one in estimate.stages(plan)]
     shape = {
@@ -23,6 +26,24 @@ def shape_of(plan: Plan) -> str:
         "samples": recipe.train.train_batch_per_replica,
         "dtype": recipe.train.param_dtype,
         "rewards": [reward.fn.label for reward in Run(plan, "").scored],
+        "launch": recipe.launch.model_dump(mode="json", include=_LAUNCH),
+    }
+    return digest(shape)[:32]
+
+
+def _shape_of_vlm(plan: VlmPlan) -> str:
+    """Return the digest for a VLM: its files, what trains, and the sizes of steps; datasets have unlike lengths."""
+    recipe, options = plan.recipe, plan.recipe.train.train_policy
+    shape = {
+        "model": plan.model.digest,
+        "policy": recipe.policy.model_dump(mode="json", exclude={"model_name_or_path"}),
+        "algorithm": options.type,
+        "steps": options.steps_per_iteration,
+        "row": options.row_tokens,
+        "samples": recipe.train.train_batch_per_replica,
+        "dtype": recipe.train.param_dtype,
+        "data": plan.data_digest,
+        "held_out": plan.held_out_digest,
         "launch": recipe.launch.model_dump(mode="json", include=_LAUNCH),
     }
     return digest(shape)[:32]

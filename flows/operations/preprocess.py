@@ -13,7 +13,7 @@ from cosmos_rl_core.config.train import CaptionerOptions
 from cosmos_rl_core.datasets import _sources
 from cosmos_rl_core.storage import store
 from flows.planning.plan import Settings, plan_of
-from flows.planning.run import Run
+from flows.planning.run import run_of
 from flows.running.wave import standing_manifest
 from stages import contracts
 from stages.artifacts import snapshots
@@ -118,7 +118,7 @@ def missing(config: DatasetConfig, store_url: str) -> list[tuple[str, Request]]:
 
     Each has a name. Raises :class:`ConfigError` with the mistakes of a recipe.
     """
-    runs = [Run(plan_of(Settings(recipe, store_url)), store_url) for recipe in config.recipes]
+    runs = [run_of(plan_of(Settings(recipe, store_url)), store_url) for recipe in config.recipes]
     named = {request.slot: (name, request) for run in runs[::-1] for name, request in run.prepared.steps().items()}
     return [one for one in named.values() if standing_manifest(one[1]) is None]
 

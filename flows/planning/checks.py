@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.config import early_warning
+from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.policy import Solver
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardConfig, SnapshotOptions
@@ -199,3 +201,17 @@ def _named(recipe: Recipe, solver: Solver) -> Recipe:
     sample = diffusers.sample.model_copy(update={"solver": solver})
     diffusers = diffusers.model_copy(update={"sample": sample})
     return recipe.model_copy(update={"policy": policy.model_copy(update={"diffusers": diffusers})})
+
+
+def early_warning_of(recipe: Recipe) -> EarlyWarningConfig | None:
+    """Return the limits with the default ones; None for supervised training, which makes no rollouts."""
+    if not recipe.train.train_policy.rewarded:
+        return None
+    return early_warning.with_defaults(recipe.early_warning, recipe.policy.diffusers.train_frames)
+
+
+def nothing_to_size(model: str) -> str:
+    """Return the sentence for a base model that is not here, with how to get its config files."""
+    command = directories.download_command(model)
+    hint = f"; config files are enough for a plan: {command} --include '*.json'" if command else ""
+    return f"the model is not here, so sizes and memory cannot be planned{hint}"

@@ -16,8 +16,10 @@ from cosmos_rl_core.pipelines.memory import Bytes
 from flows.ledger import estimates
 from flows.planning import checks, costs, estimate, memory
 from flows.planning.plan import Plan, run_url
-from flows.planning.run import Run
+from flows.planning.run import Run, run_of
 from flows.post_train import post_train
+from flows.vlm import describe as vlm
+from flows.vlm.plan import VlmPlan
 
 MIB, GIB = 2**20, 2**30
 
@@ -125,6 +127,8 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
     each stage of an iteration and an evaluation, its ``flops`` on all ranks and its ``seconds`` at ``device_flops`` a
     second on each rank; and ``like``, what another run of the same shape took, or null.
     """
+    if isinstance(plan, VlmPlan):
+        return vlm.as_json(plan, store_url)
     recipe = plan.recipe
     total, trained = costs.parameters(recipe)
     rewarded = recipe.train.train_policy.rewarded
@@ -157,6 +161,9 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
 
 def described(plan: Plan, store_url: str) -> Iterator[str | Table]:
     """Yield what a run would do, a table of the memory of one rank, a column a stage, and notes."""
+    if isinstance(plan, VlmPlan):
+        yield vlm.described(plan, store_url)
+        return
     yield f"{describe_plan(plan, store_url)}\n"
     found = _memory(plan, store_url)
     unit, name = (GIB, "GiB") if max(stage.peak.device for stage in found) >= GIB else (MIB, "MiB")
@@ -183,9 +190,9 @@ def described(plan: Plan, store_url: str) -> Iterator[str | Table]:
 
 def _stages(plan: Plan, store_url: str) -> Counter[str]:
     """Return how often each stage runs, by the name that ``rerun`` takes, in the order of the loop."""
-    return Counter(step.stage for wave in post_train(Run(plan, store_url)) for step in wave.steps)
+    return Counter(step.stage for wave in post_train(run_of(plan, store_url)) for step in wave.steps)
 
 
 def _memory(plan: Plan, store_url: str) -> list[memory.StageMemory]:
-    kinds = (step.kind for wave in post_train(Run(plan, store_url)) for step in wave.steps)
+    kinds = (step.kind for wave in post_train(run_of(plan, store_url)) for step in wave.steps)
     return memory.stages(plan.recipe, kinds, plan.below)

@@ -1,23 +1,24 @@
 """The plan of a run: its recipe with everything resolved, checked before anything runs, written once."""
 
 import difflib
+import importlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from cosmos_rl_core import outside_plugins, seeds, shipped
 from cosmos_rl_core.canonical import differences, digest
-from cosmos_rl_core.config import early_warning
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe, checked, read_values
 from cosmos_rl_core.config.train import SnapshotOptions
+from cosmos_rl_core.config.vlm import recipe as vlm_recipe
 from cosmos_rl_core.datasets import _shares
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.datasets._shares import Share
@@ -190,12 +191,16 @@ def plan_of(settings: Settings, *, without_weights: bool = False) -> Plan:
     mistakes.catch(store.check_readable, settings.store)
     paths = values.get("plugins", [])
     mistakes.catch(outside_plugins.find, (path for path in paths if isinstance(path, str)))
+    build = vlm_recipe.checked if vlm_recipe.is_vlm(values) else checked
     try:
-        recipe, idle = checked(values, settings.recipe)
+        recipe, idle = build(values, settings.recipe)
     except ConfigError as error:
         raise ConfigError("\n  ".join([str(error), *mistakes])) from error
     mistakes.extend(idle)
     source, known = settings.recipe, tuple(mistakes)
+    if not isinstance(recipe, Recipe):
+        vlm = importlib.import_module("flows.vlm.plan")
+        return vlm.make_plan(recipe, settings.run_id, source, known, without_weights=without_weights)
     return make_plan(recipe, settings.run_id, source, known, settings.store, without_weights=without_weights)
 
 
@@ -233,7 +238,7 @@ def make_plan(
         others -= {prompt.id for prompt in datasets.prompts}
         checks.check_model(recipe, costs.embedded_prompts(recipe, trained) + len(others), mistakes)
     elif not damages:
-        mistakes.append(_nothing_to_size(recipe.policy.model_name_or_path))
+        mistakes.append(checks.nothing_to_size(recipe.policy.model_name_or_path))
     if mistakes or model is None:
         raise _refusal(source, mistakes, damages)
     plan = Plan(
@@ -250,7 +255,7 @@ def make_plan(
         prefixed=inits.leave_prefix(recipe, init),
         buckets=checks.buckets_of(recipe),
         plugins=outside_plugins.pins(model.adapter),
-        early_warning=_early_warning(recipe),
+        early_warning=checks.early_warning_of(recipe),
         stage_versions={name: stage.version for name, stage in STAGES.items()},
         races_decided=True,
     )
@@ -259,24 +264,11 @@ def make_plan(
     return plan.model_copy(update={"run_id": name})
 
 
-def _early_warning(recipe: Recipe) -> EarlyWarningConfig | None:
-    """Return the limits with the default ones; None for supervised training, which makes no rollouts."""
-    if not recipe.train.train_policy.rewarded:
-        return None
-    return early_warning.with_defaults(recipe.early_warning, recipe.policy.diffusers.train_frames)
-
-
 def _refusal(source: str, mistakes: list[str], damages: list[str]) -> ConfigError | ArtifactError:
     """Return the error with every mistake. Damaged files alone are no mistake in the recipe."""
     advice = ["fetch the model again, or another copy of these files"] if damages else []
     lines = [f"{source}:", *(f"  {mistake}" for mistake in [*mistakes, *damages, *advice])]
     return (ConfigError if mistakes else ArtifactError)("\n".join(lines))
-
-
-def _nothing_to_size(model: str) -> str:
-    command = directories.download_command(model)
-    hint = f"; config files are enough for a plan: {command} --include '*.json'" if command else ""
-    return f"the model is not here, so sizes and memory cannot be planned{hint}"
 
 
 def _model(recipe: Recipe, *, whole: bool) -> ModelRef:
@@ -372,7 +364,7 @@ def read_plan(store_url: str, run_id: str) -> Plan:
     body = unseal(data, PLAN, url)
     # A run can be inspected with an edited plugin; the stages refuse it.
     outside_plugins.use(body.get("plugins", []), verify=False)
-    plan = parsed(Plan, body, url)
+    plan = parsed(_kind_of(body), body, url)
     if plan.run_id != run_id:
         wanted = f"restore the one of {run_id!r} from a copy"
         raise ArtifactError(f"{url} is the plan of run {plan.run_id!r}; {wanted}")
@@ -380,6 +372,12 @@ def read_plan(store_url: str, run_id: str) -> Plan:
     if newest is None:
         return plan
     return plan.model_copy(update={"stage_versions": newest.versions, "early_warning": newest.early_warning})
+
+
+def _kind_of(body: dict[str, Any]) -> type[Plan]:
+    """Return the class of a written plan."""
+    # A plan of a VLM is one of these plans, so its file imports this one.
+    return importlib.import_module("flows.vlm.plan").VlmPlan if vlm_recipe.is_vlm(body.get("recipe", {})) else Plan
 
 
 SHOWN = 10

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 from cosmos_rl_core import plugins
@@ -309,3 +310,10 @@ class Run:
         for slot, parts in gone.items():
             drop(slot, *parts)
         return [*gone]
+
+
+def run_of(plan: Plan, store_url: str) -> Run:
+    """Return the run of a plan, with the waves of its kind."""
+    # The run of a VLM is one of these runs, so its file imports this one.
+    vlm = import_module("flows.vlm.run")
+    return vlm.VlmRun(plan, store_url) if isinstance(plan, vlm.VlmPlan) else Run(plan, store_url)

@@ -8,7 +8,7 @@ from typing import Self
 
 from cosmos_rl_core.errors import ConfigError
 from flows.planning.plan import read_plan
-from flows.planning.run import Run
+from flows.planning.run import Run, run_of
 from stages.artifacts.generations import has_begun
 from stages.artifacts.request import Request
 
@@ -57,7 +57,7 @@ class Wave:
 
 def open_run(store_url: str, run_id: str) -> Run:
     """Return a run that exists, with as many iterations as were planned or begun, whichever is more."""
-    run = Run(read_plan(store_url, run_id), store_url)
+    run = run_of(read_plan(store_url, run_id), store_url)
     planned = run.recipe.train.num_iterations
     first = "rollout" if run.trains_on_rewards else "finetune"
     # With staleness, a rollout begins before the update of the previous iteration.

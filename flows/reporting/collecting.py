@@ -61,7 +61,7 @@ class Collected:
         if made.stage == "fragment":
             pieces = self.judged if made.config["held_out"] else self.iterations
             pieces[k] = Piece.read(Artifact(_input(made)), self._folder(made))
-        elif made.stage in ("update", "finetune"):
+        elif made.stage in ("update", "finetune", "vlm_finetune"):
             self.trained[k] = Trained.read(Artifact(_input(made)))
         elif made.stage == "warn" and made.summary.get("tripped"):
             self.tripped.append(made)

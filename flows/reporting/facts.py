@@ -5,12 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from flows.planning.plan import Plan
+from flows.vlm.plan import VlmPlan
 
 Rows = tuple[tuple[str, str], ...]
 
 
 def about(plan: Plan) -> Rows:
     """Return what was run. Equal plans give equal rows: there is no path of a machine in them."""
+    if isinstance(plan, VlmPlan):
+        return _about_vlm(plan)
     recipe, model = plan.recipe, plan.model
     lora, sample = recipe.policy.lora, recipe.policy.diffusers.sample
     height, width = plan.media.size
@@ -29,6 +32,25 @@ def about(plan: Plan) -> Rows:
         rows["iteration"] = f"{recipe.prompts_per_iteration} prompts x {recipe.rollout.n_generation} samples"
         rewards = (f"{r.fn.label} ({r.role}{f', weight {r.weight:g}' * (r.role == 'train')})" for r in recipe.rewards)
         rows["rewards"] = ", ".join(rewards)
+    return tuple((name, value) for name, value in rows.items() if value)
+
+
+def _about_vlm(plan: VlmPlan) -> Rows:
+    recipe, model = plan.recipe, plan.model
+    lora, train = recipe.policy.lora, recipe.train
+    weights = f"LoRA of rank {lora.r}, alpha {lora.lora_alpha:g}" if lora else "all weights"
+    conversations = ", ".join(f"{name} {count}" for name, count in plan.conversations.items())
+    held_out = ", ".join(f"{name} {count}" for name, count in plan.held_out_conversations.items())
+    rows = {
+        "model": f"{_name(model.path)} ({model.adapter}), files {model.digest[:12]}",
+        "trained weights": f"{weights} of {', '.join(recipe.policy.trains)}",
+        "algorithm": train.train_policy.type,
+        "seed": str(train.seed),
+        "conversations": conversations,
+        "held out": held_out,
+        "iteration": f"{train.train_policy.steps_per_iteration} steps x {train.train_batch_per_replica} conversations",
+        "learning rate": f"{train.optm_lr:g}, {train.optm_name}",
+    }
     return tuple((name, value) for name, value in rows.items() if value)
 
 

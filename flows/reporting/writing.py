@@ -183,7 +183,7 @@ class Pages:
     def _add(self, pairs: Sequence[tuple[Request, Manifest]]) -> None:
         for request, manifest in pairs:
             self.collected.add(request.slot, manifest)
-        ends = any(request.stage in ("fragment", "finetune") for request, _ in pairs)
+        ends = any(request.stage in ("fragment", "finetune", "vlm_finetune") for request, _ in pairs)
         if ends and time.monotonic() - self._written_s >= SHARE * self._took_s:
             self._write("running")
 

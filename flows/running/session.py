@@ -21,6 +21,7 @@ from pydantic import Field
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.config.vlm.recipe import VLM_SFT
 from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError
 from cosmos_rl_core.rewards._base import ServedReward
 from flows.defaults import DEFAULT_STORE
@@ -30,7 +31,7 @@ from flows.ledger.shape import shape_of
 from flows.operations.upgrades import settled
 from flows.planning import requests
 from flows.planning.plan import Plan, Settings, freeze, plan_of
-from flows.planning.run import Run
+from flows.planning.run import Run, run_of
 from flows.post_train import make
 from flows.running import pauses
 from flows.running.display import Display
@@ -127,6 +128,13 @@ def any_training_flow(named: Callable[[], None]) -> Flow[..., Any]:
     return flow_of(named.__name__, named.__doc__)
 
 
+def described(algorithm: str) -> str | None:
+    """Return the description of the flow of an algorithm."""
+    if algorithm == VLM_SFT:
+        return "Fine-tune a vision-language model on conversations."
+    return plugins.load("algorithms", algorithm).__doc__
+
+
 def flow_of(title: str, description: str | None, algorithm: str | None = None) -> Flow[..., Any]:
     """Return the Prefect flow named ``title``. With ``algorithm`` it refuses recipes of other algorithms."""
 
@@ -181,7 +189,7 @@ def train(settings: Settings, algorithm: str | None) -> str:
         )
     _check_services(plan)
     plan = freeze(plan, settings.store)
-    run = Run(plan, settings.store)
+    run = run_of(plan, settings.store)
     accepted = {"allow_numerics_change": settings.allow_numerics_change, "accept_scorer": settings.accept_scorer}
     with working_on(run, plan.recipe.launch, **accepted) as waves:
         note = waves.display.note

@@ -15,7 +15,7 @@ from cosmos_rl_core.storage.lease import BEAT_S
 from flows.ledger.costs import duration
 from flows.ledger.pages import Page, newest_page
 from flows.planning.plan import read_plan
-from flows.planning.run import Run
+from flows.planning.run import Run, run_of
 from flows.watching.status import Life, life_of
 from stages.artifacts.slots import standing
 
@@ -95,7 +95,7 @@ def settings_that_differ(store_url: str, names: Sequence[str]) -> Iterator[str]:
 
 def _line(store_url: str, name: str) -> RunLine:
     try:
-        run = Run(read_plan(store_url, name), store_url)
+        run = run_of(read_plan(store_url, name), store_url)
         life, progress, _ = life_of(run, 2 * BEAT_S)
         reward, iterations = run.headline_reward, _iterations(run)
         scores = _scores(run, reward) if reward else ()

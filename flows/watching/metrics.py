@@ -32,6 +32,8 @@ name                                            meaning                         
 ``val/rollout_count``                           number of samples that it scored                    yes
 ``val/avg_loss``                                diffusion loss on held-out media                    yes
 ``val/avg_loss_standard_error``                                                                     no
+``val/correct_<dataset>``                       share of right answers to held-out questions        no
+``val/correct_<dataset>_error``                 its standard error                                  no
 ``train/iteration_time``                        duration of the update in seconds                   yes
 ``{rollout/,reward/<r>_,val/<r>_}seconds``      duration of the stage in seconds                    no
 =============================================== =================================================== ===========
@@ -53,6 +55,7 @@ from stages.artifacts.files import read_entry
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.contracts import METRICS
+from stages.vlm.settings import VlmEvaluate, VlmFinetune
 
 FILE = "metrics.jsonl"
 """Name of the file, beside ``plan.json``."""
@@ -144,7 +147,7 @@ class Line:
 
 def steps_after(request: Request) -> int | None:
     """Return the policy's optimizer steps after this Request; None if its stage trains nothing."""
-    if isinstance(request.config, contracts.Update | contracts.Finetune):
+    if isinstance(request.config, contracts.Update | contracts.Finetune | VlmFinetune):
         return request.config.steps.first_step + len(request.config.steps.lrs)
     return None
 
@@ -179,6 +182,10 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
         keys = {"avg_loss": "loss", "avg_loss_standard_error": "standard_error", "seconds": "seconds"}
         found = {f"val/{name}": manifest.summary.get(key) for name, key in keys.items()}
         yield Line(stage, k, step, found)
+    elif isinstance(config, VlmEvaluate):
+        names = {"loss": "avg_loss"} | {name: name for name in manifest.summary if name.startswith("correct_")}
+        found = {f"val/{name}": manifest.summary.get(key) for key, name in names.items()}
+        yield Line(stage, k, step, found | {"val/seconds": manifest.summary.get("seconds")})
     elif isinstance(config, contracts.Rollout):
         found = {f"rollout/{name}": value for name, value in manifest.summary.items()}
         yield Line(stage, k, step, {k: v for k, v in found.items() if not isinstance(v, str)})

@@ -11,10 +11,10 @@ import pytest
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.errors import ApprovalError
 from cosmos_rl_core.storage.sealed import seal
-from flows.audit import audit as audit_flow
 from flows.auditing.audit import audit
 from flows.auditing.contents import input_of
 from flows.auditing.faults import Fault
+from flows.auditing.flow import audit as audit_flow
 from flows.auditing.heads import read_heads
 from flows.warning.decisions import DECISIONS, decide
 from stages import contracts
@@ -166,6 +166,7 @@ def test_the_flow_audits_every_run_of_a_store_and_fails_with_the_faults(warned, 
     decision.unlink()
     ended = audit_flow.fn(store=warned.store)
     assert ended.is_failed()
+    assert ended.message is not None
     assert ended.message.partition(" faults in 1 runs")[0] == str(len(audit(warned.store, "hand").faults))
     assert "limits tripped and nothing was decided" in ended.message
     assert ended.message == audit_flow.fn(run_id="hand", store=warned.store).message

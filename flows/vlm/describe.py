@@ -1,0 +1,79 @@
+"""Description of a plan of a VLM, for people and for scripts."""
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from cosmos_rl_core.pipelines import directories
+from flows.ledger import estimates
+from flows.planning.plan import run_url
+from flows.vlm.plan import VlmPlan
+from flows.vlm.run import VlmRun
+from flows.vlm.waves import vlm_sft
+
+
+def described(plan: VlmPlan, store_url: str) -> str:
+    """Return what a run would do, a line a subject."""
+    recipe, train, launch = plan.recipe, plan.recipe.train, plan.recipe.launch
+    options, stages = train.train_policy, _stages(plan, store_url)
+    files = plan.model.digest[:12] or "not all files are here"
+    weights = f"LoRA of rank {recipe.policy.lora.r}" if recipe.policy.lora else "all weights"
+    subjects: dict[str, str | list[str]] = {
+        "run": plan.run_id,
+        "store": run_url(store_url, plan.run_id),
+        "model": f"{plan.model.path} ({plan.model.adapter}, {files})",
+        "trains": f"{weights} of {', '.join(recipe.policy.trains)}",
+        "algorithm": f"{options.type}, {train.num_iterations} iterations, seed {train.seed}",
+        "iteration": f"{options.steps_per_iteration} steps x {train.train_batch_per_replica} conversations, rows of at "
+        f"most {options.row_tokens} tokens",
+        "data": _counted(plan.conversations),
+        "passes": f"{plan.epochs:.3g} over these conversations",
+        "held out": _counted(plan.held_out_conversations),
+        "plugins": [f"{pin.name} of {pin.kind}, {pin.path}" for pin in plan.plugins],
+        "stages": f"{stages.total()}: {', '.join(stages)}",
+        "launch": f"{launch.mode if launch.launcher == 'local' else launch.launcher}, {launch.processes} processes, "
+        f"{launch.threads} threads each",
+        "time": like.lines() if (like := estimates.estimate(plan, store_url)) else [],
+    }
+    if missing := _missing(plan):
+        subjects["missing"] = missing
+    lines = ((name, [lines] if isinstance(lines, str) else lines) for name, lines in subjects.items())
+    return "\n".join(f"{name if i == 0 else '':<10} {line}" for name, some in lines for i, line in enumerate(some))
+
+
+def as_json(plan: VlmPlan, store_url: str) -> dict[str, Any]:
+    """Return the plan for scripts, with the keys of other plans where they apply.
+
+    ``conversations`` has the number of rows of each dataset, ``passes`` how often training goes through them.
+    """
+    like = estimates.estimate(plan, store_url)
+    return {
+        "run": plan.run_id,
+        "url": run_url(store_url, plan.run_id),
+        "init": plan.lineage,
+        "algorithm": plan.recipe.train.train_policy.type,
+        "iterations": plan.recipe.train.num_iterations,
+        "recipe": plan.recipe.model_dump(mode="json"),
+        "model": plan.model.model_dump(include={"path", "adapter", "digest"}),
+        "conversations": {"train": plan.conversations, "held_out": plan.held_out_conversations},
+        "passes": plan.epochs,
+        "stages": _stages(plan, store_url),
+        "time": {"like": None if like is None else asdict(like)},
+        "missing": _missing(plan),
+    }
+
+
+def _counted(conversations: dict[str, int]) -> list[str]:
+    return [f"{name}: {count} conversations, as far as their texts say" for name, count in conversations.items()]
+
+
+def _missing(plan: VlmPlan) -> list[str]:
+    if plan.model.digest:
+        return []
+    command = directories.download_command(plan.recipe.policy.model_name_or_path)
+    return ["the weights", *([] if command is None else [f"a run needs them: {command}"])]
+
+
+def _stages(plan: VlmPlan, store_url: str) -> Counter[str]:
+    """Return how often each stage runs, by the name that ``rerun`` takes, in the order of the loop."""
+    return Counter(step.stage for wave in vlm_sft(VlmRun(plan, store_url)) for step in wave.steps)

@@ -1,0 +1,167 @@
+"""The plan of a run that fine-tunes a VLM."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from cosmos_rl_core import outside_plugins, plugins
+from cosmos_rl_core.canonical import digest, sha256
+from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.shared import ModelRef
+from cosmos_rl_core.config.vlm.chat_datasets import ChatDatasetOptions
+from cosmos_rl_core.config.vlm.recipe import VlmRecipe
+from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.errors import ConfigError, Mistakes
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.file_digests import Remembered
+from cosmos_rl_core.vlms import _folders
+from cosmos_rl_core.vlms._base import serving
+from flows import launchers
+from flows.planning.plan import Plan
+from stages.contracts import STAGES
+from stages.vlm.settings import VlmRef
+
+SHOWN = 5
+"""Rows that an error lists."""
+
+
+class VlmPlan(Plan):
+    """A recipe with the digests of its base model and of the files of its conversations."""
+
+    recipe: VlmRecipe  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+    prompts: tuple[Prompt, ...] = ()
+    conversations: dict[str, int] = Field(default={}, json_schema_extra=NOT_IDENTITY)
+    """Number of conversations of each dataset that is trained on, media unread."""
+    held_out_conversations: dict[str, int] = Field(default={}, json_schema_extra=NOT_IDENTITY)
+    """The same for held-out datasets."""
+
+    @property
+    def num_prompts(self) -> int:
+        """Return the number of conversations that are trained on."""
+        return sum(self.conversations.values())
+
+    @property
+    def lineage(self) -> str:
+        """Return ``""``: policy version 0 is the base model, or has fresh adapters on it."""
+        return ""
+
+    @property
+    def vlm(self) -> VlmRef:
+        """Return the base model as stages take it."""
+        return VlmRef(path=self.model.path, digest=self.model.digest, changes=self.recipe.policy.media.changes)
+
+    @property
+    def epochs(self) -> float:
+        """Return how often the run goes through its conversations, without weights of datasets."""
+        train = self.recipe.train
+        steps = train.num_iterations * train.train_policy.steps_per_iteration
+        return steps * train.train_batch_per_replica / max(self.num_prompts, 1)
+
+
+@dataclass
+class _Read:
+    """Findings in the files of datasets."""
+
+    digest: str = ""
+    conversations: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def make_plan(
+    recipe: VlmRecipe,
+    run_id: str | None,
+    source: str,
+    known: tuple[str, ...] = (),
+    *,
+    without_weights: bool = False,
+) -> VlmPlan:
+    """Resolve and check a valid recipe. Raises one :class:`ConfigError` with the mistakes ``known`` and found.
+
+    With ``without_weights`` the files of the weights may be absent; the plan can then be described, not run.
+    """
+    mistakes = Mistakes([*known, *launchers.misplaced(recipe.launch)])
+    name = run_id or Path(source).stem
+    if re.fullmatch(r"[.-]*\w[\w.-]*", name) is None:
+        mistakes.append(f"run id {name!r} must be letters, digits, '-', '_' and '.'")
+    options, validation = recipe.train.train_policy, recipe.validation
+    model = mistakes.catch(_model, recipe, without_weights=without_weights)
+    data = _read("train.train_policy", options.datasets, options.max_left_out, mistakes)
+    held_out = _Read() if validation is None else _read("validation", validation.datasets, 0.0, mistakes)
+    if mistakes or model is None:
+        raise ConfigError("\n".join([f"{source}:", *(f"  {mistake}" for mistake in mistakes)]))
+    plan = VlmPlan(
+        run_id="?",
+        recipe=recipe,
+        model=model,
+        data_digest=data.digest,
+        held_out_digest=held_out.digest,
+        conversations=data.conversations,
+        held_out_conversations=held_out.conversations,
+        plugins=outside_plugins.pins(model.adapter),
+        stage_versions={stage: config.version for stage, config in STAGES.items()},
+        races_decided=True,
+    )
+    if not run_id:
+        name += f"-{digest(plan.identity())[:8] if model.digest else 'unknown'}"
+    return plan.model_copy(update={"run_id": name})
+
+
+def _model(recipe: VlmRecipe, *, without_weights: bool) -> ModelRef:
+    """Return the base model. Raises :class:`ConfigError` if it is not here, incomplete, or of an unknown class."""
+    path = _folders.resolve(recipe.policy.model_name_or_path)
+    adapter, processor = serving(path)
+    here = any(Path(path).glob("*.safetensors"))
+    if without_weights and not here:
+        processor(path, recipe.policy.media.changes)
+        return ModelRef(path=path, adapter=adapter, digest="")
+    _folders.check(path, recipe.policy.media.changes, "")
+    return ModelRef(path=path, adapter=adapter, digest=_folders.digest(path))
+
+
+def _read(place: str, datasets: Mapping[str, ChatDatasetOptions], max_left_out: float, mistakes: Mistakes) -> _Read:
+    """Return the digest of the files of datasets, and how many conversations each has. No medium is opened."""
+    found, files = _Read(), list[list[str]]()
+    for name, options in datasets.items():
+        try:
+            plugin = plugins.load("chat_datasets", options.name)
+            files += [[name, str(number), _sha256(url)] for number, url in enumerate(plugin.files(options))]
+            found.conversations[name] = _count(plugin.rows(options), max_left_out)
+            _check_folder(options)
+        except ConfigError as error:
+            mistakes.append(f"{place}.datasets.{name}: {error}")
+    found.digest = digest(files)
+    return found
+
+
+def _check_folder(options: ChatDatasetOptions) -> None:
+    if options.media_path and "://" not in options.media_path and not Path(options.media_path).is_dir():
+        raise ConfigError(f"no folder at media_path = {options.media_path!r}; names of media begin there")
+
+
+def _count(rows: Iterator[Any], max_left_out: float) -> int:
+    """Return the number of rows that can be used as far as their texts say.
+
+    Raises :class:`ConfigError` if there is none, or if more than a share ``max_left_out`` cannot be used.
+    """
+    wrong: list[str] = []
+    total = 0
+    for row in rows:
+        total += 1
+        if row.reason:
+            wrong.append(f"{row.name}: {row.reason}")
+    if total == 0 or len(wrong) > max_left_out * total or len(wrong) == total:
+        shown = "; ".join(itertools.islice(wrong, SHOWN))
+        more = f" (and {len(wrong) - SHOWN} more)" if len(wrong) > SHOWN else ""
+        limit = f"max_left_out = {max_left_out:g}"
+        raise ConfigError(
+            f"{len(wrong)} of {total} conversations cannot be used, and {limit}{': ' * bool(wrong)}{shown}{more}"
+        )
+    return total - len(wrong)
+
+
+def _sha256(url: str) -> str:
+    return sha256(store.read(url)) if "://" in url else Remembered.of_user().sha256(Path(url))

@@ -1,0 +1,105 @@
+"""The Request of each stage of a run that fine-tunes a VLM."""
+
+from typing import Any
+
+from cosmos_rl_core.training.schedules import ema_decay, lr_factor
+from cosmos_rl_core.weights.parts import CURRENT, EMA, STATE
+from flows.reporting import facts
+from flows.vlm.run import VlmRun
+from stages import contracts
+from stages.artifacts.request import Input, Request
+from stages.artifacts.slots import input_of
+from stages.contracts import OptimizerSteps
+from stages.vlm.settings import VlmEvaluate, VlmExport, VlmFinetune, VlmPolicy
+
+
+def policy(run: VlmRun) -> Request:
+    """Return the Request for policy version 0."""
+    return run.plan.request(run.slots.policy(0), VlmPolicy(**_model(run)))
+
+
+def finetune(run: VlmRun, k: int) -> Request:
+    """Return the Request that takes the steps of iteration k from policy version k to version k + 1."""
+    train, options = run.recipe.train, run.recipe.train.train_policy
+    config = VlmFinetune(
+        **_model(run),
+        param_dtype=train.param_dtype,
+        gradient_checkpointing=run.recipe.policy.model_gradient_checkpointing,
+        steps=_steps(run, k * options.steps_per_iteration, options.steps_per_iteration),
+        keeps_ema=train.ema_enable,
+        sources=dict(options.datasets),
+        weights=dict(options.weights),
+        batch_size=train.train_batch_per_replica,
+        row_length=options.row_tokens,
+        balance_dp_token=options.balance_dp_token,
+    )
+    inputs = {"policy": (input_of(run.slots.policy(k), *STATE),), "tokens": (run.tokens(),)}
+    return run.plan.request(run.slots.iteration(k, "finetune"), config, k, inputs)
+
+
+def validate(run: VlmRun, k: int) -> Request:
+    """Return the Request for losses and answers of policy version k on held-out conversations.
+
+    It does not hold the seed of the run: equal weights give equal answers.
+    """
+    validation = run.recipe.validation
+    assert validation is not None
+    config = VlmEvaluate(
+        **_model(run),
+        param_dtype=run.recipe.train.param_dtype,
+        sources=dict(validation.datasets),
+        max_new_tokens=validation.max_new_tokens,
+        parsers=dict(validation.parsers),
+    )
+    inputs = {"policy": (_judged(run, k),), "tokens": (run.tokens(held_out=True),)}
+    return run.plan.request(run.slots.version(k, "validate"), config, k, inputs, seed=0)
+
+
+def export(run: VlmRun, k: int) -> Request:
+    """Return the Request for policy version k as transformers or peft loads it."""
+    inputs = {"policy": (_judged(run, k),)}
+    return run.plan.request(run.slots.version(k, "export"), VlmExport(**_model(run)), k, inputs)
+
+
+def report(run: VlmRun, iterations: int) -> Request:
+    """Return the Request for the report on all iterations."""
+    config = contracts.Report(
+        title=run.plan.run_id,
+        reward="",
+        init="",
+        about=facts.about(run.plan),
+        settings=facts.settings(run.plan, identity=True),
+        roles={},
+    )
+    inputs = {
+        "fragments": (),
+        "judged": (),
+        "updates": tuple(input_of(run.slots.policy(k + 1)) for k in range(iterations)),
+    }
+    return run.plan.request(run.slots.report, config, None, inputs)
+
+
+def _model(run: VlmRun) -> dict[str, Any]:
+    """Return the settings of every stage that has the model."""
+    policy = run.recipe.policy
+    return {"vlm": run.plan.vlm, "lora": policy.lora, "trains": policy.trains}
+
+
+def _judged(run: VlmRun, k: int) -> Input:
+    """Return the weights of policy version k that are exported: the moving average, if there is one."""
+    return input_of(run.slots.policy(k), EMA if run.recipe.train.ema_enable else CURRENT)
+
+
+def _steps(run: VlmRun, first_step: int, count: int) -> OptimizerSteps:
+    train, steps = run.recipe.train, range(first_step, first_step + count)
+    return OptimizerSteps(
+        lrs=tuple(train.optm_lr * lr_factor(train, step) for step in steps),
+        ema_decays=tuple(ema_decay(train, step) for step in steps),
+        betas=train.optm_betas,
+        epsilon=train.epsilon,
+        weight_decay=train.optm_weight_decay,
+        grad_norm_clip=train.optm_grad_norm_clip,
+        first_step=first_step,
+        optimizer=train.optm_name,
+        max_nonfinite=train.max_nonfinite_steps,
+    )

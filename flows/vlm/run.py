@@ -1,0 +1,99 @@
+"""A run that fine-tunes a VLM: where its artifacts go, and the Requests of what runs share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cosmos_rl_core.config.vlm.chat_datasets import ChatDatasetOptions
+from cosmos_rl_core.config.vlm.recipe import VlmRecipe
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.weights.parts import TRAINING_ONLY
+from flows.planning.run import Run
+from flows.vlm.plan import VlmPlan
+from flows.vlm.shared_tokens import EARLIER, earlier_of
+from stages.artifacts.request import Input, Request
+from stages.artifacts.slots import drop, input_of
+from stages.contracts import StageConfig
+from stages.vlm.settings import VlmIndex, VlmTokenize
+
+
+@dataclass(frozen=True)
+class VlmRun(Run):
+    """A plan of a VLM and the store that it runs in."""
+
+    plan: VlmPlan  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def recipe(self) -> VlmRecipe:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the recipe of the plan."""
+        return self.plan.recipe
+
+    @property
+    def validates(self) -> bool:
+        """Return whether losses and answers of policies are measured on held-out conversations."""
+        return self.recipe.validation is not None
+
+    def index(self, *, held_out: bool = False) -> Request:
+        """Return the Request that lists the conversations that are trained on, or the held-out ones."""
+        digest = self.plan.held_out_digest if held_out else self.plan.data_digest
+        datasets, limit = self._data(held_out=held_out)
+        return self._shared(VlmIndex(sources=dict(datasets), files_digest=digest, max_left_out=limit))
+
+    def tokenize(self, *, held_out: bool = False) -> Request:
+        """Return the Request for the tokens of these conversations.
+
+        It is made from the index, and from tokens that runs of this store made of other conversations with the same
+        settings. Raises :class:`ArtifactError` if the index is not there.
+        """
+        planned = self._tokenize(held_out=held_out)
+        inputs: dict[str, tuple[Input, ...]] = {"index": (input_of(self.index(held_out=held_out).slot),)}
+        if earlier := earlier_of(self.store_url, planned):
+            inputs[EARLIER] = earlier
+        return planned.model_copy(update={"inputs": inputs})
+
+    def tokens(self, *, held_out: bool = False) -> Input:
+        """Return the tokens of these conversations as an input."""
+        return input_of(self.tokens_slot(held_out=held_out))
+
+    def tokens_slot(self, *, held_out: bool = False) -> str:
+        """Return the slot of the tokens, which is known before there is an index."""
+        return self._tokenize(held_out=held_out).slot
+
+    @property
+    def token_slots(self) -> list[str]:
+        """Return the slots of all tokens of the run."""
+        return [self.tokens_slot(held_out=side) for side in ((False, True) if self.validates else (False,))]
+
+    def _tokenize(self, *, held_out: bool) -> Request:
+        """Return the Request as it is known before anything runs; its slot is that of every later one."""
+        options = self.recipe.train.train_policy
+        datasets, limit = self._data(held_out=held_out)
+        config = VlmTokenize(
+            vlm=self.plan.vlm,
+            sources=dict(datasets),
+            turns=options.turns,
+            max_length=options.model_max_length,
+            max_left_out=limit,
+        )
+        return self._shared(config, {"index": (self.index(held_out=held_out).expected(),)})
+
+    def drop_old_state(self, newest: int) -> list[str]:
+        """Delete training state that the recipe does not keep, now that ``newest`` is there; return its slot."""
+        keep = self.recipe.train.ckpt.max_keep
+        if keep is None or newest <= keep:
+            return []
+        slot = self.slots.policy(newest - keep)
+        drop(slot, *TRAINING_ONLY)
+        return [slot]
+
+    def _data(self, *, held_out: bool) -> tuple[Mapping[str, ChatDatasetOptions], float]:
+        validation = self.recipe.validation
+        if held_out and validation is not None:
+            return validation.datasets, 0.0
+        options = self.recipe.train.train_policy
+        return options.datasets, options.max_left_out
+
+    def _shared(self, config: StageConfig, inputs: Mapping[str, tuple[Input, ...]] | None = None) -> Request:
+        # Nothing is drawn, so runs with different seeds share these artifacts.
+        request = self.plan.request("?", config, None, dict(inputs or {}), seed=0)
+        slot = store.join(store.absolute(self.store_url), "dataset", request.fingerprint)
+        return request.model_copy(update={"slot": slot})

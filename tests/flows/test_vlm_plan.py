@@ -1,0 +1,157 @@
+"""Plans of runs that fine-tune a VLM. No torch, no stage runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from cosmos_rl_core.config.toml import dumps
+from cosmos_rl_core.errors import ConfigError
+from flows.planning.plan import Settings, freeze, plan_of, read_plan
+from flows.planning.run import run_of
+from flows.planning.steps import open_run
+from flows.post_train import steps
+from flows.vlm.describe import as_json, described
+from flows.vlm.plan import VlmPlan
+from tests.core.vlms import tiny
+from tests.core.vlms.cases import QWEN3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("vlm")
+    save_file({"one": np.zeros(1, dtype=np.float32)}, folder / "model.safetensors")
+    return tiny.save(folder, QWEN3)
+
+
+@pytest.fixture
+def values(tmp_path: Path, model: str) -> dict[str, Any]:
+    """A recipe of two iterations, and its conversations."""
+    turns = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi."}]
+    for name, count in (("train", 6), ("held_out", 2)):
+        rows = [{"id": number, "conversations": turns} for number in range(count)]
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows), encoding="utf-8")
+
+    def dataset(name: str) -> dict[str, Any]:
+        return {"mine": {"name": "llava", "annotation_path": str(tmp_path / f"{name}.json")}}
+
+    policy = {"type": "vlm_sft", "steps_per_iteration": 3, "model_max_length": 64, "datasets": dataset("train")}
+    return {
+        "policy": {"model_name_or_path": model},
+        "train": {"num_iterations": 2, "train_batch_per_replica": 4, "train_policy": policy},
+        "validation": {"datasets": dataset("held_out")},
+    }
+
+
+def plan(folder: Path, values: dict[str, Any], **settings: Any) -> VlmPlan:
+    file = folder / "mine.toml"
+    file.write_text(dumps(values), encoding="utf-8")
+    planned = plan_of(Settings(str(file), str(folder / "store"), **settings))
+    assert isinstance(planned, VlmPlan)
+    return planned
+
+
+def test_a_plan_names_every_stage_in_order(tmp_path: Path, values):
+    names = [step.name for step in steps(run_of(plan(tmp_path, values), str(tmp_path / "store")))]
+    before = ["policy", "index", "index-held-out", "tokenize", "tokenize-held-out"]
+    first, last = (["policy-0000/export", "policy-0000/validate"], ["policy-0002/export", "policy-0002/validate"])
+    assert names == [*before, *first, "iteration-0000/finetune", "iteration-0001/finetune", *last, "report"]
+
+
+def test_equal_data_on_both_sides_are_prepared_once(tmp_path: Path, values):
+    values["validation"]["datasets"] = values["train"]["train_policy"]["datasets"]
+    values["train"]["train_policy"]["max_left_out"] = 0.0
+    names = [step.name for step in steps(run_of(plan(tmp_path, values), str(tmp_path / "store")))]
+    assert [name for name in names if "index" in name or "tokenize" in name] == ["index", "tokenize"]
+
+
+def test_every_mistake_is_found_at_once(tmp_path: Path, values):
+    (tmp_path / "broken.json").write_text("{}", encoding="utf-8")
+    empty = {"from": "gpt", "value": ""}
+    rows = [{"conversations": [{"from": "human", "value": "<image>Who?"}, empty]}]
+    (tmp_path / "wrong.json").write_text(json.dumps(rows), encoding="utf-8")
+    options = values["train"]["train_policy"]
+    options["datasets"] = {
+        "away": {"name": "llava", "annotation_path": str(tmp_path / "away.json")},
+        "broken": {"name": "llava", "annotation_path": str(tmp_path / "broken.json")},
+        "wrong": {"name": "llava", "annotation_path": str(tmp_path / "wrong.json")},
+        "folder": options["datasets"]["mine"] | {"media_path": str(tmp_path / "nowhere")},
+    }
+    values["policy"]["model_name_or_path"] = str(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        plan(tmp_path, values, run_id="-")
+    text = str(caught.value)
+    for said in (
+        "has no config.json",
+        "run id '-' must be",
+        "datasets.away: no file at annotation_path",
+        "datasets.broken: ",
+        "is dict, expected a list",
+        "datasets.wrong: 1 of 1 conversations cannot be used, and max_left_out = 0.05: row 0: ",
+        "datasets.folder: no folder at media_path",
+    ):
+        assert said in text
+
+
+def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path, values):
+    config = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    values["policy"]["model_name_or_path"] = str(tmp_path)
+    with pytest.raises(ConfigError, match=r"LlavaForConditionalGeneration.*known: .*Qwen3VLForConditionalGeneration"):
+        plan(tmp_path, values)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("launch.processes=3", "train_batch_per_replica = 4 is not a multiple of the 3 ranks of vlm_finetune"),
+        ("launch.cp_size=2", "cp_size = 2"),
+        ("train.train_policy.row_length=32", "row_length = 32 is below train.train_policy.model_max_length = 64"),
+        ("train.train_policy.weights={other = 1.0}", "weights has other, and datasets has mine"),
+        ("train.train_policy.max_length=9", "unknown key"),
+        ("validation.parsers={mine = '(.)'}", "parsers without effect: max_new_tokens = 0"),
+        ("policy.trains=['tower']", "policy.trains.0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tmp_path: Path, values, setting: str, said: str):
+    with pytest.raises(ConfigError) as caught:
+        plan(tmp_path, values, overrides=[setting])
+    assert said in str(caught.value)
+
+
+def test_a_run_goes_on_with_more_iterations_and_not_with_another_seed(tmp_path: Path, values):
+    store = str(tmp_path / "store")
+    first = freeze(plan(tmp_path, values), store)
+    longer = plan(tmp_path, values, iterations=5)
+    assert longer.run_id == first.run_id
+    assert freeze(longer, store).recipe.train.num_iterations == 5
+    kept = read_plan(store, first.run_id)
+    assert isinstance(kept, VlmPlan)
+    assert kept.recipe == first.recipe
+    assert [step.name for step in steps(open_run(store, first.run_id))] == [
+        step.name for step in steps(run_of(first, store))
+    ]
+    other = plan(tmp_path, values, overrides=["train.seed=1"])
+    assert other.run_id != first.run_id
+    with pytest.raises(ConfigError, match="planned otherwise"):
+        freeze(other.model_copy(update={"run_id": first.run_id}), store)
+
+
+def test_another_answer_in_the_file_is_another_run(tmp_path: Path, values):
+    before = plan(tmp_path, values).run_id
+    file = tmp_path / "train.json"
+    file.write_text(file.read_text().replace("Hi.", "Ho."), encoding="utf-8")
+    assert plan(tmp_path, values).run_id != before
+
+
+def test_a_description_counts_conversations_and_passes(tmp_path: Path, values):
+    planned, store = plan(tmp_path, values), str(tmp_path / "store")
+    assert "mine: 6 conversations" in described(planned, store)
+    found = as_json(planned, store)
+    # 2 iterations of 3 steps of 4 conversations.
+    assert found["passes"] == 24 / 6
+    assert found["conversations"] == {"train": {"mine": 6}, "held_out": {"mine": 2}}
+    assert found["stages"]["finetune"] == 2
