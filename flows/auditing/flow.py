@@ -1,4 +1,4 @@
-"""The audit as a Prefect flow: ``prefect deployment run audit/run``, or on a schedule."""
+"""The audit as a Prefect flow: ``prefect deployment run audit/runs``, or on a schedule."""
 
 from typing import Annotated
 

@@ -52,7 +52,7 @@ NAMES = {
     },
     "preprocess": {"local", "tiny", "web"},
     "stage": {"run"},
-    "audit": {"run"},
+    "audit": {"runs"},
     "infra": {"check"},
 }
 REWARD = "iterations/0001/reward-ocr"
