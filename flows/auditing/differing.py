@@ -71,11 +71,12 @@ def _tensor_files(old: bytes, new: bytes) -> Found:
 
 
 def _tensors(data: bytes) -> dict[str, np.ndarray]:
-    """Return the tensors of a safetensors file as numbers that numpy has."""
-    return {one.name: _array(data[one.start : one.end], one.dtype, one.shape) for one in read_header(io.BytesIO(data))}
+    """Return the tensors of a safetensors file."""
+    return {one.name: array(data[one.start : one.end], one.dtype, one.shape) for one in read_header(io.BytesIO(data))}
 
 
-def _array(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+def array(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a tensor's bytes as numbers of a type that numpy has."""
     if dtype == "BF16":
         # The upper half of a float32.
         return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").reshape(shape)

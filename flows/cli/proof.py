@@ -1,4 +1,4 @@
-"""Commands that prove what a run did."""
+"""Commands that prove what a run did, and compare it with another."""
 
 from importlib import import_module
 from pathlib import Path
@@ -81,3 +81,26 @@ def replay(
     print_json(found.as_json()) if as_json else print_parts(*found.lines())
     if not found.equal:
         raise OwnExitCode(WRONG_DATA)
+
+
+@command(proof_app, "diff")
+def diff(
+    run_a: Annotated[str, Argument(metavar="RUN_A", help="Id or URL of a run")],
+    run_b: Annotated[str, Argument(metavar="RUN_B", help="Id or URL of another one")],
+    store: StoreOption = DEFAULT_STORE,
+    html: Annotated[Path | None, Option(help="Also write a page with curves and pictures to this file")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two runs: settings, data, artifacts, rewards, weights and pictures, and where the runs part.
+
+    Both are compared at the newest policy and iteration that both have, and are only read.
+
+    Examples:
+        cosmos-flows diff RUN_A RUN_B
+        cosmos-flows diff RUN_A RUN_B --html diff.html
+        cosmos-flows diff RUN_A s3://bucket/prefix/runs/RUN_B
+    """
+    found: Any = import_module("flows.comparing.comparison").compare(run_a, run_b, store)
+    print_json(found.as_json()) if as_json else print_parts(*found.parts())
+    if html is not None:
+        typer.echo(import_module("flows.comparing.page").write_page(found, str(html)), err=as_json)

@@ -28,10 +28,15 @@ def open_run(run: str, store: str = DEFAULT_STORE) -> "OpenedRun":
 
     Raises :class:`ConfigError` if there is no such run, :class:`ArtifactError` if its plan is damaged.
     """
+    return OpenedRun(run_at(run, store))
+
+
+def run_at(run: str, store: str) -> Run:
+    """Return the run with an id or a URL, like :func:`open_run`, for code that walks its stages."""
     parent, _, name = run.rstrip("/").rpartition("/")
     if parent == "runs" or parent.endswith("/runs"):
         store, run = parent.removesuffix("runs").rstrip("/") or ".", name
-    return OpenedRun(steps.open_run(store, run))
+    return steps.open_run(store, run)
 
 
 FIRST = ["sample_id", "prompt", "picture"]

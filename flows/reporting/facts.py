@@ -59,8 +59,8 @@ def settings(plan: Plan, *, identity: bool) -> Rows:
 
     With ``identity`` without those that do not decide the result: machines, numbers of files that are kept, logging.
     """
-    decides = dict(_flat(plan.recipe.identity()))
-    changed = _flat(plan.recipe.model_dump(mode="json", exclude_defaults=True))
+    decides = dict(flat(plan.recipe.identity()))
+    changed = flat(plan.recipe.model_dump(mode="json", exclude_defaults=True))
     return tuple((name, json.dumps(value)) for name, value in changed if not identity or name in decides)
 
 
@@ -74,8 +74,8 @@ def _name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2] if path.startswith(("/", ".", "~")) else path
 
 
-def _flat(values: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted names and plain values; lists of tables have numbers from 0."""
+def flat(values: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted names and plain values of nested ones; lists of tables have numbers from 0."""
     if isinstance(values, dict):
         items = values.items()
     elif isinstance(values, list) and any(isinstance(value, dict) for value in values):
@@ -84,4 +84,4 @@ def _flat(values: Any, where: str = "") -> Iterator[tuple[str, Any]]:
         yield where, values
         return
     for name, value in items:
-        yield from _flat(value, f"{where}.{name}".lstrip("."))
+        yield from flat(value, f"{where}.{name}".lstrip("."))

@@ -56,20 +56,21 @@ class Imagined:
         """Make what does not stand."""
         if (error := self.stop_at.get(name)) is not None:
             raise error
-        found = [standing_manifest(request) or self._make(request) for request in requests]
+        found = [standing_manifest(request) or self.made(request) for request in requests]
         self.done(requests, found)
         return found
 
-    def _make(self, request: Request) -> Manifest:
+    def made(self, request: Request) -> Manifest:
+        """Make the artifact of a Request."""
         if request.stage in REAL:
             return make_stage(request, self.folder)
         if request.stage in ("rollout", "evaluate"):
             return make(request, self._samples(request), seconds=10.0)
         if request.stage == "reward":
-            files = self._scores(request)
+            files = self.scores(request)
             return make(request, files, seconds=2.0)
         if request.stage == "update":
-            return make(request, self._update(request), seconds=30.0, excluded=1)
+            return make(request, self.update(request), seconds=30.0, excluded=1)
         return make_one(request)
 
     def _samples(self, request: Request) -> dict[str, bytes]:
@@ -85,7 +86,8 @@ class Imagined:
             files |= unit_files(number, stored)
         return files
 
-    def _scores(self, request: Request) -> dict[str, bytes]:
+    def scores(self, request: Request) -> dict[str, bytes]:
+        """Files of scores."""
         index = read_index(Artifact(request.one("samples")))
         label, k = request.slot.rpartition("-")[2], request.iteration or 0
         rng = np.random.default_rng([k, len(label)])
@@ -103,7 +105,8 @@ class Imagined:
         said = pd.DataFrame({"sample_id": index["sample_id"], "error": errors, "details": details})
         return {contracts.Reward.SCORES: to_parquet(table), contracts.Reward.ANSWERS: to_parquet(said)}
 
-    def _update(self, request: Request) -> dict[str, bytes]:
+    def update(self, request: Request) -> dict[str, bytes]:
+        """Files of an update."""
         steps = request.settings(contracts.Update).steps
         rng = np.random.default_rng(request.iteration)
         numbers = range(steps.first_step, steps.first_step + len(steps.lrs))
