@@ -19,6 +19,9 @@ import yaml
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from cosmos_rl_core import shipped
+from cosmos_rl_core.config.recipe import read_values
+from cosmos_rl_core.config.vlm import recipe as vlm_recipe
+from cosmos_rl_core.config.vlm.recipe import VLM_SFT
 from cosmos_rl_core.storage import store
 from flows.operations import pools
 from flows.planning.plan import Settings, plan_of
@@ -50,6 +53,7 @@ NAMES = {
         "cosmos-2b-sft-lora",
         "tiny-sft",
     },
+    "vlm_sft": {"llava", "llava-8b", "hf", "hf-8b-lora", "tiny-vlm-sft"},
     "preprocess": {"local", "tiny", "web"},
     "stage": {"run"},
     "audit": {"runs"},
@@ -118,7 +122,11 @@ def test_the_file_names_every_deployment_once_and_its_recipes_resolve():
             continue
         algorithm = entry["entrypoint"].rpartition(".")[2]
         assert f'type = "{algorithm}"' in shipped.path_of(recipe, "recipe").read_text()
-        if entry["name"].startswith("tiny-"):
+        if algorithm == VLM_SFT:
+            recipe, idle = vlm_recipe.checked(read_values(recipe, cluster=parameters.get("cluster")), recipe)
+            assert not idle
+            assert set(entry["tags"]) == tags_of(recipe, "qwen_vl")
+        elif entry["name"].startswith("tiny-"):
             plan = plan_of(Settings(recipe, cluster=parameters.get("cluster")))
             assert plan.recipe.train.train_policy.type == algorithm
             assert set(entry["tags"]) == tags_of(plan.recipe, plan.model.adapter)

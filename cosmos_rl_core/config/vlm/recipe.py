@@ -35,9 +35,9 @@ class VlmMediaConfig(Section):
     """Settings of the model's own processor of media that replace those in its folder."""
 
     image: dict[str, Any] = {}
-    """Settings of pictures, such as ``max_pixels``."""
+    """Settings of pictures, such as ``size``, the bounds on their pixels."""
     video: dict[str, Any] = {}
-    """Settings of videos, such as ``fps``, ``max_frames`` and ``max_pixels``."""
+    """Settings of videos, such as ``fps``, ``max_frames`` and ``size``, the bounds on all their pixels."""
 
     @property
     def changes(self) -> dict[Literal["image", "video"], dict[str, Any]]:
