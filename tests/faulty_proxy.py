@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -45,6 +45,9 @@ class Exchange(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.asked.append(self.command)
+        if self.headers.get("Upgrade", "").lower() == "websocket":
+            self.tunnel()
+            return
         fault = self.server.faults.pop(0) if self.server.faults else self.server.always
         fault(self)
 
@@ -63,6 +66,18 @@ class Exchange(BaseHTTPRequestHandler):
         body = answer.read()
         connection.close()
         return answer.status, [h for h in answer.getheaders() if h[0].lower() != "transfer-encoding"], body
+
+    def tunnel(self) -> None:
+        """Pass bytes on in both directions until one side closes: websockets never fail."""
+        host, _, port = self.server.target.partition(":")
+        with socket.create_connection((host, int(port))) as target:
+            lines = [self.requestline, *(f"{name}: {value}" for name, value in self.headers.items()), "", ""]
+            target.sendall("\r\n".join(lines).encode())
+            back = threading.Thread(target=_pump, args=(target, self.connection), daemon=True)
+            back.start()
+            _pump(self.connection, target)
+            back.join()
+        self.close_connection = True
 
     def reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         """Answer the request."""
@@ -118,6 +133,14 @@ def silent(request: Exchange) -> None:
 def unconditional(request: Exchange) -> None:
     """As a server that does not know conditional writes."""
     request.reply(*request.ask("If-None-Match"))
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(2**16):
+            sink.sendall(data)
+    with suppress(OSError):
+        sink.shutdown(socket.SHUT_RDWR)
 
 
 def _close(request: Exchange) -> None:

@@ -49,7 +49,7 @@ class Wave:
     """Steps that run side by side."""
 
     def __init__(self, *steps: Step) -> None:
-        group = steps[0].group
+        self.group = group = steps[0].group
         self.name = f"{group}/" * bool(group) + "+".join(step.stage for step in steps)
         """Such as ``policy`` or ``iteration-0003/reward-jpeg+reward-ocr``, with the group of the first step."""
         self.steps = tuple(replace(step, wave=self.name) for step in steps)

@@ -5,7 +5,7 @@ off, because the store decides what stands.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefect import task
@@ -49,10 +49,34 @@ def launch(waves: Waves, name: str, *requests: Request) -> list[Manifest]:
         cache_policy=NO_CACHE,
         persist_result=False,
     )
-    outcome = as_task(lambda: _attempt(waves, name, requests))()
+    try:
+        return _result(as_task(lambda: _attempt(waves, name, requests))())
+    except StageError as error:
+        raise error.in_full() from None
+
+
+def grouped(name: str, work: Callable[[], None]) -> None:
+    """Do work that launches waves as one Prefect task, a node of the run's graph that opens to show them.
+
+    A task, because a flow in a flow would take a second at least and have other rules for retries and suspension.
+    """
+    as_task = task(name=name.partition("-")[0], task_run_name=name, cache_policy=NO_CACHE, persist_result=False)
+    _result(as_task(lambda: _ended(work))())
+
+
+def _ended(work: Callable[[], None]) -> Any:
+    """Return None, or a state that holds why the work ended early; see :func:`_attempt`."""
+    try:
+        work()
+    except Pause as suspended:
+        return Cancelled(message="the flow run was suspended", data=suspended)
+    except Exception as error:  # raised again outside of the task
+        return Failed(message=error.summary if isinstance(error, StageError) else str(error), data=error)
+
+
+def _result(outcome: Any) -> Any:
+    """Return what a task returned, or raise what the state that it returned holds."""
     result = outcome.result(raise_on_failure=False) if isinstance(outcome, State) else outcome
-    if isinstance(result, StageError):
-        result = result.in_full()
     if isinstance(result, BaseException):
         raise result.with_traceback(None)
     return result

@@ -35,7 +35,7 @@ from flows.planning.run import Run, run_of
 from flows.post_train import make
 from flows.running import pauses
 from flows.running.display import Display
-from flows.running.launch import launch
+from flows.running.launch import grouped, launch
 from flows.running.progress import Reporter
 from flows.running.tags import tags_of
 from flows.running.wave import Waves
@@ -223,7 +223,7 @@ def train(settings: Settings, algorithm: str | None) -> str:
                 pass_gate(run, manifests, note)
                 return manifests
 
-            make(run, launch_and_track)
+            make(run, launch_and_track, grouped)
         note(f"continue: {command_to_continue(run, settings)}")
         for line in held_out_lines(run):
             note(line)

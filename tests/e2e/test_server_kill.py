@@ -52,3 +52,5 @@ def test_a_server_that_is_killed_and_comes_back_ends_no_run_and_keeps_no_gpu(
     deployed.wait(flow_run, "COMPLETED")
     assert deployed.planned.recipe.train.num_iterations == ITERATIONS
     assert eventually(lambda: in_use() == 0, 10)
+    shown = deployed.ask("POST", "/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [flow_run]}}})
+    assert {one["data"] for one in shown if one["type"] == "progress"} == {100.0}

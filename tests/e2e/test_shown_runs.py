@@ -10,8 +10,8 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.showing.board import Board, Shown
-from tests.e2e.flow_process import AFTER_LAST_UPDATE, ITERATIONS, RUN_ID, Flows
-from tests.faulty_proxy import Exchange, faulty_proxy, lost
+from tests.e2e.flow_process import AFTER_LAST_UPDATE, ITERATIONS, RUN_ID, Flows, require_same_run
+from tests.faulty_proxy import Exchange, faulty_proxy, lost, unavailable
 
 KINDS = {"iterations": "table", "progress": "progress", "pictures": "markdown", "report": "markdown"}
 
@@ -61,3 +61,19 @@ def test_a_running_and_a_finished_run_show_their_artifacts(flows: Flows, prefect
     assert float(found["progress"]["data"]) == 100.0
     assert "data:image/" in found["pictures"]["data"]
     assert "report/index.html" in found["report"]["data"]
+    graph = httpx.get(f"{prefect_environment['PREFECT_API_URL']}/flow_runs/{found['report']['flow_run_id']}/graph-v2")
+    top = {node["label"] for _, node in graph.raise_for_status().json()["nodes"] if not node["encapsulating"]}
+    assert {f"iteration-{k:04d}" for k in range(ITERATIONS)} <= top
+    assert not any("/" in label for label in top)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_prefect")
+def test_a_server_that_takes_no_artifacts_costs_a_run_nothing(flows: Flows, reference: Flows):
+    flows.forget(f"iterations/{ITERATIONS - 1:04d}", *AFTER_LAST_UPDATE)
+    with faulty_proxy(flows.given["PREFECT_API_URL"]) as proxy:
+        proxy.always = lambda request: (unavailable if "/artifacts" in request.path else Exchange.pass_on)(request)
+        flows.use_prefect({"PREFECT_API_URL": f"{proxy.endpoint}/api"})
+        said = flows.run()
+    assert said.count("Prefect takes no artifacts now") == 1
+    require_same_run(flows, reference)

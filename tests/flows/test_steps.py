@@ -1,14 +1,18 @@
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flows import post_train as loop
 from flows.planning import requests
+from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.post_train import post_train, steps
 from stages.artifacts.generations import has_begun
-from tests.flows.by_hand import HELD_OUT_MEDIA, MONITORED, SFT, SMALL_SFT, make_all, validated
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from tests.flows.by_hand import HELD_OUT_MEDIA, MONITORED, SFT, SMALL_SFT, ByHand, make_all, validated
 from tests.hand_made import begin, make_run, planned
 
 
@@ -85,3 +89,39 @@ def test_the_readme_shows_the_loop_that_runs():
     shown = readme.partition("```python\n# flows/post_train.py\n")[2].partition("```")[0]
     assert shown.rstrip() in inspect.getsource(loop)
     assert shown.count("yield Wave") == 9
+
+
+def groups_of(run: Run) -> list[tuple[str, ...]]:
+    """Names of the groups around each wave, and the wave's own, in order."""
+    by_hand, around, seen = ByHand(), list[str](), list[tuple[str, ...]]()
+
+    def grouped(name: str, work: Callable[[], None]) -> None:
+        around.append(name)
+        work()
+        around.pop()
+
+    def launch(name: str, *requests: Request) -> list[Manifest]:
+        seen.append((*around, name))
+        return by_hand.launch(name, *requests)
+
+    loop.make(run, launch, grouped)
+    return seen
+
+
+def test_waves_are_grouped_by_iterations_and_policies(recipe, tmp_path):
+    groups = groups_of(planned(validated(recipe, tmp_path), tmp_path, iterations=1))
+    assert [*groups[:2], groups[-1]] == [("policy",), ("embed",), ("report",)]
+    assert all(name.startswith(f"{group}/") for group, name in groups[2:-1])
+    assert list(dict.fromkeys(group for group, _ in groups[2:-1])) == ["policy-0000", "iteration-0000", "policy-0001"]
+
+
+def test_long_runs_are_grouped_by_blocks_of_iterations_too(tmp_path):
+    settings = (*SMALL_SFT, "train.num_iterations=101", "validation.freq=50", HELD_OUT_MEDIA)
+    groups = groups_of(planned(SFT, tmp_path, overrides=settings))
+    blocks = dict.fromkeys(names[0] for names in groups if names[0].startswith("iterations"))
+    assert list(blocks) == ["iterations-0000-0049", "iterations-0050-0099", "iterations-0100-0100"]
+    by_wave = {names[-1]: names[:-1] for names in groups}
+    # A single stage needs no group of its own, and a policy is judged in the block that made it.
+    assert by_wave["iteration-0049/finetune"] == ("iterations-0000-0049",)
+    assert by_wave["policy-0050/validate"] == ("iterations-0000-0049", "policy-0050")
+    assert by_wave["policy-0000/validate"] == ("policy-0000",)
