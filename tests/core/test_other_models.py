@@ -1,4 +1,4 @@
-"""Files of cosmos-rl that are not of diffusion models are refused, and what they are for is said."""
+"""Files of cosmos-rl for training that is not done here are refused, and what they are for is said."""
 
 import tomllib
 from pathlib import Path
@@ -45,24 +45,7 @@ model_name_or_path = "Qwen/Qwen3-8B"
 backend = "vllm"
 n_generation = 16
 """
-REASON_SFT = """
-[custom.dataset]
-annotation_path = "a.json"
-media_path = "media"
-[custom.vision]
-fps = 1
-[train]
-compile = false
-train_batch_per_replica = 32
-[policy]
-model_name_or_path = "nvidia/Cosmos-Reason2-2B"
-model_max_length = 4096
-[train.train_policy]
-type = "sft"
-mini_batch = 4
-[logging]
-logger = ["console"]
-"""
+REASON_GRPO = QWEN_GRPO.replace("Qwen/Qwen3-8B", "nvidia/Cosmos-Reason1-7B")
 VLA_EVALUATION = """
 mode = "colocated"
 [vla]
@@ -87,13 +70,16 @@ model_name_or_path = "Qwen/Qwen3-8B"
 epoch = 1
 """
 FILES = {
-    "Qwen SFT": (QWEN_SFT, "a language model (Qwen/Qwen2.5-7B-Instruct)"),
-    "Qwen GRPO": (QWEN_GRPO, "a language model (Qwen/Qwen3-8B)"),
-    "Reason SFT": (REASON_SFT, "a language model (nvidia/Cosmos-Reason2-2B)"),
+    "Qwen SFT": (QWEN_SFT, "supervised fine-tuning of a language model (Qwen/Qwen2.5-7B-Instruct)"),
+    "Qwen GRPO": (QWEN_GRPO, "reinforcement learning (grpo) of a language model (Qwen/Qwen3-8B)"),
+    "Reason GRPO": (
+        REASON_GRPO,
+        "reinforcement learning (grpo) of a vision-language model (nvidia/Cosmos-Reason1-7B)",
+    ),
     "VLA evaluation": (VLA_EVALUATION, "a vision-language-action model (a/vla-model)"),
     "VLA GRPO": (VLA_GRPO, "a vision-language-action model (a/vla-model)"),
-    "distillation": (DISTILLATION, "a language model (Qwen/Qwen3-8B)"),
-    "no model": ('redis = "12800"\n[train]\nepoch = 1\n', "a language model (unnamed)"),
+    "distillation": (DISTILLATION, "distillation of a language model (Qwen/Qwen3-8B)"),
+    "no model": ('redis = "12800"\n[train]\nepoch = 1\n', "supervised fine-tuning of a language model (unnamed)"),
 }
 
 
@@ -109,13 +95,14 @@ def test_a_file_of_another_kind_of_model_is_refused_in_every_command(tmp_path: P
         message = str(caught.value)
         assert message.startswith(f"{path}: cosmos-rl reads this file as one of {kind}"), message
         assert "because policy.is_diffusers is not true" in message
-        assert "Only diffusion models are trained here" in message
+        for known in ("policy.is_diffusers = true", 'type = "sft" with [custom.dataset]', "Qwen3-VL"):
+            assert known in message
 
 
 def test_one_that_says_so_itself_is_refused_too():
     values = tomllib.loads(QWEN_SFT)
     values["policy"]["is_diffusers"] = False
-    with pytest.raises(ConfigError, match=r"a language model .*, because policy.is_diffusers is not true"):
+    with pytest.raises(ConfigError, match=r"of a language model .*, because policy.is_diffusers is not true"):
         translate(values)
 
 

@@ -1,14 +1,22 @@
 """Files of cosmos-rl on the command line."""
 
+import json
 import tomllib
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 
 from flows.cli import app as cli
+from tests import hf_folder
+from tests.core.vlms import tiny
+from tests.core.vlms.cases import QWEN3
 
 FOLDER = Path(__file__).parents[1] / "core/upstream_recipes"
+VLMS = Path(__file__).parents[1] / "core/upstream_vlm_recipes"
 SD3 = FOLDER / "stable-diffusion-3-5-medium-nft.toml"
 
 
@@ -86,3 +94,40 @@ def test_a_recipe_of_ours_is_no_file_to_import(run):
     assert result.exit_code == 64
     assert "neither of cosmos-rl's schemas" in result.stderr
     assert tomllib.loads(Path("configs/tiny/nft.toml").read_text(encoding="utf-8"))["train"]["num_iterations"] == 16
+
+
+@pytest.fixture
+def vlm(tmp_path: Path) -> dict[str, str]:
+    """What cosmos-rl's recipes of Cosmos-Reason2 name, and what is there in place of it."""
+    save_file({"one": np.zeros(1, dtype=np.float32)}, tmp_path / "model.safetensors")
+    rows = [{"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi."}]}] * 256
+    (tmp_path / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}]
+    hf_folder.save(tmp_path / "chats", {"conversations": pa.array([json.dumps(chat)] * 256)}, {})
+    return {
+        '"nvidia/Cosmos-Reason2-2B"': json.dumps(tiny.save(tmp_path, QWEN3)),
+        '"data/sft/annotations.json"': json.dumps(str(tmp_path / "rows.json")),
+        '"data/sft/train2017"': '""',
+        '"data/sft"': json.dumps(str(tmp_path / "chats")),
+    }
+
+
+@pytest.mark.parametrize("name", ["reason2-llava-sft", "reason2-hf-sft"])
+def test_a_recipe_of_reason2_plans_as_it_is_and_translated(run, vlm, tmp_path: Path, name: str):
+    text = (VLMS / f"{name}.toml").read_text(encoding="utf-8")
+    for old, new in vlm.items():
+        text = text.replace(old, new)
+    theirs, ours = tmp_path / "theirs.toml", tmp_path / "ours.toml"
+    theirs.write_text(text, encoding="utf-8")
+    planned = run("plan", theirs)
+    assert planned.exit_code == 0, planned.output
+    assert "is a file of cosmos-rl (vlm): " in planned.stderr
+    assert "custom: 256 conversations" in planned.stdout
+    # 256 conversations are 2 steps of 32 on each of 4 ranks.
+    assert "2 steps x 128 conversations" in planned.stdout
+    imported = run("import-recipe", theirs, "--output", ours)
+    assert imported.exit_code == 0, imported.output
+    assert "(vlm): " in imported.stdout
+    again = run("plan", ours)
+    assert (again.exit_code, again.stderr) == (0, "")
+    assert again.stdout.splitlines()[2:] == planned.stdout.splitlines()[2:]

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from cosmos_rl_core.config.policy import NOT_IN_LORA
-from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.cosmos_rl import diffusers_rows as rows
-from cosmos_rl_core.importers.cosmos_rl.diffusers_rows import DATASET, POLICY, SAMPLE
+from cosmos_rl_core.importers.cosmos_rl import lengths
+from cosmos_rl_core.importers.cosmos_rl.diffusers_rows import SAMPLE
+from cosmos_rl_core.importers.cosmos_rl.kinds import POLICY, is_supervised
+from cosmos_rl_core.importers.cosmos_rl.lengths import DATASET
 from cosmos_rl_core.importers.cosmos_rl.rewards import REMOTE, remote_row, total_bound_row
 from cosmos_rl_core.importers.cosmos_rl.rows import (
     CLUSTER,
@@ -72,24 +74,12 @@ DEFAULTS: dict[str, Any] = {
 """cosmos-rl's defaults of keys whose default differs here, or that several settings depend on."""
 
 
-def check_kind(upstream: Upstream) -> None:
-    """Raise :class:`ConfigError` if cosmos-rl reads the file as one of another kind of model."""
-    if upstream.says("policy.is_diffusers") and upstream["policy.is_diffusers"] is not False:
-        return
-    kind = "vision-language-action" if upstream.says("vla") else "language"
-    model = upstream["policy.model_name_or_path"] or "unnamed"
-    raise ConfigError(
-        f"cosmos-rl reads this file as one of a {kind} model ({model}), because policy.is_diffusers is not true. Only "
-        "diffusion models are trained here. For a diffusers pipeline set policy.is_diffusers = true; else use cosmos-rl"
-    )
-
-
 def implied(upstream: Upstream) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield settings that no key sets, because cosmos-rl fixes them in its code, each with a reason."""
-    if rows.is_supervised(upstream):
+    if is_supervised(upstream):
         if rows.is_sd3(upstream):
             yield {"policy.diffusers.posterior": "sample"}, "cosmos-rl draws SD3's latents from the VAE's posterior"
-        if rows.validates(upstream):
+        if lengths.validates(upstream):
             yield {"validation.n_generation": 1}, "cosmos-rl validates supervised training with one sample a prompt"
         return
     yield {f"{POLICY}.global_std": False}, "cosmos-rl divides by each prompt's deviation"
@@ -134,18 +124,18 @@ _ALWAYS = table({
     "mode": _AT_A_TIME,
     "custom.*": "for scripts of the user, which are not run here",
     "profiler.*": "there is no profiler; every manifest records the time of its stage",
-    "train.epoch": rows.epoch_row,
-    "train.max_num_steps": unless_none(rows.max_num_steps_row),
-    "train.train_batch_per_replica": rows.batch_row,
+    "train.epoch": lengths.epoch_row,
+    "train.max_num_steps": unless_none(lengths.max_num_steps_row),
+    "train.train_batch_per_replica": lengths.batch_row,
     "train: optm_lr optm_betas ema_enable": taken,
     "train.optm_lr.*": refused("there is one learning rate for all parameters"),
     "train.optm_name": among(("AdamW",), "AdamW is the default", taken),
     "train.optm_impl": "one implementation of the same arithmetic",
     "train: optm_grad_norm_clip epsilon": rows.summed_row,
     "train.optm_weight_decay": rows.weight_decay_row,
-    "train.optm_warmup_steps": rows.warmup_row,
+    "train.optm_warmup_steps": lengths.warmup_row,
     "train.optm_warmup_start_factor": when(lambda file: file["train.optm_warmup_steps"] != 0, taken, "no warm-up"),
-    "train.optm_decay_type": unless_none(rows.decay_type_row),
+    "train.optm_decay_type": unless_none(lengths.decay_type_row),
     "train.optm_decay_ratio": unless_none(when(_decays, taken, "there is no decay")),
     "train.optm_min_lr_factor": when(_decays, taken, "there is no decay"),
     "train.ema_decay": when(_averages, taken, "train.ema_enable is not true"),
@@ -232,7 +222,7 @@ _EVALUATIONS = table({
 })  # fmt: skip
 _VALIDATIONS = table({
     "validation.val_before_train": "the base model is always evaluated",
-    "validation.freq": rows.validation_freq_row,
+    "validation.freq": lengths.validation_freq_row,
     "validation.n_generation": "cosmos-rl validates supervised training with one sample a prompt",
     "validation.batch_size": unless_none(taken),
     "validation.dataset.local_dir": rows.prompt_list_row,
@@ -295,22 +285,22 @@ def _either(of_nft: dict[str, Row], supervised: dict[str, Row]) -> dict[str, Row
 
     def row(key: str) -> Row:
         ours, theirs = supervised.get(key, other), of_nft[key]
-        return lambda name, value, file: answer_of(ours if rows.is_supervised(file) else theirs, name, value, file)
+        return lambda name, value, file: answer_of(ours if is_supervised(file) else theirs, name, value, file)
 
     return {key: row(key) for key in of_nft}
 
 
 _DISABLED = "it is disabled"
-_WITH_REWARDS = _SAMPLES | _only(rows.validates, _EVALUATIONS, _DISABLED)
+_WITH_REWARDS = _SAMPLES | _only(lengths.validates, _EVALUATIONS, _DISABLED)
 TABLE: dict[str, Row] = {
     **_ALWAYS,
     **table(dict.fromkeys(_LANGUAGE, "for language models")),
-    **_only(rows.is_nft, _ROLLOUTS, "supervised training has no rollouts"),
+    **_only(lengths.is_nft, _ROLLOUTS, "supervised training has no rollouts"),
     "validation.enable": rows.validates_row,
-    **_either(_WITH_REWARDS, _only(rows.validates, _VALIDATIONS, _DISABLED)),
+    **_either(_WITH_REWARDS, _only(lengths.validates, _VALIDATIONS, _DISABLED)),
     **_only(rows.asks_service, _REMOTE, "use_remote_reward is not true"),
-    **_only(rows.is_supervised, _LEVELS, "DiffusionNFT trains on the rollout's levels"),
-    "train.ckpt.save_freq": when(rows.is_supervised, rows.save_freq_row, _EVERY_POLICY),
-    f"{DATASET}.local_dir": when(rows.is_supervised, rows.folder_row, "prompt sets have names"),
-    **_only(rows.is_nft, _PROMPTS, "supervised training reads local_dir"),
+    **_only(is_supervised, _LEVELS, "DiffusionNFT trains on the rollout's levels"),
+    "train.ckpt.save_freq": when(is_supervised, lengths.save_freq_row, _EVERY_POLICY),
+    f"{DATASET}.local_dir": when(is_supervised, rows.folder_row, "prompt sets have names"),
+    **_only(lengths.is_nft, _PROMPTS, "supervised training reads local_dir"),
 }

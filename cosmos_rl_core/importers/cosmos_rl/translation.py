@@ -7,13 +7,15 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.importers.cosmos_rl import diffusers, rows, wfm
+from cosmos_rl_core.importers.cosmos_rl import diffusers, kinds, rows, wfm
 from cosmos_rl_core.importers.cosmos_rl.rows import Upstream, Verdict
+from cosmos_rl_core.importers.cosmos_rl.vlm import tables as vlm_tables
 
-Schema = Literal["diffusers", "wfm"]
-"""cosmos-rl's two kinds of files: of its diffusers path, and of its own Cosmos-Predict2.5 path (``--wfm-mode``)."""
+Schema = Literal["diffusers", "vlm", "wfm"]
+"""cosmos-rl's kinds of files: of its diffusers path, of vision-language models in the same schema, and of its own
+Cosmos-Predict2.5 path (``--wfm-mode``)."""
 
-_TABLES: dict[Schema, ModuleType] = {"diffusers": diffusers, "wfm": wfm}
+_TABLES: dict[Schema, ModuleType] = {"diffusers": diffusers, "vlm": vlm_tables, "wfm": wfm}
 _OURS = ("rewards", "launch", "train.num_iterations")
 """Keys of our recipes: one of ours has some of them, a file of cosmos-rl has none."""
 _SECTIONS = ("policy", "train", "rollout", "rewards", "validation", "logging")
@@ -79,19 +81,19 @@ class Translation:
 
 
 def schema_of(values: Mapping[str, Any]) -> Schema | None:
-    """Return which of cosmos-rl's schemas a file has, judged by its tables; None for a recipe of ours."""
+    """Return which kind of cosmos-rl's files a file is, judged by its tables; None for a recipe of ours."""
     file = Upstream(values, {})
     if any(map(file.says, wfm.MARKS)) and not file.says("policy"):
         return "wfm"
     if any(map(file.says, diffusers.MARKS)) and not any(map(file.says, _OURS)):
-        return "diffusers"
+        return "vlm" if kinds.is_vlm(file) else "diffusers"
     return None
 
 
 def translate(values: Mapping[str, Any]) -> Translation:
     """Return a file of cosmos-rl as our recipe, with the report on every key; mistakes are in the report.
 
-    Raises :class:`ConfigError` if the file has neither schema, or is not of a diffusion model.
+    Raises :class:`ConfigError` if the file has neither schema, or is of training that is not done here.
     """
     schema = schema_of(values)
     if schema is None:
@@ -100,7 +102,8 @@ def translate(values: Mapping[str, Any]) -> Translation:
         )
     tables = _TABLES[schema]
     upstream = Upstream(values, tables.DEFAULTS)
-    tables.check_kind(upstream)
+    if schema != "wfm":
+        kinds.require_trained_here(upstream)
     report = tuple(_entries(upstream, tables))
     settings: dict[str, Any] = {}
     # Keys of the file come last, so that they replace defaults.
@@ -138,7 +141,8 @@ def _entries(upstream: Upstream, tables: ModuleType) -> Iterator[Entry]:
                 yield found
     try:
         for settings, why in tables.implied(upstream):
-            yield Entry("", None, False, "translated", settings, why)
+            verdict = "open" if None in settings.values() else "translated"
+            yield Entry("", None, False, verdict, settings, why)
     except ConfigError as error:
         yield Entry("", None, False, "refused", {}, str(error))
 

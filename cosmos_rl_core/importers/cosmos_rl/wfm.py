@@ -73,10 +73,6 @@ DEFAULTS: dict[str, Any] = {
 """cosmos-rl's defaults of keys whose default differs here, or that several settings depend on."""
 
 
-def check_kind(upstream: Upstream) -> None:
-    """Accept every file: this schema has diffusion models only."""
-
-
 def implied(upstream: Upstream) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield settings that no key sets, because cosmos-rl fixes them in its code, each with a reason."""
     algorithm = "ddrl" if rows.trains_on_data(upstream) else "grpo"

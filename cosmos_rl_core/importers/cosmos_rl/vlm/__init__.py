@@ -1,0 +1,1 @@
+"""Rows of files of vision-language models: supervised fine-tuning on conversations."""
