@@ -36,7 +36,8 @@ def run(request: Request, context: Context) -> dict[str, int]:
     config = request.settings(VlmIndex)
     rows = {
         f"{source} {row.name}": (source, row)
-        for source, options in config.sources.items()
+        # Sorted, because recipes of equal settings may list them in another order.
+        for source, options in sorted(config.sources.items())
         for row in plugins.load("chat_datasets", options.name).rows(options)
     }
     layout: list[list[str]] = context.layout({"rows": cut([*rows], config.rows_per_shard)})["rows"]

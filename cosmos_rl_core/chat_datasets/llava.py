@@ -44,8 +44,9 @@ def files(options: Options) -> list[str]:
 
 def rows(options: Options) -> Iterator[Row]:
     """Yield every conversation of the file."""
+    (path,) = files(options)
     try:
-        found = json.loads(store.read(options.annotation_path))
+        found = json.loads(store.read(path))
     except ValueError as error:
         raise ConfigError(f"{options.annotation_path} is not JSON: {error}") from error
     if not isinstance(found, list):

@@ -27,7 +27,7 @@ class VlmIndex(StageConfig):
     """The conversations of datasets, with the digests of their media, and what cannot be used."""
 
     name = "vlm_index"
-    version = 1
+    version = 2
     torch = False
     CONVERSATIONS: ClassVar[str] = "conversations.parquet"
     """A row a conversation: its messages as JSON, and the digests of its media."""

@@ -10,14 +10,17 @@ import torch
 
 from cosmos_rl_core.conversations.encoding import Encoder
 from cosmos_rl_core.errors import ConfigError, DatasetError
+from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.vlms._prompts import Prompts
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.formats.tables import read_table
 from stages.vlm.settings import VlmIndex, VlmTokenize
 from stages.vlm.tokens import Conversations, Tokens
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
+from tests.stages.conftest import make
 from tests.stages.ranks import run_on_ranks
 from tests.stages.vlm_data import Talks, clip, picture, talk
 
@@ -66,6 +69,25 @@ def test_training_reads_what_the_encoder_makes_of_the_files(talks: Talks):
     assert index[["images", "videos"]].to_numpy().tolist() == [[1, 0], [1, 1], [0, 0], [1, 0]]
     assert index["labels"].tolist() == [8, 23, 4, 27]
     assert counts(summary, "conversations", "labels", "cut_tokens", "reused") == [4, 62, 0, 0]
+
+
+def test_the_order_in_which_a_recipe_names_its_datasets_decides_nothing(talks: Talks):
+    file = talks.folder / "rows.json"
+    file.write_text(json.dumps(talks.rows), encoding="utf-8")
+    digest, found = files_digest({"rows.json": file}), []
+    for slot, names in (("one", ("a", "b")), ("other", ("b", "a"))):
+        config = VlmIndex(sources=dict.fromkeys(names, talks.options), files_digest=digest)
+        found.append(
+            make(Request(stage="vlm_index", slot=f"{talks.folder}/{slot}", seed=0, config=config), talks.folder)
+        )
+    assert found[0].recipe == found[1].recipe
+    assert found[0].content == found[1].content
+
+
+def test_a_file_of_conversations_that_is_gone_is_named(talks: Talks):
+    config = VlmIndex(sources={"mine": talks.options}, files_digest="0")
+    with pytest.raises(ConfigError, match=r"no file at annotation_path = .*rows\.json"):
+        make(Request(stage="vlm_index", slot=f"{talks.folder}/index", seed=0, config=config), talks.folder)
 
 
 def test_every_mistake_is_listed_and_left_out_up_to_a_limit(talks: Talks):

@@ -90,8 +90,9 @@ def optimizer_steps() -> OptimizerSteps:
 
 
 @pytest.mark.slow
-def test_a_tiny_model_learns_what_pictures_and_clips_show(tmp_path: Path):
-    found = Learning(tmp_path, seed=0, shuffled=False).judged()
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tiny_model_learns_what_pictures_and_clips_show(tmp_path: Path, seed: int):
+    found = Learning(tmp_path, seed, shuffled=False).judged()
     assert found["items"] == 512
     assert found["correct_pictures"] >= 0.9
     assert found["correct_clips"] >= 0.7
