@@ -39,7 +39,7 @@ class Report(StageConfig):
     """One HTML file about a whole run, from its fragments and the numbers of its optimizer steps."""
 
     name = "report"
-    version = 3
+    version = 4
     torch = False
     inputs = dict.fromkeys(("fragments", "judged", "updates"), "many")
     PAGE: ClassVar[str] = "index.html"
