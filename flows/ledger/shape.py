@@ -1,7 +1,10 @@
 """The shape of a run: equal in runs whose stages do equal work on equal numbers of ranks."""
 
+from typing import Any
+
 from cosmos_rl_core.canonical import digest
-from flows.planning import estimate
+from cosmos_rl_core.pipelines import directories
+from flows.planning import costs, estimate
 from flows.planning.plan import Plan
 from flows.planning.run import Run
 from flows.vlm.plan import VlmPlan
@@ -17,18 +20,25 @@ def shape_of(plan: Plan) -> str:
     if isinstance(plan, VlmPlan):
         return _shape_of_vlm(plan)
     recipe = plan.recipe
-    work = [(one.stage, one.ranks, one.flops) for one in estimate.stages(plan)]
     shape = {
         "model": plan.model.adapter,
+        "architecture": _architecture(plan),
+        "texts": recipe.policy.diffusers.max_prompt_length,
         "media": plan.media.model_dump(mode="json"),
         "algorithm": recipe.train.train_policy.type,
-        "work": [list(one) for one in work],
+        "passes": estimate.passes(plan),
         "samples": recipe.train.train_batch_per_replica,
         "dtype": recipe.train.param_dtype,
         "rewards": [reward.fn.label for reward in Run(plan, "").scored],
         "launch": recipe.launch.model_dump(mode="json", include=_LAUNCH),
     }
     return digest(shape)[:32]
+
+
+def _architecture(plan: Plan) -> dict[str, Any]:
+    """Return what decides the arithmetic of a forward pass; counting that takes a process with torch."""
+    path = costs.base_path(plan.recipe)
+    return {name: directories.settings(path, name) for name in ("transformer", "vae")}
 
 
 def _shape_of_vlm(plan: VlmPlan) -> str:

@@ -40,12 +40,12 @@ def stages(plan: Plan) -> list[StageWork]:
     forward, launch = forward_flops(plan), plan.recipe.launch
     return [
         StageWork(stage, ranks, count * forward, count * forward / (ranks * DEVICE_FLOPS))
-        for stage, count in _passes(plan).items()
+        for stage, count in passes(plan).items()
         for ranks in [launch.processes_of(stage)]
     ]
 
 
-def _passes(plan: Plan) -> dict[str, int]:
+def passes(plan: Plan) -> dict[str, int]:
     """Return the number of forward passes of one sample in each stage.
 
     A backward pass costs one forward pass with LoRA and two with all weights; checkpointing adds one. Held-out losses
@@ -56,18 +56,18 @@ def _passes(plan: Plan) -> dict[str, int]:
     # Guidance takes two predictions for a velocity.
     predictions = 1 if sample.guidance_scale == 1 else 2
     training = 1 + (2 if policy.lora is None else 1) + policy.model_gradient_checkpointing
-    passes: dict[str, int] = {}
+    found: dict[str, int] = {}
     if isinstance(options, SupervisedOptions):
-        passes["finetune"] = batch * options.steps_per_iteration * training
+        found["finetune"] = batch * options.steps_per_iteration * training
     if isinstance(options, RewardedOptions):
         needs = costs.needs_of(recipe)
         trained = options.mu_iterations * needs.num_times(sample.num_steps)
-        passes["rollout"] = batch * predictions * len(planned_kernel(sample.rollout).steps)
-        passes["update"] = batch * predictions * trained * (training + len(needs.roles) - 1)
+        found["rollout"] = batch * predictions * len(planned_kernel(sample.rollout).steps)
+        found["update"] = batch * predictions * trained * (training + len(needs.roles) - 1)
     if recipe.validation is not None and recipe.evaluates:
         samples = len(plan.validation_prompts) * recipe.validation.n_generation
-        passes["evaluate"] = samples * predictions * sample.eval_num_steps
-    return passes
+        found["evaluate"] = samples * predictions * sample.eval_num_steps
+    return found
 
 
 def describe(plan: Plan) -> list[str]:

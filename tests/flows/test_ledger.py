@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from cosmos_rl_core.config.clusters import PricesConfig
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ArtifactError, BudgetError, StageError
+from cosmos_rl_core.pipelines import counting
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 from flows.auditing.audit import audit
@@ -22,7 +24,7 @@ from flows.ledger.estimates import estimate
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import Entry
 from flows.ledger.shape import shape_of
-from flows.planning import requests
+from flows.planning import costs, requests
 from flows.planning.run import Run
 from flows.post_train import post_train
 from flows.running.display import Display
@@ -229,6 +231,22 @@ def test_an_earlier_run_of_the_same_shape_says_what_a_run_will_take(recipe, tmp_
         Budget(with_limit(longer, 0.011), Ledger(longer.url, shape_of(longer.plan), [].append)).check(
             "iteration-0000/rollout", [requests.policy(longer)]
         )
+
+
+def test_a_shape_is_that_of_the_architecture_and_takes_no_process(recipe, tmp_path):
+    plan = planned(recipe(), tmp_path, run_id="hand").plan
+    base = shutil.copytree(costs.base_path(plan.recipe), tmp_path / "base", ignore=shutil.ignore_patterns("*.safe*"))
+    policy = plan.recipe.policy.model_copy(update={"model_name_or_path": str(base)})
+    elsewhere = plan.model_copy(update={"recipe": plan.recipe.model_copy(update={"policy": policy})})
+    counted = counting.forward_flops.cache_info().misses
+    assert shape_of(elsewhere) == shape_of(plan)
+    for component, changed in (("transformer", {"num_layers": 9}), ("vae", {"latent_channels": 9})):
+        config = base / component / "config.json"
+        before = config.read_bytes()
+        config.write_text(json.dumps(json.loads(before) | changed), encoding="utf-8")
+        assert shape_of(elsewhere) != shape_of(plan)
+        config.write_bytes(before)
+    assert counting.forward_flops.cache_info().misses == counted
 
 
 def test_heads_and_audit_hold_the_ledger(recipe, tmp_path):
