@@ -76,7 +76,19 @@ def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
     return name.endswith(".weight") and len(shape) > 1 and ".lora_" not in name
 
 
-def visiting(shapes: Shapes, spread: Spread, *, backward: bool, all_train: bool, checkpointing: bool = False) -> int:
+BLOCK = r"\w*blocks\.\d+\."
+"""Beginning of the names of the weights of a repeated block in diffusers, a regular expression."""
+
+
+def visiting(
+    shapes: Shapes,
+    spread: Spread,
+    *,
+    backward: bool,
+    all_train: bool,
+    checkpointing: bool = False,
+    block: str = BLOCK,
+) -> int:
     """Return the bytes of the copies of matrices that a forward or ``backward`` pass makes.
 
     Sharded matrices are gathered: those outside the blocks and, because the next block is fetched during the current
@@ -84,7 +96,7 @@ def visiting(shapes: Shapes, spread: Spread, *, backward: bool, all_train: bool,
     matrices outside blocks. A rank with whole weights casts them for autocast: one block at a time, all blocks in a
     backward pass without ``checkpointing``, and all matrices if they train, because autocast caches those casts.
     """
-    blocks = _blocks(shapes).values()
+    blocks = _blocks(shapes, block).values()
     largest, every = max(blocks, default=0), sum(blocks)
     root = sum(math.prod(shape) for name, shape in shapes.items() if is_matrix(name, shape)) - every
     bytes_each = HALF_BYTES if spread.half else FLOAT32_BYTES
@@ -98,10 +110,10 @@ def visiting(shapes: Shapes, spread: Spread, *, backward: bool, all_train: bool,
     return bytes_each * (every if backward and not checkpointing else largest)
 
 
-def _blocks(shapes: Shapes) -> dict[str, int]:
+def _blocks(shapes: Shapes, block: str) -> dict[str, int]:
     """Return the number of elements of the matrices of each of the transformer's repeated blocks."""
     blocks: dict[str, int] = {}
     for name, shape in shapes.items():
-        if (match := re.match(r"\w*blocks\.\d+\.", name)) and is_matrix(name, shape):
+        if (match := re.match(block, name)) and is_matrix(name, shape):
             blocks[match[0]] = blocks.get(match[0], 0) + math.prod(shape)
     return blocks

@@ -4,7 +4,7 @@ A plugin file has ``PROCESSORS``: a class like :class:`Processor` for each class
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.config.policy import ALL_LINEAR, LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.vlms._settings import CONFIG, ImageSettings, VideoSettings
+from cosmos_rl_core.weights import lora as adapters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +51,19 @@ class Visual(NamedTuple):
     """Text that replaces its placeholder in the prompt."""
     inputs: "dict[str, Tensor | list[Any]]"
     """Arguments of the model's forward, by name. Those of a batch are joined along the first dimension."""
+
+
+class WeightShapes(NamedTuple):
+    """The shapes of the weights of a class of models, from ``config.json`` alone."""
+
+    of: Callable[[Mapping[str, Any]], dict[str, tuple[int, ...]]]
+    """Function from the object in ``config.json`` to shapes by name. Raises :class:`ConfigError` for a missing one."""
+    tables: tuple[str, ...]
+    """Names of weights that are looked up, not multiplied."""
+    output: str
+    """Name of the weight of the output. A model that has it in a table has none of this name."""
+    block: str
+    """Regular expression of the beginning of the names of a repeated block's weights."""
 
 
 class Processor(Protocol):
@@ -90,6 +105,25 @@ def module_of(processor: Processor, name: str) -> Module:
     modules: Mapping[Module, tuple[str, ...]] = getattr(processor, "modules", {})
     found: list[Module] = [module for module, prefixes in modules.items() if name.startswith(prefixes)]
     return found[0] if found else "language"
+
+
+def adapted(
+    config: LoraConfig, linear: Collection[str], processor: Any, output: str, trains: Collection[str]
+) -> list[str]:
+    """Return which linear modules of a model get an adapter: those that are named, in the parts that train.
+
+    ``all-linear`` leaves the module ``output`` out, as in peft. Raises :class:`ConfigError` if none is left.
+    """
+    suffixes = adapters.targets(config, linear)
+    named = [name for name in linear if any(f".{name}".endswith(f".{suffix}") for suffix in suffixes)]
+    every = config.target_modules == (ALL_LINEAR,)
+    if kept := [n for n in named if module_of(processor, n) in trains and not (every and n == output)]:
+        return kept
+    known = sorted({name.rpartition(".")[2] for name in linear if module_of(processor, name) in trains})
+    raise ConfigError(
+        f"policy.lora.target_modules: no linear module of {', '.join(trains)} ends in "
+        f"{', '.join(config.target_modules)}; known: {', '.join(known)}"
+    )
 
 
 def architecture(path: str | Path) -> str:

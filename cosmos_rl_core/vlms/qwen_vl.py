@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cosmos_rl_core.datasets._base import ItemError
-from cosmos_rl_core.vlms._base import Changes, Clip, Kind, Visual
+from cosmos_rl_core.vlms import _qwen_shapes
+from cosmos_rl_core.vlms._base import Changes, Clip, Kind, Visual, WeightShapes
 from cosmos_rl_core.vlms._patches import patches, smart_size
 from cosmos_rl_core.vlms._settings import STEPS, read_settings
 
@@ -42,6 +43,9 @@ class Qwen25VL:
         "vision": ("model.visual.",),
     }
     packs = True
+    weights: WeightShapes | None = WeightShapes(
+        _qwen_shapes.qwen25, _qwen_shapes.TABLES, _qwen_shapes.OUTPUT, _qwen_shapes.BLOCK
+    )
     video_defaults: Mapping[str, Any] = {
         **_IMAGE,
         **_FRAMES,
@@ -117,6 +121,7 @@ class Qwen25VL:
 class Qwen3VL(Qwen25VL):
     """Processor of Qwen3-VL. The times of the frames are text between them."""
 
+    weights = WeightShapes(_qwen_shapes.qwen3, _qwen_shapes.TABLES, _qwen_shapes.OUTPUT, _qwen_shapes.BLOCK)
     video_defaults: Mapping[str, Any] = {
         **_PIXELS,
         **_FRAMES,
@@ -184,6 +189,7 @@ class Qwen3VL(Qwen25VL):
 class Qwen2VLReward(Qwen25VL):
     """Processor of reward models that were made of Qwen2-VL, which does not count time."""
 
+    weights = None
     writes_texts = False
     """It is no class of transformers that generates: the reward plugin loads the model."""
 

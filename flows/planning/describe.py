@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -163,9 +163,17 @@ def described(plan: Plan, store_url: str) -> Iterator[str | Table]:
     """Yield what a run would do, a table of the memory of one rank, a column a stage, and notes."""
     if isinstance(plan, VlmPlan):
         yield vlm.described(plan, store_url)
+        if found := vlm.memory_of(plan, store_url):
+            yield ""
+            yield _memory_table(found)
+            yield f"\n{vlm.UNCOUNTED}"
         return
     yield f"{describe_plan(plan, store_url)}\n"
-    found = _memory(plan, store_url)
+    yield _memory_table(_memory(plan, store_url))
+    yield "\nActivations are not counted, nor files in transit, nor CUDA itself: leave room."
+
+
+def _memory_table(found: Sequence[memory.StageMemory]) -> Table:
     unit, name = (GIB, "GiB") if max(stage.peak.device for stage in found) >= GIB else (MIB, "MiB")
     table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
     table.collapse_padding = True
@@ -184,8 +192,7 @@ def described(plan: Plan, store_url: str) -> Iterator[str | Table]:
         add(row, [each.device + each.cpu for each in held])
     add("on the device", [stage.peak.device for stage in found], "bold")
     add("beside it on the CPU", [stage.peak.cpu for stage in found], "bold")
-    yield table
-    yield "\nActivations are not counted, nor files in transit, nor CUDA itself: leave room."
+    return table
 
 
 def _stages(plan: Plan, store_url: str) -> Counter[str]:

@@ -24,7 +24,9 @@ SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
 IN_PASSING = "largest tensor twice"
 SCORER = "weights of the scorer"
 STEP = "optimizer's buffers"
-_HELD = (TRANSFORMER, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, IN_PASSING, SCORER)
+MODEL, LOGITS, READING = "model", "logits", "base, to be read"
+"""Of vision-language models (:mod:`flows.vlm.memory`)."""
+_HELD = (TRANSFORMER, MODEL, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, LOGITS, IN_PASSING, READING, SCORER)
 ROWS = (*_HELD, VISITING, STEP)
 """Kinds of memory. The last two are never held at the same time."""
 
@@ -205,8 +207,8 @@ class _Model:
         """Count a stage with an optimizer: latents, noise, state and target of each sample, one velocity a part."""
         policy, spread = self.recipe.policy, self._spread(stage)
         trained, all_train = resting(self.trained, spread), policy.lora is None
-        how = {"all_train": all_train, "checkpointing": policy.model_gradient_checkpointing}
-        at_work = visiting(self.shapes, spread, backward=True, **how)
+        checkpointing = policy.model_gradient_checkpointing
+        at_work = visiting(self.shapes, spread, backward=True, all_train=all_train, checkpointing=checkpointing)
         options, samples = self.recipe.train.train_policy, self.recipe.train.train_batch_per_replica
         at_once = getattr(options, "batch_size_per_optimize", None) or samples
         copies: Rows = {part: trained for part in PARTS if part in parts}

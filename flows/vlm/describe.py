@@ -5,11 +5,19 @@ from dataclasses import asdict
 from typing import Any
 
 from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines.sizes import elements
 from flows.ledger import estimates
+from flows.planning.memory import StageMemory
 from flows.planning.plan import run_url
+from flows.vlm import memory
 from flows.vlm.plan import VlmPlan
 from flows.vlm.run import VlmRun
 from flows.vlm.waves import vlm_sft
+
+UNCOUNTED = (
+    "Logits are counted as if every token of a row had a label. Activations are not counted, nor files in transit, nor "
+    "CUDA itself: leave room."
+)
 
 
 def described(plan: VlmPlan, store_url: str) -> str:
@@ -22,7 +30,7 @@ def described(plan: VlmPlan, store_url: str) -> str:
         "run": plan.run_id,
         "store": run_url(store_url, plan.run_id),
         "model": f"{plan.model.path} ({plan.model.adapter}, {files})",
-        "trains": f"{weights} of {', '.join(recipe.policy.trains)}",
+        "trains": f"{weights} of {', '.join(recipe.policy.trains)}{_share(plan)}",
         "algorithm": f"{options.type}, {train.num_iterations} iterations, seed {train.seed}",
         "iteration": f"{options.steps_per_iteration} steps x {train.train_batch_per_replica} conversations, rows of at "
         f"most {options.row_tokens} tokens",
@@ -45,8 +53,9 @@ def as_json(plan: VlmPlan, store_url: str) -> dict[str, Any]:
     """Return the plan for scripts, with the keys of other plans where they apply.
 
     ``conversations`` has the number of rows of each dataset, ``passes`` how often training goes through them.
+    ``parameters`` is null if the model's plugin does not know the shapes of the weights; ``memory`` is then empty.
     """
-    like = estimates.estimate(plan, store_url)
+    like, model = estimates.estimate(plan, store_url), memory.model_of(plan.recipe, plan.model.path)
     return {
         "run": plan.run_id,
         "url": run_url(store_url, plan.run_id),
@@ -55,12 +64,28 @@ def as_json(plan: VlmPlan, store_url: str) -> dict[str, Any]:
         "iterations": plan.recipe.train.num_iterations,
         "recipe": plan.recipe.model_dump(mode="json"),
         "model": plan.model.model_dump(include={"path", "adapter", "digest"}),
+        "parameters": None if model is None else {"total": elements(model.shapes), "trained": elements(model.trained)},
         "conversations": {"train": plan.conversations, "held_out": plan.held_out_conversations},
         "passes": plan.epochs,
         "stages": _stages(plan, store_url),
+        "memory": [asdict(each) | {"peak": asdict(each.peak)} for each in memory_of(plan, store_url)],
         "time": {"like": None if like is None else asdict(like)},
         "missing": _missing(plan),
     }
+
+
+def memory_of(plan: VlmPlan, store_url: str) -> list[StageMemory]:
+    """Return the memory of the stages with weights."""
+    kinds = (step.kind for wave in vlm_sft(VlmRun(plan, store_url)) for step in wave.steps)
+    return memory.stages(plan.recipe, plan.model.path, kinds)
+
+
+def _share(plan: VlmPlan) -> str:
+    """Return how many parameters train, and how many the model has; "" if the shapes are not known."""
+    model = memory.model_of(plan.recipe, plan.model.path)
+    return (
+        "" if model is None else f": {elements(model.trained):,} parameters; the model has {elements(model.shapes):,}"
+    )
 
 
 def _counted(conversations: dict[str, int]) -> list[str]:

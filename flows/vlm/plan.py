@@ -23,6 +23,7 @@ from cosmos_rl_core.vlms import _folders
 from cosmos_rl_core.vlms._base import serving
 from flows import launchers
 from flows.planning.plan import Plan
+from flows.vlm import memory
 from stages.contracts import STAGES
 from stages.vlm.settings import VlmRef
 
@@ -89,6 +90,8 @@ def make_plan(
         mistakes.append(f"run id {name!r} must be letters, digits, '-', '_' and '.'")
     options, validation = recipe.train.train_policy, recipe.validation
     model = mistakes.catch(_model, recipe, without_weights=without_weights)
+    if model is not None:
+        mistakes.catch(_check_targets, recipe, model.path)
     data = _read("train.train_policy", options.datasets, options.max_left_out, mistakes)
     held_out = _Read() if validation is None else _read("validation", validation.datasets, 0.0, mistakes)
     if mistakes or model is None:
@@ -120,6 +123,12 @@ def _model(recipe: VlmRecipe, *, without_weights: bool) -> ModelRef:
         return ModelRef(path=path, adapter=adapter, digest="")
     _folders.check(path, recipe.policy.media.changes, "")
     return ModelRef(path=path, adapter=adapter, digest=_folders.digest(path))
+
+
+def _check_targets(recipe: VlmRecipe, path: str) -> None:
+    """Raise :class:`ConfigError` if an adapter lies on no module, or if the shapes of the weights do not follow."""
+    shaped = memory.model_of(recipe, path)
+    assert shaped is None or shaped.trained
 
 
 def _read(place: str, datasets: Mapping[str, ChatDatasetOptions], max_left_out: float, mistakes: Mistakes) -> _Read:

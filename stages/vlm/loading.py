@@ -5,15 +5,14 @@ from typing import Any
 import transformers
 from torch import nn
 
-from cosmos_rl_core.config.policy import ALL_LINEAR, LoraConfig
+from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.parallel.precision import ParamDtype, half
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.vlms import _folders
-from cosmos_rl_core.vlms._base import Processor, architecture, module_of
+from cosmos_rl_core.vlms._base import Processor, adapted, architecture, module_of
 from cosmos_rl_core.vlms._prompts import Prompts
-from cosmos_rl_core.weights import lora as adapters
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, prepare
 from cosmos_rl_core.weights.reading import align, read_module
 from stages.context import Context
@@ -64,20 +63,8 @@ def load(
 
 
 def _adapters(config: LoraConfig, model: nn.Module, processor: Processor, trains: tuple[str, ...]) -> LoraConfig:
-    """Return the settings with the whole names of the adapted modules: those of the parts that train.
-
-    The output of the model is not among all linear modules, as in peft. Raises :class:`ConfigError` if none is left.
-    """
+    """Return the settings with the whole names of the adapted modules. Raises like :func:`adapted`."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    output = {name for name in linear if model.get_submodule(name) is model.get_output_embeddings()}  # pyright: ignore[reportCallIssue]
-    suffixes = adapters.targets(config, linear)
-    every = config.target_modules == (ALL_LINEAR,)
-    named = [name for name in linear if any(f".{name}".endswith(f".{suffix}") for suffix in suffixes)]
-    kept = [n for n in named if module_of(processor, n) in trains and not (every and n in output)]
-    if not kept:
-        known = sorted({name.rpartition(".")[2] for name in linear if module_of(processor, name) in trains})
-        raise ConfigError(
-            f"policy.lora.target_modules: no linear module of {', '.join(trains)} ends in "
-            f"{', '.join(config.target_modules)}; known: {', '.join(known)}"
-        )
-    return config.model_copy(update={"target_modules": tuple(kept)})
+    head = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+    output = next((name for name in linear if model.get_submodule(name) is head), "")
+    return config.model_copy(update={"target_modules": tuple(adapted(config, linear, processor, output, trains))})

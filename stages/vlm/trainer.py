@@ -43,7 +43,9 @@ class VlmTrainer(Stepper):
         for row in rows:
             self.sign_of_life(index)
             losses = self._losses(row.inputs)
-            (losses.sum() * row.factor).backward()
+            # Texts alone pass no part of the vision tower: if only such parts train, they have no gradient.
+            if losses.requires_grad:
+                (losses.sum() * row.factor).backward()
             total += float(losses.detach().double().sum()) * row.factor
             count += len(losses) if row.factor else 0
         found = self.group.gather([total, count])

@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 
 from cosmos_rl_core.config.toml import dumps
 from cosmos_rl_core.errors import ConfigError
+from flows.planning import describe
 from flows.planning.plan import Settings, freeze, plan_of, read_plan
 from flows.planning.run import run_of
 from flows.planning.steps import open_run
@@ -155,3 +156,33 @@ def test_a_description_counts_conversations_and_passes(tmp_path: Path, values):
     assert found["passes"] == 24 / 6
     assert found["conversations"] == {"train": {"mine": 6}, "held_out": {"mine": 2}}
     assert found["stages"]["finetune"] == 2
+
+
+def test_a_plan_counts_parameters_and_the_memory_of_a_rank(tmp_path: Path, values):
+    store = str(tmp_path / "store")
+    values["policy"]["trains"] = ["vision", "projector", "language"]
+    found = as_json(plan(tmp_path, values), store)
+    assert found["parameters"] == {"total": 27_360, "trained": 27_360}
+    stages = {stage["stage"]: stage for stage in found["memory"]}
+    assert [*stages] == ["policy", "finetune", "validate", "export"]
+    rows = {name: held["device"] for name, held in stages["finetune"]["rows"].items()}
+    weights = 4 * 27_360
+    # Float32 throughout: weights, gradients, two averages, the buffer of the step. 64 tokens of 4 x 96 values, and
+    # logits of 263 words with their gradients.
+    assert rows["model"] == rows["gradients"] == rows["optimizer"] / 2 == rows["optimizer's buffers"] == weights
+    assert rows["micro-batch"] == 4 * 64 * 4 * 96
+    assert rows["logits"] == 2 * 4 * 64 * 263
+    assert stages["finetune"]["peak"] == {"device": 5 * weights + rows["micro-batch"] + rows["logits"], "cpu": weights}
+    lines = list(describe.described(plan(tmp_path, values), store))
+    assert "27,360 parameters; the model has 27,360" in str(lines[0])
+    assert len(lines) == 4
+
+
+def test_adapters_are_counted_on_the_linear_modules_of_the_parts(tmp_path: Path, values):
+    values["policy"] |= {"trains": ["language"], "lora": {"r": 2}}
+    found = as_json(plan(tmp_path, values), str(tmp_path / "store"))
+    # Two layers of width 16: queries, keys, values, output, gate, up and down, whose sides add up to 208.
+    assert found["parameters"]["trained"] == 2 * 2 * (32 + 24 + 24 + 32 + 32 + 32 + 32)
+    values["policy"]["lora"]["target_modules"] = ["qq_proj"]
+    with pytest.raises(ConfigError, match=r"no linear module of language ends in qq_proj; known: .*q_proj"):
+        plan(tmp_path, values)

@@ -79,6 +79,18 @@ def test_the_loss_is_the_stock_models_mean_over_the_labels_of_the_step(talks: Ta
     assert row["grad_norm"] > 0
 
 
+def test_texts_alone_have_no_gradient_where_only_the_projector_trains(talks: Talks):
+    talks.policy("projector", trains=("projector",))
+    # One of its rows is the conversation without a medium.
+    made = {"row_length": 30, "trains": ("projector",)}
+    make(talks.finetune_request("projected", "projector", range(1), **made), talks.folder)
+    before, after = part(talks, "projector"), part(talks, "projected")
+    assert {name.split(".")[2] for name in before} == {"merger", "deepstack_merger_list"}
+    assert distance(before, after) > 1e-4
+    (labels,) = metrics(talks, "projected")["label_tokens"]
+    assert labels == Tokens(Artifact(input_of(f"{talks.folder}/tokens"))).index["labels"].sum()
+
+
 def test_packing_changes_neither_losses_nor_steps(talks: Talks):
     for slot, length in (("narrow", 1), ("wide", 1000)):
         talks.finetune(slot, "every", range(3), trains=EVERY, row_length=length)
