@@ -90,8 +90,8 @@ class Model:
         return name.endswith(".weight") and len(self.shapes[name]) == 2 and name not in self.known.tables
 
     def policy(self) -> Rows:
-        """Count the whole model, and the copy of what trains that is written."""
-        return self._whole() | {READING: Bytes(cpu=self._base + FLOAT32_BYTES * elements(self.trained))}
+        """Count the whole model; what trains is copied to the CPU once the base has left it."""
+        return self._whole()
 
     def finetune(self) -> Rows:
         """Count training: copies of what trains, and the inputs and logits of a row, as if each token had a label."""

@@ -7,6 +7,7 @@ from cosmos_rl_core.config.recipe import read_values
 from cosmos_rl_core.config.vlm.recipe import checked
 from cosmos_rl_core.weights.parts import CURRENT
 from flows import post_train
+from flows.operations.export import export
 from flows.planning.plan import freeze
 from flows.vlm.plan import make_plan
 from flows.vlm.run import VlmRun
@@ -64,7 +65,8 @@ def test_an_imported_recipe_trains(tmp_path: Path):
     (step,) = read_table(Artifact(input_of(run.slots.policy(1))), METRICS).to_dict("records")
     # Every answer of every turn, and the token that ends each.
     assert step["label_tokens"] == labels(run)
-    assert len(list(Path(run.slots.version(1, "export")).rglob("*.safetensors"))) == 1
+    export(str(tmp_path), run.plan.run_id, str(tmp_path / "out"))
+    assert {"config.json", "model.safetensors"} <= {path.name for path in (tmp_path / "out").rglob("*")}
 
 
 def labels(run: VlmRun) -> int:

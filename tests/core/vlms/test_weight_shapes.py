@@ -11,37 +11,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.vlms.qwen_vl import PROCESSORS
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import ARCHITECTURES, QWEN3, QWEN25
-
-SHARED = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
-
-
-def published(text: dict[str, int], vision: dict[str, int], **more: Any) -> dict[str, Any]:
-    """A ``config.json`` of Qwen3-VL, which Cosmos-Reason2 shares, as far as shapes depend on it."""
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-    assert text.keys() == {*names}
-    of_vision = {"out_hidden_size": text["hidden_size"], "num_position_embeddings": 2304, "patch_size": 16, **vision}
-    return {"text_config": {**SHARED, **text}, "vision_config": of_vision, **more}
-
-
-PUBLISHED = {
-    "2B": (
-        published(
-            {"hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 6144},
-            {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096},
-            tie_word_embeddings=True,
-        ),
-        2_127_532_032,
-    ),
-    "8B": (
-        published(
-            {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12_288},
-            {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304},
-            tie_word_embeddings=False,
-        ),
-        8_767_123_696,
-    ),
-}
-"""Config and number of parameters of Qwen3-VL."""
+from tests.core.vlms.published import PUBLISHED
 
 
 def shapes(architecture: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
