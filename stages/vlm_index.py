@@ -13,14 +13,13 @@ from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.chat_datasets._base import Row, media_of
 from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.datasets._probe import probe
-from cosmos_rl_core.storage import store
 from stages import contracts
 from stages.artifacts.layouts import Check, cut
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.tables import to_parquet
 from stages.vlm.left_out import refuse_too_many
-from stages.vlm.media import place_of
+from stages.vlm.media import stream_of
 from stages.vlm.settings import VlmIndex
 
 Rows = list[dict[str, Any]]
@@ -63,7 +62,7 @@ def _row(config: VlmIndex, source: str, row: Row) -> dict[str, Any]:
     reasons, media = [row.reason] if row.reason else [], list[str]()
     for kind, name in media_of(row.messages) if not row.reason else ():
         try:
-            with closing(store.stream(place_of(config.sources[source], name))) as file:
+            with closing(stream_of(config.sources[source], name)) as file:
                 media.append(probe(file, kind).medium)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             reasons.append(f"no file {name}")

@@ -1,6 +1,8 @@
 """Interface of plugins for datasets of conversations. None of them imports torch.
 
-A plugin file has a class ``Options`` (a :class:`.ChatDatasetOptions`) and the function ``rows``.
+A plugin file has a class ``Options`` (a :class:`.ChatDatasetOptions`) and the functions ``files`` and ``rows``. Where
+media may lie inside other files, it has a function ``opened(options, name)``, which opens such a medium and returns
+None for others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,15 +1,17 @@
 """Conversations in a folder that ``save_to_disk`` of Hugging Face's ``datasets`` wrote.
 
-One column has the messages, ``role`` and ``content``, as a list or as JSON text. Media are named by paths. The package
-``datasets`` is not needed.
+One column has the messages, ``role`` and ``content``, as a list or as JSON text. Media are files, named by their paths,
+or bytes in the Arrow files: in the parts of messages, or in columns ``image``, ``images``, ``video`` and ``videos``, of
+which parts without a medium take the next, or the one of their ``index``. The package ``datasets`` is not needed.
 """
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from pydantic import Field
 
+from cosmos_rl_core.chat_datasets import _arrow_media
 from cosmos_rl_core.chat_datasets._base import Message, Row, part_of, refused, row, text_part
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.vlm.chat_datasets import ChatDatasetOptions
@@ -39,35 +41,44 @@ def files(options: Options) -> list[str]:
     return [store.join(folder.url, name) for name in folder.stamps]
 
 
+def opened(options: Options, name: str) -> BinaryIO | None:
+    """Open a medium that lies in an Arrow file; None for one in a file of its own."""
+    return _arrow_media.opened(options.path, name)
+
+
 def rows(options: Options) -> Iterator[Row]:
     """Yield every conversation of the folder."""
     number, column = 0, options.conversation_column_name
     for file in files(options):
+        inside = file.removeprefix(options.path).lstrip("/")
         try:
             for batch in _arrow_files.batches(file):
                 if column not in batch.rows.schema.names:
                     has = ", ".join(batch.rows.schema.names)
                     raise ConfigError(f"{file} has no column {column!r}, only {has}; set conversation_column_name")
-                for value in batch.rows.column(column).to_pylist():
-                    yield _row(f"row {number}", value, options.system_prompt)
+                for value, media in _arrow_media.conversations(batch, column, inside):
+                    yield _row(f"row {number}", value, media, options.system_prompt)
                     number += 1
         except ItemError as error:
             raise ConfigError(f"{file}: {error}") from error
 
 
-def _row(name: str, value: Any, system_prompt: str) -> Row:
+def _row(name: str, value: Any, media: _arrow_media.Columns, system_prompt: str) -> Row:
     try:
         found = json.loads(value) if isinstance(value, str) else value
         if not isinstance(found, list):
             raise ItemError(f"{type(found).__name__}, expected a list of messages")
-        return row(name, [_message(message) for message in found], system_prompt)
+        messages = [_message(message, media) for message in found]
+        if media.spare:
+            raise ItemError(f"{media.spare} media in columns that no message has a place for")
+        return row(name, messages, system_prompt)
     except ItemError as error:
         return refused(name, str(error))
     except ValueError as error:
         return refused(name, f"it is not JSON: {error}")
 
 
-def _message(value: Any) -> Message:
+def _message(value: Any, media: _arrow_media.Columns) -> Message:
     if not isinstance(value, dict) or not isinstance(role := value.get("role"), str):
         raise ItemError("a message without a role")
     content = value.get("content")
@@ -75,4 +86,4 @@ def _message(value: Any) -> Message:
         return {"role": role, "content": [text_part(content)]}
     if not isinstance(content, list):
         raise ItemError(f"the content of a message is {type(content).__name__}, expected a text or a list of parts")
-    return {"role": role, "content": [part_of(part) for part in content]}
+    return {"role": role, "content": [part_of(media.filled(part)) for part in content]}

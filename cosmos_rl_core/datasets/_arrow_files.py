@@ -27,7 +27,13 @@ class Batch:
         """
         values: Any = self.rows.column(column)
         # Flattened, so that the bytes of a null struct are null.
-        found = values.flatten()[values.type.get_field_index("bytes")]
+        return self.ranges(values.flatten()[values.type.get_field_index("bytes")])
+
+    def ranges(self, found: Any) -> list[tuple[int, int] | None]:
+        """Return where in the file each value of a binary array begins and ends; None for null.
+
+        The array is a column, or a part of one. Raises :class:`ItemError` if the file is compressed.
+        """
         _, offsets, data = found.buffers()
         if data is None or not len(found):
             return [None] * len(found)

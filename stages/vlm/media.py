@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import BinaryIO
 
+from cosmos_rl_core import plugins
 from cosmos_rl_core.config.vlm.chat_datasets import ChatDatasetOptions
 from cosmos_rl_core.datasets import _copies
 from cosmos_rl_core.datasets._base import ItemError
@@ -25,16 +26,31 @@ def place_of(options: ChatDatasetOptions, name: str) -> str:
     return name
 
 
+def stream_of(options: ChatDatasetOptions, name: str) -> BinaryIO:
+    """Open a medium: a file, or what its dataset's plugin opens. Raises like :func:`place_of`, and without the file."""
+    of_plugin = getattr(plugins.load("chat_datasets", options.name), "opened", None)
+    inside = None if of_plugin is None else of_plugin(options, name)
+    return store.stream(place_of(options, name)) if inside is None else inside
+
+
 @contextmanager
 def opened(options: ChatDatasetOptions, name: str, sha256: str) -> Iterator[BinaryIO]:
     """Open a copy of a medium. Raises :class:`DatasetError` if its bytes are not the indexed ones."""
-    place = place_of(options, name)
+    place, advice = _at(options, name), "since it was indexed; restore it, or start another run"
     try:
-        with closing(store.stream(place)) as file:
+        with closing(stream_of(options, name)) as file:
             copy, found, _ = _copies.copied(file)
     except FileNotFoundError as error:
-        raise DatasetError(f"{place} is gone since it was indexed; restore it, or start another run") from error
+        raise DatasetError(f"{place} is gone {advice}") from error
     with copy:
         if found != sha256:
-            raise DatasetError(f"{place} has changed since it was indexed; restore it, or start another run")
+            raise DatasetError(f"{place} has changed {advice}")
         yield copy
+
+
+def _at(options: ChatDatasetOptions, name: str) -> str:
+    """Return the place of a medium for people."""
+    try:
+        return place_of(options, name)
+    except ItemError:
+        return name

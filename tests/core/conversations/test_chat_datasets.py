@@ -152,3 +152,87 @@ def test_another_column_is_refused_with_the_names_of_all(tmp_path: Path):
     folder = hf_folder.save(tmp_path / "rows", {"talk": pa.array(["[]"])}, {})
     with pytest.raises(ConfigError, match="no column 'conversations', only talk; set conversation_column_name"):
         list(hf_chat.rows(hf_chat.Options(path=str(folder))))
+
+
+PNG, JPG, MP4 = b"\x89PNG of one", b"\xff\xd8 of another", b"ftyp of a clip"
+TEXT, PART = pa.string(), pa.struct([("type", pa.string()), ("text", pa.string()), ("image", hf_folder.MEDIUM)])
+INDEXED = pa.struct([("type", pa.string()), ("text", pa.string()), ("index", pa.int64())])
+
+
+def talks(part: pa.StructType, *asked: list[Any] | None) -> pa.Array:
+    """A column of messages, each row a question and an answer."""
+    message = pa.struct([("role", TEXT), ("content", pa.list_(part))])
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "A."}]}
+    rows = [None if content is None else [{"role": "user", "content": content}, answer] for content in asked]
+    return pa.array(rows, pa.list_(message))
+
+
+def bytes_of(options: hf_chat.Options, row: Row) -> list[bytes | str]:
+    """The bytes of the media of a row; of those in files of their own the name."""
+    found: list[bytes | str] = []
+    for _, name in media_of(row.messages):
+        medium = hf_chat.opened(options, name)
+        found.append(name if medium is None else medium.read())
+    return found
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_media_inside_messages_are_read_from_the_arrow_files(tmp_path: Path, files: int):
+    column = talks(
+        PART,
+        [{"type": "image", "image": {"bytes": PNG, "path": "a.png"}}, {"type": "text", "text": "What?"}],
+        [{"type": "text", "text": "Hello"}],
+        None,
+        [{"type": "image", "image": {"bytes": None, "path": "b.jpg"}}, {"type": "image", "image": {"bytes": JPG}}],
+        [{"type": "image", "image": {"bytes": PNG}}],
+    )
+    folder = hf_folder.save(tmp_path / "rows", {"conversations": column}, {}, files=files)
+    options = hf_chat.Options(path=str(folder))
+    rows = [*hf_chat.rows(options)]
+    assert [row.reason for row in rows] == ["", "", "NoneType, expected a list of messages", "", ""]
+    assert [bytes_of(options, row) for row in rows] == [[PNG], [], [], ["b.jpg", JPG], [PNG]]
+    # Names hold for the folder wherever it lies.
+    assert all(name.startswith("data-0000") for row in rows for _, name in media_of(row.messages) if "#" in name)
+    elsewhere = hf_chat.Options(path=str(folder.rename(tmp_path / "elsewhere")))
+    assert bytes_of(elsewhere, rows[0]) == [PNG]
+
+
+def test_media_in_columns_fill_the_places_of_messages_in_order_or_by_index(tmp_path: Path):
+    here = {"type": "image"}
+    column = talks(
+        INDEXED,
+        [here | {"index": 1}, {"type": "text", "text": "and"}, here | {"index": 0}],
+        [here, {"type": "text", "text": "?"}],
+        [{"type": "text", "text": "Hello"}],
+        [here | {"index": 4}],
+        [{"type": "text", "text": "No place."}],
+    )
+    given = [[{"bytes": PNG}, {"bytes": JPG}], [{"bytes": JPG}], None, [{"bytes": PNG}], [{"bytes": PNG}]]
+    images = pa.array(given, pa.list_(hf_folder.MEDIUM))
+    splits = {"train": {"messages": column, "images": images}, "test": {"messages": column[:1], "images": images[:1]}}
+    root = hf_folder.save_splits(tmp_path / "rows", **splits)
+    options = hf_chat.Options(path=str(root), split="train", conversation_column_name="messages")
+    rows = [*hf_chat.rows(options)]
+    assert [bytes_of(options, row) for row in rows[:3]] == [[JPG, PNG], [JPG], []]
+    assert rows[3].reason == "a part of type 'image' without a medium; the columns of the row have 1"
+    assert rows[4].reason == "1 media in columns that no message has a place for"
+
+
+def test_a_column_of_one_medium_a_row_may_be_a_video(tmp_path: Path):
+    asked = [{"type": "video"}, {"type": "text", "text": "What moves?"}]
+    answer = {"role": "assistant", "content": "A."}
+    messages = pa.array([json.dumps([{"role": "user", "content": asked}, answer])] * 2)
+    videos = pa.array([{"bytes": MP4, "path": None}, {"bytes": None, "path": "b.mp4"}], hf_folder.MEDIUM)
+    folder = hf_folder.save(tmp_path / "rows", {"conversations": messages, "video": videos}, {})
+    options = hf_chat.Options(path=str(folder))
+    rows = [*hf_chat.rows(options)]
+    assert [media_of(row.messages)[0][0] for row in rows] == ["video", "video"]
+    assert [bytes_of(options, row) for row in rows] == [[MP4], ["b.mp4"]]
+
+
+def test_compressed_files_are_refused(tmp_path: Path):
+    column = talks(PART, [{"type": "image", "image": {"bytes": PNG * 100}}])
+    writing = {"options": pa.ipc.IpcWriteOptions(compression="zstd")}
+    folder = hf_folder.save(tmp_path / "rows", {"conversations": column}, {}, **writing)
+    with pytest.raises(ConfigError, match="its batches are compressed"):
+        list(hf_chat.rows(hf_chat.Options(path=str(folder))))
