@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.vlm.chat_datasets import ChatDatasetOptions
 from cosmos_rl_core.config.vlm.recipe import VlmRecipe
 from cosmos_rl_core.storage import store
@@ -36,7 +37,9 @@ class VlmRun(Run):
         """Return the Request that lists the conversations that are trained on, or the held-out ones."""
         digest = self.plan.held_out_digest if held_out else self.plan.data_digest
         datasets, limit = self._data(held_out=held_out)
-        return self._shared(VlmIndex(sources=dict(datasets), files_digest=digest, max_left_out=limit))
+        folders = {name: options.media_path for name, options in datasets.items() if options.media_path}
+        places = {name: sha256(store.absolute(folder).encode())[:16] for name, folder in folders.items()}
+        return self._shared(VlmIndex(sources=dict(datasets), files_digest=digest, places=places, max_left_out=limit))
 
     def tokenize(self, *, held_out: bool = False) -> Request:
         """Return the Request for the tokens of these conversations.

@@ -11,6 +11,8 @@ from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.errors import DatasetError
 from cosmos_rl_core.storage import store
 
+ADVICE = "restore it, or index again (cosmos-flows rerun RUN --stage index)"
+
 
 def place_of(options: ChatDatasetOptions, name: str) -> str:
     """Return the path or URL of a medium. Raises :class:`ItemError` for a name that another server would be asked for.
@@ -36,15 +38,15 @@ def stream_of(options: ChatDatasetOptions, name: str) -> BinaryIO:
 @contextmanager
 def opened(options: ChatDatasetOptions, name: str, sha256: str) -> Iterator[BinaryIO]:
     """Open a copy of a medium. Raises :class:`DatasetError` if its bytes are not the indexed ones."""
-    place, advice = _at(options, name), "since it was indexed; restore it, or start another run"
+    place = _at(options, name)
     try:
         with closing(stream_of(options, name)) as file:
             copy, found, _ = _copies.copied(file)
     except FileNotFoundError as error:
-        raise DatasetError(f"{place} is gone {advice}") from error
+        raise DatasetError(f"{place} is gone since it was indexed; {ADVICE}") from error
     with copy:
         if found != sha256:
-            raise DatasetError(f"{place} has changed {advice}")
+            raise DatasetError(f"{place} has changed since it was indexed; {ADVICE}")
         yield copy
 
 

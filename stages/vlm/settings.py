@@ -37,6 +37,8 @@ class VlmIndex(StageConfig):
     """The datasets, by the names that people give them."""
     files_digest: str
     """Digest of the files with the texts, when the Request was made."""
+    places: dict[str, str] = Field(default={}, json_schema_extra={"neutral": {}})
+    """By dataset a digest of the folder of its media: files of equal names and texts may show something else."""
     max_left_out: float = Field(default=0.05, json_schema_extra=NOT_IDENTITY)
     """Share of all rows that may be left out. Affects success, not the result."""
     rows_per_shard: int = 256

@@ -11,7 +11,7 @@ from cosmos_rl_core.errors import CosmosRLError, StageError
 from flows.operations.upgrades import settled
 from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
-from flows.planning.run import Run
+from flows.planning.run import Run, run_of
 from flows.post_train import make
 from flows.running.display import Display
 from flows.running.progress import Reporter
@@ -48,7 +48,7 @@ def launch(waves: Waves, tracker: Tracker, run: Run, name: str, *requests: Reque
 def train(settings: Settings) -> None:
     """Take a recipe to its end, or go on with it."""
     plan = freeze(plan_of(settings), settings.store)
-    run = settled(Run(plan, settings.store), remake=False)
+    run = settled(run_of(plan, settings.store), remake=False)
     with run.lease() as lease, Reporter(run.url) as reporter, Display(reporter=reporter) as shown:
         waves = Waves(run.url, plan.recipe.launch, shown, settings.allow_numerics_change, lease.check)
         waves.overlapping = partial(requests.rewards_ahead, run)

@@ -17,6 +17,7 @@ from flows.planning.steps import open_run
 from flows.post_train import steps
 from flows.vlm.describe import as_json, described
 from flows.vlm.plan import VlmPlan
+from flows.vlm.run import VlmRun
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 
@@ -186,3 +187,14 @@ def test_adapters_are_counted_on_the_linear_modules_of_the_parts(tmp_path: Path,
     values["policy"]["lora"]["target_modules"] = ["qq_proj"]
     with pytest.raises(ConfigError, match=r"no linear module of language ends in qq_proj; known: .*q_proj"):
         plan(tmp_path, values)
+
+
+def test_equal_texts_with_media_of_other_folders_are_indexed_apart(tmp_path: Path, values):
+    slots: list[str] = []
+    for folder in ("one", "other", "one"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        values["train"]["train_policy"]["datasets"]["mine"]["media_path"] = str(tmp_path / folder)
+        run = run_of(plan(tmp_path, values), str(tmp_path / "store"))
+        assert isinstance(run, VlmRun)
+        slots.append(run.index().slot)
+    assert slots[0] == slots[2] != slots[1]
