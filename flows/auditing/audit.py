@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError, first_line
 from cosmos_rl_core.storage import store
-from flows.auditing import beside, contents, signatures
+from flows.auditing import beside, contents, planned, signatures
 from flows.auditing.faults import Findings
 from flows.auditing.heads import HEADS, read_heads, url_of
 from flows.auditing.slot import Slot
@@ -26,6 +26,7 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.pool import INDEX
 from stages.artifacts.records import FileEntry, Pinned, place_of
 from stages.artifacts.request import Input
+from stages.artifacts.slots import one_look
 
 AT_ONCE = 8
 """Files that are hashed at once."""
@@ -62,7 +63,8 @@ def audit(
         return findings
     if signed_by is not None:
         _look_at_signatures(run, signed_by, findings)
-    return Audit(run, findings, head, quick=quick).look(iteration)
+    with one_look():
+        return Audit(run, findings, head, quick=quick).look(iteration)
 
 
 def _look_at_signatures(run: Run, key: Ed25519PublicKey, findings: Findings) -> None:
@@ -89,6 +91,7 @@ class Audit:
         chosen = [step for step in every if iteration in (None, step.k)]
         reached = [step for step in chosen if self._look_at(step.slot).standing is not None]
         for step in reached:
+            self._follow_reference(step.slot)
             self._follow(self._slots[step.slot].standing, whole=iteration is None)
         ended = self._look_at_heads()
         self._look_at_ledger()
@@ -97,10 +100,11 @@ class Audit:
             self._look_for_missing_heads(every, ended)
             self._look_for_missing(every)
             self._look_at_metrics(every)
+        pairs = planned.check(reached, lambda url: self._look_at(self._here(url)), self._findings)
         self._look_at_numerics()
         self._hash(self._listed())
-        for step in reached:
-            contents.check(self._slots[step.slot].standing, self._at, self._findings)
+        for made, request in pairs:
+            contents.check(made, request, self._at, self._findings)
         self._findings.artifacts = sum(len(slot.manifests) for slot in self._slots.values())
         return self._findings
 
@@ -108,6 +112,12 @@ class Audit:
         if url not in self._slots:
             self._slots[url] = Slot(url, self._findings)
         return self._slots[url]
+
+    def _follow_reference(self, url: str) -> None:
+        """Look at the slot that the artifact of another slot is in."""
+        found = self._slots[url].standing
+        if found is not None and found.referred:
+            self._look_at(self._here(found.slot))
 
     def _follow(self, manifest: Manifest | None, *, whole: bool) -> None:
         """Look at what an artifact was made from, and with ``whole`` at what that was made from."""
@@ -239,17 +249,9 @@ class Audit:
         """Yield every file that a record names, with slot and URL; of the pool, each once and without a slot."""
         pooled: dict[str, FileEntry] = {}
         for slot in self._slots.values():
-            gone = {
-                entry.path
-                for generation, part in slot.dropped
-                for name, entry in slot.manifests[generation].files.items()
-                if name.startswith(f"{part}/")
-            }
             for generation, part in sorted(slot.dropped):
                 self._findings.gone.append(f"{self._findings.place(slot.url)}, generation {generation}: {part}")
-            for path, entry in slot.entries.items():
-                if path not in gone:
-                    yield slot, store.join(slot.url, path), entry
+            yield from ((slot, store.join(slot.url, path), entry) for path, entry in slot.entries.items())
             pooled |= self._pooled(slot)
         for url, entry in pooled.items():
             yield None, url, entry
@@ -275,7 +277,7 @@ class Audit:
         listed = list(files)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for (slot, url, entry), wrong in zip(listed, pool.map(self._wrong, listed), strict=True):
-                if wrong == MISSING and self._is_left_over(slot, entry):
+                if wrong == MISSING and slot is not None and slot.may_lack(entry):
                     continue
                 self._findings.files += 1
                 self._findings.size += 0 if self._quick else entry.size
@@ -296,11 +298,6 @@ class Audit:
         for start in range(0, entry.size, BLOCK_BYTES):
             digest.update(store.read(url, start, min(start + BLOCK_BYTES, entry.size)))
         return "" if digest.hexdigest() == entry.sha256 else f"sha256 {digest.hexdigest()}, expected {entry.sha256}"
-
-    @staticmethod
-    def _is_left_over(slot: Slot | None, entry: FileEntry) -> bool:
-        """Return whether only ended generations and markers name a file: it may have been deleted."""
-        return slot is not None and (slot.standing is None or entry not in slot.standing.files.values())
 
 
 MISSING = "missing"

@@ -17,6 +17,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.formats.tables import read_table
 from stages.scoring.pinned import pinned_scorers
+from stages.scoring.rewards import label_of
 
 
 def check_decisions(slot: Slot, update: Manifest | None, findings: Findings) -> None:
@@ -80,10 +81,9 @@ def check_scorers(run: Run, scored: Iterable[Manifest], findings: Findings) -> N
 
 
 def _check_scorer(made: Manifest, pinned: Mapping[str, set[str]], url: str, findings: Findings) -> None:
-    config = contracts.Reward.model_validate(made.config)
-    known = pinned.get(config.reward.label)
+    known = pinned.get(label_of(made))
     for name in sorted(set(read_table(Artifact(input_of(made)), contracts.Reward.SCORES)["scorer"])):
-        digest = name.removeprefix(config.scorer).removeprefix(", ")
+        digest = name.removeprefix(made.config["scorer"]).removeprefix(", ")
         if digest not in ({"", ONE_BY_ONE} if known is None else known):
             told = ", ".join(sorted(known or ())) or "none"
             findings.add(url, "scorer", f"scored by {name}; scorers that the run pinned: {told}")

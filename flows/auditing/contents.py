@@ -34,17 +34,18 @@ Place = Callable[[Input], Input]
 """Returns an input where it is now: the store may have been moved since it was written down."""
 
 
-def check(manifest: Manifest | None, at: Place, findings: Findings) -> None:
-    """Check what an artifact holds against what it was made from.
+def check(made: Manifest, planned: Request, at: Place, findings: Findings) -> None:
+    """Check what an artifact holds against what it was made from. ``planned`` is the plan's Request of its recipe.
 
     Files with wrong bytes are found where they are hashed; here they only stop the check of their artifact.
     """
     checks = {"rollout": _check_samples, "evaluate": _check_samples, "update": _check_advantages}
     checks |= dict.fromkeys(("reward", "judge"), _check_scores) | {"warn": _check_warning}
-    if manifest is None or manifest.referred or (check_it := checks.get(manifest.stage)) is None:
+    if made.referred or (check_it := checks.get(made.stage)) is None:
         return
-    with findings.checking(_url_of(manifest), "contents"):
-        check_it(Artifact(input_of(manifest)), at, findings)
+    inputs = {role: tuple(map(at, sources)) for role, sources in made.inputs.items()}
+    with findings.checking(_url_of(made), "contents"):
+        check_it(Artifact(input_of(made)), planned.model_copy(update={"inputs": inputs}), findings)
 
 
 def input_of(manifest: Manifest) -> Input:
@@ -58,32 +59,36 @@ def input_of(manifest: Manifest) -> Input:
     )
 
 
-def _check_samples(samples: Artifact, _: Place, findings: Findings) -> None:
+def _check_samples(samples: Artifact, request: Request, findings: Findings) -> None:
     """Check that a rollout or an evaluation has each planned sample once, in order, from its own seed."""
-    made = samples.manifest
-    config = _settings(made)
-    assert isinstance(config, contracts.Samples)
+    made, config = samples.manifest, request.settings(contracts.Samples)
     same_noise = bool(getattr(config, "use_same_seed", False))
     plans = plan_samples(config.prompts, config.n_generation, made.seed, made.iteration, same_noise=same_noise)
-    expected = [(plan.sample_id, plan.prompt.id, plan.member, plan.seed) for plan in plans]
     rows = read_index(samples)
-    found = list(zip(*(rows[name] for name in ("sample_id", "prompt_id", "member", "seed")), strict=True))
-    url = Manifest.url(made.slot, made.generation)
-    if found != expected:
-        _compare(found, expected, url, "samples", findings)
+    url = _url_of(made)
+    if len(rows) != len(plans):
+        findings.add(url, "samples", f"{len(rows)}, expected {len(plans)}")
+    for number, (row, plan) in enumerate(zip(rows.to_dict("records"), plans, strict=False)):
+        expected = {**vars(plan), "prompt_id": plan.prompt.id, "prompt": plan.prompt.text}
+        if wrong := next((name for name, value in expected.items() if row[name] != value), None):
+            findings.add(url, f"samples[{number}].{wrong}", f"{row[wrong]}, expected {expected[wrong]}")
+            break
     for seed, count in Counter(rows["seed"]).items():
         if count > 1:
             findings.add(url, "samples", f"{count} have the seed {seed}")
+    counts = {"samples": len(rows)} if "samples" in made.summary else {}
+    _check_summary(made, counts | {"nonfinite": sum(~rows["finite"])}, "index", findings)
 
 
-def _settings(made: Manifest) -> contracts.StageConfig:
-    """Return the settings of an artifact. What is no part of the identity that manifests hold changes no result."""
-    missing: dict[str, Any] = {}
-    if "model" in made.config:
-        missing["model"] = {"path": "", **made.config["model"]}
-    if gates := made.config.get("gates"):
-        missing["gates"] = {label: {"max_gated_fraction": 1.0, **gate} for label, gate in gates.items()}
-    return contracts.STAGES[made.stage].model_validate(made.config | missing)
+def _check_summary(made: Manifest, numbers: Mapping[str, Any], source: str, findings: Findings) -> None:
+    """Check numbers of a summary, which metrics and reports show. A number that is left out is 0."""
+    for name, expected in numbers.items():
+        if not near(found := made.summary.get(name, 0), expected):
+            findings.add(
+                _url_of(made),
+                f"summary.{name}",
+                f"{found}, its {source} {'give' if source == 'scores' else 'gives'} {expected}",
+            )
 
 
 def _compare(found: Sequence[Any], expected: Sequence[Any], url: str, what: str, findings: Findings) -> None:
@@ -94,12 +99,12 @@ def _compare(found: Sequence[Any], expected: Sequence[Any], url: str, what: str,
     findings.add(url, f"{what}[{number}]", f"{found[number]}, expected {expected[number]}")
 
 
-def _check_scores(scores: Artifact, at: Place, findings: Findings) -> None:
+def _check_scores(scores: Artifact, request: Request, findings: Findings) -> None:
     """Check that there is one row a sample, in order: a score by the named scorer, or a reason why there is none."""
     made = scores.manifest
-    (source,) = made.inputs["samples"]
-    samples = read_index(Artifact(at(source)))
+    samples = read_index(Artifact(request.one("samples")))
     ids = list(zip(samples["sample_id"], samples["prompt_id"], strict=True))
+    finite = dict(zip(samples["sample_id"], samples["finite"], strict=True))
     table = _table(scores, contracts.Reward.SCORES)
     answers = _table(scores, contracts.Reward.ANSWERS).set_index("sample_id")
     url = _url(scores, contracts.Reward.SCORES)
@@ -109,20 +114,34 @@ def _check_scores(scores: Artifact, at: Place, findings: Findings) -> None:
         return
     for number, row in enumerate(table.to_dict("records")):
         error = answers["error"].get(row["sample_id"])
-        finite = row["score"] is not None and pd.notna(row["score"]) and abs(row["score"]) != float("inf")
-        if row["valid"] != finite or row["valid"] != (error == ""):
+        scored = row["score"] is not None and pd.notna(row["score"]) and abs(row["score"]) != float("inf")
+        if row["valid"] != scored or row["valid"] != (error == ""):
             told = f"valid {row['valid']}, score {row['score']}, error {error!r}"
             findings.add(url, f"row {number}, {row['sample_id']}", f"{told}: a score or a reason, not both")
+        if row["valid"] and not finite[row["sample_id"]]:
+            findings.add(url, f"row {number}, {row['sample_id']}", "is not finite, so it cannot have a score")
         if not is_of(row["scorer"], made.config["scorer"]):
             findings.add(url, f"row {number}, {row['sample_id']}", f"scored by {row['scorer']}")
+    _check_failures(scores, table, request.settings(contracts.Reward), findings)
 
 
-def _check_advantages(update: Artifact, at: Place, findings: Findings) -> None:
+def _check_failures(scores: Artifact, table: pd.DataFrame, config: contracts.Reward, findings: Findings) -> None:
+    """Check that the summary counts every failure, and that no more samples failed than the settings allow."""
+    known = table.loc[table["valid"], "score"].astype("float64")
+    failed, error = len(table) - len(known), known.sem() if len(known) > 1 else None
+    numbers = {config.reward.label: known.mean(), "standard_error": error, "scored": len(known), "failed": failed}
+    _check_summary(scores.manifest, numbers, "scores", findings)
+    if failed > config.max_failed_fraction * len(table):
+        allowed = f"max_failed_fraction = {config.max_failed_fraction}"
+        told = f"{failed} of {len(table)} samples have no score, more than {allowed}"
+        findings.add(_url(scores, contracts.Reward.SCORES), "valid", told)
+
+
+def _check_advantages(update: Artifact, request: Request, findings: Findings) -> None:
     """Check that rewards, gates and advantages are those that the scores of the very rollouts give, in order."""
     made = update.manifest
     table = _table(update, contracts.Update.ADVANTAGES)
     url = _url(update, contracts.Update.ADVANTAGES)
-    request = _request_of(made, at)
     algorithm = algorithm_of(request.settings(contracts.Update).algorithm)
     expected = advantages(request, [*map(Artifact, request.inputs["rollouts"])], algorithm)
     names = ["rollout", "sample_id", "prompt_id"]
@@ -137,27 +156,14 @@ def _check_advantages(update: Artifact, at: Place, findings: Findings) -> None:
         for sample_id, one, other in zip(table["sample_id"], table[column], expected[column], strict=True):
             if not near(one, other):
                 findings.add(url, f"{column}, {sample_id}", f"{one}, its scores give {other}")
+    _check_summary(made, {"excluded": len(table[~table["used"]])}, "table", findings)
 
 
-def _request_of(made: Manifest, at: Place) -> Request:
-    """Return the Request that an artifact was made for, its inputs where they are now."""
-    return Request(
-        stage=made.stage,
-        version=made.version,
-        slot=made.slot,
-        iteration=made.iteration,
-        seed=made.seed,
-        config=_settings(made),
-        inputs={role: tuple(map(at, sources)) for role, sources in made.inputs.items()},
-        plugins=made.plugins,
-    )
-
-
-def _check_warning(warning: Artifact, at: Place, findings: Findings) -> None:
+def _check_warning(warning: Artifact, request: Request, findings: Findings) -> None:
     """Check that the levels of scores and the limits that tripped are those that the scores give."""
     if warning.manifest.version != contracts.Warn.version:
         return  # another version judged otherwise
-    found, right = warning.json(contracts.Warn.EVIDENCE), evidence_of(_request_of(warning.manifest, at))
+    found, right = warning.json(contracts.Warn.EVIDENCE), evidence_of(request)
     url = _url(warning, contracts.Warn.EVIDENCE)
     for name in sorted({*found, *right}):
         if not near(found.get(name), right.get(name)):
@@ -217,9 +223,10 @@ def _difference(found: bytes, expected: bytes) -> str:
         told, right = json.loads(found), json.loads(expected)
     except ValueError:
         return "no JSON"
-    name = next((name for name in right if told.get(name) != right[name]), None)
+    names = [*right, *told] if isinstance(told, dict) else []
+    name = next((name for name in names if (name in told, told.get(name)) != (name in right, right.get(name))), None)
     return (
-        f"{name} is {told.get(name)}, the artifacts give {right[name]}"
+        f"{name} is {told.get(name)}, the artifacts give {right.get(name)}"
         if name
         else "other text than the artifacts give"
     )

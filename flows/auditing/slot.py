@@ -9,12 +9,17 @@ from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import unseal
+from cosmos_rl_core.weights.parts import TRAINING_ONLY
 from flows.auditing.faults import Findings
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Dropped, FileEntry, Invalidated, Layout, Marker, Record, parsed, place_of
 from stages.artifacts.slots import read_manifest
+from stages.contracts import MEDIA, TENSORS
 
 Read = TypeVar("Read", bound=Record)
+
+DELETED = (MEDIA, TENSORS, *TRAINING_ONLY)
+"""The parts that retention deletes."""
 
 
 def marker_at(url: str, slot: str, shards: str, name: str) -> Marker:
@@ -31,6 +36,7 @@ class Slot:
 
     def __init__(self, url: str, findings: Findings) -> None:
         self.url, self._findings = url, findings
+        self._names = store.names(url)
         self.manifests: dict[int, Manifest] = {}
         """The readable manifests by generation; one that refers to another slot is that of the other slot."""
         self.entries: dict[str, FileEntry] = {}
@@ -55,6 +61,16 @@ class Slot:
     def named(self, data_digest: str) -> Manifest | None:
         """Return the manifest with a digest, of any generation, or None."""
         return next((found for found in self.manifests.values() if found.digest == data_digest), None)
+
+    def may_lack(self, entry: FileEntry) -> bool:
+        """Return whether a file may be missing.
+
+        `gc` deletes those that only ended generations and markers name, and retention the parts with a tombstone.
+        """
+        if self.standing is None:
+            return True
+        names = [name for name, file in self.standing.files.items() if file == entry]
+        return all((self.current, name.partition("/")[0]) in self.dropped for name in names)
 
     def _generations(self) -> Iterator[int]:
         """Yield the generations that have a record. One without any may follow a lost one, so look one further."""
@@ -100,14 +116,22 @@ class Slot:
             raise ArtifactError(f"not the manifest that {Invalidated.url(self.url, generation)} ended")
 
     def _look_for_dropped(self, generation: int, manifest: Manifest) -> None:
-        for part in sorted({name.partition("/")[0] for name in manifest.files if "/" in name}):
-            record = self._read(Dropped, generation, part)
+        """Look at the tombstones of a generation. Only one that is right excuses missing files."""
+        before, _, ending = Dropped.url("", generation, "*").lstrip("/").partition("*")
+        named = (name for name in self._names if name.startswith(before) and name.endswith(ending))
+        for part in sorted(name.removeprefix(before).removesuffix(ending) for name in named):
+            url, record = Dropped.url(self.url, generation, part), self._read(Dropped, generation, part)
             if record is None:
                 continue
-            self.dropped.add((generation, part))
-            if (record.manifest, record.part) != (manifest.digest, part):
-                url = Dropped.url(self.url, generation, part)
-                self._findings.add(url, "manifest", "of another manifest than the one beside it, or of another part")
+            if record.manifest != manifest.digest:
+                self._findings.add(url, "manifest", "of another manifest than the one beside it")
+            elif record.part != part:
+                self._findings.add(url, "part", "of another part than the one beside it")
+            elif part not in DELETED or not manifest.has_part(part):
+                told = f"retention deletes {', '.join(DELETED)} of artifacts that have them"
+                self._findings.add(url, "part", f"{told}, not {part} of a {manifest.stage}")
+            else:
+                self.dropped.add((generation, part))
 
     def _look_at_markers(self) -> None:
         """Read the markers of finished shards, of all generations."""

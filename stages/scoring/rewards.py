@@ -6,11 +6,13 @@ from typing import cast
 import numpy as np
 import pandas as pd
 
+from cosmos_rl_core import plugins
 from cosmos_rl_core.algorithms._advantages import decoupled
-from cosmos_rl_core.config.train import Gate
+from cosmos_rl_core.config.train import Gate, RewardOptions
 from cosmos_rl_core.errors import ArtifactError, GateError
 from stages import contracts
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.formats.samples import read_index
 from stages.formats.tables import read_table
@@ -62,8 +64,18 @@ def _scores_of(request: Request, rollout: Artifact) -> dict[str, Artifact]:
     for artifact in map(Artifact, request.inputs["scores"]):
         (scored,) = artifact.manifest.inputs["samples"]
         if rollout.manifest.part_content(*scored.parts) == scored.content:
-            found[contracts.Reward.model_validate(artifact.manifest.config).reward.label] = artifact
+            found[label_of(artifact.manifest)] = artifact
     return found
+
+
+def label_of(scores: Manifest) -> str:
+    """Return the label of the reward that gave scores.
+
+    A manifest lacks the settings that change no result, such as the folder of a model, so they cannot be checked.
+    """
+    reward = scores.config["reward"]
+    options: type[RewardOptions] = plugins.load("rewards", reward["name"]).Options
+    return options.model_construct(**reward).label
 
 
 def gated(samples: pd.DataFrame, gates: dict[str, Gate]) -> pd.DataFrame:

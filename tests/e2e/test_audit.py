@@ -89,18 +89,18 @@ def test_a_thousand_random_damages_are_found(flows: Flows) -> None:
     all_found(flows, 1000)
 
 
-def test_a_score_that_was_changed_with_every_digest_after_it_is_found_by_a_head_that_was_kept(flows: Flows) -> None:
+def test_a_number_that_was_changed_with_every_digest_after_it_is_found_by_a_head_that_was_kept(flows: Flows) -> None:
     """Also metrics and heads were written anew, so that nothing in the store contradicts anything else."""
     kept = audit(flows.store, RUN_ID).head.partition(" ")[2]
     assert audit(flows.store, RUN_ID, head=kept).faults == []
-    _edit(flows.root / "iterations/0002/reward-ocr/manifest.1.json", lambda body: body["summary"].update(ocr=0.99))
+    _edit(flows.root / "iterations/0002/reward-ocr/manifest.1.json", lambda body: body["summary"].update(seconds=0.99))
     _name_inputs_again(flows)
     faults = audit(flows.store, RUN_ID).faults
     assert {fault.file.rpartition("/")[2] for fault in faults} == {"manifest.1.json", "metrics.jsonl"}
     assert all("a head names" in fault.what for fault in faults if fault.file.endswith("manifest.1.json"))
     _write_heads_anew(flows)
     (fault,) = audit(flows.store, RUN_ID).faults
-    assert (fault.file, "reward/ocr_mean is" in fault.what) == (f"runs/{RUN_ID}/metrics.jsonl", True)
+    assert (fault.file, "reward/ocr_seconds is" in fault.what) == (f"runs/{RUN_ID}/metrics.jsonl", True)
     _write_metrics_anew(flows)
     assert audit(flows.store, RUN_ID).faults == []
     (fault,) = audit(flows.store, RUN_ID, head=kept).faults
@@ -171,7 +171,7 @@ def _write_metrics_anew(flows: Flows) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
         if (line["stage"], line["iteration"]) == ("reward-ocr", 2):
-            line["reward/ocr_mean"] = 0.99
+            line["reward/ocr_seconds"] = 0.99
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

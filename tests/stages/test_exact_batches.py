@@ -51,9 +51,10 @@ def test_scores_are_those_of_samples_alone_and_name_how_they_were_made(kernel: s
 
 
 def test_an_audit_knows_the_scorer_whatever_follows_its_version(tmp_path: Path):
-    manifest, _ = run(request_of(tmp_path, kernel="place"), tmp_path)
+    request = request_of(tmp_path, kernel="place")
+    manifest, _ = run(request, tmp_path)
     findings = Findings(str(tmp_path))
-    contents.check(manifest, lambda source: source, findings)
+    contents.check(manifest, request, lambda source: source, findings)
     assert findings.faults == []
     assert is_of("remote 1, 0123abcd", "remote 1")
     assert not is_of("remote 11", "remote 1")

@@ -1,0 +1,41 @@
+"""Check that artifacts are those that the plan asks for: with its settings and seed, made from what stands now."""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from cosmos_rl_core.errors import ArtifactError
+from flows.auditing.faults import Findings
+from flows.auditing.slot import Slot
+from flows.planning.steps import Step
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.artifacts.slots import standing
+
+
+def check(steps: Iterable[Step], slot_at: Callable[[str], Slot], findings: Findings) -> list[tuple[Manifest, Request]]:
+    """Compare each artifact with the Request that the plan gives, and return those pairs that have one recipe.
+
+    ``slot_at`` returns the slot with a URL. The artifact of another run, which a slot may refer to, has its own recipe.
+    """
+    pairs: list[tuple[Manifest, Request]] = []
+    for step in steps:
+        # Without an input there is no Request; that it is missing, or damaged, is found where it belongs.
+        with suppress(ArtifactError):
+            made, request = standing(step.slot)[1], step.request()
+            if made is None:
+                continue
+            if made.recipe == request.recipe:
+                pairs.append((made, request))
+            if (reason := made.why_not(request)) is not None and not _waits(made, request, slot_at):
+                field = "inputs" if made.recipe == request.recipe else "recipe"
+                findings.add(Manifest.url(step.slot, made.generation), field, reason)
+    return pairs
+
+
+def _waits(made: Manifest, request: Request, slot_at: Callable[[str], Slot]) -> bool:
+    """Return whether an artifact waits for `run` to make it again: an input was ended, or its stage has a new version.
+
+    A run that goes on ends it when it gets there.
+    """
+    sources = [source for some in made.inputs.values() for source in some]
+    return made.version != request.version or any(one.generation in slot_at(one.url).ended for one in sources)

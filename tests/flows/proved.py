@@ -1,0 +1,240 @@
+"""A tiny finished run that an audit has no fault with, made in this process, and forgers who edit it.
+
+Pictures and weights are made up; samples, scores, advantages, metrics and heads follow from the plan as in a real run.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from cosmos_rl_core.algorithms._base import algorithm_of
+from cosmos_rl_core.canonical import canonical_json, digest, sha256
+from cosmos_rl_core.storage import store as stores
+from flows import post_train
+from flows.planning.plan import Settings, freeze, plan_of
+from flows.planning.run import Run
+from flows.planning.steps import open_run
+from flows.running.wave import NUMERICS, standing_manifest
+from flows.watching.metrics import FILE
+from flows.watching.tracking import Tracker
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.layouts import cut
+from stages.artifacts.manifest import Manifest, content_of
+from stages.artifacts.records import FileEntry, Pinned, place_of
+from stages.artifacts.request import Input, Request, fingerprint_of, recipe_of
+from stages.artifacts.slots import standing
+from stages.formats.generating import planned, with_media
+from stages.formats.samples import StoredSample, read_index, unit_files
+from stages.formats.tables import to_parquet
+from stages.scoring.advantages import advantages
+from tests import hand_made
+from tests.flows.conftest import RECIPE
+
+RUN_ID = "proved"
+WORDS = ("AC", "K7", "HP", "XY", "ZZ", "QQ")
+KEPT = ("rollout.keep={ tensors = 1, media = 2 }", "train.ckpt.max_keep=2")
+FAILED = "i0001-"
+"""Beginning of the ids of samples of the rollout, one of whose samples is not finite and one has no score."""
+Body = dict[str, Any]
+
+
+class Proved:
+    """A store with the run in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.store = folder, folder / "store"
+
+    @property
+    def root(self) -> Path:
+        """The run."""
+        return self.store / "runs" / RUN_ID
+
+    def run(
+        self, run_id: str = RUN_ID, before: Callable[[Run], None] = lambda _: None, keep: tuple[str, ...] = KEPT
+    ) -> Run:
+        """Make a run to its end; ``before`` prepares its slots."""
+        prompts, recipe = self.folder / "prompts.jsonl", self.folder / "tiny.toml"
+        lines = (json.dumps({"prompt": f'a sign that says "{word}"'}) for word in WORDS)
+        prompts.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        text = RECIPE.replace('name = "ocr"\nlocal_dir = "WORDS"', f'name = "prompts"\npath = "{prompts}"')
+        recipe.write_text(text.replace("[[rewards]]", "[[rewards]]\nmax_failed_fraction = 0.3"), encoding="utf-8")
+        settings = Settings(str(recipe), str(self.store), run_id, overrides=("train.num_iterations=3", *keep))
+        run = Run(freeze(plan_of(settings), str(self.store)), str(self.store))
+        before(run)
+        notes: list[str] = []
+        with Tracker(run, notes.append) as tracker:
+
+            def launch(_: str, *requests: Request) -> list[Manifest]:
+                manifests = [standing_manifest(request) or self._make(run, request) for request in requests]
+                tracker.done(requests, manifests)
+                return manifests
+
+            post_train.make(run, launch)
+        assert notes == []
+        return run
+
+    def _make(self, run: Run, request: Request) -> Manifest:
+        pinned = Pinned(stage=request.stage, numerics=hand_made.NUMERICS)
+        stores.put_if_absent(stores.join(run.url, NUMERICS, f"{request.stage}.json"), pinned.sealed())
+        made = {"rollout": rollout, "reward": scores, "update": update}.get(request.stage)
+        files, summary = made(request) if made else ({"current/w": request.slot.encode()}, {})
+        hand_made.make(request, files, **summary)
+        # As it is read again: its names are sorted.
+        found = standing_manifest(request)
+        assert found is not None
+        return found
+
+
+def rollout(request: Request) -> tuple[dict[str, bytes], Body]:
+    """Samples in units of two. The fourth of iteration 1 is not finite."""
+    files: dict[str, bytes] = {}
+    plans = planned(request)
+    lost = [plan.sample_id for plan in plans if plan.sample_id.startswith(FAILED)][3:4]
+    for number, unit in enumerate(cut(plans, 2)):
+        stored: list[StoredSample] = []
+        for plan in unit:
+            pixels = np.full((1, 4, 8, 3), plan.seed % 251, np.uint8)
+            stored.append(with_media(plan, None if plan.sample_id in lost else pixels, b"latents", {}))
+        files |= unit_files(number, stored)
+    return files, {"samples": len(plans)} | ({"nonfinite": 1} if lost else {})
+
+
+def scores(request: Request) -> tuple[dict[str, bytes], Body]:
+    """Scores by place. The sixth sample of iteration 1 could not be scored, and the one that is not finite neither."""
+    (source,) = request.inputs["samples"]
+    samples = read_index(Artifact(source))
+    unscored = ["" if finite else "not finite" for finite in samples["finite"]]
+    if any(unscored):
+        unscored[5] = "ServiceError: no answer"
+    valid = [error == "" for error in unscored]
+    numbers = [k * k % 7 / 8 if one else None for k, one in enumerate(valid)]
+    table = samples[["sample_id", "prompt_id"]].assign(
+        score=pd.Series(numbers, dtype="float64"), valid=valid, scorer=request.settings(contracts.Reward).scorer
+    )
+    answers = samples[["sample_id"]].assign(error=unscored, details="{}")
+    files = {contracts.Reward.SCORES: to_parquet(table), contracts.Reward.ANSWERS: to_parquet(answers)}
+    known = table.loc[table["valid"], "score"]
+    failed = {"failed": len(table) - len(known)} if len(known) < len(table) else {}
+    counts = {"standard_error": float(known.sem()), "scored": len(known)} | failed
+    return files, {"ocr": float(known.mean())} | counts
+
+
+def update(request: Request) -> tuple[dict[str, bytes], Body]:
+    """The true advantages, and made-up weights."""
+    algorithm = algorithm_of(request.settings(contracts.Update).algorithm)
+    table = advantages(request, [*map(Artifact, request.inputs["rollouts"])], algorithm).drop(columns="key")
+    parts = ("current", "old", "optimizer")
+    files = {f"{part}/w": f"{part} {request.iteration}".encode() for part in parts}
+    files[contracts.Update.ADVANTAGES] = to_parquet(table)
+    excluded = len(table[~table["used"]])
+    return files, {"excluded": excluded} if excluded else {}
+
+
+def body_of(path: Path) -> Body:
+    return json.loads(path.read_bytes())["body"]
+
+
+def seal_anew(path: Path, change: Callable[[Body], object]) -> None:
+    """Change a sealed record, and give it the digest that it has then."""
+    body = body_of(path)
+    change(body)
+    path.write_bytes(canonical_json({"body": body, "sha256": digest(body)}))
+
+
+class Forger:
+    """Somebody who can write the whole store, and computes every digest anew."""
+
+    def __init__(self, store: Path, run_id: str = RUN_ID) -> None:
+        self.store, self.run_id, self.root = store, run_id, store / "runs" / run_id
+
+    def file(self, slot: str, name: str) -> Path:
+        """The file of an artifact of the run."""
+        made = self.root / slot
+        return made / body_of(made / "manifest.1.json")["files"][name]["path"]
+
+    def table(self, slot: str, name: str, change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+        """Change a table."""
+        path = self.file(slot, name)
+        path.write_bytes(to_parquet(change(pd.read_parquet(path, engine="pyarrow"))))
+
+    def rows(self, slot: str, change: Callable[[list[Body]], object], unit: int = 0) -> None:
+        """Change the rows of a unit's index."""
+        path = self.file(slot, f"index/{unit:05d}.json")
+        rows = json.loads(path.read_bytes())
+        change(rows)
+        path.write_bytes(canonical_json(rows))
+
+    def manifest(self, slot: str, change: Callable[[Body], object]) -> None:
+        """Change a manifest."""
+        seal_anew(self.root / slot / "manifest.1.json", change)
+
+    def seal(self, *, metrics: bool = True) -> None:
+        """Compute all digests anew, those of files first, and write metrics and heads that follow from them."""
+        before: dict[Path, bytes] = {}
+        while before != (before := {path: path.read_bytes() for path in self.store.rglob("manifest.1.json")}):
+            for path, data in before.items():
+                if "reference" in json.loads(data)["body"]:
+                    seal_anew(path, lambda body: body["reference"].update(self._names(body["reference"])))
+                else:
+                    seal_anew(path, self._follow(path.parent))
+        for path in self.store.rglob("dropped.1.*.json"):
+            of = sha256((path.parent / "manifest.1.json").read_bytes())
+            seal_anew(path, lambda body, of=of: body.update(manifest=of))
+        for path in self.store.rglob("layout.1.json"):
+            recipe = body_of(path.parent / "manifest.1.json")["recipe"]
+            seal_anew(path, lambda body, recipe=recipe: body.update(recipe=recipe))
+        if metrics:
+            self._write_metrics()
+        self._write_heads()
+
+    def _follow(self, slot: Path) -> Callable[[Body], None]:
+        def change(body: Body) -> None:
+            for entry in body["files"].values():
+                if (path := slot / entry["path"]).exists():
+                    entry.update(size=path.stat().st_size, sha256=sha256(path.read_bytes()))
+            for source in (one for some in body["inputs"].values() for one in some):
+                source.update(self._names(source))
+            body["content"] = content_of(_entries(body))
+            body["recipe"] = recipe_of(*(body[name] for name in ("stage", "version", "iteration", "seed", "config")))
+            inputs = {
+                role: [Input.model_validate_json(json.dumps(one)) for one in some]
+                for role, some in body["inputs"].items()
+            }
+            body["fingerprint"] = fingerprint_of(body["recipe"], inputs)
+
+        return change
+
+    def _names(self, source: Body) -> Body:
+        """What names an artifact as it is now."""
+        data = (self.store / place_of(source["url"]) / "manifest.1.json").read_bytes()
+        body = json.loads(data)["body"]
+        named = {"manifest": sha256(data), "fingerprint": body["fingerprint"]}
+        return named | ({"content": content_of(_entries(body), *source["parts"])} if "parts" in source else {})
+
+    def _write_metrics(self) -> None:
+        (self.root / FILE).unlink()
+        run, notes = open_run(str(self.store), self.run_id), list[str]()
+        with Tracker(run, notes.append) as tracker:
+            for wave in post_train.post_train(run):
+                requests = [step.request() for step in wave.steps]
+                tracker.done(requests, [found for one in requests if (found := standing(one.slot)[1]) is not None])
+
+    def _write_heads(self) -> None:
+        previous: str | None = None
+        for path in sorted((self.root / "heads").iterdir()):
+
+            def change(body: Body, previous: str | None = previous) -> None:
+                names = (name for name in body["records"] if (self.store / name).exists())
+                body["previous"], body["records"] = previous, {n: sha256((self.store / n).read_bytes()) for n in names}
+
+            seal_anew(path, change)
+            previous = sha256(path.read_bytes())
+
+
+def _entries(body: Body) -> dict[str, FileEntry]:
+    return {name: FileEntry.model_validate(entry) for name, entry in body["files"].items()}
