@@ -71,6 +71,8 @@ class Board:
             with self._turn:
                 self._turn.wait_for(lambda: self._waiting or self._ended)
                 taken, self._waiting, ended = self._waiting, {}, self._ended
+            if not taken:
+                return  # A client would start a server where none is named.
             try:
                 self._send(taken)
                 self._complained = False

@@ -7,6 +7,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import pandas as pd
+import psutil
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -116,6 +117,7 @@ class Recorded(Board):
 
 
 def test_a_run_shows_its_iterations_progress_pictures_and_report(recipe, tmp_path: Path):
+    before = children()
     run = planned(validated(recipe, tmp_path), tmp_path, run_id="hand", iterations=2)
     board, found, imagined = Recorded(), Collected(run), Imagined(run, tmp_path)
     with Showing(run, found, board, print) as showing:
@@ -130,9 +132,9 @@ def test_a_run_shows_its_iterations_progress_pictures_and_report(recipe, tmp_pat
 
         post_train.make(run, launch)
     assert board.shown.keys() == {f"hand-{what}" for what in ("report", "progress", "iterations", "pictures")}
-    newest, before = json.loads(str(board.shown["hand-iterations"][-1].data))
-    assert (newest["iteration"], before["iteration"]) == ("1", "0")
-    assert float(newest["ocr"].split(" ± ")[0]) > float(before["ocr"].split(" ± ")[0])
+    newest, earlier = json.loads(str(board.shown["hand-iterations"][-1].data))
+    assert (newest["iteration"], earlier["iteration"]) == ("1", "0")
+    assert float(newest["ocr"].split(" ± ")[0]) > float(earlier["ocr"].split(" ± ")[0])
     # A rollout, its reward, an update, and the fragment, which is real.
     assert float(newest["seconds"]) == pytest.approx(10.0 + 2.0 + 30.0, abs=9.0)
     assert "**policy 2**" in str(board.shown["hand-pictures"][-1].data)
@@ -140,6 +142,11 @@ def test_a_run_shows_its_iterations_progress_pictures_and_report(recipe, tmp_pat
     assert (ended.data, ended.description) == (100.0, "hand: finished")
     assert 0.0 < float(begun.data) < 10.0
     assert "sampling 1/2" in begun.description
+    assert children() <= before, "a server was started, though nothing was sent"
+
+
+def children() -> set[int]:
+    return {process.pid for process in psutil.Process().children()}
 
 
 def test_what_cannot_be_shown_ends_no_run(recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
