@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from cosmos_rl_core import command, shipped
 from cosmos_rl_core.errors import ConfigError
+from flows.cli import app as cli
 from tests.environments import ROOT, build_wheel, make_environment
 
 DOCKERFILE = ROOT / "deployments" / "Dockerfile"
@@ -60,9 +62,16 @@ def make_package(folder: Path, name: str) -> None:
 
 
 def test_a_shipped_recipe_and_profile_are_planned_in_an_empty_folder(cosmos_flows: Said, tmp_path: Path):
-    planned = json.loads(cosmos_flows("plan", "package:tiny/nft", "--cluster", "package:local", "--json"))
-    assert planned["recipe"]["train"]["train_policy"]["type"] == "nft"
-    assert planned["recipe"]["launch"]["processes"] == 1
+    said = cosmos_flows("plan", "package:tiny/nft", "--cluster", "package:eight-gpus")
+    files = [str(ROOT / name) for name in ("configs/tiny/nft.toml", "deployments/clusters/eight-gpus.toml")]
+    expected = CliRunner().invoke(cli.app, ["plan", files[0], "--cluster", files[1]]).stdout
+    assert len(expected.splitlines()) > 20
+
+    def lines(printed: str) -> list[str]:
+        return [line for line in printed.splitlines() if not line.startswith("store ")]
+
+    assert lines(said) == lines(expected)
+    assert [line.split() for line in lines(said) if line.startswith("ranks")] == [["ranks", "8", "1", "8", "8", "8"]]
     assert list(tmp_path.iterdir()) == []
 
 

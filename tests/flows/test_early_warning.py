@@ -256,6 +256,26 @@ def test_a_stopped_run_is_failed_until_its_recipe_says_otherwise(loop, main):
     assert stopped.made[-1] == "report"
 
 
+def test_an_approval_is_of_one_iteration_and_a_suspended_one_may_be_marked(loop, main):
+    suspended, longer = loop("suspend"), "train.num_iterations=3"
+    suspended.scores[2] = HIGH
+
+    def decided(k: int) -> list[str]:
+        _, manifest = standing(f"{suspended.store}/runs/hand/iterations/{k:04d}/warn")
+        assert manifest is not None
+        return [decision.word for decision in decisions_on(manifest)]
+
+    with pytest.raises(ApprovalError):
+        suspended.run(longer)
+    main("approve", "hand", "--store", suspended.store)
+    with pytest.raises(ApprovalError):
+        suspended.run(longer)
+    assert (decided(1), decided(2)) == (["suspended", "approved"], ["suspended"])
+    suspended.run(longer, "early_warning.on_trip=mark")
+    assert (decided(1), decided(2)) == (["suspended", "approved"], ["suspended", "marked"])
+    assert suspended.made[-1] == "report"
+
+
 def test_wider_limits_judge_again_and_let_the_run_go_on(loop):
     suspended = loop("suspend")
     with pytest.raises(ApprovalError):
