@@ -65,15 +65,17 @@ def save(folder: Path, architecture: str, settings: dict[str, dict[str, Any]] | 
     return str(folder)
 
 
-def save_model(folder: Path, architecture: str) -> str:
-    """Write everything, with random weights."""
+def save_model(folder: Path, architecture: str, **changes: Any) -> str:
+    """Write everything, with random weights. ``changes`` replace settings of the model."""
     torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        values = config(architecture)
+        values = config(architecture) | changes
         cls = getattr(transformers, architecture)
         cls(cls.config_class(**values)).save_pretrained(folder)
-    return save(folder, architecture)
+    path = save(folder, architecture)
+    (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    return path
 
 
 def save_talker(folder: Path, architecture: str, tokens: Sequence[str] = LETTERS, stops: Sequence[str] = STOPS) -> str:
