@@ -29,6 +29,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
             done += 1
         return found
 
+    judged = artifacts("judged")
     book = Book(
         title=config.title,
         reward=config.reward,
@@ -37,7 +38,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         settings=config.settings,
         roles=config.roles,
         iterations=[Piece.read(artifact) for artifact in artifacts("fragments")],
-        judged=[Piece.read(artifact) for artifact in artifacts("judged")],
+        judged=[Piece.read(artifact, first=judged[0] if place else None) for place, artifact in enumerate(judged)],
         trained=[Trained.read(artifact) for artifact in artifacts("updates")],
     )
     context.attempt.put(contracts.Report.PAGE, report_page(book))

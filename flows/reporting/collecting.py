@@ -50,6 +50,8 @@ class Collected:
     """Of the newest stage with torch."""
     logs: list[str] = field(default_factory=lambda: ["", ""])
     """Names of the first and of the newest log, which begin with their time."""
+    _first: Artifact | None = None
+    """The answers of version 0 of a VLM."""
     _seen: set[str] = field(default_factory=set[str])
 
     def add(self, slot: str, made: Manifest) -> None:
@@ -61,6 +63,10 @@ class Collected:
         if made.stage == "fragment":
             pieces = self.judged if made.config["held_out"] else self.iterations
             pieces[k] = Piece.read(Artifact(_input(made)), self._folder(made))
+        elif made.stage == "vlm_evaluate":
+            artifact = Artifact(_input(made))
+            self._first = self._first or artifact
+            self.judged[k] = Piece.read(artifact, first=self._first if k else None)
         elif made.stage in ("update", "finetune", "vlm_finetune"):
             self.trained[k] = Trained.read(Artifact(_input(made)))
         elif made.stage == "warn" and made.summary.get("tripped"):

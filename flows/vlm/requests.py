@@ -62,7 +62,8 @@ def export(run: VlmRun, k: int) -> Request:
 
 
 def report(run: VlmRun, iterations: int) -> Request:
-    """Return the Request for the report on all iterations."""
+    """Return the Request for the report on all iterations, and on the policy versions that are due by then."""
+    judged = [k for k in range(iterations + 1) if run.validates and run.is_due(k)]
     config = contracts.Report(
         title=run.plan.run_id,
         reward="",
@@ -73,7 +74,7 @@ def report(run: VlmRun, iterations: int) -> Request:
     )
     inputs = {
         "fragments": (),
-        "judged": (),
+        "judged": tuple(input_of(run.slots.version(k, "validate")) for k in judged),
         "updates": tuple(input_of(run.slots.policy(k + 1)) for k in range(iterations)),
     }
     return run.plan.request(run.slots.report, config, None, inputs)

@@ -12,6 +12,8 @@ from stages.formats.tables import read_table
 from stages.reporting.contracts import Fragment
 from stages.reporting.excerpt import Excerpt, Score
 from stages.reporting.numbers import Estimate
+from stages.vlm import evaluated
+from stages.vlm.settings import VlmEvaluate
 
 Rows = Sequence[tuple[str, str]]
 
@@ -23,10 +25,14 @@ class Piece:
     excerpt: Excerpt
     folder: str = ""
     """Address of the files of its fragment, relative to the page; "" if the page has no links."""
+    of_answers: bool = False
+    """Whether it was made from the answers of a VLM."""
 
     @classmethod
-    def read(cls, artifact: Artifact, folder: str = "") -> "Piece":
-        """Read a fragment."""
+    def read(cls, artifact: Artifact, folder: str = "", first: Artifact | None = None) -> "Piece":
+        """Read a fragment, or answers of a VLM, which are compared with those of version 0."""
+        if artifact.manifest.stage == VlmEvaluate.name:
+            return cls(evaluated.excerpt_of(artifact, first), of_answers=True)
         return cls(Excerpt.read(artifact.read(Fragment.FRAGMENT), artifact.url), folder)
 
     @property

@@ -28,6 +28,8 @@ TRIPPED = 8
 """Iterations whose limits are shown with their samples."""
 LISTED = 200
 """Rows of a table of prompts, failures or weights."""
+HEADLINES = 4
+"""Numbers in large digits."""
 LOSS = "loss"
 """Name of the held-out loss among the rewards."""
 
@@ -42,7 +44,8 @@ def report_page(book: Book) -> bytes:
         now=book.now,
         script=_script() if book.now else "",
         held_out=held_out,
-        headlines=[one for one in held_out if one.name in (book.reward, LOSS)],
+        headlines=[one for one in held_out if not book.reward or one.name in (book.reward, LOSS)][:HEADLINES],
+        of_answers=any(piece.of_answers for piece in book.judged),
         curves=list(_curves(book)),
         signs=list(signs(book, rows)),
         score_names=NAMES,
@@ -83,7 +86,7 @@ def _held_out(book: Book) -> list[HeldOut]:
     found = [HeldOut(name, first.estimate(name), *_after(last, name), "rose") for name in names if name]
     loss = None if last is None else last.loss
     change = None if last is None else change_of(last, HELD_OUT_LOSS)
-    found.insert(1, HeldOut(LOSS, first.loss, loss, change, "fell"))
+    found.insert(1 if book.reward else 0, HeldOut(LOSS, first.loss, loss, change, "fell"))
     return [one for one in found if one.before.n]
 
 

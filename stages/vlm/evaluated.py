@@ -1,0 +1,72 @@
+"""What a report shows of the answers and losses of a policy of a VLM. Imports no torch."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from stages.artifacts.artifact import Artifact
+from stages.formats.tables import read_table
+from stages.reporting.excerpt import HELD_OUT_LOSS, Change, Excerpt, Loss, Score
+from stages.vlm.settings import VlmEvaluate
+
+CORRECT = "correct answers: "
+"""Beginning of the names of the shares of correct answers."""
+
+
+def excerpt_of(artifact: Artifact, first: Artifact | None = None) -> Excerpt:
+    """Return the loss and the shares of correct answers; with the evaluation of version 0 also their changes."""
+    table = _read(artifact)
+    before = None if first is None else _read(first)
+    names = sorted(set(table["source"])) if artifact.manifest.config["max_new_tokens"] else []
+    return Excerpt(
+        k=artifact.manifest.iteration or 0,
+        samples=len(table),
+        scores=tuple(_score(name, table) for name in names),
+        loss=_loss(table),
+        changes=() if before is None else tuple(_changes(table, before, names)),
+    )
+
+
+def _read(artifact: Artifact) -> Any:
+    return read_table(artifact, VlmEvaluate.ANSWERS).set_index("number")
+
+
+def _score(source: str, table: Any) -> Score:
+    name, correct = f"{CORRECT}{source}", table.loc[table["source"] == source, "correct"].astype("float64")
+    return Score.of(name, name, correct, pd.Series(correct.index, correct.index))
+
+
+def _loss(table: Any) -> Loss:
+    """Return the mean over all labels, and its standard error over conversations."""
+    sums, labels = (table[name].to_numpy("float64") for name in ("loss_sum", "label_tokens"))
+    mean, count = float(sums.sum() / labels.sum()), len(table)
+    if not math.isfinite(mean):
+        return Loss(mean=None, error=None, n=count)
+    # A ratio of two sums: its error is that of what each conversation lacks to the mean.
+    gaps = sums - mean * labels
+    error = math.sqrt(count * float(gaps.var(ddof=1))) / labels.sum() if count > 1 else None
+    return Loss(mean=mean, error=error, n=count)
+
+
+def _changes(table: Any, before: Any, names: list[str]) -> Iterator[Change]:
+    for source in names:
+        rises = (table["correct"].astype("float64") - before["correct"].astype("float64"))[table["source"] == source]
+        yield _change(f"{CORRECT}{source}", rises)
+    losses = [one["loss_sum"] / one["label_tokens"] for one in (table, before)]
+    yield _change(HELD_OUT_LOSS, (losses[0] - losses[1]).replace([np.inf, -np.inf], np.nan))
+
+
+def _change(of: str, rises: Any) -> Change:
+    known = rises.dropna()
+    error = float(known.sem()) if len(known) > 1 else None
+    return Change(
+        of=of,
+        mean=float(known.mean()) if len(known) else None,
+        error=error,
+        n=len(known),
+        better=int((known > 0).sum()),
+        worse=int((known < 0).sum()),
+    )
