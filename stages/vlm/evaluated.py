@@ -1,4 +1,4 @@
-"""What a report shows of the answers and losses of a policy of a VLM. Imports no torch."""
+"""Excerpts of the answers and losses of a policy of a VLM, for reports. Imports no torch."""
 
 import math
 from collections.abc import Iterator

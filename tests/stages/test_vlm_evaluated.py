@@ -1,0 +1,63 @@
+"""Excerpts of the answers of a VLM, against numbers worked out by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Input, Request
+from stages.artifacts.slots import input_of
+from stages.formats.tables import to_parquet
+from stages.reporting.book import Book, Piece
+from stages.reporting.excerpt import HELD_OUT_LOSS
+from stages.reporting.page import report_page
+from stages.vlm.settings import VlmEvaluate, VlmRef
+from tests.hand_made import make
+
+INPUTS = ("policy", "tokens")
+
+
+def answers(folder: Path, k: int, loss_sums: list[float], correct: list[bool], most_tokens: int = 3) -> Artifact:
+    """Answers of policy version k to three questions with 1, 3 and 2 labels, the last of another dataset."""
+    table = pd.DataFrame({"number": range(3), "id": ["a", "b", "c"], "source": ["one", "one", "other"]})
+    table = table.assign(loss_sum=loss_sums, label_tokens=[1, 3, 2], expected="x", answer="x", whole=True)
+    config: Any = VlmEvaluate(
+        vlm=VlmRef(path="m", digest="d"), lora=None, trains=("language",), sources={}, max_new_tokens=most_tokens
+    )
+    slot = str(folder / f"{k}-{most_tokens}")
+    given = {name: (Input(url=name, generation=1, manifest="m", fingerprint="f", content="c"),) for name in INPUTS}
+    request = Request(stage="vlm_evaluate", slot=slot, seed=0, iteration=k, config=config, inputs=given)
+    make(request, {VlmEvaluate.ANSWERS: to_parquet(table.assign(correct=correct))})
+    return Artifact(input_of(slot))
+
+
+def test_losses_and_correct_answers_are_means_with_errors_and_changes(tmp_path: Path):
+    before = answers(tmp_path, 0, [3.0, 9.0, 6.0], [False, True, False])
+    after = answers(tmp_path, 2, [1.0, 7.0, 4.0], [True, True, False])
+    piece = Piece.read(after, first=before)
+    # 12 over 6 labels is 2; the conversations lack -1, 1 and 0 to it, with variance 1: sqrt(3 * 1) / 6.
+    assert (piece.k, piece.loss.mean, piece.loss.error, piece.loss.n) == (2, 2.0, pytest.approx(3**0.5 / 6), 3)
+    one, other = piece.excerpt.scores
+    assert (one.name, one.mean, one.n) == ("correct answers: one", 1.0, 2)
+    assert (other.name, other.mean, other.n, other.error) == ("correct answers: other", 0.0, 1, None)
+    changes = {change.of: (change.mean, change.better, change.worse) for change in piece.excerpt.changes}
+    assert changes["correct answers: one"] == (0.5, 1, 0)
+    assert changes["correct answers: other"] == (0.0, 0, 0)
+    # Of a label: 3 -> 1, 3 -> 7/3, 3 -> 2.
+    assert changes[HELD_OUT_LOSS] == (pytest.approx(-(2 + 2 / 3 + 1) / 3), 0, 3)
+    page = report_page(Book("run", "", judged=[Piece.read(before), piece])).decode()
+    assert "Held-out correct answers: one" in page
+    assert "share of correct answers of conversations that are never trained on" in page
+
+
+def test_without_answers_there_is_a_loss_alone(tmp_path: Path):
+    piece = Piece.read(answers(tmp_path, 0, [1.0, 7.0, 4.0], [False] * 3, most_tokens=0))
+    assert (piece.loss.mean, piece.excerpt.scores) == (2.0, ())
+
+
+def test_a_loss_that_is_not_finite_has_no_mean(tmp_path: Path):
+    piece = Piece.read(answers(tmp_path, 0, [float("inf"), 7.0, 4.0], [False] * 3))
+    assert piece.excerpt.loss is not None
+    assert (piece.excerpt.loss.mean, piece.loss.n) == (None, 0)
