@@ -66,7 +66,7 @@ def _by_sample(label: str, where: str, a: Any, b: Any) -> Difference:
 def _losses(a: Side, b: Side) -> Iterator[Difference]:
     """Yield what `validate` measured on the newest policy version that both runs judged."""
     tables = [one.opened.metrics() for one in (a, b)]
-    if any("stage" not in table for table in tables):
+    if any("policy_version" not in table for table in tables):
         return
     rows = [table[table["stage"] == "validate"].set_index("policy_version") for table in tables]
     both = rows[0].index.intersection(rows[1].index)

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from flows.cli.app import app
 from flows.comparing.comparison import compare
 from flows.comparing.page import write_page
 from flows.planning.run import Run
+from flows.watching.tracking import Tracker
 from stages import contracts
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
@@ -83,15 +85,15 @@ Make = Callable[..., Run]
 def make_run(recipe: Any, tmp_path: Path) -> Make:
     """Makes runs of one store: two iterations, judged before and after."""
 
-    def make_it(run_id: str, moves: Moves, overrides: tuple[str, ...] = (), stop_at: str = "") -> Run:
-        path = validated(recipe, tmp_path)
+    def make_it(
+        run_id: str, moves: Moves, overrides: tuple[str, ...] = (), stop_at: str = "", *, judged: bool = True
+    ) -> Run:
+        path = validated(recipe, tmp_path) if judged else recipe()
         run = planned(path, tmp_path, run_id=run_id, iterations=2, overrides=overrides)
         imagined = Weighted(run, tmp_path, moves)
-        if stop_at:
-            imagined.stop_at[stop_at] = StageError("stopped by the test")
-            with pytest.raises(StageError):
-                post_train.make(run, imagined.launch)
-        else:
+        imagined.stop_at |= {stop_at: StageError("stopped by the test")}
+        with Tracker(run, lambda _: None) as tracker, suppress(StageError):
+            imagined.done = tracker.done
             post_train.make(run, imagined.launch)
         return run
 
@@ -186,6 +188,15 @@ def test_a_run_that_stopped_is_compared_as_far_as_it_went(make_run: Make, tmp_pa
     assert found.weights.version == 1
     assert found.pictures is not None
     assert found.pictures.where == "iteration 0"
+
+
+def test_runs_that_hold_nothing_out_are_compared_by_their_rollouts(make_run: Make, tmp_path: Path):
+    for name in ("one", "two"):
+        make_run(name, Moves(UP, ZERO), judged=False)
+    found = compare("one", "two", str(tmp_path / STORE))
+    assert {one.where for one in found.scores} == {"training, iteration 1"}
+    assert found.pictures is not None
+    assert found.pictures.where == "iteration 1"
 
 
 def test_a_page_and_json_say_the_same(make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
