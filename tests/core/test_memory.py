@@ -59,8 +59,8 @@ def test_what_visits_is_the_root_and_two_blocks_or_the_casts():
     blocks = {"blocks.0.a.weight": (10, 10), "blocks.1.a.weight": (20, 10), "blocks.2.a.weight": (10, 10)}
     shapes = blocks | {"proj.weight": (3, 10), "norm.weight": (9,)}
 
-    def visiting(spread: Spread, **options: bool) -> int:
-        return memory.visiting(shapes, spread, **({"backward": True, "all_train": True} | options))
+    def visiting(spread: Spread, backward: bool = True, all_train: bool = True, checkpointing: bool = False) -> int:
+        return memory.visiting(shapes, spread, backward=backward, all_train=all_train, checkpointing=checkpointing)
 
     assert visiting(Spread(TWO), all_train=False) == 4 * 430
     assert visiting(Spread(TWO, half=True), backward=False) == 2 * 430
