@@ -1,6 +1,7 @@
 """Audit of a run: every file that its artifacts reach, and everything that follows from these files."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -30,6 +31,7 @@ from stages.artifacts.slots import one_look
 
 AT_ONCE = 8
 """Files that are hashed at once."""
+DIGEST = re.compile("[0-9a-f]{64}")
 MANIFEST_AWAY = "the manifest that it names is not there"
 
 
@@ -47,8 +49,12 @@ def audit(
     ``iteration`` looks at one iteration and at what it reads; ``quick`` compares sizes and hashes no file.
     ``head`` is the digest of a head that somebody kept: one of the run must have it. ``signed_by`` is the key of
     somebody who must have signed one.
-    Raises :class:`ConfigError` if there is no such run.
+    Raises :class:`ConfigError` if there is no such run or iteration, and for a head that is no digest.
     """
+    if head is not None and not DIGEST.fullmatch(head):
+        raise ConfigError(
+            f"--head {head}: expected the 64 hexadecimal digits that `cosmos-flows audit` prints as the newest head's"
+        )
     findings = Findings(store.absolute(store_url).rstrip("/"))
     url = store.join(run_url(store_url, run_id), PLAN_FILE)
     try:
@@ -69,11 +75,12 @@ def audit(
 
 def _look_at_signatures(run: Run, key: Ed25519PublicKey, findings: Findings) -> None:
     newest, wrong = signatures.signed_up_to(run.url, key)
+    others = ", ".join(signatures.signers(run.url)) or "nobody"
     for url, what in wrong:
         findings.add(url, "signature", what)
     if newest is None:
         folder = store.join(run.url, HEADS)
-        findings.add(folder, "signature", f"no head is signed by the key {signatures.key_id(key)}")
+        findings.add(folder, "signature", f"no head is signed by the key {signatures.key_id(key)}; signed by {others}")
     else:
         findings.signed = f"signed up to head {newest} by the key {signatures.key_id(key)}"
 
@@ -89,6 +96,12 @@ class Audit:
         """Look at all steps, or at those of one iteration, and return what was found."""
         every = steps(self._run)
         chosen = [step for step in every if iteration in (None, step.k)]
+        if not chosen:
+            last = max(step.k for step in every if step.k is not None)
+            run_id = self._run.plan.run_id
+            raise ConfigError(
+                f"{run_id} has no iteration {iteration}; its iterations and policy versions are 0 to {last}"
+            )
         reached = [step for step in chosen if self._look_at(step.slot).standing is not None]
         for step in reached:
             self._follow_reference(step.slot)
@@ -295,9 +308,21 @@ class Audit:
         if self._quick:
             return ""
         digest = sha256()
-        for start in range(0, entry.size, BLOCK_BYTES):
-            digest.update(store.read(url, start, min(start + BLOCK_BYTES, entry.size)))
+        for block in _blocks(url, entry.size):
+            digest.update(block)
         return "" if digest.hexdigest() == entry.sha256 else f"sha256 {digest.hexdigest()}, expected {entry.sha256}"
 
 
 MISSING = "missing"
+
+
+def _blocks(url: str, size: int) -> Iterator[bytes]:
+    """Read a file's blocks in order; those of a distant file ahead, since each is a request."""
+
+    def read(start: int) -> bytes:
+        return store.read(url, start, min(start + BLOCK_BYTES, size))
+
+    starts = range(0, size, BLOCK_BYTES)
+    if "://" in url and len(starts) > 1:
+        return (data for _, data in store.ahead(starts, read))
+    return map(read, starts)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError, first_line
 
@@ -74,7 +74,8 @@ class Findings:
         seen = f"{self.artifacts} artifacts, {self.files} files, {self.size / 1e6:.1f} MB"
         lines: list[str | Table] = []
         if self.faults:
-            table = Table("file", "field", "what", box=None)
+            # Folded, because a path that is cut off names no file.
+            table = Table(*(Column(title, overflow="fold") for title in ("file", "field", "what")), box=None)
             for fault in self.faults[:SHOWN]:
                 table.add_row(fault.file, fault.field, fault.what)
             lines.append(table)
@@ -83,7 +84,8 @@ class Findings:
         lines += [f"newest head {self.head}"] * bool(self.head)
         lines += [self.signed] * bool(self.signed)
         lines += [f"deleted by retention, so not provable: {name}" for name in self.gone]
-        lines.append(f"{len(self.faults)} faults in {seen}" if self.faults else f"nothing is wrong: {seen}")
+        count = "1 fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
+        lines.append(f"{count} in {seen}" if self.faults else f"nothing is wrong: {seen}")
         return lines
 
     def as_json(self) -> dict[str, Any]:

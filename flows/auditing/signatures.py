@@ -55,6 +55,11 @@ def signed_up_to(root: str, key: Ed25519PublicKey) -> tuple[int | None, list[tup
     return newest, wrong
 
 
+def signers(root: str) -> list[str]:
+    """Return the ids of the keys that signed a head, as the names of signatures say."""
+    return sorted({name.split(".")[1] for name in store.names(store.join(root, HEADS)) if name.endswith(".sig")})
+
+
 def signature_url(root: str, number: int, key: Ed25519PublicKey) -> str:
     """Return where the signature of a head by a key lies."""
     return url_of(root, number).removesuffix(".json") + f".{key_id(key)}.sig"

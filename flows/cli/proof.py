@@ -18,19 +18,24 @@ WRONG_DATA = 65
 def audit(
     run_id: Annotated[str, Argument(metavar="RUN", help="Id of the run")],
     store: StoreOption = DEFAULT_STORE,
-    iteration: Annotated[int | None, Option(min=0, help="Look at one iteration and at what it reads")] = None,
-    head: Annotated[str | None, Option(help="Digest of a head that you kept: the run must still have it")] = None,
+    iteration: Annotated[
+        int | None, Option(min=0, help="Look at one iteration or policy version, and what it reads")
+    ] = None,
+    head: Annotated[
+        str | None, Option(help="Digest of a head that you kept, 64 digits: the run must still have it")
+    ] = None,
     public_key: Annotated[Path | None, Option(help="PEM file: its owner must have signed a head")] = None,
     quick: Annotated[bool, Option("--quick", help="Compare sizes only; read no media and no tensors")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare every byte of a run with its digest, and every digest with what names it. Changes nothing.
 
-    Exits with 65 if anything is wrong, and prints file and field of each fault.
+    Exits with 0 if nothing is wrong; else with 65, and prints file and field of each fault.
+    The last lines name the newest head, whose digest to keep, and what retention deleted.
 
     Examples:
         cosmos-flows audit RUN
-        cosmos-flows audit RUN --iteration 7 --head 5d41402abc4b2a76b9719d911017c592ae2c3ab6
+        cosmos-flows audit RUN --iteration 7 --head DIGEST
         cosmos-flows audit RUN --public-key public.pem
     """
     key = None if public_key is None else import_module("flows.auditing.signatures").public_key(public_key)

@@ -43,6 +43,10 @@ def test_a_signed_run_needs_one_public_key(flows: Flows, keys: tuple[Path, Path]
     signature.write_bytes(bytes(64))
     code, said = say(flows, "audit", "--quick", "--public-key", public)
     assert (code, "is not a signature of its head" in said) == (65, True)
+    openssl("genpkey", "-algorithm", "ed25519", "-out", private)
+    openssl("pkey", "-in", private, "-pubout", "-out", public)
+    code, said = say(flows, "audit", "--quick", "--json", "--public-key", public)
+    assert (code, f"; signed by {signature.name.split('.')[1]}" in said) == (65, True)
 
 
 def test_what_is_no_key_is_said(reference: Flows, keys: tuple[Path, Path], tmp_path: Path):

@@ -12,9 +12,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 from cosmos_rl_core.canonical import sha256
 from flows.auditing.audit import audit
+from flows.cli.app import app
 from stages import contracts
 from stages.artifacts.slots import input_of, refer
 from tests.flows.proved import RUN_ID, Forger, Proved, body_of, seal_anew
@@ -343,3 +345,35 @@ def test_a_reference_that_names_another_artifact_is_found(forked: Proved):
     finally:
         path.write_bytes(before)
     assert told(forger) == []
+
+
+def test_wrong_questions_are_answered_with_64_and_what_there_is(forked: Proved, tmp_path: Path):
+    def asked(*words: str) -> tuple[int, str]:
+        ended = CliRunner().invoke(app, ["audit", *words])
+        return ended.exit_code, " ".join(ended.output.split())
+
+    store = str(forked.store)
+    for words, said in (
+        (("other", "--store", store), "there is no run 'other' in the store"),
+        (("fork", "--store", str(tmp_path)), "it has no run at all"),
+        (
+            ("fork", "--store", store, "--iteration", "9"),
+            "fork has no iteration 9; its iterations and policy versions are 0 to 3",
+        ),
+        (("fork", "--store", store, "--head", "abc"), "--head abc: expected the 64 hexadecimal digits"),
+        (("fork", "--store", store, "--public-key", str(tmp_path / "k")), "No such file or directory"),
+    ):
+        code, output = asked(*words)
+        assert (code, said in output) == (64, True), output
+    code, output = asked("fork", "--store", store, "--head", "0" * 64)
+    assert (code, "1 fault in " in output) == (65, True)
+
+
+def test_names_of_files_are_printed_whole(forger: Forger):
+    path = forger.file(ROLLOUT, "media/00000.tar")
+    path.write_bytes(b"")
+    output = CliRunner().invoke(app, ["audit", RUN_ID, "--store", str(forger.store), "--quick"]).output
+    rows = output.partition("newest head")[0].splitlines()[1:]
+    assert f"runs/{RUN_ID}/{path.relative_to(forger.root)}" in "".join(
+        row.split("bytes")[0].strip().split(" ")[0] for row in rows
+    )
