@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from safetensors.numpy import save
 
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.canonical import canonical_json, digest, sha256
@@ -36,6 +37,7 @@ from tests import hand_made
 from tests.flows.conftest import RECIPE
 
 RUN_ID = "proved"
+WEIGHTS = "00000.safetensors"
 WORDS = ("AC", "K7", "HP", "XY", "ZZ", "QQ")
 KEPT = ("rollout.keep={ tensors = 1, media = 2 }", "train.ckpt.max_keep=2")
 FAILED = "i0001-"
@@ -82,7 +84,7 @@ class Proved:
         pinned = Pinned(stage=request.stage, numerics=hand_made.NUMERICS)
         stores.put_if_absent(stores.join(run.url, NUMERICS, f"{request.stage}.json"), pinned.sealed())
         made = {"rollout": rollout, "reward": scores, "update": update}.get(request.stage)
-        files, summary = made(request) if made else ({"current/w": request.slot.encode()}, {})
+        files, summary = made(request) if made else ({f"current/{WEIGHTS}": weights(1.0)}, {})
         hand_made.make(request, files, **summary)
         # As it is read again: its names are sorted.
         found = standing_manifest(request)
@@ -129,10 +131,15 @@ def update(request: Request) -> tuple[dict[str, bytes], Body]:
     algorithm = algorithm_of(request.settings(contracts.Update).algorithm)
     table = advantages(request, [*map(Artifact, request.inputs["rollouts"])], algorithm).drop(columns="key")
     parts = ("current", "old", "optimizer")
-    files = {f"{part}/w": f"{part} {request.iteration}".encode() for part in parts}
+    files = {f"{part}/{WEIGHTS}": weights(place, request.iteration) for place, part in enumerate(parts)}
     files[contracts.Update.ADVANTAGES] = to_parquet(table)
     excluded = len(table[~table["used"]])
     return files, {"excluded": excluded} if excluded else {}
+
+
+def weights(*numbers: float | None) -> bytes:
+    """A file of tensors."""
+    return save({"w": np.array([number or 0.0 for number in numbers], np.float32)})
 
 
 def body_of(path: Path) -> Body:
