@@ -65,20 +65,30 @@ def test_a_killed_rank_and_a_killed_torchrun_are_tried_again_with_the_same_resul
 def test_a_flow_killed_inside_a_shard_of_a_rollout_goes_on_from_the_finished_shards(
     flows: Flows, reference: Flows
 ) -> None:
-    flows.forget(LAST_ROLLOUT)
-    before = flows.manifests()
-    run = flows.start()
-    run.wait_until(lambda: flows.markers(LAST_ROLLOUT, 0))
-    run.kill()
-
-    assert flows.nothing_is_left()
-    assert not flows.markers(LAST_ROLLOUT, LAST_SHARD)
+    before = _killed_inside_the_last_rollout(flows)
     assert flows.manifests() == before
     said = flows.run(*COLD)
     assert "finished shards of an earlier attempt were adopted" in said
     require_untouched(flows, before)
     require_same_run(flows, reference)
     assert flows.nothing_is_left()
+
+
+def _killed_inside_the_last_rollout(flows: Flows) -> dict[str, bytes]:
+    """Kill a flow between the first and the last shard of a rollout, and return the manifests from before.
+
+    On a busy machine the kill may come after the last shard: then once more.
+    """
+    for _ in range(10):
+        flows.forget(LAST_ROLLOUT)
+        before = flows.manifests()
+        run = flows.start()
+        run.wait_until(lambda: flows.markers(LAST_ROLLOUT, 0))
+        run.kill()
+        assert flows.nothing_is_left()
+        if not flows.markers(LAST_ROLLOUT, LAST_SHARD):
+            return before
+    raise AssertionError("each of ten kills came after the last shard")
 
 
 def test_a_cold_stage_killed_without_a_retry_fails_the_command_and_the_next_one_goes_on(
