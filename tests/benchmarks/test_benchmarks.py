@@ -8,7 +8,7 @@ import diffusers
 import pytest
 
 from tests.benchmarks import __main__ as bench
-from tests.benchmarks import data, flops, models, overlap, rewards
+from tests.benchmarks import data, flops, models, overlap, rewards, vlm
 from tests.benchmarks.models import Shape
 
 
@@ -87,3 +87,15 @@ def test_scoring_beside_the_rollout_is_measured_with_equal_policies(tmp_path: Pa
     (path,) = tmp_path.iterdir()
     (row,) = json.loads(path.read_text(encoding="utf-8"))["measured"]
     assert row["ratio"] == pytest.approx(row["beside_s"] / row["after_s"])
+
+
+@pytest.mark.slow
+def test_fine_tuning_of_a_vlm_is_measured_beside_a_plain_loop(tmp_path: Path):
+    few = ["--rounds", "1", "--steps", "1", "--conversations", "48", "--sizes", "48", "--output", str(tmp_path)]
+    assert vlm.main(few) == 0
+    (path,) = tmp_path.iterdir()
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert [row["trains"] for row in found["throughput"]] == ["full", "lora"]
+    for row in found["throughput"]:
+        assert row["ratio"] == pytest.approx(row["tokens_per_core_s"] / row["plain_tokens_per_core_s"])
+    assert found["peak_mib_by_conversations"]["48"] > 0
