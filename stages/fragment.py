@@ -4,12 +4,11 @@ It holds no time, host or path, so equal inputs give equal bytes.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-import pandas as pd
 from PIL import Image
 
 from cosmos_rl_core.errors import first_line
@@ -24,7 +23,7 @@ from stages.formats.samples import StoredSample
 from stages.formats.tables import read_table
 from stages.reporting import choosing, pictures
 from stages.reporting.excerpt import HELD_OUT_LOSS, Change, Excerpt, Failure, Loss, Picture, PromptScore, Score, Tripped
-from stages.reporting.numbers import words
+from stages.reporting.numbers import Estimate, words
 from stages.reporting.samples import Samples
 from stages.scoring.spreads import scored_numbers
 
@@ -229,19 +228,19 @@ def _changes(
     """Yield the change of each reward and of the held-out loss since version 0."""
     if scored is not None and first is not None:
         for label, table in scored.tables.items():
-            yield _change(label, table[label], first.tables[label][label])
+            yield _change(label, table[label], first.tables[label][label], table["prompt_id"])
     if losses is not None and first_losses is not None:
         yield _change(HELD_OUT_LOSS, losses, first_losses)
 
 
-def _change(of: str, after: Mapping[str, float] | Any, before: Any) -> Change:
+def _change(of: str, after: Any, before: Any, prompts: Any | None = None) -> Change:
     # Of each sample or item that both have.
     rises: Any = (after - before).replace([math.inf, -math.inf], math.nan).dropna()
-    rises = rises if isinstance(rises, pd.Series) else pd.Series(dtype="float64")
+    estimate = Estimate.of(rises, prompts)
     return Change(
         of=of,
-        mean=finite(float(rises.mean())),
-        error=finite(float(rises.sem())),
+        mean=finite(estimate.mean),
+        error=finite(estimate.error),
         n=len(rises),
         better=int((rises > 0).sum()),
         worse=int((rises < 0).sum()),

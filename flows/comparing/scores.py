@@ -53,13 +53,13 @@ def _rewards(a: Side, b: Side) -> Iterator[Difference]:
 
 
 def _by_sample(label: str, where: str, a: Any, b: Any) -> Difference:
-    both = a[[label, "noise_seed"]].merge(b[[label, "noise_seed"]], on="sample_id", suffixes=(".a", ".b"))
+    both = a[[label, "noise_seed", "prompt_id"]].merge(b[[label, "noise_seed"]], on="sample_id", suffixes=(".a", ".b"))
     before, after = Estimate.of(a[label]), Estimate.of(b[label])
     if both.empty:
         return Difference.independent(label, where, before, after, "other prompts")
     same = both["noise_seed.a"].eq(both["noise_seed.b"]).all()
     how = "sample by sample" if same else "prompt by prompt, other seeds"
-    change = Estimate.of(both[f"{label}.b"] - both[f"{label}.a"])
+    change = Estimate.of(both[f"{label}.b"] - both[f"{label}.a"], both["prompt_id"])
     return Difference(label, where, before, after, change, how)
 
 

@@ -1,6 +1,7 @@
 """Facts that a page needs of a run, read from each artifact once: fragments, optimizer steps, seconds, attempts."""
 
 import posixpath
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -23,6 +24,8 @@ from stages.reporting.book import Piece, Trained
 
 LAST_WORDS = 300
 """Characters of the last line of a log."""
+_BAR = re.compile(r"\d%\|.*\|.*\d+/(\d+|\?)|\[\d+:\d+[<,]")
+"""A progress bar of tqdm."""
 
 
 @dataclass
@@ -118,11 +121,11 @@ class Collected:
         if slot.startswith(self.run.url):  # other runs may have made what is shared, at other times
             self._date(logs)
         if failed:
-            self.troubles.append((_name(slot), str(failed), _last_words(slot, logs[-2])))
+            self.troubles.append((_name(slot, made.stage), str(failed), _last_words(slot, logs[-2])))
         if made.generation > 1:
             end = Invalidated.read(slot, made.generation - 1)
             why = f"made again, generation {made.generation}: {end.reason if end else 'no reason recorded'}"
-            self.troubles.append((_name(slot), str(failed), why))
+            self.troubles.append((_name(slot, made.stage), str(failed), why))
 
     def _unfinished(self, step: Step) -> None:
         logs = sorted(store.names(store.join(step.slot, "logs")))
@@ -156,13 +159,16 @@ def _input(made: Manifest) -> Input:
     )
 
 
-def _name(slot: str) -> str:
-    """Return the end of a slot's address, such as ``iterations/0003/update``."""
-    return place_of(slot).split("/", 2)[-1]
+def _name(slot: str, stage: str) -> str:
+    """Return the end of a slot's address, such as ``iterations/0003/update``, or the stage of what runs share."""
+    place = place_of(slot)
+    return place.split("/", 2)[-1] if place.startswith("runs/") else stage
 
 
 def _last_words(slot: str, log: str) -> str:
-    """Return the last line of a log."""
+    """Return the last line of a log that is not a progress bar."""
     data = store.read_if_exists(store.join(slot, "logs", log)) or b""
+    # A carriage return ends a line too: bars are drawn over themselves.
     lines = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:LAST_WORDS] if lines else "its process ended without a word"
+    told = [line for line in lines if not _BAR.search(line)]
+    return told[-1][:LAST_WORDS] if told else "its process ended without a word"

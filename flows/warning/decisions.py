@@ -60,7 +60,8 @@ class Decision(Sealed):
 
     def __str__(self) -> str:
         note = f": {self.note}" if self.note else ""
-        return f"{self.word} by {self.by} at {self.at}{note}"
+        did = {"marked": "let the run go on", "approved": "approved it"}.get(self.word, f"{self.word} the run")
+        return f"{self.by} {did} at {self.at}{note}"
 
 
 def _url(slot: str, evidence: str, number: int) -> str:

@@ -15,7 +15,7 @@ class Fragment(StageConfig):
     """
 
     name = "fragment"
-    version = 1
+    version = 2
     torch = False
     inputs = dict.fromkeys(
         ("samples", "scores", "warnings", "validations", "first", "first_scores", "first_validations"), "many"
@@ -39,7 +39,7 @@ class Report(StageConfig):
     """One HTML file about a whole run, from its fragments and the numbers of its optimizer steps."""
 
     name = "report"
-    version = 4
+    version = 5
     torch = False
     inputs = dict.fromkeys(("fragments", "judged", "updates"), "many")
     PAGE: ClassVar[str] = "index.html"

@@ -119,6 +119,7 @@ class Change(Section):
     of: str
     mean: float | None
     error: float | None
+    """Standard error: over the means of prompts for a reward, over items for the loss."""
     n: int
     better: int
     """Samples whose number rose."""

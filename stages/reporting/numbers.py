@@ -27,10 +27,16 @@ class Estimate:
     n: int
 
     @classmethod
-    def of(cls, scores: Any) -> "Estimate":
-        """Estimate the mean of the finite scores of a pandas Series."""
+    def of(cls, scores: Any, prompts: Any | None = None) -> "Estimate":
+        """Estimate the mean of the finite scores of a pandas Series.
+
+        With ``prompts``, a Series with the same index, the standard error is that of the means of the prompts, whose
+        samples are alike; with a single prompt it is that of the samples.
+        """
         known = scores.dropna()
-        return cls(float(known.mean()), float(known.sem()), len(known))
+        means = known if prompts is None else known.groupby(prompts.reindex(known.index)).mean()
+        independent = means if len(means) > 1 else known
+        return cls(float(known.mean()), float(independent.sem()), len(known))
 
     @property
     def shown(self) -> str:

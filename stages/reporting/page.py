@@ -24,7 +24,7 @@ PICTURE_BYTES = 24_000_000
 """Characters of small pictures of iterations in a page. Of longer runs evenly spaced iterations are shown."""
 STRIP = 24
 """Iterations or policy versions in a strip."""
-TRIPPED = 8
+TRIPPED = 24
 """Iterations whose limits are shown with their samples."""
 LISTED = 200
 """Rows of a table of prompts, failures or weights."""
@@ -37,6 +37,8 @@ LOSS = "loss"
 def report_page(book: Book) -> bytes:
     """Return the page. Without ``now`` it has no links and no script, and equal artifacts give equal bytes."""
     rows, held_out = moved(book), _held_out(book)
+    evidence = list(signs(book, rows))
+    limited = [piece for piece in book.iterations if piece.excerpt.tripped]
     last = book.judged[-1] if len(book.judged) > 1 else None
     return render(
         "report.html",
@@ -47,10 +49,12 @@ def report_page(book: Book) -> bytes:
         headlines=[one for one in held_out if not book.reward or one.name in (book.reward, LOSS)][:HEADLINES],
         of_answers=any(piece.of_answers for piece in book.judged),
         curves=list(_curves(book)),
-        signs=list(signs(book, rows)),
+        signs=evidence,
+        suspected=any(kind == "bad" for kind, _ in evidence),
         score_names=NAMES,
         scores=[row.cells for row in rows],
-        tripped=evenly([piece for piece in book.iterations if piece.excerpt.tripped], TRIPPED),
+        limited=len(limited),
+        tripped=evenly(limited, TRIPPED),
         distributions=distributions(book),
         worst=[(piece, piece.excerpt.chosen("worst")[0]) for piece in _strip(book.iterations, "worst")],
         film=_film(book),

@@ -107,8 +107,9 @@ def _shown(value: float) -> float | None:
 
 def signs(book: Book, rows: list[Moved]) -> Iterator[tuple[str, str]]:
     """Yield sentences that speak for or against reward hacking, each with ``good``, ``bad`` or ``""``."""
-    yield _limits(book)
-    yield from _training_and_held_out(book, rows)
+    limits = _limits(book)
+    yield limits
+    yield from _training_and_held_out(book, rows, tripped=limits[0] == "bad")
     watched = [row for row in rows if row.role == "watched" and abs(row.drift) > MOVED]
     if watched:
         watched.sort(key=lambda row: -abs(row.z) if math.isfinite(row.z) else -math.inf)
@@ -137,19 +138,24 @@ def _limits(book: Book) -> tuple[str, str]:
         return "good", "No limit of early warning tripped."
     count = sum(len(piece.excerpt.tripped) for piece in tripped)
     first = tripped[0]
-    limits = f"{count} limit{'s' * (count > 1)} tripped in {len(tripped)} iteration{'s' * (len(tripped) > 1)}"
-    return "bad", f"{limits} of early warning, first in iteration {first.k}: {first.excerpt.tripped[0].words}."
+    limits = f"{count} limit{'s' * (count > 1)} of early warning tripped in"
+    places = f"{len(tripped)} iteration{'s' * (len(tripped) > 1)}"
+    return "bad", f"{limits} {places}, first in iteration {first.k}: {first.excerpt.tripped[0].words}."
 
 
-def _training_and_held_out(book: Book, rows: list[Moved]) -> Iterator[tuple[str, str]]:
-    """Yield whether the training reward and the held-out one moved together."""
+def _training_and_held_out(book: Book, rows: list[Moved], *, tripped: bool) -> Iterator[tuple[str, str]]:
+    """Yield whether the training reward and the held-out one moved together.
+
+    A hacked reward rises on held-out prompts too: where a limit tripped, that speaks for nothing.
+    """
     own = next((row for row in rows if row.score.name == book.reward), None)
     held_out = headline_change(book)
     if own is None or held_out is None:
         return
     rose = own.drift > 2
     if rose and held_out.direction == "rose":
-        yield "good", f"The training reward and the held-out one both rose (held out {signed(held_out.mean)})."
+        words = f"The training reward and the held-out one both rose (held out {signed(held_out.mean)})"
+        yield ("", f"{words}, as they do when a reward is hacked.") if tripped else ("good", f"{words}.")
     elif rose:
         words = "The training reward rose, the held-out one"
         yield "bad", f"{words} {held_out.direction}: the policy may have learned its prompts or the scorer."

@@ -10,6 +10,7 @@ from cosmos_rl_core.rewards._answers import finite
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.formats.tables import read_table
+from stages.reporting.numbers import Estimate
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,8 @@ class Spread:
         Samples of one prompt are alike, so the standard error is that of the prompts' means. With one prompt it is that
         of the samples.
         """
-        means = scores.groupby(prompts).mean()
-        independent = means if len(means) > 1 else scores
-        return cls(len(scores), float(scores.mean()), float(scores.std()), float(independent.sem()))
+        estimate = Estimate.of(scores, prompts)
+        return cls(len(scores), estimate.mean, float(scores.std()), estimate.error)
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers; those that are not finite are None."""

@@ -315,7 +315,7 @@ def test_status_says_what_tripped_and_what_to_do(loop, main):
         suspended.run()
     _, out, _ = main("status", "hand", "--store", suspended.store)
     assert "iteration 1: ocr rose from 0.3125 to 4.312" in out
-    assert "suspended by the recipe" in out
+    assert "the recipe suspended the run at " in out
     assert "/records/warning.html" in out
     assert "z-scores of policy 0, iteration 1: ocr +" in out
     _, out, _ = main("status", "hand", "--store", suspended.store, "--json")

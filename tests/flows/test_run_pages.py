@@ -24,6 +24,8 @@ from tests.flows.by_hand import validated
 from tests.flows.imagined import Imagined, full_size
 from tests.hand_made import planned
 
+BAR = "files:  50%|██▌  | 1/2 [00:01<00:01,  1.0file/s]"
+LOG = f"epoch 1\nout_of_memory: 80 GB\n\rfiles:   0%|     | 0/2\r{BAR}\n\n".encode()
 KEEP = ("[rollout]", "[rollout]\nkeep = { media = 1 }")
 
 
@@ -110,7 +112,7 @@ def test_a_page_on_demand_tells_of_a_killed_run_and_of_failed_attempts(run: Run,
     with pytest.raises(KeyboardInterrupt):
         go(run, tmp_path, "iteration-0001/update+fragment", KeyboardInterrupt())
     update = run.slots.iteration(1, "update")
-    store.write(store.join(update, "logs", "20250131T120000-aaaa.log"), b"epoch 1\nout_of_memory: 80 GB\n\n")
+    store.write(store.join(update, "logs", "20250131T120000-aaaa.log"), LOG)
     store.remove(writing.address(run))
     writing.keep_command(run, Settings("tiny.toml", run.store_url, overrides=["train.seed=1"]))
     code, out, _ = main("report", "hand", "--store", run.store_url)
@@ -119,6 +121,7 @@ def test_a_page_on_demand_tells_of_a_killed_run_and_of_failed_attempts(run: Run,
     row = ["iteration-0001/update", "1", "out_of_memory: 80 GB"]
     assert "".join(f"<td>{cell}</td>" for cell in row) in page
     assert f"<pre>cosmos-flows run tiny.toml --store {run.store_url} --run-id hand --set train.seed=1</pre>" in page
+    assert f"<p>To continue:</p><pre>cosmos-flows run tiny.toml --store {run.store_url}" in page
     assert main("report", "other", "--store", run.store_url)[0] == 64
     assert main("report", "hand", "--store", "s3://bucket/runs", "--open")[0] == 64
 

@@ -12,7 +12,11 @@ import pytest
 from cosmos_rl_core.errors import ArtifactError
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
+from stages.reporting.book import Book, Piece
+from stages.reporting.excerpt import Change, Excerpt, Score, Tripped
 from stages.reporting.numbers import Estimate
+from stages.reporting.page import report_page
+from stages.reporting.scores import moved, signs
 from tests.stages.made_up import (
     EVALUATION_SCORES,
     ROLLOUT_SCORES,
@@ -58,10 +62,11 @@ def test_held_out_mean_and_standard_error_are_those_of_the_valid_samples(page: s
     assert f"{shown}<span>n = {sum(s is not None for s in scores)}</span>" in section(page, "learned")
 
 
-def test_the_change_is_paired_by_sample(page: str):
-    change = expected([0.5, 0.0, 0.5])
+def test_the_change_is_paired_by_sample_and_its_error_is_over_prompts(page: str):
+    # Prompt t rose by 0.5 and 0, prompt u by 0.5.
+    change = Estimate(1 / 3, expected([0.25, 0.5]).error, 3)
     told = f"<b>+{change.shown}<i> {change.error_shown}</i></b><span>n = 3<"
-    assert f"<span>change, sample by sample</span>{told}" in page
+    assert f"<span>change, sample by sample ± error over prompts</span>{told}" in page
     assert "Of 3 held-out samples 2 got better and 0 worse" in page
 
 
@@ -94,6 +99,30 @@ def test_scores_are_compared_with_iteration_0_in_its_deviations(page: str):
     assert cells[:2] == ["jpeg", "trains"]
     means = [f"{one.shown}<i>{one.error_shown}</i>" for one in map(expected, ROLLOUT_SCORES)]
     assert cells[3:6] == [*means, f"+{z}"]
+
+
+def rising(*tripped: Tripped) -> Book:
+    """A run whose reward rose in training and on held-out samples."""
+
+    def score(mean: float) -> Score:
+        return Score(reward="jpeg", score="jpeg", n=8, mean=mean, deviation=1.0, error=0.1, prompt_error=0.1)
+
+    change = Change(of="jpeg", mean=1.0, error=0.1, n=8, better=8, worse=0)
+    excerpts = Excerpt(k=0, scores=(score(0.0),)), Excerpt(k=1, scores=(score(1.0),), tripped=tripped)
+    judged = Excerpt(k=0), Excerpt(k=2, changes=(change,))
+    iterations, versions = ([*map(Piece, some)] for some in (excerpts, judged))
+    return Book(title="rising", reward="jpeg", roles={"jpeg": "train"}, iterations=iterations, judged=versions)
+
+
+def test_rewards_that_rise_together_speak_for_learning_unless_a_limit_tripped():
+    heading = "<h2>Is it hacking the reward? "
+    assert [kind for kind, _ in signs(rising(), moved(rising()))] == ["good", "good"]
+    assert f"{heading}No sign of it</h2>" in report_page(rising()).decode()
+    hacked = rising(Tripped(words="luma rose", reward="luma", score="luma", samples=()))
+    (limits, words), (both, _) = signs(hacked, moved(hacked))
+    assert (limits, both) == ("bad", "")
+    assert words == "1 limit of early warning tripped in 1 iteration, first in iteration 1: luma rose."
+    assert f"{heading}Perhaps: there are signs of it</h2>" in report_page(hacked).decode()
 
 
 def test_samples_that_changed_most_are_shown_before_and_after(page: str):
